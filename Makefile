@@ -1,0 +1,63 @@
+# Everything a developer types. The first target that needs .venv makes it; later ones find it fresh.
+SHELL := /bin/sh
+.DEFAULT_GOAL := help
+bin := .venv/bin
+
+# A Java runtime that ensure-java.sh had to fetch for us goes before the machine's own.
+export JAVA_HOME := $(or $(shell [ -x .venv/jdk/bin/java ] && cd -P .venv/jdk && pwd),$(JAVA_HOME))
+ifeq ($(JAVA_HOME),)
+unexport JAVA_HOME
+endif
+
+compile := $(bin)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
+	--no-emit-index-url --no-emit-find-links --custom-compile-command "make lock"
+
+.PHONY: help
+help: ## List the targets
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 22
+
+.PHONY: .venv
+.venv: .venv/ready
+
+.venv/ready: pyproject.toml requirements/lock.txt requirements/uv.txt scripts/setup.sh
+	@scripts/setup.sh
+	@touch $@
+
+.venv/java-ready: .venv/ready scripts/ensure-java.sh
+	@scripts/ensure-java.sh
+	@touch $@
+
+.PHONY: demo test bench
+demo: .venv/java-ready ## Send, receive, crash, rebuild and search on an empty store, in under a minute
+	@$(bin)/postroom demo
+
+test: .venv/java-ready ## Run the whole test suite
+	@$(bin)/pytest
+
+bench: .venv/java-ready ## Measure, and write bench.json
+	@$(bin)/postroom bench
+
+.PHONY: check format proto proto-check lock
+check: .venv proto-check ## Lint, type-check, and verify imports and generated code
+	@$(bin)/ruff check
+	@$(bin)/ruff format --check
+	@$(bin)/mypy
+	@$(bin)/lint-imports --no-logo
+
+format: .venv ## Fix what ruff can fix, and format
+	@$(bin)/ruff check --fix
+	@$(bin)/ruff format
+
+proto: .venv ## Generate Python code from the .proto files
+	@scripts/proto.sh
+
+proto-check: .venv
+	@scripts/proto.sh --check
+
+lock: .venv ## Pin every dependency by hash; UPGRADE=--upgrade takes the newest versions
+	@$(compile) $(UPGRADE) --extra spark --group dev --output-file requirements/lock.txt pyproject.toml
+	@echo uv | $(compile) --constraint requirements/lock.txt --output-file requirements/uv.txt -
+
+.PHONY: clean
+clean: ## Remove the environment and every cache
+	rm -rf .venv .uv .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
