@@ -4,10 +4,7 @@ SHELL := /bin/sh
 bin := .venv/bin
 
 # A Java runtime that ensure-java.sh had to fetch for us goes before the machine's own.
-export JAVA_HOME := $(or $(shell [ -x .venv/jdk/bin/java ] && cd -P .venv/jdk && pwd),$(JAVA_HOME))
-ifeq ($(JAVA_HOME),)
-unexport JAVA_HOME
-endif
+with_java := if [ -d .venv/jdk ]; then export JAVA_HOME="$$PWD/.venv/jdk"; fi;
 
 compile := $(bin)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
 	--no-emit-index-url --no-emit-find-links --custom-compile-command "make lock"
@@ -29,13 +26,13 @@ help: ## List the targets
 
 .PHONY: demo test bench
 demo: .venv/java-ready ## Send, receive, crash, rebuild and search on an empty store, in under a minute
-	@$(bin)/postroom demo
+	@$(with_java) $(bin)/postroom demo
 
 test: .venv/java-ready ## Run the whole test suite
-	@$(bin)/pytest
+	@$(with_java) $(bin)/pytest
 
 bench: .venv/java-ready ## Measure, and write bench.json
-	@$(bin)/postroom bench
+	@$(with_java) $(bin)/postroom bench
 
 .PHONY: check format proto proto-check lock
 check: .venv proto-check ## Lint, type-check, and verify imports and generated code

@@ -26,6 +26,7 @@ find_python() {
 
 # `--target` and a private environment are the two ways that work on Pythons managed by the operating system.
 fetch_uv() {
+    export PIP_ROOT_USER_ACTION=ignore
     if "$python" -m pip --version >/dev/null 2>&1; then
         "$python" -m pip install --quiet --target .uv --require-hashes -r requirements/uv.txt >&2
     elif "$python" -m venv .uv/env >/dev/null 2>&1; then
