@@ -1,0 +1,1 @@
+"""The PrismEnvelope: built for what is sent, opened for what is received, indexed for search (RFC-037)."""

@@ -1,0 +1,145 @@
+"""Extract the headers that make a stored envelope searchable (RFC-037 header table).
+
+The envelope's bytes are opaque otherwise: what was received is what is stored, unknown fields included.
+"""
+
+from base64 import b64decode, b64encode
+from collections.abc import Mapping
+
+import msgspec
+from blake3 import blake3
+from google.protobuf.message import DecodeError
+from google.protobuf.timestamp_pb2 import Timestamp
+
+from postroom.domain.envelope.v1.envelope_pb2 import PrismEnvelope
+from postroom.domain.errors import InvalidRequest
+
+__all__ = ["MailboxItem", "extension_bytes", "extension_text", "extract_mailbox_item", "parse_envelope"]
+
+BINARY_PREFIX = "base64:"
+
+# What google.protobuf.Timestamp may hold: 0001-01-01 to 9999-12-31, UTC.
+FIRST_SECOND = -62_135_596_800
+LAST_SECOND = 253_402_300_799
+
+
+class MailboxItem(msgspec.Struct, frozen=True, kw_only=True):
+    """Hold one stored envelope and the headers it is found by (RFC-037 `MailboxItem`).
+
+    A header that the envelope doesn't carry is None. `timestamp` is in ms since 1970, UTC.
+    """
+
+    message_id: str
+    timestamp: int
+    topic: str
+    content_type: str | None = None
+    schema_url: str | None = None
+    schema_version: str | None = None
+    encryption: str | None = None
+    correlation_id: str | None = None
+    principal: str | None = None
+    namespace: str | None = None
+    trace_id: str | None = None
+    span_id: str | None = None
+    custom_headers: dict[str, str] = {}
+    envelope_blob: bytes
+
+    def reconstruct_envelope(self) -> PrismEnvelope:
+        """Return the whole envelope, without the publisher's auth token, which is never delivered.
+
+        Raises `InvalidRequest` if the stored bytes are no envelope (RFC-037 `ReconstructEnvelope`).
+        """
+        envelope = parse_envelope(self.envelope_blob)
+        if envelope.HasField("security"):
+            envelope.security.ClearField("auth_token")
+        return envelope
+
+    def __repr__(self) -> str:
+        # The bytes may hold an auth token, and a repr ends up in logs.
+        shown = (
+            f"<{len(self.envelope_blob)} bytes>" if name == "envelope_blob" else repr(getattr(self, name))
+            for name in self.__struct_fields__
+        )
+        pairs = ", ".join(f"{name}={text}" for name, text in zip(self.__struct_fields__, shown, strict=True))
+        return f"{type(self).__name__}({pairs})"
+
+
+def extract_mailbox_item(blob: bytes, *, received_at: int = 0) -> MailboxItem:
+    """Extract every row of RFC-037's header table from an envelope's bytes, which are kept as received.
+
+    blob: the serialized envelope. received_at: ms since 1970, UTC; stands in for a publish time that is
+    missing or outside years 1 to 9999, because the table's `timestamp` is never NULL. For the same reason
+    an envelope without message id gets one made from its bytes, the same whenever those bytes come again.
+    Raises `InvalidRequest` if the bytes are no envelope.
+    """
+    envelope = parse_envelope(blob)
+    # Reading an absent sub-message gives its defaults, so an absent one and an empty string look alike.
+    metadata = envelope.metadata
+    security = envelope.security
+    observability = envelope.observability
+    schema = envelope.schema
+    has_time = metadata.HasField("published_at") and is_valid_timestamp(metadata.published_at)
+    return MailboxItem(
+        message_id=metadata.message_id or f"b3:{blake3(blob).hexdigest()}",
+        timestamp=_unix_ms(metadata.published_at) if has_time else received_at,
+        topic=metadata.topic,
+        content_type=metadata.content_type or None,
+        schema_url=schema.schema_url or None,
+        schema_version=schema.schema_version or None,
+        encryption=security.encryption.algorithm or None,
+        correlation_id=metadata.correlation_id or None,
+        principal=security.publisher_id or None,
+        namespace=metadata.namespace or None,
+        trace_id=observability.trace_id or None,
+        span_id=observability.span_id or None,
+        custom_headers=custom_headers(envelope.extensions),
+        envelope_blob=blob,
+    )
+
+
+def parse_envelope(blob: bytes) -> PrismEnvelope:
+    """Parse an envelope's bytes; raise `InvalidRequest` if they are no envelope."""
+    try:
+        return PrismEnvelope.FromString(blob)
+    except DecodeError:
+        # The parser's own message adds nothing a sender could act on.
+        raise InvalidRequest(
+            f"The {len(blob)} bytes given as envelope are not a PrismEnvelope; "
+            "send the protobuf encoding of prism.envelope.v1.PrismEnvelope."
+        ) from None
+
+
+def custom_headers(extensions: Mapping[str, bytes]) -> dict[str, str]:
+    """Return an envelope's extensions as text, each as `extension_text` writes it."""
+    return {name: extension_text(extensions[name]) for name in extensions}
+
+
+def extension_text(value: bytes) -> str:
+    """Return an extension's value as text: itself where it is UTF-8, else `base64:` and its base64.
+
+    The two can't be confused: text that itself begins with `base64:` is written in base64 too. So is
+    text with a NUL, which PostgreSQL's text can't hold. `extension_bytes` is the inverse.
+    """
+    try:
+        text = value.decode()
+    except UnicodeDecodeError:
+        return BINARY_PREFIX + b64encode(value).decode()
+    if text.startswith(BINARY_PREFIX) or "\0" in text:
+        return BINARY_PREFIX + b64encode(value).decode()
+    return text
+
+
+def extension_bytes(text: str) -> bytes:
+    """Return the bytes that `extension_text` wrote as `text`."""
+    if text.startswith(BINARY_PREFIX):
+        return b64decode(text[len(BINARY_PREFIX) :])
+    return text.encode()
+
+
+def is_valid_timestamp(timestamp: Timestamp) -> bool:
+    """Tell whether a timestamp lies in years 1 to 9999 with nanoseconds below a second."""
+    return FIRST_SECOND <= timestamp.seconds <= LAST_SECOND and 0 <= timestamp.nanos < 1_000_000_000
+
+
+def _unix_ms(timestamp: Timestamp) -> int:
+    return timestamp.seconds * 1_000 + timestamp.nanos // 1_000_000

@@ -1,0 +1,107 @@
+"""Validate the structure of an envelope before it is stored (RFC-037 schema validation)."""
+
+from collections.abc import Iterator
+from enum import StrEnum
+
+import msgspec
+
+from postroom.domain.envelope.build import ENVELOPE_VERSION
+from postroom.domain.envelope.headers import is_valid_timestamp, parse_envelope
+from postroom.domain.envelope.v1.envelope_pb2 import PrismEnvelope, PrismMetadata
+from postroom.domain.errors import InvalidRequest
+
+__all__ = ["EnvelopeProblem", "EnvelopeValidation", "ProblemKind", "ValidationMode", "validate_envelope"]
+
+
+class ValidationMode(StrEnum):
+    """Say what an envelope's problems lead to (RFC-037 schema enforcement modes)."""
+
+    STRICT = "strict"  # refuse the envelope
+    WARN = "warn"  # store it, report the problems
+    DISABLED = "disabled"  # store it, look for no problems
+
+
+class ProblemKind(StrEnum):
+    """Name what can be wrong with an envelope."""
+
+    UNREADABLE = "unreadable"
+    UNSUPPORTED_VERSION = "unsupported_version"
+    MISSING_METADATA = "missing_metadata"
+    MISSING_MESSAGE_ID = "missing_message_id"
+    MISSING_TOPIC = "missing_topic"
+    MISSING_TIMESTAMP = "missing_timestamp"
+    INVALID_TIMESTAMP = "invalid_timestamp"
+
+
+# Reported in strict mode but never a reason to refuse: a newer version is read as well as we can, and the
+# time of arrival stands in for a publish time that is missing.
+_WARNINGS = frozenset({ProblemKind.UNSUPPORTED_VERSION, ProblemKind.MISSING_TIMESTAMP})
+
+
+class EnvelopeProblem(msgspec.Struct, frozen=True):
+    """Describe one problem of an envelope in one sentence."""
+
+    kind: ProblemKind
+    message: str
+
+
+class EnvelopeValidation(msgspec.Struct, frozen=True):
+    """Tell whether an envelope may be stored, and everything that is wrong with it."""
+
+    is_accepted: bool
+    problems: tuple[EnvelopeProblem, ...] = ()
+
+
+def validate_envelope(blob: bytes, mode: ValidationMode = ValidationMode.STRICT) -> EnvelopeValidation:
+    """Validate a serialized envelope (RFC-037 schema validation, steps 1 to 3).
+
+    Bytes that can't be parsed are refused in every mode, since no header could be extracted from them
+    (RFC-037 error handling: skip, with a warning). Raises nothing: what is wrong stands in the result.
+    """
+    try:
+        envelope = parse_envelope(blob)
+    except InvalidRequest as error:
+        return EnvelopeValidation(False, (EnvelopeProblem(ProblemKind.UNREADABLE, str(error)),))
+    if mode is ValidationMode.DISABLED:
+        return EnvelopeValidation(True)
+    problems = tuple(_problems(envelope))
+    is_valid = all(problem.kind in _WARNINGS for problem in problems)
+    return EnvelopeValidation(is_valid or mode is ValidationMode.WARN, problems)
+
+
+def _problems(envelope: PrismEnvelope) -> Iterator[EnvelopeProblem]:
+    if envelope.envelope_version != ENVELOPE_VERSION:
+        yield EnvelopeProblem(
+            ProblemKind.UNSUPPORTED_VERSION,
+            f"The envelope is of version {envelope.envelope_version}, not {ENVELOPE_VERSION}: "
+            f"fields that version {ENVELOPE_VERSION} doesn't know are kept but not indexed.",
+        )
+    if envelope.HasField("metadata"):
+        yield from _metadata_problems(envelope.metadata)
+    else:
+        yield EnvelopeProblem(
+            ProblemKind.MISSING_METADATA,
+            "The envelope has no metadata; set at least metadata.message_id and metadata.topic.",
+        )
+
+
+def _metadata_problems(metadata: PrismMetadata) -> Iterator[EnvelopeProblem]:
+    if not metadata.message_id:
+        yield EnvelopeProblem(
+            ProblemKind.MISSING_MESSAGE_ID,
+            "The envelope has no message id; set metadata.message_id to one that is never used again.",
+        )
+    if not metadata.topic:
+        yield EnvelopeProblem(ProblemKind.MISSING_TOPIC, "The envelope has no topic; set metadata.topic.")
+    if not metadata.HasField("published_at"):
+        yield EnvelopeProblem(
+            ProblemKind.MISSING_TIMESTAMP,
+            "The envelope has no publish time, so its time of arrival stands in; set metadata.published_at.",
+        )
+    elif not is_valid_timestamp(metadata.published_at):
+        time = metadata.published_at
+        yield EnvelopeProblem(
+            ProblemKind.INVALID_TIMESTAMP,
+            f"The publish time, {time.seconds} s and {time.nanos} ns, is no time in years 1 to 9999; "
+            "set metadata.published_at to seconds since 1970 UTC and 0 to 999,999,999 ns.",
+        )
