@@ -229,7 +229,7 @@ def topic_matches(pattern: str, topic: str) -> bool:
 
 
 def searchable_text(item: MailboxItem) -> str:
-    """Return what free text is searched in: header values and custom header names, in lower case, a line each.
+    """Return what free text searches: header values and names of custom headers, in lower case, a line each.
 
     The envelope's payload is no part of it (RFC-037: bodies may be encrypted).
     """
