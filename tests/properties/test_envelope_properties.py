@@ -1,0 +1,179 @@
+import re
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from postroom.domain.envelope.build import build_envelope, open_envelope, without_auth_token
+from postroom.domain.envelope.headers import extension_bytes, extension_text, extract_mailbox_item
+from postroom.domain.envelope.v1.envelope_pb2 import PrismEnvelope
+from postroom.domain.envelope.validation import ValidationMode, validate_envelope
+from postroom.domain.errors import InvalidRequest
+from postroom.domain.search import Cursor, topic_matches
+
+TOKEN = "bearer-5f1c2d"
+
+texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
+names = texts.filter(bool)
+optional_texts = st.none() | names
+int64s = st.integers(-(2**63), 2**63 - 1)
+
+sent_messages = st.fixed_dictionaries(
+    {
+        "message_id": names,
+        "topic": names,
+        "namespace": names,
+        # Years 1 to 9999.
+        "published_at_us": st.integers(-62_135_596_800_000_000, 253_402_300_799_999_999),
+        "payload": st.binary(max_size=100),
+        "attrs": st.dictionaries(texts, texts | st.binary(max_size=20), max_size=5),
+        "priority": st.integers(0, 10),
+        "ttl_seconds": st.integers(0, 2**63 - 1),
+        "content_type": optional_texts,
+        "correlation_id": optional_texts,
+        "principal": optional_texts,
+        "encryption": optional_texts,
+        "trace_id": optional_texts,
+        "span_id": optional_texts,
+        "schema_url": optional_texts,
+        "schema_version": optional_texts,
+    }
+)
+
+
+@st.composite
+def envelopes(draw: st.DrawFn) -> bytes:
+    """Envelopes as others may write them: any sub-message missing, any number out of range."""
+    envelope = PrismEnvelope(envelope_version=draw(st.integers(-1, 3)))
+    if draw(st.booleans()):
+        envelope.metadata.message_id = draw(texts)
+        envelope.metadata.topic = draw(texts)
+    if draw(st.booleans()):
+        envelope.metadata.published_at.seconds = draw(int64s)
+        envelope.metadata.published_at.nanos = draw(st.integers(-(2**31), 2**31 - 1))
+    if draw(st.booleans()):
+        envelope.security.publisher_id = draw(texts)
+        envelope.security.auth_token = draw(st.sampled_from(["", TOKEN]))
+    if draw(st.booleans()):
+        envelope.observability.trace_id = draw(texts)
+    for name, value in draw(st.dictionaries(texts, st.binary(max_size=20), max_size=3)).items():
+        envelope.extensions[name] = value
+    return envelope.SerializeToString()
+
+
+@st.composite
+def unknown_fields(draw: st.DrawFn) -> bytes:
+    """A field of a number that version 1 doesn't have, holding some bytes."""
+    value = draw(st.binary(max_size=50))
+    tag = draw(st.integers(200, 2_000)) << 3 | 2
+    return bytes([tag & 0x7F | 0x80, tag >> 7, len(value)]) + value
+
+
+@st.composite
+def damaged_envelopes(draw: st.DrawFn) -> bytes:
+    """Envelopes with a byte changed or the end cut off."""
+    blob = bytearray(draw(envelopes()))
+    if blob and draw(st.booleans()):
+        blob[draw(st.integers(0, len(blob) - 1))] = draw(st.integers(0, 255))
+    return bytes(blob[: draw(st.integers(0, len(blob)))])
+
+
+@given(sent_messages)
+def test_what_an_envelope_is_built_from_is_what_it_opens_to_and_is_indexed_by(sent: dict[str, Any]) -> None:
+    blob = build_envelope(**sent)
+    opened = open_envelope(blob)
+    item = extract_mailbox_item(blob)
+    wire_attrs = {
+        name: value if isinstance(value, bytes) else value.encode() for name, value in sent["attrs"].items()
+    }
+    assert opened.extensions == wire_attrs
+    assert {name: extension_bytes(text) for name, text in opened.attrs.items()} == wire_attrs
+    assert item.custom_headers == opened.attrs
+    assert item.timestamp == sent["published_at_us"] // 1_000
+    for name in ("message_id", "topic", "namespace", "content_type", "correlation_id", "principal"):
+        assert getattr(opened, name) == getattr(item, name) == sent[name]
+    for name in ("published_at_us", "payload", "priority", "ttl_seconds"):
+        assert getattr(opened, name) == sent[name]
+    for name in ("encryption", "trace_id", "span_id", "schema_url", "schema_version"):
+        assert getattr(item, name) == sent[name]
+
+
+@given(sent_messages)
+def test_every_envelope_we_build_is_valid(sent: dict[str, Any]) -> None:
+    assert validate_envelope(build_envelope(**sent)).problems == ()
+
+
+@given(st.binary(max_size=200) | damaged_envelopes(), st.sampled_from(ValidationMode))
+def test_any_bytes_are_either_an_envelope_or_refused_as_an_invalid_request(
+    blob: bytes, mode: ValidationMode
+) -> None:
+    readers = (extract_mailbox_item, open_envelope, without_auth_token)
+    try:
+        for reader in readers:
+            reader(blob)
+    except InvalidRequest:
+        for reader in readers:
+            assert is_refused(reader, blob)
+        assert not validate_envelope(blob, mode).is_accepted
+    else:
+        assert validate_envelope(blob, ValidationMode.WARN).is_accepted
+        read_all(blob)
+
+
+def is_refused(reader: Any, blob: bytes) -> bool:
+    try:
+        reader(blob)
+    except InvalidRequest:
+        return True
+    return False
+
+
+def read_all(blob: bytes) -> None:
+    opened = open_envelope(blob)
+    assert all(hasattr(opened, name) for name in dir(opened))
+    extract_mailbox_item(blob).reconstruct_envelope()
+
+
+@given(envelopes())
+def test_an_extracted_item_always_fits_the_table(blob: bytes) -> None:
+    item = extract_mailbox_item(blob, received_at=1)
+    assert item.message_id
+    assert -(2**63) <= item.timestamp < 2**63
+    assert item.envelope_blob is blob
+
+
+@given(envelopes(), unknown_fields())
+def test_unknown_fields_survive_byte_for_byte(blob: bytes, unknown: bytes) -> None:
+    item = extract_mailbox_item(blob + unknown)
+    assert item.envelope_blob == blob + unknown
+    assert unknown in item.reconstruct_envelope().SerializeToString()
+    assert unknown in without_auth_token(blob + unknown)
+
+
+@given(envelopes())
+def test_the_auth_token_is_never_delivered_nor_shown(blob: bytes) -> None:
+    delivered = without_auth_token(blob)
+    assert TOKEN.encode() not in delivered
+    assert (delivered is blob) == (TOKEN.encode() not in blob)
+    assert TOKEN not in repr(extract_mailbox_item(blob))
+    assert extract_mailbox_item(blob).reconstruct_envelope() == PrismEnvelope.FromString(delivered)
+
+
+@given(st.binary(max_size=50) | texts.map(str.encode) | texts.map(lambda text: f"base64:{text}".encode()))
+def test_the_text_of_an_extension_leads_back_to_its_bytes(value: bytes) -> None:
+    text = extension_text(value)
+    assert extension_bytes(text) == value
+    assert "\0" not in text
+
+
+@given(int64s, int64s)
+def test_a_cursor_survives_its_journey_as_text_that_is_safe_in_a_url(timestamp: int, row: int) -> None:
+    text = Cursor(timestamp, row).encode()
+    assert Cursor.decode(text) == Cursor(timestamp, row)
+    assert re.fullmatch(r"[A-Za-z0-9_-]+", text)
+
+
+@given(st.text("ab.*", max_size=8), st.text("ab.", max_size=8))
+def test_a_glob_matches_what_the_regular_expression_of_it_matches(pattern: str, topic: str) -> None:
+    expected = re.fullmatch(re.escape(pattern).replace(r"\*", ".*"), topic) is not None
+    assert topic_matches(pattern, topic) == expected
