@@ -1,0 +1,129 @@
+"""The one place that wires ports to adapters: open a store, get its handlers."""
+
+import os
+import socket
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+
+import uuid_utils
+
+from postroom.adapters.memory.event_log import MemoryEventLog
+from postroom.adapters.memory.ownership import MemoryOwnership
+from postroom.adapters.sqlite.database import Durability
+from postroom.adapters.sqlite.event_log import SqliteEventLog, mailbox_names
+from postroom.adapters.sqlite.ownership import FileOwnership
+from postroom.adapters.system.clock import SystemClock
+from postroom.application.commands.operate import PurgeTopic, ReprocessDeadLetters, SetTopicPolicy
+from postroom.application.commands.receive import ReceiveMessages
+from postroom.application.commands.send import SendBatch, SendEnvelopes, SendMessage
+from postroom.application.commands.settle import AckMessages, ExtendVisibility, NackMessages
+from postroom.application.engine import MailboxEngine
+from postroom.application.fold import fold
+from postroom.application.ports.clock import Clock
+from postroom.application.ports.event_log import EventLog
+from postroom.application.ports.ownership import Ownership
+from postroom.application.prepare import Preparer
+from postroom.application.queries.get_message import GetMessage
+from postroom.application.queries.live import GetBacklog, ListDeadLetters
+from postroom.application.queries.verify import VerifyLog
+from postroom.domain.mailbox.events import MailboxMode
+from postroom.domain.names import check_mailbox
+from postroom.domain.policy import MailboxLimits, TopicPolicy
+
+MEMORY = "memory:"
+DEFAULT_MAILBOX = "main@local"
+OWNERSHIP_WAIT_MS = 2_000
+
+
+class Postroom:
+    """The command handlers of one mailbox that this process owns; each is a plain async callable."""
+
+    def __init__(self, engine: MailboxEngine, clock: Clock) -> None:
+        preparer = Preparer(engine.log.mailbox, clock.wall, uuid_utils.uuid7)
+        self.engine = engine
+        self.send_message = SendMessage(engine, preparer)
+        self.send_batch = SendBatch(engine, preparer)
+        self.send_envelopes = SendEnvelopes(engine, preparer)
+        self.receive_messages = ReceiveMessages(engine)
+        self.ack_messages = AckMessages(engine)
+        self.nack_messages = NackMessages(engine)
+        self.extend_visibility = ExtendVisibility(engine)
+        self.reprocess_dead_letters = ReprocessDeadLetters(engine)
+        self.purge_topic = PurgeTopic(engine)
+        self.set_topic_policy = SetTopicPolicy(engine)
+        self.get_message = GetMessage(engine.log, engine.now)
+        self.get_backlog = GetBacklog(lambda: engine.mailbox, engine.now)
+        self.list_dead_letters = ListDeadLetters(lambda: engine.mailbox, engine.log)
+
+
+class Reader:
+    """The queries on one mailbox of a store, for a process that does not own it; readers are never turned away."""
+
+    def __init__(self, log: EventLog, clock: Clock) -> None:
+        self.log = log
+        self.get_message = GetMessage(log, clock.wall)
+        self.get_backlog = GetBacklog(lambda: fold(log), clock.wall)
+        self.list_dead_letters = ListDeadLetters(lambda: fold(log), log)
+        self.verify_log = VerifyLog(log)
+
+
+@asynccontextmanager
+async def open_mailbox(
+    store: str,
+    mailbox: str = DEFAULT_MAILBOX,
+    *,
+    mode: MailboxMode = "queue",
+    durability: Durability = "full",
+    limits: MailboxLimits | None = None,
+    default_policy: TopicPolicy | None = None,
+    wait_ms: int = OWNERSHIP_WAIT_MS,
+    owner: str | None = None,
+) -> AsyncIterator[Postroom]:
+    """Own a mailbox for as long as the context lasts.
+
+    Arguments:
+        store: path of a SQLite file, made where missing; or `memory:`, which forgets everything at the end.
+        mailbox: `namespace@proxy`; made with `mode` where missing.
+        durability: `full` survives power cuts, `relaxed` only process crashes.
+        wait_ms: how long to wait for the present owner to leave.
+
+    Raises: MailboxOwned, InvalidRequest for a malformed name, Unavailable when the store can't be used.
+    """
+    check_mailbox(mailbox)
+    owner = owner or f"process {os.getpid()} on {socket.gethostname()}"
+    clock = SystemClock()
+    log, ownership = _storage(store, mailbox, durability)
+    try:
+        async with ownership.acquire(mailbox, owner, wait_ms):
+            engine = MailboxEngine(log, clock, limits=limits, default_policy=default_policy)
+            await engine.open(owner, mode)
+            try:
+                yield Postroom(engine, clock)
+            finally:
+                await engine.close()
+    finally:
+        log.close()
+
+
+@contextmanager
+def read_mailbox(store: str, mailbox: str = DEFAULT_MAILBOX) -> Iterator[Reader]:
+    """Query a mailbox without owning it.
+
+    Raises: NotFound when the store or the mailbox does not exist, Unavailable when it can't be read.
+    """
+    log = SqliteEventLog(store, check_mailbox(mailbox), create_missing=False)
+    try:
+        yield Reader(log, SystemClock())
+    finally:
+        log.close()
+
+
+def list_mailboxes(store: str) -> list[str]:
+    """Return the names of the mailboxes in a store, sorted; none when it does not exist yet."""
+    return mailbox_names(store)
+
+
+def _storage(store: str, mailbox: str, durability: Durability) -> tuple[EventLog, Ownership]:
+    if store == MEMORY:
+        return MemoryEventLog(mailbox), MemoryOwnership()
+    return SqliteEventLog(store, mailbox, durability=durability), FileOwnership(store)

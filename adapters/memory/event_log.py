@@ -1,0 +1,119 @@
+"""The event log port in plain memory: amnesia, nothing ever touches a disk (svc-mailbox I-9)."""
+
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from operator import attrgetter
+from threading import Lock
+from typing import Any
+
+from postroom.application.ports.event_log import Head, StoredSnapshot
+from postroom.domain.errors import Fenced, WrongPosition
+from postroom.domain.record import CHAIN, Record
+
+
+class MemoryEventLog:
+    """Keep a mailbox's records in a list."""
+
+    durability = "nothing"
+
+    def __init__(self, mailbox: str) -> None:
+        self.mailbox = mailbox
+        self._records: list[Record] = []
+        self._streams: defaultdict[bytes, list[Record]] = defaultdict(list)
+        self._snapshots: list[StoredSnapshot] = []
+        self._removed = 0
+        self._lock = Lock()
+
+    def append(self, records: Sequence[Record]) -> None:
+        """Append records, all or none; see `EventLog.append`."""
+        if not records:
+            return
+        with self._lock:
+            end = self._removed + len(self._records)
+            if records[0].position != end + 1:
+                epoch = self._records[-1].epoch if self._records else 0
+                if epoch > records[0].epoch:
+                    raise Fenced(self.mailbox, records[0].epoch, epoch)
+                raise WrongPosition(self.mailbox, records[0].position - 1, end)
+            self._records += records
+            for record in records:
+                self._streams[record.stream].append(record)
+
+    def read(self, after: int = 0, limit: int | None = None) -> Iterator[Record]:
+        """Yield whole records in the order of their positions; see `EventLog.read`."""
+        while limit is None or limit > 0:
+            with self._lock:
+                start = max(0, after - self._removed)
+                size = 1_000 if limit is None else min(limit, 1_000)
+                records = self._records[start : start + size]
+            if not records:
+                return
+            yield from records
+            after = records[-1].position
+            limit = None if limit is None else limit - len(records)
+
+    def replay(self, after: int = 0) -> Iterator[tuple[Any, ...]]:
+        """Yield the columns up to `state` of each record; see `EventLog.replay`."""
+        return (record[:CHAIN] for record in self.read(after))
+
+    def history(self, stream: bytes) -> list[Record]:
+        """Return the records of one stream; see `EventLog.history`."""
+        with self._lock:
+            return list(self._streams.get(stream, ()))
+
+    def known(self, streams: Iterable[bytes]) -> set[bytes]:
+        """Return which streams have records; see `EventLog.known`."""
+        with self._lock:
+            return {stream for stream in streams if stream in self._streams}
+
+    def at_positions(self, positions: Sequence[int]) -> dict[int, Record]:
+        """Return the records at these positions; see `EventLog.at_positions`."""
+        with self._lock:
+            places = ((position, position - self._removed - 1) for position in positions)
+            return {p: self._records[i] for p, i in places if 0 <= i < len(self._records)}
+
+    def head(self) -> Head | None:
+        """Return where the log ends; see `EventLog.head`."""
+        with self._lock:
+            if not self._records:
+                return None
+            last = self._records[-1]
+            return Head(last.position, last.at, last.chain, last.epoch)
+
+    def first_position(self) -> int | None:
+        """Return the first position kept; see `EventLog.first_position`."""
+        with self._lock:
+            return self._records[0].position if self._records else None
+
+    def position_before(self, at: int) -> int:
+        """Return the last position before log time `at`; see `EventLog.position_before`."""
+        with self._lock:
+            return self._removed + bisect_left(self._records, at, key=attrgetter("at"))
+
+    def truncate(self, through: int, limit: int) -> int:
+        """Remove the oldest records through `through`; see `EventLog.truncate`."""
+        with self._lock:
+            count = max(0, min(through - self._removed, limit, len(self._records)))
+            for record in islice(self._records, count):
+                kept = self._streams[record.stream]
+                del kept[0]
+                if not kept:
+                    del self._streams[record.stream]
+            del self._records[:count]
+            self._removed += count
+            return count
+
+    def save_snapshot(self, snapshot: StoredSnapshot) -> None:
+        """Keep a snapshot and drop all but the newest two."""
+        with self._lock:
+            self._snapshots = [snapshot, *self._snapshots[:1]]
+
+    def snapshots(self) -> list[StoredSnapshot]:
+        """Return the kept snapshots, newest first."""
+        with self._lock:
+            return list(self._snapshots)
+
+    def close(self) -> None:
+        """Keep everything: memory goes with its last reference."""

@@ -1,0 +1,226 @@
+"""The event log port over a SQLite file."""
+
+import sqlite3
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+from postroom.adapters.sqlite.database import Durability, connect, connect_reader, create, statements
+from postroom.application.ports.event_log import Head, StoredSnapshot
+from postroom.domain.errors import Fenced, NotFound, Unavailable, WrongPosition
+from postroom.domain.record import HEADERS, Record
+
+POSITIONS = 1 << 40
+"""Places per mailbox: a record's place is the mailbox's id times this, plus its position."""
+
+_SQL = statements("log.sql")
+_CHUNK_ROWS = 10_000
+# Rows go in by multi-row statements, each of which runs outside Python's interpreter lock; a few fixed sizes
+# keep the statements cached.
+_INSERT_SIZES = (256, 64, 16, 4, 1)
+_COLUMNS = ("place", *Record._fields[1:])
+
+
+class SqliteEventLog:
+    """Keep a mailbox's records in a SQLite file: WAL mode, one transaction and one sync an append."""
+
+    def __init__(self, path: str | Path, mailbox: str, *, durability: Durability = "full", create_missing: bool = True):
+        """Open the log of `mailbox` in the file at `path`.
+
+        Arguments:
+            durability: see `postroom.adapters.sqlite.database.connect`.
+            create_missing: make the file and the mailbox where missing; else they must exist and the log only reads.
+
+        Raises: NotFound when it must exist and doesn't, Unavailable when the file can't be used.
+        """
+        self.path = Path(path)
+        self.mailbox = mailbox
+        self._durability = durability
+        self._lock = Lock()
+        self._writer: sqlite3.Connection | None = None
+        if create_missing:
+            create(self.path)
+            self._writer = connect(self.path, durability)
+        elif not self.path.exists():
+            raise NotFound(f"There is no store at {path}; name one that exists, or send a message to create it.")
+        self._reader = connect_reader(self.path)
+        self._base = self._mailbox_id() * POSITIONS
+        self._bounds = {"base": self._base, "top": self._base + POSITIONS - 1}
+
+    @property
+    def durability(self) -> str:
+        """Say what an append survives."""
+        return "power-cut" if self._durability == "full" else "process-crash"
+
+    def append(self, records: Sequence[Record]) -> None:
+        """Append records, all or none; see `EventLog.append`."""
+        if not records:
+            return
+        writer = self._writer
+        if writer is None:
+            raise Unavailable(f"The store {self.path} was opened for reading only.")
+        with self._lock:
+            try:
+                writer.execute("BEGIN IMMEDIATE")
+                try:
+                    self._check_end(writer, records[0])
+                    _insert(writer, self._base, [r[:HEADERS] for r in records if r.envelope is None], HEADERS)
+                    _insert(writer, self._base, [r for r in records if r.envelope is not None], len(_COLUMNS))
+                    writer.execute("COMMIT")
+                except BaseException:
+                    if writer.in_transaction:
+                        writer.execute("ROLLBACK")
+                    raise
+            except sqlite3.Error as error:
+                raise Unavailable(f"The store {self.path} did not take an append: {error}.") from error
+
+    def read(self, after: int = 0, limit: int | None = None) -> Iterator[Record]:
+        """Yield whole records in the order of their positions; see `EventLog.read`."""
+        return map(Record._make, self._scan("read", after, limit))
+
+    def replay(self, after: int = 0) -> Iterator[tuple[Any, ...]]:
+        """Yield the columns up to `state` of each record; see `EventLog.replay`."""
+        return self._scan("replay", after, None)
+
+    def history(self, stream: bytes) -> list[Record]:
+        """Return the records of one stream; see `EventLog.history`."""
+        return [Record._make(row) for row in self._fetch("history", stream=stream)]
+
+    def known(self, streams: Iterable[bytes]) -> set[bytes]:
+        """Return which streams have records; see `EventLog.known`."""
+        return {stream for stream in streams if self._fetch("known", stream=stream)}
+
+    def at_positions(self, positions: Sequence[int]) -> dict[int, Record]:
+        """Return the records at these positions; see `EventLog.at_positions`."""
+        found: dict[int, Record] = {}
+        for position in positions:
+            for row in self._fetch("read", after=position - 1, limit=1):
+                if row[0] == position:
+                    found[position] = Record._make(row)
+        return found
+
+    def head(self) -> Head | None:
+        """Return where the log ends; see `EventLog.head`."""
+        rows = self._fetch("head")
+        return Head(*rows[0]) if rows else None
+
+    def first_position(self) -> int | None:
+        """Return the first position kept; see `EventLog.first_position`."""
+        first: int | None = self._fetch("first_position")[0][0]
+        return first
+
+    def position_before(self, at: int) -> int:
+        """Return the last position before log time `at`; log time never decreases, so halving finds it."""
+        head, low = self.head(), self.first_position()
+        if head is None or low is None:
+            return 0
+        high = head.position + 1
+        while low < high:
+            middle = (low + high) // 2
+            if self._fetch("at_position", position=middle)[0][0] < at:
+                low = middle + 1
+            else:
+                high = middle
+        return low - 1
+
+    def truncate(self, through: int, limit: int) -> int:
+        """Remove the oldest records through `through`; see `EventLog.truncate`."""
+        return self._write("truncate", through=through, limit=limit)
+
+    def save_snapshot(self, snapshot: StoredSnapshot) -> None:
+        """Keep a snapshot and drop all but the newest two."""
+        self._write("save_snapshot", position=snapshot.position, chain=snapshot.chain, state=snapshot.state)
+        self._write("drop_old_snapshots")
+
+    def snapshots(self) -> list[StoredSnapshot]:
+        """Return the kept snapshots, newest first."""
+        return [StoredSnapshot(*row) for row in self._fetch("snapshots")]
+
+    def close(self) -> None:
+        """Close the file; closing twice is fine."""
+        with self._lock:
+            self._reader.close()
+            if self._writer is not None:
+                self._writer.close()
+
+    def _mailbox_id(self) -> int:
+        if self._writer is not None:
+            self._writer.execute(_SQL["add_mailbox"], {"name": self.mailbox})
+        try:
+            row = self._reader.execute(_SQL["mailbox_id"], {"name": self.mailbox}).fetchone()
+        except sqlite3.Error as error:
+            raise Unavailable(f"The store {self.path} can't be read: {error}.") from error
+        if row is None:
+            raise NotFound(f"The store {self.path} has no mailbox {self.mailbox}; send a message to create it.")
+        return int(row[0])
+
+    def _check_end(self, writer: sqlite3.Connection, first: Record) -> None:
+        row = writer.execute(_SQL["head"], self._bounds).fetchone()
+        end, epoch = (row[0], row[3]) if row else (0, 0)
+        if end == first.position - 1:
+            return
+        if epoch > first.epoch:
+            raise Fenced(self.mailbox, first.epoch, epoch)
+        raise WrongPosition(self.mailbox, first.position - 1, end)
+
+    def _fetch(self, statement: str, **values: Any) -> list[tuple[Any, ...]]:
+        with self._lock:
+            try:
+                return self._reader.execute(_SQL[statement], self._bounds | values).fetchall()
+            except sqlite3.Error as error:
+                raise Unavailable(f"The store {self.path} can't be read: {error}.") from error
+
+    def _write(self, statement: str, **values: Any) -> int:
+        if self._writer is None:
+            raise Unavailable(f"The store {self.path} was opened for reading only.")
+        with self._lock:
+            try:
+                return self._writer.execute(_SQL[statement], self._bounds | values).rowcount
+            except sqlite3.Error as error:
+                raise Unavailable(f"The store {self.path} can't be written: {error}.") from error
+
+    def _scan(self, statement: str, after: int, limit: int | None) -> Iterator[tuple[Any, ...]]:
+        # In chunks, so that a slow reader never pins old pages and keeps the WAL from being reused.
+        while limit is None or limit > 0:
+            size = _CHUNK_ROWS if limit is None else min(limit, _CHUNK_ROWS)
+            rows = self._fetch(statement, after=after, limit=size)
+            yield from rows
+            if len(rows) < size:
+                return
+            after = rows[-1][0]
+            limit = None if limit is None else limit - size
+
+
+def mailbox_names(path: str | Path) -> list[str]:
+    """Return the names of the mailboxes in a store, sorted; none when the file does not exist.
+
+    Raises: Unavailable when it is no store.
+    """
+    if not Path(path).exists():
+        return []
+    try:
+        reader = connect_reader(Path(path))
+        try:
+            return [row[1] for row in reader.execute(_SQL["mailboxes"])]
+        finally:
+            reader.close()
+    except sqlite3.Error as error:
+        raise Unavailable(f"The store {path} can't be read: {error}. Name a file that Postroom made.") from error
+
+
+def _insert(writer: sqlite3.Connection, base: int, rows: Sequence[Sequence[Any]], width: int) -> None:
+    start = 0
+    values = [value for row in rows for value in (base + row[0], *row[1:])]
+    for size in _INSERT_SIZES:
+        while len(rows) - start >= size:
+            writer.execute(_INSERTS[width, size], values[start * width : (start + size) * width])
+            start += size
+
+
+def _insert_statement(width: int, size: int) -> str:
+    row = f"({', '.join('?' * width)})"
+    return f"INSERT INTO log ({', '.join(_COLUMNS[:width])}) VALUES {', '.join([row] * size)}"
+
+
+_INSERTS = {(width, size): _insert_statement(width, size) for width in (HEADERS, len(_COLUMNS)) for size in _INSERT_SIZES}

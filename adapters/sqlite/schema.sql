@@ -1,0 +1,43 @@
+-- The event log of every mailbox in this file. Rows are only ever inserted, until retention removes whole ranges.
+
+CREATE TABLE IF NOT EXISTS mailbox_names (
+    id   INTEGER PRIMARY KEY,
+    name TEXT NOT NULL UNIQUE
+);
+
+-- `place` is mailbox id * 2^40 + position: one integer key keeps each mailbox's records together and in order.
+CREATE TABLE IF NOT EXISTS log (
+    place          INTEGER PRIMARY KEY,
+    stream         BLOB NOT NULL,
+    version        INTEGER NOT NULL,
+    epoch          INTEGER NOT NULL,
+    type           TEXT NOT NULL,
+    at             INTEGER NOT NULL,
+    topic          TEXT,
+    shard          INTEGER,
+    attempt        INTEGER,
+    due            INTEGER,
+    reason         TEXT,
+    state          BLOB NOT NULL,
+    chain          BLOB NOT NULL,
+    timestamp      INTEGER,
+    message_id     TEXT,
+    content_type   TEXT,
+    schema_url     TEXT,
+    schema_version TEXT,
+    encryption     TEXT,
+    correlation_id TEXT,
+    principal      TEXT,
+    namespace      TEXT,
+    trace_id       TEXT,
+    span_id        TEXT,
+    custom_headers TEXT,
+    envelope       BLOB,
+    UNIQUE (stream, version)
+) STRICT;
+
+CREATE TABLE IF NOT EXISTS snapshot (
+    place INTEGER PRIMARY KEY,
+    chain BLOB NOT NULL,
+    state BLOB NOT NULL
+) STRICT;

@@ -1,0 +1,201 @@
+"""Codec: domain events to log records and back (ADR 0004).
+
+An event's stream, version and time, and the facts that projections read, are columns of its record; the fields that
+remain are a MessagePack array in `state`. The type name carries the schema version: an event whose fields change gets
+a new number, and `_UPCAST` a function that turns the older array into the newer one.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
+
+import msgspec
+from msgspec.structs import astuple
+
+from postroom.domain.errors import BrokenLog
+from postroom.domain.event import Event
+from postroom.domain.mailbox.events import LogTruncated, MailboxCreated, OwnershipTaken, TopicPolicySet
+from postroom.domain.message import (
+    Headers,
+    MessageAcked,
+    MessageDeadLettered,
+    MessageExpired,
+    MessageReceived,
+    MessageRedriven,
+    MessageRequeued,
+    MessageSent,
+    MessageVisibilityExtended,
+)
+from postroom.domain.policy import TopicPolicy
+from postroom.domain.record import Record, link
+
+Columns = tuple[str | None, int | None, int | None, int | None, str | None, bytes]
+"""A record's `topic, shard, attempt, due, reason, state`."""
+
+_pack = msgspec.msgpack.Encoder().encode
+_json = msgspec.json.Encoder(order="deterministic").encode
+_parse_headers = msgspec.json.Decoder(dict[str, str]).decode
+_NOTHING = _pack(())
+
+
+class Kind(NamedTuple):
+    """How one type of event is written and read.
+
+    Arguments:
+        type: name and schema version in the log.
+        columns: the event's `Columns`.
+        state: type of the array in `state`.
+        event: build the event from stream, version, at, the columns before `state`, and that array.
+    """
+
+    type: str
+    cls: type[Event]
+    columns: Callable[[Any], Columns]
+    state: Any
+    event: Callable[..., Event]
+
+
+_NO_HEADERS = Headers(0)
+
+KINDS = [
+    Kind(
+        "MessageSent.1",
+        MessageSent,
+        lambda e: (
+            e.topic,
+            e.shard,
+            None,
+            e.due,
+            None,
+            _pack((e.expires_at, e.size, e.idem_key, e.payload_hash, e.hash_chain)),
+        ),
+        tuple[int, int, str | None, bytes, bytes],
+        lambda s, v, at, topic, shard, attempt, due, reason, x: MessageSent(
+            s, v, at, topic, shard, due, x[0], x[1], x[2], x[3], x[4], _NO_HEADERS, b""
+        ),
+    ),
+    Kind(
+        "MessageReceived.1",
+        MessageReceived,
+        lambda e: (None, None, e.attempt, e.due, None, _pack((e.consumer,)) if e.consumer else _NOTHING),
+        list[str],
+        lambda s, v, at, topic, shard, attempt, due, reason, x: MessageReceived(
+            s, v, at, attempt, due, x[0] if x else None
+        ),
+    ),
+    Kind(
+        "MessageVisibilityExtended.1",
+        MessageVisibilityExtended,
+        lambda e: (None, None, e.attempt, e.due, None, _NOTHING),
+        tuple[()],
+        lambda s, v, at, topic, shard, attempt, due, reason, x: MessageVisibilityExtended(s, v, at, attempt, due),
+    ),
+    Kind(
+        "MessageAcked.1",
+        MessageAcked,
+        lambda e: (None, None, e.attempt, None, None, _NOTHING),
+        tuple[()],
+        lambda s, v, at, topic, shard, attempt, due, reason, x: MessageAcked(s, v, at, attempt),
+    ),
+    Kind(
+        "MessageRequeued.1",
+        MessageRequeued,
+        lambda e: (None, None, e.attempt, e.due, e.reason, _pack((e.last_error,))),
+        tuple[str | None],
+        lambda s, v, at, topic, shard, attempt, due, reason, x: MessageRequeued(
+            s, v, at, attempt, due, reason, x[0]
+        ),
+    ),
+    Kind(
+        "MessageDeadLettered.1",
+        MessageDeadLettered,
+        lambda e: (None, None, e.attempt, None, e.reason, _pack((e.last_error, e.expires_at))),
+        tuple[str | None, int],
+        lambda s, v, at, topic, shard, attempt, due, reason, x: MessageDeadLettered(
+            s, v, at, attempt, reason, x[0], x[1]
+        ),
+    ),
+    Kind(
+        "MessageRedriven.1",
+        MessageRedriven,
+        lambda e: (None, None, None, e.due, None, _pack((e.expires_at,))),
+        tuple[int],
+        lambda s, v, at, topic, shard, attempt, due, reason, x: MessageRedriven(s, v, at, due, x[0]),
+    ),
+    Kind(
+        "MessageExpired.1",
+        MessageExpired,
+        lambda e: (None, None, None, None, e.reason, _NOTHING),
+        tuple[()],
+        lambda s, v, at, topic, shard, attempt, due, reason, x: MessageExpired(s, v, at, reason),
+    ),
+    Kind(
+        "MailboxCreated.1",
+        MailboxCreated,
+        lambda e: (None, None, None, None, None, _pack((e.name, e.mode))),
+        tuple[str, str],
+        lambda s, v, at, topic, shard, attempt, due, reason, x: MailboxCreated(s, v, at, x[0], x[1]),
+    ),
+    Kind(
+        "OwnershipTaken.1",
+        OwnershipTaken,
+        lambda e: (None, None, None, None, None, _pack((e.epoch, e.owner, e.boot, e.uptime, e.clock_continues))),
+        tuple[int, str, str, int, bool],
+        lambda s, v, at, topic, shard, attempt, due, reason, x: OwnershipTaken(s, v, at, *x),
+    ),
+    Kind(
+        "TopicPolicySet.1",
+        TopicPolicySet,
+        lambda e: (e.topic, None, None, None, None, _pack((e.policy,))),
+        tuple[TopicPolicy],
+        lambda s, v, at, topic, shard, attempt, due, reason, x: TopicPolicySet(s, v, at, topic, x[0]),
+    ),
+    Kind(
+        "LogTruncated.1",
+        LogTruncated,
+        lambda e: (None, None, None, None, None, _pack((e.through, e.link))),
+        tuple[int, bytes],
+        lambda s, v, at, topic, shard, attempt, due, reason, x: LogTruncated(s, v, at, x[0], x[1]),
+    ),
+]
+
+_WRITE = {kind.cls: (kind.type, kind.columns) for kind in KINDS}
+_READ = {kind.type: (msgspec.msgpack.Decoder(kind.state).decode, kind.event) for kind in KINDS}
+
+
+def to_record(event: Event, position: int, epoch: int, previous: bytes) -> Record:
+    """Return the record of an event at `position`, chained to the record with the chain hash `previous`."""
+    name, columns = _WRITE[type(event)]
+    before = (position, event.stream, event.version, epoch, name, event.at, *columns(event))
+    if type(event) is not MessageSent:
+        return Record(*before, link(previous, before, ()))
+    *headers, custom = astuple(event.headers)
+    after = (*headers, None if not custom else _json(custom).decode(), event.envelope)
+    return Record(*before, link(previous, before, after), *after)
+
+
+def to_events(rows: Iterable[tuple[Any, ...]]) -> Iterator[Event]:
+    """Yield the events of records; of a `MessageSent`, headers and envelope are left empty.
+
+    Arguments:
+        rows: records, or only their columns up to `state`: all that folding a mailbox needs.
+    """
+    for position, stream, version, _, name, at, topic, shard, attempt, due, reason, state, *_ in rows:
+        try:
+            decode, event = _READ[name]
+        except KeyError:
+            raise BrokenLog(
+                f"The log holds an event of unknown type {name} at position {position}; "
+                "read it with the Postroom version that wrote it, or a newer one.",
+                position,
+            ) from None
+        yield event(stream, version, at, topic, shard, attempt, due, reason, decode(state))
+
+
+def to_event(record: Record) -> Event:
+    """Return the event of one whole record, headers and envelope included."""
+    event = next(to_events([record]))
+    if not isinstance(event, MessageSent):
+        return event
+    custom = None if record.custom_headers is None else _parse_headers(record.custom_headers)
+    headers = Headers(*record[13:24], custom_headers=custom)
+    return msgspec.structs.replace(event, headers=headers, envelope=record.envelope)

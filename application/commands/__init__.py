@@ -1,0 +1,1 @@
+"""Command handlers: plain async callables that services import."""

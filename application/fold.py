@@ -1,0 +1,40 @@
+"""Fold a mailbox from its log: from the newest snapshot that fits, then the tail."""
+
+from postroom.application.codec import to_events
+from postroom.application.ports.event_log import EventLog
+from postroom.domain.errors import BrokenLog
+from postroom.domain.mailbox.snapshot import restore_snapshot
+from postroom.domain.mailbox.state import Mailbox, evolve
+from postroom.domain.policy import MailboxLimits, TopicPolicy
+
+
+def fold(log: EventLog, limits: MailboxLimits | None = None, default_policy: TopicPolicy | None = None) -> Mailbox:
+    """Return the mailbox as its log tells it; needs no ownership, so readers may fold it too.
+
+    A snapshot counts only if the record it stands on is still in the log with the same chain hash.
+
+    Raises: BrokenLog when the start of the log is gone and no snapshot covers it.
+    """
+    mailbox = _from_snapshot(log, limits, default_policy) or Mailbox(log.mailbox, limits, default_policy)
+    first = log.first_position()
+    if first is not None and first > mailbox.position + 1:
+        raise BrokenLog(
+            f"The log of mailbox {log.mailbox} starts at position {first}, and no snapshot covers what came before. "
+            "Restore the store from a backup.",
+            first,
+        )
+    for event in to_events(log.replay(mailbox.position)):
+        evolve(mailbox, event)
+    return mailbox
+
+
+def _from_snapshot(
+    log: EventLog, limits: MailboxLimits | None, default_policy: TopicPolicy | None
+) -> Mailbox | None:
+    for snapshot in log.snapshots():
+        record = log.at_positions([snapshot.position]).get(snapshot.position)
+        if record is not None and record.chain == snapshot.chain:
+            mailbox = restore_snapshot(snapshot.state, log.mailbox, limits, default_policy)
+            if mailbox is not None:
+                return mailbox
+    return None

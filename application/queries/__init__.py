@@ -1,0 +1,1 @@
+"""Query handlers: plain async callables that only read."""

@@ -1,0 +1,50 @@
+"""Names: mailboxes, topics and message ids, and the 16-byte stream ids that stand for them in the log."""
+
+import re
+from uuid import UUID, uuid5
+
+from postroom.domain.errors import InvalidRequest
+
+_MAILBOX = re.compile(r"[^\s@/]{1,128}@[^\s@/]{1,128}\Z")
+_TOPIC = re.compile(r"[^\s\x00-\x1f\x7f*?\[\]]{1,255}\Z")
+_UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\Z")
+_NAMES = UUID("6ad9bd0e-54c4-5d0b-9a39-0d9bb4ce1c4e")  # Postroom's own namespace for name-based ids
+MAX_ID_CHARS = 255
+
+
+def check_mailbox(name: str) -> str:
+    """Return a mailbox name of the form `{namespace}@{proxy_id}` (RFC-049), or raise `InvalidRequest`."""
+    if not _MAILBOX.match(name):
+        raise InvalidRequest(f"Mailbox name {name!r} must have the form namespace@proxy, without spaces or slashes.")
+    return name
+
+
+def check_topic(name: str) -> str:
+    """Return a topic name, or raise `InvalidRequest`; the glob characters `*?[]` are for searching only."""
+    if not _TOPIC.match(name):
+        raise InvalidRequest(
+            f"Topic name {name!r} must be 1 to 255 characters without spaces, control characters or any of * ? [ ]."
+        )
+    return name
+
+
+def mailbox_stream(name: str) -> bytes:
+    """Return the stream id of a mailbox's own events."""
+    return uuid5(_NAMES, name).bytes
+
+
+def message_stream(mailbox: str, message_id: str) -> bytes:
+    """Return the stream id of a message: its id where that is a UUID, else a name-based UUID of mailbox and id.
+
+    Only the canonical spelling of a UUID counts as one, so that every id has exactly one spelling.
+    """
+    if _UUID.match(message_id):
+        return UUID(message_id).bytes
+    if not 0 < len(message_id) <= MAX_ID_CHARS:
+        raise InvalidRequest(f"A message id must have 1 to {MAX_ID_CHARS} characters; it had {len(message_id)}.")
+    return uuid5(_NAMES, f"{mailbox}/{message_id}").bytes
+
+
+def message_id(stream: bytes, given: str | None = None) -> str:
+    """Return a message's id as users see it: the one it was given, else its stream id as a UUID."""
+    return given if given is not None else str(UUID(bytes=stream))

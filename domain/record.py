@@ -1,0 +1,105 @@
+"""Log records: how an event looks in the event log, and the hash chain that ties each to the one before."""
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import msgspec
+from blake3 import blake3
+
+from postroom.domain.errors import BrokenLog
+
+GENESIS = bytes(32)
+"""What the first record of a log is chained to."""
+
+
+class Record(NamedTuple):
+    """One row of the event log; the fields are its columns, in their order.
+
+    Arguments:
+        position: place in the mailbox log: 1, 2, 3, ... without gaps.
+        stream, version: the aggregate's id (16 bytes) and the event's place in its history.
+        epoch: fencing number of the owner that wrote it.
+        type: stable name and schema version of the event, as `MessageSent.1`.
+        at: log time in µs, UTC.
+        topic .. reason: facts that projections need, beside the encoded state rather than in it.
+        state: the event's remaining fields, encoded.
+        chain: 32-byte BLAKE3 of the record before and everything else in this one.
+        timestamp .. custom_headers: RFC-037's headers, for `MessageSent` only.
+        envelope: the `PrismEnvelope` bytes, for `MessageSent` only.
+    """
+
+    position: int
+    stream: bytes
+    version: int
+    epoch: int
+    type: str
+    at: int
+    topic: str | None
+    shard: int | None
+    attempt: int | None
+    due: int | None
+    reason: str | None
+    state: bytes
+    chain: bytes
+    timestamp: int | None = None
+    message_id: str | None = None
+    content_type: str | None = None
+    schema_url: str | None = None
+    schema_version: str | None = None
+    encryption: str | None = None
+    correlation_id: str | None = None
+    principal: str | None = None
+    namespace: str | None = None
+    trace_id: str | None = None
+    span_id: str | None = None
+    custom_headers: str | None = None
+    envelope: bytes | None = None
+
+
+CHAIN = Record._fields.index("chain")
+HEADERS = CHAIN + 1
+"""Records of other events than `MessageSent` are None from this column on."""
+
+_encode = msgspec.msgpack.Encoder().encode
+
+
+def link(previous: bytes, before_chain: Sequence[object], after_chain: Sequence[object]) -> bytes:
+    """Return the chain hash of a record (tamper-evidence beyond svc-mailbox I-12: of the log, not a message).
+
+    Arguments:
+        previous: chain hash of the record before, or `GENESIS`.
+        before_chain, after_chain: the record's columns on both sides of `chain`; trailing Nones left out.
+    """
+    return blake3(previous + _encode((before_chain, after_chain))).digest()
+
+
+def verify_chain(records: Iterable[Record], previous: bytes, expected: int) -> tuple[int, bytes]:
+    """Check that records follow each other without a gap and that every hash holds.
+
+    Arguments:
+        previous: chain hash of the record before the first.
+        expected: position of the first record.
+
+    Returns: the last position and its chain hash.
+    Raises: BrokenLog naming the first position that does not fit.
+    """
+    for record in records:
+        if record.position != expected:
+            raise BrokenLog(
+                f"The log jumps from position {expected - 1} to {record.position}: records were removed or moved. "
+                "Restore the store from a backup.",
+                expected,
+            )
+        if link(previous, record[:CHAIN], _headers(record)) != record.chain:
+            raise BrokenLog(
+                f"The log record at position {record.position} does not match its hash: it or the one before was "
+                "altered. Restore the store from a backup.",
+                record.position,
+            )
+        previous = record.chain
+        expected += 1
+    return expected - 1, previous
+
+
+def _headers(record: Record) -> tuple[object, ...]:
+    return record[HEADERS:] if record.envelope is not None else ()
