@@ -1,0 +1,189 @@
+"""The `eventsourcing` library's application recorder, over any event log of ours (ADR 0002)."""
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
+from threading import Event, Lock
+from typing import Any
+from uuid import UUID
+
+from eventsourcing.persistence import (
+    ApplicationRecorder,
+    IntegrityError,
+    Notification,
+    OperationalError,
+    ProgrammingError,
+    StoredEvent,
+    Subscription,
+)
+
+from postroom.application.ports.event_log import EventLog, Head
+from postroom.domain.errors import Unavailable, WrongPosition
+from postroom.domain.names import message_stream
+from postroom.domain.record import GENESIS, Record, link
+
+EPOCH = 0
+"""Epoch of records written here; the owners of mailboxes count theirs from 1."""
+POLL_SECONDS = 0.05
+PAGE = 500
+
+
+class LogRecorder(ApplicationRecorder):
+    """Let an `Application` of the library keep its aggregates in an event log of its own.
+
+    A notification id is a log position, and records are chained as those of a mailbox are. A mailbox's log can be read
+    through it, such as a message's events by the message's id, but not written: only the mailbox's owner may.
+    """
+
+    def __init__(self, log: EventLog, wall: Callable[[], int]) -> None:
+        """Take the log and the wall clock in µs since 1970 UTC."""
+        self._log = log
+        self._wall = wall
+        self._lock = Lock()
+
+    def insert_events(self, stored_events: Sequence[StoredEvent], **kwargs: Any) -> Sequence[int]:
+        """Append events, all or none, and return their notification ids.
+
+        Raises:
+            IntegrityError: an aggregate has an event of the same version already.
+            ProgrammingError: the log is that of a mailbox, or an originator id is no UUID.
+            OperationalError: the store failed.
+        """
+        if not stored_events:
+            return []
+        with self._lock:
+            while True:
+                head = self._log.head()
+                self._refuse_mailbox(head)
+                self._refuse_conflicts(stored_events)
+                records = self._records(stored_events, head)
+                try:
+                    self._log.append(records)
+                except WrongPosition:  # another process appended since; look again
+                    continue
+                except Unavailable as error:
+                    raise OperationalError(str(error)) from error
+                return [record.position for record in records]
+
+    def select_events(
+        self,
+        originator_id: UUID | str,
+        *,
+        gt: int | None = None,
+        lte: int | None = None,
+        desc: bool = False,
+        limit: int | None = None,
+    ) -> list[StoredEvent]:
+        """Return events of one aggregate in the order of their versions.
+
+        Arguments:
+            originator_id: a UUID, or a message's id as its sender gave it.
+            gt, lte: bounds of the versions.
+        """
+        records = self._log.history(self._stream(originator_id))
+        chosen = [r for r in records if (gt is None or r.version > gt) and (lte is None or r.version <= lte)]
+        return [_stored(record) for record in (chosen[::-1] if desc else chosen)[:limit]]
+
+    def select_notifications(
+        self,
+        start: int | None,
+        limit: int,
+        stop: int | None = None,
+        topics: Sequence[str] = (),
+        *,
+        inclusive_of_start: bool = True,
+    ) -> list[Notification]:
+        """Return up to `limit` events from position `start` to `stop`, of all event types or those in `topics`."""
+        after = 0 if start is None else start - 1 if inclusive_of_start else start
+        records: Iterator[Record] = self._log.read(after, None if topics else limit)
+        if stop is not None:
+            records = islice(records, max(0, stop - after))
+        wanted = (record for record in records if not topics or record.type in topics)
+        return [_notification(record) for record in islice(wanted, limit)]
+
+    def max_notification_id(self) -> int | None:
+        """Return the position of the last record, or None while the log is empty."""
+        head = self._log.head()
+        return None if head is None else head.position
+
+    def subscribe(self, gt: int | None = None, topics: Sequence[str] = ()) -> "LogSubscription":
+        """Return an iterator over the events after position `gt` that goes on with those still to come."""
+        return LogSubscription(self, gt, topics)
+
+    def _refuse_mailbox(self, head: Head | None) -> None:
+        if head is not None and head.epoch > EPOCH:
+            raise ProgrammingError(
+                f"The log of mailbox {self._log.mailbox} is written by the mailbox's owner only; "
+                "give the application a log of its own."
+            )
+
+    def _refuse_conflicts(self, events: Sequence[StoredEvent]) -> None:
+        taken: set[tuple[bytes, int]] = set()
+        for stream in {self._originator(event) for event in events}:
+            taken.update((stream, record.version) for record in self._log.history(stream))
+        for event in events:
+            key = (self._originator(event), event.originator_version)
+            if key in taken:
+                raise IntegrityError(
+                    f"Aggregate {event.originator_id} has an event of version {event.originator_version} already; "
+                    "load it again and repeat the command."
+                )
+            taken.add(key)
+
+    def _records(self, events: Sequence[StoredEvent], head: Head | None) -> list[Record]:
+        position, at, chain = (0, 0, GENESIS) if head is None else head[:3]
+        at = max(at, self._wall())
+        records: list[Record] = []
+        for event in events:
+            position += 1
+            facts = (None, None, None, None, None)
+            stream, version = self._originator(event), event.originator_version
+            columns = (position, stream, version, EPOCH, event.topic, at, *facts, event.state)
+            chain = link(chain, columns, ())
+            records.append(Record(*columns, chain))
+        return records
+
+    def _originator(self, event: StoredEvent) -> bytes:
+        if not isinstance(event.originator_id, UUID):
+            raise ProgrammingError(f"Originator ids must be UUIDs; {event.originator_id!r} is none.")
+        return event.originator_id.bytes
+
+    def _stream(self, originator_id: UUID | str) -> bytes:
+        if isinstance(originator_id, UUID):
+            return originator_id.bytes
+        return message_stream(self._log.mailbox, originator_id)
+
+
+class LogSubscription(Subscription[LogRecorder]):
+    """Follow a log by looking for more: positions have no gaps, so nothing is missed and no signal can get lost."""
+
+    def __init__(self, recorder: LogRecorder, gt: int | None, topics: Sequence[str]) -> None:
+        super().__init__(recorder, gt, topics)
+        self._page: Iterator[Notification] = iter(())
+        self._stop = Event()
+
+    def stop(self) -> None:
+        """End the iteration; may be called from any thread."""
+        super().stop()
+        self._stop.set()
+
+    def __next__(self) -> Notification:
+        while not self._stop.is_set():
+            notification = next(self._page, None)
+            if notification is not None:
+                self._last_notification_id = notification.id
+                return notification
+            page = self._recorder.select_notifications(
+                self._last_notification_id, PAGE, topics=self._topics, inclusive_of_start=False
+            )
+            self._page = iter(page)
+            if not page:
+                self._stop.wait(POLL_SECONDS)
+        raise StopIteration
+
+
+def _stored(record: Record) -> StoredEvent:
+    return StoredEvent(UUID(bytes=record.stream), record.version, record.type, record.state)
+
+
+def _notification(record: Record) -> Notification:
+    return Notification(UUID(bytes=record.stream), record.version, record.type, record.state, record.position)
