@@ -15,7 +15,7 @@ from eventsourcing.tests.persistence import (
 )
 
 from postroom.adapters.compose import Postroom
-from postroom.adapters.eventsourcing.recorder import LogRecorder
+from postroom.adapters.recorder import LogRecorder
 from postroom.adapters.memory.event_log import MemoryEventLog
 from postroom.adapters.sqlite.event_log import SqliteEventLog
 from postroom.adapters.system.clock import SystemClock

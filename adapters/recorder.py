@@ -30,8 +30,8 @@ PAGE = 500
 class LogRecorder(ApplicationRecorder):
     """Let an `Application` of the library keep its aggregates in an event log of its own.
 
-    A notification id is a log position, and records are chained as those of a mailbox are. A mailbox's log can be read
-    through it, such as a message's events by the message's id, but not written: only the mailbox's owner may.
+    A notification id is a log position, and records are chained as those of a mailbox are. A mailbox's log can be
+    read through it, such as a message's events by the message's id, but only the mailbox's owner may write there.
     """
 
     def __init__(self, log: EventLog, wall: Callable[[], int]) -> None:
@@ -92,7 +92,7 @@ class LogRecorder(ApplicationRecorder):
         *,
         inclusive_of_start: bool = True,
     ) -> list[Notification]:
-        """Return up to `limit` events from position `start` to `stop`, of all event types or those in `topics`."""
+        """Return up to `limit` events from position `start` to `stop`, of every type or those in `topics`."""
         after = 0 if start is None else start - 1 if inclusive_of_start else start
         records: Iterator[Record] = self._log.read(after, None if topics else limit)
         if stop is not None:
@@ -121,10 +121,11 @@ class LogRecorder(ApplicationRecorder):
         for stream in {self._originator(event) for event in events}:
             taken.update((stream, record.version) for record in self._log.history(stream))
         for event in events:
-            key = (self._originator(event), event.originator_version)
+            version = event.originator_version
+            key = (self._originator(event), version)
             if key in taken:
                 raise IntegrityError(
-                    f"Aggregate {event.originator_id} has an event of version {event.originator_version} already; "
+                    f"Aggregate {event.originator_id} has an event of version {version} already; "
                     "load it again and repeat the command."
                 )
             taken.add(key)
@@ -154,7 +155,7 @@ class LogRecorder(ApplicationRecorder):
 
 
 class LogSubscription(Subscription[LogRecorder]):
-    """Follow a log by looking for more: positions have no gaps, so nothing is missed and no signal can get lost."""
+    """Follow a log by looking for more: positions have no gaps, so nothing is missed and no signal lost."""
 
     def __init__(self, recorder: LogRecorder, gt: int | None, topics: Sequence[str]) -> None:
         super().__init__(recorder, gt, topics)
