@@ -24,6 +24,7 @@ from postroom.application.ports.event_log import EventLog
 from postroom.application.ports.ownership import Ownership
 from postroom.application.prepare import Preparer
 from postroom.application.queries.get_message import GetMessage
+from postroom.application.queries.get_topic_policy import GetTopicPolicy
 from postroom.application.queries.live import GetBacklog, ListDeadLetters
 from postroom.application.queries.verify import VerifyLog
 from postroom.domain.mailbox.events import MailboxMode
@@ -53,6 +54,7 @@ class Postroom:
         self.set_topic_policy = SetTopicPolicy(engine)
         self.get_message = GetMessage(engine.log, engine.now)
         self.get_backlog = GetBacklog(lambda: engine.mailbox, engine.now)
+        self.get_topic_policy = GetTopicPolicy(lambda: engine.mailbox)
         self.list_dead_letters = ListDeadLetters(lambda: engine.mailbox, engine.log)
 
 
@@ -63,6 +65,7 @@ class Reader:
         self.log = log
         self.get_message = GetMessage(log, clock.wall)
         self.get_backlog = GetBacklog(lambda: fold(log), clock.wall)
+        self.get_topic_policy = GetTopicPolicy(lambda: fold(log))
         self.list_dead_letters = ListDeadLetters(lambda: fold(log), log)
         self.verify_log = VerifyLog(log)
 

@@ -1,0 +1,75 @@
+"""The console script `postroom`."""
+
+import sys
+from typing import Annotated, Any
+
+import typer
+
+from postroom.adapters.cli import messages, operate, queues
+from postroom.adapters.cli.command import add_command, add_shared_options
+from postroom.adapters.cli.failures import EXIT_CODES, INTERRUPTED, REFUSED, USAGE
+from postroom.adapters.cli.output import Output
+
+# Typer carries its own copy of click, in which the class of all usage errors has no public name.
+UsageError: Any = typer.BadParameter.__bases__[0]
+
+app = typer.Typer(pretty_exceptions_enable=False, rich_markup_mode="rich", epilog=EXIT_CODES)
+dlq = typer.Typer(help="Dead letters: look at them, put them back, remove them.", no_args_is_help=True)
+topic = typer.Typer(help="What single topics promise.", no_args_is_help=True)
+project = typer.Typer(help="The read models that search reads, built by Spark.", no_args_is_help=True)
+
+
+def main() -> None:
+    """Run the command line and exit with its code."""
+    arguments = sys.argv[1:]
+    out = Output("--json" in arguments)
+    try:
+        code = app(arguments, prog_name="postroom", standalone_mode=False)
+    except UsageError as error:
+        where = error.ctx.command_path if error.ctx is not None else "postroom"
+        message = error.format_message().strip()
+        if message:  # none: the help was asked for, and shown
+            out.error({"code": "E_USAGE", "message": f"{message} See {where} --help."})
+        code = USAGE
+    except typer.Abort:
+        code = INTERRUPTED
+    except OSError as error:
+        out.error({"code": "E_USAGE", "message": str(error)})
+        code = REFUSED
+    sys.exit(code)
+
+
+def root(
+    ctx: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
+) -> None:
+    """Postroom: event-sourced mailboxes. Send, receive and settle messages; search all there ever were.
+
+    Settings come from flags, then from the environment (POSTROOM_*), then from postroom.toml.
+    """
+    if version:
+        from importlib.metadata import version as version_of
+
+        typer.echo(f"postroom {version_of('postroom')}")
+    elif ctx.invoked_subcommand is None:
+        typer.echo(ctx.get_help())
+
+
+add_shared_options(app, root)
+DASHES = {"ignore_unknown_options": True}  # a receipt may begin with a dash
+MESSAGES, LOOK, OPERATE = "Messages", "Looking", "Operating"
+add_command(app, "send", messages.send, rich_help_panel=MESSAGES)
+add_command(app, "recv", messages.recv, rich_help_panel=MESSAGES)
+add_command(app, "ack", messages.ack, rich_help_panel=MESSAGES, context_settings=DASHES)
+add_command(app, "nack", messages.nack, rich_help_panel=MESSAGES, context_settings=DASHES)
+add_command(app, "extend", messages.extend, rich_help_panel=MESSAGES, context_settings=DASHES)
+add_command(app, "show", queues.show, rich_help_panel=LOOK)
+add_command(app, "backlog", queues.backlog, rich_help_panel=LOOK)
+add_command(app, "verify", queues.verify, rich_help_panel=OPERATE)
+add_command(dlq, "list", operate.list_dead_letters)
+add_command(dlq, "show", operate.show_dead_letter)
+add_command(dlq, "reprocess", operate.reprocess_dead_letters)
+add_command(dlq, "purge", operate.purge_dead_letters)
+add_command(topic, "policy", operate.policy)
+app.add_typer(dlq, name="dlq", rich_help_panel=OPERATE)
+app.add_typer(topic, name="topic", rich_help_panel=OPERATE)

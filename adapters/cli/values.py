@@ -1,0 +1,89 @@
+"""Values as people type them: durations, times, `NAME=VALUE` pairs."""
+
+import re
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from typing import BinaryIO
+
+from postroom.domain.errors import InvalidRequest
+
+_UNITS_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)\Z")
+_NUMBER = re.compile(r"-?\d+\Z")
+
+
+def parse_duration(text: str) -> int:
+    """Return a duration such as `500ms`, `5s`, `2m`, `1h` or `7d` in ms; raise `InvalidRequest` for anything else."""
+    found = _DURATION.match(text.strip())
+    if text.strip() == "0":
+        return 0
+    if found is None:
+        raise InvalidRequest(f"{text!r} is not a duration; write a number and a unit, such as 500ms, 5s, 2m, 1h or 7d.")
+    return round(float(found[1]) * _UNITS_MS[found[2]])
+
+
+def format_duration(ms: float) -> str:
+    """Return a duration in the largest unit that keeps it readable."""
+    for unit, size in (("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1_000)):
+        if ms >= size:
+            return f"{ms / size:.3g}{unit}" if ms < 1_000 * size else f"{ms / size:.0f}{unit}"
+    return f"{ms:.0f}ms"
+
+
+def parse_time(text: str, now: datetime) -> int:
+    """Return a point in time in ms since 1970 UTC.
+
+    Arguments:
+        text: RFC 3339 (a date alone is its midnight, a time without offset is UTC), ms since 1970, or a duration
+            such as `2h`, which means so long before `now`.
+
+    Raises: InvalidRequest for anything else.
+    """
+    if _NUMBER.match(text):
+        return int(text)
+    if _DURATION.match(text):
+        return int(now.timestamp() * 1_000) - parse_duration(text)
+    try:
+        time = datetime.fromisoformat(text)
+    except ValueError:
+        raise InvalidRequest(
+            f"{text!r} is not a time; write it like 2026-01-31T08:00:00Z, as ms since 1970, or as an age like 2h."
+        ) from None
+    return round((time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp() * 1_000)
+
+
+def parse_pairs(texts: Iterable[str], option: str) -> dict[str, str]:
+    """Return `NAME=VALUE` texts as a mapping.
+
+    Arguments:
+        option: what the pairs were given with, for the message.
+
+    Raises: InvalidRequest when one has no name, or a name comes twice.
+    """
+    pairs: dict[str, str] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not name or not equals:
+            raise InvalidRequest(f"{option} {text!r} has no name and value; write it as NAME=VALUE.")
+        if name in pairs:
+            raise InvalidRequest(f"{option} {name} was given twice; give it once.")
+        pairs[name] = value
+    return pairs
+
+
+def read_words(arguments: list[str], stdin: BinaryIO) -> list[str]:
+    """Return the arguments, with `-` replaced by the whitespace-separated words of standard input."""
+    words: list[str] = []
+    for argument in arguments:
+        words += stdin.read().decode().split() if argument == "-" else [argument]
+    return words
+
+
+def readable(payload: bytes) -> tuple[str, bool]:
+    """Return a payload as text and True, or in base64 and False where it is no UTF-8."""
+    try:
+        return payload.decode(), True
+    except UnicodeDecodeError:
+        from base64 import b64encode
+
+        return b64encode(payload).decode(), False

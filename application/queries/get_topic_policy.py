@@ -1,0 +1,20 @@
+"""`GetTopicPolicy`: what an operator set for a topic."""
+
+from postroom.application.queries.live import State
+from postroom.domain.names import check_topic
+from postroom.domain.policy import TopicPolicy
+
+
+class GetTopicPolicy:
+    """Look up the policy that the log records for a topic (svc-mailbox P-9)."""
+
+    def __init__(self, state: State) -> None:
+        """Take the source of the mailbox's state."""
+        self._state = state
+
+    def __call__(self, topic: str) -> TopicPolicy | None:
+        """Return the policy set for `topic`; None where none was, and the owner's default holds.
+
+        Raises: InvalidRequest for a malformed name.
+        """
+        return self._state().policies.get(check_topic(topic))
