@@ -9,7 +9,7 @@ from threading import Lock
 from typing import Any
 
 from postroom.application.ports.event_log import Head, StoredSnapshot
-from postroom.domain.errors import Fenced, WrongPosition
+from postroom.domain.errors import Fenced, Unavailable, WrongPosition
 from postroom.domain.record import CHAIN, Record
 
 
@@ -37,6 +37,7 @@ class MemoryEventLog:
                 if epoch > records[0].epoch:
                     raise Fenced(self.mailbox, records[0].epoch, epoch)
                 raise WrongPosition(self.mailbox, records[0].position - 1, end)
+            self._refuse_repeated(records)
             self._records += records
             for record in records:
                 self._streams[record.stream].append(record)
@@ -108,7 +109,8 @@ class MemoryEventLog:
     def save_snapshot(self, snapshot: StoredSnapshot) -> None:
         """Keep a snapshot and drop all but the newest two."""
         with self._lock:
-            self._snapshots = [snapshot, *self._snapshots[:1]]
+            older = [kept for kept in self._snapshots if kept.position < snapshot.position]
+            self._snapshots = [snapshot, *older[:1]]
 
     def snapshots(self) -> list[StoredSnapshot]:
         """Return the kept snapshots, newest first."""
@@ -117,3 +119,16 @@ class MemoryEventLog:
 
     def close(self) -> None:
         """Keep everything: memory goes with its last reference."""
+
+    def _refuse_repeated(self, records: Sequence[Record]) -> None:
+        versions = {(record.stream, record.version) for record in records}
+        is_repeated = len(versions) < len(records) or any(
+            kept.version == record.version
+            for record in records
+            if record.stream in self._streams and self._streams[record.stream][-1].version >= record.version
+            for kept in self._streams[record.stream]
+        )
+        if is_repeated:
+            raise Unavailable(
+                f"The log of mailbox {self.mailbox} holds a version of a stream already; nothing was kept."
+            )

@@ -32,9 +32,11 @@ CREATE TABLE IF NOT EXISTS log (
     trace_id       TEXT,
     span_id        TEXT,
     custom_headers TEXT,
-    envelope       BLOB,
-    UNIQUE (stream, version)
+    envelope       BLOB
 ) STRICT;
+
+-- `place >> 40` is the mailbox: an id that a sender chose may be in several.
+CREATE UNIQUE INDEX IF NOT EXISTS log_stream ON log (stream, version, place >> 40);
 
 CREATE TABLE IF NOT EXISTS snapshot (
     place INTEGER PRIMARY KEY,

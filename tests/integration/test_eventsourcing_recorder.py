@@ -15,8 +15,8 @@ from eventsourcing.tests.persistence import (
 )
 
 from postroom.adapters.compose import Postroom
-from postroom.adapters.recorder import LogRecorder
 from postroom.adapters.memory.event_log import MemoryEventLog
+from postroom.adapters.recorder import LogRecorder
 from postroom.adapters.sqlite.event_log import SqliteEventLog
 from postroom.adapters.system.clock import SystemClock
 from postroom.application.engine import MailboxEngine

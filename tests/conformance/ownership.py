@@ -1,0 +1,86 @@
+"""What every ownership promises: an adapter's test class inherits the suite and brings an `ownership`."""
+
+import asyncio
+
+import pytest
+
+from postroom.application.ports.ownership import Ownership
+from postroom.domain.errors import MailboxOwned
+
+ONE, TWO = "acme@one", "acme$eu west@two"
+PATIENT_MS = 60_000
+
+
+class OwnershipConformance:
+    async def test_a_mailbox_has_one_owner_and_the_second_is_told_who(self, ownership: Ownership) -> None:
+        async with ownership.acquire(ONE, "process 1 on mars", 0):
+            with pytest.raises(
+                MailboxOwned, match="Mailbox acme@one is owned by process 1 on mars"
+            ) as refused:
+                async with ownership.acquire(ONE, "process 2", 0):
+                    pytest.fail("owned twice")
+            assert refused.value.owner == "process 1 on mars"
+
+    async def test_waiting_ends_in_a_refusal_while_the_owner_stays(self, ownership: Ownership) -> None:
+        async with ownership.acquire(ONE, "first", 0):
+            with pytest.raises(MailboxOwned, match="first"):
+                async with ownership.acquire(ONE, "second", 50):
+                    pytest.fail("owned twice")
+
+    async def test_a_released_mailbox_goes_to_whoever_waits(self, ownership: Ownership) -> None:
+        order: list[str] = []
+
+        async def second() -> None:
+            async with ownership.acquire(ONE, "second", PATIENT_MS):
+                order.append("second")
+
+        async with ownership.acquire(ONE, "first", 0):
+            waiting = asyncio.create_task(second())
+            await asyncio.sleep(0)
+            order.append("first")
+        await waiting
+        assert order == ["first", "second"]
+
+    async def test_an_owner_that_fails_releases_the_mailbox(self, ownership: Ownership) -> None:
+        with pytest.raises(ZeroDivisionError):
+            async with ownership.acquire(ONE, "first", 0):
+                raise ZeroDivisionError
+        async with ownership.acquire(ONE, "second", 0):
+            pass
+
+    async def test_an_owner_that_is_cancelled_releases_the_mailbox(self, ownership: Ownership) -> None:
+        owned = asyncio.Event()
+
+        async def first() -> None:
+            async with ownership.acquire(ONE, "first", 0):
+                owned.set()
+                await asyncio.Event().wait()
+
+        task = asyncio.create_task(first())
+        await owned.wait()
+        task.cancel()
+        await asyncio.wait([task])
+        async with ownership.acquire(ONE, "second", 0):
+            pass
+
+    async def test_two_mailboxes_have_two_owners(self, ownership: Ownership) -> None:
+        async with ownership.acquire(ONE, "first", 0), ownership.acquire(TWO, "second", 0):
+            with pytest.raises(MailboxOwned, match="second"):
+                async with ownership.acquire(TWO, "third", 0):
+                    pytest.fail("owned twice")
+
+    async def test_of_many_that_ask_at_once_one_at_a_time_owns(self, ownership: Ownership) -> None:
+        owners = 0
+        turns: list[int] = []
+
+        async def compete(number: int) -> None:
+            nonlocal owners
+            async with ownership.acquire(ONE, str(number), PATIENT_MS):
+                owners += 1
+                assert owners == 1
+                await asyncio.sleep(0)
+                owners -= 1
+                turns.append(number)
+
+        await asyncio.gather(*(compete(number) for number in range(5)))
+        assert sorted(turns) == [0, 1, 2, 3, 4]
