@@ -1,0 +1,31 @@
+"""Fingerprints: which dead letters failed in the same way."""
+
+import re
+
+from blake3 import blake3
+
+_VARIABLE = re.compile(
+    r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"  # UUIDs
+    r"|0x[0-9a-f]+"
+    r"|\b(?=[a-f]*[0-9])[0-9a-f]{8,}\b"  # hashes and ids in hex; a word such as "defaced" is none
+    r"|\d+(?:\.\d+)*",
+    re.IGNORECASE,
+)
+_SPACE = re.compile(r"\s+")
+
+
+def fingerprint(reason: str, error: str | None) -> str:
+    """Return a stable hash of a failure, the same for errors that differ only in numbers, UUIDs or hex ids.
+
+    Arguments:
+        reason: why the message was dead-lettered, such as `max_attempts`.
+        error: the last error, as the consumer worded it.
+
+    Returns: 16 hex digits.
+    """
+    return blake3(f"{reason}\n{normalised(error or '')}".encode()).hexdigest(8)
+
+
+def normalised(error: str) -> str:
+    """Return an error's text with every number, UUID and hex id as `#`, in lower case, with single spaces."""
+    return _SPACE.sub(" ", _VARIABLE.sub("#", error)).strip().lower()
