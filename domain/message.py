@@ -298,7 +298,7 @@ def expire(message: Message, reason: ExpiryReason, now: int) -> MessageExpired:
     return MessageExpired(message.stream, message.version + 1, now, reason)
 
 
-def evolve(message: Message | None, event: MessageEvent, *, position: int = 0, epoch: int = 0) -> Message:
+def evolve(message: Message | None, event: MessageEvent, position: int = 0, epoch: int = 0) -> Message:
     """Return the message after `event`; a message that exists is changed in place.
 
     Arguments:
@@ -316,7 +316,7 @@ def evolve(message: Message | None, event: MessageEvent, *, position: int = 0, e
 
 def _require_current(message: Message, receipt: Receipt) -> None:
     if (
-        message.delivery == receipt.delivery
+        message.delivery == receipt.delivery > 0  # 0 is of a message that no receipt settles
         and message.epoch == receipt.epoch
         and message.status <= IN_FLIGHT
     ):

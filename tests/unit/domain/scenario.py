@@ -1,0 +1,239 @@
+"""Given what happened, when a command comes, then this follows: the form of the deciders' tests.
+
+Times are milliseconds of log time. `Life` writes the events of one message, so that a test says what happened
+and not which version it was.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from postroom.domain.errors import Rejected
+from postroom.domain.event import Event
+from postroom.domain.integrity import payload_hash
+from postroom.domain.mailbox.commands import Command, Send
+from postroom.domain.mailbox.decide import decide, shard_of
+from postroom.domain.mailbox.events import MailboxCreated, MailboxMode, OwnershipTaken, TopicPolicySet
+from postroom.domain.mailbox.snapshot import take_snapshot
+from postroom.domain.mailbox.state import Mailbox, evolve
+from postroom.domain.message import (
+    MS,
+    DeadReason,
+    ExpiryReason,
+    Headers,
+    MessageAcked,
+    MessageDeadLettered,
+    MessageExpired,
+    MessageReceived,
+    MessageRedriven,
+    MessageRequeued,
+    MessageSent,
+    MessageVisibilityExtended,
+    Receipt,
+    RequeueReason,
+)
+from postroom.domain.names import mailbox_stream
+from postroom.domain.policy import MailboxLimits, TopicPolicy
+
+NAME = "acme@one"
+TOPIC = "orders"
+POLICY = TopicPolicy()
+BOOT = "5d0b0000-boot"
+NOTHING: list[Event] = []
+
+
+def new_mailbox(mode: MailboxMode = "queue") -> list[Event]:
+    """Return what every scenario starts with: a mailbox that has its first owner."""
+    own = mailbox_stream(NAME)
+    return [MailboxCreated(own, 1, 0, NAME, mode), taken_over(epoch=1, version=2, at=0)]
+
+
+def taken_over(
+    *, epoch: int, version: int, at: int, uptime: int = 0, continues: bool = False
+) -> OwnershipTaken:
+    """Return the event that a process took the mailbox over."""
+    return OwnershipTaken(
+        mailbox_stream(NAME), version, at * MS, epoch, f"process {epoch}", BOOT, uptime * MS, continues
+    )
+
+
+def policy_set(policy: TopicPolicy, *, at: int = 0, version: int = 3, topic: str = TOPIC) -> TopicPolicySet:
+    """Return the event that an operator set a topic's policy."""
+    return TopicPolicySet(mailbox_stream(NAME), version, at * MS, topic, policy)
+
+
+class Life:
+    """Write the command that sends one message, and its events in their order."""
+
+    def __init__(
+        self, name: str, *, topic: str = TOPIC, policy: TopicPolicy = POLICY, epoch: int = 1
+    ) -> None:
+        self.stream = name.encode().rjust(16, b"-")
+        self.topic = topic
+        self.policy = policy
+        self.epoch = epoch
+        self.version = 0
+        self.attempt = 0
+        self.receipts: list[Receipt] = []
+
+    @property
+    def receipt(self) -> Receipt:
+        """Return the receipt of the latest delivery."""
+        return self.receipts[-1]
+
+    def send(self, payload: bytes = b"hello", **fields: Any) -> Send:
+        """Return the command that sends the message."""
+        envelope = fields.pop("envelope", b"envelope of " + payload)
+        return Send(
+            self.stream,
+            self.topic,
+            len(payload),
+            payload_hash(payload),
+            b"chain",
+            Headers(0),
+            envelope,
+            **fields,
+        )
+
+    def sent(
+        self,
+        *,
+        at: int,
+        payload: bytes = b"hello",
+        due: int | None = None,
+        ttl: int | None = None,
+        idem_key: str | None = None,
+        sticky_key: str | None = None,
+    ) -> MessageSent:
+        """Return the event that the message was sent, to be delivered from `due` on."""
+        ttl = min(self.policy.ready_retention_ms, ttl if ttl is not None else self.policy.ready_retention_ms)
+        command = self.send(payload)
+        return MessageSent(
+            *self._next(at),
+            self.topic,
+            shard_of(sticky_key or self.topic, self.policy.shards),
+            (at if due is None else due) * MS,
+            (at + ttl) * MS,
+            command.size,
+            idem_key,
+            command.payload_hash,
+            command.hash_chain,
+            command.headers,
+            command.envelope,
+        )
+
+    def received(
+        self, *, at: int, visibility: int = POLICY.visibility_ms, consumer: str | None = None
+    ) -> MessageReceived:
+        """Return the event that the message was delivered."""
+        self.attempt += 1
+        event = MessageReceived(*self._next(at), self.attempt, (at + visibility) * MS, consumer)
+        self.receipts.append(Receipt(self.stream, self.version, self.epoch))
+        return event
+
+    def extended(self, *, at: int, due: int) -> MessageVisibilityExtended:
+        """Return the event that the consumer got time until `due`."""
+        return MessageVisibilityExtended(*self._next(at), self.attempt, due * MS)
+
+    def acked(self, *, at: int) -> MessageAcked:
+        """Return the event that the message was settled."""
+        return MessageAcked(*self._next(at), self.attempt)
+
+    def requeued(
+        self, *, at: int, due: int, reason: RequeueReason = "nacked", error: str | None = None
+    ) -> MessageRequeued:
+        """Return the event that the message is to be delivered again from `due` on."""
+        return MessageRequeued(*self._next(at), self.attempt, due * MS, reason, error)
+
+    def timed_out(self, *, at: int) -> MessageRequeued:
+        """Return the event that the delivery's visibility ran out."""
+        return self.requeued(at=at, due=at, reason="visibility_expired")
+
+    def dead(
+        self, *, at: int, reason: DeadReason = "max_attempts", error: str | None = None
+    ) -> MessageDeadLettered:
+        """Return the event that the message was dead-lettered."""
+        expires = (at + self.policy.dead_retention_ms) * MS
+        return MessageDeadLettered(*self._next(at), self.attempt, reason, error, expires)
+
+    def redriven(self, *, at: int) -> MessageRedriven:
+        """Return the event that an operator put the message back."""
+        self.attempt = 0
+        return MessageRedriven(*self._next(at), at * MS, (at + self.policy.ready_retention_ms) * MS)
+
+    def expired(self, *, at: int, reason: ExpiryReason) -> MessageExpired:
+        """Return the event that the message left unsettled."""
+        return MessageExpired(*self._next(at), reason)
+
+    def _next(self, at: int) -> tuple[bytes, int, int]:
+        self.version += 1
+        return self.stream, self.version, at * MS
+
+
+class Given:
+    """A mailbox with a past."""
+
+    def __init__(self, mailbox: Mailbox) -> None:
+        self.mailbox = mailbox
+
+    def when(self, command: Command, *, at: int) -> "Outcome":
+        """Decide a command; whatever comes of it, deciding changes nothing."""
+        before = take_snapshot(self.mailbox)
+        events: Sequence[Event] = []
+        rejection: Rejected | None = None
+        try:
+            events = decide(command, self.mailbox, at * MS)
+        except Rejected as error:
+            rejection = error
+        assert take_snapshot(self.mailbox) == before
+        return Outcome(self.mailbox, events, rejection)
+
+
+class Outcome:
+    """What came of a command."""
+
+    def __init__(self, mailbox: Mailbox, events: Sequence[Event], rejection: Rejected | None) -> None:
+        self._mailbox = mailbox
+        self.events = events
+        self._rejection = rejection
+
+    def then(self, events: Sequence[Event]) -> Given:
+        """Check that exactly these events follow, and go on after them."""
+        assert self._rejection is None
+        assert list(self.events) == list(events)
+        for event in self.events:
+            evolve(self._mailbox, event)
+        return Given(self._mailbox)
+
+    def then_nothing_happens(self) -> Given:
+        """Check that the command was accepted and changed nothing."""
+        return self.then([])
+
+    def then_rejected(self, error: type[Rejected], match: str, **fields: object) -> Given:
+        """Check that the command was refused for this reason, with these fields."""
+        with pytest.raises(error, match=match) as refused:
+            if self._rejection is not None:
+                raise self._rejection
+        assert {name: getattr(refused.value, name) for name in fields} == fields
+        return Given(self._mailbox)
+
+
+def given(
+    events: Sequence[Event],
+    *,
+    policy: TopicPolicy = POLICY,
+    limits: MailboxLimits | None = None,
+    mode: MailboxMode = "queue",
+    before: Sequence[Event] | None = None,
+) -> Given:
+    """Return a mailbox that lived through `events`, after it was made and taken over.
+
+    Arguments:
+        policy: what its topics promise unless set otherwise.
+        before: what happened first, instead of the making and the taking over.
+    """
+    mailbox = Mailbox(NAME, limits, policy)
+    for event in [*(new_mailbox(mode) if before is None else before), *events]:
+        evolve(mailbox, event)
+    return Given(mailbox)
