@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from postroom.adapters.cli import messages, operate, queues
+from postroom.adapters.cli import importer, messages, operate, queues
 from postroom.adapters.cli.command import add_command, add_shared_options
 from postroom.adapters.cli.failures import EXIT_CODES, INTERRUPTED, REFUSED, USAGE
 from postroom.adapters.cli.output import Output
@@ -63,6 +63,7 @@ add_command(app, "recv", messages.recv, rich_help_panel=MESSAGES)
 add_command(app, "ack", messages.ack, rich_help_panel=MESSAGES, context_settings=DASHES)
 add_command(app, "nack", messages.nack, rich_help_panel=MESSAGES, context_settings=DASHES)
 add_command(app, "extend", messages.extend, rich_help_panel=MESSAGES, context_settings=DASHES)
+add_command(app, "import", importer.import_file, rich_help_panel=MESSAGES)
 add_command(app, "show", queues.show, rich_help_panel=LOOK)
 add_command(app, "backlog", queues.backlog, rich_help_panel=LOOK)
 add_command(app, "verify", queues.verify, rich_help_panel=OPERATE)

@@ -1,0 +1,285 @@
+"""`postroom import`: NDJSON files into a mailbox, as often as you like."""
+
+import asyncio
+import gzip
+import io
+import sys
+import time
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
+
+from typer import Argument, Option
+
+from postroom.adapters.cli.session import ARCHIVE_MAILBOX, MEMORY, Session
+from postroom.adapters.cli.values import parse_pairs
+from postroom.domain.errors import InvalidRequest, Rejected, Saturated
+
+if TYPE_CHECKING:
+    from postroom.adapters.compose import Postroom
+    from postroom.application.importing import RecordMapping
+    from postroom.application.messages import NewMessage, Sent
+
+BATCH = 1000
+LINES_A_TURN = 50
+"""Lines read before the mailbox gets its turn: it stores the batch before while this one gathers."""
+SATURATED_TRIES = 5
+MAX_LINE_BYTES = 16 << 20
+LISTED_SKIPS = 20
+
+
+async def import_file(
+    session: Session,
+    file: Annotated[str, Argument(metavar="FILE", help="NDJSON, also gzipped; - reads standard input.")],
+    topic: Annotated[
+        str | None,
+        Option(
+            metavar="TEMPLATE",
+            help="Read any JSON, with this topic, such as github.{event}.{action}; "
+            "a segment whose field is null or missing is left out.",
+        ),
+    ] = None,
+    header: Annotated[
+        list[str] | None,
+        Option(
+            metavar="NAME=PATH",
+            help="Header from a field, such as principal=sender.login; may be repeated. principal, correlation_id, "
+            "trace_id, span_id and content_type are known, other names become custom headers.",
+        ),
+    ] = None,
+    key: Annotated[str | None, Option(metavar="PATH", help="Field with the sticky key.")] = None,
+    time_: Annotated[
+        str | None, Option("--time", metavar="PATH", help="Field with the publish time: RFC 3339, or s or ms since 1970.")
+    ] = None,
+    id_: Annotated[
+        str | None, Option("--id", metavar="PATH", help="Field with the message id; default from line and content.")
+    ] = None,
+    deliver: Annotated[bool, Option("--deliver", help="Put them into the queues of a mailbox, to be received.")] = False,
+    on_error: Annotated[str, Option(metavar="fail|skip", help="What to do at a line that can't be imported.")] = "fail",
+    validation: Annotated[
+        str, Option(metavar="strict|warn|disabled", help="How closely to look at envelopes.")
+    ] = "strict",
+) -> None:
+    """Import messages from a file; importing it again, after a kill or next week, adds nothing.
+
+    A line is a CloudEvent, a PrismEnvelope in base64 or, with --topic, any JSON. They are archived (stored and
+    searched, not delivered) in archive@local, or in the mailbox that --mailbox names, unless --deliver is given.
+    The store memory: makes it a dry run.
+    """
+    _one_of("--on-error", on_error, ("fail", "skip"))
+    _one_of("--validation", validation, ("strict", "warn", "disabled"))
+    mapping = _mapping(topic, header or [], key, time_, id_)
+    mailbox = session.settings.mailbox or (session.mailbox if deliver else ARCHIVE_MAILBOX)
+    async with session.own(mailbox, create=True, mode="queue" if deliver else "archive") as postroom:
+        _check_mode(postroom, deliver)
+        run = _Import(postroom, mapping, _name(file), on_error == "skip", validation)
+        with _opened(file) as source, session.out.progress(f"Importing {_name(file)}", source.size) as move:
+            await run(source, move)
+    _report(session, run, mailbox)
+
+
+class _Source:
+    """Lines of a file, gzipped or not, and how far it has been read."""
+
+    def __init__(self, raw: BinaryIO, name: str, size: int | None) -> None:
+        self.size = size
+        self._raw = raw
+        self._name = name
+        buffered = raw if isinstance(raw, io.BufferedReader) else io.BufferedReader(raw)  # type: ignore[type-var]
+        gzipped = buffered.peek(2)[:2] == b"\x1f\x8b"
+        self._lines: BinaryIO = io.BufferedReader(gzip.GzipFile(fileobj=buffered), 1 << 20) if gzipped else buffered  # type: ignore[assignment, type-var]
+
+    def read(self) -> int:
+        """Return how many bytes of the file have been read."""
+        return self._raw.tell() if self.size is not None else 0
+
+    def __iter__(self) -> Iterator[tuple[int, bytes]]:
+        """Yield line numbers and lines without their ends, blank lines left out."""
+        number = 0
+        try:
+            while line := self._lines.readline(MAX_LINE_BYTES):
+                number += 1
+                if len(line) == MAX_LINE_BYTES:
+                    raise InvalidRequest(f"{self._name}, line {number}: it is longer than {MAX_LINE_BYTES} bytes.")
+                line = line.removesuffix(b"\n").removesuffix(b"\r")
+                if line.strip():
+                    yield number, line
+        except (OSError, EOFError, zlib.error) as error:
+            raise InvalidRequest(f"{self._name} can't be read beyond line {number}: {error}.") from error
+
+
+class _Import:
+    """One run over one file, and its counts."""
+
+    def __init__(
+        self, postroom: "Postroom", mapping: "RecordMapping | None", name: str, skip: bool, validation: str
+    ) -> None:
+        self._postroom = postroom
+        self._mapping = mapping
+        self._name = name
+        self._skip = skip
+        self._validation = validation
+        self._batch: list[tuple[int, Any]] = []
+        self._sending: asyncio.Task[None] | None = None
+        self.read = self.stored = self.duplicates = 0
+        self.skipped: list[tuple[int, str]] = []
+        self.seconds = 0.0
+
+    async def __call__(self, source: _Source, move: Callable[[float, str], None]) -> None:
+        """Import everything; what was read before an error is stored when the error is raised."""
+        from postroom.application.importing import read_record
+
+        began = time.monotonic()
+        lines = iter(source)
+        while True:
+            try:
+                number, line = next(lines, (0, b""))
+            except InvalidRequest:
+                await self._finish()
+                raise
+            if not number:
+                break
+            self.read += 1
+            try:
+                record = read_record(line, number, self._mapping)
+            except InvalidRequest as error:
+                await self._finish()
+                self._refuse(number, error)
+                continue
+            if len(self._batch) >= BATCH or (self._batch and type(record) is not type(self._batch[0][1])):
+                await self._flush()
+                move(source.read(), f"{self.read:,} lines")
+            self._batch.append((number, record))
+            if self.read % LINES_A_TURN == 0:
+                await asyncio.sleep(0)
+        await self._finish()
+        self.seconds = time.monotonic() - began
+
+    async def _flush(self) -> None:
+        """Begin to send what has gathered, once the batch before it is stored."""
+        if self._sending is not None:
+            await self._sending
+        batch, self._batch = self._batch, []
+        self._sending = asyncio.create_task(self._store(batch))
+
+    async def _finish(self) -> None:
+        """Store all that has gathered."""
+        await self._flush()
+        await self._flush()
+
+    async def _store(self, batch: list[tuple[int, Any]]) -> None:
+        """Send a batch; what a full mailbox refuses is sent again for a while."""
+        for _ in range(SATURATED_TRIES):
+            if not batch:
+                return
+            answers = await self._send([record for _, record in batch])
+            refused = [item for item, answer in zip(batch, answers, strict=True) if isinstance(answer, Saturated)]
+            for (number, _), answer in zip(batch, answers, strict=True):
+                if isinstance(answer, Saturated):
+                    saturated = answer
+                elif isinstance(answer, Rejected):
+                    self._refuse(number, answer)
+                else:
+                    self.stored += not answer.duplicate
+                    self.duplicates += answer.duplicate
+            batch = refused
+            if batch:
+                await asyncio.sleep(saturated.retry_after_ms / 1_000)
+        if batch:
+            raise Saturated(f"{self._name}, line {batch[0][0]}: {saturated} {_AGAIN}", saturated.retry_after_ms)
+
+    async def _send(self, records: "list[NewMessage] | list[bytes]") -> "list[Sent | Rejected]":
+        if isinstance(records[0], bytes):
+            return await self._postroom.send_envelopes(records, validation=self._validation)  # type: ignore[arg-type]
+        return await self._postroom.send_batch(records)  # type: ignore[arg-type]
+
+    def _refuse(self, number: int, error: Rejected) -> None:
+        if self._skip:
+            self.skipped.append((number, str(error)))
+            return
+        raise type(error)(f"{self._name}, line {number}: {error} {_AGAIN} Or add --on-error skip.")
+
+
+_AGAIN = "All lines before it are stored; mend the cause and import the file again, which adds only what is missing."
+
+
+def _mapping(
+    topic: str | None, headers: list[str], key: str | None, time: str | None, id_: str | None
+) -> "RecordMapping | None":
+    from postroom.application.importing import RecordMapping, TopicTemplate, parse_path
+
+    if topic is None:
+        if headers or key or time or id_:
+            raise InvalidRequest("--header, --key, --time and --id say how to read any JSON; add --topic.")
+        return None
+    return RecordMapping(
+        topic=TopicTemplate(topic),
+        headers={name: parse_path(path) for name, path in parse_pairs(headers, "--header").items()},
+        key=parse_path(key) if key else None,
+        time=parse_path(time) if time else None,
+        id=parse_path(id_) if id_ else None,
+    )
+
+
+def _check_mode(postroom: "Postroom", deliver: bool) -> None:
+    mailbox = postroom.engine.mailbox
+    if deliver and mailbox.mode == "archive":
+        raise InvalidRequest(f"Mailbox {mailbox.name} is an archive and delivers nothing; leave --deliver out.")
+    if not deliver and mailbox.mode == "queue":
+        raise InvalidRequest(
+            f"Mailbox {mailbox.name} delivers its messages; add --deliver to import into its queues, "
+            "or name an archive with --mailbox."
+        )
+
+
+@contextmanager
+def _opened(file: str) -> Iterator[_Source]:
+    if file == "-":
+        yield _Source(sys.stdin.buffer, "stdin", None)
+        return
+    try:
+        raw = open(file, "rb")  # noqa: SIM115  # closed below, by the caller's context
+    except OSError as error:
+        raise InvalidRequest(f"The file {file} can't be read: {error.strerror}.") from error
+    with raw:
+        raw.seek(0, io.SEEK_END)
+        size = raw.tell()
+        raw.seek(0)
+        yield _Source(raw, file, size)
+
+
+def _report(session: Session, run: _Import, mailbox: str) -> None:
+    rate = round(run.read / run.seconds) if run.seconds else 0
+    if session.out.as_json:
+        skipped = [{"line": number, "reason": reason} for number, reason in run.skipped]
+        session.out.json(
+            {
+                "mailbox": mailbox,
+                "read": run.read,
+                "stored": run.stored,
+                "duplicates": run.duplicates,
+                "skipped": skipped,
+                "seconds": round(run.seconds, 3),
+                "lines_per_second": rate,
+            }
+        )
+        return
+    for number, reason in run.skipped[:LISTED_SKIPS]:
+        session.out.note(f"line {number}: {reason}")
+    if len(run.skipped) > LISTED_SKIPS:
+        session.out.note(f"... and {len(run.skipped) - LISTED_SKIPS:,} more; --json lists all.")
+    where = "nowhere, for memory: keeps nothing" if session.settings.store == MEMORY else mailbox
+    session.out.line(
+        f"{run.read:,} lines read, {run.stored:,} stored in {where}, {run.duplicates:,} known already, "
+        f"{len(run.skipped):,} skipped; {rate:,} lines/s"
+    )
+
+
+def _one_of(option: str, value: str, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise InvalidRequest(f"{option} {value!r} must be one of {', '.join(allowed)}.")
+
+
+def _name(file: str) -> str:
+    return "stdin" if file == "-" else file
