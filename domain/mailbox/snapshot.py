@@ -1,5 +1,7 @@
 """Snapshots: a mailbox's state as bytes, so that opening it needs only the tail of its log."""
 
+from operator import attrgetter
+
 import msgspec
 
 from postroom.domain.mailbox.events import MailboxMode
@@ -53,10 +55,17 @@ def take_snapshot(mailbox: Mailbox) -> bytes:
             mailbox.truncated_through,
             mailbox.archived,
             mailbox.policies,
-            list(mailbox.messages.values()),
+            _in_order(mailbox),
             windows,
         )
     )
+
+
+def _in_order(mailbox: Mailbox) -> list[Message]:
+    """Return the messages as sent, then the dead letters as they died: that order says which one expires first."""
+    alive = [message for message in mailbox.messages.values() if message.status != DEAD]
+    alive.sort(key=attrgetter("position"))
+    return [*alive, *(message for topic in mailbox.topics.values() for message in topic.dead.values())]
 
 
 def restore_snapshot(

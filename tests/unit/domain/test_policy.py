@@ -1,0 +1,97 @@
+"""Policies: their defaults (svc-mailbox C-12), their bounds, and when they may change (P-9)."""
+
+import msgspec
+import pytest
+
+from postroom.domain.errors import InvalidRequest
+from postroom.domain.mailbox.commands import SetPolicy
+from postroom.domain.policy import DAY_MS, MailboxLimits, TopicPolicy
+from tests.unit.domain.scenario import NOTHING, TOPIC, Life, given, policy_set
+
+FIELDS = TopicPolicy.__struct_fields__
+
+
+def test_the_defaults_are_those_of_the_specification() -> None:
+    policy, limits = TopicPolicy(), MailboxLimits()
+    assert policy.replay_window_ms == 300_000
+    assert policy.backoff_max_ms == 60_000
+    assert policy.ready_retention_ms == 7 * DAY_MS
+    assert policy.in_flight_retention_visibilities == 10
+    assert policy.dead_retention_ms == 14 * DAY_MS
+    assert limits.frame_bytes == 1 << 20
+    assert limits.history_retention_ms == 90 * DAY_MS
+    assert policy.validate() is policy
+
+
+@pytest.mark.parametrize("field", FIELDS)
+@pytest.mark.parametrize("value", [0, -1])
+def test_every_field_is_at_least_one(field: str, value: int) -> None:
+    policy = msgspec.structs.replace(TopicPolicy(), **{field: value})
+    with pytest.raises(InvalidRequest, match=f"Topic policy {field} must be at least 1; it was {value}"):
+        policy.validate()
+
+
+@pytest.mark.parametrize(
+    ("policy", "match"),
+    [
+        (TopicPolicy(visibility_ms=249), "visibility_ms must be at least 250; it was 249"),
+        (TopicPolicy(replay_window_ms=9_999), r"at least twice visibility_ms \(10000\); it was 9999"),
+        (
+            TopicPolicy(backoff_base_ms=2, backoff_max_ms=1),
+            "backoff_max_ms must not be below backoff_base_ms",
+        ),
+    ],
+)
+def test_fields_that_contradict_each_other_are_refused(policy: TopicPolicy, match: str) -> None:
+    with pytest.raises(InvalidRequest, match=match):
+        policy.validate()
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [TopicPolicy(visibility_ms=250), TopicPolicy(replay_window_ms=10_000), TopicPolicy(backoff_max_ms=200)],
+)
+def test_a_field_may_stand_on_its_bound(policy: TopicPolicy) -> None:
+    assert policy.validate() is policy
+
+
+def test_unknown_fields_are_refused() -> None:
+    with pytest.raises(msgspec.ValidationError, match="unknown field `shardz`"):
+        msgspec.json.decode(b'{"shardz": 9}', type=TopicPolicy)
+
+
+# -- setting one ---
+
+
+def test_a_policy_is_set_before_or_after_the_topic_has_messages() -> None:
+    policy = TopicPolicy(max_attempts=9)
+    given(NOTHING).when(SetPolicy(TOPIC, policy), at=1).then([policy_set(policy, at=1)])
+    scenario = (
+        given([Life("a").sent(at=0)]).when(SetPolicy(TOPIC, policy), at=1).then([policy_set(policy, at=1)])
+    )
+    assert scenario.mailbox.policy(TOPIC) == policy
+    assert scenario.mailbox.policy("another") == TopicPolicy()
+
+
+def test_setting_the_same_policy_again_changes_nothing() -> None:
+    policy = TopicPolicy(max_attempts=9)
+    given([policy_set(policy)]).when(SetPolicy(TOPIC, policy), at=1).then_nothing_happens()
+
+
+def test_an_invalid_policy_is_not_set() -> None:
+    given(NOTHING).when(SetPolicy(TOPIC, TopicPolicy(shards=0)), at=1).then_rejected(InvalidRequest, "shards")
+
+
+def test_the_shard_count_is_fixed_while_the_topic_holds_anything() -> None:
+    more = TopicPolicy(shards=16)
+    a = Life("a")
+    steps = [a.sent(at=0), a.received(at=1), a.dead(at=2)]
+    for count in (1, 2, 3):
+        scenario = given(steps[:count])
+        scenario.when(SetPolicy(TOPIC, more), at=3).then_rejected(
+            InvalidRequest, "has 8 shards and holds messages"
+        )
+        same_shards = TopicPolicy(max_attempts=9)
+        scenario.when(SetPolicy(TOPIC, same_shards), at=3).then([policy_set(same_shards, at=3)])
+    emptied = given([*steps, a.expired(at=3, reason="purged")])
+    emptied.when(SetPolicy(TOPIC, more), at=4).then([policy_set(more, at=4)])

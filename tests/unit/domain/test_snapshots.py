@@ -1,0 +1,83 @@
+"""A snapshot is the state: whoever opens a mailbox from it goes on as if it had folded the whole log."""
+
+import msgspec
+
+from postroom.domain.event import Event
+from postroom.domain.mailbox import snapshot
+from postroom.domain.mailbox.commands import Ack, Receive, Reprocess, Send, Sweep
+from postroom.domain.mailbox.snapshot import restore_snapshot, take_snapshot
+from postroom.domain.mailbox.state import count
+from postroom.domain.policy import TopicPolicy
+from tests.unit.domain.scenario import NAME, TOPIC, Given, Life, given, policy_set
+
+POLICY = TopicPolicy(max_attempts=2, shard_capacity=50)
+
+
+def busy() -> tuple[Given, dict[str, Life]]:
+    """Return a mailbox with a message in every status, and their lives."""
+    lives = {
+        name: Life(name, policy=POLICY) for name in ("ready", "delayed", "flight", "dead", "back", "acked")
+    }
+    ready, delayed, flight, dead, back, acked = lives.values()
+    past: list[Event] = [
+        policy_set(POLICY),
+        *(life.sent(at=0, idem_key=name) for name, life in lives.items()),
+    ]
+    past += [flight.received(at=1), dead.received(at=1), back.received(at=1), acked.received(at=1)]
+    past += [dead.requeued(at=2, due=2), dead.received(at=3), dead.dead(at=4, error="boom")]
+    past += [
+        back.requeued(at=5, due=6_000),
+        acked.acked(at=5),
+        Life("x", topic="invoices").sent(at=6, due=7_000),
+    ]
+    assert delayed.version == ready.version == 1
+    return given(past), lives
+
+
+def reopened(scenario: Given) -> Given:
+    mailbox = restore_snapshot(take_snapshot(scenario.mailbox), NAME)
+    assert mailbox is not None
+    return Given(mailbox)
+
+
+def test_a_restored_mailbox_is_the_same() -> None:
+    scenario, _ = busy()
+    again = reopened(scenario)
+    assert take_snapshot(again.mailbox) == take_snapshot(scenario.mailbox)
+    assert count(again.mailbox, 100_000) == count(scenario.mailbox, 100_000)
+    assert again.mailbox.next_alarm() == scenario.mailbox.next_alarm()
+    assert again.mailbox.in_flight == 1
+    assert again.mailbox.policy(TOPIC) == POLICY
+
+
+def test_a_restored_mailbox_answers_like_the_one_it_was_taken_from() -> None:
+    lives = busy()[1]
+    commands = [
+        (Receive(TOPIC, 10, 1 << 20), 10),
+        (Receive(TOPIC, 10, 1 << 20), 6_000),
+        (Ack(lives["flight"].receipt), 10),
+        (Reprocess(TOPIC, 10), 10),
+        (Sweep(), 10_000_000),
+        (lives["ready"].send(idem_key="acked"), 10),
+        (Life("new").send(), 10),
+    ]
+    for command, at in commands:
+        expected = busy()[0].when(command, at=at).events
+        assert reopened(busy()[0]).when(command, at=at).events == expected
+        assert expected or isinstance(command, Send)
+
+
+def test_a_key_whose_window_is_over_is_not_kept() -> None:
+    a, b = Life("a"), Life("b")
+    scenario = given([a.sent(at=0, idem_key="old"), b.sent(at=300_000, idem_key="new")])
+    window = reopened(scenario).mailbox.topics[TOPIC].window
+    assert len(window) == 1
+    assert window.recall("new", 0) is not None
+
+
+def test_a_snapshot_of_another_version_or_of_nonsense_is_not_read() -> None:
+    state = take_snapshot(busy()[0].mailbox)
+    foreign = msgspec.msgpack.decode(state)
+    foreign[0] = snapshot.VERSION + 1
+    for unreadable in (msgspec.msgpack.encode(foreign), b"", b"nonsense", state[:-1], state[1:]):
+        assert restore_snapshot(unreadable, NAME) is None
