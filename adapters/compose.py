@@ -2,8 +2,9 @@
 
 import os
 import socket
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from typing import TYPE_CHECKING
 
 import uuid_utils
 
@@ -22,14 +23,21 @@ from postroom.application.fold import fold
 from postroom.application.ports.clock import Clock
 from postroom.application.ports.event_log import EventLog
 from postroom.application.ports.ownership import Ownership
+from postroom.application.ports.read_models import ReadModels
 from postroom.application.prepare import Preparer
 from postroom.application.queries.get_message import GetMessage
+from postroom.application.queries.get_projection_status import GetProjectionStatus
+from postroom.application.queries.get_table_stats import GetTableStats
 from postroom.application.queries.get_topic_policy import GetTopicPolicy
 from postroom.application.queries.live import GetBacklog, ListDeadLetters
+from postroom.application.queries.search_messages import SearchMessages
 from postroom.application.queries.verify import VerifyLog
 from postroom.domain.mailbox.events import MailboxMode
 from postroom.domain.names import check_mailbox
 from postroom.domain.policy import MailboxLimits, TopicPolicy
+
+if TYPE_CHECKING:
+    from postroom.projections.rebuild import Progress, RebuildReport
 
 MEMORY = "memory:"
 DEFAULT_MAILBOX = "main@local"
@@ -68,6 +76,15 @@ class Reader:
         self.get_topic_policy = GetTopicPolicy(lambda: fold(log))
         self.list_dead_letters = ListDeadLetters(lambda: fold(log), log)
         self.verify_log = VerifyLog(log)
+
+
+class Projections:
+    """The queries on the read models of a store, which show it as of the last rebuild."""
+
+    def __init__(self, read_models: ReadModels) -> None:
+        self.search_messages = SearchMessages(read_models)
+        self.get_table_stats = GetTableStats(read_models)
+        self.get_projection_status = GetProjectionStatus(read_models)
 
 
 @asynccontextmanager
@@ -119,6 +136,28 @@ def read_mailbox(store: str, mailbox: str = DEFAULT_MAILBOX) -> Iterator[Reader]
         yield Reader(log, SystemClock())
     finally:
         log.close()
+
+
+@contextmanager
+def read_projections(store: str) -> Iterator[Projections]:
+    """Query the read models of a store.
+
+    Raises: Unavailable when they can't be read; the queries raise NotFound before the first rebuild.
+    """
+    from postroom.adapters.sqlite.read_models import SqliteReadModels  # SQLAlchemy takes long to load
+
+    read_models = SqliteReadModels(store)
+    try:
+        yield Projections(read_models)
+    finally:
+        read_models.close()
+
+
+def rebuild_projections(store: str, progress: "Callable[[Progress], None]") -> "RebuildReport":
+    """Rebuild the read models of a store with Spark; see `postroom.projections.rebuild.rebuild`."""
+    from postroom.projections.rebuild import rebuild
+
+    return rebuild(store, progress=progress)
 
 
 def list_mailboxes(store: str) -> list[str]:

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from postroom.adapters.cli import importer, messages, operate, queues
+from postroom.adapters.cli import importer, messages, operate, queues, search
 from postroom.adapters.cli.command import add_command, add_shared_options
 from postroom.adapters.cli.failures import EXIT_CODES, INTERRUPTED, REFUSED, USAGE
 from postroom.adapters.cli.output import Output
@@ -66,11 +66,16 @@ add_command(app, "extend", messages.extend, rich_help_panel=MESSAGES, context_se
 add_command(app, "import", importer.import_file, rich_help_panel=MESSAGES)
 add_command(app, "show", queues.show, rich_help_panel=LOOK)
 add_command(app, "backlog", queues.backlog, rich_help_panel=LOOK)
+add_command(app, "search", search.search, rich_help_panel=LOOK)
+add_command(app, "stats", search.stats, rich_help_panel=LOOK)
 add_command(app, "verify", queues.verify, rich_help_panel=OPERATE)
 add_command(dlq, "list", operate.list_dead_letters)
 add_command(dlq, "show", operate.show_dead_letter)
 add_command(dlq, "reprocess", operate.reprocess_dead_letters)
 add_command(dlq, "purge", operate.purge_dead_letters)
 add_command(topic, "policy", operate.policy)
+add_command(project, "rebuild", search.rebuild)
+add_command(project, "status", search.project_status)
+app.add_typer(project, name="project", rich_help_panel=OPERATE)
 app.add_typer(dlq, name="dlq", rich_help_panel=OPERATE)
 app.add_typer(topic, name="topic", rich_help_panel=OPERATE)

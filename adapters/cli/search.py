@@ -1,0 +1,199 @@
+"""`postroom search`, `stats` and `project`: the read models that Spark builds from the logs."""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Annotated, Any
+
+import msgspec
+from typer import Argument, Option
+
+from postroom.adapters.cli.failures import NOTHING
+from postroom.adapters.cli.session import Session
+from postroom.adapters.cli.values import parse_pairs, parse_time
+
+if TYPE_CHECKING:
+    from postroom.adapters.compose import Projections
+    from postroom.application.ports.read_models import Version
+    from postroom.domain.search import EventFilter, FoundMessage
+
+
+def search(
+    session: Session,
+    text: Annotated[str | None, Argument(help="Words that must all occur in some header.")] = None,
+    topic: Annotated[list[str] | None, Option(help="Topic or glob such as admin.users.*; may be repeated.")] = None,
+    principal: Annotated[list[str] | None, Option(help="Publisher; may be repeated.")] = None,
+    status: Annotated[
+        list[str] | None, Option(help="ready, in_flight, acked, dead, expired or archived; may be repeated.")
+    ] = None,
+    since: Annotated[str | None, Option(metavar="TIME", help="Not before: RFC 3339, ms, or an age like 2h.")] = None,
+    until: Annotated[str | None, Option(metavar="TIME", help="Not after, the same way.")] = None,
+    id_: Annotated[str | None, Option("--id", help="Message id.")] = None,
+    correlation_id: Annotated[str | None, Option()] = None,
+    trace_id: Annotated[str | None, Option()] = None,
+    namespace: Annotated[str | None, Option()] = None,
+    header: Annotated[list[str] | None, Option(metavar="NAME=VALUE", help="Custom header; may be repeated.")] = None,
+    order: Annotated[str, Option(metavar="newest|oldest", help="Which end to start from.")] = "newest",
+    limit: Annotated[int, Option(help="Messages a page, up to 1000.")] = 100,
+    cursor: Annotated[str | None, Option(help="Go on after the page that printed this.")] = None,
+    every: Annotated[bool, Option("--all", help="All pages, not only one.")] = False,
+    envelope: Annotated[bool, Option("--envelope", help="With --json, add the envelope in base64.")] = False,
+) -> int | None:
+    """Search all messages there ever were, by their headers, as of the last `postroom project rebuild`.
+
+    With --json it prints a JSON object a line.
+    """
+    from postroom.domain.errors import InvalidRequest
+    from postroom.domain.search import EventFilter, Order, parse_status
+
+    if order not in list(Order):
+        raise InvalidRequest(f"--order {order!r} must be one of {', '.join(Order)}.")
+    now = datetime.now(UTC)
+    wanted = EventFilter(
+        start_time=None if since is None else parse_time(since, now),
+        end_time=None if until is None else parse_time(until, now),
+        topics=tuple(topic or ()),
+        principals=tuple(principal or ()),
+        statuses=tuple(map(parse_status, status or ())),
+        message_id=id_,
+        correlation_id=correlation_id,
+        trace_id=trace_id,
+        namespace=namespace,
+        mailbox=session.settings.mailbox,
+        headers=parse_pairs(header or (), "--header"),
+        text=text,
+        order=Order(order),
+        limit=limit,
+        cursor=cursor,
+    )
+    with _projections(session) as projections:
+        found = _show_pages(session, projections, wanted, every, envelope)
+        if not session.out.as_json:
+            _note_lag(session, projections)
+    return None if found else NOTHING
+
+
+def stats(session: Session) -> None:
+    """Sum up the archive as of the last rebuild: messages, bytes, first and last publish time."""
+    with _projections(session) as projections:
+        totals = projections.get_table_stats()
+    if session.out.as_json:
+        session.out.json(totals)
+        return
+    session.out.facts(
+        [
+            ("messages", totals.total_events),
+            ("bytes on disk", totals.total_size_bytes),
+            ("oldest", _time(totals.oldest_event)),
+            ("newest", _time(totals.newest_event)),
+        ]
+    )
+
+
+def rebuild(session: Session) -> None:
+    """Rebuild the read models from the logs with Spark, and switch to them when they are complete."""
+    from postroom.adapters.compose import rebuild_projections
+
+    with session.out.progress("Starting Spark") as move:
+        report = rebuild_projections(
+            session.existing_store(),
+            lambda at: move(at.done, f"{at.phase} {at.done:,}/{at.total:,} {at.unit}" if at.total else at.phase),
+        )
+    if session.out.as_json:
+        session.out.json(report)
+        return
+    phases = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in report.seconds.items())
+    session.out.line(
+        f"Version {report.version}: {report.messages:,} messages from {report.events:,} events, "
+        f"{report.dead_letters:,} of them dead ({phases})"
+    )
+
+
+def project_status(session: Session) -> None:
+    """Show which version of the read models is served, and how far behind the logs it is."""
+    with _projections(session) as projections:
+        status = projections.get_projection_status()
+    if session.out.as_json:
+        session.out.json(status)
+        return
+    session.out.table(
+        ("mailbox", "read up to", "log ends at", "behind"),
+        [(lag.mailbox, lag.position, lag.head, lag.lag) for lag in status.lags],
+    )
+    session.out.table(
+        ("version", "status", "built", "messages", "seconds", "error"),
+        [
+            (each.version, each.status, _finished(each), each.counts.get("mailbox"), round(sum(each.seconds.values()), 1), each.error)
+            for each in status.versions
+        ],
+    )
+    if status.active is None:
+        session.out.note("Nothing was built yet; run: postroom project rebuild")
+
+
+@contextmanager
+def _projections(session: Session) -> Iterator["Projections"]:
+    from postroom.adapters.compose import read_projections
+
+    with read_projections(session.existing_store()) as projections:
+        yield projections
+
+
+def _show_pages(
+    session: Session, projections: "Projections", wanted: "EventFilter", every: bool, envelope: bool
+) -> int:
+    found = 0
+    while True:
+        page = projections.search_messages(wanted)
+        found += len(page.items)
+        if session.out.as_json:
+            for item in page.items:
+                session.out.json(as_json(item, envelope))
+        elif page.items:
+            session.out.table(
+                ("published", "topic", "principal", "status", "attempts", "message"),
+                [
+                    (_time(m.timestamp), m.topic, m.principal, m.status.name.lower(), m.attempts, m.message_id)
+                    for m in page.items
+                ],
+            )
+        if page.next_cursor is None or not every:
+            break
+        wanted = msgspec.structs.replace(wanted, cursor=page.next_cursor, offset=0)
+    _tell_end(session, found, page.next_cursor)
+    return found
+
+
+def _tell_end(session: Session, found: int, next_cursor: str | None) -> None:
+    if next_cursor is not None and session.out.as_json:
+        sys.stderr.write(msgspec.json.encode({"next_cursor": next_cursor}).decode() + "\n")
+    session.out.note(f"{found:,} found" + (f"; more with --cursor {next_cursor}" if next_cursor else ""))
+
+
+def _note_lag(session: Session, projections: "Projections") -> None:
+    behind = sum(lag.lag for lag in projections.get_projection_status().lags)
+    if behind:
+        session.out.note(f"The read models are {behind:,} log records behind; postroom project rebuild catches up.")
+
+
+def as_json(found: "FoundMessage", envelope: bool) -> dict[str, Any]:
+    """Return a found message as JSON; its envelope, without the auth token, only where asked for."""
+    facts: dict[str, Any] = msgspec.structs.asdict(found)
+    blob = facts.pop("envelope_blob")
+    facts["status"] = found.status.name.lower()
+    if envelope:
+        from postroom.domain.envelope.build import without_auth_token
+
+        facts["envelope_b64"] = without_auth_token(blob)
+    return facts
+
+
+def _time(ms: int | None) -> str | None:
+    if ms is None:
+        return None
+    return datetime.fromtimestamp(ms / 1_000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def _finished(version: "Version") -> str | None:
+    return None if version.finished_at is None else _time(version.finished_at // 1_000)

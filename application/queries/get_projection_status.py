@@ -1,0 +1,18 @@
+"""`GetProjectionStatus`: which version of the read models is served, and how far behind the log it is."""
+
+from postroom.application.ports.read_models import ProjectionStatus, ReadModels
+
+
+class GetProjectionStatus:
+    """Tell how fresh the read models are."""
+
+    def __init__(self, read_models: ReadModels) -> None:
+        """Take the read models of a store."""
+        self._read_models = read_models
+
+    def __call__(self) -> ProjectionStatus:
+        """Return the status; it is no error that nothing was built yet.
+
+        Raises: Unavailable when the read models can't be read.
+        """
+        return self._read_models.status()
