@@ -19,7 +19,7 @@ from types import TracebackType
 import msgspec
 import pyarrow as pa
 
-from postroom.application.ports.read_models import views_path
+from postroom.application.ports.read_models import rebuild_lock_path, views_path
 from postroom.domain.errors import NotFound, Unavailable
 from postroom.projections.cut import MailboxCut, encode_cuts
 
@@ -27,6 +27,7 @@ TABLES = ("mailbox", "backlog", "dead_letters", "header", "topic", "text_index",
 """What each version has; an index of text goes before its text when dropped."""
 
 BUSY_TIMEOUT_MS = 30_000
+LOCK_TRIES, LOCK_PAUSE_SECONDS = 3, 0.01
 CACHE_KIB = 128 << 10
 CHECKPOINT_PAGES = 10_000
 
@@ -42,18 +43,16 @@ class Views:
 
     def __init__(self, store: str) -> None:
         self.path = views_path(store)
-        self._lock = os.open(_lock_path(self.path), os.O_CREAT | os.O_RDWR, 0o600)
+        self._lock = os.open(rebuild_lock_path(store), os.O_CREAT | os.O_RDWR, 0o600)
         self.connection: sqlite3.Connection
 
     def __enter__(self) -> "Views":
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not _locked(self._lock):
             owner = os.pread(self._lock, 100, 0).decode(errors="replace")
             os.close(self._lock)
             raise Unavailable(
                 f"The read models {self.path} are being rebuilt by {owner}; wait until that is done.", 10_000
-            ) from None
+            )
         os.ftruncate(self._lock, 0)
         os.pwrite(self._lock, _owner().encode(), 0)
         os.close(os.open(self.path, os.O_CREAT | os.O_RDWR, 0o600))
@@ -188,8 +187,16 @@ def roll_back(store: str) -> int:
         connection.close()
 
 
-def _lock_path(path: Path) -> Path:
-    return path.with_name(path.name + "-lock")
+def _locked(file: int) -> bool:
+    """Tell whether the lock could be had; whoever only looks at it lets go at once."""
+    for _ in range(LOCK_TRIES):
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            time.sleep(LOCK_PAUSE_SECONDS)
+        else:
+            return True
+    return False
 
 
 def _connect(path: Path) -> sqlite3.Connection:

@@ -1,10 +1,12 @@
 """Port: the read models that projections build from the log, for search, backlog and dead letters."""
 
+from base64 import urlsafe_b64decode, urlsafe_b64encode
 from pathlib import Path
 from typing import Protocol
 
 import msgspec
 
+from postroom.domain.errors import InvalidRequest
 from postroom.domain.search import EventFilter, FoundMessage, SearchPage, TableStats
 
 DEFAULT_LIMIT = 100
@@ -67,6 +69,9 @@ class BacklogFilter(msgspec.Struct, frozen=True, kw_only=True):
     limit: int = DEFAULT_LIMIT
     cursor: str | None = None
 
+    def __post_init__(self) -> None:
+        _check_limit(self.limit)
+
 
 class DeadLetterFilter(msgspec.Struct, frozen=True, kw_only=True):
     """Say which dead letters are asked for, those that died last first; every field given narrows it.
@@ -82,6 +87,31 @@ class DeadLetterFilter(msgspec.Struct, frozen=True, kw_only=True):
     fingerprint: str | None = None
     limit: int = DEFAULT_LIMIT
     cursor: str | None = None
+
+    def __post_init__(self) -> None:
+        _check_limit(self.limit)
+
+
+class Place(msgspec.Struct, frozen=True, array_like=True):
+    """Mark the shard after which the next page of backlog begins."""
+
+    mailbox: str
+    topic: str
+    shard: int
+
+    def encode(self) -> str:
+        """Return the place as opaque text that is safe in a URL."""
+        return urlsafe_b64encode(msgspec.msgpack.encode(self)).decode().rstrip("=")
+
+    @classmethod
+    def decode(cls, text: str) -> "Place":
+        """Return the place that `encode` wrote as `text`; raise `InvalidRequest` for any other text."""
+        try:
+            return msgspec.msgpack.decode(urlsafe_b64decode(text + "=" * (-len(text) % 4)), type=cls)
+        except (ValueError, msgspec.MsgspecError):
+            raise InvalidRequest(
+                f"The cursor {text!r} is not one of ours; take next_cursor of the page before."
+            ) from None
 
 
 class BacklogPage(msgspec.Struct, frozen=True):
@@ -176,6 +206,16 @@ class ReadModels(Protocol):
         """Release what is held; closing twice is fine."""
 
 
+def _check_limit(limit: int) -> None:
+    if not 1 <= limit <= MAX_LIMIT:
+        raise InvalidRequest(f"The limit is {limit}; give 1 to {MAX_LIMIT} rows a page.")
+
+
 def views_path(store: str | Path) -> Path:
     """Return where the read models of a SQLite store are: in a file of their own beside it."""
     return Path(f"{store}-views")
+
+
+def rebuild_lock_path(store: str | Path) -> Path:
+    """Return the file that a rebuild of a SQLite store's read models keeps locked while it runs."""
+    return Path(f"{store}-views-lock")

@@ -1,0 +1,9 @@
+-- What the status of the read models needs to know of the store.
+
+-- name: heads
+SELECT name, coalesce((
+    SELECT place & 1099511627775 FROM log
+    WHERE place > mailbox_names.id << 40 AND place < (mailbox_names.id + 1) << 40
+    ORDER BY place DESC LIMIT 1
+), 0)
+FROM mailbox_names ORDER BY name;
