@@ -22,9 +22,6 @@ Envelope = NewType("Envelope", bytes)
 Path = tuple[str, ...]
 """Where a field is in a JSON document: names of objects' fields, and indexes of arrays, from the outside in."""
 
-HEADERS = ("principal", "correlation_id", "trace_id", "span_id", "content_type")
-"""Headers that a message has fields of its own for; every other name becomes a custom header."""
-
 _PLACEHOLDER = re.compile(r"\{([^{}]+)\}")
 _SEGMENT = re.compile(r"((?:[^.{}]|\{[^{}]+\})+)(\.|\Z)")
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2}\Z")
@@ -65,7 +62,8 @@ class RecordMapping(msgspec.Struct, frozen=True, kw_only=True):
     """Say where a JSON document has what a message needs.
 
     Arguments:
-        headers: by header name.
+        headers: by header name; `principal`, `correlation_id`, `trace_id`, `span_id` and `content_type` are known,
+            every other name becomes a custom header.
         key: of the sticky key. time: of when it was published. id: of the message id; None makes one.
     """
 
@@ -80,7 +78,9 @@ def parse_path(text: str) -> Path:
     """Return the path that `payload.sender.login` or `commits.0.id` spells, or raise `InvalidRequest`."""
     path = tuple(text.split("."))
     if not all(path):
-        raise InvalidRequest(f"{text!r} is not a path; write field names with dots between them, like sender.login.")
+        raise InvalidRequest(
+            f"{text!r} is not a path; write field names with dots between them, like sender.login."
+        )
     return path
 
 
@@ -128,7 +128,9 @@ def time_us(value: object) -> int:
     except ValueError:
         time = None
     if time is None or time.tzinfo is None:
-        raise InvalidRequest(f"{value!r} is no time; it must be RFC 3339 with an offset, or a number since 1970.")
+        raise InvalidRequest(
+            f"{value!r} is no time; it must be RFC 3339 with an offset, or a number since 1970."
+        )
     seconds = int(time.replace(microsecond=0).timestamp())
     return seconds * 1_000_000 + time.microsecond
 
@@ -136,22 +138,26 @@ def time_us(value: object) -> int:
 def _mapped(line: bytes, number: int, mapping: RecordMapping) -> NewMessage:
     document = _decoded(line)
     headers = {
-        name: text for name, path in mapping.headers.items() if (text := _text(document, path, name)) is not None
+        name: text
+        for name, path in mapping.headers.items()
+        if (text := _text(document, path, name)) is not None
     }
     id_ = line_id(line, number) if mapping.id is None else _text(document, mapping.id, "the message id")
     if id_ is None:
         raise InvalidRequest(f"it has no message id at {'.'.join(mapping.id or ())}.")
     published = None if mapping.time is None else _find(document, mapping.time)
-    known = {name: headers.pop(name, None) for name in HEADERS}
-    known["content_type"] = known["content_type"] or "application/json"
     return NewMessage(
         topic=mapping.topic.fill(document),
         payload=line,
         message_id=id_,
         sticky_key=None if mapping.key is None else _text(document, mapping.key, "the key"),
         published_at_us=None if published is None else time_us(published),
-        attrs=headers,
-        **known,
+        principal=headers.pop("principal", None),
+        correlation_id=headers.pop("correlation_id", None),
+        trace_id=headers.pop("trace_id", None),
+        span_id=headers.pop("span_id", None),
+        content_type=headers.pop("content_type", None) or "application/json",
+        attrs=headers,  # what is left of them
     )
 
 
@@ -166,7 +172,8 @@ def _cloud_event(line: bytes) -> NewMessage:
     context = {
         name: text
         for name, raw in fields.items()
-        if name not in ("data", "data_base64") and (text := _scalar(msgspec.json.decode(raw), name)) is not None
+        if name not in ("data", "data_base64")
+        and (text := _scalar(msgspec.json.decode(raw), name)) is not None
     }
     for name in ("id", "source", "type"):
         if not context.get(name):

@@ -1,1 +1,1 @@
-"""The command line, `postroom`: a thin shell around the handlers. Modules load what they need when a command runs."""
+"""The command line `postroom`: a thin shell around the handlers; a command loads what it needs when it runs."""

@@ -26,20 +26,35 @@ def _shared(type_: Any, *names: str, **options: Any) -> Any:
 
 
 _OPTIONS = {
-    "store": _shared(str | None, "--store", metavar="PATH", help="SQLite file; default postroom.db. [POSTROOM_STORE]"),
-    "mailbox": _shared(str | None, "--mailbox", metavar="NAME@PROXY", help="Mailbox to use. [POSTROOM_MAILBOX]"),
+    "store": _shared(
+        str | None, "--store", metavar="PATH", help="SQLite file; default postroom.db. [POSTROOM_STORE]"
+    ),
+    "mailbox": _shared(
+        str | None, "--mailbox", metavar="NAME@PROXY", help="Mailbox to use. [POSTROOM_MAILBOX]"
+    ),
     "as_json": _shared(bool, "--json", help="Answer in JSON, and report errors in JSON."),
     "config": _shared(str | None, "--config", metavar="FILE", help="Settings file; default ./postroom.toml."),
     "durability": _shared(
-        str | None, "--durability", metavar="full|relaxed", help="Survive power cuts, or only process crashes."
+        str | None,
+        "--durability",
+        metavar="full|relaxed",
+        help="Survive power cuts, or only process crashes.",
     ),
     "log_level": _shared(
-        str | None, "--log-level", metavar="LEVEL", help="Log on stderr: debug, info, warning (default) or error."
+        str | None,
+        "--log-level",
+        metavar="LEVEL",
+        help="Log on stderr: debug, info, warning (default) or error.",
     ),
     "debug": _shared(bool, "--debug", help="Show the traceback of an error."),
 }
 _PARAMETERS = [
-    inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=False if hint.__origin__ is bool else None, annotation=hint)
+    inspect.Parameter(
+        name,
+        inspect.Parameter.KEYWORD_ONLY,
+        default=False if hint.__origin__ is bool else None,
+        annotation=hint,
+    )
     for name, hint in _OPTIONS.items()
 ]
 
@@ -48,7 +63,7 @@ def add_command(app: typer.Typer, name: str, function: Callable[..., Any], **opt
     """Add a command to `app`.
 
     Arguments:
-        function: takes a `Session` and then its own parameters; may be async. It returns an exit code, None for 0.
+        function: takes a `Session` and then its own parameters; may be async. Returns an exit code or None.
         options: as `typer.Typer.command` takes them.
     """
 
@@ -76,7 +91,10 @@ def add_shared_options(app: typer.Typer, function: Callable[..., None]) -> None:
         ctx.obj = {name: given.pop(name) for name in _OPTIONS}
         function(ctx, **given)
 
-    own = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in inspect.signature(function).parameters.values()]
+    own = [
+        p.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+        for p in inspect.signature(function).parameters.values()
+    ]
     context = inspect.Parameter("ctx", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context)
     _sign(run, [context, *own[1:], *_PARAMETERS])
     run.__doc__ = function.__doc__

@@ -8,7 +8,7 @@ import time
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 from typer import Argument, Option
 
@@ -44,28 +44,36 @@ async def import_file(
         list[str] | None,
         Option(
             metavar="NAME=PATH",
-            help="Header from a field, such as principal=sender.login; may be repeated. principal, correlation_id, "
-            "trace_id, span_id and content_type are known, other names become custom headers.",
+            help="Header from a field, such as principal=sender.login; may be repeated. Known are principal, "
+            "correlation_id, trace_id, span_id and content_type; other names become custom headers.",
         ),
     ] = None,
     key: Annotated[str | None, Option(metavar="PATH", help="Field with the sticky key.")] = None,
     time_: Annotated[
-        str | None, Option("--time", metavar="PATH", help="Field with the publish time: RFC 3339, or s or ms since 1970.")
+        str | None,
+        Option(
+            "--time", metavar="PATH", help="Field with the publish time: RFC 3339, or s or ms since 1970."
+        ),
     ] = None,
     id_: Annotated[
-        str | None, Option("--id", metavar="PATH", help="Field with the message id; default from line and content.")
+        str | None,
+        Option("--id", metavar="PATH", help="Field with the message id; default from line and content."),
     ] = None,
-    deliver: Annotated[bool, Option("--deliver", help="Put them into the queues of a mailbox, to be received.")] = False,
-    on_error: Annotated[str, Option(metavar="fail|skip", help="What to do at a line that can't be imported.")] = "fail",
+    deliver: Annotated[
+        bool, Option("--deliver", help="Put them into the queues of a mailbox, to be received.")
+    ] = False,
+    on_error: Annotated[
+        str, Option(metavar="fail|skip", help="What to do at a line that can't be imported.")
+    ] = "fail",
     validation: Annotated[
         str, Option(metavar="strict|warn|disabled", help="How closely to look at envelopes.")
     ] = "strict",
 ) -> None:
     """Import messages from a file; importing it again, after a kill or next week, adds nothing.
 
-    A line is a CloudEvent, a PrismEnvelope in base64 or, with --topic, any JSON. They are archived (stored and
-    searched, not delivered) in archive@local, or in the mailbox that --mailbox names, unless --deliver is given.
-    The store memory: makes it a dry run.
+    A line is a CloudEvent, a PrismEnvelope in base64 or, with --topic, any JSON. Messages are archived: stored
+    and searched, not delivered, in archive@local or the mailbox that --mailbox names, unless --deliver is
+    given. With the store memory: it is a dry run.
     """
     _one_of("--on-error", on_error, ("fail", "skip"))
     _one_of("--validation", validation, ("strict", "warn", "disabled"))
@@ -82,13 +90,12 @@ async def import_file(
 class _Source:
     """Lines of a file, gzipped or not, and how far it has been read."""
 
-    def __init__(self, raw: BinaryIO, name: str, size: int | None) -> None:
+    def __init__(self, raw: io.BufferedReader, name: str, size: int | None) -> None:
         self.size = size
         self._raw = raw
         self._name = name
-        buffered = raw if isinstance(raw, io.BufferedReader) else io.BufferedReader(raw)  # type: ignore[type-var]
-        gzipped = buffered.peek(2)[:2] == b"\x1f\x8b"
-        self._lines: BinaryIO = io.BufferedReader(gzip.GzipFile(fileobj=buffered), 1 << 20) if gzipped else buffered  # type: ignore[assignment, type-var]
+        gzipped = raw.peek(2)[:2] == b"\x1f\x8b"
+        self._lines = gzip.GzipFile(fileobj=raw) if gzipped else raw
 
     def read(self) -> int:
         """Return how many bytes of the file have been read."""
@@ -101,7 +108,9 @@ class _Source:
             while line := self._lines.readline(MAX_LINE_BYTES):
                 number += 1
                 if len(line) == MAX_LINE_BYTES:
-                    raise InvalidRequest(f"{self._name}, line {number}: it is longer than {MAX_LINE_BYTES} bytes.")
+                    raise InvalidRequest(
+                        f"{self._name}, line {number}: it is longer than {MAX_LINE_BYTES} bytes."
+                    )
                 line = line.removesuffix(b"\n").removesuffix(b"\r")
                 if line.strip():
                     yield number, line
@@ -170,29 +179,31 @@ class _Import:
 
     async def _store(self, batch: list[tuple[int, Any]]) -> None:
         """Send a batch; what a full mailbox refuses is sent again for a while."""
-        for _ in range(SATURATED_TRIES):
+        for tries_left in reversed(range(SATURATED_TRIES)):
             if not batch:
                 return
             answers = await self._send([record for _, record in batch])
-            refused = [item for item, answer in zip(batch, answers, strict=True) if isinstance(answer, Saturated)]
-            for (number, _), answer in zip(batch, answers, strict=True):
+            full: list[tuple[tuple[int, Any], Saturated]] = []
+            for item, answer in zip(batch, answers, strict=True):
                 if isinstance(answer, Saturated):
-                    saturated = answer
+                    full.append((item, answer))
                 elif isinstance(answer, Rejected):
-                    self._refuse(number, answer)
+                    self._refuse(item[0], answer)
                 else:
                     self.stored += not answer.duplicate
                     self.duplicates += answer.duplicate
-            batch = refused
+            batch = [item for item, _ in full]
             if batch:
+                saturated = full[0][1]
+                if not tries_left:
+                    where = f"{self._name}, line {batch[0][0]}"
+                    raise Saturated(f"{where}: {saturated} {_AGAIN}", saturated.retry_after_ms)
                 await asyncio.sleep(saturated.retry_after_ms / 1_000)
-        if batch:
-            raise Saturated(f"{self._name}, line {batch[0][0]}: {saturated} {_AGAIN}", saturated.retry_after_ms)
 
     async def _send(self, records: "list[NewMessage] | list[bytes]") -> "list[Sent | Rejected]":
         if isinstance(records[0], bytes):
             return await self._postroom.send_envelopes(records, validation=self._validation)  # type: ignore[arg-type]
-        return await self._postroom.send_batch(records)  # type: ignore[arg-type]
+        return await self._postroom.send_batch(records)
 
     def _refuse(self, number: int, error: Rejected) -> None:
         if self._skip:
@@ -225,7 +236,9 @@ def _mapping(
 def _check_mode(postroom: "Postroom", deliver: bool) -> None:
     mailbox = postroom.engine.mailbox
     if deliver and mailbox.mode == "archive":
-        raise InvalidRequest(f"Mailbox {mailbox.name} is an archive and delivers nothing; leave --deliver out.")
+        raise InvalidRequest(
+            f"Mailbox {mailbox.name} is an archive and delivers nothing; leave --deliver out."
+        )
     if not deliver and mailbox.mode == "queue":
         raise InvalidRequest(
             f"Mailbox {mailbox.name} delivers its messages; add --deliver to import into its queues, "
@@ -236,7 +249,7 @@ def _check_mode(postroom: "Postroom", deliver: bool) -> None:
 @contextmanager
 def _opened(file: str) -> Iterator[_Source]:
     if file == "-":
-        yield _Source(sys.stdin.buffer, "stdin", None)
+        yield _Source(cast(io.BufferedReader, sys.stdin.buffer), "stdin", None)
         return
     try:
         raw = open(file, "rb")  # noqa: SIM115  # closed below, by the caller's context
@@ -269,7 +282,7 @@ def _report(session: Session, run: _Import, mailbox: str) -> None:
         session.out.note(f"line {number}: {reason}")
     if len(run.skipped) > LISTED_SKIPS:
         session.out.note(f"... and {len(run.skipped) - LISTED_SKIPS:,} more; --json lists all.")
-    where = "nowhere, for memory: keeps nothing" if session.settings.store == MEMORY else mailbox
+    where = "nowhere, for memory: keeps nothing" if session.store == MEMORY else mailbox
     session.out.line(
         f"{run.read:,} lines read, {run.stored:,} stored in {where}, {run.duplicates:,} known already, "
         f"{len(run.skipped):,} skipped; {rate:,} lines/s"

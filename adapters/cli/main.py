@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from postroom.adapters.cli import importer, messages, operate, queues, search
+from postroom.adapters.cli import benchmark, demo, importer, messages, operate, queues, search
 from postroom.adapters.cli.command import add_command, add_shared_options
 from postroom.adapters.cli.failures import EXIT_CODES, INTERRUPTED, REFUSED, USAGE
 from postroom.adapters.cli.output import Output
@@ -58,6 +58,7 @@ def root(
 add_shared_options(app, root)
 DASHES = {"ignore_unknown_options": True}  # a receipt may begin with a dash
 MESSAGES, LOOK, OPERATE = "Messages", "Looking", "Operating"
+add_command(app, "demo", demo.demo)
 add_command(app, "send", messages.send, rich_help_panel=MESSAGES)
 add_command(app, "recv", messages.recv, rich_help_panel=MESSAGES)
 add_command(app, "ack", messages.ack, rich_help_panel=MESSAGES, context_settings=DASHES)
@@ -69,6 +70,7 @@ add_command(app, "backlog", queues.backlog, rich_help_panel=LOOK)
 add_command(app, "search", search.search, rich_help_panel=LOOK)
 add_command(app, "stats", search.stats, rich_help_panel=LOOK)
 add_command(app, "verify", queues.verify, rich_help_panel=OPERATE)
+add_command(app, "bench", benchmark.bench, rich_help_panel=OPERATE)
 add_command(dlq, "list", operate.list_dead_letters)
 add_command(dlq, "show", operate.show_dead_letter)
 add_command(dlq, "reprocess", operate.reprocess_dead_letters)

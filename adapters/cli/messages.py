@@ -18,7 +18,9 @@ if TYPE_CHECKING:
     from postroom.application.messages import ReceivedMessage
     from postroom.domain.message import Receipt
 
-Receipts = Annotated[list[str], Argument(metavar="RECEIPT...", help="Receipts that recv printed; - reads them from stdin.")]
+Receipts = Annotated[
+    list[str], Argument(metavar="RECEIPT...", help="Receipts that recv printed; - reads them from stdin.")
+]
 
 
 async def send(
@@ -26,16 +28,26 @@ async def send(
     topic: Annotated[str, Argument(help="Topic, such as orders.created.")],
     payload: Annotated[str, Argument(help="Payload as text; - reads it from stdin.")] = "-",
     file: Annotated[str | None, Option(metavar="FILE", help="Read the payload from a file.")] = None,
-    key: Annotated[str | None, Option(help="Sticky key: messages with the same key keep their order.")] = None,
-    idem_key: Annotated[str | None, Option(help="Sending again with this key and payload adds nothing.")] = None,
-    attr: Annotated[list[str] | None, Option(metavar="NAME=VALUE", help="Custom header; may be repeated.")] = None,
+    key: Annotated[
+        str | None, Option(help="Sticky key: messages with the same key keep their order.")
+    ] = None,
+    idem_key: Annotated[
+        str | None, Option(help="Sending again with this key and payload adds nothing.")
+    ] = None,
+    attr: Annotated[
+        list[str] | None, Option(metavar="NAME=VALUE", help="Custom header; may be repeated.")
+    ] = None,
     id_: Annotated[str | None, Option("--id", help="Message id of your own, unique for ever.")] = None,
     delay: Annotated[str, Option(metavar="DURATION", help="Hide the message for this long first.")] = "0",
-    ttl: Annotated[str, Option(metavar="DURATION", help="Dead-letter it when undelivered for this long.")] = "0",
+    ttl: Annotated[
+        str, Option(metavar="DURATION", help="Dead-letter it when undelivered for this long.")
+    ] = "0",
     priority: Annotated[int, Option(min=0, max=10, help="Noted in the envelope for consumers.")] = 5,
     content_type: Annotated[str | None, Option(help="Media type of the payload.")] = None,
     principal: Annotated[str | None, Option(help="Who publishes it.")] = None,
-    correlation_id: Annotated[str | None, Option(help="Id that ties the messages of one request together.")] = None,
+    correlation_id: Annotated[
+        str | None, Option(help="Id that ties the messages of one request together.")
+    ] = None,
     causality_parent: Annotated[str | None, Option(help="Id of the message that caused this one.")] = None,
     trace_id: Annotated[str | None, Option()] = None,
     span_id: Annotated[str | None, Option()] = None,
@@ -78,9 +90,11 @@ async def recv(
     session: Session,
     topic: Annotated[str, Argument(help="Topic to receive from.")],
     max_messages: Annotated[int, Option("--max", help="Messages at most.")] = 32,
-    max_bytes: Annotated[int, Option(help="Payload bytes of all together; one message always fits.")] = 512 << 10,
+    max_bytes: Annotated[int, Option(help="Payload bytes of all together; one message always fits.")] = 512
+    << 10,
     visibility: Annotated[
-        str | None, Option(metavar="DURATION", help="Hide them for this long; default as the topic's policy says.")
+        str | None,
+        Option(metavar="DURATION", help="Hide them for this long; default as the topic's policy says."),
     ] = None,
     wait: Annotated[str, Option(metavar="DURATION", help="Wait this long for a message, up to 60s.")] = "0",
     ack: Annotated[bool, Option("--ack", help="Settle them as soon as they are printed.")] = False,
@@ -145,7 +159,10 @@ async def extend(
     """Hide received messages for longer, so that they don't come again while they are worked on."""
     visibility_ms = parse_duration(visibility)
     return await _settle(
-        session, receipts, "extended", lambda postroom, given: postroom.extend_visibility(given, visibility_ms)
+        session,
+        receipts,
+        "extended",
+        lambda postroom, given: postroom.extend_visibility(given, visibility_ms),
     )
 
 
@@ -180,7 +197,9 @@ def _show_received(session: Session, message: "ReceivedMessage") -> None:
         session.out.json(facts | ({"payload": text} if is_text else {}))
         return
     facts = message.to_json()
-    session.out.line(f"{message.message_id}  {message.topic}  attempt {message.attempt}  receipt {facts['receipt']}")
+    session.out.line(
+        f"{message.message_id}  {message.topic}  attempt {message.attempt}  receipt {facts['receipt']}"
+    )
     session.out.line(text if is_text else f"base64:{text}")
 
 
@@ -193,7 +212,9 @@ def _payload(payload: str, file: str | None) -> bytes:
         with open(file, "rb") if file is not None else nullcontext(sys.stdin.buffer) as source:
             return source.read()
     except OSError as error:
-        raise InvalidRequest(f"The payload can't be read from {Path(file or '-')}: {error.strerror}.") from error
+        raise InvalidRequest(
+            f"The payload can't be read from {Path(file or '-')}: {error.strerror}."
+        ) from error
 
 
 def _seconds(duration: str) -> int:

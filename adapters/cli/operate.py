@@ -32,17 +32,24 @@ def list_dead_letters(
         return
     session.out.table(
         ("message", "topic", "reason", "attempts", "last error", "last seen"),
-        [(each.message_id, each.topic, each.reason, each.attempt, each.last_error, each.last_seen) for each in letters],
+        [
+            (each.message_id, each.topic, each.reason, each.attempt, each.last_error, each.last_seen)
+            for each in letters
+        ],
     )
     if len(letters) == limit:
         session.out.note(f"There may be more: add --after {letters[-1].position}.")
 
 
-def show_dead_letter(session: Session, message_id: Annotated[str, Argument(help="Id of the message.")]) -> None:
+def show_dead_letter(
+    session: Session, message_id: Annotated[str, Argument(help="Id of the message.")]
+) -> None:
     """Show one dead letter: headers, payload, and how it came to die."""
     detail = find_message(session, message_id)
     if detail.status != "dead":
-        raise NotFound(f"Message {message_id} is no dead letter, it is {detail.status}; see it with postroom show.")
+        raise NotFound(
+            f"Message {message_id} is no dead letter, it is {detail.status}; see it with postroom show."
+        )
     show_detail(session, detail)
 
 
@@ -78,12 +85,15 @@ async def policy(
     session: Session,
     topic: Topic,
     changes: Annotated[
-        list[str] | None, Argument(metavar="[NAME=VALUE]...", help="What to change, such as visibility=30s max_attempts=3.")
+        list[str] | None,
+        Argument(metavar="[NAME=VALUE]...", help="What to change, such as visibility=30s max_attempts=3."),
     ] = None,
 ) -> None:
     """Show what a topic promises, or change it from now on."""
     if changes and topic in session.settings.topics:
-        raise InvalidRequest(f'The policy of {topic} is set in {session.settings.file}; change [topics."{topic}"] there.')
+        raise InvalidRequest(
+            f'The policy of {topic} is set in {session.settings.file}; change [topics."{topic}"] there.'
+        )
     pairs = parse_pairs(changes or (), "Change")
     if not pairs:
         with session.read(session.mailbox) as reader:

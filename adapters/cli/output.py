@@ -50,7 +50,9 @@ class Output:
         else:
             sys.stderr.write(f"postroom: {without_control(facts['message'])}\n")
 
-    def table(self, columns: Sequence[str], rows: Iterable[Sequence[object]], title: str | None = None) -> None:
+    def table(
+        self, columns: Sequence[str], rows: Iterable[Sequence[object]], title: str | None = None
+    ) -> None:
         """Write a table; numbers stand to the right, None is left empty."""
         from rich import box
         from rich.console import Console
@@ -64,7 +66,9 @@ class Output:
             table.add_column(Text(name), justify="right" if numeric else "left", overflow="fold")
         for row in cells:
             table.add_row(*map(Text, row))
-        Console(file=sys.stdout, width=None if sys.stdout.isatty() else PIPE_WIDTH, highlight=False).print(table)
+        Console(file=sys.stdout, width=None if sys.stdout.isatty() else PIPE_WIDTH, highlight=False).print(
+            table
+        )
 
     def facts(self, pairs: Iterable[tuple[str, object]]) -> None:
         """Write names and values, a line each; those without a value are left out."""
@@ -82,7 +86,12 @@ class Output:
         from rich.console import Console
         from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-        columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[detail]}"), TimeElapsedColumn())
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TextColumn("{task.fields[detail]}"),
+            TimeElapsedColumn(),
+        )
         with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
             task = bar.add_task(label, total=total, detail="")
             yield lambda done, detail: bar.update(task, completed=done, detail=detail)

@@ -13,9 +13,7 @@ if TYPE_CHECKING:
     from postroom.application.queries.get_message import MessageDetail
 
 
-def backlog(
-    session: Session, topic: Annotated[str | None, Argument(help="Only this topic.")] = None
-) -> None:
+def backlog(session: Session, topic: Annotated[str | None, Argument(help="Only this topic.")] = None) -> None:
     """Count what is ready, delayed, in flight and dead, by topic and shard, as of now."""
     found = []
     for name in session.mailboxes():
@@ -28,20 +26,33 @@ def backlog(
     session.out.table(
         columns,
         [
-            (each.mailbox, row.topic, row.shard, row.ready, row.delayed, row.in_flight, row.dead, _age(row.oldest_at))
+            (
+                each.mailbox,
+                row.topic,
+                row.shard,
+                row.ready,
+                row.delayed,
+                row.in_flight,
+                row.dead,
+                _age(row.oldest_at),
+            )
             for each in found
             for row in each.shards
         ],
     )
     for each in found:
         archived = f", {each.archived:,} archived" if each.archived else ""
-        session.out.line(f"{each.mailbox}: {each.ready:,} ready{archived}, as of log position {each.position:,}")
+        session.out.line(
+            f"{each.mailbox}: {each.ready:,} ready{archived}, as of log position {each.position:,}"
+        )
 
 
 def show(
     session: Session,
     message_id: Annotated[str, Argument(help="Id of the message.")],
-    payload: Annotated[bool, Option("--payload", help="Print nothing but the payload, byte for byte.")] = False,
+    payload: Annotated[
+        bool, Option("--payload", help="Print nothing but the payload, byte for byte.")
+    ] = False,
 ) -> None:
     """Show one message: headers, payload, and all that happened to it."""
     show_detail(session, find_message(session, message_id), only_payload=payload)
@@ -51,7 +62,10 @@ def verify(
     session: Session,
     expect: Annotated[
         str | None,
-        Option(metavar="POSITION:CHAIN", help="What an earlier run printed; finds a log cut off or rewritten since."),
+        Option(
+            metavar="POSITION:CHAIN",
+            help="What an earlier run printed; finds a log cut off or rewritten since.",
+        ),
     ] = None,
 ) -> None:
     """Recompute every hash of every log, and say up to where each is whole."""
@@ -92,7 +106,9 @@ def find_message(session: Session, message_id: str) -> "MessageDetail":
             except NotFound:
                 continue
     where = ", ".join(names) or "no mailbox at all"
-    raise NotFound(f"The store {session.store} has no message {message_id} (looked at {where}); check the id.")
+    raise NotFound(
+        f"The store {session.store} has no message {message_id} (looked at {where}); check the id."
+    )
 
 
 def show_detail(session: Session, detail: "MessageDetail", *, only_payload: bool = False) -> None:

@@ -22,18 +22,24 @@ if TYPE_CHECKING:
 def search(
     session: Session,
     text: Annotated[str | None, Argument(help="Words that must all occur in some header.")] = None,
-    topic: Annotated[list[str] | None, Option(help="Topic or glob such as admin.users.*; may be repeated.")] = None,
+    topic: Annotated[
+        list[str] | None, Option(help="Topic or glob such as admin.users.*; may be repeated.")
+    ] = None,
     principal: Annotated[list[str] | None, Option(help="Publisher; may be repeated.")] = None,
     status: Annotated[
         list[str] | None, Option(help="ready, in_flight, acked, dead, expired or archived; may be repeated.")
     ] = None,
-    since: Annotated[str | None, Option(metavar="TIME", help="Not before: RFC 3339, ms, or an age like 2h.")] = None,
+    since: Annotated[
+        str | None, Option(metavar="TIME", help="Not before: RFC 3339, ms, or an age like 2h.")
+    ] = None,
     until: Annotated[str | None, Option(metavar="TIME", help="Not after, the same way.")] = None,
     id_: Annotated[str | None, Option("--id", help="Message id.")] = None,
     correlation_id: Annotated[str | None, Option()] = None,
     trace_id: Annotated[str | None, Option()] = None,
     namespace: Annotated[str | None, Option()] = None,
-    header: Annotated[list[str] | None, Option(metavar="NAME=VALUE", help="Custom header; may be repeated.")] = None,
+    header: Annotated[
+        list[str] | None, Option(metavar="NAME=VALUE", help="Custom header; may be repeated.")
+    ] = None,
     order: Annotated[str, Option(metavar="newest|oldest", help="Which end to start from.")] = "newest",
     limit: Annotated[int, Option(help="Messages a page, up to 1000.")] = 100,
     cursor: Annotated[str | None, Option(help="Go on after the page that printed this.")] = None,
@@ -98,7 +104,9 @@ def rebuild(session: Session) -> None:
     with session.out.progress("Starting Spark") as move:
         report = rebuild_projections(
             session.existing_store(),
-            lambda at: move(at.done, f"{at.phase} {at.done:,}/{at.total:,} {at.unit}" if at.total else at.phase),
+            lambda at: move(
+                at.done, f"{at.phase} {at.done:,}/{at.total:,} {at.unit}" if at.total else at.phase
+            ),
         )
     if session.out.as_json:
         session.out.json(report)
@@ -124,7 +132,14 @@ def project_status(session: Session) -> None:
     session.out.table(
         ("version", "status", "built", "messages", "seconds", "error"),
         [
-            (each.version, each.status, _finished(each), each.counts.get("mailbox"), round(sum(each.seconds.values()), 1), each.error)
+            (
+                each.version,
+                each.status,
+                _finished(each),
+                each.counts.get("mailbox"),
+                round(sum(each.seconds.values()), 1),
+                each.error,
+            )
             for each in status.versions
         ],
     )
@@ -154,7 +169,14 @@ def _show_pages(
             session.out.table(
                 ("published", "topic", "principal", "status", "attempts", "message"),
                 [
-                    (_time(m.timestamp), m.topic, m.principal, m.status.name.lower(), m.attempts, m.message_id)
+                    (
+                        _time(m.timestamp),
+                        m.topic,
+                        m.principal,
+                        m.status.name.lower(),
+                        m.attempts,
+                        m.message_id,
+                    )
                     for m in page.items
                 ],
             )
@@ -174,7 +196,9 @@ def _tell_end(session: Session, found: int, next_cursor: str | None) -> None:
 def _note_lag(session: Session, projections: "Projections") -> None:
     behind = sum(lag.lag for lag in projections.get_projection_status().lags)
     if behind:
-        session.out.note(f"The read models are {behind:,} log records behind; postroom project rebuild catches up.")
+        session.out.note(
+            f"The read models are {behind:,} log records behind; postroom project rebuild catches up."
+        )
 
 
 def as_json(found: "FoundMessage", envelope: bool) -> dict[str, Any]:

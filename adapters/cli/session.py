@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from postroom.domain.mailbox.events import MailboxMode
 
 MEMORY = "memory:"
+DEFAULT_STORE = "postroom.db"
 QUEUE_MAILBOX = "main@local"
 ARCHIVE_MAILBOX = "archive@local"
 
@@ -31,13 +32,8 @@ class Session:
 
     @property
     def store(self) -> str:
-        """Return the store, or raise `InvalidRequest` where it lies in memory and so can't outlive a command."""
-        if self.settings.store == MEMORY:
-            raise InvalidRequest(
-                f"The store memory: is gone when a command ends, so postroom {self.command} has nothing to work on; "
-                "name a file with --store or POSTROOM_STORE."
-            )
-        return self.settings.store
+        """Return the store: `memory:`, or the path of a file."""
+        return self.settings.store or DEFAULT_STORE
 
     @property
     def mailbox(self) -> str:
@@ -45,7 +41,15 @@ class Session:
         return self.settings.mailbox or QUEUE_MAILBOX
 
     def existing_store(self) -> str:
-        """Return the store, or raise `NotFound` when it isn't there."""
+        """Return the store that earlier commands wrote.
+
+        Raises: NotFound when it isn't there, InvalidRequest where it was in memory and so is gone.
+        """
+        if self.store == MEMORY:
+            raise InvalidRequest(
+                f"The store memory: is gone when a command ends, so postroom {self.command} has nothing to work "
+                "on; name a file with --store or POSTROOM_STORE."
+            )
         if not Path(self.store).is_file():
             raise NotFound(
                 f"There is no store at {self.store}; send or import a message to make one, "
@@ -88,7 +92,7 @@ class Session:
         if not create:
             _present(name, list_mailboxes(self.existing_store()), self.store)
         async with open_mailbox(
-            settings.store,
+            self.store,
             name,
             mode=mode,
             durability=settings.durability,

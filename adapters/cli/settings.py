@@ -31,15 +31,14 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Say which store and mailbox to use, and how.
 
     Arguments:
-        store: path of a SQLite file, or `memory:`.
-        mailbox: `namespace@proxy`; None lets each command choose.
+        store: path of a SQLite file, or `memory:`. mailbox: `namespace@proxy`. None lets each command choose.
         owner_wait_ms: how long to wait for another process to give the mailbox up.
         policy: what topics promise unless told otherwise.
         topics: what single topics promise; missing fields are those of `policy`.
         file: the settings file that was read, if any.
     """
 
-    store: str = "postroom.db"
+    store: str | None = None
     mailbox: str | None = None
     durability: Literal["full", "relaxed"] = "full"
     log_level: Literal["debug", "info", "warning", "error"] = "warning"
@@ -83,7 +82,8 @@ def load_settings(
     values["limits"] = _build(MailboxLimits(), limits, where["limits"])
     values["topics"] = {
         _named(topic, check_topic, where["topics"]): make_policy(
-            values["policy"], _table(_table(tables, "topics", where), topic, {topic: f"[topics.{topic!r}] in {path}"}),
+            values["policy"],
+            _table(_table(tables, "topics", where), topic, {topic: f"[topics.{topic!r}] in {path}"}),
             f'[topics."{topic}"] in {path}',
         )
         for topic in _table(tables, "topics", where)
@@ -114,7 +114,9 @@ def _read_file(config: str | None) -> tuple[str, dict[str, Any]]:
     try:
         tables = tomllib.loads(path.read_text("utf-8"))
     except OSError as error:
-        raise InvalidSettings(f"The settings file {path} can't be read: {error.strerror or error}.") from error
+        raise InvalidSettings(
+            f"The settings file {path} can't be read: {error.strerror or error}."
+        ) from error
     except ValueError as error:
         raise InvalidSettings(f"The settings file {path} is not valid TOML: {error}.") from error
     for key in tables:
@@ -128,7 +130,9 @@ def _scalar(name: str, value: object, where: str) -> object:
         return _number(name, value, where)
     if name == "mailbox":
         return _named(value, check_mailbox, where)
-    allowed = {"durability": ("full", "relaxed"), "log_level": ("debug", "info", "warning", "error")}.get(name)
+    allowed = {"durability": ("full", "relaxed"), "log_level": ("debug", "info", "warning", "error")}.get(
+        name
+    )
     if allowed is not None and value not in allowed:
         raise InvalidSettings(f"{where} is {value!r}; it must be one of {', '.join(allowed)}.")
     if not isinstance(value, str) or not value:
@@ -153,7 +157,9 @@ def _table(tables: Mapping[str, Any], name: str, where: Mapping[str, str]) -> di
 
 def _from_environment(table: str, environment: Mapping[str, str]) -> dict[str, str]:
     prefix = f"{PREFIX}{table.upper()}__"
-    return {name[len(prefix) :].lower(): value for name, value in environment.items() if name.startswith(prefix)}
+    return {
+        name[len(prefix) :].lower(): value for name, value in environment.items() if name.startswith(prefix)
+    }
 
 
 def _build(base: Struct, changes: Mapping[str, object], where: str) -> Struct:

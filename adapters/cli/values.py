@@ -18,7 +18,9 @@ def parse_duration(text: str) -> int:
     if text.strip() == "0":
         return 0
     if found is None:
-        raise InvalidRequest(f"{text!r} is not a duration; write a number and a unit, such as 500ms, 5s, 2m, 1h or 7d.")
+        raise InvalidRequest(
+            f"{text!r} is not a duration; write a number and a unit, such as 500ms, 5s, 2m, 1h or 7d."
+        )
     return round(float(found[1]) * _UNITS_MS[found[2]])
 
 

@@ -1,0 +1,132 @@
+"""Traffic for the demo: a shop's messages, always the same ones, and the consumers that work them off."""
+
+import asyncio
+from collections.abc import Iterator
+from random import Random
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from postroom.application.messages import NewMessage
+from postroom.domain.errors import Rejected, Saturated
+
+if TYPE_CHECKING:
+    from postroom.adapters.compose import Postroom
+    from postroom.application.messages import ReceivedMessage
+
+MESSAGES = 20_000
+TOPICS = ("orders.created", "orders.paid", "orders.shipped", "stock.changed", "mail.requested")
+SHOPS = ("shop-berlin", "shop-lima", "shop-osaka")
+DUPLICATES, POISON = 0.02, 0.001
+BATCH = 100
+SEED = 37
+IDLE_SECONDS = 0.02
+
+
+def generate(count: int = MESSAGES) -> Iterator[NewMessage]:
+    """Yield `count` messages; some are sent twice, and some can't be processed by anyone."""
+    random = Random(SEED)
+    recent: list[NewMessage] = []
+    for number in range(count):
+        if recent and random.random() < DUPLICATES:
+            yield random.choice(recent)
+            continue
+        customer = f"customer-{random.randrange(500)}"
+        amount = round(random.uniform(1, 500), 2)
+        if random.random() < POISON:
+            amount = -amount
+        order = {"order": number, "customer": customer, "amount": amount}
+        message = NewMessage(
+            topic=random.choice(TOPICS),
+            payload=msgspec.json.encode(order),
+            idem_key=f"order-{number}",
+            sticky_key=customer,
+            principal=random.choice(SHOPS),
+            correlation_id=f"visit-{random.randrange(10**6):06}",
+            content_type="application/json",
+            attrs={"currency": "EUR"},
+        )
+        recent = [*recent[-20:], message]
+        yield message
+
+
+class Sender:
+    """Send everything in batches; wait when the mailbox is full."""
+
+    def __init__(self, postroom: "Postroom", count: int = MESSAGES) -> None:
+        self._postroom = postroom
+        self._count = count
+        self.sent = self.duplicates = 0
+
+    async def __call__(self) -> None:
+        """Send until all is accepted."""
+        messages = list(generate(self._count))
+        for start in range(0, len(messages), BATCH):
+            waiting = messages[start : start + BATCH]
+            while waiting:
+                answers = await self._postroom.send_batch(waiting)
+                full = [
+                    message
+                    for message, answer in zip(waiting, answers, strict=True)
+                    if isinstance(answer, Saturated)
+                ]
+                for answer in answers:
+                    self._count_answer(answer)
+                if full:
+                    await asyncio.sleep(IDLE_SECONDS)
+                waiting = full
+
+    def _count_answer(self, answer: object) -> None:
+        if isinstance(answer, Rejected):
+            if not isinstance(answer, Saturated):
+                raise answer
+            return
+        self.sent += 1
+        self.duplicates += answer.duplicate  # type: ignore[attr-defined]
+
+
+class Consumer:
+    """Receive, work, ack; nack what can't be processed.
+
+    Arguments:
+        hangs_after: stop working after so many messages, with the next batch in hand; None never does.
+    """
+
+    def __init__(self, postroom: "Postroom", name: str, hangs_after: int | None = None) -> None:
+        self._postroom = postroom
+        self._hangs_after = hangs_after
+        self.name = name
+        self.acked = self.nacked = 0
+        self.held: list[str] = []
+        self.hangs = asyncio.Event()
+
+    async def __call__(self) -> None:
+        """Work until cancelled."""
+        while True:
+            worked = False
+            for topic in TOPICS:
+                messages = await self._postroom.receive_messages(
+                    topic, max_messages=BATCH, consumer=self.name
+                )
+                if messages:
+                    worked = True
+                    await self._work(messages)
+            if not worked:
+                await asyncio.sleep(IDLE_SECONDS)
+
+    async def _work(self, messages: "list[ReceivedMessage]") -> None:
+        if self._hangs_after is not None and self.acked >= self._hangs_after:
+            self.held = [message.message_id for message in messages]
+            self.hangs.set()
+            await asyncio.Event().wait()
+        good = []
+        for message in messages:
+            amount = msgspec.json.decode(message.payload)["amount"]
+            if amount >= 0:
+                good.append(message.receipt)
+                continue
+            self.nacked += 1
+            reason = f"amount {amount} is negative"
+            await self._postroom.nack_messages([message.receipt], reason=reason)
+        await self._postroom.ack_messages(good)
+        self.acked += len(good)
