@@ -26,6 +26,9 @@ CONFIG = {
     "spark.ui.showConsoleProgress": "false",
 }
 
+QUIET = "-Dlog4j2.configurationFile=" + (Path(__file__).parent / "log4j2.properties").as_uri()
+"""The Java option that keeps Spark's log to errors."""
+
 
 def start_session(config: dict[str, str] | None = None) -> "SparkSession":
     """Return the Spark session of this process, started on the first call.

@@ -1,6 +1,12 @@
 import os
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
+import pytest
 from hypothesis import HealthCheck, settings
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 # The machine's speed says nothing about the code: no example is failed for being slow.
 settings.register_profile(
@@ -18,3 +24,21 @@ settings.register_profile(
     stateful_step_count=100,
 )
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
+
+
+@pytest.fixture(scope="session")
+def spark() -> "Iterator[SparkSession]":
+    """One small Spark session for the whole run; its start costs more than all its tests."""
+    from postroom.projections.session import QUIET, start_session
+
+    session = start_session(
+        {
+            "spark.master": "local[2]",
+            "spark.sql.shuffle.partitions": "1",
+            "spark.sql.adaptive.enabled": "false",
+            "spark.driver.memory": "1g",
+            "spark.driver.extraJavaOptions": f"-XX:TieredStopAtLevel=1 {QUIET}",
+        }
+    )
+    yield session
+    session.stop()

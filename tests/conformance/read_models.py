@@ -1,0 +1,181 @@
+"""What every read-model adapter promises: `EventFilter.matches` says what a search has to find."""
+
+from collections.abc import Callable
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from postroom.application.messages import NewMessage
+from postroom.application.ports.read_models import BacklogFilter, DeadLetterFilter, ReadModels
+from postroom.domain.errors import InvalidRequest, NotFound
+from postroom.domain.message import Status
+from postroom.domain.search import EventFilter, FoundMessage, Order
+from tests.projections.histories import START_US, TOPICS
+
+Build = Callable[[], int]
+"""Build the read models of the store anew, as of now."""
+Send = Callable[[NewMessage], None]
+"""Send a message to the store."""
+
+_words = st.sampled_from(
+    ["alice", "ALI", "bob", "ß", "stras", "0f3a", "7", "i̇stan", "admin", "users del", "zzz", "å", '"', "%"]
+)
+_names = ["alice", "Bob", "STRASSE ß", "0f3a-77", "İstanbul", "nobody"]
+filters = st.builds(
+    EventFilter,
+    start_time=st.none() | st.integers(START_US // 1_000 - 12_000, START_US // 1_000),
+    end_time=st.none() | st.integers(START_US // 1_000, START_US // 1_000 + 12_000),
+    topics=st.lists(
+        st.sampled_from([*TOPICS, "admin.*", "*.deleted", "*", "a*s.c*d", "none.*", "shop*"]), max_size=3
+    ).map(tuple),
+    principals=st.lists(st.sampled_from(_names), max_size=3).map(tuple),
+    statuses=st.lists(st.sampled_from(Status), max_size=3).map(tuple),
+    correlation_id=st.none() | st.sampled_from(_names),
+    trace_id=st.none() | st.none() | st.sampled_from(_names),
+    namespace=st.sampled_from([None, None, "box0", "box1"]),
+    mailbox=st.sampled_from([None, None, "box0@test", "box1@test"]),
+    headers=st.dictionaries(
+        st.sampled_from(["tenant", "Region", "x"]),
+        st.sampled_from(["a", "EU-west", "ÅÄ", "none"]),
+        max_size=2,
+    ),
+    text=st.none() | st.none() | _words,
+    order=st.sampled_from(Order),
+)
+
+
+class ReadModelsConformance:
+    """Subclasses give fixtures: `models` over a store with a past, `build` and `send` for the same store."""
+
+    @settings(
+        max_examples=300,
+        suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.differing_executors],
+    )
+    @given(wanted=filters, limit=st.integers(1, 7))
+    def test_a_search_finds_what_the_filter_matches_page_by_page(
+        self, models: ReadModels, wanted: EventFilter, limit: int
+    ) -> None:
+        everything = _in_order(_all(models, EventFilter(limit=1_000)), wanted.order)
+        matching = [item for item in everything if wanted.matches(item)]
+        assert _all(models, _with(wanted, limit=limit)) == matching
+
+    def test_every_combination_of_filters_that_matches_a_message_finds_it(self, models: ReadModels) -> None:
+        for item in _all(models, EventFilter()):
+            exact = EventFilter(
+                start_time=item.timestamp,
+                end_time=item.timestamp,
+                topics=(item.topic,),
+                principals=(item.principal,) if item.principal else (),
+                statuses=(item.status,),
+                message_id=item.message_id,
+                correlation_id=item.correlation_id,
+                trace_id=item.trace_id,
+                namespace=item.namespace,
+                mailbox=item.mailbox,
+                headers=item.custom_headers,
+                text=item.topic,
+            )
+            assert _all(models, exact) == [item]
+            assert models.get(item.message_id, item.mailbox) == item
+
+    def test_an_offset_skips_as_many_messages(self, models: ReadModels) -> None:
+        everything = _all(models, EventFilter())
+        assert list(models.search(EventFilter(offset=3, limit=4)).items) == everything[3:7]
+
+    def test_a_found_message_gives_its_envelope_back(self, models: ReadModels) -> None:
+        for item in _all(models, EventFilter()):
+            envelope = item.reconstruct_envelope()
+            assert (envelope.metadata.message_id, envelope.metadata.topic) == (item.message_id, item.topic)
+
+    def test_pages_go_on_where_they_were_while_messages_arrive_and_versions_flip(
+        self, models: ReadModels, build: Build, send: Send
+    ) -> None:
+        before = _all(models, EventFilter())
+        first = models.search(EventFilter(limit=5))
+        send(NewMessage(topic="shop", payload=b"", published_at_us=START_US + 60_000_000))
+        send(NewMessage(topic="shop", payload=b"", published_at_us=START_US - 60_000_000))
+        build()
+        rest = _all(models, EventFilter(limit=5, cursor=first.next_cursor))
+        seen = [*first.items, *rest]
+        assert [item.message_id for item in seen[:-1]] == [item.message_id for item in before]
+        assert seen[-1].timestamp == START_US // 1_000 - 60_000
+
+    def test_a_search_shows_what_was_true_at_the_last_rebuild(
+        self, models: ReadModels, build: Build, send: Send
+    ) -> None:
+        send(NewMessage(topic="shop", payload=b"", message_id="fresh"))
+        with pytest.raises(NotFound, match="postroom project rebuild"):
+            models.get("fresh")
+        assert sum(each.lag for each in models.status().lags) > 0
+        version = build()
+        assert models.get("fresh").status == Status.READY
+        status = models.status()
+        assert status.active is not None
+        assert status.active.version == version
+        assert [each.lag for each in status.lags] == [0, 0]
+
+    def test_backlog_comes_in_pages_by_shard(self, models: ReadModels) -> None:
+        whole = models.backlog(BacklogFilter()).items
+        assert len(whole) > 3
+        paged, cursor = [], None
+        while page := models.backlog(BacklogFilter(limit=2, cursor=cursor)):
+            paged += page.items
+            cursor = page.next_cursor
+            if cursor is None:
+                break
+        assert paged == list(whole)
+        only = models.backlog(BacklogFilter(mailbox="box0@test", topics=("admin.*",))).items
+        assert only == tuple(e for e in whole if e.mailbox == "box0@test" and e.topic.startswith("admin."))
+
+    def test_dead_letters_come_in_pages_latest_death_first(self, models: ReadModels) -> None:
+        whole = models.dead_letters(DeadLetterFilter()).items
+        assert len(whole) > 1
+        assert [each.last_seen for each in whole] == sorted((each.last_seen for each in whole), reverse=True)
+        first = models.dead_letters(DeadLetterFilter(limit=1))
+        rest = models.dead_letters(DeadLetterFilter(cursor=first.next_cursor))
+        assert (*first.items, *rest.items) == whole
+        letter = whole[0]
+        alike = models.dead_letters(
+            DeadLetterFilter(fingerprint=letter.fingerprint, reason=letter.reason)
+        ).items
+        assert alike == tuple(each for each in whole if each.fingerprint == letter.fingerprint)
+        assert models.dead_letters(DeadLetterFilter(topics=("none.*",))).items == ()
+
+    def test_stats_sum_the_archive_up(self, models: ReadModels) -> None:
+        times = [item.timestamp for item in _all(models, EventFilter())]
+        stats = models.stats()
+        assert (stats.total_events, stats.oldest_event, stats.newest_event) == (
+            len(times),
+            min(times),
+            max(times),
+        )
+        assert stats.total_size_bytes > 0
+
+    @pytest.mark.parametrize("cursor", ["", "nonsense", "k6FhoWKhYw", "åäö"])
+    def test_a_cursor_that_is_not_ours_is_refused(self, models: ReadModels, cursor: str) -> None:
+        for ask in (models.backlog, models.dead_letters):
+            wanted = (
+                BacklogFilter(cursor=cursor) if ask == models.backlog else DeadLetterFilter(cursor=cursor)
+            )
+            with pytest.raises(InvalidRequest, match="next_cursor"):
+                ask(wanted)  # type: ignore[arg-type]
+
+
+def _all(models: ReadModels, wanted: EventFilter) -> list[FoundMessage]:
+    page = models.search(wanted)
+    items = list(page.items)
+    while page.next_cursor is not None:
+        page = models.search(_with(wanted, cursor=page.next_cursor))
+        items += page.items
+    return items
+
+
+def _with(wanted: EventFilter, **changes: object) -> EventFilter:
+    fields = {name: getattr(wanted, name) for name in wanted.__struct_fields__}
+    return EventFilter(**(fields | changes))  # type: ignore[arg-type]
+
+
+def _in_order(items: list[FoundMessage], order: Order) -> list[FoundMessage]:
+    # All of them came newest first; equal times stand in the order of their rows either way.
+    return items if order == Order.NEWEST_FIRST else items[::-1]

@@ -1,0 +1,264 @@
+"""Stores with a past: generated steps, taken through the public handlers under a clock that tests move."""
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from hypothesis import strategies as st
+
+from postroom.adapters.compose import Postroom
+from postroom.adapters.sqlite.event_log import SqliteEventLog
+from postroom.application.engine import MailboxEngine
+from postroom.application.messages import NewMessage, ReceivedMessage
+from postroom.domain.errors import Rejected
+from postroom.domain.mailbox.events import MailboxMode
+from postroom.domain.mailbox.state import TopicCount, count
+from postroom.domain.policy import TopicPolicy
+from postroom.projections.cut import MailboxCut, take_cuts
+from postroom.projections.reference import ReadModels, fold
+from postroom.projections.rows import BACKLOG_COLUMNS, DEAD_LETTER_COLUMNS, MAILBOX_COLUMNS
+from postroom.projections.views import Views
+
+START_US = 1_750_000_000_000_000
+POLICY = TopicPolicy(
+    shards=2,
+    visibility_ms=250,
+    max_attempts=2,
+    replay_window_ms=500,
+    ready_retention_ms=60_000,
+    dead_capacity=3,
+)
+TOPICS = ("admin.users.created", "admin.users.deleted", "shop", "Ünïcode.ÄRGER")
+
+
+class ManualClock:
+    """A clock that stands still until a test moves it."""
+
+    def __init__(self) -> None:
+        self.elapsed = 0
+
+    def wall(self) -> int:
+        return START_US + self.elapsed
+
+    def uptime(self) -> int:
+        return self.elapsed
+
+    def boot(self) -> str:
+        return "one boot"
+
+
+@dataclass(frozen=True)
+class Send:
+    message: NewMessage
+
+
+@dataclass(frozen=True)
+class Receive:
+    topic: str
+
+
+@dataclass(frozen=True)
+class Settle:
+    how: str
+    which: int
+
+
+@dataclass(frozen=True)
+class Operate:
+    how: str
+    topic: str
+
+
+@dataclass(frozen=True)
+class Wait:
+    ms: int
+
+
+@dataclass(frozen=True)
+class Reopen:
+    pass
+
+
+Step = Send | Receive | Settle | Operate | Wait | Reopen
+
+_topics = st.sampled_from(TOPICS)
+_word = st.sampled_from([None, "alice", "Bob", "STRASSE ß", "0f3a-77", "İstanbul"])
+messages = st.builds(
+    NewMessage,
+    topic=_topics,
+    payload=st.binary(max_size=20),
+    attrs=st.dictionaries(
+        st.sampled_from(["tenant", "Region", "x"]), st.sampled_from(["a", "EU-west", "ÅÄ"]), max_size=3
+    ),
+    deliver_after_ms=st.sampled_from([0, 0, 0, 400, 5_000]),
+    ttl_seconds=st.sampled_from([0, 0, 0, 1]),
+    published_at_us=st.none() | st.integers(START_US - 10_000_000, START_US + 10_000_000),
+    content_type=st.sampled_from([None, "application/json"]),
+    correlation_id=_word,
+    principal=_word,
+    trace_id=_word,
+    schema_url=st.sampled_from([None, "https://example.org/schema"]),
+)
+steps: st.SearchStrategy[Step] = st.one_of(
+    st.builds(Send, messages),
+    st.builds(Send, messages),
+    st.builds(Receive, _topics),
+    st.builds(Settle, st.sampled_from(["ack", "nack", "nack", "extend"]), st.integers(0, 5)),
+    st.builds(Operate, st.sampled_from(["reprocess", "purge"]), _topics),
+    st.builds(Wait, st.sampled_from([1, 100, 300, 2_000])),
+    st.builds(Reopen),
+)
+
+POISON: list[Step] = [
+    Send(NewMessage(topic="shop", payload=b"x", message_id="order-1")),
+    Receive("shop"),
+    Settle("nack", 0),
+    Receive("shop"),
+    Settle("nack", 1),
+]
+"""A message that dies."""
+
+STORY: list[Step] = [
+    *POISON,
+    Operate("reprocess", "shop"),
+    Receive("shop"),
+    Settle("nack", 2),
+    Wait(300),
+    Receive("shop"),
+    Settle("nack", 3),
+    *(
+        Send(NewMessage(topic=topic, payload=b"y", attrs={"tenant": "a"}, principal="alice"))
+        for topic in TOPICS
+    ),
+    Receive("admin.users.created"),
+    Settle("ack", 4),
+    Receive("admin.users.deleted"),
+    Settle("extend", 5),
+    Send(NewMessage(topic="Ünïcode.ÄRGER", payload=b"z", ttl_seconds=1)),
+    Send(NewMessage(topic="later", payload=b"z", deliver_after_ms=60_000)),
+    Send(NewMessage(topic="redriven", payload=b"z")),
+    Receive("redriven"),
+    Settle("nack", 6),
+    Wait(700),
+    Receive("redriven"),
+    Settle("nack", 7),
+    Operate("reprocess", "redriven"),
+    Send(NewMessage(topic="purged", payload=b"z")),
+    Receive("purged"),
+    Settle("nack", 8),
+    Wait(900),
+    Receive("purged"),
+    Settle("nack", 9),
+    Operate("purge", "purged"),
+    Send(NewMessage(topic="held", payload=b"z")),
+    Receive("held"),
+    Settle("extend", 10),
+]
+"""A mailbox in which a message stands everywhere it can, but for archived."""
+
+VARIED: list[Step] = [
+    Send(
+        NewMessage(
+            topic=TOPICS[number % 4],
+            payload=b"",
+            attrs={"tenant": "a" if number % 3 else "ÅÄ", **({"Region": "EU-west"} if number % 2 else {})},
+            published_at_us=START_US + (number * 7 % 11 - 5) * 1_000_000,
+            principal=("alice", "Bob", "STRASSE ß", None)[number % 5 % 4],
+            correlation_id=("0f3a-77", None, "İstanbul")[number % 3],
+            trace_id=("Bob", None)[number % 2],
+        )
+    )
+    for number in range(40)
+]
+"""Messages with all sorts of headers, several with the same time."""
+
+
+def live(store: Path, mailbox: str, taken: Sequence[Step], mode: MailboxMode = "queue") -> list[TopicCount]:
+    """Take steps in a mailbox of a store and return what its engine counts at the end."""
+    return asyncio.run(_live(store, mailbox, taken, mode))
+
+
+def send(store: Path, mailbox: str, sent: Iterable[NewMessage]) -> None:
+    """Send messages to a mailbox of a store."""
+    live(store, mailbox, [Send(message) for message in sent])
+
+
+def reference(store: Path) -> ReadModels:
+    """Return what the reference fold makes of a store."""
+    return fold({cut: _records(store, cut) for cut in take_cuts(str(store))})
+
+
+def build_without_spark(store: Path) -> int:
+    """Build the read models of a store from the reference fold, and return their version."""
+    models = reference(store)
+    tables = {
+        "mailbox": (models.mailbox, MAILBOX_COLUMNS),
+        "backlog": (models.backlog, BACKLOG_COLUMNS),
+        "dead_letters": (models.dead_letters, DEAD_LETTER_COLUMNS),
+    }
+    with Views(str(store)) as views:
+        version = views.begin(take_cuts(str(store)))
+        for table, (rows, columns) in tables.items():
+            data = pa.table({name: [row[name] for row in rows] for name in columns})
+            views.load(table, version, iter([data]), lambda _: None)
+        views.index(version, lambda done, total: None)
+        views.flip(version, {}, {})
+        views.drop_old()
+    return version
+
+
+def _records(store: Path, cut: MailboxCut) -> list[Any]:
+    log = SqliteEventLog(store, cut.name, create_missing=False)
+    try:
+        return list(log.read())
+    finally:
+        log.close()
+
+
+async def _live(store: Path, mailbox: str, taken: Sequence[Step], mode: MailboxMode) -> list[TopicCount]:
+    clock = ManualClock()
+    log = SqliteEventLog(store, mailbox, durability="relaxed")
+    engine = MailboxEngine(log, clock, default_policy=POLICY)
+    await engine.open("a test", mode)
+    post = Postroom(engine, clock)
+    received: list[ReceivedMessage] = []
+    for step in taken:
+        clock.elapsed += 1_000
+        if isinstance(step, Wait):
+            clock.elapsed += step.ms * 1_000
+        elif isinstance(step, Reopen):
+            await engine.close()
+            engine = MailboxEngine(log, clock, default_policy=POLICY)
+            await engine.open("a test", mode)
+            post = Postroom(engine, clock)
+        else:
+            with suppress(Rejected):  # a refused command leaves no trace: nothing to agree about
+                await _take(post, step, received)
+    counts = count(engine.mailbox, engine.mailbox.at)
+    await engine.close()
+    log.close()
+    return counts
+
+
+async def _take(post: Postroom, step: Step, received: list[ReceivedMessage]) -> None:
+    match step:
+        case Send(message):
+            await post.send_message(message)
+        case Receive(topic):
+            received += await post.receive_messages(topic)
+        case Settle(how, which) if received:
+            receipt = received[which % len(received)].receipt
+            if how == "ack":
+                await post.ack_messages([receipt])
+            elif how == "nack":
+                await post.nack_messages([receipt], reason=f"timeout after {which} ms", delay_ms=which * 100)
+            else:
+                await post.extend_visibility([receipt], visibility_ms=300)
+        case Operate("reprocess", topic):
+            await post.reprocess_dead_letters(topic)
+        case Operate("purge", topic):
+            await post.purge_topic(topic)
