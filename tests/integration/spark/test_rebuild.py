@@ -1,0 +1,171 @@
+"""A rebuild from start to end, with real Spark, on a store that others use meanwhile."""
+
+import json
+import os
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from postroom.adapters.sqlite.event_log import SqliteEventLog
+from postroom.adapters.sqlite.read_models import SqliteReadModels
+from postroom.application.messages import NewMessage
+from postroom.application.ports.read_models import DeadLetterFilter, views_path
+from postroom.domain.errors import NotFound, Unavailable
+from postroom.domain.search import EventFilter
+from postroom.projections.cut import encode_cuts, take_cuts
+from postroom.projections.rebuild import Progress, rebuild
+from postroom.projections.source import LogSource, read_log
+from tests.projections.histories import STORY, VARIED, live, reference, send
+
+REPOSITORY = Path(__file__).parents[3]
+MAILBOX = "main@test"
+ONE_MORE = NewMessage(topic="shop", payload=b"", message_id="one-more")
+
+pytestmark = pytest.mark.usefixtures("spark")
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    path = tmp_path / "store.db"
+    live(path, MAILBOX, [*STORY, *VARIED])
+    live(path, "archive@test", VARIED, mode="archive")
+    return path
+
+
+def test_a_rebuild_serves_what_the_reference_fold_makes_of_the_log(store: Path) -> None:
+    seen: list[Progress] = []
+    report = rebuild(str(store), progress=seen.append)
+    expected = reference(store)
+    models = SqliteReadModels(store)
+    found = {item.message_id: item for item in models.search(EventFilter(limit=1_000)).items}
+    assert len(found) == report.messages == len(expected.mailbox)
+    for row in expected.mailbox:
+        item = found[row["message_id"]]
+        assert (item.position, item.attempts, item.envelope_blob) == (
+            row["position"],
+            row["attempts"],
+            row["envelope_blob"],
+        )
+    letters = models.dead_letters(DeadLetterFilter(limit=1_000)).items
+    assert {each.id for each in letters} == {row["id"] for row in expected.dead_letters}
+    assert report.dead_letters == len(expected.dead_letters)
+    assert report.backlog == len(expected.backlog)
+    assert report.events == sum(cut.events for cut in take_cuts(str(store)))
+    assert list(dict.fromkeys(each.phase for each in seen)) == ["start", "fold", "load", "index", "flip"]
+    assert set(report.seconds) == {"start", "fold", "load", "index", "flip", "total"}
+    assert list(store.parent.glob("*staging*")) == []
+
+
+def test_a_store_without_records_has_empty_read_models(tmp_path: Path) -> None:
+    SqliteEventLog(tmp_path / "store.db", MAILBOX).close()
+    report = rebuild(str(tmp_path / "store.db"))
+    assert (report.messages, report.events) == (0, 0)
+    models = SqliteReadModels(tmp_path / "store.db")
+    assert models.search(EventFilter()).items == ()
+    assert models.stats().total_events == 0
+
+
+def test_what_is_sent_while_a_rebuild_runs_comes_with_the_next_one(store: Path) -> None:
+    rebuild(str(store), progress=once("fold", lambda: send(store, MAILBOX, [ONE_MORE])))
+    models = SqliteReadModels(store)
+    with pytest.raises(NotFound):
+        models.get("one-more")
+    assert any(each.lag for each in models.status().lags)
+
+
+def test_a_rebuild_neither_takes_nor_waits_for_the_write_lock_of_the_log(store: Path) -> None:
+    with closing(sqlite3.connect(store, isolation_level=None)) as writer:
+        writer.execute("BEGIN IMMEDIATE")
+        report = rebuild(str(store))
+        writer.execute("ROLLBACK")
+    assert report.messages == len(reference(store).mailbox)
+
+
+def test_messages_that_retention_removes_meanwhile_are_not_served_half(store: Path) -> None:
+    through = 10
+
+    def truncate() -> None:
+        log = SqliteEventLog(store, MAILBOX)
+        log.truncate(through, 1_000)
+        log.close()
+
+    rebuild(str(store), progress=once("load", truncate))
+    models = SqliteReadModels(store)
+    positions = [item.position for item in models.search(EventFilter(mailbox=MAILBOX, limit=1_000)).items]
+    assert min(positions) > through
+    assert {each.id % (1 << 40) for each in models.dead_letters(DeadLetterFilter()).items} <= set(positions)
+
+
+def test_a_rebuild_that_fails_leaves_what_is_served_and_says_why(store: Path) -> None:
+    before = rebuild(str(store)).version
+    with closing(sqlite3.connect(store)) as writer:
+        writer.execute("UPDATE log SET type = 'MessageTeleported.1' WHERE type = 'MessageAcked.1'")
+        writer.commit()
+    with pytest.raises(Unavailable, match="unknown type MessageTeleported"):
+        rebuild(str(store))
+    status = SqliteReadModels(store).status()
+    assert status.active is not None
+    assert status.active.version == before
+    assert status.versions[0].status == "failed"
+    assert "MessageTeleported" in (status.versions[0].error or "")
+    assert tables(store, status.versions[0].version) == set()
+
+
+def test_the_log_reads_alike_by_adbc_and_by_sqlite3(store: Path, spark: SparkSession) -> None:
+    cuts = take_cuts(str(store))
+    frame = read_log(
+        spark, str(store), cuts, *("place", "type", "topic", "principal", "due", "state", "envelope")
+    )
+    by_sqlite = (
+        spark.read.format(LogSource.name())
+        .schema(frame.schema)
+        .options(store=str(store), cuts=encode_cuts(cuts), driver="sqlite3")
+        .load()
+    )
+    rows = sorted(frame.collect())
+    assert rows == sorted(by_sqlite.collect())
+    assert len(rows) == sum(cut.events for cut in cuts)
+
+
+def test_spark_submit_runs_the_rebuild_from_the_repository(store: Path) -> None:
+    ran = subprocess.run(
+        [
+            Path(sys.executable).with_name("spark-submit"),
+            "projections/rebuild.py",
+            "--store",
+            store,
+            "--json",
+        ],
+        cwd=REPOSITORY,
+        env={**os.environ, "PYSPARK_PYTHON": sys.executable, "PYSPARK_DRIVER_PYTHON": sys.executable},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr
+    report = json.loads(ran.stdout)
+    assert report["messages"] == len(reference(store).mailbox)
+    assert SqliteReadModels(store).stats().total_events == report["messages"]
+
+
+def once(phase: str, act: Callable[[], None]) -> Callable[[Progress], None]:
+    """Return a progress callback that acts when a phase begins."""
+    pending = [act]
+
+    def on_progress(progress: Progress) -> None:
+        if progress.phase == phase and pending:
+            pending.pop()()
+
+    return on_progress
+
+
+def tables(store: Path, version: int) -> set[str]:
+    with closing(sqlite3.connect(views_path(store))) as connection:
+        names = connection.execute("SELECT name FROM sqlite_master WHERE name GLOB ?", (f"*_v{version}*",))
+        return {name for (name,) in names}

@@ -1,0 +1,82 @@
+"""Mailboxes to try the handlers on: both stores, and one whose time the test tells."""
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from postroom.adapters.compose import Postroom
+from postroom.adapters.memory.event_log import MemoryEventLog
+from postroom.adapters.sqlite.event_log import SqliteEventLog
+from postroom.application.engine import MailboxEngine
+from postroom.application.ports.event_log import EventLog
+from postroom.domain.mailbox.events import MailboxMode
+from postroom.domain.policy import MailboxLimits, TopicPolicy
+
+MAILBOX = "acme@one"
+
+
+class ManualClock:
+    """A clock that stands still until it is told to go on."""
+
+    def __init__(self) -> None:
+        self.wall_us = 1_800_000_000_000_000
+        self.uptime_us = 60_000_000
+        self.boot_id = "boot-1"
+
+    def wall(self) -> int:
+        return self.wall_us
+
+    def uptime(self) -> int:
+        return self.uptime_us
+
+    def boot(self) -> str:
+        return self.boot_id
+
+    def advance(self, ms: int) -> None:
+        """Let time pass."""
+        self.wall_us += ms * 1_000
+        self.uptime_us += ms * 1_000
+
+    def reboot(self, *, after_ms: int = 0) -> None:
+        """Start the machine again."""
+        self.wall_us += after_ms * 1_000
+        self.uptime_us = 1_000_000
+        self.boot_id += "'"
+
+
+class Place:
+    """A store whose mailbox can be opened, closed and opened again, under a manual clock."""
+
+    def __init__(self, open_log: Callable[[], EventLog]) -> None:
+        self.clock = ManualClock()
+        self.open_log = open_log
+
+    @asynccontextmanager
+    async def open(
+        self,
+        *,
+        mode: MailboxMode = "queue",
+        limits: MailboxLimits | None = None,
+        policy: TopicPolicy | None = None,
+        cache_bytes: int = 64 << 20,
+    ) -> AsyncIterator[Postroom]:
+        """Own the mailbox while the context lasts."""
+        log = self.open_log()
+        engine = MailboxEngine(log, self.clock, limits=limits, default_policy=policy, cache_bytes=cache_bytes)
+        await engine.open("test", mode)
+        try:
+            yield Postroom(engine, self.clock)
+        finally:
+            await engine.close()
+            log.close()
+
+
+def memory_place() -> Place:
+    """Return a place that lasts as long as it is referred to."""
+    log = MemoryEventLog(MAILBOX)
+    return Place(lambda: log)
+
+
+def sqlite_place(folder: Path) -> Place:
+    """Return a place in a SQLite file of this folder."""
+    return Place(lambda: SqliteEventLog(folder / "store.db", MAILBOX))

@@ -1,0 +1,481 @@
+"""The public handlers, end to end, on both stores."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from uuid import UUID
+
+import pytest
+
+from postroom.adapters.compose import Postroom, list_mailboxes, open_mailbox, read_mailbox
+from postroom.application.messages import NewMessage, Sent, read_receipt, write_receipt
+from postroom.domain.envelope.build import build_envelope
+from postroom.domain.errors import (
+    FrameTooLarge,
+    IdempotencyConflict,
+    InvalidRequest,
+    MailboxOwned,
+    NotFound,
+    Saturated,
+    StaleReceipt,
+    Unavailable,
+)
+from postroom.domain.integrity import payload_hash
+from postroom.domain.mailbox.commands import Sweep
+from postroom.domain.message import Receipt
+from postroom.domain.policy import MailboxLimits, TopicPolicy
+
+MAILBOX = "acme@one"
+LONG_MS = 60_000
+
+
+@pytest.fixture(params=["memory:", "sqlite"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    name: str = request.param
+    return name if name == "memory:" else str(tmp_path / "store.db")
+
+
+@pytest.fixture
+async def mailbox(store: str) -> AsyncIterator[Postroom]:
+    async with open_mailbox(store, MAILBOX, durability="relaxed") as opened:
+        yield opened
+
+
+def message(payload: bytes = b"hello", topic: str = "orders", **fields: object) -> NewMessage:
+    return NewMessage(topic=topic, payload=payload, **fields)  # type: ignore[arg-type]
+
+
+# -- a message's life ---
+
+
+async def test_a_message_is_sent_received_and_acked(mailbox: Postroom) -> None:
+    sent = await mailbox.send_message(
+        message(b"\x00hello", attrs={"k": "v", "raw": b"\xff"}, correlation_id="corr-1", idem_key="key-1")
+    )
+    assert not sent.duplicate
+    assert UUID(sent.message_id).version == 7
+
+    (received,) = await mailbox.receive_messages("orders", consumer="worker-1")
+    assert (received.message_id, received.topic, received.attempt) == (sent.message_id, "orders", 1)
+    assert (received.payload, received.idem_key, received.correlation_id) == (b"\x00hello", "key-1", "corr-1")
+    assert received.attrs["k"] == "v"
+    assert await mailbox.receive_messages("orders") == []
+
+    assert await mailbox.ack_messages([received.receipt]) == [None]
+    assert await mailbox.ack_messages([received.receipt]) == [None]
+    assert mailbox.get_backlog().shards == []
+    history = [entry.event for entry in mailbox.get_message(sent.message_id).history]
+    assert history == ["MessageSent", "MessageReceived", "MessageAcked"]
+
+
+async def test_a_delivery_is_written_as_the_specification_says(mailbox: Postroom) -> None:
+    await mailbox.send_message(
+        message(b"hi", attrs={"k": "v"}, idem_key="key-1", published_at_us=1_700_000_000_000_000)
+    )
+    (received,) = await mailbox.receive_messages("orders")
+    written = received.to_json()
+    assert written["ts"] == "2023-11-14T22:13:20.000000Z"
+    assert written["payload_hash"] == f"b3:{payload_hash(b'hi').hex()}"
+    assert written["hash_chain"].startswith("b3:")
+    assert written["corr_id"] == written["msg_id"] == received.message_id
+    assert (written["topic"], written["idem_key"], written["attempt"]) == ("orders", "key-1", 1)
+    assert (written["attrs"], written["shard"], written["payload_b64"]) == (
+        {"k": "v"},
+        received.shard,
+        "aGk=",
+    )
+    assert read_receipt(written["receipt"]) == received.receipt
+
+
+async def test_the_receipt_survives_as_text(mailbox: Postroom) -> None:
+    await mailbox.send_message(message())
+    (received,) = await mailbox.receive_messages("orders")
+    receipt = read_receipt(write_receipt(received.receipt))
+    assert await mailbox.ack_messages([receipt]) == [None]
+    for nonsense in ("", "nonsense", "é", write_receipt(receipt) + "AAAA"):
+        with pytest.raises(InvalidRequest, match="is not a receipt"):
+            read_receipt(nonsense)
+
+
+async def test_a_nacked_message_comes_again_with_its_next_attempt(mailbox: Postroom) -> None:
+    sent = await mailbox.send_message(message())
+    (first,) = await mailbox.receive_messages("orders")
+    assert await mailbox.nack_messages([first.receipt], reason="boom", delay_ms=0) == [None]
+    (second,) = await mailbox.receive_messages("orders")
+    assert (second.message_id, second.attempt, second.payload) == (sent.message_id, 2, b"hello")
+    (refused,) = await mailbox.ack_messages([first.receipt])
+    assert isinstance(refused, StaleReceipt)
+    assert await mailbox.extend_visibility([second.receipt], 30_000) == [None]
+    assert await mailbox.ack_messages([second.receipt]) == [None]
+
+
+async def test_answers_come_in_the_order_of_the_receipts(mailbox: Postroom) -> None:
+    await mailbox.send_batch([message(b"1"), message(b"2")])
+    one, two = await mailbox.receive_messages("orders")
+    unknown = Receipt(b"?" * 16, 2, 1)
+    answers = await mailbox.ack_messages([one.receipt, unknown, two.receipt, one.receipt])
+    assert [type(answer) for answer in answers] == [type(None), NotFound, type(None), type(None)]
+    assert await mailbox.ack_messages([]) == []
+
+
+async def test_two_callers_that_ack_one_delivery_at_once_are_both_told_it_is_settled(
+    mailbox: Postroom,
+) -> None:
+    await mailbox.send_batch([message(b"1"), message(b"2")])
+    one, two = await mailbox.receive_messages("orders")
+    calls = [mailbox.ack_messages([each]) for each in (one.receipt, one.receipt, two.receipt)]
+    assert await asyncio.gather(*calls) == [[None]] * 3
+    refused, settled = await asyncio.gather(
+        mailbox.nack_messages([one.receipt]), mailbox.ack_messages([two.receipt])
+    )
+    assert isinstance(refused[0], StaleReceipt)
+    assert settled == [None]
+
+
+async def test_a_late_ack_that_meets_a_purge_is_refused_and_harms_nobody(mailbox: Postroom) -> None:
+    await mailbox.send_batch([message(b"1"), message(b"2", topic="invoices")])
+    (late,) = await mailbox.receive_messages("orders", visibility_ms=250)
+    (other,) = await mailbox.receive_messages("invoices")
+    while not mailbox.get_backlog().ready:  # noqa: ASYNC110  until the scanner comes by
+        await asyncio.sleep(0.01)
+    purged, refused, settled = await asyncio.gather(
+        mailbox.purge_topic("orders", ready=True),
+        mailbox.ack_messages([late.receipt]),
+        mailbox.ack_messages([other.receipt]),
+    )
+    assert (purged, settled) == (1, [None])
+    assert isinstance(refused[0], StaleReceipt)
+
+
+# -- batches and duplicates ---
+
+
+async def test_each_message_of_a_batch_is_accepted_or_refused_by_itself(mailbox: Postroom) -> None:
+    answers = await mailbox.send_batch(
+        [
+            message(b"1", idem_key="k"),
+            message(b"2", topic="no spaces"),
+            message(b"1", idem_key="k"),
+            message(b"changed", idem_key="k"),
+            message(bytes(1 << 20)),
+            message(b"3"),
+            message(b"4", deliver_after_ms=-1),
+            message(b"5", idem_key=""),
+        ]
+    )
+    kinds = [type(answer) for answer in answers]
+    assert kinds == [
+        Sent,
+        InvalidRequest,
+        Sent,
+        IdempotencyConflict,
+        FrameTooLarge,
+        Sent,
+        InvalidRequest,
+        InvalidRequest,
+    ]
+    first, again = answers[0], answers[2]
+    assert isinstance(first, Sent)
+    assert isinstance(again, Sent)
+    assert again == Sent(first.message_id, duplicate=True)
+    assert [m.payload for m in await mailbox.receive_messages("orders")] == [b"1", b"3"]
+    assert await mailbox.send_batch([]) == []
+
+
+async def test_n_duplicates_yield_one_delivery(mailbox: Postroom) -> None:
+    answers = await asyncio.gather(*(mailbox.send_message(message(idem_key="k")) for _ in range(50)))
+    assert len({answer.message_id for answer in answers}) == 1
+    assert sum(not answer.duplicate for answer in answers) == 1
+    assert len(await mailbox.receive_messages("orders")) == 1
+
+
+async def test_an_outside_id_is_kept_as_given_and_unique_for_ever(mailbox: Postroom) -> None:
+    ids = ["order-1", "0198c0de-0000-7000-8000-000000000001", "0198C0DE-0000-7000-8000-000000000001", "ü/1"]
+    for id_ in ids:
+        assert await mailbox.send_message(message(message_id=id_)) == Sent(id_, duplicate=False)
+    received = await mailbox.receive_messages("orders")
+    assert [each.message_id for each in received] == ids
+    assert await mailbox.ack_messages([each.receipt for each in received]) == [None] * 4
+    for id_ in ids:  # settled and out of memory, the log still knows them
+        assert await mailbox.send_message(message(b"other", message_id=id_)) == Sent(id_, duplicate=True)
+        assert mailbox.get_message(id_).message_id == id_
+
+
+async def test_one_outside_id_twice_in_a_batch_is_sent_once(mailbox: Postroom) -> None:
+    answers = await mailbox.send_batch([message(b"1", message_id="x"), message(b"2", message_id="x")])
+    assert answers == [Sent("x", duplicate=False), Sent("x", duplicate=True)]
+    assert [m.payload for m in await mailbox.receive_messages("orders")] == [b"1"]
+
+
+async def test_an_outside_id_whose_first_send_was_refused_may_be_sent(mailbox: Postroom) -> None:
+    answers = await mailbox.send_batch(
+        [message(bytes(1 << 20), message_id="x"), message(b"small", message_id="x")]
+    )
+    assert isinstance(answers[0], FrameTooLarge)
+    assert answers[1] == Sent("x", duplicate=False)
+    assert [m.payload for m in await mailbox.receive_messages("orders")] == [b"small"]
+
+
+# -- envelopes and archives ---
+
+
+def envelope(id_: str, topic: str = "orders", **fields: object) -> bytes:
+    values: dict[str, object] = {
+        "namespace": "acme",
+        "published_at_us": 1_700_000_000_000_000,
+        "payload": b"hi",
+        "attrs": {},
+    }
+    return build_envelope(message_id=id_, topic=topic, **(values | fields))  # type: ignore[arg-type]
+
+
+async def test_an_archive_stores_envelopes_byte_for_byte_and_never_delivers(store: str) -> None:
+    async with open_mailbox(store, MAILBOX, mode="archive") as archive:
+        blob = envelope("event-1", principal="alice") + b"\xd2\x3e\x03new"  # with a field of the future
+        answers = await archive.send_envelopes([blob, envelope("event-2"), blob], validation="disabled")
+        sent = [
+            Sent("event-1", duplicate=False),
+            Sent("event-2", duplicate=False),
+            Sent("event-1", duplicate=True),
+        ]
+        assert answers == sent
+        assert await archive.receive_messages("orders") == []
+        found = archive.get_message("event-1")
+        assert (found.status, found.item.principal, found.intact) == ("archived", "alice", True)
+        assert found.item.envelope_blob == blob
+        backlog = archive.get_backlog()
+        assert (backlog.archived, backlog.shards) == (2, [])
+        assert await archive.send_envelopes([blob]) == [Sent("event-1", duplicate=True)]
+
+
+async def test_a_malformed_envelope_is_refused_and_the_others_are_stored(mailbox: Postroom) -> None:
+    problems: list[int] = []
+    answers = await mailbox.send_envelopes(
+        [b"\xff\xff nonsense", envelope("event-1")], on_problem=lambda index, problem: problems.append(index)
+    )
+    assert [type(answer) for answer in answers] == [InvalidRequest, Sent]
+    assert 0 in problems
+    (received,) = await mailbox.receive_messages("orders")
+    assert (received.message_id, received.payload) == ("event-1", b"hi")
+
+
+# -- waiting ---
+
+
+async def test_a_long_poll_wakes_when_a_message_is_sent(mailbox: Postroom) -> None:
+    waiting = asyncio.create_task(mailbox.receive_messages("orders", wait_ms=LONG_MS))
+    await asyncio.sleep(0.005)
+    await mailbox.send_message(message(b"elsewhere", topic="invoices"))
+    assert not waiting.done()
+    await mailbox.send_message(message())
+    (received,) = await waiting
+    assert received.payload == b"hello"
+
+
+async def test_a_long_poll_wakes_when_a_delayed_message_becomes_due(mailbox: Postroom) -> None:
+    await mailbox.send_message(message(deliver_after_ms=30))
+    assert await mailbox.receive_messages("orders") == []
+    (received,) = await mailbox.receive_messages("orders", wait_ms=LONG_MS)
+    assert received.attempt == 1
+
+
+async def test_a_long_poll_wakes_when_a_delivery_times_out(mailbox: Postroom) -> None:
+    await mailbox.send_message(message())
+    await mailbox.receive_messages("orders", visibility_ms=250)
+    (received,) = await mailbox.receive_messages("orders", wait_ms=LONG_MS)
+    assert received.attempt == 2
+
+
+async def test_a_long_poll_ends_empty_handed(mailbox: Postroom) -> None:
+    assert await mailbox.receive_messages("orders", wait_ms=20) == []
+
+
+async def test_one_message_wakes_many_pollers_and_one_gets_it(mailbox: Postroom) -> None:
+    polls = [asyncio.create_task(mailbox.receive_messages("orders", wait_ms=100)) for _ in range(5)]
+    await asyncio.sleep(0.005)
+    await mailbox.send_message(message())
+    assert sorted(len(received) for received in await asyncio.gather(*polls)) == [0, 0, 0, 0, 1]
+
+
+@pytest.mark.parametrize(
+    "fields", [{"wait_ms": -1}, {"wait_ms": 60_001}, {"max_bytes": 0}, {"max_messages": 0}]
+)
+async def test_a_receive_outside_its_limits_is_refused(mailbox: Postroom, fields: dict[str, int]) -> None:
+    with pytest.raises(InvalidRequest, match=f"{next(iter(fields))} must be"):
+        await mailbox.receive_messages("orders", **fields)  # type: ignore[arg-type]
+
+
+# -- operators ---
+
+
+async def test_dead_letters_are_listed_reprocessed_and_purged(mailbox: Postroom) -> None:
+    await mailbox.set_topic_policy("orders", TopicPolicy(max_attempts=1))
+    await mailbox.send_batch([message(b"%d" % n, message_id=f"m{n}") for n in range(3)])
+    deliveries = await mailbox.receive_messages("orders")
+    await mailbox.nack_messages([each.receipt for each in deliveries], reason="boom")
+
+    letters = mailbox.list_dead_letters("orders")
+    assert [(each.message_id, each.reason, each.attempt, each.last_error) for each in letters] == [
+        (f"m{n}", "max_attempts", 1, "boom") for n in range(3)
+    ]
+    assert mailbox.list_dead_letters(limit=2) == letters[:2]
+    assert mailbox.list_dead_letters(after=letters[1].position) == letters[2:]
+    assert mailbox.list_dead_letters(reason="integrity") == []
+    with pytest.raises(InvalidRequest, match="between 1 and 1000; it was 0"):
+        mailbox.list_dead_letters(limit=0)
+
+    assert await mailbox.reprocess_dead_letters("orders", message_ids=["m1", "unknown"]) == 1
+    (again,) = await mailbox.receive_messages("orders")
+    assert (again.message_id, again.attempt) == ("m1", 1)
+    (stale,) = await mailbox.ack_messages([deliveries[1].receipt])
+    assert isinstance(stale, StaleReceipt)
+    assert await mailbox.reprocess_dead_letters("orders", limit=1) == 1
+    assert await mailbox.purge_topic("orders") == 1
+    assert mailbox.get_message("m2").status == "expired"
+    assert await mailbox.purge_topic("orders", dead=False, ready=True) == 1
+    with pytest.raises(NotFound, match="no topic invoices"):
+        await mailbox.purge_topic("invoices")
+    with pytest.raises(InvalidRequest, match="limit must be at least 1"):
+        await mailbox.reprocess_dead_letters("orders", limit=0)
+
+
+async def test_an_operators_command_reaches_beyond_one_append(mailbox: Postroom) -> None:
+    await mailbox.send_batch([message(topic=f"t{n % 2}", sticky_key=str(n)) for n in range(2_400)])
+    assert await mailbox.purge_topic("t0", ready=True) == 1_200
+    assert sum(shard.ready for shard in mailbox.get_backlog("t1").shards) == 1_200
+
+
+async def test_the_backlog_counts_by_topic_shard_and_status(mailbox: Postroom) -> None:
+    await mailbox.set_topic_policy("orders", TopicPolicy(shards=1))
+    await mailbox.send_batch(
+        [message(), message(), message(deliver_after_ms=LONG_MS), message(topic="invoices")]
+    )
+    await mailbox.receive_messages("orders", max_messages=1)
+    (row,) = mailbox.get_backlog("orders").shards
+    assert (row.topic, row.shard, row.ready, row.in_flight, row.delayed, row.dead) == (
+        "orders",
+        0,
+        1,
+        1,
+        1,
+        0,
+    )
+    assert mailbox.get_backlog().ready == 2
+
+
+async def test_a_message_that_never_was_is_not_found(mailbox: Postroom) -> None:
+    with pytest.raises(NotFound, match="has no message order-9"):
+        mailbox.get_message("order-9")
+
+
+# -- many callers ---
+
+
+async def test_64_callers_at_once_lose_nothing_and_share_nothing(mailbox: Postroom) -> None:
+    async def live(caller: int) -> list[str]:
+        sent = [await mailbox.send_message(message(topic=f"t{caller % 4}")) for _ in range(5)]
+        received = await mailbox.receive_messages(f"t{caller % 4}", max_messages=5, visibility_ms=LONG_MS)
+        assert await mailbox.ack_messages([each.receipt for each in received]) == [None] * len(received)
+        assert len({each.message_id for each in sent}) == 5
+        return [each.message_id for each in received]
+
+    received = [id_ for ids in await asyncio.gather(*(live(caller) for caller in range(64))) for id_ in ids]
+    assert len(received) == len(set(received))
+    left = sum(shard.ready for shard in mailbox.get_backlog().shards)
+    assert len(received) + left == 64 * 5
+
+
+async def test_what_a_cancelled_caller_asked_for_happens_all_the_same(mailbox: Postroom) -> None:
+    giving_up = asyncio.create_task(mailbox.send_message(message(b"1")))
+    staying = asyncio.create_task(mailbox.send_message(message(b"2")))
+    await asyncio.sleep(0)
+    giving_up.cancel()
+    assert not (await staying).duplicate
+    with pytest.raises(asyncio.CancelledError):
+        await giving_up
+    assert {m.payload for m in await mailbox.receive_messages("orders")} == {b"1", b"2"}
+
+
+async def test_a_poller_that_gives_up_takes_no_message_with_it(mailbox: Postroom) -> None:
+    poll = asyncio.create_task(mailbox.receive_messages("orders", wait_ms=LONG_MS))
+    await asyncio.sleep(0.005)
+    poll.cancel()
+    await asyncio.wait([poll])
+    await mailbox.send_message(message())
+    assert len(await mailbox.receive_messages("orders")) == 1
+
+
+async def test_too_many_pending_commands_are_refused(mailbox: Postroom) -> None:
+    flood = asyncio.create_task(mailbox.engine.submit([Sweep()] * 50_000))
+    await asyncio.sleep(0)
+    with pytest.raises(Saturated, match="commands pending; retry shortly"):
+        await mailbox.engine.submit([Sweep()])
+    assert len(await flood) == 50_000
+    await mailbox.send_message(message())
+
+
+async def test_the_in_flight_ceiling_refuses_with_a_time_to_retry(store: str) -> None:
+    async with open_mailbox(store, MAILBOX, limits=MailboxLimits(in_flight_ceiling=1)) as mailbox:
+        await mailbox.send_batch([message(), message()])
+        assert len(await mailbox.receive_messages("orders")) == 1
+        with pytest.raises(Saturated, match="limit of 1 messages in flight") as refused:
+            await mailbox.receive_messages("orders")
+        assert 0 < refused.value.retry_after_ms <= 5_000
+
+
+# -- owning, reading, closing ---
+
+
+async def test_a_store_has_one_owner_a_mailbox_and_any_number_of_readers(tmp_path: Path) -> None:
+    store = str(tmp_path / "store.db")
+    assert list_mailboxes(store) == []
+    async with open_mailbox(store, MAILBOX, owner="worker 7 on mars") as mailbox:
+        await mailbox.send_message(message(message_id="m1"))
+        with pytest.raises(MailboxOwned, match="owned by worker 7 on mars; stop that process"):
+            async with open_mailbox(store, MAILBOX, wait_ms=0):
+                pytest.fail("owned twice")
+        with read_mailbox(store, MAILBOX) as reader:
+            assert reader.get_message("m1").status == "ready"
+            assert reader.get_backlog().owner == "worker 7 on mars"
+            assert reader.verify_log().messages == 1
+        async with open_mailbox(store, "acme@two", wait_ms=0) as other:
+            assert other.get_backlog().shards == []
+    async with open_mailbox(store, MAILBOX, wait_ms=0) as mailbox:
+        assert len(await mailbox.receive_messages("orders")) == 1
+    assert list_mailboxes(store) == [MAILBOX, "acme@two"]
+
+
+async def test_a_reader_of_what_does_not_exist_is_told_so(tmp_path: Path) -> None:
+    store = str(tmp_path / "store.db")
+    with pytest.raises(NotFound, match="There is no store"), read_mailbox(store):
+        pass
+    with (
+        pytest.raises(InvalidRequest, match="must have the form namespace@proxy"),
+        read_mailbox(store, "nonsense"),
+    ):
+        pass
+
+
+async def test_the_same_envelope_may_go_to_two_mailboxes_of_a_store(tmp_path: Path) -> None:
+    store, blob = str(tmp_path / "store.db"), envelope("0198c0de-0000-7000-8000-000000000001")
+    for name in (MAILBOX, "acme@two"):
+        async with open_mailbox(store, name) as mailbox:
+            (answer,) = await mailbox.send_envelopes([blob])
+            assert answer == Sent("0198c0de-0000-7000-8000-000000000001", duplicate=False)
+
+
+async def test_a_closed_mailbox_refuses_and_says_why(store: str) -> None:
+    async with open_mailbox(store, MAILBOX) as mailbox:
+        pass
+    with pytest.raises(Unavailable, match="is closed; open it again"):
+        await mailbox.send_message(message())
+
+
+async def test_closing_finishes_what_was_asked(tmp_path: Path) -> None:
+    store = str(tmp_path / "store.db")
+    async with open_mailbox(store, MAILBOX) as mailbox:
+        pending = [asyncio.create_task(mailbox.send_message(message())) for _ in range(20)]
+        await asyncio.sleep(0)
+    assert len({(await task).message_id for task in pending}) == 20
+    async with open_mailbox(store, MAILBOX) as mailbox:
+        assert len(await mailbox.receive_messages("orders")) == 20
