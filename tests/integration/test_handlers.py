@@ -10,6 +10,7 @@ import pytest
 from postroom.adapters.compose import Postroom, list_mailboxes, open_mailbox, read_mailbox
 from postroom.application.messages import NewMessage, Sent, read_receipt, write_receipt
 from postroom.domain.envelope.build import build_envelope
+from postroom.domain.envelope.validation import ValidationMode
 from postroom.domain.errors import (
     FrameTooLarge,
     IdempotencyConflict,
@@ -232,7 +233,7 @@ def envelope(id_: str, topic: str = "orders", **fields: object) -> bytes:
 async def test_an_archive_stores_envelopes_byte_for_byte_and_never_delivers(store: str) -> None:
     async with open_mailbox(store, MAILBOX, mode="archive") as archive:
         blob = envelope("event-1", principal="alice") + b"\xd2\x3e\x03new"  # with a field of the future
-        answers = await archive.send_envelopes([blob, envelope("event-2"), blob], validation="disabled")
+        answers = await archive.send_envelopes([blob, envelope("event-2"), blob], validation=ValidationMode.DISABLED)
         sent = [
             Sent("event-1", duplicate=False),
             Sent("event-2", duplicate=False),

@@ -1,0 +1,150 @@
+"""The public API as a user writes it: type-checked, never run."""
+
+from collections.abc import Sequence
+from typing import assert_never, assert_type
+from uuid import UUID
+
+from eventsourcing.application import Application
+
+from postroom.adapters.compose import Postroom, list_mailboxes, open_mailbox, read_mailbox, read_projections
+from postroom.adapters.memory.event_log import MemoryEventLog
+from postroom.adapters.memory.ownership import MemoryOwnership
+from postroom.adapters.recorder import LogRecorder
+from postroom.adapters.sqlite.event_log import SqliteEventLog
+from postroom.adapters.sqlite.ownership import FileOwnership
+from postroom.adapters.system.clock import SystemClock
+from postroom.application.commands.receive import ReceiveMessages
+from postroom.application.commands.send import SendMessage
+from postroom.application.commands.settle import AckMessages
+from postroom.application.messages import NewMessage, ReceivedMessage, Sent, read_receipt, write_receipt
+from postroom.application.ports.clock import Clock
+from postroom.application.ports.event_log import EventLog
+from postroom.application.ports.ownership import Ownership
+from postroom.application.queries.get_message import MessageDetail
+from postroom.application.queries.live import Backlog, DeadLetter
+from postroom.application.queries.verify import Verification
+from postroom.domain.envelope.validation import EnvelopeProblem, ValidationMode
+from postroom.domain.errors import PostroomError, Rejected, Saturated, Unavailable
+from postroom.domain.message import Receipt
+from postroom.domain.policy import MailboxLimits, TopicPolicy
+from postroom.domain.search import EventFilter
+
+
+async def send(mailbox: Postroom) -> str:
+    sent = await mailbox.send_message(
+        NewMessage(
+            topic="orders",
+            payload=b"{}",
+            idem_key="order-1",
+            sticky_key="customer-7",
+            attrs={"source": "shop", "raw": b"\xff"},
+            deliver_after_ms=1_000,
+            ttl_seconds=3_600,
+            content_type="application/json",
+        )
+    )
+    assert_type(sent, Sent)
+    assert_type(sent.duplicate, bool)
+    return sent.message_id
+
+
+async def send_many(mailbox: Postroom, payloads: Sequence[bytes]) -> list[str]:
+    ids: list[str] = []
+    for answer in await mailbox.send_batch(
+        [NewMessage(topic="orders", payload=payload) for payload in payloads]
+    ):
+        match answer:
+            case Sent(message_id=id_):
+                ids.append(id_)
+            case Saturated(retry_after_ms=ms):
+                assert_type(ms, int)
+            case Rejected(code=code, status=status):
+                assert_type(code, str)
+                assert_type(status, int)
+            case _:
+                assert_never(answer)
+    return ids
+
+
+async def store_envelopes(mailbox: Postroom, envelopes: Sequence[bytes]) -> None:
+    def report(index: int, problem: EnvelopeProblem) -> None:
+        assert_type(problem.message, str)
+
+    answers = await mailbox.send_envelopes(envelopes, validation=ValidationMode.WARN, on_problem=report)
+    assert_type(answers, list[Sent | Rejected])
+
+
+async def consume(mailbox: Postroom) -> None:
+    for message in await mailbox.receive_messages(
+        "orders", max_messages=10, visibility_ms=30_000, wait_ms=20_000
+    ):
+        assert_type(message, ReceivedMessage)
+        assert_type(message.payload, bytes)
+        assert_type(message.attrs, dict[str, str])
+        assert_type(message.receipt, Receipt)
+        try:
+            handle(message.payload)
+        except ValueError as error:
+            await mailbox.nack_messages([message.receipt], reason=str(error), delay_ms=5_000)
+            continue
+        await mailbox.extend_visibility([message.receipt], 60_000)
+        refused = await mailbox.ack_messages([read_receipt(write_receipt(message.receipt))])
+        assert_type(refused, list[Rejected | None])
+
+
+def handle(payload: bytes) -> None:
+    """Stand for a user's own code."""
+
+
+async def operate(mailbox: Postroom) -> None:
+    await mailbox.set_topic_policy("orders", TopicPolicy(shards=16, max_attempts=3).validate())
+    assert_type(mailbox.get_backlog("orders"), Backlog)
+    assert_type(mailbox.list_dead_letters("orders", reason="max_attempts", limit=10), list[DeadLetter])
+    assert_type(mailbox.get_message("order-1"), MessageDetail)
+    assert_type(await mailbox.reprocess_dead_letters("orders", message_ids=["order-1"]), int)
+    assert_type(await mailbox.purge_topic("orders", dead=True, ready=False), int)
+
+
+async def own() -> None:
+    limits = MailboxLimits(in_flight_ceiling=100)
+    try:
+        async with open_mailbox("store.db", "acme@one", durability="relaxed", limits=limits) as mailbox:
+            await send(mailbox)
+        async with open_mailbox("memory:", mode="archive", default_policy=TopicPolicy()) as archive:
+            await consume(archive)
+    except Unavailable as error:
+        assert_type(error.retry_after_ms, int)
+    except PostroomError as error:
+        assert_type(error.code, str)
+
+
+def look() -> None:
+    assert_type(list_mailboxes("store.db"), list[str])
+    with read_mailbox("store.db", "acme@one") as reader:
+        verified = reader.verify_log(expected_last=7, expected_chain="00" * 32, progress=print)
+        assert_type(verified, Verification)
+    with read_projections("store.db") as projections:
+        page = projections.search_messages(EventFilter(topics=("github.*",)))
+        assert_type([found.envelope_blob for found in page.items], list[bytes])
+
+
+class Notifier:
+    """Stand for a user's service, which asks for just the handlers it needs."""
+
+    def __init__(self, send: SendMessage, receive: ReceiveMessages, ack: AckMessages) -> None:
+        self.send = send
+        self.receive = receive
+        self.ack = ack
+
+
+def inject(mailbox: Postroom) -> Notifier:
+    return Notifier(mailbox.send_message, mailbox.receive_messages, mailbox.ack_messages)
+
+
+def adapters_fit_their_ports() -> None:
+    logs: list[EventLog] = [MemoryEventLog("acme@one"), SqliteEventLog("store.db", "acme@one")]
+    owners: list[Ownership] = [MemoryOwnership(), FileOwnership("store.db")]
+    clock: Clock = SystemClock()
+    leases: Application[UUID] = Application()
+    leases.recorder = LogRecorder(logs[0], clock.wall)
+    assert owners
