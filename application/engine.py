@@ -13,7 +13,7 @@ from postroom.application.codec import to_event, to_record
 from postroom.application.envelope_cache import EnvelopeCache
 from postroom.application.fold import fold
 from postroom.application.ports.clock import Clock
-from postroom.application.ports.event_log import EventLog, StoredSnapshot
+from postroom.application.ports.event_log import EventLog, Seal, StoredSnapshot
 from postroom.domain.errors import Fenced, PostroomError, Rejected, Saturated, Unavailable, WrongPosition
 from postroom.domain.event import Event
 from postroom.domain.integrity import is_intact
@@ -33,14 +33,14 @@ from postroom.domain.mailbox.events import MailboxMode
 from postroom.domain.mailbox.logtime import anchor
 from postroom.domain.mailbox.snapshot import take_snapshot
 from postroom.domain.mailbox.state import Mailbox, evolve
-from postroom.domain.message import MS, Message, MessageReceived, MessageSent
+from postroom.domain.message import MS, Message, MessageAcked, MessageExpired, MessageReceived, MessageSent
 from postroom.domain.message import evolve as evolve_message
 from postroom.domain.policy import MailboxLimits, TopicPolicy
 from postroom.domain.record import GENESIS, Record
 
 log_event = structlog.get_logger()
 
-BATCH_COMMANDS = 1_000
+BATCH_COMMANDS = 400
 PENDING_COMMANDS = 50_000
 SNAPSHOT_EVENTS = 100_000
 CLOSING_SNAPSHOT_EVENTS = 1_000
@@ -49,14 +49,14 @@ OWNERSHIP_TRIES = 5
 """How often a new owner reads the log again when the old owner's last batch lands first."""
 
 
-class Accepted(NamedTuple):
+class Accepted(msgspec.Struct, frozen=True, gc=False):
     """Answer to `Send`: the message's stream id, and whether it was sent before (svc-mailbox I-2)."""
 
     message: bytes
     duplicate: bool
 
 
-class Delivered(NamedTuple):
+class Delivered(msgspec.Struct, frozen=True, gc=False):
     """One message of the answer to `Receive`."""
 
     received: MessageReceived
@@ -65,6 +65,9 @@ class Delivered(NamedTuple):
 
 
 Answer = Accepted | list[Delivered] | Sequence[Event] | Rejected
+
+
+_SETTLING = (Ack, Nack, Extend)
 
 
 class _Work(NamedTuple):
@@ -96,6 +99,8 @@ class MailboxEngine:
         self._cache = EnvelopeCache(cache_bytes)
         self._mailbox: Mailbox | None = None
         self._chain = GENESIS
+        # Messages that the group being decided settled or expired.
+        self._left: dict[bytes, Message] = {}
         self._base_at = 0
         self._base_uptime = 0
         self._epoch = 0
@@ -139,6 +144,8 @@ class MailboxEngine:
             await self._task
         if self._mailbox is not None and self._mailbox.position - self._snapshot_position >= CLOSING_SNAPSHOT_EVENTS:
             await self._in_writer(self._try_save_snapshot, self._snapshot_of(self._mailbox))
+        if self._mailbox is not None:
+            await self._in_writer(self._try_seal, Seal(self._mailbox.position, self._chain))
         self._writer.shutdown(wait=True)
 
     # -- for handlers ----------------------------------------------------------------------------------------------
@@ -285,14 +292,17 @@ class MailboxEngine:
         mailbox = self.mailbox
         records: list[Record] = []
         now = self.now()
+        self._left.clear()
         if mailbox.needs_sweep(now):
             self._apply(decide(Sweep(), mailbox, now), records)
         replies: list[list[Answer]] = []
         new_ids: set[bytes] = set()
         for work in works:
-            commands = await self._look_up(work.commands, new_ids)
+            commands = await self._look_up(work.commands)
             answers: list[Answer] = []
             for command in commands:
+                if new_ids or self._left:
+                    command = self._informed(command, new_ids)
                 try:
                     if type(command) is Receive:
                         answers.append(await self._receive(command, now, records))
@@ -303,6 +313,8 @@ class MailboxEngine:
                     continue
                 if events:
                     self._apply(events, records)
+                    if type(command) is Send and command.outside_id:
+                        new_ids.add(command.message)
                 answers.append(self._accepted(command, events, now) if type(command) is Send else events)
             replies.append(answers)
         return records, replies
@@ -318,10 +330,13 @@ class MailboxEngine:
         for event in events:
             record = to_record(event, mailbox.position + 1, epoch, chain)
             chain = record.chain
+            kind = type(event)
+            if kind is MessageAcked or kind is MessageExpired:
+                self._left[event.stream] = mailbox.messages[event.stream]
             evolve(mailbox, event)
             records.append(record)
-            if type(event) is MessageSent:
-                self._cache.put(mailbox.position, event)
+            if kind is MessageSent:
+                self._cache.put(mailbox.position, event)  # type: ignore[arg-type]  # narrowed by `kind`
         self._chain = chain
 
     def _accepted(self, command: Send, events: Sequence[Event], now: int) -> Accepted:
@@ -335,33 +350,41 @@ class MailboxEngine:
 
     # -- what a decision needs from the log ------------------------------------------------------------------------
 
-    async def _look_up(self, commands: Sequence[Command], new_ids: set[bytes]) -> Sequence[Command]:
-        """Tell commands what the log knows of messages that are not in memory (any more).
+    def _informed(self, command: Command, new_ids: set[bytes]) -> Command:
+        """Tell a command what this group did before it to a message that is not in memory: the log can't say yet.
 
         Arguments:
-            new_ids: outside ids that this batch sends; those of `commands` are added.
+            new_ids: outside ids that this group sent.
         """
+        if type(command) is Send:
+            if command.message in new_ids:
+                return msgspec.structs.replace(command, known=True)
+        elif isinstance(command, _SETTLING) and command.receipt.message in self._left:
+            return msgspec.structs.replace(command, settled=self._left[command.receipt.message])
+        return command
+
+    async def _look_up(self, commands: Sequence[Command]) -> Sequence[Command]:
+        """Tell commands what the log knows of messages that are not in memory (any more)."""
         messages = self.mailbox.messages
-        settled = [
-            (index, command)
-            for index, command in enumerate(commands)
-            if isinstance(command, Ack | Nack | Extend) and command.receipt.message not in messages
-        ]
-        outside = [(index, c) for index, c in enumerate(commands) if type(c) is Send and c.outside_id]
+        settled: list[tuple[int, Ack | Nack | Extend]] = []
+        outside: list[tuple[int, Send]] = []
+        for index, command in enumerate(commands):
+            if type(command) is Send:
+                if command.outside_id:
+                    outside.append((index, command))
+            elif isinstance(command, _SETTLING) and command.receipt.message not in messages:
+                settled.append((index, command))
         if not settled and not outside:
             return commands
         await self._settle_writing()  # so that the log holds all that the memory does
         found = list(commands)
-        for index, command in settled:
-            message = await asyncio.to_thread(self._message, command.receipt.message)
-            found[index] = msgspec.structs.replace(command, settled=message)
+        for index, settling in settled:
+            message = await asyncio.to_thread(self._message, settling.receipt.message)
+            found[index] = msgspec.structs.replace(settling, settled=message)
         known = await asyncio.to_thread(self.log.known, [send.message for _, send in outside]) if outside else set()
-        known |= new_ids
         for index, send in outside:
             if send.message in known:
                 found[index] = msgspec.structs.replace(send, known=True)
-            known.add(send.message)
-            new_ids.add(send.message)
         return found
 
     def _message(self, stream: bytes) -> Message | None:
@@ -404,14 +427,18 @@ class MailboxEngine:
     # -- writing -------------------------------------------------------------------------------------------------
 
     def _start_append(self, records: list[Record], works: list[_Work], replies: list[list[Answer]]) -> None:
-        self._writing = asyncio.ensure_future(self._append(records, works, replies))
+        # Handed to the thread at once, not when this task next yields: the next group is decided meanwhile.
+        append = asyncio.get_running_loop().run_in_executor(self._writer, self.log.append, records)
+        self._writing = asyncio.ensure_future(self._finish_append(append, works, replies))
         mailbox = self.mailbox
         if mailbox.position - self._snapshot_position >= SNAPSHOT_EVENTS:
             self._writer.submit(self._try_save_snapshot, self._snapshot_of(mailbox))
 
-    async def _append(self, records: list[Record], works: list[_Work], replies: list[list[Answer]]) -> None:
+    async def _finish_append(
+        self, append: asyncio.Future[None], works: list[_Work], replies: list[list[Answer]]
+    ) -> None:
         try:
-            await self._in_writer(self.log.append, records)
+            await append
         except PostroomError as error:
             self._append_error = error
             log_event.error("mailbox.append_failed", mailbox=self.log.mailbox, error=str(error))
@@ -491,6 +518,12 @@ class MailboxEngine:
                 for waiter in waiters:
                     if not waiter.done():
                         waiter.set_result(None)
+
+    def _try_seal(self, seal: Seal) -> None:
+        try:
+            self.log.seal(seal)
+        except PostroomError as error:  # without it, the seal of an earlier owner still holds
+            log_event.warning("mailbox.seal_failed", mailbox=self.log.mailbox, error=str(error))
 
     def _has_ready(self, topic: str) -> bool:
         found = self._mailbox.topics.get(topic) if self._mailbox is not None else None

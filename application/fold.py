@@ -13,8 +13,9 @@ def fold(log: EventLog, limits: MailboxLimits | None = None, default_policy: Top
 
     A snapshot counts only if the record it stands on is still in the log with the same chain hash.
 
-    Raises: BrokenLog when the start of the log is gone and no snapshot covers it.
+    Raises: BrokenLog when the start of the log is gone and no snapshot covers it, or its end was cut off.
     """
+    check_seal(log)
     mailbox = _from_snapshot(log, limits, default_policy) or Mailbox(log.mailbox, limits, default_policy)
     first = log.first_position()
     if first is not None and first > mailbox.position + 1:
@@ -26,6 +27,27 @@ def fold(log: EventLog, limits: MailboxLimits | None = None, default_policy: Top
     for event in to_events(log.replay(mailbox.position)):
         evolve(mailbox, event)
     return mailbox
+
+
+def check_seal(log: EventLog) -> None:
+    """Check that the log still holds the record it ended with when its owner last left.
+
+    Raises: BrokenLog when it doesn't.
+    """
+    seal = log.sealed()
+    if seal is None or seal.position == 0:
+        return
+    record = log.at_positions([seal.position]).get(seal.position)
+    if record is not None and record.chain == seal.chain:
+        return
+    first = log.first_position()
+    if record is None and first is not None and first > seal.position:
+        return  # retention went past it
+    raise BrokenLog(
+        f"The log of mailbox {log.mailbox} reached position {seal.position} when it was last closed, but that record "
+        "is gone or altered: its end was cut off or rewritten. Restore the store from a backup.",
+        seal.position,
+    )
 
 
 def _from_snapshot(

@@ -1,6 +1,6 @@
-"""Read one line of an NDJSON file as a message: a CloudEvent, a serialized envelope, or any JSON with a mapping.
+"""Read a line of an NDJSON file as a message: a CloudEvent, an envelope, or any JSON with a mapping.
 
-The same line at the same place in a file always gives the same message id, so importing a file again adds nothing.
+The same line at the same place in a file always gives the same message id: importing it again adds nothing.
 """
 
 import re
@@ -20,13 +20,22 @@ from postroom.domain.names import MAX_ID_CHARS, check_topic
 
 Envelope = NewType("Envelope", bytes)
 Path = tuple[str, ...]
-"""Where a field is in a JSON document: names of objects' fields, and indexes of arrays, from the outside in."""
+"""Where a field is in a JSON document: names of fields and indexes of arrays, from the outside in."""
 
 _PLACEHOLDER = re.compile(r"\{([^{}]+)\}")
 _SEGMENT = re.compile(r"((?:[^.{}]|\{[^{}]+\})+)(\.|\Z)")
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2}\Z")
 _JSON_TYPE = re.compile(r"[^/;]+/(?:[^;]+\+)?json\s*(?:;|\Z)", re.IGNORECASE)
 _MICROSECONDS, _MILLISECONDS = 10**14, 10**11  # epochs from here on, else seconds: 10^11 s is the year 5138
+
+
+class _Fraction(str):
+    """A JSON number with a fraction or exponent, in its own spelling: no float holds all of them."""
+
+    __slots__ = ()
+
+
+_decode = msgspec.json.Decoder(float_hook=_Fraction).decode
 _decode_fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 
@@ -47,7 +56,7 @@ class TopicTemplate:
         self._paths = [[parse_path(name) for name in parts[1::2]] for parts in self._segments]
 
     def fill(self, document: object) -> str:
-        """Return the topic of a document; raise `InvalidRequest` when nothing of it is left, or it is malformed."""
+        """Return the topic of a document; raise `InvalidRequest` when nothing of it is left."""
         topic = ".".join(
             segment
             for parts, paths in zip(self._segments, self._paths, strict=True)
@@ -62,8 +71,8 @@ class RecordMapping(msgspec.Struct, frozen=True, kw_only=True):
     """Say where a JSON document has what a message needs.
 
     Arguments:
-        headers: by header name; `principal`, `correlation_id`, `trace_id`, `span_id` and `content_type` are known,
-            every other name becomes a custom header.
+        headers: by header name; known are `principal`, `correlation_id`, `trace_id`, `span_id` and
+            `content_type`, every other name becomes a custom header.
         key: of the sticky key. time: of when it was published. id: of the message id; None makes one.
     """
 
@@ -116,11 +125,13 @@ def time_us(value: object) -> int:
     """Return a time in µs since 1970 UTC.
 
     Arguments:
-        value: RFC 3339 text with its offset, or a number of seconds, ms or µs since 1970, told apart by their size.
+        value: RFC 3339 text with its offset, or s, ms or µs since 1970, told apart by their size.
 
     Raises: InvalidRequest for anything else.
     """
-    if isinstance(value, int | float) and not isinstance(value, bool):
+    if isinstance(value, _Fraction):
+        value = float(value)
+    if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < _MICROSECONDS * 10_000:
         unit = 1 if abs(value) >= _MICROSECONDS else 1_000 if abs(value) >= _MILLISECONDS else 1_000_000
         return round(value * unit)
     try:
@@ -173,7 +184,7 @@ def _cloud_event(line: bytes) -> NewMessage:
         name: text
         for name, raw in fields.items()
         if name not in ("data", "data_base64")
-        and (text := _scalar(msgspec.json.decode(raw), name)) is not None
+        and (text := _scalar(_decode(raw), name)) is not None
     }
     for name in ("id", "source", "type"):
         if not context.get(name):
@@ -200,7 +211,7 @@ def _cloud_event(line: bytes) -> NewMessage:
 
 
 def _event_id(source: str, id_: str) -> str:
-    """Return `source|id`, which is unique as CloudEvents makes that pair; their hash where that can't be an id.
+    """Return `source|id`, a pair that CloudEvents makes unique; their hash where that can't be an id.
 
     A URI, which a source is, holds no bar, so no two pairs share a text.
     """
@@ -224,13 +235,13 @@ def _event_data(fields: Mapping[str, msgspec.Raw], content_type: str | None) -> 
     raw = bytes(fields["data"])
     if content_type is None or _JSON_TYPE.match(content_type):
         return raw
-    data = msgspec.json.decode(raw)
+    data = _decode(raw)
     return data.encode() if isinstance(data, str) else raw
 
 
 def _decoded(line: bytes) -> Any:
     try:
-        return msgspec.json.decode(line)
+        return _decode(line)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise InvalidRequest(f"it is not valid JSON: {error}.") from error
 

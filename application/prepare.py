@@ -25,6 +25,11 @@ class Id(Protocol):
 
 NewId = Callable[[], Id]
 
+Prepared = tuple[Send, str]
+"""The command, and the message's id as its sender sees it."""
+
+_NO_ATTRS: dict[str, bytes] = {}
+
 
 class Preparer:
     """Prepare messages for one mailbox."""
@@ -37,7 +42,7 @@ class Preparer:
         self._new_id = new_id
         self._known_topics: set[str] = set()
 
-    def message(self, new: NewMessage) -> Send:
+    def message(self, new: NewMessage) -> Prepared:
         """Return the command that sends a message, with an envelope built for it.
 
         Raises: InvalidRequest when a field is malformed or out of range.
@@ -50,7 +55,7 @@ class Preparer:
             stream, shown = self._stream(new.message_id), new.message_id
             given = None if len(shown) == 36 and stream == _as_uuid(shown) else shown
         published = new.published_at_us if new.published_at_us is not None else self._wall()
-        attrs = {name: value if type(value) is bytes else value.encode() for name, value in new.attrs.items()}  # type: ignore[union-attr]
+        attrs = _as_bytes(new.attrs) if new.attrs else _NO_ATTRS
         envelope = build_envelope(
             message_id=shown,
             topic=new.topic,
@@ -84,7 +89,7 @@ class Preparer:
             {name: extension_text(value) for name, value in attrs.items()} if attrs else None,
         )
         digest = payload_hash(new.payload)
-        return Send(
+        command = Send(
             stream,
             new.topic,
             len(new.payload),
@@ -98,8 +103,9 @@ class Preparer:
             new.ttl_seconds * 1_000 if new.ttl_seconds else None,
             new.message_id is not None,
         )
+        return command, shown
 
-    def envelope(self, blob: bytes, *, idem_key: str | None = None, sticky_key: str | None = None) -> Send:
+    def envelope(self, blob: bytes, *, idem_key: str | None = None, sticky_key: str | None = None) -> Prepared:
         """Return the command that stores an envelope which came from outside, byte for byte (RFC-037).
 
         Raises: InvalidRequest when the bytes are no envelope or lack a usable topic.
@@ -124,7 +130,7 @@ class Preparer:
             item.custom_headers or None,
         )
         digest = payload_hash(opened.payload)
-        return Send(
+        command = Send(
             stream,
             item.topic,
             len(opened.payload),
@@ -137,6 +143,7 @@ class Preparer:
             ttl_ms=opened.ttl_seconds * 1_000 if opened.ttl_seconds > 0 else None,
             outside_id=True,
         )
+        return command, item.message_id
 
     def _check(self, new: NewMessage) -> None:
         self._check_topic(new.topic)
@@ -158,6 +165,10 @@ class Preparer:
         if stream == mailbox_stream(self._mailbox):
             raise InvalidRequest(f"The message id {message_id} is reserved for the mailbox itself; use another.")
         return stream
+
+
+def _as_bytes(attrs: Mapping[str, str | bytes]) -> dict[str, bytes]:
+    return {name: value if isinstance(value, bytes) else value.encode() for name, value in attrs.items()}
 
 
 def _as_uuid(text: str) -> bytes:

@@ -8,7 +8,7 @@ from operator import attrgetter
 from threading import Lock
 from typing import Any
 
-from postroom.application.ports.event_log import Head, StoredSnapshot
+from postroom.application.ports.event_log import Head, Seal, StoredSnapshot
 from postroom.domain.errors import Fenced, Unavailable, WrongPosition
 from postroom.domain.record import CHAIN, Record
 
@@ -23,6 +23,7 @@ class MemoryEventLog:
         self._records: list[Record] = []
         self._streams: defaultdict[bytes, list[Record]] = defaultdict(list)
         self._snapshots: list[StoredSnapshot] = []
+        self._seal: Seal | None = None
         self._removed = 0
         self._lock = Lock()
 
@@ -116,6 +117,14 @@ class MemoryEventLog:
         """Return the kept snapshots, newest first."""
         with self._lock:
             return list(self._snapshots)
+
+    def seal(self, seal: Seal) -> None:
+        """Keep where the log ends now."""
+        self._seal = seal
+
+    def sealed(self) -> Seal | None:
+        """Return where the log ended when its owner last left, or None."""
+        return self._seal
 
     def close(self) -> None:
         """Keep everything: memory goes with its last reference."""

@@ -45,7 +45,7 @@ def connect(path: Path, durability: Durability = "full") -> sqlite3.Connection:
         durability: `full` syncs every commit to the disk; `relaxed` may lose the last commits in a power cut,
             but never when only the process dies (ADR 0005).
     """
-    connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, cached_statements=64)
+    connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, cached_statements=128)
     connection.execute(f"PRAGMA busy_timeout = {BUSY_TIMEOUT_MS}")
     connection.execute("PRAGMA journal_mode = WAL")
     connection.execute(f"PRAGMA synchronous = {'FULL' if durability == 'full' else 'NORMAL'}")

@@ -2,12 +2,13 @@
 
 import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
+from functools import cache
 from pathlib import Path
 from threading import Lock
 from typing import Any
 
 from postroom.adapters.sqlite.database import Durability, connect, connect_reader, create, statements
-from postroom.application.ports.event_log import Head, StoredSnapshot
+from postroom.application.ports.event_log import Head, Seal, StoredSnapshot
 from postroom.domain.errors import Fenced, NotFound, Unavailable, WrongPosition
 from postroom.domain.record import HEADERS, Record
 
@@ -16,11 +17,10 @@ POSITIONS = 1 << 40
 
 _SQL = statements("log.sql")
 _CHUNK_ROWS = 10_000
-# Rows go in by multi-row statements, each of which runs outside Python's interpreter lock; a few fixed sizes
-# keep the statements cached.
-_INSERT_SIZES = (256, 64, 16, 4, 1)
+# SQLite takes 32,766 values a statement; records of messages have the most columns.
+_MAX_ROWS = 1_024
 _COLUMNS = ("place", *Record._fields[1:])
-
+_ENTIRE = len(_COLUMNS)
 
 class SqliteEventLog:
     """Keep a mailbox's records in a SQLite file: WAL mode, one transaction and one sync an append."""
@@ -39,6 +39,7 @@ class SqliteEventLog:
         self._durability = durability
         self._lock = Lock()
         self._writer: sqlite3.Connection | None = None
+        self._end: int | None = None
         if create_missing:
             create(self.path)
             self._writer = connect(self.path, durability)
@@ -60,20 +61,24 @@ class SqliteEventLog:
         writer = self._writer
         if writer is None:
             raise Unavailable(f"The store {self.path} was opened for reading only.")
+        statements = _inserts(self._base, records)
         with self._lock:
             try:
-                writer.execute("BEGIN IMMEDIATE")
-                try:
-                    self._check_end(writer, records[0])
-                    _insert(writer, self._base, [r[:HEADERS] for r in records if r.envelope is None], HEADERS)
-                    _insert(writer, self._base, [r for r in records if r.envelope is not None], len(_COLUMNS))
-                    writer.execute("COMMIT")
-                except BaseException:
-                    if writer.in_transaction:
-                        writer.execute("ROLLBACK")
-                    raise
+                self._check_end(writer, records[0])
+                if len(statements) == 1:
+                    inserted = writer.execute(*statements[0]).rowcount  # a transaction by itself
+                else:
+                    inserted = _transact(writer, statements)
             except sqlite3.Error as error:
+                self._end = None
+                if isinstance(error, sqlite3.IntegrityError):
+                    self._check_end(writer, records[0])
                 raise Unavailable(f"The store {self.path} did not take an append: {error}.") from error
+            if not inserted:  # retention went past our place, so somebody else owns the log by now
+                self._end = None
+                self._check_end(writer, records[0])
+                raise Unavailable(f"The store {self.path} did not take an append; open the mailbox again.")
+            self._end = records[-1].position
 
     def read(self, after: int = 0, limit: int | None = None) -> Iterator[Record]:
         """Yield whole records in the order of their positions; see `EventLog.read`."""
@@ -126,6 +131,7 @@ class SqliteEventLog:
 
     def truncate(self, through: int, limit: int) -> int:
         """Remove the oldest records through `through`; see `EventLog.truncate`."""
+        self._write("mark_removed", through=through, id=self._base // POSITIONS)
         return self._write("truncate", through=through, limit=limit)
 
     def save_snapshot(self, snapshot: StoredSnapshot) -> None:
@@ -136,6 +142,15 @@ class SqliteEventLog:
     def snapshots(self) -> list[StoredSnapshot]:
         """Return the kept snapshots, newest first."""
         return [StoredSnapshot(*row) for row in self._fetch("snapshots")]
+
+    def seal(self, seal: Seal) -> None:
+        """Keep where the log ends now."""
+        self._write("seal", position=seal.position, chain=seal.chain)
+
+    def sealed(self) -> Seal | None:
+        """Return where the log ended when its owner last left, or None."""
+        rows = self._fetch("sealed")
+        return Seal(*rows[0]) if rows else None
 
     def close(self) -> None:
         """Close the file; closing twice is fine."""
@@ -156,13 +171,16 @@ class SqliteEventLog:
         return int(row[0])
 
     def _check_end(self, writer: sqlite3.Connection, first: Record) -> None:
-        row = writer.execute(_SQL["head"], self._bounds).fetchone()
-        end, epoch = (row[0], row[3]) if row else (0, 0)
-        if end == first.position - 1:
-            return
-        if epoch > first.epoch:
-            raise Fenced(self.mailbox, first.epoch, epoch)
-        raise WrongPosition(self.mailbox, first.position - 1, end)
+        # Looked up once; afterwards, whoever else appends takes a place of ours, and the insert collides.
+        epoch = 0
+        if self._end is None:
+            row = writer.execute(_SQL["head"], self._bounds).fetchone()
+            self._end, epoch = (row[0], row[3]) if row else (0, 0)
+        if self._end != first.position - 1:
+            end, self._end = self._end, None
+            if epoch > first.epoch:
+                raise Fenced(self.mailbox, first.epoch, epoch)
+            raise WrongPosition(self.mailbox, first.position - 1, end)
 
     def _fetch(self, statement: str, **values: Any) -> list[tuple[Any, ...]]:
         with self._lock:
@@ -209,18 +227,53 @@ def mailbox_names(path: str | Path) -> list[str]:
         raise Unavailable(f"The store {path} can't be read: {error}. Name a file that Postroom made.") from error
 
 
-def _insert(writer: sqlite3.Connection, base: int, rows: Sequence[Sequence[Any]], width: int) -> None:
-    start = 0
-    values = [value for row in rows for value in (base + row[0], *row[1:])]
-    for size in _INSERT_SIZES:
-        while len(rows) - start >= size:
-            writer.execute(_INSERTS[width, size], values[start * width : (start + size) * width])
-            start += size
+def _inserts(base: int, records: Sequence[Record]) -> list[tuple[str, list[Any]]]:
+    """Return the statements that insert these records, with their values."""
+    messages = [record for record in records if record.envelope is not None]
+    others = [record for record in records if record.envelope is None]
+    statements = []
+    for rows, width in ((messages, _ENTIRE), (others, HEADERS)):
+        for start in range(0, len(rows), _MAX_ROWS):
+            chunk = rows[start : start + _MAX_ROWS]
+            values: list[Any] = []
+            for row in chunk:
+                values.append(base + row[0])
+                values += row[1:width]
+            size = _statement_rows(len(chunk))
+            values += [None] * (width * (size - len(chunk)))
+            values += [base // POSITIONS, records[0].position]
+            statements.append((_insert_statement(width, size), values))
+    return statements
 
 
+def _statement_rows(count: int) -> int:
+    """Round up to one of few sizes, at most a quarter more, so that statements are prepared once and reused."""
+    step = 1 << max(0, count.bit_length() - 3)
+    return -(-count // step) * step
+
+
+@cache
 def _insert_statement(width: int, size: int) -> str:
+    """Return an INSERT of `size` rows that skips the all-NULL ones behind the last record.
+
+    One statement for all rows runs outside Python's interpreter lock from the first row to the sync; statements by
+    the row would take the lock back between them, each time waiting for the thread that decides the next group.
+    """
     row = f"({', '.join('?' * width)})"
-    return f"INSERT INTO log ({', '.join(_COLUMNS[:width])}) VALUES {', '.join([row] * size)}"
+    rows = ", ".join([row] * size)
+    return (
+        f"INSERT INTO log ({', '.join(_COLUMNS[:width])}) SELECT * FROM (VALUES {rows}) WHERE column1 IS NOT NULL "
+        "AND (SELECT removed_through FROM mailbox_names WHERE id = ?) < ?"
+    )
 
 
-_INSERTS = {(width, size): _insert_statement(width, size) for width in (HEADERS, len(_COLUMNS)) for size in _INSERT_SIZES}
+def _transact(writer: sqlite3.Connection, statements: Sequence[tuple[str, list[Any]]]) -> int:
+    writer.execute("BEGIN IMMEDIATE")
+    try:
+        inserted = sum(writer.execute(statement, values).rowcount for statement, values in statements)
+        writer.execute("COMMIT")
+        return inserted
+    except BaseException:
+        if writer.in_transaction:
+            writer.execute("ROLLBACK")
+        raise

@@ -38,6 +38,9 @@ FROM log WHERE stream = :stream AND place > :base AND place <= :top ORDER BY ver
 -- name: known
 SELECT 1 FROM log WHERE stream = :stream AND place > :base AND place <= :top LIMIT 1;
 
+-- name: mark_removed
+UPDATE mailbox_names SET removed_through = max(removed_through, :through) WHERE id = :id;
+
 -- name: truncate
 DELETE FROM log WHERE place IN (
     SELECT place FROM log WHERE place > :base AND place <= :base + :through ORDER BY place LIMIT :limit
@@ -53,3 +56,9 @@ DELETE FROM snapshot WHERE place > :base AND place <= :top AND place NOT IN (
 
 -- name: snapshots
 SELECT place - :base, chain, state FROM snapshot WHERE place > :base AND place <= :top ORDER BY place DESC;
+
+-- name: seal
+INSERT OR REPLACE INTO seal (base, position, chain) VALUES (:base, :position, :chain);
+
+-- name: sealed
+SELECT position, chain FROM seal WHERE base = :base;

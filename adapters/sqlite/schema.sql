@@ -1,9 +1,11 @@
 -- The event log of every mailbox in this file. Rows are only ever inserted, until retention removes whole ranges.
 
+-- `removed_through` is the last position that retention removed: nobody may append there again.
 CREATE TABLE IF NOT EXISTS mailbox_names (
-    id   INTEGER PRIMARY KEY,
-    name TEXT NOT NULL UNIQUE
-);
+    id              INTEGER PRIMARY KEY,
+    name            TEXT NOT NULL UNIQUE,
+    removed_through INTEGER NOT NULL DEFAULT 0
+) STRICT;
 
 -- `place` is mailbox id * 2^40 + position: one integer key keeps each mailbox's records together and in order.
 CREATE TABLE IF NOT EXISTS log (
@@ -42,4 +44,11 @@ CREATE TABLE IF NOT EXISTS snapshot (
     place INTEGER PRIMARY KEY,
     chain BLOB NOT NULL,
     state BLOB NOT NULL
+) STRICT;
+
+-- Where each mailbox's log ended when its owner last left.
+CREATE TABLE IF NOT EXISTS seal (
+    base     INTEGER PRIMARY KEY,
+    position INTEGER NOT NULL,
+    chain    BLOB NOT NULL
 ) STRICT;

@@ -3,12 +3,11 @@
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from postroom.application.engine import Accepted, MailboxEngine
+from postroom.application.engine import Accepted, Answer, MailboxEngine
 from postroom.application.messages import NewMessage, Sent
-from postroom.application.prepare import Preparer
+from postroom.application.prepare import Prepared, Preparer
 from postroom.domain.envelope.validation import EnvelopeProblem, ValidationMode, validate_envelope
 from postroom.domain.errors import InvalidRequest, Rejected
-from postroom.domain.mailbox.commands import Send
 from postroom.domain.names import message_id
 
 T = TypeVar("T")
@@ -74,7 +73,7 @@ class SendEnvelopes:
         """
         index = -1
 
-        def prepare(blob: bytes) -> Send:
+        def prepare(blob: bytes) -> Prepared:
             nonlocal index
             index += 1
             checked = validate_envelope(blob, validation)
@@ -89,26 +88,23 @@ class SendEnvelopes:
 
 
 async def _submit(
-    engine: MailboxEngine, items: Sequence[T], prepare: Callable[[T], Send]
+    engine: MailboxEngine, items: Sequence[T], prepare: Callable[[T], Prepared]
 ) -> list[Sent | Rejected]:
-    results: list[Sent | Rejected] = []
-    commands: list[Send] = []
-    refused: dict[int, Rejected] = {}
-    for index, item in enumerate(items):
+    prepared: list[Prepared | Rejected] = []
+    for item in items:
         try:
-            commands.append(prepare(item))
+            prepared.append(prepare(item))
         except Rejected as rejection:
-            refused[index] = rejection
-    answers = iter(zip(commands, await engine.submit(commands), strict=True) if commands else ())
-    for index in range(len(items)):
-        if index in refused:
-            results.append(refused[index])
-            continue
-        command, answer = next(answers)
-        if isinstance(answer, Accepted):
-            given = command.headers.message_id if answer.message == command.message else None
-            results.append(Sent(message_id(answer.message, given), answer.duplicate))
-        else:
-            assert isinstance(answer, Rejected)
-            results.append(answer)
-    return results
+            prepared.append(rejection)
+    commands = [each[0] for each in prepared if type(each) is tuple]
+    answers = iter(await engine.submit(commands) if commands else ())
+    return [each if isinstance(each, Rejected) else _sent(each, next(answers)) for each in prepared]
+
+
+def _sent(prepared: Prepared, answer: Answer) -> Sent | Rejected:
+    if type(answer) is Accepted:
+        command, shown = prepared
+        is_own = answer.message == command.message
+        return Sent(shown if is_own else message_id(answer.message), answer.duplicate)
+    assert isinstance(answer, Rejected)
+    return answer

@@ -23,6 +23,13 @@ class StoredSnapshot(NamedTuple):
     state: bytes
 
 
+class Seal(NamedTuple):
+    """Where the log ended when its owner last left, so that an end that was cut off is noticed."""
+
+    position: int
+    chain: bytes
+
+
 class EventLog(Protocol):
     """Keep the records of one mailbox; every adapter passes `tests/conformance/event_log.py`.
 
@@ -80,6 +87,12 @@ class EventLog(Protocol):
 
     def snapshots(self) -> list[StoredSnapshot]:
         """Return the kept snapshots, newest first."""
+
+    def seal(self, seal: Seal) -> None:
+        """Keep where the log ends now, in place of what was kept before."""
+
+    def sealed(self) -> Seal | None:
+        """Return where the log ended when its owner last left, or None."""
 
     def close(self) -> None:
         """Release what the log holds; closing twice is fine."""

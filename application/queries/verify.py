@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Iterator
 import msgspec
 
 from postroom.application.codec import to_event
+from postroom.application.fold import check_seal
 from postroom.application.ports.event_log import EventLog
 from postroom.domain.errors import BrokenLog
 from postroom.domain.integrity import is_intact
@@ -55,6 +56,7 @@ class VerifyLog:
         start, anchored = self._start()
         records = self._checked(self._log.read(start), progress)
         last, chain = verify_chain(records, anchored, start + 1)
+        check_seal(self._log)
         if expected_last is not None and last < expected_last:
             raise BrokenLog(
                 f"The log of mailbox {self._log.mailbox} ends at position {last}, but it reached {expected_last} "

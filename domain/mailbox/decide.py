@@ -1,6 +1,7 @@
 """What a mailbox answers to a command: `decide(command, state, now) -> events`, or a typed rejection."""
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
 from itertools import chain, islice
 from typing import Any
 
@@ -60,6 +61,7 @@ def decide(command: Command, mailbox: Mailbox, now: int) -> Sequence[Event]:
     return decider(command, mailbox, now)
 
 
+@lru_cache(65_536)
 def shard_of(key: str, shards: int) -> int:
     """Return the shard of a sticky key: a stable hash, the same in every process and version (svc-mailbox P-6)."""
     return int.from_bytes(blake3(key.encode()).digest(8), "big") % shards

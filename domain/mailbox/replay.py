@@ -66,12 +66,10 @@ class ReplayWindow:
         """Keep a key for the window, and forget those whose window is over at its time."""
         keys = self._keys
         expired = remembered.at - window
-        while keys:
-            oldest = next(iter(keys))
-            if keys[oldest].at > expired:
-                break
-            del keys[oldest]
-        keys.pop(key, None)  # a key used again after its window goes to the back of the line
+        while keys and next(iter(keys.values())).at <= expired:
+            keys.popitem(last=False)
+        if key in keys:  # used again after its window: it goes to the back of the line
+            del keys[key]
         keys[key] = remembered
 
     def since(self, time: int) -> dict[str, Remembered]:

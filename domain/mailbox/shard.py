@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from heapq import merge
 from operator import attrgetter
 
-from postroom.domain.message import READY, Message
+from postroom.domain.message import Message
 
 _by_position = attrgetter("position")
 
@@ -63,12 +63,18 @@ class Shard:
 
     def ready(self, now: int) -> Iterator[Message]:
         """Yield the messages that may be delivered at `now` (µs), oldest first, without taking them out."""
-        self._promote(now)
+        if self._delayed:
+            self._promote(now)
         fresh = self._fresh
         while fresh and not self._is_live(fresh[0], fresh):
             fresh.popleft()
-        lines = (m for m in fresh if self._is_live(m, fresh))
-        return merge(self._returned, lines, key=_by_position) if self._returned else lines
+        return merge(self._returned, self._live_fresh(), key=_by_position) if self._returned else self._live_fresh()
+
+    def _live_fresh(self) -> Iterator[Message]:
+        fresh, waiting = self._fresh, self._waiting
+        for message in fresh:
+            if waiting.get(message.stream) is fresh:
+                yield message
 
     def next_due(self) -> int | None:
         """Return the µs at which the first delayed message becomes ready, or None."""
@@ -92,7 +98,7 @@ class Shard:
                 self._waiting[entry[2].stream] = self._returned
 
     def _is_live(self, message: Message, queue: object) -> bool:
-        return message.status == READY and self._waiting.get(message.stream) is queue
+        return self._waiting.get(message.stream) is queue
 
     def _is_due(self, entry: tuple[int, int, Message]) -> bool:
         due, _, message = entry

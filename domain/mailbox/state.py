@@ -1,12 +1,12 @@
 """State of a mailbox and how events change it: `evolve(state, event) -> state`."""
 
-import heapq
 from collections.abc import Callable
 from typing import Any
 
 import msgspec
 
 from postroom.domain.event import Event
+from postroom.domain.mailbox.alarms import Alarms
 from postroom.domain.mailbox.events import (
     LogTruncated,
     MailboxCreated,
@@ -35,6 +35,9 @@ from postroom.domain.message import (
 )
 from postroom.domain.message import evolve as evolve_message
 from postroom.domain.policy import MailboxLimits, TopicPolicy
+
+
+_WAITING = (READY, DEAD)
 
 
 class Clock(msgspec.Struct, frozen=True, array_like=True):
@@ -73,9 +76,7 @@ class Topic:
 class Mailbox:
     """The queues of one mailbox, as a fold of its log.
 
-    `position` is that of the last event folded; as positions have no gaps, counting is enough. Every unsettled
-    message has one alarm, the time at which something happens to it by itself; the heap of alarms may hold stale
-    ones, which are skipped, and is rebuilt before they outnumber the live ones.
+    `position` is that of the last event folded; as positions have no gaps, counting is enough.
     """
 
     def __init__(
@@ -98,7 +99,8 @@ class Mailbox:
         self.messages: dict[bytes, Message] = {}
         self.policies: dict[str, TopicPolicy] = {}
         self.crowded: set[str] = set()
-        self._alarms: list[tuple[int, int, Message]] = []
+        self._deadlines = Alarms(_deadline_of)
+        self._expiries = Alarms(_expiry_of)
 
     def policy(self, topic: str) -> TopicPolicy:
         """Return what a topic promises: what an operator set, else the default."""
@@ -113,19 +115,10 @@ class Mailbox:
         return found
 
     def overdue(self, now: int, limit: int) -> list[Message]:
-        """Return up to `limit` messages whose alarm has gone off at `now` (µs), oldest first."""
-        alarms = self._alarms
-        found: dict[bytes, Message] = {}
-        reached = [0] if alarms else []
-        while reached and len(found) < limit:  # walk down the heap as far as it is due
-            index = reached.pop()
-            alarm, _, message = alarms[index]
-            if alarm > now:
-                continue
-            if alarm == alarm_of(message):
-                found[message.stream] = message
-            reached += [child for child in (2 * index + 1, 2 * index + 2) if child < len(alarms)]
-        return sorted(found.values(), key=lambda message: message.position)
+        """Return up to `limit` messages that have run out of time at `now` (µs), oldest first."""
+        due = self._deadlines.due(now, limit)
+        due += self._expiries.due(now, limit - len(due))
+        return sorted(due, key=lambda message: message.position)
 
     def needs_sweep(self, now: int) -> bool:
         """Tell whether a `Sweep` at `now` (µs) would find something to end."""
@@ -134,29 +127,30 @@ class Mailbox:
 
     def next_alarm(self) -> int | None:
         """Return the µs at which the next message runs out of time, or None."""
-        alarms = self._alarms
-        while alarms and alarms[0][0] != alarm_of(alarms[0][2]):
-            heapq.heappop(alarms)
-        return alarms[0][0] if alarms else None
+        deadline, expiry = self._deadlines.next(), self._expiries.next()
+        if deadline is None or expiry is None:
+            return expiry if deadline is None else deadline
+        return min(deadline, expiry)
 
     def set_alarm(self, message: Message) -> None:
         """Note when the message next runs out of time."""
-        alarms = self._alarms
-        alarm = alarm_of(message)
-        assert alarm is not None
-        if len(alarms) > 2 * len(self.messages) + 1_024:
-            live = self.messages.values()
-            alarms[:] = [(at, m.position, m) for m in live if (at := alarm_of(m)) is not None]
-            heapq.heapify(alarms)
-        heapq.heappush(alarms, (alarm, message.position, message))
+        if message.status == IN_FLIGHT:
+            self._deadlines.set(message.due, message)
+        else:
+            self._expiries.set(message.expires_at, message)
+        if len(self._deadlines) + len(self._expiries) > 4 * len(self.messages) + 1_024:
+            self._deadlines.rebuild(self.messages.values())
+            self._expiries.rebuild(self.messages.values())
 
 
-def alarm_of(message: Message) -> int | None:
-    """Return the µs at which time alone changes the message: its delivery ends, or it expires; None if settled."""
-    status = message.status
-    if status == IN_FLIGHT:
-        return message.due
-    return message.expires_at if status in (READY, DEAD) else None
+def _deadline_of(message: Message) -> int | None:
+    """Return when the message's delivery times out (svc-mailbox I-3)."""
+    return message.due if message.status == IN_FLIGHT else None
+
+
+def _expiry_of(message: Message) -> int | None:
+    """Return when retention or TTL ends the message's wait, or the dead letter (svc-mailbox P-9)."""
+    return message.expires_at if message.status in _WAITING else None
 
 
 def evolve(mailbox: Mailbox, event: Event) -> Mailbox:
@@ -172,7 +166,7 @@ def evolve(mailbox: Mailbox, event: Event) -> Mailbox:
 
 
 def _sent(mailbox: Mailbox, event: MessageSent) -> None:
-    message = evolve_message(None, event, position=mailbox.position)
+    message = evolve_message(None, event, mailbox.position)
     if message.status == ARCHIVED:
         mailbox.archived += 1
         return
@@ -191,7 +185,7 @@ def _received(mailbox: Mailbox, event: MessageReceived) -> None:
     shard.dequeue(message)
     shard.in_flight += 1
     mailbox.in_flight += 1
-    evolve_message(message, event, epoch=mailbox.epoch)
+    evolve_message(message, event, 0, mailbox.epoch)
     mailbox.set_alarm(message)
 
 
