@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 PHASES = ("start", "fold", "load", "index", "flip")
 POLL_SECONDS = 0.2
+_RAISED = "[USER_RAISED_EXCEPTION]"
 
 
 class Progress(msgspec.Struct, frozen=True):
@@ -96,10 +97,9 @@ def rebuild(store: str, *, progress: OnProgress = lambda _: None) -> RebuildRepo
             views.fail(version, str(error))
             raise
         except Exception as error:
-            views.fail(version, repr(error))
-            raise Unavailable(
-                f"The rebuild of the read models of {store} failed: {_first_line(error)}"
-            ) from error
+            reason = _reason(error)
+            views.fail(version, reason)
+            raise Unavailable(f"The rebuild of the read models of {store} failed: {reason}") from error
 
 
 class _Work(msgspec.Struct, frozen=True):
@@ -234,8 +234,13 @@ class _Stopwatch:
         self._progress(Progress(phase, done, total, unit, self.elapsed()))
 
 
-def _first_line(error: Exception) -> str:
-    return next((line for line in str(error).splitlines() if line.strip()), repr(error))
+def _reason(error: Exception) -> str:
+    """Return what went wrong in one line; Spark wraps what a job itself raised in pages of its own."""
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    raised = next((line for line in lines if _RAISED in line), "")
+    return raised.partition(_RAISED)[2].partition(" SQLSTATE")[0].strip() or (
+        lines[0] if lines else repr(error)
+    )
 
 
 def main() -> int:

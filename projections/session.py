@@ -27,7 +27,7 @@ CONFIG = {
 }
 
 QUIET = "-Dlog4j2.configurationFile=" + (Path(__file__).parent / "log4j2.properties").as_uri()
-"""The Java option that keeps Spark's log to errors."""
+"""The Java option that keeps Spark's log quiet."""
 
 
 def start_session(config: dict[str, str] | None = None) -> "SparkSession":

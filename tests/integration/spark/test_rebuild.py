@@ -119,9 +119,8 @@ def test_a_rebuild_that_fails_leaves_what_is_served_and_says_why(store: Path) ->
 
 def test_the_log_reads_alike_by_adbc_and_by_sqlite3(store: Path, spark: SparkSession) -> None:
     cuts = take_cuts(str(store))
-    frame = read_log(
-        spark, str(store), cuts, *("place", "type", "topic", "principal", "due", "state", "envelope")
-    )
+    columns = ("place", "type", "topic", "principal", "due", "state", "envelope")
+    frame = read_log(spark, str(store), cuts, *columns)
     by_sqlite = (
         spark.read.format(LogSource.name())
         .schema(frame.schema)
@@ -134,14 +133,10 @@ def test_the_log_reads_alike_by_adbc_and_by_sqlite3(store: Path, spark: SparkSes
 
 
 def test_spark_submit_runs_the_rebuild_from_the_repository(store: Path) -> None:
+    submit = Path(sys.executable).with_name("spark-submit")
+    quick = "spark.driver.extraJavaOptions=-XX:TieredStopAtLevel=1"
     ran = subprocess.run(
-        [
-            Path(sys.executable).with_name("spark-submit"),
-            "projections/rebuild.py",
-            "--store",
-            store,
-            "--json",
-        ],
+        [submit, "--conf", quick, "projections/rebuild.py", "--store", store, "--json"],
         cwd=REPOSITORY,
         env={**os.environ, "PYSPARK_PYTHON": sys.executable, "PYSPARK_DRIVER_PYTHON": sys.executable},
         capture_output=True,

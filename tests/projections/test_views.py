@@ -1,0 +1,114 @@
+"""Versions of the read models: built beside each other, flipped, kept, rolled back, cleaned up."""
+
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from postroom.adapters.sqlite.read_models import SqliteReadModels
+from postroom.application.messages import NewMessage
+from postroom.application.ports.read_models import views_path
+from postroom.domain.errors import NotFound, Unavailable
+from postroom.domain.search import EventFilter
+from postroom.projections.session import find_java
+from postroom.projections.views import Views, roll_back
+from tests.projections.histories import build_without_spark, send
+
+MAILBOX = "main@test"
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    path = tmp_path / "store.db"
+    send(path, MAILBOX, [NewMessage(topic="shop", payload=b"")])
+    return path
+
+
+def test_the_version_before_is_kept_and_older_ones_are_dropped(store: Path) -> None:
+    versions = [build_without_spark(store) for _ in range(3)]
+    assert [bool(tables(store, version)) for version in versions] == [False, True, True]
+    shown = SqliteReadModels(store).status().versions
+    assert [each.status for each in shown] == ["active", "retired", "dropped"]
+
+
+def test_rolling_back_serves_the_version_before_at_once(store: Path) -> None:
+    first = build_without_spark(store)
+    send(store, MAILBOX, [NewMessage(topic="shop", payload=b"")])
+    build_without_spark(store)
+    models = SqliteReadModels(store)
+    assert len(models.search(EventFilter()).items) == 2
+    assert roll_back(str(store)) == first
+    assert len(models.search(EventFilter()).items) == 1
+
+
+def test_without_a_version_before_there_is_nothing_to_roll_back_to(store: Path) -> None:
+    with pytest.raises(NotFound, match="postroom project rebuild"):
+        roll_back(str(store))
+    build_without_spark(store)
+    with pytest.raises(NotFound, match="no earlier version"):
+        roll_back(str(store))
+
+
+def test_a_second_rebuild_is_refused_while_one_runs(store: Path) -> None:
+    with Views(str(store)) as views:
+        version = views.begin([])
+        running = SqliteReadModels(store).status().rebuild
+        assert running is not None
+        assert running.version == version
+        with pytest.raises(Unavailable, match=f"being rebuilt by process {os.getpid()}"), Views(str(store)):
+            pass
+
+
+def test_a_killed_rebuild_blocks_nobody_and_leaves_nothing(store: Path) -> None:
+    served = build_without_spark(store)
+    code = (
+        "import os, signal, sys; from postroom.projections.views import Views\n"
+        "with Views(sys.argv[1]) as views: views.begin([]); os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    killed = subprocess.run([sys.executable, "-c", code, str(store)], check=False)
+    assert killed.returncode == -signal.SIGKILL
+    status = SqliteReadModels(store).status()
+    assert status.rebuild is None
+    assert status.active is not None
+    assert status.active.version == served
+    assert tables(store, served + 1) != set()
+    build_without_spark(store)
+    shown = SqliteReadModels(store).status().versions
+    assert [each.status for each in shown] == ["active", "failed", "retired"]
+    assert shown[1].error == "the rebuild was killed"
+    assert tables(store, served + 1) == set()
+
+
+def test_a_search_that_began_before_a_flip_goes_on_in_the_version_after(store: Path) -> None:
+    send(store, MAILBOX, [NewMessage(topic="shop", payload=b"") for _ in range(5)])
+    build_without_spark(store)
+    models = SqliteReadModels(store)
+    page = models.search(EventFilter(limit=2))
+    for _ in range(3):  # the version that the first page came from is dropped
+        build_without_spark(store)
+    rest = models.search(EventFilter(cursor=page.next_cursor))
+    assert len({item.message_id for item in (*page.items, *rest.items)}) == 6
+
+
+def test_without_java_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    with pytest.raises(Unavailable, match="Java 17"):
+        find_java()
+    (tmp_path / "jdk" / "bin").mkdir(parents=True)
+    (tmp_path / "jdk" / "bin" / "java").touch()
+    find_java()
+    assert os.environ["JAVA_HOME"] == str(tmp_path / "jdk")
+    monkeypatch.delenv("JAVA_HOME")
+
+
+def tables(store: Path, version: int) -> set[str]:
+    with closing(sqlite3.connect(views_path(store))) as connection:
+        names = connection.execute("SELECT name FROM sqlite_master WHERE name GLOB ?", (f"*_v{version}*",))
+        return {name for (name,) in names}
