@@ -5,7 +5,7 @@ from threading import Barrier, Thread
 
 import pytest
 
-from postroom.application.ports.event_log import EventLog, Head, StoredSnapshot
+from postroom.application.ports.event_log import EventLog, Head, Seal, StoredSnapshot
 from postroom.domain.errors import Fenced, PostroomError, Unavailable, WrongPosition
 from postroom.domain.message import MessageAcked
 from postroom.domain.record import CHAIN, GENESIS, Record, verify_chain
@@ -293,6 +293,21 @@ class EventLogConformance:
             log.save_snapshot(snapshot)
         assert log.snapshots()[:2] == [StoredSnapshot(10, bytes(32), b"after"), older]
 
+    # -- the seal ---
+
+    def test_a_log_is_unsealed_until_its_owner_leaves_and_the_last_seal_counts(self, log: EventLog) -> None:
+        assert log.sealed() is None
+        records = append(log, [sent(1), sent(2)])
+        log.seal(Seal(1, records[0].chain))
+        log.seal(Seal(2, records[1].chain))
+        assert log.sealed() == Seal(2, records[1].chain)
+
+    def test_a_seal_outlives_the_records_that_came_before_it(self, log: EventLog) -> None:
+        records = append(log, [sent(n) for n in range(1, 6)])
+        log.seal(Seal(3, records[2].chain))
+        log.truncate(through=4, limit=100)
+        assert log.sealed() == Seal(3, records[2].chain)
+
     # -- two mailboxes, closing, reopening ---
 
     def test_two_mailboxes_of_one_store_do_not_see_each_other(self, store: Store) -> None:
@@ -309,6 +324,8 @@ class EventLogConformance:
         assert two.snapshots() == []
         assert two.position_before(100) == 2
         two.save_snapshot(StoredSnapshot(2, theirs[1].chain, b"theirs"))
+        two.seal(Seal(2, theirs[1].chain))
+        assert one.sealed() is None
         assert one.truncate(through=2, limit=100) == 2
         assert list(two.read()) == theirs
         assert [snapshot.state for snapshot in one.snapshots()] == [b"mine"]
@@ -335,9 +352,11 @@ class EventLogConformance:
         snapshot = StoredSnapshot(300, records[-1].chain, b"state")
         log.save_snapshot(snapshot)
         log.truncate(through=100, limit=1_000)
+        log.seal(Seal(300, records[-1].chain))
         log.close()
 
         log = store.open()
+        assert log.sealed() == Seal(300, records[-1].chain)
         assert list(log.read()) == records[100:]
         assert log.snapshots() == [snapshot]
         assert log.head() == Head(300, records[-1].at, records[-1].chain, 1)
