@@ -183,8 +183,7 @@ def _cloud_event(line: bytes) -> NewMessage:
     context = {
         name: text
         for name, raw in fields.items()
-        if name not in ("data", "data_base64")
-        and (text := _scalar(_decode(raw), name)) is not None
+        if name not in ("data", "data_base64") and (text := _scalar(_decode(raw), name)) is not None
     }
     for name in ("id", "source", "type"):
         if not context.get(name):

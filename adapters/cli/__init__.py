@@ -1,1 +1,1 @@
-"""The command line `postroom`: a thin shell around the handlers; a command loads what it needs when it runs."""
+"""The command line `postroom`: a thin shell around the handlers; each command loads what it needs."""

@@ -71,9 +71,9 @@ async def import_file(
 ) -> None:
     """Import messages from a file; importing it again, after a kill or next week, adds nothing.
 
-    A line is a CloudEvent, a PrismEnvelope in base64 or, with --topic, any JSON. Messages are archived: stored
-    and searched, not delivered, in archive@local or the mailbox that --mailbox names, unless --deliver is
-    given. With the store memory: it is a dry run.
+    A line is a CloudEvent, a PrismEnvelope in base64 or, with --topic, any JSON. Messages are archived:
+    stored and searched, not delivered, in archive@local or the mailbox that --mailbox names, unless --deliver
+    is given. With the store memory: it is a dry run.
     """
     _one_of("--on-error", on_error, ("fail", "skip"))
     _one_of("--validation", validation, ("strict", "warn", "disabled"))
@@ -212,7 +212,7 @@ class _Import:
         raise type(error)(f"{self._name}, line {number}: {error} {_AGAIN} Or add --on-error skip.")
 
 
-_AGAIN = "All lines before it are stored; mend the cause and import the file again, which adds only what is missing."
+_AGAIN = "All lines before it are stored; mend the cause and import again, which adds only what is missing."
 
 
 def _mapping(

@@ -79,7 +79,7 @@ class Output:
 
     @contextmanager
     def progress(self, label: str, total: float | None = None) -> Iterator[Callable[[float, str], None]]:
-        """Show a bar on stderr while the context lasts, on a terminal only; yield what moves it to (done, detail)."""
+        """Show a bar on stderr, on a terminal only, while the context lasts; yield what moves it."""
         if self.as_json or not sys.stderr.isatty():
             yield lambda done, detail: None
             return

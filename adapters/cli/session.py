@@ -47,8 +47,8 @@ class Session:
         """
         if self.store == MEMORY:
             raise InvalidRequest(
-                f"The store memory: is gone when a command ends, so postroom {self.command} has nothing to work "
-                "on; name a file with --store or POSTROOM_STORE."
+                f"The store memory: is gone when a command ends, so postroom {self.command} has nothing "
+                "to work on; name a file with --store or POSTROOM_STORE."
             )
         if not Path(self.store).is_file():
             raise NotFound(

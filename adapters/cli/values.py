@@ -13,7 +13,7 @@ _NUMBER = re.compile(r"-?\d+\Z")
 
 
 def parse_duration(text: str) -> int:
-    """Return a duration such as `500ms`, `5s`, `2m`, `1h` or `7d` in ms; raise `InvalidRequest` for anything else."""
+    """Return a duration such as `500ms`, `5s` or `7d` in ms; raise `InvalidRequest` for anything else."""
     found = _DURATION.match(text.strip())
     if text.strip() == "0":
         return 0
@@ -36,8 +36,8 @@ def parse_time(text: str, now: datetime) -> int:
     """Return a point in time in ms since 1970 UTC.
 
     Arguments:
-        text: RFC 3339 (a date alone is its midnight, a time without offset is UTC), ms since 1970, or a duration
-            such as `2h`, which means so long before `now`.
+        text: RFC 3339 (a date alone is its midnight, a time without offset is UTC), ms since 1970, or an age
+            such as `2h`, counted back from `now`.
 
     Raises: InvalidRequest for anything else.
     """
@@ -49,7 +49,7 @@ def parse_time(text: str, now: datetime) -> int:
         time = datetime.fromisoformat(text)
     except ValueError:
         raise InvalidRequest(
-            f"{text!r} is not a time; write it like 2026-01-31T08:00:00Z, as ms since 1970, or as an age like 2h."
+            f"{text!r} is not a time; write 2026-01-31T08:00:00Z, ms since 1970, or an age like 2h."
         ) from None
     return round((time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp() * 1_000)
 

@@ -1,0 +1,90 @@
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+SCRIPT = Path(sys.executable).with_name("postroom")
+ROOT = Path(__file__).parents[2]
+TIMEOUT_SECONDS = 240
+
+
+class Done(NamedTuple):
+    """What a command left behind."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+    @property
+    def lines(self) -> list[Any]:
+        return [json.loads(line) for line in self.out.splitlines()]
+
+    @property
+    def error(self) -> Any:
+        return json.loads(self.err)
+
+
+class Postroom:
+    """The console script, run in a folder of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.store = folder / "postroom.db"
+        # What the developer has set must not reach the tests; Spark needs the rest.
+        self.environment = {k: v for k, v in os.environ.items() if not k.startswith("POSTROOM_")}
+
+    def __call__(self, *arguments: str, stdin: bytes = b"", **environment: str) -> Done:
+        done = subprocess.run(
+            [SCRIPT, *arguments],
+            cwd=self.folder,
+            env=self.environment | environment,
+            input=stdin,
+            capture_output=True,
+            timeout=TIMEOUT_SECONDS,
+            check=False,
+        )
+        return Done(done.returncode, done.stdout.decode(), done.stderr.decode())
+
+    def ok(self, *arguments: str, stdin: bytes = b"", **environment: str) -> Done:
+        done = self(*arguments, stdin=stdin, **environment)
+        assert done.code == 0, done
+        return done
+
+    def start(self, *arguments: str) -> "subprocess.Popen[bytes]":
+        return subprocess.Popen(
+            [SCRIPT, *arguments],
+            cwd=self.folder,
+            env=self.environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+
+    def wait_for_owner(self, process: "subprocess.Popen[bytes]", mailbox: str = "main@local") -> None:
+        """Return once `process` owns the mailbox, as the lock file beside the store says."""
+        lock = self.store.with_name(f"{self.store.name}-owner-{mailbox}")
+        while not (lock.exists() and f"process {process.pid} " in lock.read_text()):
+            assert process.poll() is None, process.communicate()
+            time.sleep(0.005)
+
+
+@pytest.fixture
+def postroom(tmp_path: Path) -> Postroom:
+    return Postroom(tmp_path)
+
+
+@pytest.fixture(scope="session")
+def webhooks() -> Path:
+    path = ROOT.parent / "shared" / "data" / "github-webhooks.ndjson.gz"
+    if not path.exists():
+        pytest.skip(f"the real webhook deliveries are not here: {path}")
+    return path
