@@ -14,7 +14,9 @@ def bench(
         list[str] | None, Argument(metavar="[NAME]...", help="Only measurements that begin so.")
     ] = None,
     output: Annotated[str, Option(metavar="FILE", help="Where to write the figures as JSON.")] = "bench.json",
-) -> int | None:
+    messages: Annotated[
+        int, Option(metavar="COUNT", min=1_000, help="Messages in the store whose history is measured.")
+    ] = 1_000_000,
+) -> None:
     """Measure sends, receives, acks, search and rebuilds on this machine, and write the figures down."""
-    code: int | None = import_module("postroom.adapters.cli.bench").run(session, names or [], output)
-    return code
+    import_module("postroom.adapters.cli.bench").run(session, names or [], output, messages)

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from postroom.adapters.cli.settings import InvalidSettings
+from postroom.adapters.cli.values import WrongUsage
 from postroom.domain.errors import IntegrityFailure, NotFound, PostroomError, Saturated, Unavailable
 
 REFUSED, USAGE, NOTHING, TRY_AGAIN, INTEGRITY = 1, 2, 3, 4, 5
@@ -17,7 +17,7 @@ Exit codes: 0 done; 1 refused or failed; 2 wrong usage or settings; 3 nothing fo
 def exit_code(error: PostroomError) -> int:
     """Return the exit code that tells scripts what kind of error it was."""
     match error:
-        case InvalidSettings():
+        case WrongUsage():
             return USAGE
         case NotFound():
             return NOTHING

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 from typer import Argument, Option
 
 from postroom.adapters.cli.session import ARCHIVE_MAILBOX, MEMORY, Session
-from postroom.adapters.cli.values import parse_pairs
+from postroom.adapters.cli.values import WrongUsage, parse_pairs
 from postroom.domain.errors import InvalidRequest, Rejected, Saturated
 
 if TYPE_CHECKING:
@@ -222,7 +222,7 @@ def _mapping(
 
     if topic is None:
         if headers or key or time or id_:
-            raise InvalidRequest("--header, --key, --time and --id say how to read any JSON; add --topic.")
+            raise WrongUsage("--header, --key, --time and --id say how to read any JSON; add --topic.")
         return None
     return RecordMapping(
         topic=TopicTemplate(topic),
@@ -291,7 +291,7 @@ def _report(session: Session, run: _Import, mailbox: str) -> None:
 
 def _one_of(option: str, value: str, allowed: tuple[str, ...]) -> None:
     if value not in allowed:
-        raise InvalidRequest(f"{option} {value!r} must be one of {', '.join(allowed)}.")
+        raise WrongUsage(f"{option} {value!r} must be one of {', '.join(allowed)}.")
 
 
 def _name(file: str) -> str:

@@ -10,7 +10,7 @@ from typer import Argument, Option
 
 from postroom.adapters.cli.failures import NOTHING, describe, exit_code
 from postroom.adapters.cli.session import Session
-from postroom.adapters.cli.values import parse_duration, parse_pairs, read_words, readable
+from postroom.adapters.cli.values import WrongUsage, parse_duration, parse_pairs, read_words, readable
 from postroom.domain.errors import InvalidRequest, Rejected
 
 if TYPE_CHECKING:
@@ -205,7 +205,7 @@ def _show_received(session: Session, message: "ReceivedMessage") -> None:
 
 def _payload(payload: str, file: str | None) -> bytes:
     if file is not None and payload != "-":
-        raise InvalidRequest("The payload was given both as text and with --file; give it once.")
+        raise WrongUsage("The payload was given both as text and with --file; give it once.")
     if file is None and payload != "-":
         return payload.encode("utf-8", "surrogateescape")
     try:
@@ -220,5 +220,5 @@ def _payload(payload: str, file: str | None) -> bytes:
 def _seconds(duration: str) -> int:
     ms = parse_duration(duration)
     if ms % 1_000:
-        raise InvalidRequest(f"--ttl {duration} is no whole number of seconds; round it.")
+        raise WrongUsage(f"--ttl {duration} is no whole number of seconds; round it.")
     return ms // 1_000

@@ -11,7 +11,7 @@ from postroom.adapters.cli.failures import REFUSED
 from postroom.adapters.cli.queues import find_message, show_detail
 from postroom.adapters.cli.session import Session
 from postroom.adapters.cli.settings import make_policy
-from postroom.adapters.cli.values import format_duration, parse_pairs
+from postroom.adapters.cli.values import WrongUsage, format_duration, parse_pairs
 from postroom.domain.errors import InvalidRequest, NotFound
 
 Topic = Annotated[str, Argument(help="Topic.")]
@@ -72,7 +72,7 @@ async def purge_dead_letters(
     """Remove the dead letters of a topic for good; their history stays in the log."""
     if not yes:
         if session.out.as_json or not sys.stdin.isatty():
-            raise InvalidRequest(f"Purging the dead letters of {topic} can't be undone; add --yes to do it.")
+            raise WrongUsage(f"Purging the dead letters of {topic} can't be undone; add --yes to do it.")
         if not typer.confirm(f"Remove all dead letters of {topic}?", err=True):
             return REFUSED
     async with session.own() as postroom:

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Argument, Option
 
 from postroom.adapters.cli.session import Session
-from postroom.adapters.cli.values import format_duration, readable
-from postroom.domain.errors import InvalidRequest, NotFound
+from postroom.adapters.cli.values import WrongUsage, format_duration, readable
+from postroom.domain.errors import NotFound
 
 if TYPE_CHECKING:
     from postroom.application.queries.get_message import MessageDetail
@@ -72,7 +72,7 @@ def verify(
     names = session.mailboxes()
     expected_last, expected_chain = _expected(expect)
     if expect is not None and len(names) != 1:
-        raise InvalidRequest("--expect is about one mailbox; name it with --mailbox.")
+        raise WrongUsage("--expect is about one mailbox; name it with --mailbox.")
     verified = []
     for name in names:
         with session.read(name) as reader, session.out.progress(f"Verifying {name}") as move:
@@ -168,5 +168,5 @@ def _expected(text: str | None) -> tuple[int | None, str | None]:
         return None, None
     position, _, chain = text.partition(":")
     if not position.isdecimal() or not chain:
-        raise InvalidRequest(f"--expect {text!r} is not what verify prints; write POSITION:CHAIN.")
+        raise WrongUsage(f"--expect {text!r} is not what verify prints; write POSITION:CHAIN.")
     return int(position), chain

@@ -11,7 +11,7 @@ from typer import Argument, Option
 
 from postroom.adapters.cli.failures import NOTHING
 from postroom.adapters.cli.session import Session
-from postroom.adapters.cli.values import parse_pairs, parse_time
+from postroom.adapters.cli.values import WrongUsage, parse_pairs, parse_time
 
 if TYPE_CHECKING:
     from postroom.adapters.compose import Projections
@@ -50,11 +50,10 @@ def search(
 
     With --json it prints a JSON object a line.
     """
-    from postroom.domain.errors import InvalidRequest
     from postroom.domain.search import EventFilter, Order, parse_status
 
     if order not in list(Order):
-        raise InvalidRequest(f"--order {order!r} must be one of {', '.join(Order)}.")
+        raise WrongUsage(f"--order {order!r} must be one of {', '.join(Order)}.")
     now = datetime.now(UTC)
     wanted = EventFilter(
         start_time=None if since is None else parse_time(since, now),

@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 
-from postroom.adapters.cli.values import parse_duration
+from postroom.adapters.cli.values import WrongUsage, parse_duration
 from postroom.domain.errors import InvalidRequest
 from postroom.domain.names import check_mailbox, check_topic
 from postroom.domain.policy import MailboxLimits, TopicPolicy
@@ -23,7 +23,7 @@ PREFIX = "POSTROOM_"
 Struct = TypeVar("Struct", bound=msgspec.Struct)
 
 
-class InvalidSettings(InvalidRequest):
+class InvalidSettings(WrongUsage):
     """A setting can't be what it is; the message names it and where it came from."""
 
 
@@ -183,7 +183,7 @@ def _number(name: str, value: object, where: str) -> int:
         if name.endswith("_ms"):
             try:
                 return parse_duration(text)
-            except InvalidRequest as error:
+            except WrongUsage as error:
                 raise InvalidSettings(f"{where}: {error}") from error
     kind = "milliseconds, or a duration such as '5s'" if name.endswith("_ms") else "a whole number"
     raise InvalidSettings(f"{where} is {value!r}; it must be {kind}.")

@@ -12,13 +12,17 @@ _DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)\Z")
 _NUMBER = re.compile(r"-?\d+\Z")
 
 
+class WrongUsage(InvalidRequest):
+    """An argument, option or setting can't be what it is; the message names it."""
+
+
 def parse_duration(text: str) -> int:
-    """Return a duration such as `500ms`, `5s` or `7d` in ms; raise `InvalidRequest` for anything else."""
+    """Return a duration such as `500ms`, `5s` or `7d` in ms; raise `WrongUsage` for anything else."""
     found = _DURATION.match(text.strip())
     if text.strip() == "0":
         return 0
     if found is None:
-        raise InvalidRequest(
+        raise WrongUsage(
             f"{text!r} is not a duration; write a number and a unit, such as 500ms, 5s, 2m, 1h or 7d."
         )
     return round(float(found[1]) * _UNITS_MS[found[2]])
@@ -39,7 +43,7 @@ def parse_time(text: str, now: datetime) -> int:
         text: RFC 3339 (a date alone is its midnight, a time without offset is UTC), ms since 1970, or an age
             such as `2h`, counted back from `now`.
 
-    Raises: InvalidRequest for anything else.
+    Raises: WrongUsage for anything else.
     """
     if _NUMBER.match(text):
         return int(text)
@@ -48,7 +52,7 @@ def parse_time(text: str, now: datetime) -> int:
     try:
         time = datetime.fromisoformat(text)
     except ValueError:
-        raise InvalidRequest(
+        raise WrongUsage(
             f"{text!r} is not a time; write 2026-01-31T08:00:00Z, ms since 1970, or an age like 2h."
         ) from None
     return round((time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp() * 1_000)
@@ -60,15 +64,15 @@ def parse_pairs(texts: Iterable[str], option: str) -> dict[str, str]:
     Arguments:
         option: what the pairs were given with, for the message.
 
-    Raises: InvalidRequest when one has no name, or a name comes twice.
+    Raises: WrongUsage when one has no name, or a name comes twice.
     """
     pairs: dict[str, str] = {}
     for text in texts:
         name, equals, value = text.partition("=")
         if not name or not equals:
-            raise InvalidRequest(f"{option} {text!r} has no name and value; write it as NAME=VALUE.")
+            raise WrongUsage(f"{option} {text!r} has no name and value; write it as NAME=VALUE.")
         if name in pairs:
-            raise InvalidRequest(f"{option} {name} was given twice; give it once.")
+            raise WrongUsage(f"{option} {name} was given twice; give it once.")
         pairs[name] = value
     return pairs
 

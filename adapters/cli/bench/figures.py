@@ -1,0 +1,56 @@
+"""What a benchmark found."""
+
+import time
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+RUNS = 3
+"""How often a measurement is repeated; its median counts, as machines are noisy."""
+
+
+class Figure(msgspec.Struct, frozen=True):
+    """One figure: rates should reach their goal, everything else should stay below it."""
+
+    name: str
+    value: float
+    unit: str
+    goal: float | None
+    holds: bool | None
+
+
+class Figures:
+    """Collect figures."""
+
+    def __init__(self, names: Sequence[str], tell: Callable[[str], None]) -> None:
+        """Take the prefixes of the measurements that are wanted, and who is told of each figure at once."""
+        self.found: list[Figure] = []
+        self._names = names
+        self._tell = tell
+
+    def wants(self, name: str) -> bool:
+        """Tell whether a measurement, or one that begins with `name`, is wanted."""
+        return not self._names or any(name.startswith(n) or n.startswith(name) for n in self._names)
+
+    def progress(self, text: str) -> None:
+        """Tell how far a long measurement has come."""
+        self._tell(text)
+
+    def add(self, name: str, value: float, unit: str, goal: float | None = None) -> None:
+        """Note a figure."""
+        holds = None
+        if goal is not None:
+            holds = value >= goal if unit.endswith("/s") else value <= goal
+        self.found.append(Figure(name, round(value, 4), unit, goal, holds))
+        self._tell(f"{name}: {value:,.4g} {unit}" if value < 100 else f"{name}: {value:,.0f} {unit}")
+
+
+class Stopwatch:
+    """Measure the seconds that a block takes."""
+
+    def __enter__(self) -> "Stopwatch":
+        self._start = time.perf_counter()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.seconds = time.perf_counter() - self._start
