@@ -72,7 +72,7 @@ def test_dead_letters_are_purged_only_when_that_is_meant(postroom):
     postroom.ok("nack", received["receipt"])
 
     unsure = postroom("dlq", "purge", "mail")
-    assert (unsure.code, "--yes" in unsure.err) == (1, True)
+    assert (unsure.code, "--yes" in unsure.err) == (2, True)
     assert postroom.ok("dlq", "purge", "mail", "--yes", "--json").json == {"purged": 1}
     assert postroom.ok("dlq", "list", "--json").json == {"dead_letters": []}
 

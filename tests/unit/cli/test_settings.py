@@ -1,0 +1,98 @@
+import pytest
+
+from postroom.adapters.cli.settings import InvalidSettings, load_settings, make_policy
+from postroom.domain.policy import MailboxLimits, TopicPolicy
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_without_any_setting_the_defaults_hold(folder):
+    settings = load_settings({}, {})
+
+    assert (settings.store, settings.mailbox, settings.durability) == (None, None, "full")
+    assert (settings.policy, settings.limits, settings.file) == (TopicPolicy(), MailboxLimits(), None)
+
+
+def test_flags_win_over_the_environment_which_wins_over_the_file(folder):
+    (folder / "postroom.toml").write_text(
+        'store = "file"\nmailbox = "file@x"\ndurability = "relaxed"\nowner_wait_ms = "3s"\n'
+    )
+
+    settings = load_settings(
+        {"store": "flag", "mailbox": None}, {"POSTROOM_STORE": "env", "POSTROOM_MAILBOX": "env@x"}
+    )
+
+    assert (settings.store, settings.mailbox, settings.durability) == ("flag", "env@x", "relaxed")
+    assert (settings.owner_wait_ms, settings.file) == (3_000, "postroom.toml")
+
+
+def test_a_topic_takes_what_it_does_not_say_from_the_default_policy(folder):
+    (folder / "mine.toml").write_text(
+        '[policy]\nvisibility = "30s"\nmax_attempts = 7\n'
+        '[topics."a.b"]\nmax_attempts = 2\n'
+        "[limits]\ntopics = 3\n"
+    )
+
+    settings = load_settings({}, {"POSTROOM_POLICY__SHARDS": "2"}, "mine.toml")
+
+    assert (settings.policy.visibility_ms, settings.policy.max_attempts, settings.policy.shards) == (
+        30_000,
+        7,
+        2,
+    )
+    assert (settings.topics["a.b"].visibility_ms, settings.topics["a.b"].max_attempts) == (30_000, 2)
+    assert settings.limits.topics == 3
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("stroe = 'x'", ("stroe", "did you mean store?")),
+        ("[policy]\nmax_attemps = 3", ("[policy]", "max_attemps", "did you mean max_attempts?")),
+        ("[policy]\nmax_attempts = 0", ("[policy]", "max_attempts", "at least 1")),
+        ("[policy]\nmax_attempts = true", ("max_attempts", "whole number")),
+        ("[policy]\nvisibility = 'soon'", ("visibility", "'soon'")),
+        ("[policy]\nvisibility_ms = 10", ("[policy]", "visibility_ms", "250")),
+        ("[topics.'a b']\nshards = 1", ("[topics]", "a b")),
+        ("[topics.a]\nshard = 1", ('[topics."a"]', "shard")),
+        ("[limits]\nframes = 1", ("[limits]", "frames")),
+        ("policy = 3", ("[policy]", "must be a table")),
+        ("topics = 3", ("[topics]", "must be a table")),
+        ("[topics]\na = 3", ("topics", "must be a table")),
+        ("durability = 'half'", ("durability", "full, relaxed")),
+        ("mailbox = 'nobody'", ("mailbox", "namespace@proxy")),
+        ("store = 3", ("store", "must be text")),
+        ("store = ", ("not valid TOML",)),
+    ],
+)
+def test_a_setting_that_can_not_be_is_named_with_its_file(folder, text, parts):
+    (folder / "postroom.toml").write_text(text)
+
+    with pytest.raises(InvalidSettings) as caught:
+        load_settings({}, {})
+
+    for part in ("postroom.toml", *parts):
+        assert part in str(caught.value)
+
+
+def test_a_settings_file_that_was_named_must_be_there(folder):
+    with pytest.raises(InvalidSettings, match=r"none\.toml"):
+        load_settings({}, {}, "none.toml")
+
+
+def test_a_bad_flag_or_variable_is_named(folder):
+    with pytest.raises(InvalidSettings, match="--durability is 'x'"):
+        load_settings({"durability": "x"}, {})
+    with pytest.raises(InvalidSettings, match="POSTROOM_LOG_LEVEL is 'loud'"):
+        load_settings({}, {"POSTROOM_LOG_LEVEL": "loud"})
+
+
+def test_a_policy_is_changed_field_by_field():
+    changed = make_policy(TopicPolicy(), {"visibility": "2m", "backoff_base_ms": "50", "shards": 1}, "here")
+
+    assert (changed.visibility_ms, changed.backoff_base_ms, changed.shards) == (120_000, 50, 1)
+    assert changed.max_attempts == TopicPolicy().max_attempts

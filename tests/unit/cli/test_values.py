@@ -1,0 +1,89 @@
+from datetime import UTC, datetime
+from io import BytesIO
+
+import pytest
+
+from postroom.adapters.cli.output import without_control
+from postroom.adapters.cli.values import (
+    format_duration,
+    parse_duration,
+    parse_pairs,
+    parse_time,
+    read_words,
+    readable,
+)
+from postroom.domain.errors import InvalidRequest
+
+NOW = datetime(2026, 1, 31, 8, tzinfo=UTC)
+
+
+@pytest.mark.parametrize(
+    ("text", "ms"),
+    [
+        ("500ms", 500),
+        ("5s", 5_000),
+        ("1.5s", 1_500),
+        ("2m", 120_000),
+        ("1h", 3_600_000),
+        ("7d", 604_800_000),
+        ("0", 0),
+    ],
+)
+def test_durations_are_a_number_and_a_unit(text, ms):
+    assert parse_duration(text) == ms
+
+
+@pytest.mark.parametrize("text", ["", "5", "s", "-1s", "1w", "5 s", "1e3s"])
+def test_anything_else_is_no_duration(text):
+    with pytest.raises(InvalidRequest, match="not a duration"):
+        parse_duration(text)
+
+
+@pytest.mark.parametrize(
+    ("ms", "text"), [(0, "0ms"), (200, "200ms"), (5_000, "5s"), (300_000, "5m"), (604_800_000, "7d")]
+)
+def test_durations_are_shown_in_their_largest_unit(ms, text):
+    assert format_duration(ms) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "ms"),
+    [
+        ("2026-01-31T08:00:00Z", 1_769_846_400_000),
+        ("2026-01-31T09:00:00+01:00", 1_769_846_400_000),
+        ("2026-01-31T08:00:00", 1_769_846_400_000),
+        ("2026-01-31", 1_769_817_600_000),
+        ("1769846400000", 1_769_846_400_000),
+        ("2h", 1_769_839_200_000),
+    ],
+)
+def test_a_time_is_a_date_a_number_or_an_age(text, ms):
+    assert parse_time(text, NOW) == ms
+
+
+def test_anything_else_is_no_time():
+    with pytest.raises(InvalidRequest, match="not a time"):
+        parse_time("noon", NOW)
+
+
+def test_pairs_are_names_and_values():
+    assert parse_pairs(["a=1", "b=x=y", "c="], "--attr") == {"a": "1", "b": "x=y", "c": ""}
+
+
+@pytest.mark.parametrize("texts", [["a"], ["=1"], ["a=1", "a=2"]])
+def test_a_pair_without_a_name_or_given_twice_is_refused(texts):
+    with pytest.raises(InvalidRequest, match="--attr"):
+        parse_pairs(texts, "--attr")
+
+
+def test_a_dash_stands_for_the_words_of_standard_input():
+    assert read_words(["a", "-"], BytesIO(b"b c\nd\n")) == ["a", "b", "c", "d"]
+
+
+def test_a_payload_is_shown_as_text_where_it_is_text():
+    assert readable("grün".encode()) == ("grün", True)
+    assert readable(b"\xff\x00") == ("/wA=", False)
+
+
+def test_control_characters_are_spelled_out_but_lines_and_tabs_stay():
+    assert without_control("a\tb\nc\x1b[31m\x9b\x7f\r") == "a\tb\nc\\x1b[31m\\x9b\\x7f\\x0d"
