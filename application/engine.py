@@ -78,9 +78,10 @@ class _Work(NamedTuple):
 class MailboxEngine:
     """Own a mailbox: decide commands against its state in memory, append their events in groups, then answer.
 
-    One task takes what is pending (group commit), decides and folds it at once, and hands all events to one append
-    that runs in a thread; the next group is decided meanwhile. Answers are given only when the append is durable. If
-    it fails, every affected caller gets a typed error, the memory is dropped and folded from the log again.
+    One task takes what is pending (group commit), decides and folds it at once, and hands all events to one
+    append that runs in a thread; the next group is decided meanwhile. Answers are given only when the append
+    is durable. If it fails, every affected caller gets a typed error, the memory is dropped and folded from
+    the log again.
     """
 
     def __init__(
@@ -116,7 +117,7 @@ class MailboxEngine:
         self._lost: PostroomError | None = None
         self._append_error: PostroomError = Unavailable(f"Mailbox {log.mailbox} could not be written.")
 
-    # -- opening and closing -------------------------------------------------------------------------------------
+    # -- opening and closing ---
 
     async def open(self, owner: str, mode: MailboxMode = "queue") -> None:
         """Fold the mailbox and take it over under the next epoch; create it with `mode` where it is new.
@@ -142,13 +143,16 @@ class MailboxEngine:
         self._wake.set()
         if self._task is not None:
             await self._task
-        if self._mailbox is not None and self._mailbox.position - self._snapshot_position >= CLOSING_SNAPSHOT_EVENTS:
+        if (
+            self._mailbox is not None
+            and self._mailbox.position - self._snapshot_position >= CLOSING_SNAPSHOT_EVENTS
+        ):
             await self._in_writer(self._try_save_snapshot, self._snapshot_of(self._mailbox))
         if self._mailbox is not None:
             await self._in_writer(self._try_seal, Seal(self._mailbox.position, self._chain))
         self._writer.shutdown(wait=True)
 
-    # -- for handlers ----------------------------------------------------------------------------------------------
+    # -- for handlers ---
 
     @property
     def mailbox(self) -> Mailbox:
@@ -175,7 +179,8 @@ class MailboxEngine:
             raise self._lost or Unavailable(f"Mailbox {self.log.mailbox} is closed; open it again.")
         if self._pending_commands + len(commands) > PENDING_COMMANDS and self._pending:
             raise Saturated(
-                f"Mailbox {self.log.mailbox} has {self._pending_commands} commands pending; retry shortly.", 100
+                f"Mailbox {self.log.mailbox} has {self._pending_commands} commands pending; retry shortly.",
+                100,
             )
         answers: asyncio.Future[list[Answer]] = asyncio.get_running_loop().create_future()
         self._pending.append(_Work(commands, answers))
@@ -201,8 +206,8 @@ class MailboxEngine:
     async def enforce_retention(self) -> int:
         """Remove the settled past that is older than the history retention (RFC-037 `DeleteOldEvents`).
 
-        Records of messages that are still unsettled stay, and all that came after them. A snapshot that covers what
-        goes is saved first, and `LogTruncated` recorded.
+        Records of messages that are still unsettled stay, and all that came after them. A snapshot that
+        covers what goes is saved first, and `LogTruncated` recorded.
 
         Returns: how many records were removed.
         """
@@ -219,10 +224,12 @@ class MailboxEngine:
         while gone := await self._in_writer(self.log.truncate, mailbox.truncated_through, TRUNCATE_ROWS):
             removed += gone
         if removed:
-            log_event.info("mailbox.log_truncated", mailbox=self.log.mailbox, through=through, records=removed)
+            log_event.info(
+                "mailbox.log_truncated", mailbox=self.log.mailbox, through=through, records=removed
+            )
         return removed
 
-    # -- the task ------------------------------------------------------------------------------------------------
+    # -- the task ---
 
     async def _run(self) -> None:
         while not (self._closing and not self._pending):
@@ -239,7 +246,9 @@ class MailboxEngine:
             except Exception as error:  # a defect: nothing of this batch was appended, so forget it all
                 log_event.exception("mailbox.batch_failed", mailbox=self.log.mailbox)
                 await self._settle_writing()
-                self._forget(works, Unavailable(f"Mailbox {self.log.mailbox} failed on a command: {error!r}."))
+                self._forget(
+                    works, Unavailable(f"Mailbox {self.log.mailbox} failed on a command: {error!r}.")
+                )
                 continue
             await self._settle_writing()
             if self._mailbox is None:  # the append before failed, so what was decided on top of it is void
@@ -320,7 +329,7 @@ class MailboxEngine:
         return records, replies
 
     async def _receive(self, command: Receive, now: int, records: list[Record]) -> list[Delivered]:
-        command, bodies = await self._verified(command, now)
+        command, bodies = await self._verified(command, now, records)
         events = decide(command, self.mailbox, now)
         self._apply(events, records)
         return [Delivered(e, bodies[e.stream], self._epoch) for e in events if isinstance(e, MessageReceived)]
@@ -348,10 +357,10 @@ class MailboxEngine:
             original = topic.window.recall(command.idem_key, now - topic.policy.replay_window_ms * MS)
         return Accepted(command.message if original is None else original.message, duplicate=True)
 
-    # -- what a decision needs from the log ------------------------------------------------------------------------
+    # -- what a decision needs from the log ---
 
     def _informed(self, command: Command, new_ids: set[bytes]) -> Command:
-        """Tell a command what this group did before it to a message that is not in memory: the log can't say yet.
+        """Tell a command what its group did before it to messages no longer in memory; the log can't say yet.
 
         Arguments:
             new_ids: outside ids that this group sent.
@@ -381,7 +390,11 @@ class MailboxEngine:
         for index, settling in settled:
             message = await asyncio.to_thread(self._message, settling.receipt.message)
             found[index] = msgspec.structs.replace(settling, settled=message)
-        known = await asyncio.to_thread(self.log.known, [send.message for _, send in outside]) if outside else set()
+        known = (
+            await asyncio.to_thread(self.log.known, [send.message for _, send in outside])
+            if outside
+            else set()
+        )
         for index, send in outside:
             if send.message in known:
                 found[index] = msgspec.structs.replace(send, known=True)
@@ -393,7 +406,9 @@ class MailboxEngine:
             message = evolve_message(message, to_event(record), position=record.position, epoch=record.epoch)  # type: ignore[arg-type]
         return message
 
-    async def _verified(self, command: Receive, now: int) -> tuple[Receive, dict[bytes, MessageSent]]:
+    async def _verified(
+        self, command: Receive, now: int, records: list[Record]
+    ) -> tuple[Receive, dict[bytes, MessageSent]]:
         """Fetch what `command` would deliver, and name the messages whose stored bytes were altered.
 
         What is still in the cache never left memory; what comes from the log is checked (svc-mailbox I-12).
@@ -414,8 +429,10 @@ class MailboxEngine:
                 return command, bodies
             await self._settle_writing()
             stored = await asyncio.to_thread(self.log.at_positions, [m.position for m in missing])
+            # What this very group sent is not in the log yet.
+            unwritten = {record.position: record for record in records}
             for message in missing:
-                record = stored.get(message.position)
+                record = stored.get(message.position) or unwritten.get(message.position)
                 read = to_event(record) if record is not None else None
                 if isinstance(read, MessageSent) and read.stream == message.stream and is_intact(read):
                     bodies[message.stream] = read
@@ -424,7 +441,7 @@ class MailboxEngine:
             if corrupt:
                 command = msgspec.structs.replace(command, corrupt=frozenset(corrupt))
 
-    # -- writing -------------------------------------------------------------------------------------------------
+    # -- writing ---
 
     def _start_append(self, records: list[Record], works: list[_Work], replies: list[list[Answer]]) -> None:
         # Handed to the thread at once, not when this task next yields: the next group is decided meanwhile.
@@ -482,7 +499,7 @@ class MailboxEngine:
     async def _in_writer(self, function: Callable[..., Any], *arguments: Any) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self._writer, function, *arguments)
 
-    # -- loading -------------------------------------------------------------------------------------------------
+    # -- loading ---
 
     async def _load(self) -> None:
         self._cache.clear()
@@ -533,5 +550,6 @@ class MailboxEngine:
 
 def _answer(works: list[_Work], replies: list[list[Answer]]) -> None:
     for work, answers in zip(works, replies, strict=True):
-        if not work.answers.done():  # the caller may have given up waiting; what it asked for happened all the same
+        # The caller may have given up waiting; what it asked for happened all the same.
+        if not work.answers.done():
             work.answers.set_result(answers)

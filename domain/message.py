@@ -137,7 +137,8 @@ class Receipt(msgspec.Struct, frozen=True, gc=False):
 
     Arguments:
         message: stream id, 16 bytes.
-        delivery: version of the `MessageReceived` event; unlike the attempt it is never used again after a redrive.
+        delivery: version of the `MessageReceived` event; unlike the attempt it is never used again after a
+            redrive.
         epoch: fencing number of the owner that delivered.
     """
 
@@ -154,6 +155,8 @@ class Message(msgspec.Struct, gc=False, array_like=True, eq=False):
         due: in µs; when a ready message may be delivered, or an in-flight one reappears.
         delivery, epoch: of the receipt that settles it; 0 when no receipt can.
         visibility: in µs; what its latest RECV asked for.
+        hidden: in µs; for how long its latest RECV or EXTEND hid it, so that a new clock can hide it as long
+            again.
     """
 
     stream: bytes
@@ -175,6 +178,7 @@ class Message(msgspec.Struct, gc=False, array_like=True, eq=False):
     reason: str | None = None
     last_error: str | None = None
     redriven: int = 0
+    hidden: int = 0
 
     @property
     def is_settled(self) -> bool:
@@ -229,7 +233,7 @@ def nack(
     delay_ms: int | None,
     jitter: float,
 ) -> list[MessageEvent]:
-    """Give a delivery back: requeue with backoff, or dead-letter after the last attempt (svc-mailbox P-7, C-4).
+    """Give a delivery back: requeue with backoff, or dead-letter after the last attempt (svc-mailbox P-7).
 
     Arguments:
         delay_ms: hide for exactly this long instead of the policy's backoff.
@@ -258,13 +262,14 @@ def extend(
     due = min(now + visibility_ms * MS, held_until)
     if message.status == READY or due <= now:
         raise StaleReceipt(
-            f"The delivery of message {message.stream.hex()} on topic {message.topic} is over; receive it again."
+            f"The delivery of message {message.stream.hex()} on topic {message.topic} is over; receive it "
+            "again."
         )
     return [MessageVisibilityExtended(message.stream, message.version + 1, now, message.attempt, due)]
 
 
 def time_out(message: Message, policy: TopicPolicy, now: int) -> MessageRequeued | MessageDeadLettered:
-    """End a delivery whose visibility ran out: back to ready, or dead after the last attempt (svc-mailbox C-3)."""
+    """End a delivery whose visibility ran out: ready again, or dead after the last one (svc-mailbox C-3)."""
     if message.attempt >= policy.max_attempts:
         error = message.last_error or "visibility expired"
         return dead_letter(message, "max_attempts", error, policy, now)
@@ -358,11 +363,12 @@ def _received(message: Message, event: MessageReceived, epoch: int) -> None:
     message.delivery = event.version
     message.epoch = epoch
     message.received_at = event.at
-    message.visibility = event.due - event.at
+    message.visibility = message.hidden = event.due - event.at
 
 
 def _extended(message: Message, event: MessageVisibilityExtended, epoch: int) -> None:
     message.due = event.due
+    message.hidden = event.due - event.at
 
 
 def _acked(message: Message, event: MessageAcked, epoch: int) -> None:

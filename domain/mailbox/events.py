@@ -19,10 +19,10 @@ class OwnershipTaken(Event, frozen=True, gc=False):
     """A process became the only writer; `epoch` fences every older owner (RFC-049).
 
     Arguments:
-        boot, uptime: the machine boot and its monotonic reading in µs, so that the next owner on the same boot
-            can go on with the same log time (svc-mailbox I-17).
+        boot, uptime: the machine boot and its monotonic reading in µs, so that the next owner on the same
+            boot can go on with the same log time (svc-mailbox I-17).
         clock_continues: whether log time went on from the owner before; if not, messages in flight get
-            their full visibility again, so that none reappears early.
+            their full visibility again, so that none reappears early, and idempotency keys their full window.
     """
 
     epoch: int

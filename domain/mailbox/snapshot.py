@@ -10,8 +10,8 @@ from postroom.domain.mailbox.state import Clock, Mailbox, Topic
 from postroom.domain.message import DEAD, IN_FLIGHT, MS, READY, Message
 from postroom.domain.policy import MailboxLimits, TopicPolicy
 
-VERSION = 1
-"""Raise this whenever the snapshot's or a message's fields change: snapshots of other versions are ignored."""
+VERSION = 2
+"""Raise this when the snapshot's or a message's fields change: snapshots of other versions are ignored."""
 
 
 class Snapshot(msgspec.Struct, frozen=True, array_like=True):
@@ -62,7 +62,7 @@ def take_snapshot(mailbox: Mailbox) -> bytes:
 
 
 def _in_order(mailbox: Mailbox) -> list[Message]:
-    """Return the messages as sent, then the dead letters as they died: that order says which one expires first."""
+    """Return the messages as sent, then the dead letters as they died: the order in which they expire."""
     alive = [message for message in mailbox.messages.values() if message.status != DEAD]
     alive.sort(key=attrgetter("position"))
     return [*alive, *(message for topic in mailbox.topics.values() for message in topic.dead.values())]

@@ -36,12 +36,11 @@ from postroom.domain.message import (
 from postroom.domain.message import evolve as evolve_message
 from postroom.domain.policy import MailboxLimits, TopicPolicy
 
-
 _WAITING = (READY, DEAD)
 
 
 class Clock(msgspec.Struct, frozen=True, array_like=True):
-    """Tie log time to a machine's monotonic clock: at `uptime` µs after `boot`, log time was `at` (svc-mailbox I-17)."""
+    """Tie log time to a monotonic clock: at `uptime` µs after `boot`, it was `at` (svc-mailbox I-17)."""
 
     boot: str
     uptime: int
@@ -160,8 +159,8 @@ def evolve(mailbox: Mailbox, event: Event) -> Mailbox:
     keep a change (an append failed) drops the whole state and folds the log again.
     """
     mailbox.position += 1
-    mailbox.at = event.at
     _EVOLVE[type(event)](mailbox, event)
+    mailbox.at = event.at
     return mailbox
 
 
@@ -224,7 +223,7 @@ def _redriven(mailbox: Mailbox, event: MessageRedriven) -> None:
 
 
 def _leave(mailbox: Mailbox, stream: bytes) -> Message:
-    """Take a message out of wherever its status has it: its shard, the messages in flight, the dead letters."""
+    """Take a message out of wherever its status has it: its shard, those in flight, the dead letters."""
     message = mailbox.messages[stream]
     topic = mailbox.topics[message.topic]
     if message.status == IN_FLIGHT:
@@ -252,8 +251,11 @@ def _ownership_taken(mailbox: Mailbox, event: OwnershipTaken) -> None:
     if not event.clock_continues:
         for message in mailbox.messages.values():
             if message.status == IN_FLIGHT:
-                message.due = event.at + message.visibility
+                message.due = event.at + message.hidden
                 mailbox.set_alarm(message)
+        for topic in mailbox.topics.values():
+            topic.window.forget(mailbox.at - topic.policy.replay_window_ms * MS)
+            topic.window.restart(event.at)
 
 
 def _policy_set(mailbox: Mailbox, event: TopicPolicySet) -> None:
@@ -261,9 +263,12 @@ def _policy_set(mailbox: Mailbox, event: TopicPolicySet) -> None:
     mailbox.policies[event.topic] = event.policy
     if event.topic in mailbox.topics:
         topic = mailbox.topics[event.topic]
+        topic.window.forget(event.at - topic.policy.replay_window_ms * MS)  # a longer window revives no key
         topic.policy = event.policy
         if len(topic.dead) > event.policy.dead_capacity:
             mailbox.crowded.add(topic.name)
+        else:
+            mailbox.crowded.discard(topic.name)
 
 
 def _truncated(mailbox: Mailbox, event: LogTruncated) -> None:
@@ -288,7 +293,7 @@ _EVOLVE: dict[type[Event], Callable[[Mailbox, Any], None]] = {
 
 
 class TopicCount(msgspec.Struct, frozen=True):
-    """Count the messages of one shard by status; dead letters are counted on their shard too (svc-mailbox I-10)."""
+    """Count the messages of one shard by status, its dead letters included (svc-mailbox I-10)."""
 
     topic: str
     shard: int
