@@ -88,8 +88,8 @@ def rebuild(store: str, *, progress: OnProgress = lambda _: None) -> RebuildRepo
     clock = _Stopwatch(progress)
     with clock.phase("start"):
         session = start_session()
-        from postroom.projections.views import Views
-    with Views(store) as views:
+        from postroom.projections.views import open_views
+    with open_views(store) as views:
         version = views.begin(cuts)
         try:
             return _build(_Work(session, store, cuts, views, version, clock))

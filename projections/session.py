@@ -22,6 +22,7 @@ CONFIG = {
     "spark.sql.python.filterPushdown.enabled": "true",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
     "spark.sql.parquet.compression.codec": "lz4_raw",
+    "spark.log.level": "FATAL",
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
 }

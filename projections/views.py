@@ -11,10 +11,9 @@ import re
 import sqlite3
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, suppress
 from importlib.resources import files
 from pathlib import Path
-from types import TracebackType
 
 import msgspec
 import pyarrow as pa
@@ -32,40 +31,33 @@ CACHE_KIB = 128 << 10
 CHECKPOINT_PAGES = 10_000
 
 
-class Views:
-    """Build a version of the read models of one store; one process at a time, as long as the context lasts.
+@contextmanager
+def open_views(store: str) -> Iterator["Views"]:
+    """Open the read models of a store for a rebuild, which no other process can begin until this one is done.
 
     Arguments:
         store: path of the SQLite store.
 
-    Raises: Unavailable on entering, when another rebuild is running or the file can't be used.
+    Raises: Unavailable when another rebuild is running or the file can't be used.
+    """
+    path = views_path(store)
+    with _rebuild_lock(rebuild_lock_path(store), path), closing(_connect(path)) as connection:
+        views = Views(path, connection)
+        views.drop_orphans()
+        yield views
+
+
+class Views:
+    """The read-model file of one store, as the one process that rebuilds sees it.
+
+    Arguments:
+        path: of the file.
+        connection: to it, by the only writer.
     """
 
-    def __init__(self, store: str) -> None:
-        self.path = views_path(store)
-        self._lock = os.open(rebuild_lock_path(store), os.O_CREAT | os.O_RDWR, 0o600)
-        self.connection: sqlite3.Connection
-
-    def __enter__(self) -> "Views":
-        if not _locked(self._lock):
-            owner = os.pread(self._lock, 100, 0).decode(errors="replace")
-            os.close(self._lock)
-            raise Unavailable(
-                f"The read models {self.path} are being rebuilt by {owner}; wait until that is done.", 10_000
-            )
-        os.ftruncate(self._lock, 0)
-        os.pwrite(self._lock, _owner().encode(), 0)
-        os.close(os.open(self.path, os.O_CREAT | os.O_RDWR, 0o600))
-        self.connection = _connect(self.path)
-        self.connection.executescript(_script("catalog.sql"))
-        self._drop_orphans()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.connection.close()
-        os.close(self._lock)
+    def __init__(self, path: Path, connection: sqlite3.Connection) -> None:
+        self.path = path
+        self.connection = connection
 
     def begin(self, cuts: Sequence[MailboxCut]) -> int:
         """Make the empty tables of a new version and return its number."""
@@ -130,7 +122,8 @@ class Views:
 
     def fail(self, version: int, error: str) -> None:
         """Drop a version that could not be built, and keep the reason."""
-        self._drop(version, "failed", error)
+        with suppress(sqlite3.Error):  # of a full disk, say: the next rebuild cleans up
+            self._drop(version, "failed", error)
 
     def drop_old(self) -> None:
         """Drop every version but the active one and the one before it."""
@@ -140,8 +133,8 @@ class Views:
         for (version,) in rows[1:]:
             self._drop(version, "dropped")
 
-    def _drop_orphans(self) -> None:
-        # We hold the lock, so whoever was building is dead.
+    def drop_orphans(self) -> None:
+        """Drop what killed rebuilds left: the lock is ours, so whoever was building is dead."""
         rows = self.connection.execute("SELECT version FROM projection WHERE status = 'building'").fetchall()
         for (version,) in rows:
             self._drop(version, "failed", "the rebuild was killed")
@@ -172,22 +165,35 @@ def roll_back(store: str) -> int:
     path = views_path(store)
     if not path.exists():
         raise NotFound(f"The store {store} has no read models; build them with `postroom project rebuild`.")
-    connection = _connect(path)
+    with closing(_connect(path)) as connection, _transaction(connection) as db:
+        found = db.execute("SELECT max(version) FROM projection WHERE status = 'retired'").fetchone()[0]
+        if found is None:
+            raise NotFound(
+                f"The read models {path} have no earlier version to go back to; rebuild them instead."
+            )
+        db.execute("UPDATE projection SET status = 'retired' WHERE status = 'active'")
+        db.execute("UPDATE projection SET status = 'active' WHERE version = ?", (found,))
+    return int(found)
+
+
+@contextmanager
+def _rebuild_lock(lock: Path, views: Path) -> Iterator[None]:
+    """Hold the lock that ends with the process at the latest."""
+    file = os.open(lock, os.O_CREAT | os.O_RDWR, 0o600)
     try:
-        with _transaction(connection) as db:
-            found = db.execute("SELECT max(version) FROM projection WHERE status = 'retired'").fetchone()[0]
-            if found is None:
-                raise NotFound(
-                    f"The read models {path} have no earlier version to go back to; rebuild them instead."
-                )
-            db.execute("UPDATE projection SET status = 'retired' WHERE status = 'active'")
-            db.execute("UPDATE projection SET status = 'active' WHERE version = ?", (found,))
-        return int(found)
+        if not _is_locked(file):
+            owner = os.pread(file, 100, 0).decode(errors="replace")
+            raise Unavailable(
+                f"The read models {views} are being rebuilt by {owner}; wait until that is done.", 10_000
+            )
+        os.ftruncate(file, 0)
+        os.pwrite(file, _owner().encode(), 0)
+        yield
     finally:
-        connection.close()
+        os.close(file)
 
 
-def _locked(file: int) -> bool:
+def _is_locked(file: int) -> bool:
     """Tell whether the lock could be had; whoever only looks at it lets go at once."""
     for _ in range(LOCK_TRIES):
         try:
@@ -200,8 +206,9 @@ def _locked(file: int) -> bool:
 
 
 def _connect(path: Path) -> sqlite3.Connection:
+    os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
+    connection = sqlite3.connect(path, isolation_level=None)
     try:
-        connection = sqlite3.connect(path, isolation_level=None)
         connection.create_function("unicode_lower", 1, str.lower, deterministic=True)
         for pragma in (
             f"busy_timeout = {BUSY_TIMEOUT_MS}",
@@ -213,9 +220,11 @@ def _connect(path: Path) -> sqlite3.Connection:
             "threads = 2",
         ):
             connection.execute(f"PRAGMA {pragma}")
+        connection.executescript(_script("catalog.sql"))
     except sqlite3.Error as error:
+        connection.close()
         raise Unavailable(
-            f"The read models {path} can't be opened: {error}; delete the file and rebuild."
+            f"The read models {path} can't be used: {error}; delete the file and rebuild."
         ) from error
     return connection
 

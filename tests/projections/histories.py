@@ -21,7 +21,7 @@ from postroom.domain.policy import TopicPolicy
 from postroom.projections.cut import MailboxCut, take_cuts
 from postroom.projections.reference import ReadModels, fold
 from postroom.projections.rows import BACKLOG_COLUMNS, DEAD_LETTER_COLUMNS, MAILBOX_COLUMNS
-from postroom.projections.views import Views
+from postroom.projections.views import open_views
 
 START_US = 1_750_000_000_000_000
 POLICY = TopicPolicy(
@@ -200,7 +200,7 @@ def build_without_spark(store: Path) -> int:
         "backlog": (models.backlog, BACKLOG_COLUMNS),
         "dead_letters": (models.dead_letters, DEAD_LETTER_COLUMNS),
     }
-    with Views(str(store)) as views:
+    with open_views(str(store)) as views:
         version = views.begin(take_cuts(str(store)))
         for table, (rows, columns) in tables.items():
             data = pa.table({name: [row[name] for row in rows] for name in columns})

@@ -16,7 +16,7 @@ from postroom.application.ports.read_models import views_path
 from postroom.domain.errors import NotFound, Unavailable
 from postroom.domain.search import EventFilter
 from postroom.projections.session import find_java
-from postroom.projections.views import Views, roll_back
+from postroom.projections.views import open_views, roll_back
 from tests.projections.histories import build_without_spark, send
 
 MAILBOX = "main@test"
@@ -55,20 +55,23 @@ def test_without_a_version_before_there_is_nothing_to_roll_back_to(store: Path) 
 
 
 def test_a_second_rebuild_is_refused_while_one_runs(store: Path) -> None:
-    with Views(str(store)) as views:
+    with open_views(str(store)) as views:
         version = views.begin([])
         running = SqliteReadModels(store).status().rebuild
         assert running is not None
         assert running.version == version
-        with pytest.raises(Unavailable, match=f"being rebuilt by process {os.getpid()}"), Views(str(store)):
+        with (
+            pytest.raises(Unavailable, match=f"being rebuilt by process {os.getpid()}"),
+            open_views(str(store)),
+        ):
             pass
 
 
 def test_a_killed_rebuild_blocks_nobody_and_leaves_nothing(store: Path) -> None:
     served = build_without_spark(store)
     code = (
-        "import os, signal, sys; from postroom.projections.views import Views\n"
-        "with Views(sys.argv[1]) as views: views.begin([]); os.kill(os.getpid(), signal.SIGKILL)"
+        "import os, signal, sys; from postroom.projections.views import open_views\n"
+        "with open_views(sys.argv[1]) as views: views.begin([]); os.kill(os.getpid(), signal.SIGKILL)"
     )
     killed = subprocess.run([sys.executable, "-c", code, str(store)], check=False)
     assert killed.returncode == -signal.SIGKILL
@@ -93,6 +96,14 @@ def test_a_search_that_began_before_a_flip_goes_on_in_the_version_after(store: P
         build_without_spark(store)
     rest = models.search(EventFilter(cursor=page.next_cursor))
     assert len({item.message_id for item in (*page.items, *rest.items)}) == 6
+
+
+def test_a_file_that_is_no_database_is_reported_to_who_rebuilds(store: Path) -> None:
+    views_path(store).write_bytes(b"not a database, but long enough to be taken for one" * 100)
+    with pytest.raises(Unavailable, match=r"can't be used.*delete the file"), open_views(str(store)):
+        pass
+    views_path(store).unlink()
+    assert build_without_spark(store) == 1
 
 
 def test_without_java_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
