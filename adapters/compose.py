@@ -67,7 +67,7 @@ class Postroom:
 
 
 class Reader:
-    """The queries on one mailbox of a store, for a process that does not own it; readers are never turned away."""
+    """The queries on one mailbox, for a process that does not own it; readers are never turned away."""
 
     def __init__(self, log: EventLog, clock: Clock) -> None:
         self.log = log

@@ -30,8 +30,9 @@ PAGE = 500
 class LogRecorder(ApplicationRecorder):
     """Let an `Application` of the library keep its aggregates in an event log of its own.
 
-    A notification id is a log position, and records are chained as those of a mailbox are. A mailbox's log can
-    be read through it, such as a message's events by its id, but only the mailbox's owner may write there.
+    A notification id is a log position, and records are chained as those of a mailbox are. A mailbox's log
+    can be read through it, such as a message's events by its id, but only the mailbox's owner may write
+    there.
     """
 
     def __init__(self, log: EventLog, wall: Callable[[], int]) -> None:

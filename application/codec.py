@@ -1,8 +1,8 @@
 """Codec: domain events to log records and back (ADR 0004).
 
-An event's stream, version and time, and the facts that projections read, are columns of its record; the fields that
-remain are a MessagePack array in `state`. The type name carries the schema version: an event whose fields change gets
-a new number, and `_UPCAST` a function that turns the older array into the newer one.
+An event's stream, version and time, and the facts that projections read, are columns of its record; the
+fields that remain are a MessagePack array in `state`. The type name carries the schema version: an event
+whose fields change gets a new number, and `_UPCAST` a function that turns the older array into the newer one.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -35,6 +35,7 @@ _pack = msgspec.msgpack.Encoder().encode
 _json = msgspec.json.Encoder(order="deterministic").encode
 _parse_headers = msgspec.json.Decoder(dict[str, str]).decode
 _NOTHING = _pack(())
+_CUSTOM_HEADERS = Record._fields.index("custom_headers")
 _NO_HEADER_COLUMNS = (None,) * (len(Record._fields) - HEADERS)
 _new_record = tuple.__new__  # a third of the cost of calling Record with all its columns
 
@@ -43,13 +44,13 @@ class Kind(NamedTuple):
     """How one type of event is written and read.
 
     Arguments:
-        type: name and schema version in the log.
+        name: type name and schema version in the log.
         columns: the event's `Columns`.
         state: type of the array in `state`.
         event: build the event from stream, version, at, the columns before `state`, and that array.
     """
 
-    type: str
+    name: str
     cls: type[Event]
     columns: Callable[[Any], Columns]
     state: Any
@@ -89,7 +90,9 @@ KINDS = [
         MessageVisibilityExtended,
         lambda e: (None, None, e.attempt, e.due, None, _NOTHING),
         tuple[()],
-        lambda s, v, at, topic, shard, attempt, due, reason, x: MessageVisibilityExtended(s, v, at, attempt, due),
+        lambda s, v, at, topic, shard, attempt, due, reason, x: MessageVisibilityExtended(
+            s, v, at, attempt, due
+        ),
     ),
     Kind(
         "MessageAcked.1",
@@ -140,7 +143,14 @@ KINDS = [
     Kind(
         "OwnershipTaken.1",
         OwnershipTaken,
-        lambda e: (None, None, None, None, None, _pack((e.epoch, e.owner, e.boot, e.uptime, e.clock_continues))),
+        lambda e: (
+            None,
+            None,
+            None,
+            None,
+            None,
+            _pack((e.epoch, e.owner, e.boot, e.uptime, e.clock_continues)),
+        ),
         tuple[int, str, str, int, bool],
         lambda s, v, at, topic, shard, attempt, due, reason, x: OwnershipTaken(s, v, at, *x),
     ),
@@ -160,8 +170,8 @@ KINDS = [
     ),
 ]
 
-_WRITE = {kind.cls: (kind.type, kind.columns) for kind in KINDS}
-_READ = {kind.type: (msgspec.msgpack.Decoder(kind.state).decode, kind.event) for kind in KINDS}
+_WRITE = {kind.cls: (kind.name, kind.columns) for kind in KINDS}
+_READ = {kind.name: (msgspec.msgpack.Decoder(kind.state).decode, kind.event) for kind in KINDS}
 
 
 def to_record(event: Event, position: int, epoch: int, previous: bytes) -> Record:
@@ -199,5 +209,6 @@ def to_event(record: Record) -> Event:
     if not isinstance(event, MessageSent):
         return event
     custom = None if record.custom_headers is None else _parse_headers(record.custom_headers)
-    headers = Headers(*record[13:24], custom_headers=custom)
+    # A MessageSent has its header columns, in the order of the fields of `Headers`.
+    headers = Headers(*record[HEADERS:_CUSTOM_HEADERS], custom)  # type: ignore[call-arg,arg-type]
     return msgspec.structs.replace(event, headers=headers, envelope=record.envelope)

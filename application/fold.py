@@ -8,7 +8,9 @@ from postroom.domain.mailbox.state import Mailbox, evolve
 from postroom.domain.policy import MailboxLimits, TopicPolicy
 
 
-def fold(log: EventLog, limits: MailboxLimits | None = None, default_policy: TopicPolicy | None = None) -> Mailbox:
+def fold(
+    log: EventLog, limits: MailboxLimits | None = None, default_policy: TopicPolicy | None = None
+) -> Mailbox:
     """Return the mailbox as its log tells it; needs no ownership, so readers may fold it too.
 
     A snapshot counts only if the record it stands on is still in the log with the same chain hash.
@@ -20,8 +22,8 @@ def fold(log: EventLog, limits: MailboxLimits | None = None, default_policy: Top
     first = log.first_position()
     if first is not None and first > mailbox.position + 1:
         raise BrokenLog(
-            f"The log of mailbox {log.mailbox} starts at position {first}, and no snapshot covers what came before. "
-            "Restore the store from a backup.",
+            f"The log of mailbox {log.mailbox} starts at position {first}, and no snapshot covers what came "
+            "before. Restore the store from a backup.",
             first,
         )
     for event in to_events(log.replay(mailbox.position)):
@@ -44,7 +46,8 @@ def check_seal(log: EventLog) -> None:
     if record is None and first is not None and first > seal.position:
         return  # retention went past it
     raise BrokenLog(
-        f"The log of mailbox {log.mailbox} reached position {seal.position} when it was last closed, but that record "
+        f"The log of mailbox {log.mailbox} reached position {seal.position} when it was last closed, but "
+        "that record "
         "is gone or altered: its end was cut off or rewritten. Restore the store from a backup.",
         seal.position,
     )

@@ -9,7 +9,6 @@ from binascii import Error as Base64Error
 from collections.abc import Mapping
 from datetime import datetime
 from typing import Any, NewType
-from uuid import UUID
 
 import msgspec
 from blake3 import blake3
@@ -115,10 +114,8 @@ def read_record(line: bytes, number: int, mapping: RecordMapping | None = None) 
 
 def line_id(line: bytes, number: int) -> str:
     """Return the message id of a line that brings none: a UUID (version 8) of its number and content."""
-    digest = bytearray(blake3(b"%d\n%b" % (number, line)).digest(16))
-    digest[6] = digest[6] & 0x0F | 0x80
-    digest[8] = digest[8] & 0x3F | 0x80
-    return str(UUID(bytes=bytes(digest)))
+    digits = blake3(b"%d\n%b" % (number, line)).hexdigest(16)
+    return f"{digits[:8]}-{digits[8:12]}-8{digits[13:16]}-a{digits[17:20]}-{digits[20:]}"
 
 
 def time_us(value: object) -> int:

@@ -4,7 +4,6 @@ from base64 import b64encode, urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
-from uuid import UUID
 
 import msgspec
 
@@ -22,8 +21,10 @@ class NewMessage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Describe a message to send (svc-mailbox C-1 `SEND`).
 
     Arguments:
-        idem_key: sending again with the same key and payload inside the replay window adds nothing; None: no check.
-        sticky_key: messages with the same key keep their order; None shares the topic's shard (svc-mailbox P-6).
+        idem_key: sending again with the same key and payload inside the replay window adds nothing; None: no
+            check.
+        sticky_key: messages with the same key keep their order; None shares the topic's shard (svc-mailbox
+            P-6).
         message_id: an id of the sender's own, unique for ever; None makes a UUIDv7.
         deliver_after_ms: hide the message for this long first.
         ttl_seconds: dead-letter it when undelivered for this long; 0 leaves it to the topic's retention.
@@ -58,7 +59,7 @@ class Sent(msgspec.Struct, frozen=True, gc=False):
 
 
 class ReceivedMessage:
-    """One delivery of a message: its payload and headers, and the receipt that settles it (svc-mailbox C-9)."""
+    """One delivery of a message: payload, headers, and the receipt that settles it (svc-mailbox C-9)."""
 
     __slots__ = ("_delivered", "_opened")
 
@@ -118,7 +119,7 @@ class ReceivedMessage:
 
     @property
     def correlation_id(self) -> str:
-        """Return the id that ties the messages of one request together; a message without one starts its own."""
+        """Return the id that ties one request's messages together; a message without one starts its own."""
         return self._open().correlation_id or self.message_id
 
     @property
@@ -172,9 +173,12 @@ def read_receipt(token: str) -> Receipt:
     return Receipt(parts[:16], int.from_bytes(parts[16:20], "big"), int.from_bytes(parts[20:], "big"))
 
 
-
 def rfc3339(time_us: int | None) -> str | None:
     """Return a time in µs since 1970 UTC as RFC 3339 text."""
     if time_us is None:
         return None
-    return datetime.fromtimestamp(time_us / 1_000_000, UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+    return (
+        datetime.fromtimestamp(time_us / 1_000_000, UTC)
+        .isoformat(timespec="microseconds")
+        .replace("+00:00", "Z")
+    )

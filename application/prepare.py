@@ -105,7 +105,9 @@ class Preparer:
         )
         return command, shown
 
-    def envelope(self, blob: bytes, *, idem_key: str | None = None, sticky_key: str | None = None) -> Prepared:
+    def envelope(
+        self, blob: bytes, *, idem_key: str | None = None, sticky_key: str | None = None
+    ) -> Prepared:
         """Return the command that stores an envelope which came from outside, byte for byte (RFC-037).
 
         Raises: InvalidRequest when the bytes are no envelope or lack a usable topic.
@@ -151,7 +153,8 @@ class Preparer:
             raise InvalidRequest(f"deliver_after_ms must not be negative; it was {new.deliver_after_ms}.")
         if new.idem_key is not None and not 0 < len(new.idem_key) <= MAX_IDEM_KEY_CHARS:
             raise InvalidRequest(
-                f"An idempotency key must have 1 to {MAX_IDEM_KEY_CHARS} characters; it had {len(new.idem_key)}."
+                f"An idempotency key must have 1 to {MAX_IDEM_KEY_CHARS} characters; it had "
+                f"{len(new.idem_key)}."
             )
 
     def _check_topic(self, topic: str) -> None:
@@ -163,7 +166,9 @@ class Preparer:
     def _stream(self, message_id: str) -> bytes:
         stream = message_stream(self._mailbox, message_id)
         if stream == mailbox_stream(self._mailbox):
-            raise InvalidRequest(f"The message id {message_id} is reserved for the mailbox itself; use another.")
+            raise InvalidRequest(
+                f"The message id {message_id} is reserved for the mailbox itself; use another."
+            )
         return stream
 
 

@@ -18,12 +18,16 @@ def payload_hash(payload: bytes) -> bytes:
 
 
 def hash_chain(
-    topic: str, timestamp_us: int | None, idem_key: str | None, payload_digest: bytes, attrs: Mapping[str, bytes]
+    topic: str,
+    timestamp_us: int | None,
+    idem_key: str | None,
+    payload_digest: bytes,
+    attrs: Mapping[str, bytes],
 ) -> bytes:
     """Return `H(topic, ts, idem_key, payload_hash, attrs)`, 32 bytes (svc-mailbox I-12).
 
-    The input is the MessagePack array of the five in this order, `attrs` sorted by name, so that a consumer in any
-    language can compute it again.
+    The input is the MessagePack array of the five in this order, `attrs` sorted by name, so that a consumer
+    in any language can compute it again.
 
     Arguments:
         timestamp_us: when the message was published, µs since 1970 UTC.
@@ -38,7 +42,7 @@ def b3(digest: bytes) -> str:
 
 
 def is_intact(sent: MessageSent) -> bool:
-    """Tell whether a message's envelope is still the one that was hashed when it was sent (svc-mailbox I-12)."""
+    """Tell whether a message's envelope is still the one that was hashed when sent (svc-mailbox I-12)."""
     try:
         opened = open_envelope(sent.envelope)
     except InvalidRequest:

@@ -1,7 +1,8 @@
 """The Message aggregate: its events, its state, and what may happen to it next."""
 
+from collections.abc import Callable
 from enum import IntEnum
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -405,7 +406,7 @@ def _expired(message: Message, event: MessageExpired, epoch: int) -> None:
     message.reason = event.reason
 
 
-_EVOLVE = {
+_EVOLVE: dict[type[Event], Callable[[Message, Any, int], None]] = {
     MessageReceived: _received,
     MessageVisibilityExtended: _extended,
     MessageAcked: _acked,

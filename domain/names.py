@@ -15,7 +15,9 @@ MAX_ID_CHARS = 255
 def check_mailbox(name: str) -> str:
     """Return a mailbox name of the form `{namespace}@{proxy_id}` (RFC-049), or raise `InvalidRequest`."""
     if not _MAILBOX.match(name):
-        raise InvalidRequest(f"Mailbox name {name!r} must have the form namespace@proxy, without spaces or slashes.")
+        raise InvalidRequest(
+            f"Mailbox name {name!r} must have the form namespace@proxy, without spaces or slashes."
+        )
     return name
 
 
@@ -23,7 +25,8 @@ def check_topic(name: str) -> str:
     """Return a topic name, or raise `InvalidRequest`; the glob characters `*?[]` are for searching only."""
     if not _TOPIC.match(name):
         raise InvalidRequest(
-            f"Topic name {name!r} must be 1 to 255 characters without spaces, control characters or any of * ? [ ]."
+            f"Topic name {name!r} must be 1 to 255 characters without spaces, control characters or any of "
+            "* ? [ ]."
         )
     return name
 
@@ -34,14 +37,16 @@ def mailbox_stream(name: str) -> bytes:
 
 
 def message_stream(mailbox: str, message_id: str) -> bytes:
-    """Return the stream id of a message: its id where that is a UUID, else a name-based UUID of mailbox and id.
+    """Return a message's stream id: its id where that is a UUID, else a name-based one of mailbox and id.
 
     Only the canonical spelling of a UUID counts as one, so that every id has exactly one spelling.
     """
     if _UUID.match(message_id):
         return UUID(message_id).bytes
     if not 0 < len(message_id) <= MAX_ID_CHARS:
-        raise InvalidRequest(f"A message id must have 1 to {MAX_ID_CHARS} characters; it had {len(message_id)}.")
+        raise InvalidRequest(
+            f"A message id must have 1 to {MAX_ID_CHARS} characters; it had {len(message_id)}."
+        )
     return uuid5(_NAMES, f"{mailbox}/{message_id}").bytes
 
 

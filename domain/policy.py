@@ -9,7 +9,7 @@ DAY_MS = 24 * 60 * 60 * SECOND_MS
 
 
 class TopicPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Say how a topic shards, retries, remembers and forgets; every field is bounded (svc-mailbox I-5, P-9, C-12).
+    """Say how a topic shards, retries, remembers and forgets, within bounds (svc-mailbox I-5, P-9, C-12).
 
     Arguments, all durations in ms:
         shards: number of FIFO queues of the topic (svc-mailbox P-1).
@@ -44,11 +44,13 @@ class TopicPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 raise InvalidRequest(f"Topic policy {name} must be at least 1; it was {getattr(self, name)}.")
         if self.visibility_ms < MIN_VISIBILITY_MS:
             raise InvalidRequest(
-                f"Topic policy visibility_ms must be at least {MIN_VISIBILITY_MS}; it was {self.visibility_ms}."
+                f"Topic policy visibility_ms must be at least {MIN_VISIBILITY_MS}; it was "
+                f"{self.visibility_ms}."
             )
         if self.replay_window_ms < 2 * self.visibility_ms:
             raise InvalidRequest(
-                f"Topic policy replay_window_ms must be at least twice visibility_ms ({2 * self.visibility_ms}); "
+                "Topic policy replay_window_ms must be at least twice visibility_ms "
+                f"({2 * self.visibility_ms}); "
                 f"it was {self.replay_window_ms}."
             )
         if self.backoff_max_ms < self.backoff_base_ms:
@@ -64,7 +66,8 @@ class MailboxLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         topics: number of topics.
         frame_bytes: largest message, envelope included (`max_frame`, 1 MiB).
         max_messages: largest `max_messages` of one RECV.
-        history_retention_ms: how long the records of settled and archived messages are kept (RFC-037 `max_age_days`).
+        history_retention_ms: how long the records of settled and archived messages are kept (RFC-037
+            `max_age_days`).
     """
 
     in_flight_ceiling: int = 8_192

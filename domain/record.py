@@ -87,14 +87,14 @@ def verify_chain(records: Iterable[Record], previous: bytes, expected: int) -> t
     for record in records:
         if record.position != expected:
             raise BrokenLog(
-                f"The log jumps from position {expected - 1} to {record.position}: records were removed or moved. "
-                "Restore the store from a backup.",
+                f"The log jumps from position {expected - 1} to {record.position}: records were removed or "
+                "moved. Restore the store from a backup.",
                 expected,
             )
         if link(previous, record[:CHAIN], _headers(record)) != record.chain:
             raise BrokenLog(
-                f"The log record at position {record.position} does not match its hash: it or the one before was "
-                "altered. Restore the store from a backup.",
+                f"The log record at position {record.position} does not match its hash: it or the one "
+                "before was altered. Restore the store from a backup.",
                 record.position,
             )
         previous = record.chain

@@ -35,7 +35,9 @@ def create(path: Path) -> None:
         finally:
             connection.close()
     except (OSError, sqlite3.Error) as error:
-        raise Unavailable(f"The store {path} can't be opened: {error}. Check the path and its permissions.") from error
+        raise Unavailable(
+            f"The store {path} can't be opened: {error}. Check the path and its permissions."
+        ) from error
 
 
 def connect(path: Path, durability: Durability = "full") -> sqlite3.Connection:
@@ -56,7 +58,8 @@ def connect(path: Path, durability: Durability = "full") -> sqlite3.Connection:
 
 def connect_reader(path: Path) -> sqlite3.Connection:
     """Open a connection that can only read; readers never wait for the writer nor hold it up."""
-    connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, isolation_level=None,
-                                 check_same_thread=False)
+    connection = sqlite3.connect(
+        f"{path.absolute().as_uri()}?mode=ro", uri=True, isolation_level=None, check_same_thread=False
+    )
     connection.execute(f"PRAGMA busy_timeout = {BUSY_TIMEOUT_MS}")
     return connection

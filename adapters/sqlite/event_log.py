@@ -22,15 +22,19 @@ _MAX_ROWS = 1_024
 _COLUMNS = ("place", *Record._fields[1:])
 _ENTIRE = len(_COLUMNS)
 
+
 class SqliteEventLog:
     """Keep a mailbox's records in a SQLite file: WAL mode, one transaction and one sync an append."""
 
-    def __init__(self, path: str | Path, mailbox: str, *, durability: Durability = "full", create_missing: bool = True):
+    def __init__(
+        self, path: str | Path, mailbox: str, *, durability: Durability = "full", create_missing: bool = True
+    ):
         """Open the log of `mailbox` in the file at `path`.
 
         Arguments:
             durability: see `postroom.adapters.sqlite.database.connect`.
-            create_missing: make the file and the mailbox where missing; else they must exist and the log only reads.
+            create_missing: make the file and the mailbox where missing; else they must exist and the log
+                only reads.
 
         Raises: NotFound when it must exist and doesn't, Unavailable when the file can't be used.
         """
@@ -44,7 +48,9 @@ class SqliteEventLog:
             create(self.path)
             self._writer = connect(self.path, durability)
         elif not self.path.exists():
-            raise NotFound(f"There is no store at {path}; name one that exists, or send a message to create it.")
+            raise NotFound(
+                f"There is no store at {path}; name one that exists, or send a message to create it."
+            )
         self._reader = connect_reader(self.path)
         self._base = self._mailbox_id() * POSITIONS
         self._bounds = {"base": self._base, "top": self._base + POSITIONS - 1}
@@ -167,7 +173,9 @@ class SqliteEventLog:
         except sqlite3.Error as error:
             raise Unavailable(f"The store {self.path} can't be read: {error}.") from error
         if row is None:
-            raise NotFound(f"The store {self.path} has no mailbox {self.mailbox}; send a message to create it.")
+            raise NotFound(
+                f"The store {self.path} has no mailbox {self.mailbox}; send a message to create it."
+            )
         return int(row[0])
 
     def _check_end(self, writer: sqlite3.Connection, first: Record) -> None:
@@ -224,7 +232,9 @@ def mailbox_names(path: str | Path) -> list[str]:
         finally:
             reader.close()
     except sqlite3.Error as error:
-        raise Unavailable(f"The store {path} can't be read: {error}. Name a file that Postroom made.") from error
+        raise Unavailable(
+            f"The store {path} can't be read: {error}. Name a file that Postroom made."
+        ) from error
 
 
 def _inserts(base: int, records: Sequence[Record]) -> list[tuple[str, list[Any]]]:
@@ -247,7 +257,7 @@ def _inserts(base: int, records: Sequence[Record]) -> list[tuple[str, list[Any]]
 
 
 def _statement_rows(count: int) -> int:
-    """Round up to one of few sizes, at most a quarter more, so that statements are prepared once and reused."""
+    """Round up to one of few sizes, at most a quarter more, so that prepared statements are reused."""
     step = 1 << max(0, count.bit_length() - 3)
     return -(-count // step) * step
 
@@ -256,14 +266,15 @@ def _statement_rows(count: int) -> int:
 def _insert_statement(width: int, size: int) -> str:
     """Return an INSERT of `size` rows that skips the all-NULL ones behind the last record.
 
-    One statement for all rows runs outside Python's interpreter lock from the first row to the sync; statements by
-    the row would take the lock back between them, each time waiting for the thread that decides the next group.
+    One statement for all rows runs outside Python's interpreter lock from the first row to the sync;
+    statements by the row would take the lock back between them, each time waiting for the thread that
+    decides the next group.
     """
     row = f"({', '.join('?' * width)})"
     rows = ", ".join([row] * size)
     return (
-        f"INSERT INTO log ({', '.join(_COLUMNS[:width])}) SELECT * FROM (VALUES {rows}) WHERE column1 IS NOT NULL "
-        "AND (SELECT removed_through FROM mailbox_names WHERE id = ?) < ?"
+        f"INSERT INTO log ({', '.join(_COLUMNS[:width])}) SELECT * FROM (VALUES {rows}) "
+        "WHERE column1 IS NOT NULL AND (SELECT removed_through FROM mailbox_names WHERE id = ?) < ?"
     )
 
 

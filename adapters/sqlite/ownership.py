@@ -14,7 +14,7 @@ POLL_MS = 20
 
 
 class FileOwnership:
-    """Own a mailbox of a store by an exclusive lock on `<store>-owner-<mailbox>`, which also names the owner."""
+    """Own a mailbox of a store by locking the file `<store>-owner-<mailbox>`, which names the owner."""
 
     def __init__(self, store: str | Path) -> None:
         self._store = Path(store)

@@ -83,7 +83,8 @@ class SetTopicPolicy:
     async def __call__(self, topic: str, policy: TopicPolicy) -> None:
         """Give `topic` a policy.
 
-        Raises: InvalidRequest when a field is out of bounds, or the shard count changes under messages; Unavailable.
+        Raises: InvalidRequest when a field is out of bounds, or the shard count changes under messages;
+        Unavailable.
         """
         await _events(self._engine, SetPolicy(check_topic(topic), policy))
 

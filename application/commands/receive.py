@@ -52,5 +52,5 @@ class ReceiveMessages:
                 raise answer
             remaining_ms = int((deadline - loop.time()) * 1_000)
             if answer or remaining_ms <= 0:
-                return [ReceivedMessage(delivered) for delivered in answer]  # type: ignore[arg-type]
+                return [ReceivedMessage(delivered) for delivered in answer]  # type: ignore[arg-type,union-attr]
             await self._engine.wait_for_messages(topic, remaining_ms)

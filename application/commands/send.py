@@ -60,13 +60,14 @@ class SendEnvelopes:
         self,
         envelopes: Sequence[bytes],
         *,
-        validation: ValidationMode = "strict",
+        validation: ValidationMode = ValidationMode.STRICT,
         on_problem: Callable[[int, EnvelopeProblem], None] | None = None,
     ) -> list[Sent | Rejected]:
         """Store `envelopes` and return an answer for each, in their order.
 
         Arguments:
-            validation: `strict` refuses what is malformed, `warn` stores it where it can, `disabled` looks at nothing.
+            validation: `strict` refuses what is malformed, `warn` stores it where it can, `disabled` looks
+                at nothing.
             on_problem: is told the index and each problem found, whether it led to a refusal or not.
 
         Raises: Saturated when too many commands are pending, Unavailable when the outcome is unknown.

@@ -1,4 +1,4 @@
-"""`AckMessages`, `NackMessages`, `ExtendVisibility`: end a delivery, or ask for more time (svc-mailbox C-1)."""
+"""`AckMessages`, `NackMessages`, `ExtendVisibility`: end a delivery, or get more time (svc-mailbox C-1)."""
 
 import random
 from collections.abc import Callable, Sequence
@@ -18,15 +18,15 @@ class AckMessages:
     async def __call__(self, receipts: Sequence[Receipt]) -> list[Rejected | None]:
         """Ack deliveries by their receipts.
 
-        Returns: for each, None when it is settled, else why not: StaleReceipt when the message was delivered again
-            or is dead, NotFound when the mailbox never had it.
+        Returns: for each, None when it is settled, else why not: StaleReceipt when the message was delivered
+            again or is dead, NotFound when the mailbox never had it.
         Raises: Saturated when too many commands are pending, Unavailable when the outcome is unknown.
         """
         return await _settle(self._engine, [Ack(receipt) for receipt in receipts])
 
 
 class NackMessages:
-    """Give deliveries back: they come again after a backoff, or are dead after the last attempt (svc-mailbox P-7)."""
+    """Give deliveries back: each comes back after a backoff, or dies after its last (svc-mailbox P-7)."""
 
     def __init__(self, engine: MailboxEngine, jitter: Callable[[], float] = random.random) -> None:
         """Take the engine and a source of uniform random numbers in [0, 1)."""

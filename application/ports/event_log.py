@@ -7,7 +7,7 @@ from postroom.domain.record import Record
 
 
 class Head(NamedTuple):
-    """Where a log ends: position, log time (µs) and chain hash of its last record, and the epoch that wrote it."""
+    """Where a log ends: position, log time (µs), chain hash and epoch of its last record."""
 
     position: int
     at: int

@@ -17,7 +17,7 @@ from postroom.domain.record import Record
 
 
 class HistoryEntry(msgspec.Struct, frozen=True):
-    """One event of a message: when it happened, where it stands in the log, under which owner, and its facts."""
+    """One event of a message: when it happened, its place in the log, the owner's epoch, and its facts."""
 
     position: int
     at: str
@@ -60,7 +60,8 @@ class GetMessage:
         events = [to_event(record) for record in records]
         if not events or not isinstance(events[0], MessageSent):
             raise NotFound(
-                f"Mailbox {self._log.mailbox} has no message {id_}; check the id, and the mailbox it was sent to."
+                f"Mailbox {self._log.mailbox} has no message {id_}; check the id, and the mailbox it was "
+                "sent to."
             )
         sent = events[0]
         message: Message | None = None

@@ -1,20 +1,20 @@
 """`GetBacklog` and `ListDeadLetters`: the queues as they stand now, folded from the log itself.
 
-Nothing waits for a projection and nobody needs to own the mailbox: the newest snapshot and the tail of the log are
-enough. A process that owns the mailbox passes its engine's state instead of folding.
+Nothing waits for a projection and nobody needs to own the mailbox: the newest snapshot and the tail of the
+log are enough. A process that owns the mailbox passes its engine's state instead of folding.
 """
 
 from collections.abc import Callable, Sequence
 
 import msgspec
 
+from postroom.application.codec import to_event
 from postroom.application.messages import rfc3339
+from postroom.application.ports.event_log import EventLog
 from postroom.domain.errors import InvalidRequest
 from postroom.domain.mailbox.state import Mailbox, TopicCount, count
 from postroom.domain.message import Message, MessageSent
 from postroom.domain.names import message_id
-from postroom.application.codec import to_event
-from postroom.application.ports.event_log import EventLog
 
 MAX_LIMIT = 1_000
 
@@ -23,7 +23,7 @@ State = Callable[[], Mailbox]
 
 
 class Backlog(msgspec.Struct, frozen=True):
-    """Unsettled messages of one mailbox by topic and shard, at log position `position` (SDS-047 QRY-050's shape)."""
+    """Unsettled messages of one mailbox by topic and shard, at log position `position` (SDS-047 QRY-050)."""
 
     mailbox: str
     position: int

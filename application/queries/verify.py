@@ -1,4 +1,4 @@
-"""`VerifyLog`: check that no record of a mailbox's log was cut, moved or edited, and every message is intact."""
+"""`VerifyLog`: check that no record of a log was cut, moved or edited, and every message is intact."""
 
 from collections.abc import Callable, Iterable, Iterator
 
@@ -46,7 +46,8 @@ class VerifyLog:
         """Verify the whole log.
 
         Arguments:
-            expected_last, expected_chain: what an earlier verification reported; finds a log cut or rewritten since.
+            expected_last, expected_chain: what an earlier verification reported; finds a log cut or
+                rewritten since.
             progress: is told the position reached, every 10,000 records.
 
         Raises: BrokenLog naming the first position that does not hold.
@@ -59,7 +60,8 @@ class VerifyLog:
         check_seal(self._log)
         if expected_last is not None and last < expected_last:
             raise BrokenLog(
-                f"The log of mailbox {self._log.mailbox} ends at position {last}, but it reached {expected_last} "
+                f"The log of mailbox {self._log.mailbox} ends at position {last}, but it reached "
+                f"{expected_last} "
                 "before: its end was cut off. Restore the store from a backup.",
                 last + 1,
             )
@@ -79,8 +81,8 @@ class VerifyLog:
             if truncation.through >= first - 1:
                 return truncation.through, truncation.link
         raise BrokenLog(
-            f"The log of mailbox {self._log.mailbox} starts at position {first}, and no retention accounts for it. "
-            "Restore the store from a backup.",
+            f"The log of mailbox {self._log.mailbox} starts at position {first}, and no retention accounts "
+            "for it. Restore the store from a backup.",
             first,
         )
 
@@ -105,7 +107,7 @@ class VerifyLog:
             self._messages += 1
             if not is_intact(event):
                 raise BrokenLog(
-                    f"The message at position {record.position} does not match its payload hash: its envelope was "
-                    "altered. Restore the store from a backup.",
+                    f"The message at position {record.position} does not match its payload hash: its "
+                    "envelope was altered. Restore the store from a backup.",
                     record.position,
                 )

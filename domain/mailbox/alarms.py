@@ -10,9 +10,9 @@ from postroom.domain.message import Message
 class Alarms:
     """Keep the times at which time alone changes messages.
 
-    `alarm_of` says when a message's present alarm is, None for no more; an entry that disagrees is stale and gets
-    skipped. Deadlines that all come from the same policy arrive in order and cost no more than a deque; only those
-    that don't go to a heap. Both are rebuilt before stale entries outnumber the live ones.
+    `alarm_of` says when a message's present alarm is, None for no more; an entry that disagrees is stale and
+    gets skipped. Deadlines that all come from the same policy arrive in order and cost no more than a deque;
+    only those that don't go to a heap. Both are rebuilt before stale entries outnumber the live ones.
     """
 
     __slots__ = ("_alarm_of", "_heap", "_line")

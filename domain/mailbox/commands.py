@@ -57,7 +57,8 @@ class Ack(msgspec.Struct, frozen=True, gc=False):
     """Settle a delivery (svc-mailbox C-1 `ACK`).
 
     Arguments:
-        settled: what the log says of the message, where the mailbox holds it no more; None when it knows nothing.
+        settled: what the log says of the message, where the mailbox holds it no more; None when it knows
+            nothing.
     """
 
     receipt: Receipt
@@ -98,7 +99,7 @@ class Reprocess(msgspec.Struct, frozen=True, gc=False):
 
 
 class Purge(msgspec.Struct, frozen=True, gc=False):
-    """Remove messages of a topic that are not in flight: the dead letters, or with `ready` the waiting ones too."""
+    """Remove messages of a topic that are not in flight: dead letters, waiting ones, or both."""
 
     topic: str
     dead: bool = True
@@ -142,15 +143,5 @@ class Truncate(msgspec.Struct, frozen=True, gc=False):
 
 
 Command = (
-    Send
-    | Receive
-    | Ack
-    | Nack
-    | Extend
-    | Reprocess
-    | Purge
-    | SetPolicy
-    | Sweep
-    | TakeOwnership
-    | Truncate
+    Send | Receive | Ack | Nack | Extend | Reprocess | Purge | SetPolicy | Sweep | TakeOwnership | Truncate
 )

@@ -63,12 +63,12 @@ def decide(command: Command, mailbox: Mailbox, now: int) -> Sequence[Event]:
 
 @lru_cache(65_536)
 def shard_of(key: str, shards: int) -> int:
-    """Return the shard of a sticky key: a stable hash, the same in every process and version (svc-mailbox P-6)."""
+    """Return the shard of a sticky key: a hash, the same in every process and version (svc-mailbox P-6)."""
     return int.from_bytes(blake3(key.encode()).digest(8), "big") % shards
 
 
 def deliverable(command: Receive, mailbox: Mailbox, now: int) -> list[Message]:
-    """Return the messages that `command` would deliver or quarantine, in that order, oldest first per shard."""
+    """Return the messages that `command` would deliver or quarantine, in order, oldest first per shard."""
     topic = mailbox.topics.get(command.topic)
     if topic is None:
         return []
@@ -89,7 +89,7 @@ def deliverable(command: Receive, mailbox: Mailbox, now: int) -> list[Message]:
 
 
 def _in_turn(topic: Topic, turn: int, now: int) -> Iterator[Message]:
-    """Yield a topic's ready messages shard by shard, starting at another shard each time, so that none starves."""
+    """Yield a topic's ready messages by shard, starting at another one each time, so that none starves."""
     numbers = sorted(topic.shards)
     if len(numbers) == 1:
         return topic.shards[numbers[0]].ready(now)
@@ -159,10 +159,13 @@ def _sent(command: Send, shard: int, due: int | None, expires_at: int, now: int)
 def _receive(command: Receive, mailbox: Mailbox, now: int) -> list[MessageEvent]:
     if not 1 <= command.max_messages <= mailbox.limits.max_messages:
         raise InvalidRequest(
-            f"max_messages must be between 1 and {mailbox.limits.max_messages}; it was {command.max_messages}."
+            f"max_messages must be between 1 and {mailbox.limits.max_messages}; it was "
+            f"{command.max_messages}."
         )
     policy = mailbox.policy(command.topic)
-    visibility_ms = _visibility(policy.visibility_ms if command.visibility_ms is None else command.visibility_ms)
+    visibility_ms = _visibility(
+        policy.visibility_ms if command.visibility_ms is None else command.visibility_ms
+    )
     chosen = deliverable(command, mailbox, now)
     if not chosen and mailbox.in_flight >= mailbox.limits.in_flight_ceiling:
         alarm = mailbox.next_alarm()
@@ -209,7 +212,8 @@ def _held(receipt: Receipt, settled: Message | None, mailbox: Mailbox) -> Messag
     message = mailbox.messages.get(receipt.message) or settled
     if message is None:
         raise NotFound(
-            f"Mailbox {mailbox.name} knows no message {receipt.message.hex()}; check the receipt and the mailbox."
+            f"Mailbox {mailbox.name} knows no message {receipt.message.hex()}; check the receipt and the "
+            "mailbox."
         )
     return message
 
@@ -236,8 +240,8 @@ def _reprocess(command: Reprocess, mailbox: Mailbox, now: int) -> list[MessageEv
             if events:
                 break
             raise Saturated(
-                f"Shard {message.shard} of topic {topic.name} is full with {topic.policy.shard_capacity} messages; "
-                "receive some before reprocessing its dead letters.",
+                f"Shard {message.shard} of topic {topic.name} is full with {topic.policy.shard_capacity} "
+                "messages; receive some before reprocessing its dead letters.",
                 SATURATED_RETRY_MS,
             )
         room[message.shard] = left - 1
@@ -256,7 +260,9 @@ def _purge(command: Purge, mailbox: Mailbox, now: int) -> list[MessageEvent]:
 def _known_topic(name: str, mailbox: Mailbox) -> Topic:
     topic = mailbox.topics.get(name)
     if topic is None:
-        raise NotFound(f"Mailbox {mailbox.name} has no topic {name}; its topics are listed by `postroom backlog`.")
+        raise NotFound(
+            f"Mailbox {mailbox.name} has no topic {name}; its topics are listed by `postroom backlog`."
+        )
     return topic
 
 

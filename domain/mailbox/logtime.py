@@ -5,7 +5,7 @@ from typing import NamedTuple
 from postroom.domain.mailbox.state import Clock
 
 SKEW_TOLERANCE = 120 * 1_000_000
-"""How far, in µs, the wall clock may be off before log time starts anew (svc-mailbox I-17: at least 2 minutes)."""
+"""How far, in µs, the wall clock may be off before log time starts anew (svc-mailbox I-17: >= 2 minutes)."""
 
 
 class Anchor(NamedTuple):
@@ -18,8 +18,10 @@ class Anchor(NamedTuple):
 def anchor(last: Clock | None, last_at: int, *, wall: int, boot: str, uptime: int) -> Anchor:
     """Find out the log time at which a new owner starts.
 
-    On the same boot, the monotonic clock tells exactly how long the mailbox was closed, whatever the wall clock
-    did: deadlines stay what they were. After a reboot, or when that time is more than the tolerance away from the
+    On the same boot, the monotonic clock tells exactly how long the mailbox was closed, whatever the wall
+    clock
+    did: deadlines stay what they were. After a reboot, or when that time is more than the tolerance away
+        from the
     wall clock, log time starts at the wall clock, and messages in flight get their full visibility again.
 
     Arguments:

@@ -15,9 +15,11 @@ _by_position = attrgetter("position")
 class Shard:
     """Keep the messages of one shard that wait for delivery, in the order in which they were sent.
 
-    New messages join `_fresh`, whose order is the log's. Messages that come back (nacked, timed out, redriven,
-    or whose delay ended) join `_returned`, kept sorted, so that they go before everything sent later: FIFO per
-    shard survives a redelivery (svc-mailbox I-14). Messages with a future `due` wait in the heap `_delayed`.
+    New messages join `_fresh`, whose order is the log's. Messages that come back (nacked, timed out,
+    redriven, or whose delay ended) join `_returned`, kept sorted, so that they go before everything sent
+    later: FIFO per shard survives a redelivery (svc-mailbox I-14). Messages with a future `due` wait in the
+        heap
+    `_delayed`.
     """
 
     __slots__ = ("_delayed", "_fresh", "_returned", "_waiting", "in_flight")
@@ -37,7 +39,7 @@ class Shard:
 
     @property
     def size(self) -> int:
-        """Count the unsettled messages, in flight included: what `shard_capacity` bounds (svc-mailbox I-5)."""
+        """Count unsettled messages, in flight included: what `shard_capacity` bounds (svc-mailbox I-5)."""
         return len(self._waiting) + self.in_flight
 
     def enqueue(self, message: Message, now: int) -> None:
@@ -68,7 +70,11 @@ class Shard:
         fresh = self._fresh
         while fresh and not self._is_live(fresh[0], fresh):
             fresh.popleft()
-        return merge(self._returned, self._live_fresh(), key=_by_position) if self._returned else self._live_fresh()
+        return (
+            merge(self._returned, self._live_fresh(), key=_by_position)
+            if self._returned
+            else self._live_fresh()
+        )
 
     def _live_fresh(self) -> Iterator[Message]:
         fresh, waiting = self._fresh, self._waiting

@@ -233,7 +233,9 @@ def envelope(id_: str, topic: str = "orders", **fields: object) -> bytes:
 async def test_an_archive_stores_envelopes_byte_for_byte_and_never_delivers(store: str) -> None:
     async with open_mailbox(store, MAILBOX, mode="archive") as archive:
         blob = envelope("event-1", principal="alice") + b"\xd2\x3e\x03new"  # with a field of the future
-        answers = await archive.send_envelopes([blob, envelope("event-2"), blob], validation=ValidationMode.DISABLED)
+        answers = await archive.send_envelopes(
+            [blob, envelope("event-2"), blob], validation=ValidationMode.DISABLED
+        )
         sent = [
             Sent("event-1", duplicate=False),
             Sent("event-2", duplicate=False),

@@ -113,7 +113,7 @@ def test_only_a_sent_message_uses_the_header_columns(kind: type[Event], data: st
 
 
 def test_type_names_are_stable() -> None:
-    assert {kind.cls.__name__: kind.type for kind in KINDS} == {
+    assert {kind.cls.__name__: kind.name for kind in KINDS} == {
         kind.__name__: f"{kind.__name__}.1" for kind in EVENTS
     }
 
