@@ -1,0 +1,138 @@
+"""What the machine may choose from: small sets of values that meet at the limits."""
+
+from dataclasses import replace
+from typing import Any
+from uuid import UUID
+
+import msgspec
+from hypothesis import strategies as st
+
+from postroom.domain.policy import MailboxLimits, TopicPolicy
+from tests.simulation.operations import Ack, Extend, Nack, Operation, Receive, Send, SetPolicy
+
+TOPICS = ("orders", "news")
+SHARDS = {2: {"orders": 0, "news": 1, "a": 1, "c": 0}, 3: {"orders": 1, "news": 1, "a": 0, "c": 0}}
+"""By number of shards, where each topic and sticky key goes: the hash may never change."""
+
+SECOND = 1_000
+SKEW_TOLERANCE_MS = 120 * SECOND
+
+POLICY = TopicPolicy(
+    shards=2,
+    shard_capacity=5,
+    visibility_ms=1_000,
+    max_attempts=3,
+    backoff_base_ms=100,
+    backoff_max_ms=400,
+    replay_window_ms=4_000,
+    replay_capacity=3,
+    ready_retention_ms=20_000,
+    in_flight_retention_visibilities=4,
+    dead_retention_ms=30_000,
+    dead_capacity=2,
+)
+LIMITS = MailboxLimits(in_flight_ceiling=4, max_messages=6)
+
+# Small sets of values that fall on, just before and just after the limits above, so that examples meet there.
+topics = st.sampled_from(TOPICS)
+durations_ms = st.sampled_from(
+    [1, 100, 250, 499, 500, 500, 999, 1_000, 1_000, 1_001, 2_000, 3_999, 4_000, 20_000, 30_000]
+)
+visibilities_ms = st.sampled_from([1, 250, 500, 1_000, 1_000, 3_000])
+skews_ms = st.sampled_from([-120_000, -3_000, -1_000, 0, 0, 500, 1_000, 3_000, 3_900, 120_000])
+payloads = st.sampled_from([b"x", b"xx", b"yyyyyyyy"])
+policies = st.fixed_dictionaries(
+    {},
+    optional={
+        "shards": st.sampled_from([2, 3]),
+        "shard_capacity": st.sampled_from([3, 5, 8]),
+        "max_attempts": st.sampled_from([1, 3]),
+        "replay_window_ms": st.sampled_from([2_500, 4_000, 8_000]),
+        "replay_capacity": st.sampled_from([1, 3, 5]),
+        "dead_capacity": st.sampled_from([1, 2, 4]),
+    },
+)
+keys = st.sampled_from(["k1", "k2", "k3", "k4"])
+sticky_keys = st.sampled_from([None, None, "a", "c"])
+own_ids = st.sampled_from([str(UUID(int=n)) for n in (1, 2)])
+
+
+class Choices:
+    """Make operations, each message with an id and each receiver with a name of its own."""
+
+    def __init__(self) -> None:
+        self._names = 0
+        self.with_key: list[Send] = []
+
+    def send(self, data: st.DataObject, topic: str, key: str | None = None) -> Operation:
+        send = Send(
+            self._new_id(),
+            topic,
+            data.draw(payloads, "payload"),
+            key,
+            data.draw(sticky_keys, "sticky key"),
+            data.draw(st.sampled_from([0, 0, 0, 0, 500, 5_000]), "deliver after, ms"),
+            data.draw(st.sampled_from([0, 0, 0, 0, 0, 1, 3, 60]), "ttl, s"),
+        )
+        if key is not None:
+            self.with_key.append(send)
+        return send
+
+    def repeat(self, data: st.DataObject) -> Operation:
+        """Send one of the latest messages with a key again, as a sender does that got no answer."""
+        send = data.draw(st.sampled_from(self.with_key[-3:]), "again")
+        return replace(send, id=self._new_id())
+
+    def bulk(self, topic: str, sticky_key: str | None, count: int) -> list[Operation]:
+        return [Send(self._new_id(), topic, b"bulk", sticky_key=sticky_key) for _ in range(count)]
+
+    def receive(self, data: st.DataObject, topic: str) -> Operation:
+        self._names += 1
+        return Receive(
+            topic,
+            data.draw(st.sampled_from([1, 2, 6, 6, 7]), "max messages"),
+            data.draw(st.sampled_from([1, 3, 1_000, 1_000]), "max bytes"),
+            data.draw(visibilities_ms, "visibility, ms"),
+            f"consumer {self._names}",
+        )
+
+    def settlement(self, data: st.DataObject, deliveries: int, latest: int | None = None) -> Operation:
+        """End or extend any delivery, or one of the `latest`."""
+        oldest = 0 if latest is None else max(0, deliveries - latest)
+        number = data.draw(st.integers(oldest, deliveries - 1), "delivery")
+        kind = data.draw(st.sampled_from(["ack", "nack", "extend"]), "settlement")
+        if kind == "ack":
+            return Ack(number)
+        if kind == "extend":
+            return Extend(number, data.draw(visibilities_ms, "visibility, ms"))
+        reason = data.draw(st.sampled_from([None, "it broke"]), "reason")
+        return Nack(number, reason, data.draw(st.sampled_from([None, 0, 1_000]), "delay, ms"))
+
+    def policy(self, data: st.DataObject, topic: str) -> Operation:
+        changes: dict[str, Any] = data.draw(policies, "policy")
+        return SetPolicy(topic, msgspec.structs.replace(POLICY, **changes))
+
+    def group(
+        self, data: st.DataObject, topic: str, deliveries: int, *, may_set_policy: bool = True
+    ) -> list[Operation]:
+        """Make a few operations of several callers."""
+        kinds = ["send", "send with a key", "receive"]
+        kinds += ["settle"] * 3 if deliveries else []
+        kinds += ["set policy"] if may_set_policy else []
+        operations = []
+        for kind in data.draw(st.lists(st.sampled_from(kinds), min_size=1, max_size=5), "commands"):
+            if kind == "send":
+                operations.append(self.send(data, topic))
+            elif kind == "send with a key":
+                operations.append(self.send(data, topic, data.draw(keys, "key")))
+            elif kind == "receive":
+                operations.append(self.receive(data, topic))
+            elif kind == "settle":
+                operations.append(self.settlement(data, deliveries))
+            else:
+                operations.append(self.policy(data, topic))
+        return operations
+
+    def _new_id(self) -> str:
+        self._names += 1
+        return str(UUID(int=1_000 + self._names))

@@ -1,0 +1,362 @@
+"""The state machine: commands, time, faults and crashes in any order, the real mailbox against the model."""
+
+import asyncio
+from typing import Any
+from uuid import UUID
+
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from postroom.application.engine import MailboxEngine
+from postroom.application.fold import fold
+from postroom.application.ports.event_log import StoredSnapshot
+from postroom.application.queries.live import GetBacklog, ListDeadLetters
+from postroom.application.queries.verify import VerifyLog
+from postroom.domain.errors import PostroomError, Rejected, Unavailable
+from postroom.domain.mailbox.snapshot import take_snapshot
+from postroom.domain.message import Status
+from tests.simulation.choices import (
+    LIMITS,
+    POLICY,
+    SHARDS,
+    TOPICS,
+    Choices,
+    durations_ms,
+    keys,
+    own_ids,
+    skews_ms,
+    topics,
+)
+from tests.simulation.model import DEAD, IN_FLIGHT, READY, Model
+from tests.simulation.operations import Ack, Operation, Purge, Receipts, Receive, Reprocess, Room, Send
+from tests.simulation.view import view
+from tests.simulation.world import MS, Disk, LogHandle, SimulatedClock, SimulatedLoop, WithoutSnapshots
+
+MAILBOX = "simulated@test"
+SKEW_TOLERANCE = 120 * 1_000 * MS
+STATES = {Status.READY: READY, Status.IN_FLIGHT: IN_FLIGHT, Status.DEAD: DEAD}
+
+
+class MailboxMachine(RuleBasedStateMachine):
+    """Drive one mailbox through its handlers, and compare it with the model after every step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.clock = SimulatedClock()
+        self.loop = SimulatedLoop(self.clock)
+        self.disk = Disk(MAILBOX)
+        self.model = Model(POLICY, LIMITS, SHARDS)
+        self.receipts = Receipts()
+        self.choose = Choices()
+        self.boot = ""
+        self.is_sound = False
+
+    @initialize(skew_ms=skews_ms)
+    def open_for_the_first_time(self, skew_ms: int) -> None:
+        self.clock.skew = skew_ms * MS
+        self._open()
+        self.model.restart(self.clock.wall(), 0, time_went_on=False)
+
+    # -- commands ---
+
+    @rule(data=st.data(), topic=topics)
+    def send(self, data: st.DataObject, topic: str) -> None:
+        self._do([self.choose.send(data, topic)])
+
+    @rule(data=st.data(), topic=topics)
+    def send_with_a_key(self, data: st.DataObject, topic: str) -> None:
+        self._do([self.choose.send(data, topic, data.draw(keys, "key"))])
+
+    @precondition(lambda self: self.choose.with_key)
+    @rule(data=st.data())
+    def send_again(self, data: st.DataObject) -> None:
+        self._do([self.choose.repeat(data)])
+
+    @rule(topic=topics, sticky=st.sampled_from([None, "a"]), count=st.integers(2, 6))
+    def send_several(self, topic: str, sticky: str | None, count: int) -> None:
+        self._do(self.choose.bulk(topic, sticky, count))
+
+    @rule(topic=topics, id_=own_ids)
+    def send_under_an_id_of_the_senders_own(self, topic: str, id_: str) -> None:
+        self._do([Send(id_, topic, b"own id", is_outside_id=True)])
+
+    @rule(data=st.data(), topic=topics)
+    def receive(self, data: st.DataObject, topic: str) -> None:
+        self._do([self.choose.receive(data, topic)])
+
+    @precondition(lambda self: self.model.delivered)
+    @rule(data=st.data())
+    def settle(self, data: st.DataObject) -> None:
+        self._do([self.choose.settlement(data, len(self.model.delivered))])
+
+    @rule(data=st.data(), topic=topics)
+    def send_and_receive(self, data: st.DataObject, topic: str) -> None:
+        self.send(data, topic)
+        self.receive(data, topic)
+
+    @precondition(lambda self: self.model.delivered)
+    @rule(data=st.data(), ends=st.integers(1, 3))
+    def settle_the_latest(self, data: st.DataObject, ends: int) -> None:
+        for _ in range(ends):
+            self._do([self.choose.settlement(data, len(self.model.delivered), latest=2)])
+
+    @rule(topic=topics, limit=st.sampled_from([1, 10]))
+    def reprocess(self, topic: str, limit: int) -> None:
+        self._do([Reprocess(topic, limit)])
+
+    @rule(topic=topics, ready=st.booleans())
+    def purge(self, topic: str, ready: bool) -> None:
+        self._do([Purge(topic, dead=True, ready=ready)])
+
+    @rule(data=st.data(), topic=topics)
+    def set_policy(self, data: st.DataObject, topic: str) -> None:
+        self._do([self.choose.policy(data, topic)])
+
+    @rule(data=st.data(), topic=topics, turns=st.integers(0, 6))
+    def several_at_once(self, data: st.DataObject, topic: str, turns: int) -> None:
+        """Commands of many callers share one append, or come while one is under way."""
+        later = self.choose.group(data, topic, len(self.model.delivered), may_set_policy=False)
+        self._do(self._group(data, topic), later=later, turns=turns)
+
+    # -- time and faults ---
+
+    @rule(duration_ms=durations_ms)
+    def time_passes(self, duration_ms: int) -> None:
+        self.clock.true += duration_ms * MS
+        self.model.pass_time(self.clock.true)
+        self._settle()
+
+    @rule(duration_ms=durations_ms, moment=st.sampled_from(["before", "after"]))
+    def time_passes_and_the_disk_fails(self, duration_ms: int, moment: str) -> None:
+        self.handle.fail_next = moment
+        self.time_passes(duration_ms)
+        self.handle.fail_next = None
+        self._poke()
+
+    @rule(data=st.data(), topic=topics, moment=st.sampled_from(["before", "after"]))
+    def the_disk_fails(self, data: st.DataObject, topic: str, moment: str) -> None:
+        """The append fails, and its callers can't know whether it took effect; the log does."""
+        operations = self._group(data, topic)
+        self.handle.fail_next = moment
+        self._do(operations, is_carried_out=lambda grew: grew)
+        self.handle.fail_next = None
+        self._poke()
+
+    @rule(data=st.data(), topic=topics, turns=st.integers(1, 8))
+    def callers_give_up(self, data: st.DataObject, topic: str, turns: int) -> None:
+        """A caller that is cancelled gets no answer, but what it asked for happens all the same."""
+        self._do(self._group(data, topic), give_up_after=turns, is_carried_out=lambda grew: True)
+
+    @rule(data=st.data(), topic=topics, turns=st.integers(0, 9), down_ms=durations_ms)
+    def crash_at_work(self, data: st.DataObject, topic: str, turns: int, down_ms: int) -> None:
+        """The process dies while commands are under way, and another one opens the same log."""
+        operations = self._group(data, topic)
+        self._do(operations, kill_after=turns, is_carried_out=lambda grew: grew)
+        self._come_back(down_ms)
+
+    @rule(down_ms=durations_ms)
+    def crash(self, down_ms: int) -> None:
+        self._kill()
+        self._come_back(down_ms)
+
+    @rule(down_ms=durations_ms, skew_ms=skews_ms)
+    def reboot(self, down_ms: int, skew_ms: int) -> None:
+        """The machine dies: its monotonic clock starts anew, and its wall clock may be two minutes off."""
+        self._kill()
+        self.clock.reboot()
+        self._come_back(down_ms, skew_ms)
+
+    @rule(skew_ms=skews_ms)
+    def the_wall_clock_is_set(self, skew_ms: int) -> None:
+        self.clock.skew = skew_ms * MS
+
+    @rule()
+    def save_a_snapshot(self) -> None:
+        head = self.disk.head()
+        self.disk.save_snapshot(StoredSnapshot(head.position, head.chain, take_snapshot(self.engine.mailbox)))
+
+    # -- what must hold after every step ---
+
+    @invariant()
+    def everything_promised_holds(self) -> None:
+        self.is_sound = False
+        self._log_time_is_what_the_clocks_allow()
+        self._the_mailbox_is_what_the_model_says()
+        self._the_queries_tell_the_same()
+        self._nothing_exceeds_its_bounds()
+        self._folding_the_log_again_gives_the_same_mailbox()
+        self._the_log_verifies()
+        self.is_sound = True
+
+    def _log_time_is_what_the_clocks_allow(self) -> None:
+        assert self.engine.now() == self.model.now
+
+    def _the_mailbox_is_what_the_model_says(self) -> None:
+        held = {
+            str(UUID(bytes=m.stream)): (
+                STATES[m.status],
+                m.topic,
+                m.shard,
+                m.attempt,
+                None if m.status == Status.DEAD else m.due,
+                m.expires_at,
+            )
+            for m in self.engine.mailbox.messages.values()
+        }
+        assert held == {
+            m.id: (m.state, m.topic, m.shard, m.attempt, None if m.state == DEAD else m.due, m.expires_at)
+            for m in self.model.messages.values()
+            if m.state in STATES.values()
+        }
+
+    def _the_queries_tell_the_same(self) -> None:
+        dead = ListDeadLetters(lambda: self.engine.mailbox, self.handle)()
+        assert [(d.message_id, d.reason, d.attempt, d.last_error) for d in dead] == [
+            (m.id, m.reason, m.attempt, m.last_error) for m in self.model.messages.values() if m.state == DEAD
+        ]
+        backlog = GetBacklog(lambda: self.engine.mailbox, self.engine.now)()
+        counts = {
+            (row.topic, row.shard): (row.ready, row.delayed, row.in_flight, row.dead)
+            for row in backlog.shards
+        }
+        assert counts == self.model.count()
+
+    def _nothing_exceeds_its_bounds(self) -> None:
+        assert self.engine.mailbox.in_flight <= LIMITS.in_flight_ceiling
+        for name, topic in self.engine.mailbox.topics.items():
+            largest = self.model.topics[name].largest
+            assert all(shard.size <= largest["shard_capacity"] for shard in topic.shards.values())
+            assert len(topic.dead) <= topic.policy.dead_capacity
+            assert len(topic.window) <= largest["replay_capacity"]
+
+    def _folding_the_log_again_gives_the_same_mailbox(self) -> None:
+        now = self.engine.now()
+        running = view(self.engine.mailbox, now)
+        assert view(fold(WithoutSnapshots(self.disk), LIMITS, POLICY), now) == running
+        assert view(fold(self.handle, LIMITS, POLICY), now) == running
+
+    def _the_log_verifies(self) -> None:
+        assert VerifyLog(self.handle)().last == self.engine.mailbox.position
+
+    def teardown(self) -> None:
+        """Consume everything: what was accepted must come out, or be dead with a trace."""
+        try:
+            if self.is_sound:
+                self._drain()
+        finally:
+            if self.boot:
+                self._kill()
+            self.loop.close()
+
+    # -- how ---
+
+    def _do(
+        self,
+        operations: list[Operation],
+        *,
+        later: list[Operation] | None = None,
+        turns: int = 0,
+        give_up_after: int | None = None,
+        kill_after: int | None = None,
+        is_carried_out: Any = None,
+    ) -> None:
+        """Ask for `operations` at once, check the answers, and have the model follow.
+
+        Arguments:
+            later, turns: more operations, asked that many turns of the loop later.
+            give_up_after, kill_after: cancel the callers, or kill the process, after that many turns.
+            is_carried_out: tells of commands without an answer whether they took effect, given whether the
+                log grew.
+        """
+        self.is_sound = False
+        end, before = self.disk.end, view(self.engine.mailbox, self.engine.now())
+
+        async def play() -> list[Any]:
+            tasks = [asyncio.create_task(self._ask(each)) for each in operations]
+            await _turns(turns)
+            tasks += [asyncio.create_task(self._ask(each)) for each in later or []]
+            if give_up_after is not None:
+                await _turns(give_up_after)
+                for task in tasks:
+                    task.cancel()
+            if kill_after is not None:
+                await _turns(kill_after)
+                self.handle.kill()
+                await self.engine.close()
+            return await asyncio.gather(*tasks, return_exceptions=True)
+
+        answers = self.loop.play(play())
+        grew = self.disk.end > end
+        written = list(self.disk.read(end))
+        for operation, answer in zip([*operations, *(later or [])], answers, strict=True):
+            if isinstance(answer, Unavailable | asyncio.CancelledError):
+                assert is_carried_out is not None, f"{operation} failed: {answer!r}"
+                if is_carried_out(grew):
+                    operation.tell(self.model, operation.look_up(self.model, self.receipts, written))
+            elif isinstance(answer, BaseException) and not isinstance(answer, Rejected):
+                raise answer
+            else:
+                operation.tell(self.model, type(answer).__name__ if isinstance(answer, Rejected) else answer)
+        self.model.end_what_ran_out()
+        if kill_after is None and all(isinstance(answer, Rejected) for answer in answers):
+            assert (self.disk.end, view(self.engine.mailbox, self.engine.now())) == (end, before)
+
+    async def _ask(self, operation: Operation) -> Any:
+        try:
+            return await operation.ask(self.room, self.receipts)
+        except PostroomError as error:
+            return error
+
+    def _settle(self) -> None:
+        self.loop.play(asyncio.sleep(0))
+
+    def _poke(self) -> None:
+        """Ask for something, so that an engine whose append failed folds its log again."""
+        answer = self.loop.play(self._ask(Receive("nobody", 1, 1, 1_000, "poke")))
+        assert answer == [] or isinstance(answer, Rejected), f"the mailbox did not recover: {answer!r}"
+
+    def _open(self) -> None:
+        self.handle = LogHandle(self.disk)
+        self.engine = MailboxEngine(self.handle, self.clock, limits=LIMITS, default_policy=POLICY)
+        self.room = Room(self.engine, self.clock.wall)
+        self.boot = self.clock.boot()
+        self.loop.play(self.engine.open("the simulation"))
+
+    def _kill(self) -> None:
+        self.handle.kill()
+        self.loop.play(self.engine.close())
+
+    def _come_back(self, down_ms: int, skew_ms: int | None = None) -> None:
+        last_at = self.disk.head().at
+        boot = self.boot
+        self.clock.true += down_ms * MS
+        if skew_ms is not None:
+            self.clock.skew = skew_ms * MS
+        continued = self.model.now + down_ms * MS
+        wall = self.clock.wall()
+        time_went_on = boot == self.clock.boot() and abs(continued - wall) <= SKEW_TOLERANCE
+        self._open()
+        self.model.true = self.clock.true
+        self.model.restart(
+            continued if time_went_on else max(wall, last_at), last_at, time_went_on=time_went_on
+        )
+
+    def _drain(self) -> None:
+        for _ in range(8):
+            for topic in TOPICS:
+                receive = Receive(topic, LIMITS.max_messages, 1_000, 1_000, "drain")
+                answer = self.loop.play(self._ask(receive))
+                receive.tell(self.model, type(answer).__name__ if isinstance(answer, Rejected) else answer)
+                for number, *_ in answer if isinstance(answer, list) else []:
+                    self._do([Ack(number)])
+            self.time_passes(POLICY.ready_retention_ms // 4)
+        waiting = [m.id for m in self.model.messages.values() if m.state in (READY, IN_FLIGHT)]
+        assert not waiting, f"these messages never came out: {waiting}"
+
+    def _group(self, data: st.DataObject, topic: str) -> list[Operation]:
+        return self.choose.group(data, topic, len(self.model.delivered))
+
+
+async def _turns(count: int) -> None:
+    for _ in range(count):
+        await asyncio.sleep(0)

@@ -1,0 +1,384 @@
+"""What svc-mailbox promises, as plainly as it can be written down; shares no code with the domain.
+
+Two times are known: `now`, the mailbox's log time, which may jump at a reboot; and `true`, which nobody in
+the mailbox can see. Promises of the form "not before" are held against true time, whatever the clocks say.
+All times are µs, all settings ms.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+MS = 1_000
+
+UNKNOWN = "unknown"
+"""The answer to a command that was carried out, but whose caller never heard of it."""
+
+READY, IN_FLIGHT, ACKED, DEAD, GONE = "ready", "in flight", "acked", "dead", "gone"
+
+
+@dataclass
+class Message:
+    id: str
+    topic: str
+    shard: int
+    rank: int
+    payload: bytes
+    key: str | None
+    sent_at: int
+    expires_at: int
+    due: int
+    has_ttl: bool
+    state: str = READY
+    attempt: int = 0
+    delivery: int | None = None
+    received_at: int = 0
+    visibility: int = 0
+    hidden: int = 0
+    hidden_until_true: int = 0
+    reason: str | None = None
+    last_error: str | None = None
+    redriven: int = 0
+
+
+@dataclass
+class Key:
+    message: str
+    payload: bytes
+    accepted_at: int
+    """Log time from which the window counts."""
+    protected_until_true: int
+    """A repeat before this moment must be recognised, whatever the clocks did."""
+
+
+@dataclass
+class Topic:
+    policy: Any
+    keys: dict[str, Key] = field(default_factory=dict)
+    dead: list[Message] = field(default_factory=list)
+    largest: dict[str, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.allow(self.policy)
+
+    def allow(self, policy: Any) -> None:
+        """Remember the largest bounds that ever held: what was let in under them may stay."""
+        self.policy = policy
+        for bound in ("shard_capacity", "max_attempts", "replay_capacity"):
+            self.largest[bound] = max(self.largest.get(bound, 0), getattr(policy, bound))
+
+
+class Model:
+    """A mailbox as svc-mailbox describes it."""
+
+    def __init__(self, policy: Any, limits: Any, shards: dict[int, dict[str, int]]) -> None:
+        self.default_policy = policy
+        self.limits = limits
+        self.shards = shards
+        self.now = 0
+        self.true = 0
+        self.policies: dict[str, Any] = {}
+        self.topics: dict[str, Topic] = {}
+        self.messages: dict[str, Message] = {}
+        self.delivered: dict[int, str] = {}
+        """Every delivery that reached a consumer, by its number: the message's id."""
+
+    # -- time ---
+
+    def pass_time(self, true: int) -> None:
+        self.now += true - self.true
+        self.true = true
+        self.end_what_ran_out()
+
+    def restart(self, now: int, last_at: int, *, time_went_on: bool) -> None:
+        """Start again at log time `now`; where time did not go on, every "not before" starts anew.
+
+        Arguments:
+            last_at: log time of the last record: all that the mailbox knows of when it stopped.
+        """
+        if not time_went_on:
+            for message in self.messages.values():
+                if message.state == IN_FLIGHT:
+                    message.due = now + message.hidden
+            for topic in self.topics.values():
+                topic.keys = self._keys_in_window(topic, last_at)
+                for key in topic.keys.values():
+                    key.accepted_at = now
+        self.now = now
+        self.end_what_ran_out()
+
+    def end_what_ran_out(self) -> None:
+        """End deliveries that timed out, messages that nobody fetched, dead letters too old or too many."""
+        while overdue := [m for m in self.messages.values() if self._is_overdue(m)]:
+            for message in overdue:
+                self._end(message)
+        for topic in self.topics.values():
+            while len(topic.dead) > topic.policy.dead_capacity:
+                self._expire(topic.dead[0], "capacity")
+
+    def _is_overdue(self, message: Message) -> bool:
+        if message.state == IN_FLIGHT:
+            return message.due <= self.now
+        return message.state in (READY, DEAD) and message.expires_at <= self.now
+
+    def _end(self, message: Message) -> None:
+        policy = self.topics[message.topic].policy
+        if message.state == DEAD:
+            self._expire(message, "retention")
+        elif message.state == READY:
+            late = "ttl_expired" if message.has_ttl else "retention_expired"
+            self._bury(message, late, message.last_error)
+        elif message.attempt >= policy.max_attempts:
+            self._bury(message, "max_attempts", message.last_error or "visibility expired")
+        else:
+            message.state, message.due = READY, self.now
+
+    def _bury(self, message: Message, reason: str, error: str | None) -> None:
+        topic = self.topics[message.topic]
+        message.state, message.reason, message.last_error = DEAD, reason, error
+        message.expires_at = self.now + topic.policy.dead_retention_ms * MS
+        topic.dead.append(message)
+
+    def _expire(self, message: Message, reason: str) -> None:
+        if message.state == DEAD:
+            self.topics[message.topic].dead.remove(message)
+        message.state, message.reason = GONE, reason
+
+    # -- commands: each takes what the mailbox answered, says if that was right, and follows ---
+
+    def send(self, op: Any, answer: Any) -> None:
+        allowed = self._answers_to_send(op)
+        assert answer in allowed, f"{op} was answered {answer}; right would have been one of {allowed}"
+        if answer != ("sent", op.id, False):
+            return
+        topic = self._topic(op.topic)
+        policy = topic.policy
+        ttl = min(op.ttl_seconds * 1_000 or policy.ready_retention_ms, policy.ready_retention_ms)
+        self.messages[op.id] = Message(
+            op.id,
+            op.topic,
+            self.shards[policy.shards][op.sticky_key or op.topic],
+            len(self.messages),
+            op.payload,
+            op.idem_key,
+            self.now,
+            expires_at=self.now + ttl * MS,
+            due=self.now + op.deliver_after_ms * MS,
+            has_ttl=ttl < policy.ready_retention_ms,
+        )
+        if op.idem_key is not None:
+            until = self.true + policy.replay_window_ms * MS
+            topic.keys[op.idem_key] = Key(op.id, op.payload, self.now, until)
+
+    def _answers_to_send(self, op: Any) -> list[Any]:
+        if op.id in self.messages:
+            return [("sent", op.id, True)]
+        topic = self.topics.get(op.topic)
+        policy = topic.policy if topic else self._policy(op.topic)
+        as_new: list[Any] = [("sent", op.id, False)]
+        shard = self.shards[policy.shards][op.sticky_key or op.topic]
+        if len(self.unsettled(op.topic, shard)) >= policy.shard_capacity:
+            as_new = ["Saturated"]
+        if topic is None or op.idem_key is None:
+            return as_new
+        # A key is sure to be remembered while true time protects it; after a clock jump, perhaps longer.
+        keys = self._keys_in_window(topic, self.now)
+        sure = [key for key in topic.keys.values() if self.true < key.protected_until_true]
+        if len(sure) >= policy.replay_capacity:
+            as_new = ["Saturated"]
+        elif len(keys) >= policy.replay_capacity:
+            as_new.append("Saturated")
+        key = keys.get(op.idem_key)
+        if key is None:
+            return as_new
+        as_repeat = [("sent", key.message, True)] if key.payload == op.payload else ["IdempotencyConflict"]
+        return as_repeat if key in sure else as_repeat + as_new
+
+    def receive(self, op: Any, answer: Any) -> None:
+        """Take the deliveries `(number, id, attempt, payload, shard)` that answered, or the error's name."""
+        if op.visibility_ms < 250 or not 1 <= op.max_messages <= self.limits.max_messages:
+            assert answer == "InvalidRequest"
+            return
+        room = self.limits.in_flight_ceiling - self.count_in_flight()
+        if room <= 0:
+            assert answer == "Saturated", f"{op} was answered {answer} above the in-flight ceiling"
+            return
+        assert isinstance(answer, list), f"{op} was answered {answer}"
+        for _, id_, attempt, payload, shard in answer:
+            message = self.messages[id_]
+            topic = self.topics[message.topic]
+            assert message.state == READY, f"{id_} was delivered while {message.state}"
+            assert message.due <= self.now, f"{id_} was delivered {message.due - self.now} µs early"
+            assert message.hidden_until_true <= self.true, f"{id_} reappeared before its visibility ended"
+            assert attempt == message.attempt + 1
+            assert attempt <= topic.largest["max_attempts"], f"{id_} was delivered {attempt} times"
+            assert (payload, shard) == (message.payload, message.shard)
+        self._check_order(op, [self.messages[id_] for _, id_, *_ in answer], min(room, op.max_messages))
+        for number, id_, attempt, *_ in answer:
+            message = self.messages[id_]
+            message.state, message.attempt, message.delivery = IN_FLIGHT, attempt, number
+            message.received_at = self.now
+            message.visibility = op.visibility_ms * MS
+            self._hide(message, op.visibility_ms * MS)
+            self.delivered[number] = id_
+
+    def _check_order(self, op: Any, got: list[Message], most: int) -> None:
+        assert len(got) <= most, f"{op} got {len(got)} messages"
+        size = sum(len(message.payload) for message in got)
+        assert size <= op.max_bytes or len(got) == 1, f"{op} got {size} bytes"
+        leftover = []
+        for shard in sorted({m.shard for m in self.messages.values()}):
+            waiting = [m for m in self.unsettled(op.topic, shard) if m.state == READY and m.due <= self.now]
+            taken = [m for m in got if m.shard == shard]
+            in_order = [m.id for m in sorted(waiting, key=lambda m: m.rank)][: len(taken)]
+            assert [m.id for m in taken] == in_order, f"shard {shard} was not served first in, first out"
+            leftover += waiting[len(taken) : len(taken) + 1]
+        if len(got) < most and leftover:
+            full = any(size + len(m.payload) > op.max_bytes for m in leftover)
+            assert got, f"{op} got nothing though messages were ready"
+            assert full, f"{op} got {len(got)} messages though more were ready"
+
+    def ack(self, number: int, answer: Any) -> None:
+        message = self._current(number, settled_too=True)
+        if message is None:
+            assert answer in ("StaleReceipt", UNKNOWN), (
+                f"the ack of a delivery that is over was answered {answer}"
+            )
+            return
+        assert answer in (None, UNKNOWN), f"the ack of {message.id} was answered {answer}"
+        message.state = ACKED
+
+    def nack(self, number: int, op: Any, answer: Any) -> None:
+        message = self._current(number)
+        if message is None:
+            assert answer in ("StaleReceipt", UNKNOWN), (
+                f"the nack of a delivery that is over was answered {answer}"
+            )
+            return
+        assert answer in (None, UNKNOWN), f"the nack of {message.id} was answered {answer}"
+        if message.state == READY:
+            return
+        policy = self.topics[message.topic].policy
+        if message.attempt >= policy.max_attempts:
+            self._bury(message, "max_attempts", op.reason or message.last_error)
+            return
+        backoff = int(op.jitter * min(policy.backoff_max_ms, policy.backoff_base_ms * 2**message.attempt))
+        message.state, message.delivery = READY, None
+        message.due = self.now + (backoff if op.delay_ms is None else op.delay_ms) * MS
+        message.hidden_until_true = 0
+        message.last_error = op.reason
+
+    def extend(self, number: int, op: Any, answer: Any) -> None:
+        message = self._current(number)
+        if message is not None and op.visibility_ms < 250:
+            assert answer in ("InvalidRequest", UNKNOWN)
+            return
+        due = 0
+        if message is not None and message.state == IN_FLIGHT:
+            policy = self.topics[message.topic].policy
+            longest = message.received_at + message.visibility * policy.in_flight_retention_visibilities
+            due = min(self.now + op.visibility_ms * MS, longest)
+        if message is None or due <= self.now:
+            assert answer in ("StaleReceipt", "InvalidRequest", UNKNOWN), (
+                f"an extension too late was answered {answer}"
+            )
+            return
+        assert answer in (None, UNKNOWN), f"the extension of {message.id} was answered {answer}"
+        self._hide(message, due - self.now)
+
+    def _hide(self, message: Message, duration: int) -> None:
+        message.due = self.now + duration
+        message.hidden = duration
+        message.hidden_until_true = self.true + duration
+
+    def _current(self, number: int, *, settled_too: bool = False) -> Message | None:
+        message = self.messages[self.delivered[number]]
+        states = (READY, IN_FLIGHT, ACKED) if settled_too else (READY, IN_FLIGHT)
+        return message if message.delivery == number and message.state in states else None
+
+    def reprocess(self, op: Any, answer: Any) -> None:
+        topic = self.topics.get(op.topic)
+        if topic is None:
+            assert answer in ("NotFound", UNKNOWN)
+            return
+        revived: list[Message] = []
+        for message in topic.dead[: op.limit]:
+            coming = sum(m.shard == message.shard for m in revived)
+            waiting = len(self.unsettled(op.topic, message.shard))
+            if waiting + coming >= topic.policy.shard_capacity:
+                break
+            revived.append(message)
+        expected = len(revived) if revived or not topic.dead else "Saturated"
+        assert answer in (expected, UNKNOWN), f"{op} was answered {answer} instead of {expected}"
+        for message in revived:
+            topic.dead.remove(message)
+            message.state, message.attempt, message.delivery, message.due = READY, 0, None, self.now
+            message.expires_at = self.now + topic.policy.ready_retention_ms * MS
+            message.has_ttl = False
+            message.hidden_until_true = 0
+            message.redriven += 1
+
+    def purge(self, op: Any, answer: Any) -> None:
+        if op.topic not in self.topics:
+            assert answer in ("NotFound", UNKNOWN)
+            return
+        states = [DEAD] * op.dead + [READY] * op.ready
+        doomed = [m for m in self.messages.values() if m.topic == op.topic and m.state in states]
+        assert answer in (len(doomed), UNKNOWN), f"{op} was answered {answer} instead of {len(doomed)}"
+        for message in doomed:
+            self._expire(message, "purged")
+
+    def set_policy(self, op: Any, answer: Any) -> None:
+        topic = self.topics.get(op.topic)
+        if topic is not None and op.policy.shards != topic.policy.shards and self._holds_messages(op.topic):
+            assert answer in ("InvalidRequest", UNKNOWN)
+            return
+        assert answer in (None, UNKNOWN), f"{op} was answered {answer}"
+        self.policies[op.topic] = op.policy
+        if topic is not None:
+            change = (op.policy.replay_window_ms - topic.policy.replay_window_ms) * MS
+            topic.keys = self._keys_in_window(topic, self.now)
+            for key in topic.keys.values():
+                key.protected_until_true += change
+            topic.allow(op.policy)
+
+    # -- what it looks like now ---
+
+    def unsettled(self, topic: str, shard: int) -> list[Message]:
+        """Return the messages of a shard that wait or are in flight, oldest first."""
+        return [
+            m
+            for m in self.messages.values()
+            if m.topic == topic and m.shard == shard and m.state in (READY, IN_FLIGHT)
+        ]
+
+    def _keys_in_window(self, topic: Topic, now: int) -> dict[str, Key]:
+        window = topic.policy.replay_window_ms * MS
+        return {
+            name: key
+            for name, key in topic.keys.items()
+            if now < key.accepted_at + window or self.true < key.protected_until_true
+        }
+
+    def count(self) -> dict[tuple[str, int], tuple[int, int, int, int]]:
+        """Count the ready, delayed, in-flight and dead messages of each shard that has any."""
+        counts: dict[tuple[str, int], list[int]] = {}
+        for message in self.messages.values():
+            delayed = message.state == READY and message.due > self.now
+            kind = "delayed" if delayed else message.state
+            if kind in (columns := [READY, "delayed", IN_FLIGHT, DEAD]):
+                counts.setdefault((message.topic, message.shard), [0, 0, 0, 0])[columns.index(kind)] += 1
+        return {shard: (row[0], row[1], row[2], row[3]) for shard, row in counts.items()}
+
+    def count_in_flight(self) -> int:
+        return sum(message.state == IN_FLIGHT for message in self.messages.values())
+
+    def _holds_messages(self, topic: str) -> bool:
+        return any(m.topic == topic and m.state in (READY, IN_FLIGHT, DEAD) for m in self.messages.values())
+
+    def _policy(self, topic: str) -> Any:
+        return self.policies.get(topic, self.default_policy)
+
+    def _topic(self, name: str) -> Topic:
+        if name not in self.topics:
+            self.topics[name] = Topic(self._policy(name))
+        return self.topics[name]

@@ -1,0 +1,208 @@
+"""What the machine asks of a mailbox: how to ask the real one, and how to tell the model its answer."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+
+from postroom.application.codec import to_event
+from postroom.application.commands.operate import PurgeTopic, ReprocessDeadLetters, SetTopicPolicy
+from postroom.application.commands.receive import ReceiveMessages
+from postroom.application.commands.send import SendMessage
+from postroom.application.commands.settle import AckMessages, ExtendVisibility, NackMessages
+from postroom.application.engine import MailboxEngine
+from postroom.application.messages import NewMessage
+from postroom.application.prepare import Preparer
+from postroom.domain.message import MessageReceived, Receipt
+from postroom.domain.policy import TopicPolicy
+from postroom.domain.record import Record
+from tests.simulation.model import UNKNOWN, Model
+
+
+class Room:
+    """The handlers of one process, with everything random in the hands of the test."""
+
+    def __init__(self, engine: MailboxEngine, wall: Callable[[], int]) -> None:
+        self.engine = engine
+        self.preparer = lambda id_: Preparer(engine.log.mailbox, wall, lambda: UUID(id_))
+        self.receive = ReceiveMessages(engine)
+        self.ack = AckMessages(engine)
+        self.extend = ExtendVisibility(engine)
+        self.reprocess = ReprocessDeadLetters(engine)
+        self.purge = PurgeTopic(engine)
+        self.set_policy = SetTopicPolicy(engine)
+
+
+class Receipts:
+    """Number the deliveries, so that the model needs not know what a receipt is."""
+
+    def __init__(self) -> None:
+        self._all: list[Receipt] = []
+
+    def number(self, receipt: Receipt) -> int:
+        self._all.append(receipt)
+        return len(self._all) - 1
+
+    def __getitem__(self, number: int) -> Receipt:
+        return self._all[number]
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One command. `ask` calls the handler; `tell` checks its answer and has the model follow."""
+
+    async def ask(self, room: Room, receipts: Receipts) -> Any:
+        raise NotImplementedError
+
+    def tell(self, model: Model, answer: Any) -> None:
+        raise NotImplementedError
+
+    def look_up(self, model: Model, receipts: Receipts, written: list[Record]) -> Any:
+        """Return what the answer would have been, from the records that this group of commands wrote."""
+        return UNKNOWN
+
+
+@dataclass(frozen=True)
+class Send(Operation):
+    id: str
+    topic: str
+    payload: bytes
+    idem_key: str | None = None
+    sticky_key: str | None = None
+    deliver_after_ms: int = 0
+    ttl_seconds: int = 0
+    is_outside_id: bool = False
+
+    async def ask(self, room: Room, receipts: Receipts) -> Any:
+        new = NewMessage(
+            topic=self.topic,
+            payload=self.payload,
+            idem_key=self.idem_key,
+            sticky_key=self.sticky_key,
+            deliver_after_ms=self.deliver_after_ms,
+            ttl_seconds=self.ttl_seconds,
+            message_id=self.id if self.is_outside_id else None,
+        )
+        sent = await SendMessage(room.engine, room.preparer(self.id))(new)
+        return ("sent", sent.message_id, sent.duplicate)
+
+    def tell(self, model: Model, answer: Any) -> None:
+        if answer != UNKNOWN:
+            model.send(self, answer)
+
+    def look_up(self, model: Model, receipts: Receipts, written: list[Record]) -> Any:
+        stored = any(
+            r.type.startswith("MessageSent") and str(UUID(bytes=r.stream)) == self.id for r in written
+        )
+        return ("sent", self.id, False) if stored else UNKNOWN
+
+
+@dataclass(frozen=True)
+class Receive(Operation):
+    topic: str
+    max_messages: int
+    max_bytes: int
+    visibility_ms: int
+    consumer: str
+
+    async def ask(self, room: Room, receipts: Receipts) -> Any:
+        got = await room.receive(
+            self.topic,
+            max_messages=self.max_messages,
+            max_bytes=self.max_bytes,
+            visibility_ms=self.visibility_ms,
+            consumer=self.consumer,
+        )
+        return [(receipts.number(m.receipt), m.message_id, m.attempt, m.payload, m.shard) for m in got]
+
+    def tell(self, model: Model, answer: Any) -> None:
+        if answer != UNKNOWN:
+            model.receive(self, answer)
+
+    def look_up(self, model: Model, receipts: Receipts, written: list[Record]) -> Any:
+        got = []
+        for record in written:
+            event = to_event(record)
+            if isinstance(event, MessageReceived) and event.consumer == self.consumer:
+                message = model.messages[str(UUID(bytes=event.stream))]
+                number = receipts.number(Receipt(event.stream, event.version, record.epoch))
+                got.append((number, message.id, event.attempt, message.payload, message.shard))
+        return got or UNKNOWN
+
+
+@dataclass(frozen=True)
+class Ack(Operation):
+    number: int
+
+    async def ask(self, room: Room, receipts: Receipts) -> Any:
+        (answer,) = await room.ack([receipts[self.number]])
+        return answer
+
+    def tell(self, model: Model, answer: Any) -> None:
+        model.ack(self.number, answer)
+
+
+@dataclass(frozen=True)
+class Nack(Operation):
+    number: int
+    reason: str | None = None
+    delay_ms: int | None = None
+    jitter: float = 0.5
+
+    async def ask(self, room: Room, receipts: Receipts) -> Any:
+        nack = NackMessages(room.engine, lambda: self.jitter)
+        (answer,) = await nack([receipts[self.number]], reason=self.reason, delay_ms=self.delay_ms)
+        return answer
+
+    def tell(self, model: Model, answer: Any) -> None:
+        model.nack(self.number, self, answer)
+
+
+@dataclass(frozen=True)
+class Extend(Operation):
+    number: int
+    visibility_ms: int
+
+    async def ask(self, room: Room, receipts: Receipts) -> Any:
+        (answer,) = await room.extend([receipts[self.number]], self.visibility_ms)
+        return answer
+
+    def tell(self, model: Model, answer: Any) -> None:
+        model.extend(self.number, self, answer)
+
+
+@dataclass(frozen=True)
+class Reprocess(Operation):
+    topic: str
+    limit: int
+
+    async def ask(self, room: Room, receipts: Receipts) -> Any:
+        return await room.reprocess(self.topic, limit=self.limit)
+
+    def tell(self, model: Model, answer: Any) -> None:
+        model.reprocess(self, answer)
+
+
+@dataclass(frozen=True)
+class Purge(Operation):
+    topic: str
+    dead: bool
+    ready: bool
+
+    async def ask(self, room: Room, receipts: Receipts) -> Any:
+        return await room.purge(self.topic, dead=self.dead, ready=self.ready)
+
+    def tell(self, model: Model, answer: Any) -> None:
+        model.purge(self, answer)
+
+
+@dataclass(frozen=True)
+class SetPolicy(Operation):
+    topic: str
+    policy: TopicPolicy
+
+    async def ask(self, room: Room, receipts: Receipts) -> Any:
+        return await room.set_policy(self.topic, self.policy)
+
+    def tell(self, model: Model, answer: Any) -> None:
+        model.set_policy(self, answer)

@@ -1,0 +1,9 @@
+from hypothesis import settings
+from hypothesis.stateful import run_state_machine_as_test
+
+from tests.simulation.machine import MailboxMachine
+
+
+def test_whatever_happens_the_mailbox_does_what_the_model_says() -> None:
+    chosen = settings()
+    run_state_machine_as_test(MailboxMachine, settings=settings(chosen, max_examples=4 * chosen.max_examples))

@@ -1,0 +1,255 @@
+"""A harness that can't go red proves nothing: each defect put into the real code must be found."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import Phase, settings
+from hypothesis.stateful import run_state_machine_as_test
+
+from postroom.application import engine
+from postroom.domain import message
+from postroom.domain.mailbox import decide, snapshot, state
+from postroom.domain.mailbox.replay import ReplayWindow
+from postroom.domain.mailbox.shard import Shard
+from postroom.domain.message import (
+    MessageAcked,
+    MessageReceived,
+    MessageRequeued,
+    MessageVisibilityExtended,
+)
+from tests.simulation import world
+from tests.simulation.machine import MailboxMachine
+
+Patch = pytest.MonkeyPatch
+Defect = Callable[[Patch], None]
+DEFECTS: list[Defect] = []
+
+
+def defect(put_in: Defect) -> Defect:
+    DEFECTS.append(put_in)
+    return put_in
+
+
+@pytest.mark.parametrize("put_in", DEFECTS, ids=lambda put_in: put_in.__name__)
+def test_the_simulation_finds(put_in: Defect, monkeypatch: Patch) -> None:
+    put_in(monkeypatch)
+    with pytest.raises(AssertionError):
+        run_state_machine_as_test(
+            MailboxMachine,
+            settings=settings(
+                max_examples=400,
+                stateful_step_count=40,
+                phases=[Phase.generate],
+                derandomize=True,
+                database=None,
+                report_multiple_bugs=False,
+                print_blob=False,
+            ),
+        )
+
+
+@defect
+def a_repeat_that_is_sent_again(patch: Patch) -> None:
+    patch.setattr(ReplayWindow, "admit", lambda self, *args, **limits: True)
+
+
+@defect
+def a_key_that_is_forgotten_early(patch: Patch) -> None:
+    recall = ReplayWindow.recall
+    patch.setattr(ReplayWindow, "recall", lambda self, key, since: recall(self, key, since + 1_000_000))
+
+
+@defect
+def a_key_that_is_remembered_for_ever(patch: Patch) -> None:
+    patch.setattr(ReplayWindow, "recall", lambda self, key, since: self.since(0).get(key))
+
+
+@defect
+def a_replay_table_without_bounds(patch: Patch) -> None:
+    admit = ReplayWindow.admit
+    patch.setattr(
+        ReplayWindow,
+        "admit",
+        lambda self, *args, capacity, **limits: admit(self, *args, capacity=99, **limits),
+    )
+
+
+@defect
+def deliveries_that_never_time_out(patch: Patch) -> None:
+    patch.setattr(state.Mailbox, "needs_sweep", lambda self, now: False)
+    patch.setattr(state.Mailbox, "next_alarm", lambda self: None)
+
+
+@defect
+def messages_that_outlive_their_ttl(patch: Patch) -> None:
+    def lasting(command: Any, shard: int, due: int, expires_at: int, now: int) -> Any:
+        return sent(command, shard, due, expires_at + 60_000_000, now)
+
+    sent = decide._sent
+    patch.setattr(decide, "_sent", lasting)
+
+
+@defect
+def an_append_that_is_dropped(patch: Patch) -> None:
+    append = world.Disk.append
+    patch.setattr(world.Disk, "append", lambda self, records: append(self, records) if self.end < 9 else None)
+
+
+@defect
+def the_last_record_of_an_append_that_is_dropped(patch: Patch) -> None:
+    append = world.Disk.append
+    patch.setattr(world.Disk, "append", lambda self, records: append(self, records[:-1] or records))
+
+
+@defect
+def an_answer_before_the_append(patch: Patch) -> None:
+    start = engine.MailboxEngine._start_append
+
+    def answer_first(self: engine.MailboxEngine, records: Any, works: Any, replies: Any) -> None:
+        engine._answer(works, replies)
+        start(self, records, works, replies)
+
+    patch.setattr(engine.MailboxEngine, "_start_append", answer_first)
+
+
+@defect
+def a_message_that_comes_again_after_its_ack(patch: Patch) -> None:
+    def stay_in_flight(mailbox: Any, event: MessageAcked) -> None:
+        mailbox.messages[event.stream].version = event.version
+
+    patch.setitem(state._EVOLVE, MessageAcked, stay_in_flight)
+
+
+@defect
+def a_stale_receipt_that_is_obeyed(patch: Patch) -> None:
+    patch.setattr(message, "_require_current", lambda message, receipt: None)
+
+
+@defect
+def a_late_ack_that_is_refused(patch: Patch) -> None:
+    def forgetful(message: message.Message, event: MessageRequeued, epoch: int) -> None:
+        requeued(message, event, epoch)
+        message.delivery = 0
+
+    requeued = message._EVOLVE[MessageRequeued]
+    patch.setitem(message._EVOLVE, MessageRequeued, forgetful)
+
+
+@defect
+def attempts_that_start_anew(patch: Patch) -> None:
+    def forgiving(message: message.Message, event: MessageRequeued, epoch: int) -> None:
+        requeued(message, event, epoch)
+        message.attempt = 0
+
+    requeued = message._EVOLVE[MessageRequeued]
+    patch.setitem(message._EVOLVE, MessageRequeued, forgiving)
+
+
+@defect
+def attempts_without_end(patch: Patch) -> None:
+    def patient(message: Any, policy: Any, now: int) -> Any:
+        return MessageRequeued(
+            message.stream, message.version + 1, now, message.attempt, now, "visibility_expired", None
+        )
+
+    patch.setattr(decide, "time_out", patient)
+
+
+@defect
+def shards_without_bounds(patch: Patch) -> None:
+    patch.setattr(Shard, "size", property(lambda self: 0))
+
+
+@defect
+def an_in_flight_ceiling_that_is_ignored(patch: Patch) -> None:
+    deliverable = decide.deliverable
+
+    def greedy(command: Any, mailbox: Any, now: int) -> Any:
+        in_flight, mailbox.in_flight = mailbox.in_flight, 0
+        try:
+            return deliverable(command, mailbox, now)
+        finally:
+            mailbox.in_flight = in_flight
+
+    patch.setattr(decide, "deliverable", greedy)
+    patch.setattr(engine, "deliverable", greedy)
+
+
+@defect
+def dead_letters_without_bounds(patch: Patch) -> None:
+    patch.setattr(
+        state.Mailbox, "crowded", property(lambda self: set(), lambda self, value: None), raising=False
+    )
+
+
+@defect
+def last_in_first_out(patch: Patch) -> None:
+    ready = Shard.ready
+    patch.setattr(Shard, "ready", lambda self, now: iter(list(ready(self, now))[::-1]))
+
+
+@defect
+def a_redelivery_that_goes_to_the_end_of_the_line(patch: Patch) -> None:
+    ready = Shard.ready
+    patch.setattr(
+        Shard,
+        "ready",
+        lambda self, now: iter(sorted(ready(self, now), key=lambda m: (m.version, m.position))),
+    )
+
+
+@defect
+def a_delay_that_is_ignored(patch: Patch) -> None:
+    def hasty(command: Any, shard: int, due: int, expires_at: int, now: int) -> Any:
+        return sent(command, shard, now, expires_at, now)
+
+    sent = decide._sent
+    patch.setattr(decide, "_sent", hasty)
+
+
+@defect
+def a_message_that_reappears_early_after_a_reboot(patch: Patch) -> None:
+    anchor = engine.anchor
+    patch.setattr(engine, "anchor", lambda *last, **now: anchor(*last, **now)._replace(continues=True))
+
+
+@defect
+def an_extension_that_a_reboot_forgets(patch: Patch) -> None:
+    def brief(message: message.Message, event: MessageVisibilityExtended, epoch: int) -> None:
+        message.due = event.due
+
+    patch.setitem(message._EVOLVE, MessageVisibilityExtended, brief)
+
+
+@defect
+def an_extension_that_does_nothing(patch: Patch) -> None:
+    patch.setattr(decide, "extend", lambda *args: [])
+
+
+@defect
+def a_snapshot_without_the_dead_letters(patch: Patch) -> None:
+    put_back = snapshot._put_back
+    patch.setattr(
+        snapshot, "_put_back", lambda mailbox, m: None if m.status == message.DEAD else put_back(mailbox, m)
+    )
+
+
+@defect
+def a_snapshot_without_the_keys(patch: Patch) -> None:
+    patch.setattr(ReplayWindow, "since", lambda self, time: {})
+
+
+@defect
+def a_rejection_that_leaves_a_trace(patch: Patch) -> None:
+    def receive(command: Any, mailbox: Any, now: int) -> list[MessageReceived]:
+        mailbox.in_flight += command.max_messages > mailbox.limits.max_messages
+        return decided(command, mailbox, now)
+
+    decided = decide._DECIDE[decide.Receive]
+    patch.setitem(decide._DECIDE, decide.Receive, receive)
+
+
+@defect
+def a_window_that_a_jump_of_the_clock_shortens(patch: Patch) -> None:
+    patch.setattr(ReplayWindow, "restart", lambda self, at: None)

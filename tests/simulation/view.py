@@ -1,0 +1,43 @@
+"""What two mailboxes must agree on to behave alike from now on."""
+
+from typing import Any
+
+from msgspec.structs import astuple
+
+from postroom.domain.mailbox.state import Mailbox
+from postroom.domain.message import MS
+
+
+def view(mailbox: Mailbox, now: int) -> dict[str, Any]:
+    """Return everything about a mailbox that later commands can notice, as plain values.
+
+    Arguments:
+        now: log time, µs: keys whose window is over and alarms long gone make no difference.
+    """
+    return {
+        "position": mailbox.position,
+        "version": mailbox.version,
+        "epoch": mailbox.epoch,
+        "owner": mailbox.owner,
+        "at": mailbox.at,
+        "clock": mailbox.clock,
+        "in_flight": mailbox.in_flight,
+        "next_alarm": mailbox.next_alarm(),
+        "crowded": mailbox.crowded,
+        "policies": mailbox.policies,
+        "messages": {stream: astuple(message) for stream, message in mailbox.messages.items()},
+        "topics": {name: _topic_view(topic, now) for name, topic in mailbox.topics.items()},
+    }
+
+
+def _topic_view(topic: Any, now: int) -> dict[str, Any]:
+    return {
+        "policy": topic.policy,
+        "dead, oldest first": list(topic.dead),
+        "keys": topic.window.since(now - topic.policy.replay_window_ms * MS),
+        "shards": {
+            number: (shard.size, shard.in_flight, [message.stream for message in shard.ready(now)])
+            for number, shard in topic.shards.items()
+            if shard.size
+        },
+    }

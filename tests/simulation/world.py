@@ -1,0 +1,189 @@
+"""A small world for the mailbox to live in: time that stands still, one thread, and a disk that can fail."""
+
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor
+from typing import Any
+
+from postroom.adapters.memory.event_log import MemoryEventLog
+from postroom.application.ports.event_log import Seal, StoredSnapshot
+from postroom.domain.errors import Unavailable
+from postroom.domain.record import Record
+
+MS = 1_000
+STARTED_AT = 1_700_000_000_000_000
+
+
+class SimulatedClock:
+    """The clock port over a time that only the test moves; `true` is in µs since the world began."""
+
+    def __init__(self) -> None:
+        self.true = 0
+        self.skew = 0
+        self.boots = 1
+        self._booted_at = 0
+
+    def wall(self) -> int:
+        return STARTED_AT + self.true + self.skew
+
+    def uptime(self) -> int:
+        return self.true - self._booted_at
+
+    def boot(self) -> str:
+        return f"boot-{self.boots}"
+
+    def reboot(self) -> None:
+        self.boots += 1
+        self._booted_at = self.true
+
+
+class SimulatedLoop(asyncio.SelectorEventLoop):
+    """An event loop on simulated time, whose executors run in the loop itself: every run is the same run.
+
+    A job takes effect some turns of the loop after it was handed over, and is answered some turns later, so
+    that a crash can come before, between and after.
+    """
+
+    TURNS = 2
+
+    def __init__(self, clock: SimulatedClock) -> None:
+        super().__init__()
+        self._clock = clock
+        self._jobs = 0
+
+    def time(self) -> float:
+        return self._clock.true / 1_000_000
+
+    def run_in_executor(  # type: ignore[override]  # the base class types the arguments more narrowly
+        self, executor: Executor | None, func: Callable[..., Any], *args: Any
+    ) -> asyncio.Future[Any]:
+        done: asyncio.Future[Any] = self.create_future()
+        self._jobs += 1
+        self._after(self.TURNS, self._run_job, done, func, args)
+        return done
+
+    def play(self, what: Any) -> Any:
+        """Run a coroutine, then everything that it left behind and every timer that is due."""
+        result = self.run_until_complete(what)
+        self.run_until_complete(self._settle())
+        return result
+
+    async def _settle(self) -> None:
+        idle = 0
+        while idle < 8:
+            await asyncio.sleep(0)
+            idle = 0 if self._jobs else idle + 1
+
+    def _run_job(self, done: asyncio.Future[Any], func: Callable[..., Any], args: tuple[Any, ...]) -> None:
+        try:
+            result, error = func(*args), None
+        except Exception as raised:
+            result, error = None, raised
+        self._after(self.TURNS, self._finish_job, done, result, error)
+
+    def _finish_job(self, done: asyncio.Future[Any], result: Any, error: Exception | None) -> None:
+        self._jobs -= 1
+        if done.cancelled():
+            return
+        if error is None:
+            done.set_result(result)
+        else:
+            done.set_exception(error)
+
+    def _after(self, turns: int, call: Callable[..., None], *args: Any) -> None:
+        if turns:
+            self.call_soon(self._after, turns - 1, call, *args)
+        else:
+            call(*args)
+
+
+class Disk(MemoryEventLog):
+    """What survives a crash."""
+
+    def __init__(self, mailbox: str) -> None:
+        super().__init__(mailbox)
+        self.end = 0
+
+    def append(self, records: Sequence[Record]) -> None:
+        super().append(records)
+        self.end += len(records)
+
+
+class LogHandle:
+    """One process's access to the disk: it ends with the process, and an append may fail.
+
+    `fail_next` makes the next append fail, `before` it took effect or `after`: the caller can't tell which.
+    """
+
+    durability = "nothing"
+
+    def __init__(self, disk: Disk) -> None:
+        self.mailbox = disk.mailbox
+        self.fail_next: str | None = None
+        self._disk = disk
+        self._is_dead = False
+
+    def kill(self) -> None:
+        self._is_dead = True
+
+    def append(self, records: Sequence[Record]) -> None:
+        failure, self.fail_next = self.fail_next, None
+        disk = self._alive()
+        if failure != "before":
+            disk.append(records)
+        if failure is not None:
+            raise Unavailable(f"The simulated disk failed {failure} an append.")
+
+    def read(self, after: int = 0, limit: int | None = None) -> Iterator[Record]:
+        return self._alive().read(after, limit)
+
+    def replay(self, after: int = 0) -> Iterator[tuple[Any, ...]]:
+        return self._alive().replay(after)
+
+    def history(self, stream: bytes) -> list[Record]:
+        return self._alive().history(stream)
+
+    def known(self, streams: Any) -> set[bytes]:
+        return self._alive().known(streams)
+
+    def at_positions(self, positions: Sequence[int]) -> dict[int, Record]:
+        return self._alive().at_positions(positions)
+
+    def head(self) -> Any:
+        return self._alive().head()
+
+    def first_position(self) -> int | None:
+        return self._alive().first_position()
+
+    def position_before(self, at: int) -> int:
+        return self._alive().position_before(at)
+
+    def truncate(self, through: int, limit: int) -> int:
+        return self._alive().truncate(through, limit)
+
+    def save_snapshot(self, snapshot: StoredSnapshot) -> None:
+        self._alive().save_snapshot(snapshot)
+
+    def snapshots(self) -> list[StoredSnapshot]:
+        return self._alive().snapshots()
+
+    def seal(self, seal: Seal) -> None:
+        self._alive().seal(seal)
+
+    def sealed(self) -> Seal | None:
+        return self._alive().sealed()
+
+    def close(self) -> None:
+        """Leave the disk as it is."""
+
+    def _alive(self) -> Disk:
+        if self._is_dead:
+            raise Unavailable("This process is dead.")
+        return self._disk
+
+
+class WithoutSnapshots(LogHandle):
+    """The same log as somebody sees it who must fold it from the start."""
+
+    def snapshots(self) -> list[StoredSnapshot]:
+        return []
