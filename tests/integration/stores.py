@@ -8,11 +8,29 @@ from postroom.adapters.compose import Postroom
 from postroom.adapters.memory.event_log import MemoryEventLog
 from postroom.adapters.sqlite.event_log import SqliteEventLog
 from postroom.application.engine import MailboxEngine
+from postroom.application.messages import NewMessage
 from postroom.application.ports.event_log import EventLog
+from postroom.domain.envelope.build import build_envelope
 from postroom.domain.mailbox.events import MailboxMode
 from postroom.domain.policy import MailboxLimits, TopicPolicy
 
 MAILBOX = "acme@one"
+
+
+def message(payload: bytes = b"hello", topic: str = "orders", **fields: object) -> NewMessage:
+    """Return a message to send."""
+    return NewMessage(topic=topic, payload=payload, **fields)  # type: ignore[arg-type]
+
+
+def envelope(id_: str, topic: str = "orders", **fields: object) -> bytes:
+    """Return a serialized envelope that came from outside."""
+    values: dict[str, object] = {
+        "namespace": "acme",
+        "published_at_us": 1_700_000_000_000_000,
+        "payload": b"hi",
+        "attrs": {},
+    }
+    return build_envelope(message_id=id_, topic=topic, **(values | fields))  # type: ignore[arg-type]
 
 
 class ManualClock:

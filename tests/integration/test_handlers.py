@@ -1,49 +1,26 @@
 """The public handlers, end to end, on both stores."""
 
 import asyncio
-from collections.abc import AsyncIterator
-from pathlib import Path
 from uuid import UUID
 
 import pytest
 
-from postroom.adapters.compose import Postroom, list_mailboxes, open_mailbox, read_mailbox
-from postroom.application.messages import NewMessage, Sent, read_receipt, write_receipt
-from postroom.domain.envelope.build import build_envelope
+from postroom.adapters.compose import Postroom, open_mailbox
+from postroom.application.messages import Sent, read_receipt, write_receipt
 from postroom.domain.envelope.validation import ValidationMode
 from postroom.domain.errors import (
     FrameTooLarge,
     IdempotencyConflict,
     InvalidRequest,
-    MailboxOwned,
     NotFound,
-    Saturated,
     StaleReceipt,
-    Unavailable,
 )
 from postroom.domain.integrity import payload_hash
-from postroom.domain.mailbox.commands import Sweep
 from postroom.domain.message import Receipt
-from postroom.domain.policy import MailboxLimits, TopicPolicy
+from postroom.domain.policy import TopicPolicy
+from tests.integration.stores import MAILBOX, envelope, message
 
-MAILBOX = "acme@one"
 LONG_MS = 60_000
-
-
-@pytest.fixture(params=["memory:", "sqlite"])
-def store(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    name: str = request.param
-    return name if name == "memory:" else str(tmp_path / "store.db")
-
-
-@pytest.fixture
-async def mailbox(store: str) -> AsyncIterator[Postroom]:
-    async with open_mailbox(store, MAILBOX, durability="relaxed") as opened:
-        yield opened
-
-
-def message(payload: bytes = b"hello", topic: str = "orders", **fields: object) -> NewMessage:
-    return NewMessage(topic=topic, payload=payload, **fields)  # type: ignore[arg-type]
 
 
 # -- a message's life ---
@@ -220,16 +197,6 @@ async def test_an_outside_id_whose_first_send_was_refused_may_be_sent(mailbox: P
 # -- envelopes and archives ---
 
 
-def envelope(id_: str, topic: str = "orders", **fields: object) -> bytes:
-    values: dict[str, object] = {
-        "namespace": "acme",
-        "published_at_us": 1_700_000_000_000_000,
-        "payload": b"hi",
-        "attrs": {},
-    }
-    return build_envelope(message_id=id_, topic=topic, **(values | fields))  # type: ignore[arg-type]
-
-
 async def test_an_archive_stores_envelopes_byte_for_byte_and_never_delivers(store: str) -> None:
     async with open_mailbox(store, MAILBOX, mode="archive") as archive:
         blob = envelope("event-1", principal="alice") + b"\xd2\x3e\x03new"  # with a field of the future
@@ -260,52 +227,6 @@ async def test_a_malformed_envelope_is_refused_and_the_others_are_stored(mailbox
     assert 0 in problems
     (received,) = await mailbox.receive_messages("orders")
     assert (received.message_id, received.payload) == ("event-1", b"hi")
-
-
-# -- waiting ---
-
-
-async def test_a_long_poll_wakes_when_a_message_is_sent(mailbox: Postroom) -> None:
-    waiting = asyncio.create_task(mailbox.receive_messages("orders", wait_ms=LONG_MS))
-    await asyncio.sleep(0.005)
-    await mailbox.send_message(message(b"elsewhere", topic="invoices"))
-    assert not waiting.done()
-    await mailbox.send_message(message())
-    (received,) = await waiting
-    assert received.payload == b"hello"
-
-
-async def test_a_long_poll_wakes_when_a_delayed_message_becomes_due(mailbox: Postroom) -> None:
-    await mailbox.send_message(message(deliver_after_ms=30))
-    assert await mailbox.receive_messages("orders") == []
-    (received,) = await mailbox.receive_messages("orders", wait_ms=LONG_MS)
-    assert received.attempt == 1
-
-
-async def test_a_long_poll_wakes_when_a_delivery_times_out(mailbox: Postroom) -> None:
-    await mailbox.send_message(message())
-    await mailbox.receive_messages("orders", visibility_ms=250)
-    (received,) = await mailbox.receive_messages("orders", wait_ms=LONG_MS)
-    assert received.attempt == 2
-
-
-async def test_a_long_poll_ends_empty_handed(mailbox: Postroom) -> None:
-    assert await mailbox.receive_messages("orders", wait_ms=20) == []
-
-
-async def test_one_message_wakes_many_pollers_and_one_gets_it(mailbox: Postroom) -> None:
-    polls = [asyncio.create_task(mailbox.receive_messages("orders", wait_ms=100)) for _ in range(5)]
-    await asyncio.sleep(0.005)
-    await mailbox.send_message(message())
-    assert sorted(len(received) for received in await asyncio.gather(*polls)) == [0, 0, 0, 0, 1]
-
-
-@pytest.mark.parametrize(
-    "fields", [{"wait_ms": -1}, {"wait_ms": 60_001}, {"max_bytes": 0}, {"max_messages": 0}]
-)
-async def test_a_receive_outside_its_limits_is_refused(mailbox: Postroom, fields: dict[str, int]) -> None:
-    with pytest.raises(InvalidRequest, match=f"{next(iter(fields))} must be"):
-        await mailbox.receive_messages("orders", **fields)  # type: ignore[arg-type]
 
 
 # -- operators ---
@@ -369,116 +290,3 @@ async def test_the_backlog_counts_by_topic_shard_and_status(mailbox: Postroom) -
 async def test_a_message_that_never_was_is_not_found(mailbox: Postroom) -> None:
     with pytest.raises(NotFound, match="has no message order-9"):
         mailbox.get_message("order-9")
-
-
-# -- many callers ---
-
-
-async def test_64_callers_at_once_lose_nothing_and_share_nothing(mailbox: Postroom) -> None:
-    async def live(caller: int) -> list[str]:
-        sent = [await mailbox.send_message(message(topic=f"t{caller % 4}")) for _ in range(5)]
-        received = await mailbox.receive_messages(f"t{caller % 4}", max_messages=5, visibility_ms=LONG_MS)
-        assert await mailbox.ack_messages([each.receipt for each in received]) == [None] * len(received)
-        assert len({each.message_id for each in sent}) == 5
-        return [each.message_id for each in received]
-
-    received = [id_ for ids in await asyncio.gather(*(live(caller) for caller in range(64))) for id_ in ids]
-    assert len(received) == len(set(received))
-    left = sum(shard.ready for shard in mailbox.get_backlog().shards)
-    assert len(received) + left == 64 * 5
-
-
-async def test_what_a_cancelled_caller_asked_for_happens_all_the_same(mailbox: Postroom) -> None:
-    giving_up = asyncio.create_task(mailbox.send_message(message(b"1")))
-    staying = asyncio.create_task(mailbox.send_message(message(b"2")))
-    await asyncio.sleep(0)
-    giving_up.cancel()
-    assert not (await staying).duplicate
-    with pytest.raises(asyncio.CancelledError):
-        await giving_up
-    assert {m.payload for m in await mailbox.receive_messages("orders")} == {b"1", b"2"}
-
-
-async def test_a_poller_that_gives_up_takes_no_message_with_it(mailbox: Postroom) -> None:
-    poll = asyncio.create_task(mailbox.receive_messages("orders", wait_ms=LONG_MS))
-    await asyncio.sleep(0.005)
-    poll.cancel()
-    await asyncio.wait([poll])
-    await mailbox.send_message(message())
-    assert len(await mailbox.receive_messages("orders")) == 1
-
-
-async def test_too_many_pending_commands_are_refused(mailbox: Postroom) -> None:
-    flood = asyncio.create_task(mailbox.engine.submit([Sweep()] * 50_000))
-    await asyncio.sleep(0)
-    with pytest.raises(Saturated, match="commands pending; retry shortly"):
-        await mailbox.engine.submit([Sweep()])
-    assert len(await flood) == 50_000
-    await mailbox.send_message(message())
-
-
-async def test_the_in_flight_ceiling_refuses_with_a_time_to_retry(store: str) -> None:
-    async with open_mailbox(store, MAILBOX, limits=MailboxLimits(in_flight_ceiling=1)) as mailbox:
-        await mailbox.send_batch([message(), message()])
-        assert len(await mailbox.receive_messages("orders")) == 1
-        with pytest.raises(Saturated, match="limit of 1 messages in flight") as refused:
-            await mailbox.receive_messages("orders")
-        assert 0 < refused.value.retry_after_ms <= 5_000
-
-
-# -- owning, reading, closing ---
-
-
-async def test_a_store_has_one_owner_a_mailbox_and_any_number_of_readers(tmp_path: Path) -> None:
-    store = str(tmp_path / "store.db")
-    assert list_mailboxes(store) == []
-    async with open_mailbox(store, MAILBOX, owner="worker 7 on mars") as mailbox:
-        await mailbox.send_message(message(message_id="m1"))
-        with pytest.raises(MailboxOwned, match="owned by worker 7 on mars; stop that process"):
-            async with open_mailbox(store, MAILBOX, wait_ms=0):
-                pytest.fail("owned twice")
-        with read_mailbox(store, MAILBOX) as reader:
-            assert reader.get_message("m1").status == "ready"
-            assert reader.get_backlog().owner == "worker 7 on mars"
-            assert reader.verify_log().messages == 1
-        async with open_mailbox(store, "acme@two", wait_ms=0) as other:
-            assert other.get_backlog().shards == []
-    async with open_mailbox(store, MAILBOX, wait_ms=0) as mailbox:
-        assert len(await mailbox.receive_messages("orders")) == 1
-    assert list_mailboxes(store) == [MAILBOX, "acme@two"]
-
-
-async def test_a_reader_of_what_does_not_exist_is_told_so(tmp_path: Path) -> None:
-    store = str(tmp_path / "store.db")
-    with pytest.raises(NotFound, match="There is no store"), read_mailbox(store):
-        pass
-    with (
-        pytest.raises(InvalidRequest, match="must have the form namespace@proxy"),
-        read_mailbox(store, "nonsense"),
-    ):
-        pass
-
-
-async def test_the_same_envelope_may_go_to_two_mailboxes_of_a_store(tmp_path: Path) -> None:
-    store, blob = str(tmp_path / "store.db"), envelope("0198c0de-0000-7000-8000-000000000001")
-    for name in (MAILBOX, "acme@two"):
-        async with open_mailbox(store, name) as mailbox:
-            (answer,) = await mailbox.send_envelopes([blob])
-            assert answer == Sent("0198c0de-0000-7000-8000-000000000001", duplicate=False)
-
-
-async def test_a_closed_mailbox_refuses_and_says_why(store: str) -> None:
-    async with open_mailbox(store, MAILBOX) as mailbox:
-        pass
-    with pytest.raises(Unavailable, match="is closed; open it again"):
-        await mailbox.send_message(message())
-
-
-async def test_closing_finishes_what_was_asked(tmp_path: Path) -> None:
-    store = str(tmp_path / "store.db")
-    async with open_mailbox(store, MAILBOX) as mailbox:
-        pending = [asyncio.create_task(mailbox.send_message(message())) for _ in range(20)]
-        await asyncio.sleep(0)
-    assert len({(await task).message_id for task in pending}) == 20
-    async with open_mailbox(store, MAILBOX) as mailbox:
-        assert len(await mailbox.receive_messages("orders")) == 20
