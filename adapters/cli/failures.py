@@ -11,7 +11,7 @@ INTERRUPTED, BROKEN_PIPE = 130, 141
 EXIT_CODES = """\
 Exit codes: 0 done; 1 refused or failed; 2 wrong usage or settings; 3 nothing found, or nothing to receive;
 4 not now, try again (saturated, unavailable, owned by another process); 5 stored data is not intact;
-130 interrupted."""
+130 interrupted; 141 the reader of its output left."""
 
 
 def exit_code(error: PostroomError) -> int:

@@ -19,14 +19,14 @@ from postroom.domain.errors import InvalidRequest, Rejected, Saturated
 if TYPE_CHECKING:
     from postroom.adapters.compose import Postroom
     from postroom.application.importing import RecordMapping
-    from postroom.application.messages import NewMessage, Sent
+    from postroom.application.messages import Sent
 
-BATCH = 1000
+BATCH = 500
 LINES_A_TURN = 50
 """Lines read before the mailbox gets its turn: it stores the batch before while this one gathers."""
 SATURATED_TRIES = 5
 MAX_LINE_BYTES = 16 << 20
-LISTED_SKIPS = 20
+LISTED = 20
 
 
 async def import_file(
@@ -133,6 +133,7 @@ class _Import:
         self._sending: asyncio.Task[None] | None = None
         self.read = self.stored = self.duplicates = 0
         self.skipped: list[tuple[int, str]] = []
+        self.problems: list[tuple[int, str]] = []
         self.seconds = 0.0
 
     async def __call__(self, source: _Source, move: Callable[[float, str], None]) -> None:
@@ -182,7 +183,7 @@ class _Import:
         for tries_left in reversed(range(SATURATED_TRIES)):
             if not batch:
                 return
-            answers = await self._send([record for _, record in batch])
+            answers = await self._send(batch)
             full: list[tuple[tuple[int, Any], Saturated]] = []
             for item, answer in zip(batch, answers, strict=True):
                 if isinstance(answer, Saturated):
@@ -200,10 +201,22 @@ class _Import:
                     raise Saturated(f"{where}: {saturated} {_AGAIN}", saturated.retry_after_ms)
                 await asyncio.sleep(saturated.retry_after_ms / 1_000)
 
-    async def _send(self, records: "list[NewMessage] | list[bytes]") -> "list[Sent | Rejected]":
-        if isinstance(records[0], bytes):
-            return await self._postroom.send_envelopes(records, validation=self._validation)  # type: ignore[arg-type]
-        return await self._postroom.send_batch(records)
+    async def _send(self, batch: list[tuple[int, Any]]) -> "list[Sent | Rejected]":
+        records = [record for _, record in batch]
+        if not isinstance(records[0], bytes):
+            return await self._postroom.send_batch(records)
+        from postroom.domain.envelope.validation import ValidationMode
+
+        found: list[tuple[int, str]] = []
+        answers = await self._postroom.send_envelopes(
+            records,
+            validation=ValidationMode(self._validation),
+            on_problem=lambda index, problem: found.append((index, problem.message)),
+        )
+        self.problems += [
+            (batch[index][0], message) for index, message in found if not isinstance(answers[index], Rejected)
+        ]
+        return answers
 
     def _refuse(self, number: int, error: Rejected) -> None:
         if self._skip:
@@ -265,23 +278,25 @@ def _opened(file: str) -> Iterator[_Source]:
 def _report(session: Session, run: _Import, mailbox: str) -> None:
     rate = round(run.read / run.seconds) if run.seconds else 0
     if session.out.as_json:
-        skipped = [{"line": number, "reason": reason} for number, reason in run.skipped]
         session.out.json(
             {
                 "mailbox": mailbox,
                 "read": run.read,
                 "stored": run.stored,
                 "duplicates": run.duplicates,
-                "skipped": skipped,
+                "skipped": [{"line": number, "reason": reason} for number, reason in run.skipped],
+                "problems": [{"line": number, "problem": problem} for number, problem in run.problems],
                 "seconds": round(run.seconds, 3),
                 "lines_per_second": rate,
             }
         )
         return
-    for number, reason in run.skipped[:LISTED_SKIPS]:
-        session.out.note(f"line {number}: {reason}")
-    if len(run.skipped) > LISTED_SKIPS:
-        session.out.note(f"... and {len(run.skipped) - LISTED_SKIPS:,} more; --json lists all.")
+    notes = [f"line {number}: {reason}" for number, reason in run.skipped]
+    notes += [f"line {number} is stored, but: {problem}" for number, problem in run.problems]
+    for note in notes[:LISTED]:
+        session.out.note(note)
+    if len(notes) > LISTED:
+        session.out.note(f"... and {len(notes) - LISTED:,} more; --json lists all.")
     where = "nowhere, for memory: keeps nothing" if session.store == MEMORY else mailbox
     session.out.line(
         f"{run.read:,} lines read, {run.stored:,} stored in {where}, {run.duplicates:,} known already, "

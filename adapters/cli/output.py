@@ -50,19 +50,20 @@ class Output:
         else:
             sys.stderr.write(f"postroom: {without_control(facts['message'])}\n")
 
-    def table(
-        self, columns: Sequence[str], rows: Iterable[Sequence[object]], title: str | None = None
-    ) -> None:
+    def table(self, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
         """Write a table; numbers stand to the right, None is left empty."""
+        cells = [[_cell(value) for value in row] for row in rows]
+        if not cells:
+            self.line("(none)")
+            return
         from rich import box
         from rich.console import Console
         from rich.table import Table
         from rich.text import Text
 
-        cells = [[_cell(value) for value in row] for row in rows]
-        table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left", pad_edge=False)
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
         for index, name in enumerate(columns):
-            numeric = bool(cells) and all(_is_number(row[index]) for row in cells)
+            numeric = all(_is_number(row[index]) for row in cells)
             table.add_column(Text(name), justify="right" if numeric else "left", overflow="fold")
         for row in cells:
             table.add_row(*map(Text, row))

@@ -10,6 +10,7 @@ from fnmatch import fnmatchcase
 from postroom.adapters.compose import read_mailbox
 from postroom.application.codec import to_event
 from postroom.domain.envelope.build import build_envelope, open_envelope
+from postroom.domain.envelope.v1.envelope_pb2 import PrismEnvelope
 from postroom.domain.message import MessageSent
 
 MAPPING = ("--topic", "web.{kind}", "--header", "principal=who.login")
@@ -90,6 +91,27 @@ def test_envelopes_are_stored_and_come_only_once(postroom):
     assert counts(postroom.ok("import", file, "--json")) == (1, 1, 0, 0)
     assert counts(postroom.ok("import", file, "--json")) == (1, 0, 1, 0)
     assert postroom.ok("show", "outside-1", "--payload").out == "p"
+
+
+def test_what_is_odd_about_a_stored_envelope_is_told(postroom):
+    envelope = PrismEnvelope(envelope_version=1)
+    envelope.metadata.message_id, envelope.metadata.topic = "outside-2", "t.a"
+    file = write(postroom, "envelopes.txt", [base64.b64encode(envelope.SerializeToString())])
+
+    (problem,) = postroom.ok("import", file, "--json").json["problems"]
+
+    assert (problem["line"], "publish time" in problem["problem"]) == (1, True)
+
+
+def test_a_malformed_envelope_is_stored_only_where_a_warning_is_enough(postroom):
+    envelope = PrismEnvelope(envelope_version=1)
+    envelope.metadata.message_id, envelope.metadata.topic = "outside-3", "t.a"
+    envelope.metadata.published_at.nanos = -1
+    file = write(postroom, "envelopes.txt", [base64.b64encode(envelope.SerializeToString())])
+
+    refused = postroom("import", file, "--json")
+    assert (refused.code, "publish time" in refused.error["message"]) == (1, True)
+    assert counts(postroom.ok("import", file, "--validation", "warn", "--json")) == (1, 1, 0, 0)
 
 
 def test_imported_messages_are_delivered_where_that_is_asked_for(postroom):
