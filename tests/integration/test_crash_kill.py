@@ -1,4 +1,4 @@
-"""`kill -9` in the middle of sending and receiving: what was acknowledged stays, what was settled stays settled."""
+"""`kill -9` while messages are sent and received: what was acknowledged stays, what was settled stays so."""
 
 import asyncio
 import random
@@ -83,8 +83,12 @@ async def test_forty_kills_lose_nothing_that_was_acknowledged_and_undo_no_ack(tm
         await check(store, witness)
     assert len(witness.sent) > 5 * KILLS
     assert len(witness.acked) > KILLS
-    left = await drain(store, witness)
-    assert set(witness.sent.values()) - witness.acked <= left
+    await drain(store, witness)
+    with read_mailbox(store) as reader:
+        for id_ in witness.sent.values():
+            ending = reader.get_message(id_).history[-1].event
+            # Not every ack was answered, and a message whose attempts all timed out is dead.
+            assert ending == "MessageAcked" or (ending == "MessageDeadLettered" and id_ not in witness.acked)
 
 
 def run_until_killed(store: str, run: str, lines: int, witness: Witness) -> None:
@@ -112,16 +116,13 @@ async def check(store: str, witness: Witness) -> None:
         assert await mailbox.send_message(message(key)) == Sent(id_, duplicate=True)
 
 
-async def drain(store: str, witness: Witness) -> set[str]:
-    """Consume what is left, and return the ids."""
-    left: set[str] = set()
+async def drain(store: str, witness: Witness) -> None:
+    """Consume what is left."""
     async with open_mailbox(store) as mailbox:
         while received := await mailbox.receive_messages(TOPIC, wait_ms=2 * VISIBILITY_MS):
             for each in received:
                 witness.note(f"received {each.message_id}")
-                left.add(each.message_id)
             assert await mailbox.ack_messages([each.receipt for each in received]) == [None] * len(received)
-    return left
 
 
 if __name__ == "__main__":
