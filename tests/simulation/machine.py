@@ -225,7 +225,8 @@ class MailboxMachine(RuleBasedStateMachine):
         assert self.engine.mailbox.in_flight <= LIMITS.in_flight_ceiling
         for name, topic in self.engine.mailbox.topics.items():
             largest = self.model.topics[name].largest
-            assert all(shard.size <= largest["shard_capacity"] for shard in topic.shards.values())
+            for number, shard in topic.shards.items():
+                assert shard.size == len(self.model.unsettled(name, number)) <= largest["shard_capacity"]
             assert len(topic.dead) <= topic.policy.dead_capacity
             assert len(topic.window) <= largest["replay_capacity"]
 
