@@ -2,51 +2,41 @@
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import msgspec
-import structlog
 
-from postroom.application.codec import to_event, to_record
+from postroom.application.codec import to_record
 from postroom.application.envelope_cache import EnvelopeCache
-from postroom.application.fold import fold
+from postroom.application.fold import fold_from
+from postroom.application.log_writer import LogWriter
+from postroom.application.lookup import Lookup
 from postroom.application.ports.clock import Clock
 from postroom.application.ports.event_log import EventLog, Seal, StoredSnapshot
+from postroom.application.telemetry import logger
+from postroom.application.waiters import Waiters
 from postroom.domain.errors import Fenced, PostroomError, Rejected, Saturated, Unavailable, WrongPosition
 from postroom.domain.event import Event
-from postroom.domain.integrity import is_intact
-from postroom.domain.mailbox.commands import (
-    Ack,
-    Command,
-    Extend,
-    Nack,
-    Receive,
-    Send,
-    Sweep,
-    TakeOwnership,
-    Truncate,
-)
-from postroom.domain.mailbox.decide import decide, deliverable
+from postroom.domain.mailbox.commands import Command, Receive, Send, Sweep, TakeOwnership, Truncate
+from postroom.domain.mailbox.decide import decide
 from postroom.domain.mailbox.events import MailboxMode
 from postroom.domain.mailbox.logtime import anchor
 from postroom.domain.mailbox.snapshot import take_snapshot
 from postroom.domain.mailbox.state import Mailbox, evolve
-from postroom.domain.message import MS, Message, MessageAcked, MessageExpired, MessageReceived, MessageSent
-from postroom.domain.message import evolve as evolve_message
+from postroom.domain.message import MS, MessageAcked, MessageExpired, MessageReceived, MessageSent
 from postroom.domain.policy import MailboxLimits, TopicPolicy
 from postroom.domain.record import GENESIS, Record
 
-log_event = structlog.get_logger()
-
-BATCH_COMMANDS = 400
+GROUP_COMMANDS = 400
+"""Commands decided into one append: enough to share a sync, few enough to decide while another is written."""
+APPENDS_AHEAD = 2
+"""Appends handed to the log before the first is done, so that the log never waits for the next decision."""
 PENDING_COMMANDS = 50_000
 SNAPSHOT_EVENTS = 100_000
 CLOSING_SNAPSHOT_EVENTS = 1_000
-TRUNCATE_ROWS = 5_000
 OWNERSHIP_TRIES = 5
-"""How often a new owner reads the log again when the old owner's last batch lands first."""
+"""How often a new owner reads the log again when the old owner's last group lands first."""
 
 
 class Accepted(msgspec.Struct, frozen=True, gc=False):
@@ -67,12 +57,22 @@ class Delivered(msgspec.Struct, frozen=True, gc=False):
 Answer = Accepted | list[Delivered] | Sequence[Event] | Rejected
 
 
-_SETTLING = (Ack, Nack, Extend)
-
-
 class _Work(NamedTuple):
     commands: Sequence[Command]
     answers: "asyncio.Future[list[Answer]]"
+
+
+class _Group(NamedTuple):
+    """Works decided together: their answers are given when the append of their records is durable.
+
+    Arguments:
+        memory: number of the memory they were decided on; void when that was dropped meanwhile.
+    """
+
+    works: list[_Work]
+    answers: list[list[Answer]]
+    records: list[Record]
+    memory: int
 
 
 class MailboxEngine:
@@ -98,10 +98,12 @@ class MailboxEngine:
         self._limits = limits
         self._default_policy = default_policy
         self._cache = EnvelopeCache(cache_bytes)
+        self._writer = LogWriter(log)
+        self._lookup = Lookup(log, self._cache, self._durable)
+        self._waiters = Waiters()
         self._mailbox: Mailbox | None = None
+        self._memory = 0
         self._chain = GENESIS
-        # Messages that the group being decided settled or expired.
-        self._left: dict[bytes, Message] = {}
         self._base_at = 0
         self._base_uptime = 0
         self._epoch = 0
@@ -109,13 +111,11 @@ class MailboxEngine:
         self._pending: deque[_Work] = deque()
         self._pending_commands = 0
         self._wake = asyncio.Event()
-        self._waiting: dict[str, set[asyncio.Future[None]]] = {}
-        self._writer = ThreadPoolExecutor(1, thread_name_prefix="postroom-append")
-        self._writing: asyncio.Future[None] | None = None
+        self._finishing: deque[asyncio.Task[None]] = deque()
         self._task: asyncio.Task[None] | None = None
         self._closing = False
         self._lost: PostroomError | None = None
-        self._append_error: PostroomError = Unavailable(f"Mailbox {log.mailbox} could not be written.")
+        self._failure: PostroomError = Unavailable(f"Mailbox {log.mailbox} is being opened; retry shortly.")
 
     # -- opening and closing ---
 
@@ -138,30 +138,28 @@ class MailboxEngine:
         self._task = asyncio.create_task(self._run(), name=f"mailbox {self.log.mailbox}")
 
     async def close(self) -> None:
-        """Finish what is pending, keep a snapshot if the log grew much, and stop."""
+        """Finish what is pending, keep a snapshot if the log grew much, seal the log's end, and stop."""
         self._closing = True
         self._wake.set()
         if self._task is not None:
             await self._task
-        if (
-            self._mailbox is not None
-            and self._mailbox.position - self._snapshot_position >= CLOSING_SNAPSHOT_EVENTS
-        ):
-            await self._in_writer(self._try_save_snapshot, self._snapshot_of(self._mailbox))
-        if self._mailbox is not None:
-            await self._in_writer(self._try_seal, Seal(self._mailbox.position, self._chain))
-        self._writer.shutdown(wait=True)
+        mailbox = self._mailbox
+        if mailbox is not None:
+            if mailbox.position - self._snapshot_position >= CLOSING_SNAPSHOT_EVENTS:
+                await self._writer.try_save_snapshot(self._snapshot(mailbox))
+            await self._writer.try_seal(Seal(mailbox.position, self._chain))
+        self._writer.close()
 
     # -- for handlers ---
 
     @property
     def mailbox(self) -> Mailbox:
-        """Return the state in memory; it may be ahead of the disk by the append that is under way.
+        """Return the state in memory; it may be ahead of the disk by the appends that are under way.
 
         Raises: Unavailable while the mailbox is being folded again.
         """
         if self._mailbox is None:
-            raise self._lost or Unavailable(f"Mailbox {self.log.mailbox} is being opened; retry shortly.")
+            raise self._lost or self._failure
         return self._mailbox
 
     def now(self) -> int:
@@ -190,18 +188,9 @@ class MailboxEngine:
 
     async def wait_for_messages(self, topic: str, wait_ms: int) -> None:
         """Return when a message of `topic` may be ready, or after `wait_ms`."""
-        if self._has_ready(topic):
-            return
-        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        waiters = self._waiting.setdefault(topic, set())
-        waiters.add(waiter)
-        self._wake.set()  # so that the engine notes when the next message of the topic becomes due
-        try:
-            await asyncio.wait([waiter], timeout=wait_ms / 1_000)
-        finally:
-            waiters.discard(waiter)
-            if not waiters:
-                self._waiting.pop(topic, None)
+        if not self._has_ready(topic):
+            self._wake.set()  # so that the engine notes when the next message of the topic becomes due
+            await self._waiters.wait(topic, wait_ms)
 
     async def enforce_retention(self) -> int:
         """Remove the settled past that is older than the history retention (RFC-037 `DeleteOldEvents`).
@@ -217,16 +206,12 @@ class MailboxEngine:
         oldest = min((message.position for message in mailbox.messages.values()), default=through + 1)
         through = min(through, oldest - 1)
         if through > mailbox.truncated_through:
-            await self._in_writer(self.log.save_snapshot, self._snapshot_of(mailbox))
+            await self._writer.save_snapshot(self._snapshot(mailbox))
             record = (await asyncio.to_thread(self.log.at_positions, [through]))[through]
             await self.submit([Truncate(through, record.chain)])
-        removed = 0
-        while gone := await self._in_writer(self.log.truncate, mailbox.truncated_through, TRUNCATE_ROWS):
-            removed += gone
+        removed = await self._writer.truncate(mailbox.truncated_through)
         if removed:
-            log_event.info(
-                "mailbox.log_truncated", mailbox=self.log.mailbox, through=through, records=removed
-            )
+            logger().info("mailbox.log_truncated", mailbox=self.log.mailbox, through=through, records=removed)
         return removed
 
     # -- the task ---
@@ -236,29 +221,25 @@ class MailboxEngine:
             await self._wait_for_work()
             if self._mailbox is None and not await self._recover():
                 continue
-            works = self._take_batch()
+            works = self._take_pending()
             try:
-                records, replies = await self._decide_batch(works)
-            except PostroomError as error:  # the log could not be read, or the append before failed
-                await self._settle_writing()
-                self._forget(works, error)
+                group = await self._decide(works)
+                await self._room()
+            except PostroomError as error:  # the log could not be read, or an append before failed
+                await self._durable()
+                self._drop(works, error)
                 continue
-            except Exception as error:  # a defect: nothing of this batch was appended, so forget it all
-                log_event.exception("mailbox.batch_failed", mailbox=self.log.mailbox)
-                await self._settle_writing()
-                self._forget(
-                    works, Unavailable(f"Mailbox {self.log.mailbox} failed on a command: {error!r}.")
-                )
+            except Exception as error:  # a defect: nothing of this group was appended, so forget it all
+                logger().exception("mailbox.group_failed", mailbox=self.log.mailbox)
+                await self._durable()
+                self._drop(works, Unavailable(f"Mailbox {self.log.mailbox} failed on a command: {error!r}."))
                 continue
-            await self._settle_writing()
-            if self._mailbox is None:  # the append before failed, so what was decided on top of it is void
-                self._forget(works, self._append_error)
-            elif records:
-                self._start_append(records, works, replies)
-            else:
-                _answer(works, replies)
-            self._wake_receivers()
-        await self._settle_writing()
+            if group.memory == self._memory:
+                self._finish_later(group)
+                self._waiters.wake(self._has_ready)
+            else:  # an append failed, so what was decided on top of it is void
+                self._refuse(works, self._failure)
+        await self._durable()
 
     async def _wait_for_work(self) -> None:
         while not self._pending and not self._closing:
@@ -277,62 +258,54 @@ class MailboxEngine:
         mailbox = self._mailbox
         if mailbox is None:
             return None
-        now = self.now()
         if mailbox.crowded:
             return 0
         times = [mailbox.next_alarm()]
-        for name in self._waiting:
+        for name in self._waiters:
             if name in mailbox.topics:
                 times += [shard.next_due() for shard in mailbox.topics[name].shards.values()]
         due = min((time for time in times if time is not None), default=None)
-        return None if due is None else (due - now) / 1_000_000
+        return None if due is None else (due - self.now()) / 1_000_000
 
-    def _take_batch(self) -> list[_Work]:
+    def _take_pending(self) -> list[_Work]:
         works: list[_Work] = []
         size = 0
-        while self._pending and size < BATCH_COMMANDS:
+        while self._pending and size < GROUP_COMMANDS:
             work = self._pending.popleft()
             size += len(work.commands)
             works.append(work)
         self._pending_commands -= size
         return works
 
-    async def _decide_batch(self, works: list[_Work]) -> tuple[list[Record], list[list[Answer]]]:
+    async def _decide(self, works: list[_Work]) -> _Group:
         mailbox = self.mailbox
-        records: list[Record] = []
+        group = _Group(works, [], [], self._memory)
+        lookup = self._lookup
+        lookup.begin_group()
         now = self.now()
-        self._left.clear()
         if mailbox.needs_sweep(now):
-            self._apply(decide(Sweep(), mailbox, now), records)
-        replies: list[list[Answer]] = []
-        new_ids: set[bytes] = set()
+            self._apply(decide(Sweep(), mailbox, now), group.records)
         for work in works:
-            commands = await self._look_up(work.commands)
             answers: list[Answer] = []
-            for command in commands:
-                if new_ids or self._left:
-                    command = self._informed(command, new_ids)
+            for command in await lookup.in_log(work.commands, mailbox):
                 try:
-                    if type(command) is Receive:
-                        answers.append(await self._receive(command, now, records))
-                        continue
-                    events = decide(command, mailbox, now)
+                    answers.append(await self._decide_one(lookup.within_group(command), now, group.records))
                 except Rejected as rejection:
                     answers.append(rejection)
-                    continue
-                if events:
-                    self._apply(events, records)
-                    if type(command) is Send and command.outside_id:
-                        new_ids.add(command.message)
-                answers.append(self._accepted(command, events, now) if type(command) is Send else events)
-            replies.append(answers)
-        return records, replies
+            group.answers.append(answers)
+        return group
 
-    async def _receive(self, command: Receive, now: int, records: list[Record]) -> list[Delivered]:
-        command, bodies = await self._verified(command, now, records)
-        events = decide(command, self.mailbox, now)
-        self._apply(events, records)
-        return [Delivered(e, bodies[e.stream], self._epoch) for e in events if isinstance(e, MessageReceived)]
+    async def _decide_one(self, command: Command, now: int, records: list[Record]) -> Answer:
+        mailbox = self.mailbox
+        if type(command) is Receive:
+            command, bodies = await self._lookup.bodies(command, mailbox, now, records)
+            events = decide(command, mailbox, now)
+            self._apply(events, records)
+            return [Delivered(e, bodies[e.stream], self._epoch) for e in events if type(e) is MessageReceived]
+        events = decide(command, mailbox, now)
+        if events:
+            self._apply(events, records)
+        return self._accepted(command, events, now) if type(command) is Send else events
 
     def _apply(self, events: Sequence[Event], records: list[Record]) -> None:
         mailbox, chain, epoch = self.mailbox, self._chain, self._epoch
@@ -341,7 +314,7 @@ class MailboxEngine:
             chain = record.chain
             kind = type(event)
             if kind is MessageAcked or kind is MessageExpired:
-                self._left[event.stream] = mailbox.messages[event.stream]
+                self._lookup.note_left(mailbox.messages[event.stream])
             evolve(mailbox, event)
             records.append(record)
             if kind is MessageSent:
@@ -350,6 +323,8 @@ class MailboxEngine:
 
     def _accepted(self, command: Send, events: Sequence[Event], now: int) -> Accepted:
         if events:
+            if command.outside_id:
+                self._lookup.note_sent(command.message)
             return Accepted(command.message, duplicate=False)
         original = None
         if command.idem_key is not None and not command.known:
@@ -357,156 +332,93 @@ class MailboxEngine:
             original = topic.window.recall(command.idem_key, now - topic.policy.replay_window_ms * MS)
         return Accepted(command.message if original is None else original.message, duplicate=True)
 
-    # -- what a decision needs from the log ---
-
-    def _informed(self, command: Command, new_ids: set[bytes]) -> Command:
-        """Tell a command what its group did before it to messages no longer in memory; the log can't say yet.
-
-        Arguments:
-            new_ids: outside ids that this group sent.
-        """
-        if type(command) is Send:
-            if command.message in new_ids:
-                return msgspec.structs.replace(command, known=True)
-        elif isinstance(command, _SETTLING) and command.receipt.message in self._left:
-            return msgspec.structs.replace(command, settled=self._left[command.receipt.message])
-        return command
-
-    async def _look_up(self, commands: Sequence[Command]) -> Sequence[Command]:
-        """Tell commands what the log knows of messages that are not in memory (any more)."""
-        messages = self.mailbox.messages
-        settled: list[tuple[int, Ack | Nack | Extend]] = []
-        outside: list[tuple[int, Send]] = []
-        for index, command in enumerate(commands):
-            if type(command) is Send:
-                if command.outside_id:
-                    outside.append((index, command))
-            elif isinstance(command, _SETTLING) and command.receipt.message not in messages:
-                settled.append((index, command))
-        if not settled and not outside:
-            return commands
-        await self._settle_writing()  # so that the log holds all that the memory does
-        found = list(commands)
-        for index, settling in settled:
-            message = await asyncio.to_thread(self._message, settling.receipt.message)
-            found[index] = msgspec.structs.replace(settling, settled=message)
-        known = (
-            await asyncio.to_thread(self.log.known, [send.message for _, send in outside])
-            if outside
-            else set()
-        )
-        for index, send in outside:
-            if send.message in known:
-                found[index] = msgspec.structs.replace(send, known=True)
-        return found
-
-    def _message(self, stream: bytes) -> Message | None:
-        message: Message | None = None
-        for record in self.log.history(stream):
-            message = evolve_message(message, to_event(record), position=record.position, epoch=record.epoch)  # type: ignore[arg-type]
-        return message
-
-    async def _verified(
-        self, command: Receive, now: int, records: list[Record]
-    ) -> tuple[Receive, dict[bytes, MessageSent]]:
-        """Fetch what `command` would deliver, and name the messages whose stored bytes were altered.
-
-        What is still in the cache never left memory; what comes from the log is checked (svc-mailbox I-12).
-        """
-        bodies: dict[bytes, MessageSent] = {}
-        corrupt: set[bytes] = set()
-        while True:
-            chosen = deliverable(command, self.mailbox, now)
-            missing = []
-            for message in chosen:
-                if message.stream not in bodies and message.stream not in corrupt:
-                    sent = self._cache.pop(message.position)
-                    if sent is not None:
-                        bodies[message.stream] = sent
-                    else:
-                        missing.append(message)
-            if not missing:
-                return command, bodies
-            await self._settle_writing()
-            stored = await asyncio.to_thread(self.log.at_positions, [m.position for m in missing])
-            # What this very group sent is not in the log yet.
-            unwritten = {record.position: record for record in records}
-            for message in missing:
-                record = stored.get(message.position) or unwritten.get(message.position)
-                read = to_event(record) if record is not None else None
-                if isinstance(read, MessageSent) and read.stream == message.stream and is_intact(read):
-                    bodies[message.stream] = read
-                else:
-                    corrupt.add(message.stream)
-            if corrupt:
-                command = msgspec.structs.replace(command, corrupt=frozenset(corrupt))
+    def _has_ready(self, topic: str) -> bool:
+        found = self._mailbox.topics.get(topic) if self._mailbox is not None else None
+        now = self.now()
+        return found is not None and any(next(shard.ready(now), None) for shard in found.shards.values())
 
     # -- writing ---
 
-    def _start_append(self, records: list[Record], works: list[_Work], replies: list[list[Answer]]) -> None:
-        # Handed to the thread at once, not when this task next yields: the next group is decided meanwhile.
-        append = asyncio.get_running_loop().run_in_executor(self._writer, self.log.append, records)
-        self._writing = asyncio.ensure_future(self._finish_append(append, works, replies))
+    def _finish_later(self, group: _Group) -> None:
+        """Start the group's append now, and answer its callers when it and all before it are durable."""
+        before = self._finishing[-1] if self._finishing else None
+        append = self._writer.append(group.records) if group.records else None
+        self._finishing.append(asyncio.create_task(self._finish(group, append, before)))
         mailbox = self.mailbox
         if mailbox.position - self._snapshot_position >= SNAPSHOT_EVENTS:
-            self._writer.submit(self._try_save_snapshot, self._snapshot_of(mailbox))
+            self._writer.try_save_snapshot(self._snapshot(mailbox))
 
-    async def _finish_append(
-        self, append: asyncio.Future[None], works: list[_Work], replies: list[list[Answer]]
+    async def _finish(
+        self, group: _Group, append: asyncio.Future[None] | None, before: asyncio.Task[None] | None
     ) -> None:
+        failure: PostroomError | None = None
         try:
-            await append
+            if append is not None:
+                await append
         except PostroomError as error:
-            self._append_error = error
-            log_event.error("mailbox.append_failed", mailbox=self.log.mailbox, error=str(error))
-            self._forget(works, error)
+            failure = error
+        if before is not None:
+            await before
+        self._finishing.popleft()
+        if group.memory != self._memory:  # one before failed, and this one was decided on top of it
+            self._refuse(group.works, self._failure)
+        elif failure is not None:
+            logger().error("mailbox.append_refused", mailbox=self.log.mailbox, error=str(failure))
+            self._drop(group.works, failure)
         else:
-            _answer(works, replies)
+            _answer(group)
 
-    async def _settle_writing(self) -> None:
-        if self._writing is not None:
-            await self._writing
-            self._writing = None
+    async def _room(self) -> None:
+        """Wait until another append may be handed over."""
+        while len(self._finishing) >= APPENDS_AHEAD:
+            await asyncio.wait([self._finishing[0]])
 
-    def _forget(self, works: list[_Work], error: PostroomError) -> None:
-        """Drop the memory and tell callers why; a lost mailbox refuses everything from now on."""
+    async def _durable(self) -> None:
+        """Wait until the log holds all that the memory does."""
+        while self._finishing:
+            await asyncio.wait([self._finishing[0]])
+
+    def _drop(self, works: list[_Work], error: PostroomError) -> None:
+        """Drop the memory and tell callers why; a mailbox that was taken over refuses all from now on."""
         self._mailbox = None
-        for work in works:
-            if not work.answers.done():
-                work.answers.set_exception(error)
+        self._memory += 1
+        self._failure = error
+        self._refuse(works, error)
         if isinstance(error, Fenced | WrongPosition):
             self._lost = error
             self._closing = True
-            while self._pending:
-                self._forget([self._pending.popleft()], error)
+            self._refuse([self._pending.popleft() for _ in range(len(self._pending))], error)
+
+    def _refuse(self, works: list[_Work], error: PostroomError) -> None:
+        for work in works:
+            if not work.answers.done():
+                work.answers.set_exception(error)
 
     async def _recover(self) -> bool:
         """Fold the log again after a failed append; until that works, refuse what is pending."""
+        await self._durable()
         if self._lost is not None:
             return False
         try:
             await self._load()
         except PostroomError as error:
-            works = self._take_batch()
-            self._forget(works, error)
+            self._drop(self._take_pending(), error)
             return False
         if self.mailbox.epoch > self._epoch:
-            self._forget(self._take_batch(), Fenced(self.log.mailbox, self._epoch, self.mailbox.epoch))
+            self._drop(self._take_pending(), Fenced(self.log.mailbox, self._epoch, self.mailbox.epoch))
             return False
-        log_event.info("mailbox.recovered", mailbox=self.log.mailbox, position=self.mailbox.position)
+        logger().info("mailbox.recovered", mailbox=self.log.mailbox, position=self.mailbox.position)
         return True
-
-    async def _in_writer(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        return await asyncio.get_running_loop().run_in_executor(self._writer, function, *arguments)
 
     # -- loading ---
 
     async def _load(self) -> None:
         self._cache.clear()
-        self._mailbox = await asyncio.to_thread(fold, self.log, self._limits, self._default_policy)
+        self._mailbox, self._snapshot_position = await asyncio.to_thread(
+            fold_from, self.log, self._limits, self._default_policy
+        )
         head = await asyncio.to_thread(self.log.head)
         self._chain = head.chain if head is not None else GENESIS
-        self._snapshot_position = next((s.position for s in self.log.snapshots()), 0)
 
     async def _take_ownership(self, owner: str, mode: MailboxMode) -> None:
         mailbox = self.mailbox
@@ -517,39 +429,15 @@ class MailboxEngine:
         command = TakeOwnership(self.log.mailbox, mode, owner, boot, uptime, continues)
         records: list[Record] = []
         self._apply(decide(command, mailbox, at), records)
-        await self._in_writer(self.log.append, records)
+        await self._writer.append(records)
 
-    def _snapshot_of(self, mailbox: Mailbox) -> StoredSnapshot:
+    def _snapshot(self, mailbox: Mailbox) -> StoredSnapshot:
         self._snapshot_position = mailbox.position
         return StoredSnapshot(mailbox.position, self._chain, take_snapshot(mailbox))
 
-    def _try_save_snapshot(self, snapshot: StoredSnapshot) -> None:
-        try:
-            self.log.save_snapshot(snapshot)
-        except PostroomError as error:  # the log is complete without it; the next one gets another try
-            log_event.warning("mailbox.snapshot_failed", mailbox=self.log.mailbox, error=str(error))
 
-    def _wake_receivers(self) -> None:
-        for topic, waiters in self._waiting.items():
-            if self._has_ready(topic):
-                for waiter in waiters:
-                    if not waiter.done():
-                        waiter.set_result(None)
-
-    def _try_seal(self, seal: Seal) -> None:
-        try:
-            self.log.seal(seal)
-        except PostroomError as error:  # without it, the seal of an earlier owner still holds
-            log_event.warning("mailbox.seal_failed", mailbox=self.log.mailbox, error=str(error))
-
-    def _has_ready(self, topic: str) -> bool:
-        found = self._mailbox.topics.get(topic) if self._mailbox is not None else None
-        now = self.now()
-        return found is not None and any(next(shard.ready(now), None) for shard in found.shards.values())
-
-
-def _answer(works: list[_Work], replies: list[list[Answer]]) -> None:
-    for work, answers in zip(works, replies, strict=True):
+def _answer(group: _Group) -> None:
+    for work, answers in zip(group.works, group.answers, strict=True):
         # The caller may have given up waiting; what it asked for happened all the same.
         if not work.answers.done():
             work.answers.set_result(answers)

@@ -17,8 +17,17 @@ def fold(
 
     Raises: BrokenLog when the start of the log is gone and no snapshot covers it, or its end was cut off.
     """
+    mailbox, _ = fold_from(log, limits, default_policy)
+    return mailbox
+
+
+def fold_from(
+    log: EventLog, limits: MailboxLimits | None = None, default_policy: TopicPolicy | None = None
+) -> tuple[Mailbox, int]:
+    """Return the mailbox as `fold` does, and the position of the snapshot it was folded from, or 0."""
     check_seal(log)
     mailbox = _from_snapshot(log, limits, default_policy) or Mailbox(log.mailbox, limits, default_policy)
+    start = mailbox.position
     first = log.first_position()
     if first is not None and first > mailbox.position + 1:
         raise BrokenLog(
@@ -28,7 +37,7 @@ def fold(
         )
     for event in to_events(log.replay(mailbox.position)):
         evolve(mailbox, event)
-    return mailbox
+    return mailbox, start
 
 
 def check_seal(log: EventLog) -> None:

@@ -15,6 +15,8 @@ from postroom.domain.message import Receipt
 from postroom.domain.names import message_id
 
 _RECEIPT_BYTES = 16 + 4 + 6
+_RECEIPT_PREFIX = "r."
+"""No receipt may look like a command-line option, which begins with a dash."""
 
 
 class NewMessage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -159,13 +161,14 @@ class ReceivedMessage:
 def write_receipt(receipt: Receipt) -> str:
     """Return a receipt as a token for the command line and the network."""
     parts = receipt.message + receipt.delivery.to_bytes(4, "big") + receipt.epoch.to_bytes(6, "big")
-    return urlsafe_b64encode(parts).rstrip(b"=").decode()
+    return _RECEIPT_PREFIX + urlsafe_b64encode(parts).rstrip(b"=").decode()
 
 
 def read_receipt(token: str) -> Receipt:
     """Return the receipt that `write_receipt` wrote, or raise `InvalidRequest`."""
     try:
-        parts = urlsafe_b64decode(token + "=" * (-len(token) % 4))
+        text = token.removeprefix(_RECEIPT_PREFIX)
+        parts = urlsafe_b64decode(text + "=" * (-len(text) % 4)) if text != token else b""
     except ValueError:
         parts = b""
     if len(parts) != _RECEIPT_BYTES:

@@ -41,6 +41,7 @@ class Preparer:
         self._wall = wall
         self._new_id = new_id
         self._known_topics: set[str] = set()
+        self._reserved = mailbox_stream(mailbox)
 
     def message(self, new: NewMessage) -> Prepared:
         """Return the command that sends a message, with an envelope built for it.
@@ -165,7 +166,7 @@ class Preparer:
 
     def _stream(self, message_id: str) -> bytes:
         stream = message_stream(self._mailbox, message_id)
-        if stream == mailbox_stream(self._mailbox):
+        if stream == self._reserved:
             raise InvalidRequest(
                 f"The message id {message_id} is reserved for the mailbox itself; use another."
             )

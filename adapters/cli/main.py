@@ -56,14 +56,13 @@ def root(
 
 
 add_shared_options(app, root)
-DASHES = {"ignore_unknown_options": True}  # a receipt may begin with a dash
 MESSAGES, LOOK, OPERATE = "Messages", "Looking", "Operating"
 add_command(app, "demo", demo.demo)
 add_command(app, "send", messages.send, rich_help_panel=MESSAGES)
 add_command(app, "recv", messages.recv, rich_help_panel=MESSAGES)
-add_command(app, "ack", messages.ack, rich_help_panel=MESSAGES, context_settings=DASHES)
-add_command(app, "nack", messages.nack, rich_help_panel=MESSAGES, context_settings=DASHES)
-add_command(app, "extend", messages.extend, rich_help_panel=MESSAGES, context_settings=DASHES)
+add_command(app, "ack", messages.ack, rich_help_panel=MESSAGES)
+add_command(app, "nack", messages.nack, rich_help_panel=MESSAGES)
+add_command(app, "extend", messages.extend, rich_help_panel=MESSAGES)
 add_command(app, "import", importer.import_file, rich_help_panel=MESSAGES)
 add_command(app, "show", queues.show, rich_help_panel=LOOK)
 add_command(app, "backlog", queues.backlog, rich_help_panel=LOOK)

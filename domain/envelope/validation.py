@@ -62,11 +62,11 @@ def validate_envelope(blob: bytes, mode: ValidationMode = ValidationMode.STRICT)
         envelope = parse_envelope(blob)
     except InvalidRequest as error:
         return EnvelopeValidation(False, (EnvelopeProblem(ProblemKind.UNREADABLE, str(error)),))
-    if mode is ValidationMode.DISABLED:
+    if mode == ValidationMode.DISABLED:
         return EnvelopeValidation(True)
     problems = tuple(_problems(envelope))
     is_valid = all(problem.kind in _WARNINGS for problem in problems)
-    return EnvelopeValidation(is_valid or mode is ValidationMode.WARN, problems)
+    return EnvelopeValidation(is_valid or mode == ValidationMode.WARN, problems)
 
 
 def _problems(envelope: PrismEnvelope) -> Iterator[EnvelopeProblem]:

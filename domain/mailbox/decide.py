@@ -80,6 +80,8 @@ def deliverable(command: Receive, mailbox: Mailbox, now: int) -> list[Message]:
         if message.stream in corrupt:
             chosen.append(message)
             continue
+        if message.expires_at <= now:  # the next sweep ends it
+            continue
         if room <= 0 or (size and size + message.size > command.max_bytes):
             break
         room -= 1
