@@ -203,11 +203,12 @@ class MailboxMachine(RuleBasedStateMachine):
             )
             for m in self.engine.mailbox.messages.values()
         }
-        assert held == {
+        expected = {
             m.id: (m.state, m.topic, m.shard, m.attempt, None if m.state == DEAD else m.due, m.expires_at)
             for m in self.model.messages.values()
             if m.state in STATES.values()
         }
+        assert held == expected, f"they differ in {sorted(set(held.items()) ^ set(expected.items()))}"
 
     def _the_queries_tell_the_same(self) -> None:
         dead = ListDeadLetters(lambda: self.engine.mailbox, self.handle)()

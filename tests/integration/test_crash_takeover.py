@@ -1,0 +1,94 @@
+"""Two processes that both believe they own a mailbox of a SQLite store: the log admits one (fencing)."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from postroom.adapters.compose import Postroom, open_mailbox, read_mailbox
+from postroom.adapters.sqlite.event_log import SqliteEventLog
+from postroom.adapters.system.clock import SystemClock
+from postroom.application.engine import MailboxEngine
+from postroom.application.messages import NewMessage, Sent
+from postroom.domain.errors import Fenced, MailboxOwned
+
+MAILBOX = "main@local"
+
+
+def message(number: int) -> NewMessage:
+    return NewMessage(topic="orders", payload=str(number).encode())
+
+
+@asynccontextmanager
+async def open_without_ownership(store: Path) -> AsyncIterator[Postroom]:
+    """Open a mailbox as a process does whose lock was lost without its knowing."""
+    log = SqliteEventLog(store, MAILBOX)
+    engine = MailboxEngine(log, SystemClock())
+    await engine.open("a process without the lock")
+    try:
+        yield Postroom(engine, SystemClock())
+    finally:
+        await engine.close()
+        log.close()
+
+
+async def test_the_lock_admits_one_owner_and_the_next_one_when_it_leaves(tmp_path: Path) -> None:
+    store = str(tmp_path / "store.db")
+    async with open_mailbox(store, owner="the first") as first:
+        await first.send_message(message(1))
+        with pytest.raises(MailboxOwned, match="the first"):
+            async with open_mailbox(store, wait_ms=0):
+                pass
+    async with open_mailbox(store, wait_ms=0) as second:
+        assert [each.payload for each in await second.receive_messages("orders")] == [b"1"]
+
+
+async def test_a_stale_owner_delivers_nothing_that_the_new_one_delivers(tmp_path: Path) -> None:
+    store = tmp_path / "store.db"
+    async with open_without_ownership(store) as old:
+        await old.send_batch([message(number) for number in range(10)])
+        kept = await old.receive_messages("orders", max_messages=3, visibility_ms=60_000)
+        async with open_without_ownership(store) as new:
+            outcomes = await asyncio.gather(
+                old.receive_messages("orders", max_messages=5),
+                new.receive_messages("orders", max_messages=5),
+                old.send_message(message(10)),
+                new.send_message(message(11)),
+                return_exceptions=True,
+            )
+            assert isinstance(outcomes[0], Fenced)
+            assert isinstance(outcomes[2], Fenced)
+            with pytest.raises(Fenced):
+                await old.ack_messages([kept[0].receipt])
+            assert [each.payload for each in outcomes[1]] == [b"3", b"4", b"5", b"6", b"7"]
+            # What the old owner delivered before it was taken over may still be acked, to the new one.
+            assert await new.ack_messages([each.receipt for each in kept]) == [None] * 3
+            rest = await new.receive_messages("orders")
+            assert [each.payload for each in rest] == [b"8", b"9", b"11"]
+    with read_mailbox(str(store)) as reader:
+        assert reader.verify_log().messages == 11
+
+
+async def test_owners_that_take_a_mailbox_from_each_other_lose_no_acknowledged_message(
+    tmp_path: Path,
+) -> None:
+    store = tmp_path / "store.db"
+    acknowledged: list[str] = []
+    async with AsyncExitStack() as opened:
+        owner = await opened.enter_async_context(open_without_ownership(store))
+        for turn in range(10):
+            sending = [asyncio.create_task(owner.send_message(message(turn))) for _ in range(20)]
+            next_owner = await opened.enter_async_context(open_without_ownership(store))
+            answers = await asyncio.gather(
+                *sending, owner.send_message(message(turn)), return_exceptions=True
+            )
+            acknowledged += [answer.message_id for answer in answers if isinstance(answer, Sent)]
+            assert all(isinstance(answer, Sent | Fenced) for answer in answers)
+            assert isinstance(answers[-1], Fenced)
+            owner = next_owner
+        received = await owner.receive_messages("orders", max_messages=256)
+    assert set(acknowledged) <= {each.message_id for each in received}
+    with read_mailbox(str(store)) as reader:
+        assert reader.verify_log().messages == len(received)
