@@ -171,7 +171,7 @@ def list_mailboxes(store: str) -> list[str]:
 def _share_the_interpreter() -> None:
     """Let the appending thread have the interpreter within half a millisecond of asking (ADR 0010).
 
-    By default it waits 5 ms for the thread that decides, longer than a whole append takes; then the two work in
+    By default it waits 5 ms for the thread that decides, longer than an append takes; then the two work in
     turn rather than side by side.
     """
     if sys.getswitchinterval() > SWITCH_INTERVAL_SECONDS:

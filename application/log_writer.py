@@ -28,7 +28,7 @@ class LogWriter:
         return self._start(self._append, records)
 
     def try_save_snapshot(self, snapshot: StoredSnapshot) -> asyncio.Future[None]:
-        """Save a snapshot behind the appends; the log is complete without it, so a failure is only noted."""
+        """Save a snapshot behind the appends; the log is complete without it, so failure is only noted."""
         return self._start(self._try, "mailbox.snapshot_failed", self._log.save_snapshot, snapshot)
 
     def save_snapshot(self, snapshot: StoredSnapshot) -> asyncio.Future[None]:
@@ -36,7 +36,7 @@ class LogWriter:
         return self._start(self._log.save_snapshot, snapshot)
 
     def try_seal(self, seal: Seal) -> asyncio.Future[None]:
-        """Seal the log's end; without it the seal of an earlier owner still holds, so a failure is only noted."""
+        """Seal the log's end; an earlier owner's seal holds without it, so a failure is only noted."""
         return self._start(self._try, "mailbox.seal_failed", self._log.seal, seal)
 
     async def truncate(self, through: int) -> int:

@@ -20,10 +20,10 @@ _SETTLING = (Ack, Nack, Extend)
 
 
 class Lookup:
-    """Complete commands with what the log knows, or their own group of commands, which the log can't know yet."""
+    """Complete commands with what the log knows, and with what their own group did before them."""
 
     def __init__(self, log: EventLog, cache: EnvelopeCache, durable: Callable[[], Awaitable[None]]) -> None:
-        """Take the log, the cache of messages just sent, and how to wait until the log holds all the memory does."""
+        """Take the log, the cache of messages just sent, and how to wait until the log holds all of it."""
         self._log = log
         self._cache = cache
         self._durable = durable

@@ -4,7 +4,7 @@ from typing import Any
 
 
 def logger() -> Any:
-    """Return the logger; structlog takes a tenth of a second to load, which a command that logs nothing saves."""
+    """Return the logger; structlog loads only now, a tenth of a second that a command without news saves."""
     import structlog
 
     return structlog.get_logger()

@@ -109,7 +109,7 @@ def _measure_history(figures: Figures, folder: Path, messages: int) -> None:
     figures.add("sqlite.bytes_per_message", size / messages, "bytes")
     if figures.wants("sqlite.refold"):
         with read_mailbox(str(store)) as reader, Stopwatch() as folding:
-            fold(_WithoutSnapshots(reader.log), LIMITS, POLICY)  # type: ignore[arg-type]  # it is one, but for typing
+            fold(_WithoutSnapshots(reader.log), LIMITS, POLICY)
         figures.add("sqlite.refold", events / folding.seconds, "events/s", REFOLD_GOAL)
     if figures.wants("sqlite.open"):
         empty = _open_seconds(folder / "empty.db")
@@ -127,10 +127,10 @@ def _measure_history(figures: Figures, folder: Path, messages: int) -> None:
 def _measure_search(figures: Figures, store: Path, messages: int) -> None:
     chance = random.Random(7)
     filters: list[Callable[[], EventFilter]] = [
-        lambda: EventFilter(principals=[f"user-{chance.randrange(PRINCIPALS)}"]),
+        lambda: EventFilter(principals=(f"user-{chance.randrange(PRINCIPALS)}",)),
         lambda: EventFilter(correlation_id=f"request-{chance.randrange(messages // 2)}"),
-        lambda: EventFilter(topics=[f"bench.t{chance.randrange(TOPICS)}"]),
-        lambda: EventFilter(topics=["bench.t1*"], principals=[f"user-{chance.randrange(PRINCIPALS)}"]),
+        lambda: EventFilter(topics=(f"bench.t{chance.randrange(TOPICS)}",)),
+        lambda: EventFilter(topics=("bench.t1*",), principals=(f"user-{chance.randrange(PRINCIPALS)}",)),
         lambda: EventFilter(limit=100),
     ]
     seconds = []

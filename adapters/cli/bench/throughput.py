@@ -55,7 +55,7 @@ async def send_all(postroom: Postroom, messages: list[NewMessage], size: int, ca
 
 
 async def receive_all(postroom: Postroom, count: int, size: int, settle: bool) -> list[Receipt]:
-    """Receive `count` messages from several concurrent callers, reading each payload; ack them if `settle`."""
+    """Receive `count` messages from concurrent callers, reading each payload; ack them if `settle`."""
     receipts: list[Receipt] = []
     left = count
 
