@@ -27,7 +27,7 @@ from tests.simulation.choices import (
     skews_ms,
     topics,
 )
-from tests.simulation.model import DEAD, IN_FLIGHT, READY, Model
+from tests.simulation.model import DEAD, IN_FLIGHT, READY, UNKNOWN, Model
 from tests.simulation.operations import Ack, Operation, Purge, Receipts, Receive, Reprocess, Room, Send
 from tests.simulation.view import view
 from tests.simulation.world import MS, Disk, LogHandle, SimulatedClock, SimulatedLoop, WithoutSnapshots
@@ -133,25 +133,31 @@ class MailboxMachine(RuleBasedStateMachine):
         self.handle.fail_next = None
         self._poke()
 
-    @rule(data=st.data(), topic=topics, moment=st.sampled_from(["before", "after"]))
-    def the_disk_fails(self, data: st.DataObject, topic: str, moment: str) -> None:
-        """The append fails, and its callers can't know whether it took effect; the log does."""
+    @rule(data=st.data(), topic=topics, moment=st.sampled_from(["before", "after"]), turns=st.integers(0, 6))
+    def the_disk_fails(self, data: st.DataObject, topic: str, moment: str, turns: int) -> None:
+        """An append fails while another may be under way; only the log knows whether they took effect."""
         operations = self._group(data, topic)
         self.handle.fail_next = moment
-        self._do(operations, is_carried_out=lambda grew: grew)
+        self._do(operations, later=self._sends(), turns=turns, is_carried_out=lambda took_effect: took_effect)
         self.handle.fail_next = None
         self._poke()
 
     @rule(data=st.data(), topic=topics, turns=st.integers(1, 8))
     def callers_give_up(self, data: st.DataObject, topic: str, turns: int) -> None:
         """A caller that is cancelled gets no answer, but what it asked for happens all the same."""
-        self._do(self._group(data, topic), give_up_after=turns, is_carried_out=lambda grew: True)
+        self._do(self._group(data, topic), give_up_after=turns, is_carried_out=lambda _: True)
 
     @rule(data=st.data(), topic=topics, turns=st.integers(0, 9), down_ms=durations_ms)
     def crash_at_work(self, data: st.DataObject, topic: str, turns: int, down_ms: int) -> None:
         """The process dies while commands are under way, and another one opens the same log."""
         operations = self._group(data, topic)
-        self._do(operations, kill_after=turns, is_carried_out=lambda grew: grew)
+        self._do(
+            operations,
+            later=self._sends(),
+            turns=turns // 2,
+            kill_after=turns,
+            is_carried_out=lambda took_effect: took_effect,
+        )
         self._come_back(down_ms)
 
     @rule(down_ms=durations_ms)
@@ -267,8 +273,8 @@ class MailboxMachine(RuleBasedStateMachine):
         Arguments:
             later, turns: more operations, asked that many turns of the loop later.
             give_up_after, kill_after: cancel the callers, or kill the process, after that many turns.
-            is_carried_out: tells of commands without an answer whether they took effect, given whether the
-                log grew.
+            is_carried_out: tells whether `operations` that got no answer happened all the same, given whether
+                their append took effect. Of what was asked `later`, the log is looked at.
         """
         self.is_sound = False
         end, before = self.disk.end, view(self.engine.mailbox, self.engine.now())
@@ -287,14 +293,16 @@ class MailboxMachine(RuleBasedStateMachine):
                 await self.engine.close()
             return await asyncio.gather(*tasks, return_exceptions=True)
 
+        self.handle.took_effect.clear()
         answers = self.loop.play(play())
-        grew = self.disk.end > end
+        took_effect = self.handle.took_effect[:1] == [True]
         written = list(self.disk.read(end))
         for operation, answer in zip([*operations, *(later or [])], answers, strict=True):
             if isinstance(answer, Unavailable | asyncio.CancelledError):
                 assert is_carried_out is not None, f"{operation} failed: {answer!r}"
-                if is_carried_out(grew):
-                    operation.tell(self.model, operation.look_up(self.model, self.receipts, written))
+                known = operation.look_up(self.model, self.receipts, written)
+                if known != UNKNOWN or is_carried_out(took_effect):
+                    operation.tell(self.model, known)
             elif isinstance(answer, BaseException) and not isinstance(answer, Rejected):
                 raise answer
             else:
@@ -354,6 +362,9 @@ class MailboxMachine(RuleBasedStateMachine):
             self.time_passes(POLICY.ready_retention_ms // 4)
         waiting = [m.id for m in self.model.messages.values() if m.state in (READY, IN_FLIGHT)]
         assert not waiting, f"these messages never came out: {waiting}"
+
+    def _sends(self) -> list[Operation]:
+        return self.choose.bulk("news", "c", 2)
 
     def _group(self, data: st.DataObject, topic: str) -> list[Operation]:
         return self.choose.group(data, topic, len(self.model.delivered))

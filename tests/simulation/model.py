@@ -115,6 +115,9 @@ class Model:
             while len(topic.dead) > topic.policy.dead_capacity:
                 self._expire(topic.dead[0], "capacity")
 
+    def _is_deliverable(self, message: Message) -> bool:
+        return message.state == READY and message.due <= self.now and not self._is_overdue(message)
+
     def _is_overdue(self, message: Message) -> bool:
         if message.state == IN_FLIGHT:
             return message.due <= self.now
@@ -176,8 +179,11 @@ class Model:
         policy = topic.policy if topic else self._policy(op.topic)
         as_new: list[Any] = [("sent", op.id, False)]
         shard = self.shards[policy.shards][op.sticky_key or op.topic]
-        if len(self.unsettled(op.topic, shard)) >= policy.shard_capacity:
+        held = self.unsettled(op.topic, shard)
+        if sum(not self._is_overdue(m) for m in held) >= policy.shard_capacity:
             as_new = ["Saturated"]
+        elif len(held) >= policy.shard_capacity:  # what has just run out of time may or may not be gone
+            as_new.append("Saturated")
         if topic is None or op.idem_key is None:
             return as_new
         # A key is sure to be remembered while true time protects it; after a clock jump, perhaps longer.
@@ -207,6 +213,7 @@ class Model:
             message = self.messages[id_]
             topic = self.topics[message.topic]
             assert message.state == READY, f"{id_} was delivered while {message.state}"
+            assert not self._is_overdue(message), f"{id_} was delivered after its time"
             assert message.due <= self.now, f"{id_} was delivered {message.due - self.now} µs early"
             assert message.hidden_until_true <= self.true, f"{id_} reappeared before its visibility ended"
             assert attempt == message.attempt + 1
@@ -227,7 +234,7 @@ class Model:
         assert size <= op.max_bytes or len(got) == 1, f"{op} got {size} bytes"
         leftover = []
         for shard in sorted({m.shard for m in self.messages.values()}):
-            waiting = [m for m in self.unsettled(op.topic, shard) if m.state == READY and m.due <= self.now]
+            waiting = [m for m in self.unsettled(op.topic, shard) if self._is_deliverable(m)]
             taken = [m for m in got if m.shard == shard]
             in_order = [m.id for m in sorted(waiting, key=lambda m: m.rank)][: len(taken)]
             assert [m.id for m in taken] == in_order, f"shard {shard} was not served first in, first out"

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from postroom.application import engine
+from postroom.application import engine, lookup
 from postroom.domain import message
 from postroom.domain.mailbox import decide, snapshot, state
 from postroom.domain.mailbox.replay import ReplayWindow
@@ -104,13 +104,13 @@ def the_last_record_of_an_append_that_is_dropped(patch: Patch) -> None:
 
 @defect
 def an_answer_before_the_append(patch: Patch) -> None:
-    start = engine.MailboxEngine._start_append
+    finish_later = engine.MailboxEngine._finish_later
 
-    def answer_first(self: engine.MailboxEngine, records: Any, works: Any, replies: Any) -> None:
-        engine._answer(works, replies)
-        start(self, records, works, replies)
+    def answer_first(self: engine.MailboxEngine, group: Any) -> None:
+        engine._answer(group)
+        finish_later(self, group)
 
-    patch.setattr(engine.MailboxEngine, "_start_append", answer_first)
+    patch.setattr(engine.MailboxEngine, "_finish_later", answer_first)
 
 
 @defect
@@ -173,7 +173,7 @@ def an_in_flight_ceiling_that_is_ignored(patch: Patch) -> None:
             mailbox.in_flight = in_flight
 
     patch.setattr(decide, "deliverable", greedy)
-    patch.setattr(engine, "deliverable", greedy)
+    patch.setattr(lookup, "deliverable", greedy)
 
 
 @defect

@@ -113,6 +113,7 @@ class LogHandle:
     """One process's access to the disk: it ends with the process, and an append may fail.
 
     `fail_next` makes the next append fail, `before` it took effect or `after`: the caller can't tell which.
+    `took_effect` tells the test, of each append.
     """
 
     durability = "nothing"
@@ -120,6 +121,7 @@ class LogHandle:
     def __init__(self, disk: Disk) -> None:
         self.mailbox = disk.mailbox
         self.fail_next: str | None = None
+        self.took_effect: list[bool] = []
         self._disk = disk
         self._is_dead = False
 
@@ -129,8 +131,10 @@ class LogHandle:
     def append(self, records: Sequence[Record]) -> None:
         failure, self.fail_next = self.fail_next, None
         disk = self._alive()
+        self.took_effect.append(False)
         if failure != "before":
             disk.append(records)
+            self.took_effect[-1] = True
         if failure is not None:
             raise Unavailable(f"The simulated disk failed {failure} an append.")
 
