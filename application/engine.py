@@ -289,23 +289,26 @@ class MailboxEngine:
             answers: list[Answer] = []
             for command in await lookup.in_log(work.commands, mailbox):
                 try:
-                    answers.append(await self._decide_one(lookup.within_group(command), now, group.records))
+                    if type(command) is Receive:
+                        answers.append(await self._receive(command, now, group.records))
+                    else:
+                        answers.append(self._obey(lookup.within_group(command), now, group.records))
                 except Rejected as rejection:
                     answers.append(rejection)
             group.answers.append(answers)
         return group
 
-    async def _decide_one(self, command: Command, now: int, records: list[Record]) -> Answer:
-        mailbox = self.mailbox
-        if type(command) is Receive:
-            command, bodies = await self._lookup.bodies(command, mailbox, now, records)
-            events = decide(command, mailbox, now)
-            self._apply(events, records)
-            return [Delivered(e, bodies[e.stream], self._epoch) for e in events if type(e) is MessageReceived]
-        events = decide(command, mailbox, now)
+    def _obey(self, command: Command, now: int, records: list[Record]) -> Answer:
+        events = decide(command, self.mailbox, now)
         if events:
             self._apply(events, records)
         return self._accepted(command, events, now) if type(command) is Send else events
+
+    async def _receive(self, command: Receive, now: int, records: list[Record]) -> Answer:
+        command, bodies = await self._lookup.bodies(command, self.mailbox, now, records)
+        events = decide(command, self.mailbox, now)
+        self._apply(events, records)
+        return [Delivered(e, bodies[e.stream], self._epoch) for e in events if type(e) is MessageReceived]
 
     def _apply(self, events: Sequence[Event], records: list[Record]) -> None:
         mailbox, chain, epoch = self.mailbox, self._chain, self._epoch

@@ -2,7 +2,8 @@
 
 import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
-from functools import cache
+from functools import lru_cache
+from itertools import chain
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 from postroom.adapters.sqlite.database import Durability, connect, connect_reader, create, statements
 from postroom.application.ports.event_log import Head, Seal, StoredSnapshot
 from postroom.domain.errors import Fenced, NotFound, Unavailable, WrongPosition
-from postroom.domain.record import HEADERS, Record
+from postroom.domain.record import Record
 
 POSITIONS = 1 << 40
 """Places per mailbox: a record's place is the mailbox's id times this, plus its position."""
@@ -20,7 +21,6 @@ _CHUNK_ROWS = 10_000
 # SQLite takes 32,766 values a statement; records of messages have the most columns.
 _MAX_ROWS = 1_024
 _COLUMNS = ("place", *Record._fields[1:])
-_ENTIRE = len(_COLUMNS)
 
 
 class SqliteEventLog:
@@ -238,43 +238,56 @@ def mailbox_names(path: str | Path) -> list[str]:
 
 
 def _inserts(base: int, records: Sequence[Record]) -> list[tuple[str, list[Any]]]:
-    """Return the statements that insert these records, with their values."""
+    """Return the statements that insert these records, with their values.
+
+    Handing a value over costs Python as much as SQLite needs to store it, so a column that is the same in all
+    rows is handed over once: most are, as a group shares its time and epoch, and headers are mostly absent.
+    """
     messages = [record for record in records if record.envelope is not None]
     others = [record for record in records if record.envelope is None]
-    statements = []
-    for rows, width in ((messages, _ENTIRE), (others, HEADERS)):
-        for start in range(0, len(rows), _MAX_ROWS):
-            chunk = rows[start : start + _MAX_ROWS]
-            values: list[Any] = []
-            for row in chunk:
-                values.append(base + row[0])
-                values += row[1:width]
-            size = _statement_rows(len(chunk))
-            values += [None] * (width * (size - len(chunk)))
-            values += [base // POSITIONS, records[0].position]
-            statements.append((_insert_statement(width, size), values))
-    return statements
+    place = [base // POSITIONS, records[0].position]
+    return [
+        _insert(base, rows[start : start + _MAX_ROWS], place)
+        for rows in (messages, others)
+        for start in range(0, len(rows), _MAX_ROWS)
+    ]
+
+
+def _insert(base: int, records: Sequence[Record], place: list[int]) -> tuple[str, list[Any]]:
+    columns: list[Sequence[Any]] = list(zip(*records, strict=True))
+    columns[0] = [base + position for position in columns[0]]
+    count = len(records)
+    varying = tuple(i for i, column in enumerate(columns) if i == 0 or column.count(column[0]) < count)
+    values = [column[0] for i, column in enumerate(columns) if i not in varying]
+    values += chain.from_iterable(zip(*(columns[i] for i in varying), strict=True))
+    size = _statement_rows(count)
+    values += [None] * (len(varying) * (size - count))
+    return _insert_statement(varying, size), values + place
 
 
 def _statement_rows(count: int) -> int:
-    """Round up to one of few sizes, at most a quarter more, so that prepared statements are reused."""
+    """Round up to one of few sizes, at most a quarter more, so that statements are prepared once."""
     step = 1 << max(0, count.bit_length() - 3)
     return -(-count // step) * step
 
 
-@cache
-def _insert_statement(width: int, size: int) -> str:
+@lru_cache(256)
+def _insert_statement(varying: tuple[int, ...], size: int) -> str:
     """Return an INSERT of `size` rows that skips the all-NULL ones behind the last record.
 
     One statement for all rows runs outside Python's interpreter lock from the first row to the sync;
-    statements by the row would take the lock back between them, each time waiting for the thread that
-    decides the next group.
+    statements by the row would take the lock back between them, each time waiting for the deciding thread.
+
+    Arguments:
+        varying: indexes of the columns whose values come by row; the others' come once, in front.
     """
-    row = f"({', '.join('?' * width)})"
-    rows = ", ".join([row] * size)
+    selected = [f"rows.column{varying.index(i) + 1}" if i in varying else c for i, c in enumerate(_COLUMNS)]
+    shared = ", ".join(f"? AS {column}" for i, column in enumerate(_COLUMNS) if i not in varying)
+    row = f"({', '.join('?' * len(varying))})"
     return (
-        f"INSERT INTO log ({', '.join(_COLUMNS[:width])}) SELECT * FROM (VALUES {rows}) "
-        "WHERE column1 IS NOT NULL AND (SELECT removed_through FROM mailbox_names WHERE id = ?) < ?"
+        f"INSERT INTO log ({', '.join(_COLUMNS)}) SELECT {', '.join(selected)} "
+        f"FROM (SELECT {shared or '1'}), (VALUES {', '.join([row] * size)}) AS rows "
+        "WHERE rows.column1 IS NOT NULL AND (SELECT removed_through FROM mailbox_names WHERE id = ?) < ?"
     )
 
 
