@@ -2,7 +2,6 @@
 
 import os
 import socket
-import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING
@@ -43,7 +42,6 @@ if TYPE_CHECKING:
 MEMORY = "memory:"
 DEFAULT_MAILBOX = "main@local"
 OWNERSHIP_WAIT_MS = 2_000
-SWITCH_INTERVAL_SECONDS = 0.0005
 
 
 class Postroom:
@@ -113,7 +111,6 @@ async def open_mailbox(
     """
     check_mailbox(mailbox)
     owner = owner or f"process {os.getpid()} on {socket.gethostname()}"
-    _share_the_interpreter()
     clock = SystemClock()
     log, ownership = _storage(store, mailbox, durability)
     try:
@@ -166,16 +163,6 @@ def rebuild_projections(store: str, progress: "Callable[[Progress], None]") -> "
 def list_mailboxes(store: str) -> list[str]:
     """Return the names of the mailboxes in a store, sorted; none when it does not exist yet."""
     return mailbox_names(store)
-
-
-def _share_the_interpreter() -> None:
-    """Let the appending thread have the interpreter within half a millisecond of asking (ADR 0010).
-
-    By default it waits 5 ms for the thread that decides, longer than an append takes; then the two work in
-    turn rather than side by side.
-    """
-    if sys.getswitchinterval() > SWITCH_INTERVAL_SECONDS:
-        sys.setswitchinterval(SWITCH_INTERVAL_SECONDS)
 
 
 def _storage(store: str, mailbox: str, durability: Durability) -> tuple[EventLog, Ownership]:

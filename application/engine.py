@@ -35,6 +35,9 @@ APPENDS_AHEAD = 2
 PENDING_COMMANDS = 50_000
 SNAPSHOT_EVENTS = 100_000
 CLOSING_SNAPSHOT_EVENTS = 1_000
+SNAPSHOT_TRIES = 5
+RECOVERY_SECONDS = 1.0
+"""How long to wait before the log is folded again, when that failed and nobody asks."""
 OWNERSHIP_TRIES = 5
 """How often a new owner reads the log again when the old owner's last group lands first."""
 
@@ -206,7 +209,7 @@ class MailboxEngine:
         oldest = min((message.position for message in mailbox.messages.values()), default=through + 1)
         through = min(through, oldest - 1)
         if through > mailbox.truncated_through:
-            await self._writer.save_snapshot(self._snapshot(mailbox))
+            await self._keep_snapshot(mailbox)
             record = (await asyncio.to_thread(self.log.at_positions, [through]))[through]
             await self.submit([Truncate(through, record.chain)])
         removed = await self._writer.truncate(mailbox.truncated_through)
@@ -245,6 +248,7 @@ class MailboxEngine:
         while not self._pending and not self._closing:
             timeout = self._sleep_seconds()
             if timeout is not None and timeout <= 0:
+                await asyncio.sleep(0)  # however much there is to end, callers get their turn
                 return
             self._wake.clear()
             try:
@@ -254,10 +258,10 @@ class MailboxEngine:
                 return
 
     def _sleep_seconds(self) -> float | None:
-        """Return how long nothing can happen by itself; None for as long as nobody sends a command."""
+        """Return how long nothing can happen by itself; None: until somebody sends a command."""
         mailbox = self._mailbox
         if mailbox is None:
-            return None
+            return RECOVERY_SECONDS
         if mailbox.crowded:
             return 0
         times = [mailbox.next_alarm()]
@@ -433,6 +437,20 @@ class MailboxEngine:
         records: list[Record] = []
         self._apply(decide(command, mailbox, at), records)
         await self._writer.append(records)
+
+    async def _keep_snapshot(self, mailbox: Mailbox) -> None:
+        """Save a snapshot that the log will be cut by, on a record that the log really holds.
+
+        Memory may be ahead of the log; if what it is ahead by never lands, the snapshot is worth nothing.
+        """
+        for _ in range(SNAPSHOT_TRIES):
+            snapshot = self._snapshot(mailbox)
+            await self._writer.save_snapshot(snapshot)
+            stored = await asyncio.to_thread(self.log.at_positions, [snapshot.position])
+            record = stored.get(snapshot.position)
+            if record is not None and record.chain == snapshot.chain:
+                return
+        raise Unavailable(f"Mailbox {self.log.mailbox} is too busy to cut its log now; retry shortly.")
 
     def _snapshot(self, mailbox: Mailbox) -> StoredSnapshot:
         self._snapshot_position = mailbox.position
