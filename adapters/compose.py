@@ -1,5 +1,6 @@
 """The one place that wires ports to adapters: open a store, get its handlers."""
 
+import asyncio
 import os
 import socket
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -32,6 +33,7 @@ from postroom.application.queries.get_topic_policy import GetTopicPolicy
 from postroom.application.queries.live import GetBacklog, ListDeadLetters
 from postroom.application.queries.search_messages import SearchMessages
 from postroom.application.queries.verify import VerifyLog
+from postroom.application.retention import keep_enforcing_retention
 from postroom.domain.mailbox.events import MailboxMode
 from postroom.domain.names import check_mailbox
 from postroom.domain.policy import MailboxLimits, TopicPolicy
@@ -117,9 +119,11 @@ async def open_mailbox(
         async with ownership.acquire(mailbox, owner, wait_ms):
             engine = MailboxEngine(log, clock, limits=limits, default_policy=default_policy)
             await engine.open(owner, mode)
+            retention = asyncio.create_task(keep_enforcing_retention(engine))
             try:
                 yield Postroom(engine, clock)
             finally:
+                retention.cancel()
                 await engine.close()
     finally:
         log.close()

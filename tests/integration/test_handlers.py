@@ -114,7 +114,7 @@ async def test_a_late_ack_that_meets_a_purge_is_refused_and_harms_nobody(mailbox
     await mailbox.send_batch([message(b"1"), message(b"2", topic="invoices")])
     (late,) = await mailbox.receive_messages("orders", visibility_ms=250)
     (other,) = await mailbox.receive_messages("invoices")
-    while not mailbox.get_backlog().ready:  # noqa: ASYNC110  until the scanner comes by
+    while not mailbox.get_backlog().ready:  # until the scanner comes by
         await asyncio.sleep(0.01)
     purged, refused, settled = await asyncio.gather(
         mailbox.purge_topic("orders", ready=True),

@@ -1,5 +1,6 @@
 """What a mailbox is after a restart, a reboot, a failed append, a flipped bit, a damaged snapshot."""
 
+import asyncio
 import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import closing
@@ -10,10 +11,12 @@ import pytest
 
 from postroom.adapters.compose import Postroom, open_mailbox, read_mailbox
 from postroom.adapters.memory.event_log import MemoryEventLog
+from postroom.application import engine as engine_module
 from postroom.application.engine import MailboxEngine
 from postroom.application.fold import fold
 from postroom.application.messages import NewMessage, Sent
 from postroom.application.ports.event_log import StoredSnapshot
+from postroom.application.retention import keep_enforcing_retention
 from postroom.domain.errors import BrokenLog, Fenced, NotFound, StaleReceipt, Unavailable, WrongPosition
 from postroom.domain.mailbox.snapshot import take_snapshot
 from postroom.domain.mailbox.state import Mailbox
@@ -22,6 +25,7 @@ from postroom.domain.record import Record
 from tests.integration.stores import MAILBOX, ManualClock, Place, memory_place, sqlite_place
 
 TOPIC = "orders"
+HANG_SECONDS = 30
 
 
 @pytest.fixture(params=["memory", "sqlite"])
@@ -324,6 +328,56 @@ class FailingLog(MemoryEventLog):
         super().append(records)
         if failure == "after":
             raise Unavailable("The connection was lost.")
+
+
+async def test_a_mailbox_whose_append_failed_ends_deliveries_without_being_asked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(engine_module, "RECOVERY_SECONDS", 0.01)
+    log = FailingLog(MAILBOX)
+    place = Place(lambda: log)
+    async with place.open() as mailbox:
+        await mailbox.send_message(message())
+        await receive_one(mailbox)
+        log.fails = "before"
+        with pytest.raises(Unavailable):
+            await mailbox.send_message(message())
+        place.clock.advance(10_000)
+        async with asyncio.timeout(HANG_SECONDS):
+            while all(record.type != "MessageRequeued.1" for record in log.read()):
+                await asyncio.sleep(0.001)
+
+
+class LosingLog(MemoryEventLog):
+    """A log that keeps snapshots, but whose record under the newest one is never there."""
+
+    def at_positions(self, positions: Sequence[int]) -> dict[int, Record]:
+        newest = max((snapshot.position for snapshot in self.snapshots()), default=0)
+        return {p: r for p, r in super().at_positions(positions).items() if p != newest}
+
+
+async def test_the_log_is_not_cut_by_a_snapshot_that_does_not_stand_in_it() -> None:
+    log = LosingLog(MAILBOX)
+    place = Place(lambda: log)
+    async with place.open(limits=MailboxLimits(history_retention_ms=1)) as mailbox:
+        await live(mailbox, 20)
+        await mailbox.purge_topic(TOPIC, ready=True)
+        place.clock.advance(DAY_MS)
+        with pytest.raises(Unavailable, match="too busy to cut its log"):
+            await mailbox.engine.enforce_retention()
+        assert log.first_position() == 1
+
+
+async def test_an_open_mailbox_keeps_enforcing_its_retention(place: Place) -> None:
+    async with place.open(limits=MailboxLimits(history_retention_ms=1)) as mailbox:
+        await mailbox.send_message(message())
+        await mailbox.ack_messages([(await receive_one(mailbox)).receipt])
+        place.clock.advance(DAY_MS)
+        task = asyncio.create_task(keep_enforcing_retention(mailbox.engine, every_seconds=0))
+        async with asyncio.timeout(HANG_SECONDS):
+            while mailbox.engine.log.first_position() == 1:
+                await asyncio.sleep(0.001)
+        task.cancel()
 
 
 @pytest.mark.parametrize("failure", ["before", "after"])
