@@ -17,7 +17,7 @@ POSITIONS = 1 << 40
 """Places per mailbox: a record's place is the mailbox's id times this, plus its position."""
 
 _SQL = statements("log.sql")
-_CHUNK_ROWS = 10_000
+_CHUNK_ROWS = 2_000
 # SQLite takes 32,766 values a statement; records of messages have the most columns.
 _MAX_ROWS = 1_024
 _COLUMNS = ("place", *Record._fields[1:])

@@ -38,6 +38,8 @@ from postroom.domain.policy import MailboxLimits, TopicPolicy
 
 _WAITING = (READY, DEAD)
 
+ALARMS_BETWEEN_TIDYING = 1_024
+
 
 class Clock(msgspec.Struct, frozen=True, array_like=True):
     """Tie log time to a monotonic clock: at `uptime` µs after `boot`, it was `at` (svc-mailbox I-17)."""
@@ -98,6 +100,7 @@ class Mailbox:
         self.messages: dict[bytes, Message] = {}
         self.policies: dict[str, TopicPolicy] = {}
         self.crowded: set[str] = set()
+        self._until_tidy = ALARMS_BETWEEN_TIDYING
         self._deadlines = Alarms(_deadline_of)
         self._expiries = Alarms(_expiry_of)
 
@@ -137,9 +140,17 @@ class Mailbox:
             self._deadlines.set(message.due, message)
         else:
             self._expiries.set(message.expires_at, message)
-        if len(self._deadlines) + len(self._expiries) > 4 * len(self.messages) + 1_024:
+        self._until_tidy -= 1
+        if self._until_tidy <= 0:
+            self._tidy_alarms()
+
+    def _tidy_alarms(self) -> None:
+        """Forget stale alarms once they outnumber the live ones; until then looking would cost more."""
+        live = len(self.messages)
+        if len(self._deadlines) + len(self._expiries) > 2 * live:
             self._deadlines.rebuild(self.messages.values())
             self._expiries.rebuild(self.messages.values())
+        self._until_tidy = max(ALARMS_BETWEEN_TIDYING, live)
 
 
 def _deadline_of(message: Message) -> int | None:
