@@ -307,7 +307,14 @@ class MailboxMachine(RuleBasedStateMachine):
                 raise answer
             else:
                 operation.tell(self.model, type(answer).__name__ if isinstance(answer, Rejected) else answer)
-        self.model.end_what_ran_out()
+        if kill_after is None:
+            self.model.end_what_ran_out()
+        else:  # whether the process still got to it before it died, only the log knows
+            left = fold(WithoutSnapshots(self.disk), LIMITS, POLICY)
+            overdue = {
+                str(UUID(bytes=m.stream)) for m in left.overdue(self.model.now, len(left.messages) + 1)
+            }
+            self.model.end_what_ran_out(but=overdue, but_crowded=left.crowded)
         if kill_after is None and all(isinstance(answer, Rejected) for answer in answers):
             assert (self.disk.end, view(self.engine.mailbox, self.engine.now())) == (end, before)
 

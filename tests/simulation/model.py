@@ -5,6 +5,7 @@ the mailbox can see. Promises of the form "not before" are held against true tim
 All times are µs, all settings ms.
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -106,13 +107,17 @@ class Model:
         self.now = now
         self.end_what_ran_out()
 
-    def end_what_ran_out(self) -> None:
-        """End deliveries that timed out, messages that nobody fetched, dead letters too old or too many."""
-        while overdue := [m for m in self.messages.values() if self._is_overdue(m)]:
+    def end_what_ran_out(self, *, but: Collection[str] = (), but_crowded: Collection[str] = ()) -> None:
+        """End deliveries that timed out, messages that nobody fetched, dead letters too old or too many.
+
+        Arguments:
+            but, but_crowded: messages, and topics with too many dead letters, that a dying process left so.
+        """
+        while overdue := [m for m in self.messages.values() if self._is_overdue(m) and m.id not in but]:
             for message in overdue:
                 self._end(message)
-        for topic in self.topics.values():
-            while len(topic.dead) > topic.policy.dead_capacity:
+        for name, topic in self.topics.items():
+            while name not in but_crowded and len(topic.dead) > topic.policy.dead_capacity:
                 self._expire(topic.dead[0], "capacity")
 
     def _is_deliverable(self, message: Message) -> bool:
