@@ -16,6 +16,8 @@ settings.register_profile(
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
 )
+# The gate tries the same examples every time: what it says of a change is about that change.
+settings.register_profile("gate", parent=settings.get_profile("default"), derandomize=True, database=None)
 # HYPOTHESIS_PROFILE=thorough looks much longer, for a night or before a release.
 settings.register_profile(
     "thorough",
