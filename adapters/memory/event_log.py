@@ -113,10 +113,10 @@ class MemoryEventLog:
             older = [kept for kept in self._snapshots if kept.position < snapshot.position]
             self._snapshots = [snapshot, *older[:1]]
 
-    def snapshots(self) -> list[StoredSnapshot]:
-        """Return the kept snapshots, newest first."""
+    def snapshots(self) -> Iterator[StoredSnapshot]:
+        """Yield the kept snapshots, newest first."""
         with self._lock:
-            return list(self._snapshots)
+            return iter(list(self._snapshots))
 
     def seal(self, seal: Seal) -> None:
         """Keep where the log ends now."""

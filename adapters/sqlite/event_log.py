@@ -145,9 +145,11 @@ class SqliteEventLog:
         self._write("save_snapshot", position=snapshot.position, chain=snapshot.chain, state=snapshot.state)
         self._write("drop_old_snapshots")
 
-    def snapshots(self) -> list[StoredSnapshot]:
-        """Return the kept snapshots, newest first."""
-        return [StoredSnapshot(*row) for row in self._fetch("snapshots")]
+    def snapshots(self) -> Iterator[StoredSnapshot]:
+        """Yield the kept snapshots, newest first."""
+        for (position,) in self._fetch("snapshot_positions"):
+            for row in self._fetch("snapshot", position=position):
+                yield StoredSnapshot(*row)
 
     def seal(self, seal: Seal) -> None:
         """Keep where the log ends now."""

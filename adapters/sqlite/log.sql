@@ -54,8 +54,11 @@ DELETE FROM snapshot WHERE place > :base AND place <= :top AND place NOT IN (
     SELECT place FROM snapshot WHERE place > :base AND place <= :top ORDER BY place DESC LIMIT 2
 );
 
--- name: snapshots
-SELECT place - :base, chain, state FROM snapshot WHERE place > :base AND place <= :top ORDER BY place DESC;
+-- name: snapshot_positions
+SELECT place - :base FROM snapshot WHERE place > :base AND place <= :top ORDER BY place DESC;
+
+-- name: snapshot
+SELECT place - :base, chain, state FROM snapshot WHERE place = :base + :position;
 
 -- name: seal
 INSERT OR REPLACE INTO seal (base, position, chain) VALUES (:base, :position, :chain);

@@ -85,8 +85,8 @@ class EventLog(Protocol):
     def save_snapshot(self, snapshot: StoredSnapshot) -> None:
         """Keep a snapshot; all but the newest two may be dropped."""
 
-    def snapshots(self) -> list[StoredSnapshot]:
-        """Return the kept snapshots, newest first."""
+    def snapshots(self) -> Iterator[StoredSnapshot]:
+        """Yield the kept snapshots, newest first, each read only when it is asked for."""
 
     def seal(self, seal: Seal) -> None:
         """Keep where the log ends now, in place of what was kept before."""

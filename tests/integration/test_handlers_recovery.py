@@ -207,7 +207,7 @@ async def test_a_log_that_grew_little_is_not_worth_a_snapshot() -> None:
     log = WatchedLog(MAILBOX)
     async with Place(lambda: log).open() as mailbox:
         await live(mailbox, 10)
-    assert log.snapshots() == []
+    assert list(log.snapshots()) == []
 
 
 @pytest.mark.parametrize("damage", ["corrupt", "foreign version", "of another log", "beyond the end"])

@@ -168,7 +168,7 @@ class LogHandle:
     def save_snapshot(self, snapshot: StoredSnapshot) -> None:
         self._alive().save_snapshot(snapshot)
 
-    def snapshots(self) -> list[StoredSnapshot]:
+    def snapshots(self) -> Iterator[StoredSnapshot]:
         return self._alive().snapshots()
 
     def seal(self, seal: Seal) -> None:
@@ -189,5 +189,5 @@ class LogHandle:
 class WithoutSnapshots(LogHandle):
     """The same log as somebody sees it who must fold it from the start."""
 
-    def snapshots(self) -> list[StoredSnapshot]:
-        return []
+    def snapshots(self) -> Iterator[StoredSnapshot]:
+        return iter(())

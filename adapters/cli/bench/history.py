@@ -3,7 +3,7 @@
 import asyncio
 import os
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
@@ -42,9 +42,9 @@ class _WithoutSnapshots:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._log, name)
 
-    def snapshots(self) -> list[Any]:
-        """Return none."""
-        return []
+    def snapshots(self) -> Iterator[Any]:
+        """Yield none."""
+        return iter(())
 
 
 def generated(start: int, count: int) -> list[NewMessage]:
