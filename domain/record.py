@@ -1,6 +1,6 @@
 """Log records: how an event looks in the event log, and the hash chain that ties each to the one before."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -74,14 +74,13 @@ def link(previous: bytes, before_chain: Sequence[object], after_chain: Sequence[
     return blake3(previous + _encode((before_chain, after_chain))).digest()
 
 
-def verify_chain(records: Iterable[Record], previous: bytes, expected: int) -> tuple[int, bytes]:
-    """Check that records follow each other without a gap and that every hash holds.
+def chained(records: Iterable[Record], previous: bytes, expected: int) -> Iterator[Record]:
+    """Yield records as long as they follow each other without a gap and every hash holds.
 
     Arguments:
         previous: chain hash of the record before the first.
         expected: position of the first record.
 
-    Returns: the last position and its chain hash.
     Raises: BrokenLog naming the first position that does not fit.
     """
     for record in records:
@@ -97,9 +96,17 @@ def verify_chain(records: Iterable[Record], previous: bytes, expected: int) -> t
                 "before was altered. Restore the store from a backup.",
                 record.position,
             )
+        yield record
         previous = record.chain
         expected += 1
-    return expected - 1, previous
+
+
+def verify_chain(records: Iterable[Record], previous: bytes, expected: int) -> tuple[int, bytes]:
+    """Check records as `chained` does, and return the last position and its chain hash."""
+    last, chain = expected - 1, previous
+    for record in chained(records, previous, expected):
+        last, chain = record.position, record.chain
+    return last, chain
 
 
 def _headers(record: Record) -> tuple[object, ...]:

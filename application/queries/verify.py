@@ -1,6 +1,6 @@
 """`VerifyLog`: check that no record of a log was cut, moved or edited, and every message is intact."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 
 import msgspec
 
@@ -12,7 +12,7 @@ from postroom.domain.integrity import is_intact
 from postroom.domain.mailbox.events import LogTruncated
 from postroom.domain.message import MessageSent
 from postroom.domain.names import mailbox_stream
-from postroom.domain.record import GENESIS, Record, verify_chain
+from postroom.domain.record import GENESIS, Record, chained
 
 PROGRESS_RECORDS = 10_000
 
@@ -52,20 +52,27 @@ class VerifyLog:
 
         Raises: BrokenLog naming the first position that does not hold.
         """
-        self._messages = 0
-        self._expected = (expected_last, expected_chain)
-        start, anchored = self._start()
-        records = self._checked(self._log.read(start), progress)
-        last, chain = verify_chain(records, anchored, start + 1)
+        start, chain = self._start()
+        last, messages = start, 0
+        for record in chained(self._log.read(start), chain, start + 1):
+            last, chain = record.position, record.chain
+            if last == expected_last and chain.hex() != expected_chain:
+                raise BrokenLog(
+                    f"The log record at position {last} has another chain hash than before: the log was "
+                    "rewritten. Restore the store from a backup.",
+                    last,
+                )
+            messages += _is_intact_message(record)
+            if last % PROGRESS_RECORDS == 0:
+                progress(last)
         check_seal(self._log)
         if expected_last is not None and last < expected_last:
             raise BrokenLog(
                 f"The log of mailbox {self._log.mailbox} ends at position {last}, but it reached "
-                f"{expected_last} "
-                "before: its end was cut off. Restore the store from a backup.",
+                f"{expected_last} before: its end was cut off. Restore the store from a backup.",
                 last + 1,
             )
-        return Verification(self._log.mailbox, start + 1, last, self._messages, chain.hex())
+        return Verification(self._log.mailbox, start + 1, last, messages, chain.hex())
 
     def _start(self) -> tuple[int, bytes]:
         """Return where to start: position 0, or where retention cut, with the chain hash recorded there."""
@@ -86,28 +93,16 @@ class VerifyLog:
             first,
         )
 
-    def _checked(self, records: Iterable[Record], progress: Callable[[int], None]) -> Iterator[Record]:
-        expected_last, expected_chain = self._expected
-        for record in records:
-            yield record
-            if record.position == expected_last and record.chain.hex() != expected_chain:
-                raise BrokenLog(
-                    f"The log record at position {record.position} has another chain hash than before: "
-                    "the log was rewritten. Restore the store from a backup.",
-                    record.position,
-                )
-            if record.envelope is not None:
-                self._check_message(record)
-            if record.position % PROGRESS_RECORDS == 0:
-                progress(record.position)
 
-    def _check_message(self, record: Record) -> None:
-        event = to_event(record)
-        if isinstance(event, MessageSent):
-            self._messages += 1
-            if not is_intact(event):
-                raise BrokenLog(
-                    f"The message at position {record.position} does not match its payload hash: its "
-                    "envelope was altered. Restore the store from a backup.",
-                    record.position,
-                )
+def _is_intact_message(record: Record) -> bool:
+    """Tell whether the record is a message, which then is intact; raise `BrokenLog` where it isn't."""
+    if record.envelope is None:
+        return False
+    event = to_event(record)
+    if isinstance(event, MessageSent) and not is_intact(event):
+        raise BrokenLog(
+            f"The message at position {record.position} does not match its payload hash: its envelope was "
+            "altered. Restore the store from a backup.",
+            record.position,
+        )
+    return True
