@@ -3,6 +3,7 @@
 import os
 import re
 import sqlite3
+from contextlib import closing, suppress
 from importlib.resources import files
 from pathlib import Path
 from typing import Literal
@@ -28,12 +29,11 @@ def create(path: Path) -> None:
     Raises: Unavailable when the file can't be made there or is no SQLite file.
     """
     try:
-        os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
-        connection = connect(path)
-        try:
+        # Only where there is none: closing a file that SQLite has open drops this process's locks on it.
+        with suppress(FileExistsError):
+            os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
+        with closing(connect(path)) as connection:
             connection.executescript(files(__package__).joinpath("schema.sql").read_text("utf-8"))
-        finally:
-            connection.close()
     except (OSError, sqlite3.Error) as error:
         raise Unavailable(
             f"The store {path} can't be opened: {error}. Check the path and its permissions."
@@ -48,12 +48,14 @@ def connect(path: Path, durability: Durability = "full") -> sqlite3.Connection:
             but never when only the process dies (ADR 0005).
     """
     connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, cached_statements=128)
-    connection.execute(f"PRAGMA busy_timeout = {BUSY_TIMEOUT_MS}")
-    connection.execute("PRAGMA journal_mode = WAL")
-    connection.execute(f"PRAGMA synchronous = {'FULL' if durability == 'full' else 'NORMAL'}")
-    connection.execute(f"PRAGMA wal_autocheckpoint = {CHECKPOINT_PAGES}")
-    connection.execute("PRAGMA journal_size_limit = 67108864")
-    return connection
+    return _configured(
+        connection,
+        f"busy_timeout = {BUSY_TIMEOUT_MS}",
+        "journal_mode = WAL",
+        f"synchronous = {'FULL' if durability == 'full' else 'NORMAL'}",
+        f"wal_autocheckpoint = {CHECKPOINT_PAGES}",
+        "journal_size_limit = 67108864",
+    )
 
 
 def connect_reader(path: Path) -> sqlite3.Connection:
@@ -61,5 +63,14 @@ def connect_reader(path: Path) -> sqlite3.Connection:
     connection = sqlite3.connect(
         f"{path.absolute().as_uri()}?mode=ro", uri=True, isolation_level=None, check_same_thread=False
     )
-    connection.execute(f"PRAGMA busy_timeout = {BUSY_TIMEOUT_MS}")
+    return _configured(connection, f"busy_timeout = {BUSY_TIMEOUT_MS}")
+
+
+def _configured(connection: sqlite3.Connection, *pragmas: str) -> sqlite3.Connection:
+    try:
+        for pragma in pragmas:
+            connection.execute(f"PRAGMA {pragma}")
+    except BaseException:
+        connection.close()
+        raise
     return connection

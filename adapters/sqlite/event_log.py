@@ -2,6 +2,7 @@
 
 import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, closing
 from functools import lru_cache
 from itertools import chain
 from pathlib import Path
@@ -46,13 +47,16 @@ class SqliteEventLog:
         self._end: int | None = None
         if create_missing:
             create(self.path)
-            self._writer = connect(self.path, durability)
         elif not self.path.exists():
             raise NotFound(
                 f"There is no store at {path}; name one that exists, or send a message to create it."
             )
-        self._reader = connect_reader(self.path)
-        self._base = self._mailbox_id() * POSITIONS
+        with ExitStack() as opened:
+            if create_missing:
+                self._writer = opened.enter_context(closing(connect(self.path, durability)))
+            self._reader = opened.enter_context(closing(connect_reader(self.path)))
+            self._base = self._mailbox_id() * POSITIONS
+            opened.pop_all()
         self._bounds = {"base": self._base, "top": self._base + POSITIONS - 1}
 
     @property
