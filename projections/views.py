@@ -206,7 +206,9 @@ def _is_locked(file: int) -> bool:
 
 
 def _connect(path: Path) -> sqlite3.Connection:
-    os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
+    # Only where there is none: closing a file that SQLite has open drops this process's locks on it.
+    with suppress(FileExistsError):
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
     connection = sqlite3.connect(path, isolation_level=None)
     try:
         connection.create_function("unicode_lower", 1, str.lower, deterministic=True)

@@ -1,5 +1,6 @@
 import os
 from collections.abc import Iterator
+from contextlib import ExitStack, closing
 from typing import TYPE_CHECKING
 
 import pytest
@@ -7,6 +8,8 @@ from hypothesis import HealthCheck, settings
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+    from tests.fixtures import OpenReadModels
 
 # The machine's speed says nothing about the code: no example is failed for being slow.
 settings.register_profile(
@@ -26,6 +29,15 @@ settings.register_profile(
     stateful_step_count=100,
 )
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
+
+
+@pytest.fixture
+def read_models() -> "Iterator[OpenReadModels]":
+    """Open read models of stores; all are closed when the test is over."""
+    from postroom.adapters.sqlite.read_models import SqliteReadModels
+
+    with ExitStack() as opened:
+        yield lambda store: opened.enter_context(closing(SqliteReadModels(store)))
 
 
 @pytest.fixture(scope="session")

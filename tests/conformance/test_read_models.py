@@ -13,6 +13,7 @@ from postroom.application.ports.read_models import BacklogFilter, DeadLetterFilt
 from postroom.domain.errors import NotFound, Unavailable
 from postroom.domain.search import EventFilter
 from tests.conformance.read_models import Build, ReadModelsConformance, Send
+from tests.fixtures import OpenReadModels
 from tests.projections import histories
 from tests.projections.histories import STORY, VARIED, Receive, build_without_spark, live
 
@@ -56,9 +57,11 @@ class TestSqliteReadModels(ReadModelsConformance):
     pass
 
 
-def test_before_the_first_rebuild_every_question_says_what_to_run(tmp_path: Path) -> None:
+def test_before_the_first_rebuild_every_question_says_what_to_run(
+    tmp_path: Path, read_models: OpenReadModels
+) -> None:
     histories.send(tmp_path / "store.db", "main@test", [NewMessage(topic="shop", payload=b"")])
-    models = SqliteReadModels(tmp_path / "store.db")
+    models = read_models(tmp_path / "store.db")
     for ask in (
         lambda: models.search(EventFilter()),
         lambda: models.backlog(BacklogFilter()),
@@ -76,12 +79,12 @@ def test_the_file_is_readable_by_its_owner_only(store: Path) -> None:
     assert stat.S_IMODE(views_path(store).stat().st_mode) == 0o600
 
 
-def test_a_file_that_is_no_database_is_reported(store: Path) -> None:
+def test_a_file_that_is_no_database_is_reported(store: Path, read_models: OpenReadModels) -> None:
     views_path(store).write_bytes(b"not a database, but long enough to be taken for one" * 100)
     for suffix in ("-wal", "-shm"):
         views_path(store).with_name(views_path(store).name + suffix).unlink(missing_ok=True)
     with pytest.raises(Unavailable, match=r"can't be read.*rebuild"):
-        SqliteReadModels(store).search(EventFilter())
+        read_models(store).search(EventFilter())
 
 
 def test_every_index_of_the_rfc_is_there(store: Path) -> None:

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from postroom.adapters.sqlite.read_models import SqliteReadModels
 from postroom.application.messages import NewMessage
 from postroom.application.ports.read_models import views_path
 from postroom.domain.errors import NotFound, Unavailable
 from postroom.domain.search import EventFilter
 from postroom.projections.session import find_java
 from postroom.projections.views import open_views, roll_back
+from tests.fixtures import OpenReadModels
 from tests.projections.histories import build_without_spark, send
 
 MAILBOX = "main@test"
@@ -29,18 +29,20 @@ def store(tmp_path: Path) -> Path:
     return path
 
 
-def test_the_version_before_is_kept_and_older_ones_are_dropped(store: Path) -> None:
+def test_the_version_before_is_kept_and_older_ones_are_dropped(
+    store: Path, read_models: OpenReadModels
+) -> None:
     versions = [build_without_spark(store) for _ in range(3)]
     assert [bool(tables(store, version)) for version in versions] == [False, True, True]
-    shown = SqliteReadModels(store).status().versions
+    shown = read_models(store).status().versions
     assert [each.status for each in shown] == ["active", "retired", "dropped"]
 
 
-def test_rolling_back_serves_the_version_before_at_once(store: Path) -> None:
+def test_rolling_back_serves_the_version_before_at_once(store: Path, read_models: OpenReadModels) -> None:
     first = build_without_spark(store)
     send(store, MAILBOX, [NewMessage(topic="shop", payload=b"")])
     build_without_spark(store)
-    models = SqliteReadModels(store)
+    models = read_models(store)
     assert len(models.search(EventFilter()).items) == 2
     assert roll_back(str(store)) == first
     assert len(models.search(EventFilter()).items) == 1
@@ -54,10 +56,10 @@ def test_without_a_version_before_there_is_nothing_to_roll_back_to(store: Path) 
         roll_back(str(store))
 
 
-def test_a_second_rebuild_is_refused_while_one_runs(store: Path) -> None:
+def test_a_second_rebuild_is_refused_while_one_runs(store: Path, read_models: OpenReadModels) -> None:
     with open_views(str(store)) as views:
         version = views.begin([])
-        running = SqliteReadModels(store).status().rebuild
+        running = read_models(store).status().rebuild
         assert running is not None
         assert running.version == version
         with (
@@ -67,7 +69,7 @@ def test_a_second_rebuild_is_refused_while_one_runs(store: Path) -> None:
             pass
 
 
-def test_a_killed_rebuild_blocks_nobody_and_leaves_nothing(store: Path) -> None:
+def test_a_killed_rebuild_blocks_nobody_and_leaves_nothing(store: Path, read_models: OpenReadModels) -> None:
     served = build_without_spark(store)
     code = (
         "import os, signal, sys; from postroom.projections.views import open_views\n"
@@ -75,22 +77,24 @@ def test_a_killed_rebuild_blocks_nobody_and_leaves_nothing(store: Path) -> None:
     )
     killed = subprocess.run([sys.executable, "-c", code, str(store)], check=False)
     assert killed.returncode == -signal.SIGKILL
-    status = SqliteReadModels(store).status()
+    status = read_models(store).status()
     assert status.rebuild is None
     assert status.active is not None
     assert status.active.version == served
     assert tables(store, served + 1) != set()
     build_without_spark(store)
-    shown = SqliteReadModels(store).status().versions
+    shown = read_models(store).status().versions
     assert [each.status for each in shown] == ["active", "failed", "retired"]
     assert shown[1].error == "the rebuild was killed"
     assert tables(store, served + 1) == set()
 
 
-def test_a_search_that_began_before_a_flip_goes_on_in_the_version_after(store: Path) -> None:
+def test_a_search_that_began_before_a_flip_goes_on_in_the_version_after(
+    store: Path, read_models: OpenReadModels
+) -> None:
     send(store, MAILBOX, [NewMessage(topic="shop", payload=b"") for _ in range(5)])
     build_without_spark(store)
-    models = SqliteReadModels(store)
+    models = read_models(store)
     page = models.search(EventFilter(limit=2))
     for _ in range(3):  # the version that the first page came from is dropped
         build_without_spark(store)

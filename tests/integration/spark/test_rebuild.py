@@ -13,7 +13,6 @@ import pytest
 from pyspark.sql import SparkSession
 
 from postroom.adapters.sqlite.event_log import SqliteEventLog
-from postroom.adapters.sqlite.read_models import SqliteReadModels
 from postroom.application.messages import NewMessage
 from postroom.application.ports.read_models import DeadLetterFilter, views_path
 from postroom.domain.errors import NotFound, Unavailable
@@ -21,6 +20,7 @@ from postroom.domain.search import EventFilter
 from postroom.projections.cut import encode_cuts, take_cuts
 from postroom.projections.rebuild import Progress, rebuild
 from postroom.projections.source import LogSource, read_log
+from tests.fixtures import OpenReadModels
 from tests.projections.histories import STORY, VARIED, live, reference, send
 
 REPOSITORY = Path(__file__).parents[3]
@@ -38,11 +38,13 @@ def store(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_rebuild_serves_what_the_reference_fold_makes_of_the_log(store: Path) -> None:
+def test_a_rebuild_serves_what_the_reference_fold_makes_of_the_log(
+    store: Path, read_models: OpenReadModels
+) -> None:
     seen: list[Progress] = []
     report = rebuild(str(store), progress=seen.append)
     expected = reference(store)
-    models = SqliteReadModels(store)
+    models = read_models(store)
     found = {item.message_id: item for item in models.search(EventFilter(limit=1_000)).items}
     assert len(found) == report.messages == len(expected.mailbox)
     for row in expected.mailbox:
@@ -62,18 +64,20 @@ def test_a_rebuild_serves_what_the_reference_fold_makes_of_the_log(store: Path) 
     assert list(store.parent.glob("*staging*")) == []
 
 
-def test_a_store_without_records_has_empty_read_models(tmp_path: Path) -> None:
+def test_a_store_without_records_has_empty_read_models(tmp_path: Path, read_models: OpenReadModels) -> None:
     SqliteEventLog(tmp_path / "store.db", MAILBOX).close()
     report = rebuild(str(tmp_path / "store.db"))
     assert (report.messages, report.events) == (0, 0)
-    models = SqliteReadModels(tmp_path / "store.db")
+    models = read_models(tmp_path / "store.db")
     assert models.search(EventFilter()).items == ()
     assert models.stats().total_events == 0
 
 
-def test_what_is_sent_while_a_rebuild_runs_comes_with_the_next_one(store: Path) -> None:
+def test_what_is_sent_while_a_rebuild_runs_comes_with_the_next_one(
+    store: Path, read_models: OpenReadModels
+) -> None:
     rebuild(str(store), progress=once("fold", lambda: send(store, MAILBOX, [ONE_MORE])))
-    models = SqliteReadModels(store)
+    models = read_models(store)
     with pytest.raises(NotFound):
         models.get("one-more")
     assert any(each.lag for each in models.status().lags)
@@ -87,7 +91,9 @@ def test_a_rebuild_neither_takes_nor_waits_for_the_write_lock_of_the_log(store: 
     assert report.messages == len(reference(store).mailbox)
 
 
-def test_messages_that_retention_removes_meanwhile_are_not_served_half(store: Path) -> None:
+def test_messages_that_retention_removes_meanwhile_are_not_served_half(
+    store: Path, read_models: OpenReadModels
+) -> None:
     through = 10
 
     def truncate() -> None:
@@ -96,20 +102,22 @@ def test_messages_that_retention_removes_meanwhile_are_not_served_half(store: Pa
         log.close()
 
     rebuild(str(store), progress=once("load", truncate))
-    models = SqliteReadModels(store)
+    models = read_models(store)
     positions = [item.position for item in models.search(EventFilter(mailbox=MAILBOX, limit=1_000)).items]
     assert min(positions) > through
     assert {each.id % (1 << 40) for each in models.dead_letters(DeadLetterFilter()).items} <= set(positions)
 
 
-def test_a_rebuild_that_fails_leaves_what_is_served_and_says_why(store: Path) -> None:
+def test_a_rebuild_that_fails_leaves_what_is_served_and_says_why(
+    store: Path, read_models: OpenReadModels
+) -> None:
     before = rebuild(str(store)).version
     with closing(sqlite3.connect(store)) as writer:
         writer.execute("UPDATE log SET type = 'MessageTeleported.1' WHERE type = 'MessageAcked.1'")
         writer.commit()
     with pytest.raises(Unavailable, match="unknown type MessageTeleported"):
         rebuild(str(store))
-    status = SqliteReadModels(store).status()
+    status = read_models(store).status()
     assert status.active is not None
     assert status.active.version == before
     assert status.versions[0].status == "failed"
@@ -132,7 +140,7 @@ def test_the_log_reads_alike_by_adbc_and_by_sqlite3(store: Path, spark: SparkSes
     assert len(rows) == sum(cut.events for cut in cuts)
 
 
-def test_spark_submit_runs_the_rebuild_from_the_repository(store: Path) -> None:
+def test_spark_submit_runs_the_rebuild_from_the_repository(store: Path, read_models: OpenReadModels) -> None:
     submit = Path(sys.executable).with_name("spark-submit")
     quick = "spark.driver.extraJavaOptions=-XX:TieredStopAtLevel=1"
     ran = subprocess.run(
@@ -146,7 +154,7 @@ def test_spark_submit_runs_the_rebuild_from_the_repository(store: Path) -> None:
     assert ran.returncode == 0, ran.stderr
     report = json.loads(ran.stdout)
     assert report["messages"] == len(reference(store).mailbox)
-    assert SqliteReadModels(store).stats().total_events == report["messages"]
+    assert read_models(store).stats().total_events == report["messages"]
 
 
 def once(phase: str, act: Callable[[], None]) -> Callable[[Progress], None]:
