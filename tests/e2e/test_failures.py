@@ -65,7 +65,7 @@ def test_an_edited_log_is_found(postroom):
     expected = f"{before['last']}:{before['chain']}"
     postroom.ok("verify", "--expect", expected, "--mailbox", "main@local")
 
-    with sqlite3.connect(postroom.store) as connection:
+    with closing(sqlite3.connect(postroom.store)) as connection, connection:
         connection.execute("UPDATE log SET at = at + 1 WHERE type LIKE 'MessageSent%'")
     connection.close()
     done = postroom("verify", "--json")

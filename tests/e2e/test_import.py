@@ -263,12 +263,10 @@ def _wait_for_records(store, count):
     """Return once the log holds `count` records."""
     while True:
         try:
-            with sqlite3.connect(f"file:{store}?mode=ro", uri=True) as connection:
+            with closing(sqlite3.connect(f"file:{store}?mode=ro", uri=True)) as connection:
                 (found,) = connection.execute("SELECT count(*) FROM log").fetchone()
         except sqlite3.OperationalError:  # the store is being made
             found = 0
-        else:
-            connection.close()
         if found >= count:
             return
         time.sleep(0.005)
