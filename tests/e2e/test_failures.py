@@ -2,6 +2,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+from contextlib import closing
 
 
 def test_wrong_usage_is_one_line_and_exit_code_2(postroom):
@@ -67,7 +68,6 @@ def test_an_edited_log_is_found(postroom):
 
     with closing(sqlite3.connect(postroom.store)) as connection, connection:
         connection.execute("UPDATE log SET at = at + 1 WHERE type LIKE 'MessageSent%'")
-    connection.close()
     done = postroom("verify", "--json")
 
     assert (done.code, done.error["code"]) == (5, "E_INTEGRITY")

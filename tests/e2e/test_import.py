@@ -4,6 +4,7 @@ import json
 import signal
 import sqlite3
 import time
+from contextlib import closing
 from datetime import datetime
 from fnmatch import fnmatchcase
 
