@@ -30,7 +30,8 @@ class Figures:
 
     def wants(self, name: str) -> bool:
         """Tell whether a measurement, or one that begins with `name`, is wanted."""
-        return not self._names or any(name.startswith(n) or n.startswith(name) for n in self._names)
+        group = f"{name.removesuffix('.')}."
+        return not self._names or any(name.startswith(n) or n.startswith(group) for n in self._names)
 
     def progress(self, text: str) -> None:
         """Tell how far a long measurement has come."""
