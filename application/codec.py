@@ -26,7 +26,7 @@ from postroom.domain.message import (
     MessageVisibilityExtended,
 )
 from postroom.domain.policy import TopicPolicy
-from postroom.domain.record import HEADERS, Record, link
+from postroom.domain.record import HEADERS, NO_HEADERS, Record, link
 
 Columns = tuple[str | None, int | None, int | None, int | None, str | None, bytes]
 """A record's `topic, shard, attempt, due, reason, state`."""
@@ -36,7 +36,6 @@ _json = msgspec.json.Encoder(order="deterministic").encode
 _parse_headers = msgspec.json.Decoder(dict[str, str]).decode
 _NOTHING = _pack(())
 _CUSTOM_HEADERS = Record._fields.index("custom_headers")
-_NO_HEADER_COLUMNS = (None,) * (len(Record._fields) - HEADERS)
 _new_record = tuple.__new__  # a third of the cost of calling Record with all its columns
 
 
@@ -179,7 +178,7 @@ def to_record(event: Event, position: int, epoch: int, previous: bytes) -> Recor
     name, columns = _WRITE[type(event)]
     before = (position, event.stream, event.version, epoch, name, event.at, *columns(event))
     if type(event) is not MessageSent:
-        return _new_record(Record, (*before, link(previous, before, ()), *_NO_HEADER_COLUMNS))
+        return _new_record(Record, (*before, link(previous, before, ()), *NO_HEADERS))
     *headers, custom = astuple(event.headers)
     after = (*headers, None if not custom else _json(custom).decode(), event.envelope)
     return _new_record(Record, (*before, link(previous, before, after), *after))

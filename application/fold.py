@@ -1,11 +1,16 @@
 """Fold a mailbox from its log: from the newest snapshot that fits, then the tail."""
 
-from postroom.application.codec import to_events
+from collections.abc import Iterable
+
+from postroom.application.codec import to_event, to_events
 from postroom.application.ports.event_log import EventLog
 from postroom.domain.errors import BrokenLog
 from postroom.domain.mailbox.snapshot import restore_snapshot
 from postroom.domain.mailbox.state import Mailbox, evolve
+from postroom.domain.message import Message
+from postroom.domain.message import evolve as evolve_message
 from postroom.domain.policy import MailboxLimits, TopicPolicy
+from postroom.domain.record import Record
 
 
 def fold(
@@ -38,6 +43,14 @@ def fold_from(
     for event in to_events(log.replay(mailbox.position)):
         evolve(mailbox, event)
     return mailbox, start
+
+
+def fold_message(records: Iterable[Record]) -> Message | None:
+    """Return one message as its whole history tells it, or None without records."""
+    message: Message | None = None
+    for record in records:
+        message = evolve_message(message, to_event(record), record.position, record.epoch)  # type: ignore[arg-type]
+    return message
 
 
 def check_seal(log: EventLog) -> None:

@@ -7,13 +7,13 @@ import msgspec
 
 from postroom.application.codec import to_event
 from postroom.application.envelope_cache import EnvelopeCache
+from postroom.application.fold import fold_message
 from postroom.application.ports.event_log import EventLog
 from postroom.domain.integrity import is_intact
 from postroom.domain.mailbox.commands import Ack, Command, Extend, Nack, Receive, Send
 from postroom.domain.mailbox.decide import deliverable
 from postroom.domain.mailbox.state import Mailbox
 from postroom.domain.message import Message, MessageSent
-from postroom.domain.message import evolve as evolve_message
 from postroom.domain.record import Record
 
 _SETTLING = (Ack, Nack, Extend)
@@ -67,7 +67,7 @@ class Lookup:
         await self._durable()
         found = list(commands)
         for index, settle in settling:
-            message = await asyncio.to_thread(self._message, settle.receipt.message)
+            message = fold_message(await asyncio.to_thread(self._log.history, settle.receipt.message))
             found[index] = msgspec.structs.replace(settle, settled=message)
         if outside:
             known = await asyncio.to_thread(self._log.known, [send.message for _, send in outside])
@@ -111,9 +111,3 @@ class Lookup:
                     corrupt.add(message.stream)
             if corrupt:
                 command = msgspec.structs.replace(command, corrupt=frozenset(corrupt))
-
-    def _message(self, stream: bytes) -> Message | None:
-        message: Message | None = None
-        for record in self._log.history(stream):
-            message = evolve_message(message, to_event(record), record.position, record.epoch)  # type: ignore[arg-type]
-        return message

@@ -10,7 +10,7 @@ from postroom.domain.errors import InvalidRequest
 from postroom.domain.integrity import hash_chain, payload_hash
 from postroom.domain.mailbox.commands import Send
 from postroom.domain.message import Headers
-from postroom.domain.names import check_topic, mailbox_stream, message_stream
+from postroom.domain.names import check_topic, given_id, mailbox_stream, message_stream
 
 MAX_IDEM_KEY_CHARS = 255
 
@@ -54,7 +54,7 @@ class Preparer:
             stream, shown, given = id_.bytes, str(id_), None
         else:
             stream, shown = self._stream(new.message_id), new.message_id
-            given = None if len(shown) == 36 and stream == _as_uuid(shown) else shown
+            given = given_id(shown)
         published = new.published_at_us if new.published_at_us is not None else self._wall()
         attrs = _as_bytes(new.attrs) if new.attrs else _NO_ATTRS
         envelope = build_envelope(
@@ -117,10 +117,9 @@ class Preparer:
         self._check_topic(item.topic)
         opened = open_envelope(blob)
         stream = self._stream(item.message_id)
-        is_uuid = len(item.message_id) == 36 and stream == _as_uuid(item.message_id)
         headers = Headers(
             item.timestamp,
-            None if is_uuid else item.message_id,
+            given_id(item.message_id),
             item.content_type,
             item.schema_url,
             item.schema_version,
@@ -175,10 +174,3 @@ class Preparer:
 
 def _as_bytes(attrs: Mapping[str, str | bytes]) -> dict[str, bytes]:
     return {name: value if isinstance(value, bytes) else value.encode() for name, value in attrs.items()}
-
-
-def _as_uuid(text: str) -> bytes:
-    try:
-        return bytes.fromhex(text.replace("-", ""))
-    except ValueError:
-        return b""

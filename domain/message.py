@@ -182,11 +182,6 @@ class Message(msgspec.Struct, gc=False, array_like=True, eq=False):
     hidden: int = 0
 
     @property
-    def is_settled(self) -> bool:
-        """Tell whether nothing can happen to it any more."""
-        return self.status in (ACKED, EXPIRED)
-
-    @property
     def receipt(self) -> Receipt:
         """Return the receipt of its latest delivery."""
         return Receipt(self.stream, self.delivery, self.epoch)

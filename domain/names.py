@@ -50,6 +50,11 @@ def message_stream(mailbox: str, message_id: str) -> bytes:
     return uuid5(_NAMES, f"{mailbox}/{message_id}").bytes
 
 
+def given_id(id_: str) -> str | None:
+    """Return what to keep of a message id beside its stream id: nothing where that is the id."""
+    return None if _UUID.match(id_) else id_
+
+
 def message_id(stream: bytes, given: str | None = None) -> str:
     """Return a message's id as users see it: the one it was given, else its stream id as a UUID."""
     return given if given is not None else str(UUID(bytes=stream))

@@ -60,7 +60,7 @@ CHAIN = Record._fields.index("chain")
 HEADERS = CHAIN + 1
 """Records of other events than `MessageSent` are None from this column on."""
 
-_NO_HEADERS = (None,) * (len(Record._fields) - HEADERS)
+NO_HEADERS = (None,) * (len(Record._fields) - HEADERS)
 _encode = msgspec.msgpack.Encoder().encode
 
 
@@ -111,4 +111,4 @@ def verify_chain(records: Iterable[Record], previous: bytes, expected: int) -> t
 
 def _headers(record: Record) -> tuple[object, ...]:
     headers = record[HEADERS:]
-    return headers if headers != _NO_HEADERS else ()
+    return headers if headers != NO_HEADERS else ()

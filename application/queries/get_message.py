@@ -6,12 +6,13 @@ from typing import Any
 import msgspec
 
 from postroom.application.codec import to_event
+from postroom.application.fold import fold_message
 from postroom.application.messages import rfc3339
 from postroom.application.ports.event_log import EventLog
 from postroom.domain.envelope.headers import MailboxItem
 from postroom.domain.errors import NotFound
 from postroom.domain.integrity import is_intact
-from postroom.domain.message import READY, Message, MessageEvent, MessageSent, Status, evolve
+from postroom.domain.message import READY, Message, MessageEvent, MessageSent, Status
 from postroom.domain.names import message_id, message_stream
 from postroom.domain.record import Record
 
@@ -64,9 +65,7 @@ class GetMessage:
                 "sent to."
             )
         sent = events[0]
-        message: Message | None = None
-        for record, event in zip(records, events, strict=True):
-            message = evolve(message, event, position=record.position, epoch=record.epoch)  # type: ignore[arg-type]
+        message = fold_message(records)
         assert message is not None
         return MessageDetail(
             self._log.mailbox,

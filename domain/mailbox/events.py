@@ -44,6 +44,3 @@ class LogTruncated(Event, frozen=True, gc=False):
 
     through: int
     link: bytes
-
-
-MailboxEvent = MailboxCreated | OwnershipTaken | TopicPolicySet | LogTruncated
