@@ -8,9 +8,12 @@ from operator import attrgetter
 from threading import Lock
 from typing import Any
 
-from postroom.application.ports.event_log import Head, Seal, StoredSnapshot
+from postroom.application.ports.event_log import Head, LogSize, Seal, StoredSnapshot
 from postroom.domain.errors import Fenced, Unavailable, WrongPosition
 from postroom.domain.record import CHAIN, Record
+
+RECORD_BYTES = 1_000
+"""What a record takes beside its bytes."""
 
 
 class MemoryEventLog:
@@ -94,6 +97,15 @@ class MemoryEventLog:
         with self._lock:
             return self._removed + bisect_left(self._records, at, key=attrgetter("at"))
 
+    def position_at_size(self, size: int) -> int:
+        """Return where the oldest records take `size` bytes; see `EventLog.position_at_size`."""
+        with self._lock:
+            for count, record in enumerate(self._records):
+                size -= _size(record)
+                if size < 0:
+                    return self._removed + max(count, 1)
+            return self._removed + len(self._records)
+
     def truncate(self, through: int, limit: int) -> int:
         """Remove the oldest records through `through`; see `EventLog.truncate`."""
         with self._lock:
@@ -106,6 +118,16 @@ class MemoryEventLog:
             del self._records[:count]
             self._removed += count
             return count
+
+    def size(self) -> LogSize:
+        """Return about how large the log is; see `EventLog.size`."""
+        with self._lock:
+            size = sum(map(_size, self._records))
+        return LogSize(size, size)
+
+    def give_back(self, limit: int) -> int:
+        """Give nothing back: what is removed leaves memory by itself."""
+        return 0
 
     def save_snapshot(self, snapshot: StoredSnapshot) -> None:
         """Keep a snapshot and drop all but the newest two."""
@@ -141,3 +163,7 @@ class MemoryEventLog:
             raise Unavailable(
                 f"The log of mailbox {self.mailbox} holds a version of a stream already; nothing was kept."
             )
+
+
+def _size(record: Record) -> int:
+    return RECORD_BYTES + len(record.state) + len(record.envelope or b"")

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import msgspec
-from sqlalchemy import ColumnElement, Select, Table, literal, select, tuple_
+from sqlalchemy import BigInteger, ColumnElement, Select, Table, literal, select, tuple_
 
 from postroom.adapters.sql.search import Dialect
 from postroom.adapters.sql.tables import ReadModelTables
@@ -21,7 +21,8 @@ def backlog_page(
     rows = select(table).where(*_common(wanted, table, topics, dialect)).order_by(*key)
     if wanted.cursor is not None:
         after = Place.decode(wanted.cursor)
-        rows = rows.where(tuple_(*key) > tuple_(*(literal(part) for part in msgspec.structs.astuple(after))))
+        parts = zip(msgspec.structs.astuple(after), key, strict=True)
+        rows = rows.where(tuple_(*key) > tuple_(*(literal(part, column.type) for part, column in parts)))
     return rows.limit(wanted.limit + 1)
 
 
@@ -39,7 +40,9 @@ def dead_letter_page(
         rows = rows.where(table.c.fingerprint == wanted.fingerprint)
     if wanted.cursor is not None:
         after = Cursor.decode(wanted.cursor)
-        rows = rows.where(tuple_(*key) < tuple_(literal(after.timestamp), literal(after.id)))
+        rows = rows.where(
+            tuple_(*key) < tuple_(literal(after.timestamp, BigInteger), literal(after.id, BigInteger))
+        )
     return rows.limit(wanted.limit + 1)
 
 

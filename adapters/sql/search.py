@@ -3,22 +3,29 @@
 A page is the first rows, in search order, of those that satisfy every condition. One condition leads: its
 index gives the rows in search order, and the others are checked on each row until the page is full. That is
 quick when either the leading condition holds for few rows or all conditions together hold for many; so what
-leads is the condition that holds for the fewest, found by counting up to `FEW`.
+leads is the condition that holds for the fewest, found by counting up to a bound.
 """
 
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
-from sqlalchemy import ColumnElement, FromClause, Select, Table, func, literal, select, tuple_, union_all
+from sqlalchemy import (
+    BigInteger,
+    ColumnElement,
+    FromClause,
+    Select,
+    Table,
+    func,
+    literal,
+    select,
+    tuple_,
+    union_all,
+)
 
 from postroom.adapters.sql.tables import ReadModelTables
 from postroom.domain.message import Status
 from postroom.domain.search import EventFilter, Order
 
-FEW = 2_000
-"""Rows that are sorted and checked without a thought; a condition true for more is unselective."""
-FEW_ENOUGH = 100
-"""Rows so few that looking for a condition that holds for fewer is not worth it."""
 MAX_BRANCHES = 32
 """Values of one condition that are looked up side by side, each in search order."""
 
@@ -27,6 +34,13 @@ _EQUAL_FIELDS = ("message_id", "correlation_id", "trace_id", "mailbox", "namespa
 
 class Dialect(Protocol):
     """What each database spells in its own way."""
+
+    @property
+    def text(self) -> Any:
+        """Return the column type of text."""
+
+    def equals(self, column: ColumnElement[Any], value: str) -> ColumnElement[bool]:
+        """Return the condition that a column has a value, as its index looks it up."""
 
     def among(self, column: ColumnElement[Any], values: Sequence[str]) -> ColumnElement[bool]:
         """Return the condition that a column has one of many values, as one parameter."""
@@ -82,7 +96,7 @@ class SearchQuery:
     def leads(self) -> list[Lead]:
         """Return the conditions that may lead, those that are likelier to hold for few rows first."""
         leads = [
-            Lead(f"header:{name}", [Branch(header, (header.c.name == name, header.c.value == value))])
+            Lead(f"header:{name}", [Branch(header, self._is_header(header, name, value))])
             for header in [self._tables.header]
             for name, value in self._wanted.headers.items()
         ]
@@ -131,7 +145,8 @@ class SearchQuery:
     def _column_lead(self, field: str, values: tuple[str, ...]) -> Lead:
         column = self._messages.c[field]
         if len(values) <= MAX_BRANCHES:
-            return Lead(field, [Branch(self._messages, (column == value,)) for value in values])
+            equals = self._dialect.equals
+            return Lead(field, [Branch(self._messages, (equals(column, value),)) for value in values])
         return Lead(field, [Branch(self._messages, (self._dialect.among(column, values),))], is_sorted=False)
 
     def _checks(self, lead: Lead) -> Iterator[ColumnElement[bool]]:
@@ -147,13 +162,16 @@ class SearchQuery:
                 header = self._tables.header.alias()
                 yield (
                     select(header.c.id)
-                    .where(header.c.name == name, header.c.value == value)
+                    .where(*self._is_header(header, name, value))
                     .where(header.c.timestamp == messages.c.timestamp, header.c.id == messages.c.id)
                     .exists()
                 )
         if self._wanted.words:
             has_words = [text.c.text.contains(word, autoescape=True) for word in self._wanted.words]
             yield select(text.c.id).where(text.c.id == messages.c.id, *has_words).exists()
+
+    def _is_header(self, header: FromClause, name: str, value: str) -> tuple[ColumnElement[bool], ...]:
+        return self._dialect.equals(header.c.name, name), self._dialect.equals(header.c.value, value)
 
     def _times(self, table: FromClause) -> Iterator[ColumnElement[bool]]:
         if self._wanted.start_time is not None:
@@ -165,7 +183,8 @@ class SearchQuery:
         after = self._wanted.after
         if after is None:
             return
-        row, last = tuple_(table.c.timestamp, table.c.id), tuple_(literal(after.timestamp), literal(after.id))
+        keys = (table.c.timestamp, table.c.id)
+        row, last = tuple_(*keys), tuple_(literal(after.timestamp, BigInteger), literal(after.id, BigInteger))
         yield row < last if self._wanted.order == Order.NEWEST_FIRST else row > last
 
     def _sorted(self, rows: Select[Any], table: FromClause) -> Select[Any]:

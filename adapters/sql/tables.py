@@ -1,15 +1,18 @@
 """The tables of the read models, one set a version (`projections/rows.py` says what their columns mean)."""
 
+from collections.abc import Mapping
 from functools import lru_cache
+from typing import Any
 
-from sqlalchemy import Column, Integer, LargeBinary, MetaData, Table, Text
+from sqlalchemy import BigInteger, Column, LargeBinary, MetaData, Table, Text
+from sqlalchemy.types import TypeEngine
 
 projection = Table(
     "projection",
     MetaData(),
-    Column("version", Integer, primary_key=True),
+    Column("version", BigInteger, primary_key=True),
     *(Column(name, Text) for name in ("status", "owner", "cuts", "counts", "seconds", "error")),
-    *(Column(name, Integer) for name in ("started_at", "finished_at")),
+    *(Column(name, BigInteger) for name in ("started_at", "finished_at")),
 )
 """Every version that was ever built, and which one is active."""
 
@@ -28,25 +31,30 @@ _COLUMNS = {
     "topic": "topic messages:int first_timestamp:int last_timestamp:int",
     "text": "id:int text",
 }
-_TYPES = {"int": Integer, "bytes": LargeBinary, "": Text}
+_TYPES = {"int": BigInteger, "bytes": LargeBinary, "": Text}
 
 
 class ReadModelTables:
-    """The tables of one version; only the columns that queries read are declared."""
+    """The tables of one version; only the columns that queries read are declared.
 
-    def __init__(self, version: int) -> None:
+    Arguments:
+        text: type of the columns that hold text.
+    """
+
+    def __init__(self, version: int, text: type[TypeEngine[str]]) -> None:
         self.version = version
+        types = {"int": BigInteger, "bytes": LargeBinary, "": text}
         self.mailbox, self.backlog, self.dead_letters, self.header, self.topic, self.text = (
-            _table(f"{name}_v{version}", columns) for name, columns in _COLUMNS.items()
+            _table(f"{name}_v{version}", columns, types) for name, columns in _COLUMNS.items()
         )
 
 
 @lru_cache(maxsize=4)
-def tables_of(version: int) -> ReadModelTables:
+def tables_of(version: int, text: Any) -> ReadModelTables:
     """Return the tables of a version; the same objects again, so that compiled statements are found again."""
-    return ReadModelTables(version)
+    return ReadModelTables(version, text)
 
 
-def _table(name: str, columns: str) -> Table:
+def _table(name: str, columns: str, types: Mapping[str, type[TypeEngine[Any]]]) -> Table:
     pairs = (column.partition(":") for column in columns.split())
-    return Table(name, MetaData(), *(Column(column, _TYPES[kind]) for column, _, kind in pairs))
+    return Table(name, MetaData(), *(Column(column, types[kind]) for column, _, kind in pairs))

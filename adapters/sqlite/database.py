@@ -1,7 +1,6 @@
-"""A SQLite store file: how it is created, connected to, and what its statements are."""
+"""A SQLite store file: how it is created and connected to."""
 
 import os
-import re
 import sqlite3
 from contextlib import closing, suppress
 from importlib.resources import files
@@ -16,15 +15,12 @@ BUSY_TIMEOUT_MS = 5_000
 CHECKPOINT_PAGES = 4_000
 
 
-def statements(resource: str) -> dict[str, str]:
-    """Return the statements of a `.sql` file of this package by the names written above them."""
-    text = files(__package__).joinpath(resource).read_text("utf-8")
-    parts = re.split(r"^-- name: (\w+)$", text, flags=re.MULTILINE)
-    return dict(zip(parts[1::2], (part.strip() for part in parts[2::2]), strict=True))
-
-
-def create(path: Path) -> None:
+def create(path: Path, *, can_shrink: bool = False) -> None:
     """Create the store file with its tables where it is missing, readable by its owner only (RFC-037: 0600).
+
+    Arguments:
+        can_shrink: make the file so that it can give space back to the disk bit by bit, which costs every
+            append a little; a file that is there stays as it was made.
 
     Raises: Unavailable when the file can't be made there or is no SQLite file.
     """
@@ -32,7 +28,7 @@ def create(path: Path) -> None:
         # Only where there is none: closing a file that SQLite has open drops this process's locks on it.
         with suppress(FileExistsError):
             os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
-        with closing(connect(path)) as connection:
+        with closing(connect(path, can_shrink=can_shrink)) as connection:
             connection.executescript(files(__package__).joinpath("schema.sql").read_text("utf-8"))
     except (OSError, sqlite3.Error) as error:
         raise Unavailable(
@@ -40,17 +36,19 @@ def create(path: Path) -> None:
         ) from error
 
 
-def connect(path: Path, durability: Durability = "full") -> sqlite3.Connection:
+def connect(path: Path, durability: Durability = "full", *, can_shrink: bool = False) -> sqlite3.Connection:
     """Open a connection for writing.
 
     Arguments:
         durability: `full` syncs every commit to the disk; `relaxed` may lose the last commits in a power cut,
             but never when only the process dies (ADR 0005).
+        can_shrink: see `create`; without effect on a file that has tables.
     """
     connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, cached_statements=128)
     return _configured(
         connection,
         f"busy_timeout = {BUSY_TIMEOUT_MS}",
+        *(["auto_vacuum = INCREMENTAL"] if can_shrink else []),  # before the first page is written
         "journal_mode = WAL",
         f"synchronous = {'FULL' if durability == 'full' else 'NORMAL'}",
         f"wal_autocheckpoint = {CHECKPOINT_PAGES}",

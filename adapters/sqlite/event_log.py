@@ -9,16 +9,19 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
-from postroom.adapters.sqlite.database import Durability, connect, connect_reader, create, statements
-from postroom.application.ports.event_log import Head, Seal, StoredSnapshot
+from postroom.adapters.sql.statements import statements
+from postroom.adapters.sqlite.database import Durability, connect, connect_reader, create
+from postroom.application.ports.event_log import Head, LogSize, Seal, StoredSnapshot
 from postroom.domain.errors import Fenced, NotFound, Unavailable, WrongPosition
 from postroom.domain.record import Record
 
 POSITIONS = 1 << 40
 """Places per mailbox: a record's place is the mailbox's id times this, plus its position."""
 
-_SQL = statements("log.sql")
+_SQL = statements("postroom.adapters.sqlite", "log.sql")
 _CHUNK_ROWS = 2_000
+SIZE_ROWS = 1 << 12
+"""Records whose sizes are added up at once."""
 # SQLite takes 32,766 values a statement; records of messages have the most columns.
 _MAX_ROWS = 1_024
 _COLUMNS = ("place", *Record._fields[1:])
@@ -28,7 +31,13 @@ class SqliteEventLog:
     """Keep a mailbox's records in a SQLite file: WAL mode, one transaction and one sync an append."""
 
     def __init__(
-        self, path: str | Path, mailbox: str, *, durability: Durability = "full", create_missing: bool = True
+        self,
+        path: str | Path,
+        mailbox: str,
+        *,
+        durability: Durability = "full",
+        create_missing: bool = True,
+        can_shrink: bool = False,
     ):
         """Open the log of `mailbox` in the file at `path`.
 
@@ -36,6 +45,7 @@ class SqliteEventLog:
             durability: see `postroom.adapters.sqlite.database.connect`.
             create_missing: make the file and the mailbox where missing; else they must exist and the log
                 only reads.
+            can_shrink: make a file that is missing so that it can give space back to the disk.
 
         Raises: NotFound when it must exist and doesn't, Unavailable when the file can't be used.
         """
@@ -46,7 +56,7 @@ class SqliteEventLog:
         self._writer: sqlite3.Connection | None = None
         self._end: int | None = None
         if create_missing:
-            create(self.path)
+            create(self.path, can_shrink=can_shrink)
         elif not self.path.exists():
             raise NotFound(
                 f"There is no store at {path}; name one that exists, or send a message to create it."
@@ -68,9 +78,7 @@ class SqliteEventLog:
         """Append records, all or none; see `EventLog.append`."""
         if not records:
             return
-        writer = self._writer
-        if writer is None:
-            raise Unavailable(f"The store {self.path} was opened for reading only.")
+        writer = self._writer_or_refusal()
         statements = _inserts(self._base, records)
         with self._lock:
             try:
@@ -139,10 +147,47 @@ class SqliteEventLog:
                 high = middle
         return low - 1
 
+    def position_at_size(self, size: int) -> int:
+        """Return where the oldest records take `size` bytes; see `EventLog.position_at_size`."""
+        first = self.first_position()
+        if first is None:
+            return 0
+        through, rows = first - 1, SIZE_ROWS
+        while rows:
+            last, taken = self._fetch("sizes", after=through, limit=rows)[0]
+            if last is None:
+                break
+            if taken <= size:
+                through, size = last, size - taken
+            else:  # too many at once: look closer
+                rows //= 8
+        return max(through, first)
+
     def truncate(self, through: int, limit: int) -> int:
         """Remove the oldest records through `through`; see `EventLog.truncate`."""
         self._write("mark_removed", through=through, id=self._base // POSITIONS)
         return self._write("truncate", through=through, limit=limit)
+
+    def size(self) -> LogSize:
+        """Return how large the log is; see `EventLog.size`.
+
+        Of a file that several mailboxes share, each has as large a part as it has records.
+        """
+        pages, free, page_bytes, records, all_records = self._fetch("size")[0]
+        return LogSize((pages - free) * page_bytes * records // max(all_records, 1), pages * page_bytes)
+
+    def give_back(self, limit: int) -> int:
+        """Move what stands at the file's end into free pages, and cut it off; see `EventLog.give_back`."""
+        pages, page_bytes, can_shrink = self._fetch("free")[0]
+        if not can_shrink:
+            return 0
+        writer = self._writer_or_refusal()
+        with self._lock:
+            try:  # a script, as nothing else takes every step of this pragma
+                writer.executescript(f"PRAGMA incremental_vacuum({max(1, limit // page_bytes)})")
+            except sqlite3.Error as error:
+                raise Unavailable(f"The store {self.path} can't be written: {error}.") from error
+        return int((pages - self._fetch("free")[0][0]) * page_bytes)
 
     def save_snapshot(self, snapshot: StoredSnapshot) -> None:
         """Keep a snapshot and drop all but the newest two."""
@@ -196,6 +241,11 @@ class SqliteEventLog:
                 raise Fenced(self.mailbox, first.epoch, epoch)
             raise WrongPosition(self.mailbox, first.position - 1, end)
 
+    def _writer_or_refusal(self) -> sqlite3.Connection:
+        if self._writer is None:
+            raise Unavailable(f"The store {self.path} was opened for reading only.")
+        return self._writer
+
     def _fetch(self, statement: str, **values: Any) -> list[tuple[Any, ...]]:
         with self._lock:
             try:
@@ -204,11 +254,10 @@ class SqliteEventLog:
                 raise Unavailable(f"The store {self.path} can't be read: {error}.") from error
 
     def _write(self, statement: str, **values: Any) -> int:
-        if self._writer is None:
-            raise Unavailable(f"The store {self.path} was opened for reading only.")
+        writer = self._writer_or_refusal()
         with self._lock:
             try:
-                return self._writer.execute(_SQL[statement], self._bounds | values).rowcount
+                return writer.execute(_SQL[statement], self._bounds | values).rowcount
             except sqlite3.Error as error:
                 raise Unavailable(f"The store {self.path} can't be written: {error}.") from error
 

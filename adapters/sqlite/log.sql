@@ -46,6 +46,26 @@ DELETE FROM log WHERE place IN (
     SELECT place FROM log WHERE place > :base AND place <= :base + :through ORDER BY place LIMIT :limit
 );
 
+-- name: size
+SELECT page_count, freelist_count, page_size,
+    (SELECT coalesce(max(place) - min(place) + 1, 0) FROM log WHERE place > :base AND place <= :top),
+    (SELECT coalesce(sum(
+        (SELECT max(place) FROM log WHERE place > id << 40 AND place < (id + 1) << 40)
+        - (SELECT min(place) FROM log WHERE place > id << 40 AND place < (id + 1) << 40) + 1
+    ), 0) FROM mailbox_names)
+FROM pragma_page_count, pragma_freelist_count, pragma_page_size;
+
+-- name: sizes
+-- A row and its places in the indexes take about 150 bytes beside what its blobs do.
+SELECT max(place) - :base, sum(bytes) FROM (
+    SELECT place, 150 + length(state) + coalesce(length(envelope), 0) + coalesce(length(custom_headers), 0) AS bytes
+    FROM log WHERE place > :base + :after AND place <= :top ORDER BY place LIMIT :limit
+);
+
+-- name: free
+SELECT page_count, page_size, freelist_count > 0 AND auto_vacuum = 2
+FROM pragma_page_count, pragma_page_size, pragma_freelist_count, pragma_auto_vacuum;
+
 -- name: save_snapshot
 INSERT OR REPLACE INTO snapshot (place, chain, state) VALUES (:base + :position, :chain, :state);
 

@@ -2,7 +2,7 @@
 
 import fcntl
 import sqlite3
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ import msgspec
 from sqlalchemy import (
     ColumnElement,
     Connection,
-    Row,
+    Text,
     column,
     create_engine,
     func,
@@ -22,50 +22,29 @@ from sqlalchemy import (
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import QueuePool
 
-from postroom.adapters.sql.listing import backlog_page, dead_letter_page
-from postroom.adapters.sql.search import FEW, FEW_ENOUGH, Lead, SearchQuery
-from postroom.adapters.sql.tables import ReadModelTables, projection, tables_of
-from postroom.adapters.sqlite.database import connect_reader, statements
-from postroom.application.ports.read_models import (
-    BacklogFilter,
-    BacklogPage,
-    DeadLetter,
-    DeadLetterFilter,
-    DeadLetterPage,
-    MailboxLag,
-    Place,
-    ProjectionStatus,
-    ShardBacklog,
-    Version,
-    rebuild_lock_path,
-    views_path,
-)
-from postroom.domain.errors import NotFound, Unavailable
-from postroom.domain.message import Status
-from postroom.domain.search import Cursor, EventFilter, FoundMessage, SearchPage, TableStats, topic_matches
+from postroom.adapters.sql.read_models import SqlReadModels
+from postroom.adapters.sql.statements import statements
+from postroom.adapters.sql.tables import ReadModelTables
+from postroom.adapters.sqlite.database import connect_reader
+from postroom.application.ports.read_models import rebuild_lock_path, views_path
+from postroom.domain.errors import Unavailable
 
-SHOWN_VERSIONS = 10
 TRIGRAM = 3
 """Characters a word needs for the text index to know it."""
 
-_SQL = statements("views.sql")
+_SQL = statements("postroom.adapters.sqlite", "views.sql")
 _encode_json = msgspec.json.Encoder().encode
-_decode_json = msgspec.json.Decoder().decode
-_decode_headers = msgspec.json.Decoder(dict[str, str]).decode
-_STATUS = {status.name.lower(): status for status in Status} | {"delayed": Status.READY}
-_ITEM_FIELDS = tuple(
-    name for name in FoundMessage.__struct_fields__ if name not in ("custom_headers", "status")
-)
 
 
-class SqliteReadModels:
-    """Answer searches from a SQLite read-model file; every call reads one version, in one transaction.
+class SqliteReadModels(SqlReadModels):
+    """Answer searches from a SQLite read-model file.
 
     Arguments:
         store: path of the SQLite store whose read models these are.
     """
 
     def __init__(self, store: str | Path) -> None:
+        super().__init__(str(store), _SqliteDialect())
         self._store = Path(store)
         self._path = views_path(store)
         # AUTOCOMMIT hands transactions over to us: readers must see the version and its tables at one moment.
@@ -76,85 +55,12 @@ class SqliteReadModels:
             isolation_level="AUTOCOMMIT",
         )
 
-    def search(self, wanted: EventFilter) -> SearchPage:
-        """Return one page of matching messages; see `ReadModels.search`."""
-        with self._reading() as (db, tables):
-            topics = _topics(db, tables, wanted.topics)
-            if topics == []:
-                return SearchPage(())
-            query = SearchQuery(wanted, tables, topics, _SqliteDialect())
-            rows = db.execute(query.page(_choose(db, query))).all()
-        items = tuple(map(_found, rows[: wanted.limit]))
-        last = rows[wanted.limit - 1] if len(rows) > wanted.limit else None
-        return SearchPage(items, Cursor(last.timestamp, last.id).encode() if last is not None else None)
-
-    def get(self, message_id: str, mailbox: str | None = None) -> FoundMessage:
-        """Return one message; see `ReadModels.get`."""
-        page = self.search(EventFilter(message_id=message_id, mailbox=mailbox, limit=1))
-        if not page.items:
-            raise NotFound(
-                f"The read models have no message {message_id}; if it was sent lately, run "
-                "`postroom project rebuild`."
-            )
-        return page.items[0]
-
-    def backlog(self, wanted: BacklogFilter) -> BacklogPage:
-        """Return one page of the backlog; see `ReadModels.backlog`."""
-        with self._reading() as (db, tables):
-            topics = _topics(db, tables, wanted.topics)
-            rows = db.execute(backlog_page(wanted, tables, topics, _SqliteDialect())).all()
-        items = tuple(ShardBacklog(*row) for row in rows[: wanted.limit])
-        last = items[-1] if len(rows) > wanted.limit else None
-        return BacklogPage(items, Place(last.mailbox, last.topic, last.shard).encode() if last else None)
-
-    def dead_letters(self, wanted: DeadLetterFilter) -> DeadLetterPage:
-        """Return one page of the dead letters; see `ReadModels.dead_letters`."""
-        with self._reading() as (db, tables):
-            topics = _topics(db, tables, wanted.topics)
-            rows = db.execute(dead_letter_page(wanted, tables, topics, _SqliteDialect())).all()
-        items = tuple(DeadLetter(*row) for row in rows[: wanted.limit])
-        last = items[-1] if len(rows) > wanted.limit else None
-        return DeadLetterPage(items, Cursor(last.last_seen, last.id).encode() if last else None)
-
-    def stats(self) -> TableStats:
-        """Sum the archive up; the bytes are those of the read-model file, all its versions included."""
-        with self._reading() as (db, tables):
-            topic = tables.topic.c
-            sums = (func.sum(topic.messages), func.min(topic.first_timestamp), func.max(topic.last_timestamp))
-            total, oldest, newest = db.execute(select(*sums)).one()
-        return TableStats(total or 0, self._path.stat().st_size, oldest, newest)
-
-    def status(self) -> ProjectionStatus:
-        """Tell what is served and how far behind it is; see `ReadModels.status`."""
-        newest = select(projection).order_by(projection.c.version.desc()).limit(SHOWN_VERSIONS)
-        active: list[Row[Any]] = []
-        rows: list[Row[Any]] = []
-        if self._path.exists():
-            with self._transaction() as db:
-                active = list(db.execute(select(projection).where(projection.c.status == "active")).all())
-                rows = list(db.execute(newest).all())
-        building = next((row for row in rows if row.status == "building"), None)
-        is_running = building is not None and self._is_rebuild_running()
-        return ProjectionStatus(
-            _version(active[0]) if active else None,
-            tuple(self._lags(_decode_json(active[0].cuts) if active else [])),
-            _version(building) if building is not None and is_running else None,
-            tuple(map(_version, rows)),
-        )
-
     def close(self) -> None:
         """Close the file; closing twice is fine."""
         self._engine.dispose()
 
-    @contextmanager
-    def _reading(self) -> Iterator[tuple[Connection, ReadModelTables]]:
-        if not self._path.exists():
-            raise self._not_built()
-        with self._transaction() as db:
-            version = db.scalar(select(projection.c.version).where(projection.c.status == "active"))
-            if version is None:
-                raise self._not_built()
-            yield db, tables_of(version)
+    def _is_there(self) -> bool:
+        return self._path.exists()
 
     @contextmanager
     def _transaction(self) -> Iterator[Connection]:
@@ -171,22 +77,16 @@ class SqliteReadModels:
                 f"The read models {self._path} can't be read: {reason}; rebuild them."
             ) from error
 
-    def _not_built(self) -> NotFound:
-        return NotFound(
-            f"The store {self._store} has no read models yet; build them with `postroom project rebuild`."
-        )
+    def _size(self, db: Connection) -> int:
+        return self._path.stat().st_size
 
-    def _lags(self, cuts: Iterable[dict[str, Any]]) -> Iterator[MailboxLag]:
-        covered = {cut["name"]: cut["last"] for cut in cuts}
+    def _heads(self) -> list[tuple[str, int]]:
         if not self._store.exists():
-            return
+            return []
         with closing(connect_reader(self._store)) as log:
-            for name, head in log.execute(_SQL["heads"]).fetchall():
-                position = covered.get(name, 0)
-                yield MailboxLag(name, position, head, head - position)
+            return log.execute(_SQL["heads"]).fetchall()
 
     def _is_rebuild_running(self) -> bool:
-        """Tell whether the process that builds is alive: its lock ends with it."""
         with suppress(FileNotFoundError), open(rebuild_lock_path(self._store), "rb") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -197,6 +97,11 @@ class SqliteReadModels:
 
 class _SqliteDialect:
     """How SQLite looks values up in one parameter, and words in its trigram index."""
+
+    text = Text
+
+    def equals(self, column_: ColumnElement[Any], value: str) -> ColumnElement[bool]:
+        return column_ == value
 
     def among(self, column_: ColumnElement[Any], values: Sequence[str]) -> ColumnElement[bool]:
         each = func.json_each(_encode_json(values).decode()).table_valued("value")
@@ -213,49 +118,3 @@ class _SqliteDialect:
         return tables.mailbox.c.id.in_(
             select(index.c.rowid).where(literal_column(index.name).op("MATCH")(query))
         )
-
-
-def _topics(db: Connection, tables: ReadModelTables, patterns: Sequence[str]) -> list[str] | None:
-    """Return the topics that names and globs stand for; None when there are no patterns."""
-    if not patterns:
-        return None
-    if not any("*" in pattern for pattern in patterns):
-        return list(dict.fromkeys(patterns))
-    known = db.scalars(select(tables.topic.c.topic)).all()
-    return [topic for topic in known if any(topic_matches(pattern, topic) for pattern in patterns)]
-
-
-def _choose(db: Connection, query: SearchQuery) -> Lead:
-    """Return the condition true for the fewest messages, counting each no further than the best so far."""
-    leads = query.leads()
-    if len(leads) == 1 and leads[0].is_sorted:
-        return leads[0]
-    best, fewest = query.by_time, FEW
-    for lead in leads:
-        count = int(db.execute(query.count(lead, fewest)).scalar_one())
-        if count < fewest or (best.field == "time" and lead.is_sorted):
-            best, fewest = lead, count
-        if fewest <= FEW_ENOUGH:
-            break
-    return best
-
-
-def _found(row: Row[Any]) -> FoundMessage:
-    return FoundMessage(
-        **{name: getattr(row, name) for name in _ITEM_FIELDS},
-        status=_STATUS[row.status],
-        custom_headers=_decode_headers(row.custom_headers) if row.custom_headers else {},
-    )
-
-
-def _version(row: Row[Any]) -> Version:
-    return Version(
-        row.version,
-        row.status,
-        row.owner,
-        row.started_at,
-        row.finished_at,
-        _decode_json(row.counts) if row.counts else {},
-        _decode_json(row.seconds) if row.seconds else {},
-        row.error,
-    )

@@ -1,0 +1,249 @@
+"""The log archive port over a folder of Parquet files, one a segment, which any data tool can read."""
+
+import os
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from tempfile import mkstemp
+from typing import NamedTuple
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from postroom.application.ports.log_archive import Segment
+from postroom.domain.errors import BrokenLog, Unavailable
+from postroom.domain.record import Record, chained
+
+FORMAT = "1"
+ROW_GROUP_ROWS = 10_000
+READ_ROWS = 2_000
+_NAME = re.compile(r"(\d{13})-(\d{13})\.parquet")
+_TEMPORARY = ".tmp"
+
+_LONG, _TEXT, _BYTES = pa.int64(), pa.string(), pa.binary()
+_TYPES = {
+    **dict.fromkeys(("position", "version", "epoch", "at", "shard", "attempt", "due", "timestamp"), _LONG),
+    **dict.fromkeys(("state", "envelope"), _BYTES),
+    "stream": pa.binary(16),
+    "chain": pa.binary(32),
+}
+_REQUIRED = ("position", "stream", "version", "epoch", "type", "at", "state", "chain")
+SCHEMA = pa.schema(
+    pa.field(name, _TYPES.get(name, _TEXT), nullable=name not in _REQUIRED) for name in Record._fields
+)
+"""The columns are those of `Record`: `at` and `due` are log time in µs, `timestamp` is in ms, all UTC."""
+
+_REPEATING = ["type", "topic", "reason", "content_type", "schema_url", "schema_version", "encryption"]
+_REPEATING += ["principal", "namespace", "custom_headers"]
+
+
+class _File(NamedTuple):
+    """The positions that a file holds, as its name says, and where it is."""
+
+    first: int
+    last: int
+    path: Path
+
+
+class ParquetLogArchive:
+    """Keep segments as `{folder}/{mailbox}/{first}-{last}.parquet`, readable by their owner only.
+
+    A file appears under its name when it is complete and on the disk, never before. Its metadata names
+    mailbox, positions and the chain hashes at both ends, so that it can be verified by itself.
+
+    Arguments:
+        folder: made where missing.
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        self._folder = Path(folder)
+
+    def store(self, mailbox: str, records: Sequence[Record], before: bytes | None) -> Segment:
+        """Keep records as one file; see `LogArchive.store`."""
+        first, last = records[0], records[-1]
+        segment = Segment(mailbox, first.position, last.position, before, last.chain)
+        folder = self._folder / mailbox
+        with _unavailable(folder, "written"):
+            _make_folder(folder)
+            _remove_unfinished(folder)
+            _write(_table(segment, records), folder / f"{first.position:013d}-{last.position:013d}.parquet")
+        return segment
+
+    def mailboxes(self) -> list[str]:
+        """Return which mailboxes have a file; see `LogArchive.mailboxes`."""
+        with _unavailable(self._folder, "read"):
+            if not self._folder.is_dir():
+                return []
+            names = sorted(each.name for each in self._folder.iterdir() if "@" in each.name)
+        return [name for name in names if self._files(name)]
+
+    def segments(self, mailbox: str) -> list[Segment]:
+        """Return the segments of a mailbox; see `LogArchive.segments`."""
+        return [_segment(mailbox, file) for file in self._files(mailbox)]
+
+    def last_segment(self, mailbox: str) -> Segment | None:
+        """Return the segment that reaches furthest; see `LogArchive.last_segment`."""
+        last = max(self._files(mailbox), key=lambda file: file.last, default=None)
+        return None if last is None else _segment(mailbox, last)
+
+    def read(self, mailbox: str, after: int = 0) -> Iterator[Record]:
+        """Yield the records of all files, each once, verified; see `LogArchive.read`."""
+        previous: Segment | None = None
+        for file in self._files(mailbox):
+            if file.last <= after:
+                continue
+            segment = _segment(mailbox, file)
+            if previous is not None:
+                _check_continues(segment, previous, file)
+            for record in _records(segment, file):
+                if previous is not None and not _agrees(record, previous):
+                    raise _another_history(segment, file)
+                if record.position > after:
+                    yield record
+                    after = record.position
+            previous = segment
+
+    def _files(self, mailbox: str) -> list[_File]:
+        """Return the files of a mailbox in the order of their positions."""
+        folder = self._folder / mailbox
+        with _unavailable(folder, "read"):
+            names = sorted(each.name for each in folder.iterdir()) if folder.is_dir() else []
+        matches = (_NAME.fullmatch(name) for name in names)
+        return sorted(_File(int(m[1]), int(m[2]), folder / m[0]) for m in matches if m is not None)
+
+
+def _table(segment: Segment, records: Sequence[Record]) -> pa.Table:
+    columns = zip(*records, strict=True)
+    arrays = [pa.array(column, field.type) for column, field in zip(columns, SCHEMA, strict=True)]
+    facts = {
+        "postroom.format": FORMAT,
+        "postroom.mailbox": segment.mailbox,
+        "postroom.first": str(segment.first),
+        "postroom.last": str(segment.last),
+        "postroom.chain": segment.chain.hex(),
+    }
+    if segment.before is not None:
+        facts["postroom.before"] = segment.before.hex()
+    return pa.Table.from_arrays(arrays, schema=SCHEMA.with_metadata(facts))
+
+
+def _write(table: pa.Table, path: Path) -> None:
+    descriptor, temporary = mkstemp(_TEMPORARY, ".", path.parent)  # for its owner only
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            pq.write_table(
+                table, file, compression="zstd", use_dictionary=_REPEATING, row_group_size=ROW_GROUP_ROWS
+            )
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        with suppress(OSError):
+            os.unlink(temporary)
+        raise
+    _sync_folder(path.parent)
+
+
+def _make_folder(folder: Path) -> None:
+    missing = [each for each in (folder, *folder.parents) if not each.exists()]
+    for each in reversed(missing):
+        each.mkdir(mode=0o700, exist_ok=True)
+        _sync_folder(each.parent)
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _remove_unfinished(folder: Path) -> None:
+    """Remove what a crash left half-written: whoever archives owns the mailbox, so nobody else is at it."""
+    for left in folder.glob(f".*{_TEMPORARY}"):
+        left.unlink(missing_ok=True)
+
+
+def _segment(mailbox: str, file: _File) -> Segment:
+    with _unavailable(file.path, "read"):
+        facts = pq.read_schema(file.path).metadata or {}
+    before = facts.get(b"postroom.before")
+    try:
+        segment = Segment(
+            facts[b"postroom.mailbox"].decode(),
+            int(facts[b"postroom.first"]),
+            int(facts[b"postroom.last"]),
+            None if before is None else bytes.fromhex(before.decode()),
+            bytes.fromhex(facts[b"postroom.chain"].decode()),
+        )
+    except (KeyError, ValueError):
+        segment = None
+    if segment is None or segment[:3] != (mailbox, file.first, file.last):
+        raise BrokenLog(
+            f"The archive file {file.path} does not say that it holds positions {file.first} to {file.last} "
+            f"of mailbox {mailbox}: it was renamed or is not one of ours. Restore it from a backup.",
+            file.first,
+        )
+    return segment
+
+
+def _records(segment: Segment, file: _File) -> Iterator[Record]:
+    """Yield the records of one file, all of which and no others must be there."""
+    records = _unverified(file)
+    chain, last = segment.before, segment.first - 1
+    if chain is None:
+        for record in records:  # nobody knows what the first is chained to
+            yield record
+            chain, last = record.chain, record.position
+            break
+    try:
+        for record in chained(records, chain or b"", last + 1):
+            yield record
+            chain, last = record.chain, record.position
+    except BrokenLog as error:
+        said = f"The archive file {file.path} does not hold together. {error}"
+        raise BrokenLog(said, error.position) from error
+    if (last, chain) != (segment.last, segment.chain):
+        raise _another_history(segment, file)
+
+
+def _unverified(file: _File) -> Iterator[Record]:
+    with _unavailable(file.path, "read"), pq.ParquetFile(file.path) as opened:
+        for batch in opened.iter_batches(READ_ROWS, columns=list(Record._fields)):
+            yield from map(Record._make, zip(*(column.to_pylist() for column in batch.columns), strict=True))
+
+
+def _agrees(record: Record, previous: Segment) -> bool:
+    """Tell whether segments that overlap hold the same record where the earlier one ends."""
+    return record.position != previous.last or record.chain == previous.chain
+
+
+def _check_continues(segment: Segment, previous: Segment, file: _File) -> None:
+    if segment.first == previous.last + 1 and segment.before not in (None, previous.chain):
+        raise _another_history(segment, file)
+    if segment.first > previous.last + 1 and segment.before is not None:
+        raise BrokenLog(
+            f"The archive {file.path.parent} lacks positions {previous.last + 1} to {segment.first - 1}: a "
+            "file was removed. Restore it from a backup.",
+            previous.last + 1,
+        )
+
+
+def _another_history(segment: Segment, file: _File) -> BrokenLog:
+    return BrokenLog(
+        f"The archive file {file.path} does not go with the ones before it or with its own last hash: it was "
+        "altered or comes from another store. Restore it from a backup.",
+        segment.first,
+    )
+
+
+@contextmanager
+def _unavailable(path: Path, what: str) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, ValueError, pa.ArrowException) as error:
+        raise Unavailable(
+            f"The archive {path} can't be {what}: {error}. Check the folder, its permissions and its disk."
+        ) from error

@@ -1,0 +1,29 @@
+-- What migrating needs to know and keep. `{table}` is `postroom_migrations`, in the schema of the set.
+
+-- name: limit_waiting
+SELECT set_config('lock_timeout', %(timeout)s, false);
+
+-- name: lock
+SELECT pg_advisory_lock(hashtextextended('postroom migrate', 0));
+
+-- name: find_table
+SELECT to_regclass(%(table)s);
+
+-- name: create_schema
+CREATE SCHEMA IF NOT EXISTS {schema};
+
+-- name: create_table
+CREATE TABLE IF NOT EXISTS {table} (
+    set        TEXT NOT NULL,
+    number     INT NOT NULL,
+    name       TEXT NOT NULL,
+    checksum   TEXT NOT NULL,
+    applied_at TIMESTAMPTZ NOT NULL DEFAULT NOW(),
+    PRIMARY KEY (set, number)
+);
+
+-- name: applied
+SELECT number, name, checksum FROM {table} WHERE set = %(set)s ORDER BY number;
+
+-- name: record
+INSERT INTO {table} (set, number, name, checksum) VALUES (%(set)s, %(number)s, %(name)s, %(checksum)s);

@@ -1,0 +1,66 @@
+-- Outbox and inbox of one bounded context, in its own database (SDS-047 section 9).
+
+-- SDS-047's columns, and one more: the order in which events were recorded. `occurred_at` and `id` come from the
+-- clocks of several machines and can't tell which of two events of an aggregate was the first.
+CREATE TABLE outbox_events (
+    id               UUID PRIMARY KEY,
+    aggregate_type   TEXT NOT NULL,
+    aggregate_id     TEXT NOT NULL,
+    event_type       TEXT NOT NULL,
+    event_version    INT NOT NULL DEFAULT 1,
+    payload          JSONB NOT NULL,
+    occurred_at      TIMESTAMPTZ NOT NULL DEFAULT NOW(),
+    correlation_id   UUID,
+    causation_id     UUID,
+    published_at     TIMESTAMPTZ,
+    publish_attempts INT NOT NULL DEFAULT 0,
+    publish_error    TEXT,
+    position         BIGINT NOT NULL GENERATED ALWAYS AS IDENTITY,
+
+    CONSTRAINT chk_occurred_not_future CHECK (occurred_at <= NOW() + INTERVAL '1 minute')
+);
+
+CREATE INDEX idx_outbox_unpublished ON outbox_events (occurred_at) WHERE published_at IS NULL;
+CREATE INDEX idx_outbox_correlation ON outbox_events (correlation_id);
+CREATE INDEX idx_outbox_order ON outbox_events (position) WHERE published_at IS NULL;
+CREATE INDEX idx_outbox_published ON outbox_events (published_at) WHERE published_at IS NOT NULL;
+
+-- Only what failed has a row here: when to try it again, or never (parked) where that is NULL. It holds back the
+-- later events of its aggregate.
+CREATE TABLE outbox_retries (
+    id             UUID PRIMARY KEY,
+    aggregate_type TEXT NOT NULL,
+    aggregate_id   TEXT NOT NULL,
+    position       BIGINT NOT NULL,
+    retry_at       TIMESTAMPTZ
+);
+
+CREATE INDEX idx_outbox_held ON outbox_retries (aggregate_type, aggregate_id);
+
+-- SDS-047's columns, and two more: the length of its history, and since when it is a dead letter.
+CREATE TABLE inbox_messages (
+    message_id       UUID PRIMARY KEY,
+    subject          TEXT NOT NULL,
+    received_at      TIMESTAMPTZ NOT NULL DEFAULT NOW(),
+    processed_at     TIMESTAMPTZ,
+    attempts         INT NOT NULL DEFAULT 0,
+    last_error       TEXT,
+    version          INT NOT NULL DEFAULT 0,
+    dead_lettered_at TIMESTAMPTZ,
+
+    CONSTRAINT chk_inbox_processed_after_received CHECK (processed_at >= received_at)
+);
+
+CREATE INDEX idx_inbox_unprocessed ON inbox_messages (received_at) WHERE processed_at IS NULL;
+CREATE INDEX idx_inbox_processed ON inbox_messages (processed_at) WHERE processed_at IS NOT NULL;
+
+-- The history of both kinds of aggregate; `stream` is the outbox event's id, or one that goes with the inbox
+-- message's.
+CREATE TABLE aggregate_events (
+    stream  UUID NOT NULL,
+    version INT NOT NULL,
+    type    TEXT NOT NULL,
+    at      TIMESTAMPTZ NOT NULL,
+    state   BYTEA NOT NULL,
+    PRIMARY KEY (stream, version)
+);

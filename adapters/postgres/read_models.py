@@ -1,0 +1,147 @@
+"""The read models port over the PostgreSQL tables that `projections/rebuild.py` writes beside the log."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import psycopg
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Text,
+    TypeDecorator,
+    any_,
+    create_engine,
+    func,
+    literal,
+    literal_column,
+    select,
+)
+from sqlalchemy.dialects.postgresql import ARRAY
+from sqlalchemy.exc import DBAPIError
+
+from postroom.adapters.postgres.columns import ESCAPE, INDEXED_CHARS, escape, unescape
+from postroom.adapters.postgres.database import connect, describe, shown
+from postroom.adapters.sql.read_models import SqlReadModels
+from postroom.adapters.sql.statements import statements
+from postroom.adapters.sql.tables import ReadModelTables
+from postroom.domain.errors import Unavailable
+
+STATEMENT_TIMEOUT = "60s"
+UNBOUNDED = ("principal", "correlation_id", "trace_id", "namespace", "name", "value")
+"""Columns whose text may be longer than an index holds; the index begins with its first characters."""
+
+_SQL = statements("postroom.adapters.postgres", "read_models.sql")
+
+
+class PostgresReadModels(SqlReadModels):
+    """Answer searches from a PostgreSQL database; every call reads one moment of it and never writes.
+
+    Arguments:
+        url: of the database that holds the store.
+
+    Raises: InvalidRequest for a malformed URL; the database is only looked for when it is asked.
+    """
+
+    def __init__(self, url: str) -> None:
+        super().__init__(shown(url), _PostgresDialect())
+        self._url = url
+        self._engine = create_engine(
+            "postgresql+psycopg://", creator=self._connect, pool_pre_ping=True
+        ).execution_options(schema_translate_map={None: "postroom"})
+
+    def close(self) -> None:
+        """Close the connections; closing twice is fine."""
+        self._engine.dispose()
+
+    def _connect(self) -> "psycopg.Connection[tuple[Any, ...]]":
+        connection = connect(self._url, "postroom search")
+        try:
+            connection.execute(_SQL["configure"], {"timeout": STATEMENT_TIMEOUT})
+            connection.autocommit = False
+            connection.read_only = True
+            connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def _is_there(self) -> bool:
+        return True
+
+    @contextmanager
+    def _transaction(self) -> Iterator[Connection]:
+        try:
+            with self._engine.connect() as db:
+                yield db
+        except DBAPIError as error:
+            raise self._unavailable(error.orig) from error
+        except psycopg.Error as error:
+            raise self._unavailable(error) from error
+
+    def _unavailable(self, error: object) -> Unavailable:
+        assert isinstance(error, psycopg.Error)
+        if isinstance(error, psycopg.errors.UndefinedTable | psycopg.errors.InvalidSchemaName):
+            return Unavailable(
+                f"The database {self._shown} lacks tables of this version of Postroom; run "
+                "`postroom migrate --store URL` once, as a user who may create them."
+            )
+        return describe(error, self._url)
+
+    def _size(self, db: Connection) -> int:
+        return int(db.exec_driver_sql(_SQL["size"]).scalar_one())
+
+    def _heads(self) -> list[tuple[str, int]]:
+        with self._transaction() as db:
+            return [(name, head) for name, head in db.exec_driver_sql(_SQL["heads"])]
+
+    def _is_rebuild_running(self) -> bool:
+        with self._transaction() as db:
+            return bool(db.exec_driver_sql(_SQL["is_rebuild_running"]).scalar_one())
+
+
+class StoredText(TypeDecorator[str]):
+    """Text as the log and its read models store it: without what PostgreSQL can't hold."""
+
+    impl = Text
+    cache_ok = True
+
+    def process_bind_param(self, value: str | None, dialect: object) -> str | None:
+        """Return text as it is stored."""
+        return None if value is None else escape(value)
+
+    def process_result_value(self, value: str | None, dialect: object) -> str | None:
+        """Return text as it was."""
+        return unescape(value) if value is not None and ESCAPE in value else value
+
+
+class _PostgresDialect:
+    """How PostgreSQL looks values up in one array, and words wherever its index of trigrams says."""
+
+    text = StoredText
+
+    def equals(self, column: ColumnElement[Any], value: str) -> ColumnElement[bool]:
+        if column.key not in UNBOUNDED:
+            return column == value
+        stored = escape(value)
+        starts = _start(column) == stored[:INDEXED_CHARS]
+        return starts if len(stored) < INDEXED_CHARS else starts & (column == value)
+
+    def among(self, column: ColumnElement[Any], values: Sequence[str]) -> ColumnElement[bool]:
+        is_any: ColumnElement[bool] = column == any_(literal(list(values), ARRAY(StoredText)))
+        if column.key not in UNBOUNDED:
+            return is_any
+        starts = [escape(value)[:INDEXED_CHARS] for value in values]
+        return (_start(column) == any_(literal(starts, ARRAY(Text)))) & is_any
+
+    def text_candidates(self, tables: ReadModelTables, words: Sequence[str]) -> ColumnElement[bool] | None:
+        # By the index of trigrams where there is one, else by reading all text, which is narrow.
+        if not words:
+            return None
+        text = tables.text.c
+        has_words = [text.text.contains(word, autoescape=True) for word in words]
+        return tables.mailbox.c.id.in_(select(text.id).where(*has_words))
+
+
+def _start(column: ColumnElement[Any]) -> ColumnElement[str]:
+    return func.left(column, literal_column(str(INDEXED_CHARS)), type_=Text)

@@ -1,0 +1,30 @@
+-- What answering from the read models needs beside the queries that are built.
+
+-- name: configure
+SELECT
+    set_config('application_name', 'postroom search', false),
+    set_config('statement_timeout', %(timeout)s, false),
+    -- Plans for the very words and names that are asked for; they cost little to make.
+    set_config('plan_cache_mode', 'force_custom_plan', false),
+    set_config('jit', 'off', false);
+
+-- name: heads
+SELECT name, coalesce((
+    SELECT place & 1099511627775 FROM postroom.log
+    WHERE place > mailbox_names.id << 40 AND place < (mailbox_names.id + 1) << 40
+    ORDER BY place DESC LIMIT 1
+), 0)
+FROM postroom.mailbox_names ORDER BY name COLLATE "C";
+
+-- name: size
+SELECT coalesce(sum(pg_total_relation_size(oid)), 0)::bigint FROM pg_class
+WHERE relnamespace = 'postroom'::regnamespace AND relkind = 'r'
+    AND relname ~ '^(mailbox|backlog|dead_letters|header|topic|text)_v[0-9]+$';
+
+-- name: is_rebuild_running
+SELECT EXISTS (
+    SELECT FROM pg_locks
+    WHERE locktype = 'advisory' AND granted AND objsubid = 1
+        AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
+        AND (classid::bigint << 32 | objid::bigint) = hashtextextended('postroom rebuild', 0)
+);

@@ -1,0 +1,155 @@
+-- The event log of every mailbox of this store. Rows are only ever inserted, until retention removes whole ranges.
+
+DO $$
+BEGIN
+    IF current_setting('server_encoding') <> 'UTF8' THEN
+        RAISE 'a store needs a database that was created with ENCODING ''UTF8''';
+    END IF;
+END $$;
+
+-- `removed_through` is the last position that retention removed: nobody may append there again.
+-- `id` leaves room for 2^40 positions each in a bigint.
+CREATE TABLE postroom.mailbox_names (
+    id                  BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY CHECK (id < 8388608),
+    name                TEXT NOT NULL UNIQUE,
+    partition_positions BIGINT NOT NULL CHECK (partition_positions > 0),
+    removed_through     BIGINT NOT NULL DEFAULT 0
+);
+
+-- `place` is mailbox id * 2^40 + position: one key keeps each mailbox's records together and in order.
+-- A partition holds `partition_positions` positions of one mailbox, so that retention drops it whole. There is no
+-- default partition: one more is attached without a look at the rows of the others, and without waiting for appends.
+CREATE TABLE postroom.log (
+    place          BIGINT NOT NULL,
+    stream         BYTEA NOT NULL,
+    version        BIGINT NOT NULL,
+    epoch          BIGINT NOT NULL,
+    type           TEXT NOT NULL,
+    at             BIGINT NOT NULL,
+    topic          TEXT,
+    shard          BIGINT,
+    attempt        BIGINT,
+    due            BIGINT,
+    reason         TEXT,
+    state          BYTEA NOT NULL,
+    chain          BYTEA NOT NULL,
+    timestamp      BIGINT,
+    message_id     TEXT,
+    content_type   TEXT,
+    schema_url     TEXT,
+    schema_version TEXT,
+    encryption     TEXT,
+    correlation_id TEXT,
+    principal      TEXT,
+    namespace      TEXT,
+    trace_id       TEXT,
+    span_id        TEXT,
+    custom_headers TEXT,
+    envelope       BYTEA,
+    PRIMARY KEY (place) WITH (fillfactor = 100)
+) PARTITION BY RANGE (place);
+
+CREATE TABLE postroom.snapshot (
+    place BIGINT PRIMARY KEY,
+    chain BYTEA NOT NULL,
+    state BYTEA NOT NULL
+);
+
+-- Where each mailbox's log ended when its owner last left.
+CREATE TABLE postroom.seal (
+    base     BIGINT PRIMARY KEY,
+    position BIGINT NOT NULL,
+    chain    BYTEA NOT NULL
+);
+
+-- Make what partitions a mailbox lacks to hold positions up to `through`; return the last position they hold.
+-- It runs with the rights of whoever migrated: who appends needs none to create tables.
+CREATE FUNCTION postroom.make_partitions(mailbox BIGINT, through BIGINT) RETURNS BIGINT
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+SET lock_timeout = '5s'
+AS $$
+DECLARE
+    size BIGINT;
+    removed BIGINT;
+    number BIGINT;
+    partition TEXT;
+BEGIN
+    IF through >= 1::bigint << 40 THEN
+        RAISE 'a mailbox holds fewer than 2^40 positions; position % was asked for', through;
+    END IF;
+    PERFORM pg_advisory_xact_lock(hashtextextended('postroom partitions', mailbox));
+    SELECT partition_positions, removed_through INTO STRICT size, removed
+    FROM postroom.mailbox_names WHERE id = mailbox;
+    -- What retention dropped is not made again.
+    FOR number IN SELECT generate_series(removed / size, (through - 1) / size) LOOP
+        partition := format('log_%s_%s', mailbox, number);
+        CONTINUE WHEN to_regclass('postroom.' || partition) IS NOT NULL;
+        -- Rows stay as they are: they are vacuumed and frozen twice, when the partition is half full and when it is full.
+        EXECUTE format(
+            'CREATE TABLE postroom.%I (LIKE postroom.log INCLUDING ALL) WITH (autovacuum_freeze_min_age = 0,'
+            ' autovacuum_vacuum_insert_scale_factor = 0, autovacuum_vacuum_insert_threshold = %s)',
+            partition, least(size / 2, 2000000000));
+        EXECUTE format('CREATE UNIQUE INDEX ON postroom.%I (stream, version)', partition);
+        EXECUTE format(
+            'ALTER TABLE postroom.log ATTACH PARTITION postroom.%I FOR VALUES FROM (%s) TO (%s)',
+            partition, (mailbox << 40) + number * size + 1, (mailbox << 40) + (number + 1) * size + 1);
+    END LOOP;
+    RETURN ((through - 1) / size + 1) * size;
+END $$;
+
+-- Drop the partitions of a mailbox of which retention removed every position; return the last position dropped, or 0.
+-- A transaction that looks at the log is waited for only shortly, as appends would wait behind; next time, then.
+CREATE FUNCTION postroom.drop_partitions(mailbox BIGINT) RETURNS BIGINT
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+SET lock_timeout = '50ms'
+AS $$
+DECLARE
+    size BIGINT;
+    removed BIGINT;
+    number BIGINT;
+    partition TEXT;
+    dropped BIGINT := 0;
+BEGIN
+    SELECT partition_positions, removed_through INTO STRICT size, removed
+    FROM postroom.mailbox_names WHERE id = mailbox;
+    FOR number IN SELECT generate_series(0, removed / size - 1) LOOP
+        partition := format('log_%s_%s', mailbox, number);
+        CONTINUE WHEN to_regclass('postroom.' || partition) IS NULL;
+        EXECUTE format('DROP TABLE postroom.%I', partition);
+        dropped := (number + 1) * size;
+    END LOOP;
+    RETURN dropped;
+EXCEPTION WHEN lock_not_available THEN
+    RETURN 0;
+END $$;
+
+REVOKE ALL ON FUNCTION postroom.make_partitions, postroom.drop_partitions FROM PUBLIC;
+
+-- The read models that a rebuild makes from the log; the tables of each version are made by the rebuild itself.
+
+-- One row for each version that was ever built. Versions are never used again.
+CREATE TABLE postroom.projection (
+    version     BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    status      TEXT NOT NULL CHECK (status IN ('building', 'active', 'retired', 'failed', 'dropped')),
+    owner       TEXT NOT NULL,
+    started_at  BIGINT NOT NULL,
+    finished_at BIGINT,
+    cuts        TEXT NOT NULL,
+    counts      TEXT,
+    seconds     TEXT,
+    error       TEXT
+);
+
+CREATE UNIQUE INDEX projection_active ON postroom.projection (status) WHERE status = 'active';
+
+-- Free text is found without it too, but not as quickly: a rebuild makes its index where the extension is there.
+DO $$
+BEGIN
+    IF EXISTS (SELECT FROM pg_available_extensions WHERE name = 'pg_trgm' AND installed_version IS NULL)
+        AND has_database_privilege(current_database(), 'CREATE')
+    THEN
+        CREATE EXTENSION pg_trgm SCHEMA postroom;
+    END IF;
+END $$;

@@ -1,0 +1,211 @@
+"""The read models port over SQL tables, whichever database holds them."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import msgspec
+from sqlalchemy import Connection, Row, func, select
+
+from postroom.adapters.sql.listing import backlog_page, dead_letter_page
+from postroom.adapters.sql.search import Dialect, Lead, SearchQuery
+from postroom.adapters.sql.tables import ReadModelTables, projection, tables_of
+from postroom.application.ports.read_models import (
+    BacklogFilter,
+    BacklogPage,
+    DeadLetter,
+    DeadLetterFilter,
+    DeadLetterPage,
+    MailboxLag,
+    Place,
+    ProjectionStatus,
+    ShardBacklog,
+    Version,
+)
+from postroom.domain.errors import NotFound
+from postroom.domain.message import Status
+from postroom.domain.search import Cursor, EventFilter, FoundMessage, SearchPage, TableStats, topic_matches
+
+FEW = 2_000
+"""Rows that are sorted and checked without a thought; a condition true for more is unselective."""
+FEW_ENOUGH = 100
+"""Rows so few that looking for a condition that holds for fewer is not worth it."""
+SHOWN_VERSIONS = 10
+
+_decode_json = msgspec.json.Decoder().decode
+_decode_headers = msgspec.json.Decoder(dict[str, str]).decode
+_STATUS = {status.name.lower(): status for status in Status} | {"delayed": Status.READY}
+_ITEM_FIELDS = tuple(
+    name for name in FoundMessage.__struct_fields__ if name not in ("custom_headers", "status")
+)
+
+
+class SqlReadModels(ABC):
+    """Answer searches from SQL tables; every call reads one version, in one transaction.
+
+    Arguments:
+        store: the store, as its user is told about it.
+        dialect: how its database spells what each spells in its own way.
+    """
+
+    def __init__(self, store: str, dialect: Dialect) -> None:
+        self._shown = store
+        self._dialect = dialect
+
+    @abstractmethod
+    def close(self) -> None:
+        """Release what is held; closing twice is fine."""
+
+    @abstractmethod
+    def _is_there(self) -> bool:
+        """Tell whether there is a catalog of versions at all."""
+
+    @abstractmethod
+    def _transaction(self) -> AbstractContextManager[Connection]:
+        """Read at one moment; raise Unavailable for what the database says otherwise."""
+
+    @abstractmethod
+    def _size(self, db: Connection) -> int:
+        """Return the bytes that the read models take, all their versions included."""
+
+    @abstractmethod
+    def _heads(self) -> Iterable[tuple[str, int]]:
+        """Yield the mailboxes of the store, sorted, and where the log of each ends."""
+
+    @abstractmethod
+    def _is_rebuild_running(self) -> bool:
+        """Tell whether the process that builds is alive: what it locks is free when it ends."""
+
+    def search(self, wanted: EventFilter) -> SearchPage:
+        """Return one page of matching messages; see `ReadModels.search`."""
+        with self._reading() as (db, tables):
+            topics = _topics(db, tables, wanted.topics)
+            if topics == []:
+                return SearchPage(())
+            query = SearchQuery(wanted, tables, topics, self._dialect)
+            rows = db.execute(query.page(_choose(db, query))).all()
+        items = tuple(map(_found, rows[: wanted.limit]))
+        last = rows[wanted.limit - 1] if len(rows) > wanted.limit else None
+        return SearchPage(items, Cursor(last.timestamp, last.id).encode() if last is not None else None)
+
+    def get(self, message_id: str, mailbox: str | None = None) -> FoundMessage:
+        """Return one message; see `ReadModels.get`."""
+        page = self.search(EventFilter(message_id=message_id, mailbox=mailbox, limit=1))
+        if not page.items:
+            raise NotFound(
+                f"The read models have no message {message_id}; if it was sent lately, run "
+                "`postroom project rebuild`."
+            )
+        return page.items[0]
+
+    def backlog(self, wanted: BacklogFilter) -> BacklogPage:
+        """Return one page of the backlog; see `ReadModels.backlog`."""
+        with self._reading() as (db, tables):
+            topics = _topics(db, tables, wanted.topics)
+            rows = db.execute(backlog_page(wanted, tables, topics, self._dialect)).all()
+        items = tuple(ShardBacklog(*row) for row in rows[: wanted.limit])
+        last = items[-1] if len(rows) > wanted.limit else None
+        return BacklogPage(items, Place(last.mailbox, last.topic, last.shard).encode() if last else None)
+
+    def dead_letters(self, wanted: DeadLetterFilter) -> DeadLetterPage:
+        """Return one page of the dead letters; see `ReadModels.dead_letters`."""
+        with self._reading() as (db, tables):
+            topics = _topics(db, tables, wanted.topics)
+            rows = db.execute(dead_letter_page(wanted, tables, topics, self._dialect)).all()
+        items = tuple(DeadLetter(*row) for row in rows[: wanted.limit])
+        last = items[-1] if len(rows) > wanted.limit else None
+        return DeadLetterPage(items, Cursor(last.last_seen, last.id).encode() if last else None)
+
+    def stats(self) -> TableStats:
+        """Sum the archive up; the bytes are those of all versions of the read models."""
+        with self._reading() as (db, tables):
+            topic = tables.topic.c
+            sums = (func.sum(topic.messages), func.min(topic.first_timestamp), func.max(topic.last_timestamp))
+            total, oldest, newest = db.execute(select(*sums)).one()
+            return TableStats(int(total or 0), self._size(db), oldest, newest)
+
+    def status(self) -> ProjectionStatus:
+        """Tell what is served and how far behind it is; see `ReadModels.status`."""
+        newest = select(projection).order_by(projection.c.version.desc()).limit(SHOWN_VERSIONS)
+        active: list[Row[Any]] = []
+        rows: list[Row[Any]] = []
+        if self._is_there():
+            with self._transaction() as db:
+                active = list(db.execute(select(projection).where(projection.c.status == "active")).all())
+                rows = list(db.execute(newest).all())
+        building = next((row for row in rows if row.status == "building"), None)
+        is_running = building is not None and self._is_rebuild_running()
+        return ProjectionStatus(
+            _version(active[0]) if active else None,
+            tuple(self._lags(_decode_json(active[0].cuts) if active else [])),
+            _version(building) if building is not None and is_running else None,
+            tuple(map(_version, rows)),
+        )
+
+    @contextmanager
+    def _reading(self) -> Iterator[tuple[Connection, ReadModelTables]]:
+        if not self._is_there():
+            raise self._not_built()
+        with self._transaction() as db:
+            version = db.scalar(select(projection.c.version).where(projection.c.status == "active"))
+            if version is None:
+                raise self._not_built()
+            yield db, tables_of(version, self._dialect.text)
+
+    def _not_built(self) -> NotFound:
+        return NotFound(
+            f"The store {self._shown} has no read models yet; build them with `postroom project rebuild`."
+        )
+
+    def _lags(self, cuts: Iterable[dict[str, Any]]) -> Iterator[MailboxLag]:
+        covered = {cut["name"]: cut["last"] for cut in cuts}
+        for name, head in self._heads():
+            position = covered.get(name, 0)
+            yield MailboxLag(name, position, head, head - position)
+
+
+def _topics(db: Connection, tables: ReadModelTables, patterns: Sequence[str]) -> list[str] | None:
+    """Return the topics that names and globs stand for; None when there are no patterns."""
+    if not patterns:
+        return None
+    if not any("*" in pattern for pattern in patterns):
+        return list(dict.fromkeys(patterns))
+    known = db.scalars(select(tables.topic.c.topic)).all()
+    return [topic for topic in known if any(topic_matches(pattern, topic) for pattern in patterns)]
+
+
+def _choose(db: Connection, query: SearchQuery) -> Lead:
+    """Return the condition true for the fewest messages, counting each no further than the best so far."""
+    leads = query.leads()
+    if len(leads) == 1 and leads[0].is_sorted:
+        return leads[0]
+    best, fewest = query.by_time, FEW
+    for lead in leads:
+        count = int(db.execute(query.count(lead, fewest)).scalar_one())
+        if count < fewest or (best.field == "time" and lead.is_sorted):
+            best, fewest = lead, count
+        if fewest <= FEW_ENOUGH:
+            break
+    return best
+
+
+def _found(row: Row[Any]) -> FoundMessage:
+    return FoundMessage(
+        **{name: getattr(row, name) for name in _ITEM_FIELDS},
+        status=_STATUS[row.status],
+        custom_headers=_decode_headers(row.custom_headers) if row.custom_headers else {},
+    )
+
+
+def _version(row: Row[Any]) -> Version:
+    return Version(
+        row.version,
+        row.status,
+        row.owner,
+        row.started_at,
+        row.finished_at,
+        _decode_json(row.counts) if row.counts else {},
+        _decode_json(row.seconds) if row.seconds else {},
+        row.error,
+    )

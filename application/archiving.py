@@ -1,0 +1,93 @@
+"""Archiving: what retention is about to remove is stored first, in segments that continue each other."""
+
+import asyncio
+from typing import NamedTuple
+
+from postroom.application.ports.event_log import EventLog
+from postroom.application.ports.log_archive import LogArchive
+from postroom.application.telemetry import logger
+from postroom.domain.errors import BrokenLog, Unavailable
+from postroom.domain.record import GENESIS, Record, chained, verify_chain
+
+SEGMENT_RECORDS = 50_000
+SEGMENT_BYTES = 64 << 20
+"""What the envelopes of one segment may take, but for its last one: it bounds the memory that this needs."""
+
+
+class _End(NamedTuple):
+    """Where the archive ends: `chain` is None when the record there went without being archived."""
+
+    position: int
+    chain: bytes | None
+
+
+async def archive_records(log: EventLog, archive: LogArchive, through: int) -> int:
+    """Store the records at or before a position that the archive lacks; return how many that were.
+
+    Stopped at any moment, it goes on from there the next time. The log is only read, off the event loop.
+
+    Raises: BrokenLog when the log was altered; Unavailable when the archive can't be used, or when it holds
+        another history of this mailbox.
+    """
+    end = await asyncio.to_thread(_end, log, archive, through)
+    began = end.position
+    while end.position < through:
+        end = await asyncio.to_thread(_store_next, log, archive, end, through)
+    return max(0, end.position - began)
+
+
+def _end(log: EventLog, archive: LogArchive, through: int) -> _End:
+    """Return where to go on, after seeing that what is archived is the past of this very log."""
+    first = log.first_position() or 1
+    last = archive.last_segment(log.mailbox)
+    if last is None:
+        return _End(first - 1, GENESIS if first == 1 else None)
+    if last.last < first - 1:
+        if first <= through:
+            logger().warning("archive.gap", mailbox=log.mailbox, after=last.last, before=first)
+        return _End(first - 1, None)
+    if not _continues(log, last.last, last.chain, first):
+        raise Unavailable(
+            f"The archive of mailbox {log.mailbox} ends at position {last.last} with another history than "
+            "the log holds; name another archive folder for this store."
+        )
+    return _End(last.last, last.chain)
+
+
+def _continues(log: EventLog, position: int, chain: bytes, first: int) -> bool:
+    """Tell whether the log holds the record with this chain hash, or the one that follows it."""
+    if position >= first:
+        record = log.at_positions([position]).get(position)
+        return record is not None and record.chain == chain
+    following = log.at_positions([first]).values()
+    try:
+        return len(list(chained(following, chain, first))) == 1
+    except BrokenLog:
+        return False
+
+
+def _store_next(log: EventLog, archive: LogArchive, end: _End, through: int) -> _End:
+    records = _take(log, end.position, through)
+    if not records:
+        raise Unavailable(
+            f"The log of mailbox {log.mailbox} ends before position {through}, which was to be archived; "
+            "open the mailbox again."
+        )
+    # What the log can't vouch for is not archived, and so not removed.
+    if end.chain is None:
+        verify_chain(records[1:], records[0].chain, records[0].position + 1)
+    else:
+        verify_chain(records, end.chain, end.position + 1)
+    segment = archive.store(log.mailbox, records, end.chain)
+    return _End(segment.last, segment.chain)
+
+
+def _take(log: EventLog, after: int, through: int) -> list[Record]:
+    records: list[Record] = []
+    size = 0
+    for record in log.read(after, min(SEGMENT_RECORDS, through - after)):
+        records.append(record)
+        size += len(record.envelope or b"")
+        if size >= SEGMENT_BYTES:
+            break
+    return records
