@@ -64,15 +64,19 @@ class MailboxItem(msgspec.Struct, frozen=True, kw_only=True):
         return f"{type(self).__name__}({pairs})"
 
 
-def extract_mailbox_item(blob: bytes, *, received_at: int = 0) -> MailboxItem:
+def extract_mailbox_item(
+    blob: bytes, *, received_at: int = 0, envelope: PrismEnvelope | None = None
+) -> MailboxItem:
     """Extract every row of RFC-037's header table from an envelope's bytes, which are kept as received.
 
     blob: the serialized envelope. received_at: ms since 1970, UTC; stands in for a publish time that is
     missing or outside years 1 to 9999, because the table's `timestamp` is never NULL. For the same reason
     an envelope without message id gets one made from its bytes, the same whenever those bytes come again.
+    envelope: what the bytes say, where they have been parsed already.
     Raises `InvalidRequest` if the bytes are no envelope.
     """
-    envelope = parse_envelope(blob)
+    if envelope is None:
+        envelope = parse_envelope(blob)
     # Reading an absent sub-message gives its defaults, so an absent one and an empty string look alike.
     metadata = envelope.metadata
     security = envelope.security

@@ -10,7 +10,14 @@ from postroom.domain.envelope.headers import is_valid_timestamp, parse_envelope
 from postroom.domain.envelope.v1.envelope_pb2 import PrismEnvelope, PrismMetadata
 from postroom.domain.errors import InvalidRequest
 
-__all__ = ["EnvelopeProblem", "EnvelopeValidation", "ProblemKind", "ValidationMode", "validate_envelope"]
+__all__ = [
+    "EnvelopeProblem",
+    "EnvelopeValidation",
+    "ProblemKind",
+    "ValidationMode",
+    "check_envelope",
+    "validate_envelope",
+]
 
 
 class ValidationMode(StrEnum):
@@ -31,6 +38,7 @@ class ProblemKind(StrEnum):
     MISSING_TOPIC = "missing_topic"
     MISSING_TIMESTAMP = "missing_timestamp"
     INVALID_TIMESTAMP = "invalid_timestamp"
+    INVALID_PAYLOAD = "invalid_payload"
 
 
 # Reported in strict mode but never a reason to refuse: a newer version is read as well as we can, and the
@@ -62,6 +70,13 @@ def validate_envelope(blob: bytes, mode: ValidationMode = ValidationMode.STRICT)
         envelope = parse_envelope(blob)
     except InvalidRequest as error:
         return EnvelopeValidation(False, (EnvelopeProblem(ProblemKind.UNREADABLE, str(error)),))
+    return check_envelope(envelope, mode)
+
+
+def check_envelope(
+    envelope: PrismEnvelope, mode: ValidationMode = ValidationMode.STRICT
+) -> EnvelopeValidation:
+    """Validate an envelope that was parsed already; see `validate_envelope`."""
     if mode == ValidationMode.DISABLED:
         return EnvelopeValidation(True)
     problems = tuple(_problems(envelope))

@@ -1,0 +1,217 @@
+"""Load RFC-037's namespace files; `docs/namespaces.md` describes them for those who write them."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from postroom.adapters.config.document import (
+    NamespaceEntry,
+    NamespaceFile,
+    NatsConfig,
+    NatsSlot,
+    PayloadSchemas,
+    PostgresConfig,
+    PostgresQueryConfig,
+    RedisConfig,
+    SqliteConfig,
+    SqliteQueryConfig,
+    TopicSchema,
+)
+from postroom.adapters.config.reader import YamlReader, listed, suggested
+from postroom.application.ingest.namespace import (
+    Namespace,
+    NatsSource,
+    PayloadSchema,
+    RedisSource,
+    SchemaFormat,
+)
+from postroom.domain.errors import InvalidRequest
+from postroom.domain.names import check_mailbox
+from postroom.domain.policy import DAY_MS
+
+GB = 10**9
+REDIS_URLS = ("redis://", "rediss://", "unix://")
+POSTGRES_URLS = ("postgresql://", "postgres://")
+_CONSUMER = re.compile(r"[A-Za-z0-9_-]{1,128}\Z")
+
+
+def load_namespaces(file: str | Path) -> tuple[Namespace, ...]:
+    """Return the namespaces of a YAML file, in its order (RFC-037 pattern configuration).
+
+    Arguments:
+        file: paths that stand in it are relative to its folder.
+
+    Raises: InvalidRequest that says what is wrong where, with file, line and place.
+    """
+    reader = YamlReader(Path(file))
+    entries = reader.read(NamespaceFile).namespaces
+    if not entries:
+        raise reader.refusal("namespaces", "is empty; name at least one namespace")
+    namespaces = tuple(_Resolver(reader, entry, index).resolve() for index, entry in enumerate(entries))
+    _check_distinct(reader, namespaces)
+    return namespaces
+
+
+def find_namespace(namespaces: tuple[Namespace, ...], name: str | None) -> Namespace:
+    """Return the namespace of a name, or of None the only one; raise `InvalidRequest` when there is none."""
+    names = [namespace.name for namespace in namespaces]
+    if name is None and len(namespaces) == 1:
+        return namespaces[0]
+    if name is None:
+        raise InvalidRequest(f"The file has several namespaces; name one of {', '.join(names)}.")
+    if name not in names:
+        raise InvalidRequest(
+            f"The file has no namespace {name!r}{suggested(name, names)}; it has {', '.join(names)}."
+        )
+    return namespaces[names.index(name)]
+
+
+class _Resolver:
+    """Work out what an entry means: check what keys say together, and fill in what they leave out."""
+
+    def __init__(self, reader: YamlReader, entry: NamespaceEntry, index: int) -> None:
+        self._reader = reader
+        self._entry = entry
+        self._place = f"namespaces[{index}]"
+
+    def resolve(self) -> Namespace:
+        entry, behavior = self._entry, self._entry.behavior
+        if not behavior.auto_commit:
+            raise self._refusal(
+                "behavior.auto_commit",
+                "is false, which would leave every message unacknowledged and make the source deliver all "
+                "of them for ever; leave it out, or make it true",
+            )
+        storage = entry.slots.storage.config
+        if isinstance(storage, PostgresConfig):
+            self._check_url("slots.storage.config", storage.url, POSTGRES_URLS)
+        self._check_query()
+        size = behavior.retention_policy.max_size_gb
+        return Namespace(
+            name=entry.name,
+            description=entry.description,
+            mailbox=self._mailbox(),
+            store=_database(storage),
+            source=self._source(),
+            envelope_validation=entry.schemas.envelope.validation,
+            payload_schemas=tuple(self._payload_schemas(entry.schemas.payload)),
+            batch_size=behavior.batch_size,
+            max_retries=behavior.max_retries,
+            history_retention_ms=self._retention_ms(),
+            max_store_bytes=None if size is None else max(1, int(size * GB)),
+        )
+
+    def _source(self) -> NatsSource | RedisSource:
+        slot = self._entry.slots.message_source
+        config: NatsConfig | RedisConfig = slot.config
+        place = "slots.message_source.config"
+        if not config.durable:
+            raise self._refusal(
+                f"{place}.durable",
+                "is false, which would lose what is published while nobody ingests; leave it out, or make it "
+                "true",
+            )
+        if isinstance(slot, NatsSlot) and not _CONSUMER.match(config.consumer_group):
+            raise self._refusal(
+                f"{place}.consumer_group",
+                f"is {config.consumer_group!r}; a durable consumer's name has only letters, digits, - and _",
+            )
+        if isinstance(config, RedisConfig):
+            self._check_url(place, config.url, REDIS_URLS)
+            return RedisSource(
+                url=config.url,
+                stream=config.stream,
+                consumer_group=config.consumer_group,
+                field=config.field,
+                ack_wait_seconds=config.ack_wait_seconds,
+            )
+        return NatsSource(
+            url=config.url,
+            subject=config.subject,
+            consumer_group=config.consumer_group,
+            stream=config.stream,
+            credentials=None if config.credentials is None else str(config.credentials),
+            ack_wait_seconds=config.ack_wait_seconds,
+            max_ack_pending=config.max_ack_pending,
+            dead_letter_subject=config.dead_letter_subject,
+        )
+
+    def _mailbox(self) -> str:
+        name = self._entry.name
+        given = self._entry.slots.storage.config.mailbox
+        place, mailbox = "name", f"{name}@{self._entry.slots.message_source.config.consumer_group}"
+        if given is not None:
+            place, mailbox = "slots.storage.config.mailbox", given
+            if not given.startswith(f"{name}@"):
+                raise self._refusal(place, f"is {given!r}; a mailbox of namespace {name} begins with {name}@")
+        try:
+            return check_mailbox(mailbox)
+        except InvalidRequest as error:
+            raise self._refusal(place, f"makes no mailbox: {str(error).rstrip('.')}") from error
+
+    def _check_query(self) -> None:
+        query = self._entry.slots.query
+        storage = self._entry.slots.storage
+        if query is not None and _database(query.config) != _database(storage.config):
+            raise self._refusal(
+                "slots.query.config",
+                "names another database than slots.storage.config; messages are searched where they are "
+                "stored, so name the same, or leave the slot out",
+            )
+
+    def _retention_ms(self) -> int | None:
+        stored = self._entry.slots.storage.config.retention_days
+        policy = self._entry.behavior.retention_policy.max_age_days
+        if stored is not None and policy is not None and stored != policy:
+            raise self._refusal(
+                "behavior.retention_policy.max_age_days",
+                f"is {policy}, but slots.storage.config.retention_days is {stored}; as what is removed is "
+                "gone, leave one of them out, or make them equal",
+            )
+        days = policy or stored
+        return None if days is None else days * DAY_MS
+
+    def _check_url(self, place: str, url: str, known: tuple[str, ...]) -> None:
+        if not url.startswith(known):  # what it is stays unsaid: it may hold a password
+            raise self._refusal(f"{place}.url", f"must begin with {listed(known)}")
+
+    def _payload_schemas(self, payload: PayloadSchemas) -> Iterator[PayloadSchema]:
+        for index, schema in enumerate(payload.schemas):
+            place = f"schemas.payload.schemas[{index}]"
+            format_ = schema.format or payload.format
+            if format_ == SchemaFormat.PROTOBUF and schema.message_name is None:
+                raise self._refusal(place, "has no message_name; a protobuf schema must have one")
+            yield self._payload_schema(payload, schema, format_)
+
+    def _payload_schema(
+        self, payload: PayloadSchemas, schema: TopicSchema, format_: SchemaFormat
+    ) -> PayloadSchema:
+        is_shared = format_ == payload.format  # a file of descriptors is of no use to a JSON Schema
+        return PayloadSchema(
+            topic=schema.topic,
+            format=format_,
+            message_name=schema.message_name,
+            file=schema.file or (payload.file if is_shared else None),
+            validation=schema.validation or payload.validation,
+            allows_unknown_fields=payload.compatibility in ("forward", "full"),
+        )
+
+    def _refusal(self, place: str, problem: str) -> InvalidRequest:
+        return self._reader.refusal(f"{self._place}.{place}", problem)
+
+
+def _database(config: SqliteConfig | PostgresConfig | SqliteQueryConfig | PostgresQueryConfig) -> str:
+    if isinstance(config, SqliteConfig | SqliteQueryConfig):
+        return str(config.database_path)
+    return config.url
+
+
+def _check_distinct(reader: YamlReader, namespaces: tuple[Namespace, ...]) -> None:
+    indexes: dict[str, int] = {}  # mailboxes begin with these names, so they differ as well
+    for index, namespace in enumerate(namespaces):
+        if namespace.name in indexes:
+            raise reader.refusal(
+                f"namespaces[{index}].name",
+                f"is {namespace.name!r}, as is namespaces[{indexes[namespace.name]}].name; make them differ",
+            )
+        indexes[namespace.name] = index
