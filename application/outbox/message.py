@@ -1,0 +1,45 @@
+"""How an outbox event looks on the stream: its JSON payload as data, and all else as headers."""
+
+from datetime import UTC, datetime, timedelta
+
+from postroom.domain.outbox import OutboxEvent
+from postroom.domain.subject import NatsMsgId
+
+MESSAGE_ID = "Nats-Msg-Id"
+EVENT_TYPE = "Event-Type"
+EVENT_VERSION = "Event-Version"
+OCCURRED_AT = "Occurred-At"
+AGGREGATE_TYPE = "Aggregate-Type"
+AGGREGATE_ID = "Aggregate-Id"
+CORRELATION_ID = "Correlation-Id"
+CAUSATION_ID = "Causation-Id"
+TRACEPARENT = "traceparent"
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def headers_of(event: OutboxEvent) -> dict[str, str]:
+    """Return the headers under which an event is published; what it doesn't have is left out.
+
+    `Occurred-At` is RFC 3339 in UTC with microseconds.
+    """
+    headers = {
+        MESSAGE_ID: NatsMsgId.of(event.id).value,
+        EVENT_TYPE: event.event_type,
+        EVENT_VERSION: str(event.event_version),
+        OCCURRED_AT: _rfc_3339(event.occurred_at),
+        AGGREGATE_TYPE: event.aggregate_type,
+        AGGREGATE_ID: event.aggregate_id,
+    }
+    if event.correlation.correlation_id is not None:
+        headers[CORRELATION_ID] = str(event.correlation.correlation_id)
+    if event.correlation.causation_id is not None:
+        headers[CAUSATION_ID] = str(event.correlation.causation_id)
+    if event.traceparent is not None:
+        headers[TRACEPARENT] = event.traceparent
+    return headers
+
+
+def _rfc_3339(at: int) -> str:
+    text = (_EPOCH + timedelta(microseconds=at)).isoformat(timespec="microseconds")
+    return text.replace("+00:00", "Z")

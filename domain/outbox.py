@@ -1,0 +1,331 @@
+"""The OutboxEvent aggregate: how an event leaves a service, and what when it can't (SDS-047 section 2.1)."""
+
+import re
+from typing import Literal
+from uuid import UUID
+
+import msgspec
+from msgspec.structs import replace
+
+from postroom.domain.errors import FutureEvent, InvalidOutboxEvent, InvalidRequest
+from postroom.domain.event import Event
+from postroom.domain.policy import SECOND_MS, backoff_ms
+from postroom.domain.subject import CorrelationContext, EventSubject, check_token
+
+MS = 1_000
+"""Microseconds in a millisecond."""
+MAX_TEXT_CHARS = 512
+MAX_ERROR_CHARS = 1_000
+"""Characters kept of an error."""
+
+# Aggregates are named in headers, which hold no line breaks.
+_TEXT = re.compile(rf"[^\x00-\x1f\x7f\ud800-\udfff]{{1,{MAX_TEXT_CHARS}}}\Z")
+_TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}\Z")
+
+Status = Literal["waiting", "parked", "published", "discarded"]
+
+
+class OutboxEventRecorded(Event, frozen=True, gc=False):
+    """The event happened, and stands in the outbox beside what it changed; its row has the payload.
+
+    Arguments:
+        occurred_at: µs since 1970 UTC.
+        traceparent: the W3C trace context in which it happened.
+    """
+
+    aggregate_type: str
+    aggregate_id: str
+    event_type: str
+    event_version: int
+    occurred_at: int
+    correlation_id: UUID | None
+    causation_id: UUID | None
+    traceparent: str | None
+
+
+class OutboxEventPublished(Event, frozen=True, gc=False):
+    """The stream has stored the event (SDS-047 EVT-047-001)."""
+
+    event_type: str
+    subject: str
+
+    @property
+    def outbox_id(self) -> UUID:
+        """Return the id of the outbox event."""
+        return UUID(bytes=self.stream)
+
+    @property
+    def published_at(self) -> int:
+        """Return when it was published, µs since 1970 UTC."""
+        return self.at
+
+
+class OutboxPublishFailed(Event, frozen=True, gc=False):
+    """The stream refused the event; it is tried again from `retry_at` on, or never where that is None."""
+
+    attempt: int
+    error: str
+    retry_at: int | None
+
+
+class OutboxEventParked(Event, frozen=True, gc=False):
+    """Its attempts are used up: it waits for an operator, and so do the later events of its aggregate."""
+
+    attempts: int
+    error: str
+
+
+class OutboxEventRetried(Event, frozen=True, gc=False):
+    """An operator had it tried again at once, with fresh attempts."""
+
+
+class OutboxEventDiscarded(Event, frozen=True, gc=False):
+    """An operator took it out of the outbox unpublished; the payload is kept here.
+
+    Arguments:
+        payload: JSON.
+    """
+
+    reason: str
+    payload: bytes
+
+
+OutboxChange = (
+    OutboxEventRecorded
+    | OutboxEventPublished
+    | OutboxPublishFailed
+    | OutboxEventParked
+    | OutboxEventRetried
+    | OutboxEventDiscarded
+)
+
+
+class OutboxEvent(msgspec.Struct, frozen=True, gc=False):
+    """State of an event in the outbox: the fold of its history (SDS-047 section 2.1); times in µs UTC.
+
+    Arguments:
+        publish_attempts: attempts since it was recorded, or since an operator had it tried again.
+        retry_at: when it is tried again; None while nothing failed, and for good once it is parked.
+    """
+
+    id: UUID
+    version: int
+    aggregate_type: str
+    aggregate_id: str
+    event_type: str
+    event_version: int
+    occurred_at: int
+    correlation: CorrelationContext
+    traceparent: str | None = None
+    published_at: int | None = None
+    publish_attempts: int = 0
+    publish_error: str | None = None
+    retry_at: int | None = None
+    status: Status = "waiting"
+
+
+class PublishPolicy(msgspec.Struct, frozen=True):
+    """Say how often and how soon a refused event is tried again; times in ms.
+
+    Arguments:
+        max_attempts: refusals until an event is parked.
+        backoff_base_ms, backoff_max_ms: the exponential backoff between two attempts, with full jitter.
+    """
+
+    max_attempts: int = 20
+    backoff_base_ms: int = SECOND_MS
+    backoff_max_ms: int = 300 * SECOND_MS
+
+
+class RecordOutboxEvent(msgspec.Struct, frozen=True):
+    """Put an event into the outbox; `occurred_at` is in µs since 1970 UTC."""
+
+    id: UUID | None
+    aggregate_type: str
+    aggregate_id: str
+    event_type: str | None
+    event_version: int
+    occurred_at: int
+    correlation: CorrelationContext = CorrelationContext()
+    traceparent: str | None = None
+
+
+class MarkPublished(msgspec.Struct, frozen=True):
+    """Note that the stream has stored the event (SDS-047 CMD-050)."""
+
+    subject: EventSubject
+
+
+class MarkFailed(msgspec.Struct, frozen=True):
+    """Note that the stream refused the event; `jitter` is a uniform random number in [0, 1)."""
+
+    error: str
+    policy: PublishPolicy
+    jitter: float
+
+
+class RetryOutboxEvent(msgspec.Struct, frozen=True):
+    """Have a parked or failing event tried again at once."""
+
+
+class DiscardOutboxEvent(msgspec.Struct, frozen=True):
+    """Take an event out of the outbox unpublished; its `payload` is kept in its history."""
+
+    reason: str
+    payload: bytes
+
+
+OutboxCommand = RecordOutboxEvent | MarkPublished | MarkFailed | RetryOutboxEvent | DiscardOutboxEvent
+
+
+def decide(command: OutboxCommand, event: OutboxEvent | None, now: int) -> list[OutboxChange]:
+    """Return what a command causes, nothing where it changes nothing.
+
+    Arguments:
+        event: the state; None before it was recorded.
+        now: µs since 1970 UTC.
+
+    Raises:
+        InvalidOutboxEvent: it lacks what it needs (SDS-047 POL-047-001), or is recorded already.
+        FutureEvent: it would have occurred in the future (SDS-047 POL-047-002).
+        InvalidRequest: it is published or discarded, so that no operator can retry or discard it.
+    """
+    if isinstance(command, RecordOutboxEvent):
+        return [_record(command, event, now)]
+    if event is None:
+        raise InvalidOutboxEvent("There is no such outbox event; record it first.")
+    match command:
+        case MarkPublished():
+            return _publish(event, command.subject, now)
+        case MarkFailed():
+            return _fail(event, command, now)
+        case RetryOutboxEvent():
+            return _retry(event, now)
+        case DiscardOutboxEvent():
+            _require_unpublished(event)
+            return [
+                OutboxEventDiscarded(
+                    event.id.bytes, event.version + 1, now, _shortened(command.reason), command.payload
+                )
+            ]
+
+
+def evolve(event: OutboxEvent | None, change: OutboxChange) -> OutboxEvent:
+    """Return the outbox event after one more event of its history."""
+    if isinstance(change, OutboxEventRecorded):
+        return OutboxEvent(
+            UUID(bytes=change.stream),
+            change.version,
+            change.aggregate_type,
+            change.aggregate_id,
+            change.event_type,
+            change.event_version,
+            change.occurred_at,
+            CorrelationContext(change.correlation_id, change.causation_id),
+            change.traceparent,
+        )
+    if event is None:
+        raise ValueError(f"The history of an outbox event can't begin with {type(change).__name__}.")
+    event = replace(event, version=change.version)
+    match change:
+        case OutboxEventPublished():
+            return replace(
+                event,
+                status="published",
+                published_at=change.at,
+                publish_attempts=event.publish_attempts + 1,
+                publish_error=None,
+                retry_at=None,
+            )
+        case OutboxPublishFailed():
+            return replace(
+                event, publish_attempts=change.attempt, publish_error=change.error, retry_at=change.retry_at
+            )
+        case OutboxEventParked():
+            return replace(event, status="parked", retry_at=None)
+        case OutboxEventRetried():
+            return replace(event, status="waiting", publish_attempts=0, retry_at=change.at)
+        case OutboxEventDiscarded():
+            return replace(event, status="discarded", retry_at=None)
+
+
+def _record(command: RecordOutboxEvent, event: OutboxEvent | None, now: int) -> OutboxEventRecorded:
+    if event is not None:
+        raise InvalidOutboxEvent(f"Outbox event {event.id} is recorded already; give each event its own id.")
+    if command.id is None:
+        raise InvalidOutboxEvent("An outbox event must have an id; give it a UUID.")
+    if not command.event_type:
+        raise InvalidOutboxEvent(
+            f"Outbox event {command.id} must have an event type, such as order_placed; it has none."
+        )
+    try:
+        check_token(command.event_type, "The event type")
+    except InvalidRequest as error:
+        raise InvalidOutboxEvent(f"Outbox event {command.id}: {error}") from None
+    for name, text in (("type", command.aggregate_type), ("id", command.aggregate_id)):
+        if not _TEXT.match(text):
+            raise InvalidOutboxEvent(
+                f"Outbox event {command.id}: its aggregate's {name} must be 1 to {MAX_TEXT_CHARS} characters "
+                f"without control characters; it was {text[:80]!r}."
+            )
+    if not 1 <= command.event_version < 2**31:
+        raise InvalidOutboxEvent(
+            f"Outbox event {command.id}: its version must be at least 1; it was {command.event_version}."
+        )
+    if command.traceparent is not None and not _TRACEPARENT.match(command.traceparent):
+        raise InvalidOutboxEvent(
+            f"Outbox event {command.id}: {command.traceparent[:80]!r} is no W3C traceparent."
+        )
+    if command.occurred_at > now:
+        raise FutureEvent(
+            f"Outbox event {command.id} would have occurred {command.occurred_at - now:,} µs in the future; "
+            "leave occurred_at out, or set the clock right."
+        )
+    return OutboxEventRecorded(
+        command.id.bytes,
+        1,
+        now,
+        command.aggregate_type,
+        command.aggregate_id,
+        command.event_type,
+        command.event_version,
+        command.occurred_at,
+        command.correlation.correlation_id,
+        command.correlation.causation_id,
+        command.traceparent,
+    )
+
+
+def _publish(event: OutboxEvent, subject: EventSubject, now: int) -> list[OutboxChange]:
+    if event.status in ("published", "discarded"):  # the news came late
+        return []
+    return [OutboxEventPublished(event.id.bytes, event.version + 1, now, event.event_type, subject.value)]
+
+
+def _fail(event: OutboxEvent, command: MarkFailed, now: int) -> list[OutboxChange]:
+    if event.status != "waiting":
+        return []
+    stream, attempt, error = event.id.bytes, event.publish_attempts + 1, _shortened(command.error)
+    if attempt >= command.policy.max_attempts:
+        return [
+            OutboxPublishFailed(stream, event.version + 1, now, attempt, error, None),
+            OutboxEventParked(stream, event.version + 2, now, attempt, error),
+        ]
+    retry_at = now + backoff_ms(command.policy, attempt, command.jitter) * MS
+    return [OutboxPublishFailed(stream, event.version + 1, now, attempt, error, retry_at)]
+
+
+def _retry(event: OutboxEvent, now: int) -> list[OutboxChange]:
+    _require_unpublished(event)
+    if event.publish_attempts == 0:  # it is going to be published anyway
+        return []
+    return [OutboxEventRetried(event.id.bytes, event.version + 1, now)]
+
+
+def _require_unpublished(event: OutboxEvent) -> None:
+    if event.status in ("published", "discarded"):
+        raise InvalidRequest(f"Outbox event {event.id} is {event.status} already; nothing was changed.")
+
+
+def _shortened(text: str) -> str:
+    return text.replace("\x00", "")[:MAX_ERROR_CHARS]
