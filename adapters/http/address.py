@@ -1,0 +1,218 @@
+"""Which URLs requests may be sent to, and which addresses these may resolve to: no forged requests (SSRF)."""
+
+import asyncio
+import re
+import socket
+from collections.abc import Iterable
+from ipaddress import (
+    IPv4Address,
+    IPv4Network,
+    IPv6Address,
+    IPv6Network,
+    ip_address,
+    ip_network,
+)
+from typing import NamedTuple
+
+from aiohttp.abc import AbstractResolver, ResolveResult
+from yarl import URL
+
+from postroom.domain.errors import Forbidden, InvalidRequest
+
+Address = IPv4Address | IPv6Address
+Network = IPv4Network | IPv6Network
+
+_NAT64 = ip_network("64:ff9b::/96")
+# Not public in effect, though not all versions of Python say so: the metadata services of two clouds, what
+# reaches the hosts of NAT64 and 6to4 relays, and networks of benchmarks and shared address space.
+_NEVER = tuple(
+    map(
+        ip_network,
+        ("192.0.0.0/24", "168.63.129.16/32", "100.64.0.0/10", "198.18.0.0/15", "64:ff9b:1::/48", "fec0::/10"),
+    )
+)
+_PLAIN = re.compile(r"[!-~]+")
+_HOST = re.compile(r"[a-z0-9_](?:[a-z0-9_.-]*[a-z0-9_])?")
+_HIDDEN = re.compile(r"%(?:2e|2f|5c|00)", re.IGNORECASE)
+_PORTS = {"http": 80, "https": 443}
+
+
+class Allowed(NamedTuple):
+    """One entry of the allow-list.
+
+    Arguments:
+        path: what the URL's path is, or is below of.
+        networks: where the host's addresses must lie; none stands for every public address.
+    """
+
+    scheme: str
+    host: str
+    port: int
+    path: str
+    networks: tuple[Network, ...]
+
+    def covers(self, url: URL) -> bool:
+        """Tell whether a checked URL begins with this one, on a boundary between two segments of its path."""
+        same_origin = (url.scheme, _host(url), url.port) == (self.scheme, self.host, self.port)
+        below = url.raw_path == self.path or url.raw_path.startswith(self.path.rstrip("/") + "/")
+        return same_origin and below
+
+
+def parse_allowed(entry: str) -> Allowed:
+    """Read one entry of the allow-list.
+
+    Arguments:
+        entry: a host (`handlers.example.com`, HTTPS only) or a URL prefix (`http://sea-handlers:8000/handle`),
+            and after it, with spaces between, the networks its addresses must lie in (`10.0.0.0/8`). Without
+            networks only public addresses will do.
+
+    Raises: InvalidRequest saying what is wrong with it.
+    """
+    prefix, *networks = entry.split()
+    url = _parse(prefix if "://" in prefix else f"https://{prefix}/", "The allowed handler")
+    try:
+        parsed = tuple(ip_network(network) for network in networks)
+    except ValueError as error:
+        raise InvalidRequest(
+            f"The allowed handler {entry!r} has a network that is none: {error}; write such as 10.0.0.0/8."
+        ) from None
+    return Allowed(url.scheme, _host(url), url.port or 0, url.raw_path, parsed)
+
+
+class Destination(NamedTuple):
+    """A URL that requests may be sent to, with the networks its host may be in."""
+
+    url: URL
+    networks: tuple[Network, ...]
+
+
+def check_url(text: str, allowed: Iterable[Allowed]) -> Destination:
+    """Return a handler's URL, parsed by the very library that will connect to it.
+
+    Raises:
+        InvalidRequest: it is malformed, or written so that two parsers could read it differently.
+        Forbidden: the allow-list has no entry for it, or its address is not allowed.
+    """
+    url = _parse(text, "The handler's URL")
+    entries = [entry for entry in allowed if entry.covers(url)]
+    if not entries:
+        raise Forbidden(
+            f"The handler's URL {url.scheme}://{url.raw_authority}{url.raw_path} is not on the allow-list; "
+            "add its prefix to [inbox] allow, with the network of its addresses where they are not public."
+        )
+    networks = tuple(network for entry in entries for network in entry.networks)
+    literal = _literal(_host(url))
+    if literal is not None:
+        check_address(literal, networks, _host(url))
+    return Destination(url, networks)
+
+
+def check_address(address: Address, networks: tuple[Network, ...], host: str) -> None:
+    """See that requests may be sent to an address.
+
+    Raises: Forbidden when it lies in none of the networks, or is not public where there are none.
+    """
+    real = _embedded(address)
+    if networks:
+        if not any(real in network for network in networks):
+            raise Forbidden(
+                f"{host} has the address {address}, which lies in none of the networks allowed for it; check "
+                "its name server, or [inbox] allow."
+            )
+    elif not real.is_global or real.is_multicast or any(real in network for network in _NEVER):
+        raise Forbidden(
+            f"{host} has the address {address}, which is not public; if that is meant, add its network to "
+            "the handler's entry in [inbox] allow."
+        )
+
+
+class CheckedResolver(AbstractResolver):
+    """Resolve a host once for each connection, and hand out addresses only if all of them are allowed.
+
+    The connection is made to exactly these: a name that resolves differently the next time (DNS rebinding)
+    gains nothing.
+    """
+
+    def __init__(self, networks: tuple[Network, ...]) -> None:
+        """Take the networks that the host may be in."""
+        self._networks = networks
+
+    async def resolve(
+        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
+    ) -> list[ResolveResult]:
+        """Return the host's addresses; raise OSError where there is none, or one is not allowed."""
+        found = await asyncio.get_running_loop().getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, family=family, flags=socket.AI_ADDRCONFIG
+        )
+        results = []
+        for kind, _, protocol, _, where in found:
+            try:
+                check_address(ip_address(where[0]), self._networks, host)
+            except Forbidden as error:
+                raise OSError(str(error)) from error
+            results.append(
+                ResolveResult(
+                    hostname=host,
+                    host=str(where[0]),
+                    port=port,
+                    family=kind,
+                    proto=protocol,
+                    flags=socket.AI_NUMERICHOST | socket.AI_NUMERICSERV,
+                )
+            )
+        return results
+
+    async def close(self) -> None:
+        """Do nothing: there is nothing to release."""
+
+
+def _parse(text: str, what: str) -> URL:
+    advice = "write it like https://handlers.example.com/handle"
+    if not _PLAIN.fullmatch(text) or "\\" in text or _HIDDEN.search(text) or ".." in text:
+        raise InvalidRequest(
+            f"{what} {text!r} has spaces, dots or characters that readers of URLs disagree on; {advice}."
+        )
+    try:
+        url = URL(text)
+    except ValueError as error:
+        raise InvalidRequest(f"{what} can't be read: {error}; {advice}.") from None
+    if url.scheme not in _PORTS or not url.raw_host:
+        raise InvalidRequest(f"{what} must begin with https:// or an allowed http:// and a host; {advice}.")
+    if url.raw_user is not None or url.raw_password is not None or "@" in url.raw_authority:
+        raise InvalidRequest(f"{what} has credentials in it; leave them out, requests are signed.")
+    if url.raw_fragment:
+        raise InvalidRequest(f"{what} has a fragment, which is never sent; {advice}.")
+    host = _host(url)
+    if _literal(host) is None and (not _HOST.fullmatch(host) or _looks_numeric(host)):
+        raise InvalidRequest(
+            f"{what} names the host {host!r}, which is neither a name nor an address as addresses are "
+            f"written; {advice}."
+        )
+    return url
+
+
+def _host(url: URL) -> str:
+    return (url.raw_host or "").lower().rstrip(".")
+
+
+def _looks_numeric(host: str) -> bool:
+    """Tell whether resolvers would take a name for an address: `2130706433`, `0x7f.1`, `0177.0.0.1`."""
+    last = host.rpartition(".")[2]
+    return last.isdecimal() or last.startswith("0x")
+
+
+def _literal(host: str) -> Address | None:
+    try:
+        return None if "%" in host else ip_address(host)
+    except ValueError:
+        return None
+
+
+def _embedded(address: Address) -> Address:
+    """Return the IPv4 address that an IPv6 address leads to, if it is such a one."""
+    if not isinstance(address, IPv6Address):
+        return address
+    if address in _NAT64:
+        return IPv4Address(address.packed[-4:])
+    teredo = address.teredo
+    return address.ipv4_mapped or address.sixtofour or (teredo[1] if teredo else None) or address
