@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from postroom.application.archiving import archive_records
 from postroom.application.codec import to_record
 from postroom.application.envelope_cache import EnvelopeCache
 from postroom.application.fold import fold_from
@@ -14,6 +15,7 @@ from postroom.application.log_writer import LogWriter
 from postroom.application.lookup import Lookup
 from postroom.application.ports.clock import Clock
 from postroom.application.ports.event_log import EventLog, Seal, StoredSnapshot
+from postroom.application.ports.log_archive import LogArchive
 from postroom.application.telemetry import logger
 from postroom.application.waiters import Waiters
 from postroom.domain.errors import Fenced, PostroomError, Rejected, Saturated, Unavailable, WrongPosition
@@ -95,8 +97,10 @@ class MailboxEngine:
         limits: MailboxLimits | None = None,
         default_policy: TopicPolicy | None = None,
         cache_bytes: int = 64 << 20,
+        archive: LogArchive | None = None,
     ) -> None:
         self.log = log
+        self._archive = archive
         self._clock = clock
         self._limits = limits
         self._default_policy = default_policy
@@ -198,21 +202,41 @@ class MailboxEngine:
     async def enforce_retention(self) -> int:
         """Remove the settled past that is older than the history retention (RFC-037 `DeleteOldEvents`).
 
-        Records of messages that are still unsettled stay, and all that came after them. A snapshot that
-        covers what goes is saved first, and `LogTruncated` recorded.
+        Returns: how many records were removed.
+        Raises: Unavailable when something failed; nothing is removed that is not archived.
+        """
+        cutoff = self.now() - self.mailbox.limits.history_retention_ms * MS
+        return await self.remove_through(await asyncio.to_thread(self.log.position_before, cutoff))
+
+    async def give_back(self, enough: int) -> int:
+        """Give space that removed records left back to the disk; see `LogWriter.give_back`."""
+        return await self._writer.give_back(enough)
+
+    async def remove_through(self, through: int) -> int:
+        """Remove the records at or before a position, as far as their messages are settled.
+
+        Records of messages that are still unsettled stay, and all that came after them. What goes is stored
+        in the archive first, where there is one; then `LogTruncated` is recorded, and a snapshot saved that
+        covers both.
 
         Returns: how many records were removed.
+        Raises: Unavailable when something failed; nothing is removed that is not archived.
         """
         mailbox = self.mailbox
-        cutoff = self.now() - mailbox.limits.history_retention_ms * MS
-        through = await asyncio.to_thread(self.log.position_before, cutoff)
         oldest = min((message.position for message in mailbox.messages.values()), default=through + 1)
         through = min(through, oldest - 1)
+        if self._archive is not None:
+            await archive_records(self.log, self._archive, max(through, mailbox.truncated_through))
         if through > mailbox.truncated_through:
-            await self._keep_snapshot(mailbox)
             record = (await asyncio.to_thread(self.log.at_positions, [through]))[through]
             await self.submit([Truncate(through, record.chain)])
-        removed = await self._writer.truncate(mailbox.truncated_through)
+        through = self.mailbox.truncated_through
+        first = await asyncio.to_thread(self.log.first_position)
+        if first is None or first > through:
+            return 0
+        # After `LogTruncated`, so that the record which the snapshot stands on is not among those that go.
+        await self._keep_snapshot(self.mailbox)
+        removed = await self._writer.truncate(through)
         if removed:
             logger().info("mailbox.log_truncated", mailbox=self.log.mailbox, through=through, records=removed)
         return removed

@@ -1,13 +1,14 @@
 """Fold a mailbox from its log: from the newest snapshot that fits, then the tail."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from itertools import islice
 
 from postroom.application.codec import to_event, to_events
 from postroom.application.ports.event_log import EventLog
-from postroom.domain.errors import BrokenLog
+from postroom.domain.errors import BrokenLog, NotFound
 from postroom.domain.mailbox.snapshot import restore_snapshot
 from postroom.domain.mailbox.state import Mailbox, evolve
-from postroom.domain.message import Message
+from postroom.domain.message import Message, MessageSent
 from postroom.domain.message import evolve as evolve_message
 from postroom.domain.policy import MailboxLimits, TopicPolicy
 from postroom.domain.record import Record
@@ -31,7 +32,8 @@ def fold_from(
 ) -> tuple[Mailbox, int]:
     """Return the mailbox as `fold` does, and the position of the snapshot it was folded from, or 0."""
     check_seal(log)
-    mailbox = _from_snapshot(log, limits, default_policy) or Mailbox(log.mailbox, limits, default_policy)
+    empty = Mailbox(log.mailbox, limits, default_policy)
+    mailbox = next(_from_snapshots(log, limits, default_policy), empty)
     start = mailbox.position
     first = log.first_position()
     if first is not None and first > mailbox.position + 1:
@@ -45,11 +47,38 @@ def fold_from(
     return mailbox, start
 
 
+def fold_at(log: EventLog, position: int) -> Mailbox:
+    """Return the mailbox as it stood after the record at `position`, and empty as it began at 0.
+
+    Folds from the newest snapshot at or before `position`, else from the first record.
+
+    Raises: NotFound when the log does not reach `position`, or no longer knows what came before it.
+    """
+    head = log.head()
+    last = head.position if head is not None else 0
+    if not 0 <= position <= last:
+        raise NotFound(f"The log of mailbox {log.mailbox} ends at position {last}; it has no {position}.")
+    mailbox = next(_from_snapshots(log, through=position), Mailbox(log.mailbox))
+    first = log.first_position() or 1
+    if first > mailbox.position + 1:
+        known = min(snapshot.position for snapshot in _from_snapshots(log))
+        raise NotFound(
+            f"The past of mailbox {log.mailbox} is known from position {known} on, not at {position}: "
+            "retention removed what came before."
+        )
+    for event in to_events(islice(log.replay(mailbox.position), position - mailbox.position)):
+        evolve(mailbox, event)
+    return mailbox
+
+
 def fold_message(records: Iterable[Record]) -> Message | None:
-    """Return one message as its whole history tells it, or None without records."""
+    """Return one message as its whole history tells it; None where that is gone, or only its end is left."""
     message: Message | None = None
     for record in records:
-        message = evolve_message(message, to_event(record), record.position, record.epoch)  # type: ignore[arg-type]
+        event = to_event(record)
+        if message is None and not isinstance(event, MessageSent):
+            return None  # retention removed the records up to somewhere in its history
+        message = evolve_message(message, event, record.position, record.epoch)  # type: ignore[arg-type]
     return message
 
 
@@ -75,13 +104,18 @@ def check_seal(log: EventLog) -> None:
     )
 
 
-def _from_snapshot(
-    log: EventLog, limits: MailboxLimits | None, default_policy: TopicPolicy | None
-) -> Mailbox | None:
+def _from_snapshots(
+    log: EventLog,
+    limits: MailboxLimits | None = None,
+    default_policy: TopicPolicy | None = None,
+    through: int | None = None,
+) -> Iterator[Mailbox]:
+    """Yield the mailbox as snapshots at or before `through` have it, newest first; those that fit the log."""
     for snapshot in log.snapshots():
+        if through is not None and snapshot.position > through:
+            continue
         record = log.at_positions([snapshot.position]).get(snapshot.position)
         if record is not None and record.chain == snapshot.chain:
             mailbox = restore_snapshot(snapshot.state, log.mailbox, limits, default_policy)
             if mailbox is not None:
-                return mailbox
-    return None
+                yield mailbox

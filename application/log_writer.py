@@ -14,6 +14,8 @@ T = TypeVar("T")
 
 TRUNCATE_ROWS = 5_000
 """Records removed in one transaction, so that appends never wait long behind retention."""
+GIVE_BACK_BYTES = 1 << 20
+"""What is given back to the disk in one transaction, for the same reason."""
 
 
 class LogWriter:
@@ -45,6 +47,17 @@ class LogWriter:
         while gone := await self._start(self._log.truncate, through, TRUNCATE_ROWS):
             removed += gone
         return removed
+
+    async def give_back(self, enough: int) -> int:
+        """Give freed space back to the disk, letting appends pass in between; return how many bytes went.
+
+        Arguments:
+            enough: bytes after which to stop.
+        """
+        given = 0
+        while given < enough and (gone := await self._start(self._log.give_back, GIVE_BACK_BYTES)):
+            given += gone
+        return given
 
     def close(self) -> None:
         """Carry out what was handed over, and end the thread."""

@@ -1,6 +1,7 @@
 """What commands need to know of messages that a mailbox does not hold in memory."""
 
 import asyncio
+from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 
 import msgspec
@@ -18,6 +19,9 @@ from postroom.domain.record import Record
 
 _SETTLING = (Ack, Nack, Extend)
 
+RECENT_GROUPS = 8
+"""Groups whose outside ids are remembered: more than the engine ever has appends under way."""
+
 
 class Lookup:
     """Complete commands with what the log knows, and with what their own group did before them."""
@@ -28,11 +32,14 @@ class Lookup:
         self._cache = cache
         self._durable = durable
         self._sent: set[bytes] = set()
+        self._recent: deque[set[bytes]] = deque(maxlen=RECENT_GROUPS)
+        self._mailbox: Mailbox | None = None
         self._left: dict[bytes, Message] = {}
 
     def begin_group(self) -> None:
-        """Forget what the group before did."""
-        self._sent.clear()
+        """Forget what the group before did, but for outside ids it sent: the log may not show them yet."""
+        self._recent.append(self._sent)
+        self._sent = set()
         self._left.clear()
 
     def note_sent(self, stream: bytes) -> None:
@@ -62,15 +69,21 @@ class Lookup:
                     outside.append((index, command))
             elif isinstance(command, _SETTLING) and command.receipt.message not in mailbox.messages:
                 settling.append((index, command))
+        if mailbox is not self._mailbox:  # what was sent before was dropped with the memory, or is in the log
+            self._mailbox = mailbox
+            self._recent.clear()
         if not settling and not outside:
             return commands
-        await self._durable()
         found = list(commands)
+        if settling:
+            await self._durable()
         for index, settle in settling:
             message = fold_message(await asyncio.to_thread(self._log.history, settle.receipt.message))
             found[index] = msgspec.structs.replace(settle, settled=message)
         if outside:
             known = await asyncio.to_thread(self._log.known, [send.message for _, send in outside])
+            # Answers wait for the appends before them: should one fail, nobody was told of a duplicate.
+            known = known.union(*self._recent)
             for index, send in outside:
                 if send.message in known:
                     found[index] = msgspec.structs.replace(send, known=True)

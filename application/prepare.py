@@ -4,8 +4,9 @@ from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from postroom.application.messages import NewMessage
-from postroom.domain.envelope.build import build_envelope, open_envelope
+from postroom.domain.envelope.build import OpenedEnvelope, build_envelope
 from postroom.domain.envelope.headers import extension_text, extract_mailbox_item
+from postroom.domain.envelope.v1.envelope_pb2 import PrismEnvelope
 from postroom.domain.errors import InvalidRequest
 from postroom.domain.integrity import hash_chain, payload_hash
 from postroom.domain.mailbox.commands import Send
@@ -107,15 +108,23 @@ class Preparer:
         return command, shown
 
     def envelope(
-        self, blob: bytes, *, idem_key: str | None = None, sticky_key: str | None = None
+        self,
+        blob: bytes,
+        envelope: PrismEnvelope,
+        *,
+        idem_key: str | None = None,
+        sticky_key: str | None = None,
     ) -> Prepared:
         """Return the command that stores an envelope which came from outside, byte for byte (RFC-037).
 
-        Raises: InvalidRequest when the bytes are no envelope or lack a usable topic.
+        Arguments:
+            envelope: what the bytes say.
+
+        Raises: InvalidRequest when it lacks a usable topic.
         """
-        item = extract_mailbox_item(blob, received_at=self._wall() // 1_000)
+        item = extract_mailbox_item(blob, received_at=self._wall() // 1_000, envelope=envelope)
         self._check_topic(item.topic)
-        opened = open_envelope(blob)
+        opened = OpenedEnvelope(envelope)
         stream = self._stream(item.message_id)
         headers = Headers(
             item.timestamp,

@@ -9,6 +9,11 @@
     │   ├── IdempotencyConflict    409 E_DUPLICATE
     │   ├── StaleReceipt           409 E_STALE_RECEIPT
     │   ├── FrameTooLarge          413 E_FRAME_TOO_LARGE
+    │   ├── InvalidOutboxEvent     400 INVALID_OUTBOX
+    │   ├── FutureEvent            400 FUTURE_EVENT
+    │   ├── DuplicateInboxMessage  409 DUPLICATE_MESSAGE
+    │   ├── InvalidTimestamp       400 INVALID_TIMESTAMP
+    │   ├── PoisonMessage          422 E_POISON
     │   └── Saturated              429 E_SATURATED, with retry_after_ms
     ├── IntegrityFailure           422 E_INTEGRITY
     │   └── BrokenLog              422 E_INTEGRITY, the log itself was altered
@@ -80,6 +85,38 @@ class FrameTooLarge(Rejected):
 
     code = "E_FRAME_TOO_LARGE"
     status = 413
+
+
+class InvalidOutboxEvent(Rejected):
+    """An outbox event lacks its id or its type (SDS-047 POL-047-001)."""
+
+    code = "INVALID_OUTBOX"
+
+
+class FutureEvent(Rejected):
+    """An outbox event says that it occurred in the future (SDS-047 POL-047-002)."""
+
+    code = "FUTURE_EVENT"
+
+
+class DuplicateInboxMessage(Rejected):
+    """The inbox has a message of this id already (SDS-047 POL-047-003)."""
+
+    code = "DUPLICATE_MESSAGE"
+    status = 409
+
+
+class InvalidTimestamp(Rejected):
+    """An inbox message would have been processed before it was received (SDS-047 POL-047-004)."""
+
+    code = "INVALID_TIMESTAMP"
+
+
+class PoisonMessage(Rejected):
+    """A handler says that it never will be able to deal with a message (SDS-047 POL-047-006)."""
+
+    code = "E_POISON"
+    status = 422
 
 
 class Saturated(Rejected):

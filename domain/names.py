@@ -1,14 +1,17 @@
 """Names: mailboxes, topics and message ids, and the 16-byte stream ids that stand for them in the log."""
 
 import re
-from uuid import UUID, uuid5
+from hashlib import sha1
+from uuid import UUID
 
 from postroom.domain.errors import InvalidRequest
 
 _MAILBOX = re.compile(r"[^\s@/]{1,128}@[^\s@/]{1,128}\Z")
 _TOPIC = re.compile(r"[^\s\x00-\x1f\x7f*?\[\]]{1,255}\Z")
 _UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\Z")
-_NAMES = UUID("6ad9bd0e-54c4-5d0b-9a39-0d9bb4ce1c4e")  # Postroom's own namespace for name-based ids
+_NAMES = UUID("6ad9bd0e-54c4-5d0b-9a39-0d9bb4ce1c4e").bytes  # Postroom's own namespace for name-based ids
+_AS_VERSION_5 = [bytes([byte & 0x0F | 0x50]) for byte in range(256)]
+_AS_VARIANT = [bytes([byte & 0x3F | 0x80]) for byte in range(256)]
 MAX_ID_CHARS = 255
 
 
@@ -33,7 +36,7 @@ def check_topic(name: str) -> str:
 
 def mailbox_stream(name: str) -> bytes:
     """Return the stream id of a mailbox's own events."""
-    return uuid5(_NAMES, name).bytes
+    return _name_based(name)
 
 
 def message_stream(mailbox: str, message_id: str) -> bytes:
@@ -42,12 +45,12 @@ def message_stream(mailbox: str, message_id: str) -> bytes:
     Only the canonical spelling of a UUID counts as one, so that every id has exactly one spelling.
     """
     if _UUID.match(message_id):
-        return UUID(message_id).bytes
+        return bytes.fromhex(message_id.replace("-", ""))
     if not 0 < len(message_id) <= MAX_ID_CHARS:
         raise InvalidRequest(
             f"A message id must have 1 to {MAX_ID_CHARS} characters; it had {len(message_id)}."
         )
-    return uuid5(_NAMES, f"{mailbox}/{message_id}").bytes
+    return _name_based(f"{mailbox}/{message_id}")
 
 
 def given_id(id_: str) -> str | None:
@@ -58,3 +61,9 @@ def given_id(id_: str) -> str | None:
 def message_id(stream: bytes, given: str | None = None) -> str:
     """Return a message's id as users see it: the one it was given, else its stream id as a UUID."""
     return given if given is not None else str(UUID(bytes=stream))
+
+
+def _name_based(name: str) -> bytes:
+    """Return the UUID of version 5 that stands for a name; `uuid.uuid5` costs four times as much."""
+    digest = sha1(_NAMES + name.encode(), usedforsecurity=False).digest()
+    return digest[:6] + _AS_VERSION_5[digest[6]] + digest[7:8] + _AS_VARIANT[digest[8]] + digest[9:16]

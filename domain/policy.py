@@ -1,5 +1,7 @@
 """Policies: what a topic promises (visibility, retries, retention) and what bounds a mailbox."""
 
+from typing import Protocol
+
 import msgspec
 
 from postroom.domain.errors import InvalidRequest
@@ -68,6 +70,8 @@ class MailboxLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         max_messages: largest `max_messages` of one RECV.
         history_retention_ms: how long the records of settled and archived messages are kept (RFC-037
             `max_age_days`).
+        max_store_bytes: size of the store from which on the oldest settled and archived messages go before
+            their time (RFC-037 `max_size_gb`); None for no bound.
     """
 
     in_flight_ceiling: int = 8_192
@@ -75,6 +79,7 @@ class MailboxLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     frame_bytes: int = 1 << 20
     max_messages: int = 256
     history_retention_ms: int = 90 * DAY_MS
+    max_store_bytes: int | None = None
 
 
 MIN_VISIBILITY_MS = 250
@@ -83,11 +88,23 @@ DEFAULT_MAX_BYTES = 512 << 10
 SATURATED_RETRY_MS = 1_000
 
 
-def backoff_ms(policy: TopicPolicy, attempt: int, jitter: float) -> int:
-    """Return how long to hide a nacked message: exponential backoff with full jitter (svc-mailbox P-7).
+class Backoff(Protocol):
+    """Bound the pauses between attempts, in ms: a topic's policy does, and others of the same two fields."""
+
+    @property
+    def backoff_base_ms(self) -> int:
+        """Return what the first pause is made of."""
+
+    @property
+    def backoff_max_ms(self) -> int:
+        """Return the longest pause."""
+
+
+def backoff_ms(policy: Backoff, attempt: int, jitter: float) -> int:
+    """Return how long to wait after a failure: exponential backoff with full jitter (svc-mailbox P-7).
 
     Arguments:
-        attempt: the delivery that failed, counted from 1.
+        attempt: what failed, such as a delivery, counted from 1.
         jitter: a uniform random number in [0, 1), drawn by the caller.
 
     Returns: `jitter * min(backoff_max, base * 2^attempt)` in ms.

@@ -5,8 +5,16 @@ from typing import TypeVar
 
 from postroom.application.engine import Accepted, Answer, MailboxEngine
 from postroom.application.messages import NewMessage, Sent
+from postroom.application.ports.payload_validator import PayloadValidator
 from postroom.application.prepare import Prepared, Preparer
-from postroom.domain.envelope.validation import EnvelopeProblem, ValidationMode, validate_envelope
+from postroom.domain.envelope.headers import parse_envelope
+from postroom.domain.envelope.v1.envelope_pb2 import PrismEnvelope
+from postroom.domain.envelope.validation import (
+    EnvelopeProblem,
+    ProblemKind,
+    ValidationMode,
+    check_envelope,
+)
 from postroom.domain.errors import InvalidRequest, Rejected
 from postroom.domain.names import message_id
 
@@ -61,6 +69,7 @@ class SendEnvelopes:
         envelopes: Sequence[bytes],
         *,
         validation: ValidationMode = ValidationMode.STRICT,
+        payloads: PayloadValidator | None = None,
         on_problem: Callable[[int, EnvelopeProblem], None] | None = None,
     ) -> list[Sent | Rejected]:
         """Store `envelopes` and return an answer for each, in their order.
@@ -68,24 +77,45 @@ class SendEnvelopes:
         Arguments:
             validation: `strict` refuses what is malformed, `warn` stores it where it can, `disabled` looks
                 at nothing.
+            payloads: checks payloads against the schemas of their topics; None checks none.
             on_problem: is told the index and each problem found, whether it led to a refusal or not.
 
         Raises: Saturated when too many commands are pending, Unavailable when the outcome is unknown.
         """
         index = -1
 
+        def tell(problem: EnvelopeProblem) -> None:
+            if on_problem is not None:
+                on_problem(index, problem)
+
         def prepare(blob: bytes) -> Prepared:
             nonlocal index
             index += 1
-            checked = validate_envelope(blob, validation)
-            for problem in checked.problems:
-                if on_problem is not None:
-                    on_problem(index, problem)
-            if not checked.is_accepted:
-                raise InvalidRequest(" ".join(problem.message for problem in checked.problems))
-            return self._preparer.envelope(blob)
+            try:
+                envelope = parse_envelope(blob)
+            except InvalidRequest as error:
+                tell(EnvelopeProblem(ProblemKind.UNREADABLE, str(error)))
+                raise
+            problems, is_accepted = _check(envelope, validation, payloads)
+            for problem in problems:
+                tell(problem)
+            if not is_accepted:
+                raise InvalidRequest(" ".join(problem.message for problem in problems))
+            return self._preparer.envelope(blob, envelope)
 
         return await _submit(self._engine, envelopes, prepare)
+
+
+def _check(
+    envelope: PrismEnvelope, validation: ValidationMode, payloads: PayloadValidator | None
+) -> tuple[tuple[EnvelopeProblem, ...], bool]:
+    """Return what is wrong with an envelope and its payload, and whether it is accepted all the same."""
+    checked = check_envelope(envelope, validation)
+    if payloads is None or not checked.is_accepted:
+        return checked.problems, checked.is_accepted
+    payload = payloads.validate(envelope)
+    found = tuple(EnvelopeProblem(ProblemKind.INVALID_PAYLOAD, problem) for problem in payload.problems)
+    return checked.problems + found, payload.is_accepted
 
 
 async def _submit(

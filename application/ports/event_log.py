@@ -30,6 +30,16 @@ class Seal(NamedTuple):
     chain: bytes
 
 
+class LogSize(NamedTuple):
+    """Say how large a log is, in bytes: its records, about, and all that the store holds for them and others.
+
+    What truncation freed counts as `held` until the store gave it back to the disk.
+    """
+
+    records: int
+    held: int
+
+
 class EventLog(Protocol):
     """Keep the records of one mailbox; every adapter passes `tests/conformance/event_log.py`.
 
@@ -79,8 +89,23 @@ class EventLog(Protocol):
     def position_before(self, at: int) -> int:
         """Return the position of the last record written before log time `at` (µs), or 0."""
 
+    def position_at_size(self, size: int) -> int:
+        """Return the last position through which the oldest records take `size` bytes at most, about, or 0.
+
+        Quick for a part of the log; one record more is counted where the first alone takes more.
+        """
+
     def truncate(self, through: int, limit: int) -> int:
         """Remove up to `limit` of the records at or before `through`, oldest first; return how many went."""
+
+    def size(self) -> LogSize:
+        """Return how large the log is, indexes included."""
+
+    def give_back(self, limit: int) -> int:
+        """Give up to about `limit` bytes that truncation freed back to the disk; return how many went.
+
+        Short enough for appends to wait for it. What is not given back is used for new records.
+        """
 
     def save_snapshot(self, snapshot: StoredSnapshot) -> None:
         """Keep a snapshot; all but the newest two may be dropped."""

@@ -1,6 +1,8 @@
 """`GetTopicPolicy`: what an operator set for a topic."""
 
-from postroom.application.queries.live import State
+from collections.abc import Callable
+
+from postroom.domain.mailbox.state import Mailbox
 from postroom.domain.names import check_topic
 from postroom.domain.policy import TopicPolicy
 
@@ -8,7 +10,7 @@ from postroom.domain.policy import TopicPolicy
 class GetTopicPolicy:
     """Look up the policy that the log records for a topic (svc-mailbox P-9)."""
 
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: Callable[[], Mailbox]) -> None:
         """Take the source of the mailbox's state."""
         self._state = state
 

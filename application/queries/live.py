@@ -1,29 +1,33 @@
-"""`GetBacklog` and `ListDeadLetters`: the queues as they stand now, folded from the log itself.
+"""`GetBacklog` and `ListDeadLetters`: the queues as they stand now, or stood at any moment of the log.
 
-Nothing waits for a projection and nobody needs to own the mailbox: the newest snapshot and the tail of the
-log are enough. A process that owns the mailbox passes its engine's state instead of folding.
+Nothing waits for a projection and nobody needs to own the mailbox: a snapshot and the log behind it are
+enough. For the present, a process that owns the mailbox passes its engine's state instead of folding.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import msgspec
 
 from postroom.application.codec import to_event
 from postroom.application.messages import rfc3339
 from postroom.application.ports.event_log import EventLog
-from postroom.domain.errors import InvalidRequest
-from postroom.domain.mailbox.state import Mailbox, TopicCount, count
+from postroom.application.queries.at import Moment, StateAt
+from postroom.domain.errors import InvalidRequest, NotFound
+from postroom.domain.mailbox.events import LogTruncated
+from postroom.domain.mailbox.state import TopicCount, count
 from postroom.domain.message import Message, MessageSent
-from postroom.domain.names import message_id
+from postroom.domain.names import mailbox_stream, message_id
 
 MAX_LIMIT = 1_000
 
-State = Callable[[], Mailbox]
-"""Where the mailbox's state comes from: an engine's memory, or a fold of the log."""
-
 
 class Backlog(msgspec.Struct, frozen=True):
-    """Unsettled messages of one mailbox by topic and shard, at log position `position` (SDS-047 QRY-050)."""
+    """Unsettled messages of one mailbox by topic and shard, at log position `position` (SDS-047 QRY-050).
+
+    Arguments:
+        at: when the record at `position` was written.
+        as_of: log time that tells ready messages from delayed ones.
+    """
 
     mailbox: str
     position: int
@@ -31,6 +35,7 @@ class Backlog(msgspec.Struct, frozen=True):
     owner: str
     at: str
     archived: int
+    as_of: str
     shards: list[TopicCount]
 
     @property
@@ -42,22 +47,21 @@ class Backlog(msgspec.Struct, frozen=True):
 class GetBacklog:
     """Count what waits, is in flight, is delayed or dead, by topic and shard."""
 
-    def __init__(self, state: State, now: Callable[[], int]) -> None:
-        """Take the source of the mailbox's state, and of the log time in µs."""
-        self._state = state
-        self._now = now
+    def __init__(self, state_at: StateAt) -> None:
+        self._state_at = state_at
 
-    def __call__(self, topic: str | None = None) -> Backlog:
-        """Return the backlog, of one topic or of all."""
-        mailbox = self._state()
-        shards = [row for row in count(mailbox, self._now()) if topic in (None, row.topic)]
+    def __call__(self, topic: str | None = None, *, at: Moment | None = None) -> Backlog:
+        """Return the backlog of one topic or of all, now or as it was at a moment (see `StateAt`)."""
+        mailbox, as_of = self._state_at(at)
+        shards = [row for row in count(mailbox, as_of) if topic in (None, row.topic)]
         return Backlog(
             mailbox.name,
             mailbox.position,
             mailbox.epoch,
             mailbox.owner,
-            rfc3339(mailbox.at) or "",
+            rfc3339(mailbox.at or None) or "",
             mailbox.archived,
+            rfc3339(as_of) or "",
             shards,
         )
 
@@ -81,24 +85,31 @@ class DeadLetter(msgspec.Struct, frozen=True):
 class ListDeadLetters:
     """List dead letters, oldest message first, in keyset pages."""
 
-    def __init__(self, state: State, log: EventLog) -> None:
-        self._state = state
+    def __init__(self, state_at: StateAt, log: EventLog) -> None:
+        self._state_at = state_at
         self._log = log
 
     def __call__(
-        self, topic: str | None = None, *, reason: str | None = None, limit: int = 100, after: int = 0
+        self,
+        topic: str | None = None,
+        *,
+        reason: str | None = None,
+        limit: int = 100,
+        after: int = 0,
+        at: Moment | None = None,
     ) -> list[DeadLetter]:
         """Return up to `limit` dead letters.
 
         Arguments:
             reason: only those that died of this.
             after: `position` of the last dead letter of the page before.
+            at: those that were dead at a moment (see `StateAt`); None means now.
 
         Raises: InvalidRequest when `limit` is not within 1 to 1,000.
         """
         if not 1 <= limit <= MAX_LIMIT:
             raise InvalidRequest(f"limit must be between 1 and {MAX_LIMIT}; it was {limit}.")
-        mailbox = self._state()
+        mailbox, _ = self._state_at(at)
         found = sorted(
             (
                 message
@@ -113,6 +124,8 @@ class ListDeadLetters:
 
     def _described(self, mailbox: str, messages: Sequence[Message]) -> list[DeadLetter]:
         records = self._log.at_positions([message.position for message in messages])
+        if len(records) < len(messages):
+            raise self._forgotten()
         letters = []
         for message in messages:
             sent = to_event(records[message.position])
@@ -133,3 +146,14 @@ class ListDeadLetters:
                 )
             )
         return letters
+
+    def _forgotten(self) -> NotFound:
+        """Say since when all dead letters are still known: since what retention removed had left."""
+        own = self._log.history(mailbox_stream(self._log.mailbox))
+        known = max(
+            (record.position for record in own if isinstance(to_event(record), LogTruncated)), default=0
+        )
+        return NotFound(
+            f"The dead letters of mailbox {self._log.mailbox} are known from position {known} on: some that "
+            "were dead before have left it since, and retention removed them."
+        )
