@@ -1,6 +1,6 @@
 """Rebuild the read models of a store from its event log, beside the ones that are being served.
 
-Runs as `postroom project rebuild` and as `spark-submit projections/rebuild.py --store PATH`.
+Runs as `postroom project rebuild` and as `spark-submit projections/rebuild.py --store STORE`.
 """
 
 import argparse
@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from postroom.domain.errors import PostroomError, Unavailable
-from postroom.projections.cut import MailboxCut, take_cuts
+from postroom.projections.cut import MailboxCut
+from postroom.projections.logs import take_cuts
 from postroom.projections.rows import BACKLOG_COLUMNS, DEAD_LETTER_COLUMNS, MAILBOX_COLUMNS
 from postroom.projections.session import start_session
 
@@ -54,6 +55,7 @@ class RebuildReport(msgspec.Struct, frozen=True):
 
     Arguments:
         version: the one that is now active.
+        path: where the read models are: a file, or a database without its password.
         cuts: how far each mailbox log was read.
         events, messages, dead_letters, backlog: how many records were read and rows built.
         seconds: by phase, and `total`.
@@ -78,7 +80,7 @@ def rebuild(store: str, *, progress: OnProgress = lambda _: None) -> RebuildRepo
     The log is only read, a short transaction at a time, so senders are neither blocked nor slowed.
 
     Arguments:
-        store: path of the SQLite store.
+        store: path of a SQLite store, or URL of a PostgreSQL one.
         progress: called as the work goes on, from this thread.
 
     Raises: NotFound when there is no such store; Unavailable when another rebuild is running, when Spark or
@@ -99,7 +101,7 @@ def rebuild(store: str, *, progress: OnProgress = lambda _: None) -> RebuildRepo
         except Exception as error:
             reason = _reason(error)
             views.fail(version, reason)
-            raise Unavailable(f"The rebuild of the read models of {store} failed: {reason}") from error
+            raise Unavailable(f"The rebuild of the read models {views.where} failed: {reason}") from error
 
 
 class _Work(msgspec.Struct, frozen=True):
@@ -113,7 +115,7 @@ class _Work(msgspec.Struct, frozen=True):
 
 def _build(work: _Work) -> RebuildReport:
     views, version, clock = work.views, work.version, work.clock
-    with _staging(views.path) as staging:
+    with _staging(views.staging) as staging:
         with clock.phase("fold"):
             _fold(work, staging)
         with clock.phase("load"):
@@ -127,7 +129,7 @@ def _build(work: _Work) -> RebuildReport:
         views.drop_old()
     return RebuildReport(
         version,
-        str(views.path),
+        views.where,
         list(work.cuts),
         events,
         counts["mailbox"],
@@ -200,12 +202,11 @@ def _forget_truncated(work: _Work) -> None:
 
 
 @contextmanager
-def _staging(views: Path) -> Iterator[Path]:
-    """Make a folder for staged rows beside the read models; remove those that killed rebuilds left."""
-    prefix = f"{views.name}-staging-"
-    for orphan in views.parent.glob(f"{prefix}*"):
+def _staging(start: Path) -> Iterator[Path]:
+    """Make a folder for staged rows, its path beginning with `start`; remove those killed rebuilds left."""
+    for orphan in start.parent.glob(f"{start.name}*"):
         shutil.rmtree(orphan, ignore_errors=True)
-    folder = Path(mkdtemp(prefix=prefix, dir=views.parent))
+    folder = Path(mkdtemp(prefix=start.name, dir=start.parent))
     try:
         yield folder
     finally:
@@ -246,7 +247,11 @@ def _reason(error: Exception) -> str:
 def main() -> int:
     """Run a rebuild from the command line; returns the exit code."""
     parser = argparse.ArgumentParser(description="Rebuild the read models of a Postroom store.")
-    parser.add_argument("--store", default=os.environ.get("POSTROOM_STORE"), help="path of the SQLite store")
+    parser.add_argument(
+        "--store",
+        default=os.environ.get("POSTROOM_STORE"),
+        help="path of a SQLite store, or postgresql:// URL",
+    )
     parser.add_argument("--json", action="store_true", help="print the report as one line of JSON")
     arguments = parser.parse_args()
     if not arguments.store:

@@ -1,10 +1,8 @@
 """The Spark data source `postroom_log`: the event log of a store as rows, by mailbox and position range."""
 
-import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import closing
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
@@ -19,11 +17,10 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from postroom.projections.cut import PLACES, MailboxCut, decode_cuts, encode_cuts, read_uri
+from postroom.projections.cut import PLACES, MailboxCut, decode_cuts, encode_cuts
+from postroom.projections.logs import Log, open_log
+from postroom.projections.logs.reading import quoted
 
-Driver = Literal["adbc", "sqlite3"]
-
-ROWS_PER_BATCH = 20_000
 POSITIONS_PER_READ = 50_000
 """Positions that one SQL statement covers: it bounds how long a read transaction lasts."""
 PARTITIONS_PER_CORE = 4
@@ -58,9 +55,9 @@ _STORED = {
 COLUMNS = {name: Column(name, *types) for types, names in _STORED.items() for name in names} | {
     "mailbox_id": Column(f"place / {PLACES}", *_LONG),
     "position": Column(f"place % {PLACES}", *_LONG),
-    "event": Column("substr(type, 1, instr(type, '.') - 1)", *_TEXT),
-    "mailbox": Column(":mailbox", *_TEXT),
-    "cut_at": Column(":cut_at", *_LONG),
+    "event": Column(":event", *_TEXT),
+    "mailbox": Column("CAST(:mailbox AS TEXT)", *_TEXT),
+    "cut_at": Column("CAST(:cut_at AS BIGINT)", *_LONG),
 }
 """What may be declared as a column.
 
@@ -68,24 +65,23 @@ COLUMNS = {name: Column(name, *types) for types, names in _STORED.items() for na
 cut.
 """
 
-# A first row of values, because the ADBC driver takes a column's type from what it sees first, and NULL says
-# nothing.
-_TYPED = {pa.int64(): "0", pa.string(): "''", pa.binary(): "x''"}
-
 
 class LogSource(DataSource):
-    """Read the event log of a SQLite store in Spark.
+    """Read the event log of a store in Spark.
 
     Declare the columns wanted as the schema: Spark does not prune the columns of a Python source, so exactly
-        those
-    are read. Filters on `type` run in the store.
+    those are read. Filters on `type` run in the store.
 
     Options:
-        store: path of the SQLite file.
+        store: path of a SQLite store, or URL of a PostgreSQL one. Spark shows options: `read_log` keeps
+            passwords out of them.
         cuts: how far to read which mailbox, as `encode_cuts` writes it.
         partitions: about how many tasks to read with.
-        driver: `adbc`, or `sqlite3` where ADBC is not available.
+        driver: `adbc`, or `python` for the database's ordinary Python driver.
     """
+
+    url: ClassVar[str | None] = None
+    """The store in place of the option, where its URL is not for everybody's eyes."""
 
     @classmethod
     def name(cls) -> str:
@@ -100,11 +96,10 @@ class LogSource(DataSource):
         """Return the reader of the declared columns."""
         options = self.options
         return LogReader(
-            options["store"],
+            open_log(self.url or options["store"], "python" if options.get("driver") == "python" else "adbc"),
             decode_cuts(options["cuts"]),
             schema.fieldNames(),
             partitions=int(options.get("partitions", PARTITIONS_PER_CORE)),
-            driver="sqlite3" if options.get("driver") == "sqlite3" or not _has_adbc() else "adbc",
         )
 
 
@@ -124,22 +119,15 @@ class Ranges(InputPartition):
 
 
 class LogReader(DataSourceReader):
-    """Read position ranges of a SQLite log as Arrow batches, a short read transaction at a time."""
+    """Read position ranges of a log as Arrow batches, a short read transaction at a time."""
 
     def __init__(
-        self,
-        store: str,
-        cuts: Sequence[MailboxCut],
-        columns: Sequence[str],
-        *,
-        partitions: int,
-        driver: Driver,
+        self, log: Log, cuts: Sequence[MailboxCut], columns: Sequence[str], *, partitions: int
     ) -> None:
-        self._uri = read_uri(store)
+        self._log = log
         self._cuts = cuts
         self._columns = columns
         self._partitions = partitions
-        self._driver = driver
         self._where = ["place BETWEEN :first AND :last"]
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802  # Spark's name
@@ -147,11 +135,11 @@ class LogReader(DataSourceReader):
         for filter_ in filters:
             match filter_:
                 case StringStartsWith(("type",), prefix):
-                    self._where.append(_starts_with(prefix))
+                    self._where.append(self._log.starts_with(prefix))
                 case Not(StringStartsWith(("type",), prefix)):
-                    self._where.append(f"NOT ({_starts_with(prefix)})")
+                    self._where.append(f"NOT ({self._log.starts_with(prefix)})")
                 case EqualTo(("type",), value):
-                    self._where.append(f"type = {_quoted(value)}")
+                    self._where.append(f"type = {quoted(value)}")
                 case _:
                     yield filter_
 
@@ -176,25 +164,26 @@ class LogReader(DataSourceReader):
         """Yield the rows of one partition."""
         assert isinstance(partition, Ranges)
         schema = pa.schema([(name, COLUMNS[name].arrow) for name in self._columns])
-        batches = _adbc_batches if self._driver == "adbc" else _sqlite3_batches
+        return self._log.batches(self._statements(partition), schema)
+
+    def _statements(self, partition: Ranges) -> Iterator[str]:
         for cut, start, end in partition.ranges:
             for first in range(start, end + 1, POSITIONS_PER_READ):
-                last = min(first + POSITIONS_PER_READ - 1, end)
-                yield from batches(self._uri, self._sql(cut, first, last), schema)
+                yield self._sql(cut, first, min(first + POSITIONS_PER_READ - 1, end))
 
     def _sql(self, cut: MailboxCut, first: int, last: int) -> str:
-        columns = ", ".join(COLUMNS[name].sql for name in self._columns)
+        columns = ", ".join(f"{COLUMNS[name].sql} AS {name}" for name in self._columns)
         values = {  # the name last: it may itself look like one of the others
+            ":event": self._log.event,
             ":cut_at": str(cut.at),
             ":first": str(cut.place(first)),
             ":last": str(cut.place(last)),
-            ":mailbox": _quoted(cut.name),
+            ":mailbox": quoted(cut.name),
         }
-        typed = ", ".join(_TYPED[COLUMNS[name].arrow] + f" AS {name}" for name in self._columns)
-        sql = f"SELECT {columns} FROM log WHERE {' AND '.join(self._where)}"
+        sql = f"SELECT {columns} FROM {self._log.table} WHERE {' AND '.join(self._where)}"
         for name, value in values.items():
             sql = sql.replace(name, value)
-        return f"SELECT {typed} UNION ALL {sql}"
+        return sql
 
 
 def read_log(session: SparkSession, store: str, cuts: Sequence[MailboxCut], *columns: str) -> DataFrame:
@@ -203,9 +192,13 @@ def read_log(session: SparkSession, store: str, cuts: Sequence[MailboxCut], *col
     Arguments:
         columns: which of `COLUMNS` to read.
     """
-    session.dataSource.register(LogSource)
+
+    class StoreSource(LogSource):
+        # Made here, it is sent to the workers by value: so the URL travels with it, where nothing shows it.
+        url = store
+
+    session.dataSource.register(StoreSource)
     options = {
-        "store": store,
         "cuts": encode_cuts(cuts),
         "partitions": str(PARTITIONS_PER_CORE * session.sparkContext.defaultParallelism),
     }
@@ -215,45 +208,3 @@ def read_log(session: SparkSession, store: str, cuts: Sequence[MailboxCut], *col
 def spark_schema(columns: Iterable[str]) -> str:
     """Return the schema of these columns, as Spark spells it."""
     return ", ".join(f"{name} {COLUMNS[name].spark}" for name in columns)
-
-
-def _has_adbc() -> bool:
-    try:
-        import adbc_driver_sqlite.dbapi  # noqa: F401
-    except ImportError:
-        return False
-    return True
-
-
-def _adbc_batches(uri: str, sql: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    from adbc_driver_sqlite import dbapi
-
-    options = {"adbc.sqlite.query.batch_rows": str(ROWS_PER_BATCH)}
-    with (
-        dbapi.connect(uri, autocommit=True) as connection,
-        connection.cursor(adbc_stmt_kwargs=options) as cursor,
-    ):
-        cursor.execute(sql)
-        skip = 1  # the typed row
-        for batch in cursor.fetch_record_batch():
-            yield batch.slice(skip).cast(schema)
-            skip = 0
-
-
-def _sqlite3_batches(uri: str, sql: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    with closing(sqlite3.connect(uri, uri=True)) as connection:
-        cursor = connection.execute(sql)
-        cursor.fetchone()  # the typed row
-        while rows := cursor.fetchmany(ROWS_PER_BATCH):
-            columns = zip(*rows, strict=True)
-            arrays = [pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)]
-            yield pa.RecordBatch.from_arrays(arrays, schema=schema)
-
-
-def _starts_with(prefix: str) -> str:
-    # A range, because LIKE ignores case and would not see an index.
-    return f"type >= {_quoted(prefix)} AND type < {_quoted(prefix[:-1] + chr(ord(prefix[-1]) + 1))}"
-
-
-def _quoted(text: str) -> str:
-    return "'" + text.replace("'", "''") + "'"

@@ -1,18 +1,11 @@
-"""The read-model file: versioned tables beside the store, flipped in one transaction.
-
-A rebuild makes the tables of a new version, loads and indexes them, and then makes that version the active
-one; readers look the active version up in the transaction they read in, so they see the old one or the new
-one, whole. The version before stays for `roll_back`. The event log's file is never written.
-"""
+"""Views in a SQLite file beside the store: `<store>-views`. The event log's file is never written."""
 
 import fcntl
 import os
-import re
 import sqlite3
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
-from importlib.resources import files
 from pathlib import Path
 
 import msgspec
@@ -21,6 +14,7 @@ import pyarrow as pa
 from postroom.application.ports.read_models import rebuild_lock_path, views_path
 from postroom.domain.errors import NotFound, Unavailable
 from postroom.projections.cut import MailboxCut, encode_cuts
+from postroom.projections.views.versions import now, owner, script, statements
 
 TABLES = ("mailbox", "backlog", "dead_letters", "header", "topic", "text_index", "text")
 """What each version has; an index of text goes before its text when dropped."""
@@ -32,23 +26,17 @@ CHECKPOINT_PAGES = 10_000
 
 
 @contextmanager
-def open_views(store: str) -> Iterator["Views"]:
-    """Open the read models of a store for a rebuild, which no other process can begin until this one is done.
-
-    Arguments:
-        store: path of the SQLite store.
-
-    Raises: Unavailable when another rebuild is running or the file can't be used.
-    """
+def open_sqlite_views(store: str) -> Iterator["SqliteViews"]:
+    """Open the read models of a SQLite store for a rebuild; see `open_views`."""
     path = views_path(store)
     with _rebuild_lock(rebuild_lock_path(store), path), closing(_connect(path)) as connection:
-        views = Views(path, connection)
+        views = SqliteViews(path, connection)
         views.drop_orphans()
         yield views
 
 
-class Views:
-    """The read-model file of one store, as the one process that rebuilds sees it.
+class SqliteViews:
+    """The read-model file of one store; see `Views`.
 
     Arguments:
         path: of the file.
@@ -56,31 +44,26 @@ class Views:
     """
 
     def __init__(self, path: Path, connection: sqlite3.Connection) -> None:
-        self.path = path
+        self.where = str(path)
+        self.staging = path.with_name(f"{path.name}-staging-")
         self.connection = connection
 
     def begin(self, cuts: Sequence[MailboxCut]) -> int:
-        """Make the empty tables of a new version and return its number."""
+        """Make the empty tables of a new version; see `Views.begin`."""
         with _transaction(self.connection) as db:
             db.execute(
                 "INSERT INTO projection (status, owner, started_at, cuts) VALUES ('building', ?, ?, ?)",
-                (_owner(), _now(), encode_cuts(cuts)),
+                (owner(), now(), encode_cuts(cuts)),
             )
             version = int(db.execute("SELECT max(version) FROM projection").fetchone()[0])
-            for statement in _statements("tables.sql", version):
+            for statement in statements("sqlite", "tables.sql", version=version):
                 db.execute(statement)
         return version
 
     def load(
         self, table: str, version: int, batches: Iterator[pa.Table], loaded: Callable[[int], None]
     ) -> int:
-        """Write rows into a table of a version, each batch in a transaction of its own.
-
-        Arguments:
-            loaded: called with the number of rows after every batch.
-
-        Returns: how many rows were written.
-        """
+        """Write rows into a table of a version; see `Views.load`."""
         rows = 0
         for batch in batches:
             rows += self._insert(f"{table}_v{version}", batch)
@@ -88,32 +71,28 @@ class Views:
         return rows
 
     def index(self, version: int, done: Callable[[int, int], None]) -> None:
-        """Build what is made from the loaded tables: indexes, the topics, the custom headers, the text.
-
-        Arguments:
-            done: called with how many of how many statements are done.
-        """
-        statements = _statements("indexes.sql", version)
-        for number, statement in enumerate(statements, 1):
+        """Build indexes, the topics, the custom headers, the text; see `Views.index`."""
+        all_ = statements("sqlite", "indexes.sql", version=version)
+        for number, statement in enumerate(all_, 1):
             with _transaction(self.connection) as db:
                 db.execute(statement)
-            done(number, len(statements))
+            done(number, len(all_))
 
     def remove_truncated(self, version: int, before: int, after: int) -> None:
-        """Remove what the log lost to retention during the rebuild: places from `before`, below `after`."""
+        """Remove what the log lost to retention; see `Views.remove_truncated`."""
         with _transaction(self.connection) as db:
             for table in ("mailbox", "dead_letters"):
                 db.execute(f"DELETE FROM {table}_v{version} WHERE id >= ? AND id < ?", (before, after))
 
     def flip(self, version: int, counts: dict[str, int], seconds: dict[str, float]) -> None:
-        """Make a version the active one, in one short transaction; the one before stays for `roll_back`."""
+        """Make a version the active one; see `Views.flip`."""
         with _transaction(self.connection) as db:
             db.execute("UPDATE projection SET status = 'retired' WHERE status = 'active'")
             db.execute(
                 "UPDATE projection SET status = 'active', finished_at = ?, counts = ?, seconds = ?"
                 " WHERE version = ?",
                 (
-                    _now(),
+                    now(),
                     msgspec.json.encode(counts).decode(),
                     msgspec.json.encode(seconds).decode(),
                     version,
@@ -121,12 +100,12 @@ class Views:
             )
 
     def fail(self, version: int, error: str) -> None:
-        """Drop a version that could not be built, and keep the reason."""
+        """Drop a version that could not be built; see `Views.fail`."""
         with suppress(sqlite3.Error):  # of a full disk, say: the next rebuild cleans up
             self._drop(version, "failed", error)
 
     def drop_old(self) -> None:
-        """Drop every version but the active one and the one before it."""
+        """Drop every version but the active one and the one before it; see `Views.drop_old`."""
         rows = self.connection.execute(
             "SELECT version FROM projection WHERE status = 'retired' ORDER BY finished_at DESC, version DESC"
         ).fetchall()
@@ -157,11 +136,8 @@ class Views:
         return int(batch.num_rows)
 
 
-def roll_back(store: str) -> int:
-    """Make the version before the active one active again, and return its number.
-
-    Raises: NotFound when there is none.
-    """
+def roll_back_sqlite(store: str) -> int:
+    """Make the version before the active one active again; see `roll_back`."""
     path = views_path(store)
     if not path.exists():
         raise NotFound(f"The store {store} has no read models; build them with `postroom project rebuild`.")
@@ -182,12 +158,12 @@ def _rebuild_lock(lock: Path, views: Path) -> Iterator[None]:
     file = os.open(lock, os.O_CREAT | os.O_RDWR, 0o600)
     try:
         if not _is_locked(file):
-            owner = os.pread(file, 100, 0).decode(errors="replace")
+            other = os.pread(file, 300, 0).decode(errors="replace")
             raise Unavailable(
-                f"The read models {views} are being rebuilt by {owner}; wait until that is done.", 10_000
+                f"The read models {views} are being rebuilt by {other}; wait until that is done.", 10_000
             )
         os.ftruncate(file, 0)
-        os.pwrite(file, _owner().encode(), 0)
+        os.pwrite(file, owner().encode(), 0)
         yield
     finally:
         os.close(file)
@@ -222,7 +198,7 @@ def _connect(path: Path) -> sqlite3.Connection:
             "threads = 2",
         ):
             connection.execute(f"PRAGMA {pragma}")
-        connection.executescript(_script("catalog.sql"))
+        connection.executescript(script("sqlite", "catalog.sql"))
     except sqlite3.Error as error:
         connection.close()
         raise Unavailable(
@@ -240,20 +216,3 @@ def _transaction(connection: sqlite3.Connection) -> Iterator[sqlite3.Connection]
         connection.execute("ROLLBACK")
         raise
     connection.execute("COMMIT")
-
-
-def _script(name: str) -> str:
-    return (files(__package__) / "sql" / name).read_text("utf-8")
-
-
-def _statements(name: str, version: int) -> list[str]:
-    text = re.sub(r"--.*", "", _script(name)).replace("{version}", str(version))
-    return [statement.strip() for statement in text.split(";") if statement.strip()]
-
-
-def _owner() -> str:
-    return f"process {os.getpid()}"
-
-
-def _now() -> int:
-    return time.time_ns() // 1_000
