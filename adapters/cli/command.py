@@ -27,7 +27,10 @@ def _shared(type_: Any, *names: str, **options: Any) -> Any:
 
 _OPTIONS = {
     "store": _shared(
-        str | None, "--store", metavar="PATH", help="SQLite file; default postroom.db. [POSTROOM_STORE]"
+        str | None,
+        "--store",
+        metavar="PATH",
+        help="SQLite file, or postgresql://... URL; default postroom.db. [POSTROOM_STORE]",
     ),
     "mailbox": _shared(
         str | None, "--mailbox", metavar="NAME@PROXY", help="Mailbox to use. [POSTROOM_MAILBOX]"
@@ -68,14 +71,16 @@ def add_command(app: typer.Typer, name: str, function: Callable[..., Any], **opt
     """
 
     def run(ctx: typer.Context, **given: Any) -> None:
-        flags = merge_flags(ctx.obj or {}, {name: given.pop(name) for name in _OPTIONS})
+        flags = merge_flags(ctx.obj or {}, {each.name: given.pop(each.name) for each in shared})
         command = ctx.command_path.partition(" ")[2]
         raise typer.Exit(_guarded(flags, lambda: _run(command, flags, function, given)))
 
     own = list(inspect.signature(function).parameters.values())[1:]
+    # A shared option whose name a command takes for itself can be given before the command.
+    shared = [parameter for parameter in _PARAMETERS if parameter.name not in {each.name for each in own}]
     context = inspect.Parameter("ctx", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context)
     own = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in own]
-    _sign(run, [context, *own, *_PARAMETERS])
+    _sign(run, [context, *own, *shared])
     run.__doc__ = function.__doc__
     app.command(name, **options)(run)
 
@@ -103,7 +108,7 @@ def add_shared_options(app: typer.Typer, function: Callable[..., None]) -> None:
 
 def merge_flags(outer: Flags, inner: Flags) -> Flags:
     """Return the shared options given before and after the command; those after it win."""
-    return {name: value or outer.get(name) for name, value in inner.items()}
+    return {name: inner.get(name) or outer.get(name) for name in _OPTIONS}
 
 
 def _sign(function: Any, parameters: list[inspect.Parameter]) -> None:

@@ -30,10 +30,17 @@ async def demo(session: Session) -> None:
 
     It works in postroom-demo.db unless --store names another file, and leaves it for you to look around in.
     """
+    from postroom.adapters.compose import is_database
+
     settings = msgspec.structs.replace(
         session.settings, store=session.settings.store or STORE, mailbox=MAILBOX
     )
     session = Session(session.command, settings, session.out)
+    if is_database(session.store):
+        raise InvalidRequest(
+            "The demo fills a store of its own and empties it the next time, which it does not do to a "
+            "database; run it without --store, or name a new file."
+        )
     if settings.store != MEMORY:
         await _make_room(session)
     began = time.monotonic()

@@ -5,13 +5,13 @@ from typing import Any
 from postroom.adapters.cli.values import WrongUsage
 from postroom.domain.errors import IntegrityFailure, NotFound, PostroomError, Saturated, Unavailable
 
-REFUSED, USAGE, NOTHING, TRY_AGAIN, INTEGRITY = 1, 2, 3, 4, 5
+REFUSED, USAGE, NOTHING, TRY_AGAIN, INTEGRITY, DIFFERS = 1, 2, 3, 4, 5, 6
 INTERRUPTED, BROKEN_PIPE = 130, 141
 
 EXIT_CODES = """\
 Exit codes: 0 done; 1 refused or failed; 2 wrong usage or settings; 3 nothing found, or nothing to receive;
 4 not now, try again (saturated, unavailable, owned by another process); 5 stored data is not intact;
-130 interrupted; 141 the reader of its output left."""
+6 streams differ from their definitions; 130 interrupted; 141 the reader of its output left."""
 
 
 def exit_code(error: PostroomError) -> int:

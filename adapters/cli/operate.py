@@ -1,6 +1,7 @@
 """`postroom dlq` and `postroom topic`: what operators do."""
 
 import sys
+from datetime import UTC, datetime
 from typing import Annotated
 
 import msgspec
@@ -8,6 +9,7 @@ import typer
 from typer import Argument, Option
 
 from postroom.adapters.cli.failures import REFUSED
+from postroom.adapters.cli.moments import At, parse_moment
 from postroom.adapters.cli.queues import find_message, show_detail
 from postroom.adapters.cli.session import Session
 from postroom.adapters.cli.settings import make_policy
@@ -23,10 +25,12 @@ def list_dead_letters(
     reason: Annotated[str | None, Option(help="Only those that died of this, such as max_attempts.")] = None,
     limit: Annotated[int, Option(help="Dead letters at most, up to 1000.")] = 100,
     after: Annotated[int, Option(metavar="POSITION", help="Start after this position: the next page.")] = 0,
+    at: At = None,
 ) -> None:
-    """List the dead letters of a mailbox, oldest first, with what they died of."""
+    """List the dead letters of a mailbox, oldest first, with what they died of, now or at a moment before."""
+    moment = None if at is None else parse_moment(at, datetime.now(UTC))
     with session.read(session.mailbox) as reader:
-        letters = reader.list_dead_letters(topic, reason=reason, limit=limit, after=after)
+        letters = reader.list_dead_letters(topic, reason=reason, limit=limit, after=after, at=moment)
     if session.out.as_json:
         session.out.json({"dead_letters": letters})
         return

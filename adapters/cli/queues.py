@@ -1,24 +1,42 @@
 """`postroom backlog`, `show`, `verify`: what a store holds, straight from its logs."""
 
-import time
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from typer import Argument, Option
 
+from postroom.adapters.cli.moments import At, parse_moment
 from postroom.adapters.cli.session import Session
 from postroom.adapters.cli.values import WrongUsage, format_duration, readable
 from postroom.domain.errors import NotFound
 
 if TYPE_CHECKING:
+    from postroom.adapters.compose import Reader
+    from postroom.application.queries.explain_message import Account
     from postroom.application.queries.get_message import MessageDetail
 
+T = TypeVar("T")
 
-def backlog(session: Session, topic: Annotated[str | None, Argument(help="Only this topic.")] = None) -> None:
-    """Count what is ready, delayed, in flight and dead, by topic and shard, as of now."""
+
+def backlog(
+    session: Session,
+    topic: Annotated[str | None, Argument(help="Only this topic.")] = None,
+    at: At = None,
+) -> None:
+    """Count what is ready, delayed, in flight and dead, by topic and shard, now or at any moment before.
+
+    A position of the log is exact to the event; a time is the log's own and means after all that happened up
+    to it. Both are folded from the log.
+    """
+    moment = None if at is None else parse_moment(at, datetime.now(UTC))
+    names = session.mailboxes()
+    if isinstance(moment, int) and len(names) != 1:
+        raise WrongUsage("--at POSITION is about one mailbox's log; name the mailbox with --mailbox.")
     found = []
-    for name in session.mailboxes():
+    for name in names:
         with session.read(name) as reader:
-            found.append(reader.get_backlog(topic))
+            found.append(reader.get_backlog(topic, at=moment))
     if session.out.as_json:
         session.out.json({"mailboxes": found})
         return
@@ -34,7 +52,7 @@ def backlog(session: Session, topic: Annotated[str | None, Argument(help="Only t
                 row.delayed,
                 row.in_flight,
                 row.dead,
-                _age(row.oldest_at),
+                _age(row.oldest_at, each.as_of),
             )
             for each in found
             for row in each.shards
@@ -44,6 +62,7 @@ def backlog(session: Session, topic: Annotated[str | None, Argument(help="Only t
         archived = f", {each.archived:,} archived" if each.archived else ""
         session.out.line(
             f"{each.mailbox}: {each.ready:,} ready{archived}, as of log position {each.position:,}"
+            + (f", {each.as_of}" if at is not None else "")
         )
 
 
@@ -53,8 +72,16 @@ def show(
     payload: Annotated[
         bool, Option("--payload", help="Print nothing but the payload, byte for byte.")
     ] = False,
+    why: Annotated[
+        bool, Option("--why", help="Tell in plain words what happened to it, and why it is where it is.")
+    ] = False,
 ) -> None:
     """Show one message: headers, payload, and all that happened to it."""
+    if why and payload:
+        raise WrongUsage("--payload prints nothing but the payload; leave it or --why out.")
+    if why:
+        _show_account(session, _find(session, message_id, lambda reader: reader.explain_message(message_id)))
+        return
     show_detail(session, find_message(session, message_id), only_payload=payload)
 
 
@@ -98,16 +125,20 @@ def find_message(session: Session, message_id: str) -> "MessageDetail":
 
     Raises: NotFound when none of them has.
     """
+    return _find(session, message_id, lambda reader: reader.get_message(message_id))
+
+
+def _find(session: Session, message_id: str, ask: Callable[["Reader"], T]) -> T:
     names = session.mailboxes()
     for name in names:
         with session.read(name) as reader:
             try:
-                return reader.get_message(message_id)
+                return ask(reader)
             except NotFound:
                 continue
     where = ", ".join(names) or "no mailbox at all"
     raise NotFound(
-        f"The store {session.store} has no message {message_id} (looked at {where}); check the id."
+        f"The store {session.shown_store} has no message {message_id} (looked at {where}); check the id."
     )
 
 
@@ -150,6 +181,23 @@ def show_detail(session: Session, detail: "MessageDetail", *, only_payload: bool
     session.out.line(text if is_text else f"base64:{text}")
 
 
+def _show_account(session: Session, account: "Account") -> None:
+    if session.out.as_json:
+        session.out.json(account)
+        return
+    out = session.out
+    out.line(f"{account.message_id} on {account.topic}, shard {account.shard}, mailbox {account.mailbox}")
+    out.line(account.now)
+    out.table(
+        ("position", "at", "what happened"),
+        [(each.position, each.at, each.text) for each in account.story],
+    )
+    if len(account.deliveries) > 1:
+        out.line(f"Why it was delivered {len(account.deliveries)} times:")
+        for each in account.deliveries:
+            out.line(f"  {each.number}. at position {each.position}, {each.at}: {each.why}")
+
+
 def _as_json(detail: "MessageDetail") -> dict[str, Any]:
     import msgspec
 
@@ -159,8 +207,10 @@ def _as_json(detail: "MessageDetail") -> dict[str, Any]:
     return {**facts, "headers": headers}
 
 
-def _age(since_us: int | None) -> str | None:
-    return None if since_us is None else format_duration(max(0, time.time() * 1_000 - since_us / 1_000))
+def _age(since_us: int | None, as_of: str) -> str | None:
+    if since_us is None:
+        return None
+    return format_duration(max(0, datetime.fromisoformat(as_of).timestamp() * 1_000 - since_us / 1_000))
 
 
 def _expected(text: str | None) -> tuple[int | None, str | None]:

@@ -7,6 +7,8 @@ from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from postroom.adapters.cli.output import Output
 from postroom.adapters.cli.settings import Settings
 from postroom.domain.errors import InvalidRequest, NotFound
@@ -21,6 +23,12 @@ QUEUE_MAILBOX = "main@local"
 ARCHIVE_MAILBOX = "archive@local"
 
 
+class ArchiveSettings(msgspec.Struct, frozen=True):
+    """Say in which folder retention stores what it removes; None lets it go."""
+
+    folder: str | None = None
+
+
 class Session:
     """What every command is given."""
 
@@ -32,8 +40,15 @@ class Session:
 
     @property
     def store(self) -> str:
-        """Return the store: `memory:`, or the path of a file."""
+        """Return the store: `memory:`, the path of a file, or the URL of a database."""
         return self.settings.store or DEFAULT_STORE
+
+    @property
+    def shown_store(self) -> str:
+        """Return the store as it may be shown: a database's URL without the password."""
+        from postroom.adapters.compose import shown_store
+
+        return shown_store(self.store)
 
     @property
     def mailbox(self) -> str:
@@ -50,7 +65,9 @@ class Session:
                 f"The store memory: is gone when a command ends, so postroom {self.command} has nothing "
                 "to work on; name a file with --store or POSTROOM_STORE."
             )
-        if not Path(self.store).is_file():
+        from postroom.adapters.compose import is_database
+
+        if not is_database(self.store) and not Path(self.store).is_file():
             raise NotFound(
                 f"There is no store at {self.store}; send or import a message to make one, "
                 "or name another with --store or POSTROOM_STORE."
@@ -64,7 +81,7 @@ class Session:
         present = list_mailboxes(self.existing_store())
         if self.settings.mailbox is None:
             return present
-        return [_present(self.settings.mailbox, present, self.store)]
+        return [_present(self.settings.mailbox, present, self.shown_store)]
 
     @contextmanager
     def read(self, mailbox: str) -> Iterator["Reader"]:
@@ -90,7 +107,7 @@ class Session:
         settings = self.settings
         name = mailbox or self.mailbox
         if not create:
-            _present(name, list_mailboxes(self.existing_store()), self.store)
+            _present(name, list_mailboxes(self.existing_store()), self.shown_store)
         async with open_mailbox(
             self.store,
             name,
@@ -100,6 +117,7 @@ class Session:
             default_policy=settings.policy,
             wait_ms=settings.owner_wait_ms,
             owner=f"postroom {self.command}, process {os.getpid()} on {socket.gethostname()}",
+            archive=settings.section("archive", ArchiveSettings).folder,
         ) as postroom:
             for topic, policy in settings.topics.items():
                 try:

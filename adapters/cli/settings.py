@@ -31,7 +31,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Say which store and mailbox to use, and how.
 
     Arguments:
-        store: path of a SQLite file, or `memory:`. mailbox: `namespace@proxy`. None lets each command choose.
+        store: path of a SQLite file, `postgresql://...`, or `memory:`. None lets each command choose.
+        mailbox: `namespace@proxy`. None lets each command choose.
         owner_wait_ms: how long to wait for another process to give the mailbox up.
         policy: what topics promise unless told otherwise.
         topics: what single topics promise; missing fields are those of `policy`.
@@ -47,10 +48,38 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     topics: dict[str, TopicPolicy] = {}
     limits: MailboxLimits = MailboxLimits()
     file: str | None = None
+    sections: Mapping[str, Mapping[str, Any]] = {}
+
+    def section(self, name: str, kind: type[Struct], flags: Mapping[str, object] | None = None) -> Struct:
+        """Return the settings of one command group, such as `[nats]` or `POSTROOM_NATS__URL`.
+
+        Arguments:
+            name: one of `SECTIONS`.
+            kind: its fields; a duration `x_ms` may leave the `_ms` out and be written like `30s`.
+            flags: what the command line says, by field; None where it says nothing.
+
+        Raises: InvalidSettings for an unknown key, a missing one, or a value of the wrong type.
+        """
+        where = f"[{name}] in {self.file or FILE}, or {PREFIX}{name.upper()}__"
+        fields = kind.__struct_fields__
+        values: dict[str, object] = {}
+        for key, value in self.sections.get(name, {}).items():
+            field = f"{key}_ms" if f"{key}_ms" in fields else key
+            if field not in fields:
+                raise InvalidSettings(f"{where}: there is no key {key!r}{unknown_key(key, fields)}.")
+            values[field] = _number(field, value, f"{where}: {key}") if field.endswith("_ms") else value
+        values |= {key: value for key, value in (flags or {}).items() if value is not None}
+        try:
+            return msgspec.convert(values, kind, strict=False)
+        except msgspec.ValidationError as error:
+            raise InvalidSettings(f"{where}: {error}.") from None
 
 
 _SCALARS = ("store", "mailbox", "durability", "log_level", "owner_wait_ms")
 _TABLES = ("policy", "topics", "limits")
+_DATABASES = ("postgresql://", "postgres://")
+SECTIONS = ("nats", "messaging", "outbox", "inbox", "streams", "consumers", "archive")
+"""Tables of the settings file that are read by the commands that need them."""
 
 
 def load_settings(
@@ -88,6 +117,10 @@ def load_settings(
         )
         for topic in _table(tables, "topics", where)
     }
+    values["sections"] = {
+        name: _table(tables, name, {name: f"[{name}] in {path}"}) | _from_environment(name, environment)
+        for name in SECTIONS
+    }
     return Settings(**values, file=path if tables else None)
 
 
@@ -120,8 +153,8 @@ def _read_file(config: str | None) -> tuple[str, dict[str, Any]]:
     except ValueError as error:
         raise InvalidSettings(f"The settings file {path} is not valid TOML: {error}.") from error
     for key in tables:
-        if key not in (*_SCALARS, *_TABLES):
-            raise InvalidSettings(f"{path} has no setting {key!r}{_hint(key, (*_SCALARS, *_TABLES))}.")
+        if key not in (known := (*_SCALARS, *_TABLES, *SECTIONS)):
+            raise InvalidSettings(f"{path} has no setting {key!r}{unknown_key(key, known)}.")
     return str(path), tables
 
 
@@ -137,6 +170,11 @@ def _scalar(name: str, value: object, where: str) -> object:
         raise InvalidSettings(f"{where} is {value!r}; it must be one of {', '.join(allowed)}.")
     if not isinstance(value, str) or not value:
         raise InvalidSettings(f"{where} is {value!r}; it must be text.")
+    if name == "store" and "://" in value and not value.startswith(_DATABASES):
+        raise InvalidSettings(
+            f"{where} begins with {value.partition('://')[0]}://; a store is a file, memory: or "
+            "postgresql://user@host/database."
+        )
     return value
 
 
@@ -168,7 +206,7 @@ def _build(base: Struct, changes: Mapping[str, object], where: str) -> Struct:
     for key, value in changes.items():
         name = f"{key}_ms" if f"{key}_ms" in fields else key
         if name not in fields:
-            raise InvalidSettings(f"{where} has no key {key!r}{_hint(key, fields)}.")
+            raise InvalidSettings(f"{where} has no key {key!r}{unknown_key(key, fields)}.")
         values[name] = _number(name, value, f"{where}: {key}")
         if values[name] < 1:
             raise InvalidSettings(f"{where}: {key} must be at least 1; it was {value}.")
@@ -189,6 +227,7 @@ def _number(name: str, value: object, where: str) -> int:
     raise InvalidSettings(f"{where} is {value!r}; it must be {kind}.")
 
 
-def _hint(key: str, known: tuple[str, ...]) -> str:
+def unknown_key(key: str, known: tuple[str, ...]) -> str:
+    """Return the end of a sentence about a key that nobody knows: what may have been meant."""
     close = get_close_matches(key, known, 1)
     return f"; did you mean {close[0]}?" if close else f"; it knows {', '.join(known)}"

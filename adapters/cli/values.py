@@ -9,6 +9,13 @@ from postroom.domain.errors import InvalidRequest
 
 _UNITS_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)\Z")
+_UNITS_BYTES = {"B": 1, "kB": 10**3, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12} | {
+    "KiB": 2**10,
+    "MiB": 2**20,
+    "GiB": 2**30,
+    "TiB": 2**40,
+}
+_SIZE = re.compile(r"(\d+(?:\.\d+)?) ?([kKMGT]i?B|B)\Z")
 _NUMBER = re.compile(r"-?\d+\Z")
 
 
@@ -34,6 +41,28 @@ def format_duration(ms: float) -> str:
         if ms >= size:
             return f"{ms / size:.3g}{unit}" if ms < 1_000 * size else f"{ms / size:.0f}{unit}"
     return f"{ms:.0f}ms"
+
+
+def parse_size(text: str) -> int:
+    """Return a size such as `10GB` (10^10 bytes) in bytes; raise `WrongUsage` for anything else."""
+    found = _SIZE.match(text.strip())
+    if found is None or found[2] not in _UNITS_BYTES:
+        raise WrongUsage(
+            f"{text!r} is not a size; write a number and a unit, such as 500kB, 64MB or 10GB (powers of "
+            "1,000), or 64MiB or 10GiB (of 1,024)."
+        )
+    return round(float(found[1]) * _UNITS_BYTES[found[2]])
+
+
+def exact_duration(ms: int) -> str:
+    """Return a duration in the largest unit that expresses it whole."""
+    unit, size = next(each for each in reversed(_UNITS_MS.items()) if ms % each[1] == 0)
+    return f"{ms // size}{unit}"
+
+
+def exact_size(size: int) -> str:
+    """Return a size in the unit that makes its whole number smallest."""
+    return min((f"{size // each}{unit}" for unit, each in _UNITS_BYTES.items() if size % each == 0), key=len)
 
 
 def parse_time(text: str, now: datetime) -> int:

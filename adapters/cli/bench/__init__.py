@@ -6,13 +6,15 @@ from pathlib import Path
 
 import msgspec
 
-from postroom.adapters.cli.bench import history, throughput
+from postroom.adapters.cli.bench import history, messaging, peers, throughput
 from postroom.adapters.cli.bench.figures import Figure, Figures
 from postroom.adapters.cli.session import Session
 
 MEASUREMENTS: dict[str, Callable[[Figures, Path, int], None]] = {
     **throughput.MEASUREMENTS,
     **history.MEASUREMENTS,
+    **peers.MEASUREMENTS,
+    **messaging.MEASUREMENTS,
 }
 
 

@@ -1,0 +1,41 @@
+"""Moments as people type them: a position in a log, a time, or how long ago."""
+
+from datetime import UTC, datetime, timedelta
+from typing import Annotated
+
+from typer import Option
+
+from postroom.adapters.cli.values import WrongUsage, parse_duration
+
+At = Annotated[
+    str | None,
+    Option("--at", metavar="POSITION|TIME", help="As it was: a log position, RFC 3339, or an age like 5m."),
+]
+
+
+def parse_moment(text: str, now: datetime) -> int | datetime:
+    """Return a log position, or a time.
+
+    Arguments:
+        text: digits alone for a position; RFC 3339 (a date alone is its midnight, a time without offset is
+            UTC); or an age such as `5m`, counted back from `now`.
+
+    Raises: WrongUsage for anything else.
+    """
+    if text.isdecimal():
+        return int(text)
+    try:
+        time = datetime.fromisoformat(text)
+    except ValueError:
+        return now - _age(text)
+    return time if time.tzinfo else time.replace(tzinfo=UTC)
+
+
+def _age(text: str) -> timedelta:
+    try:
+        return timedelta(milliseconds=parse_duration(text))
+    except (WrongUsage, OverflowError):
+        raise WrongUsage(
+            f"{text!r} is no moment; write a log position such as 1200, a time such as "
+            "2026-01-31T08:00:00Z, or an age such as 5m."
+        ) from None

@@ -1,0 +1,15 @@
+"""Migrations of the databases that Postroom keeps something in."""
+
+from postroom.adapters.postgres.migrate import Migration, migrate
+
+__all__ = ["Migration", "migrate_messaging", "migrate_store"]
+
+
+def migrate_store(url: str, *, dry_run: bool = False) -> list[Migration]:
+    """Bring a PostgreSQL store up to this version; see `postroom.adapters.postgres.migrate.migrate`."""
+    return migrate(url, "store", dry_run=dry_run)
+
+
+def migrate_messaging(url: str, *, dry_run: bool = False) -> list[Migration]:
+    """Bring outbox and inbox of a service's own database up to this version."""
+    return migrate(url, "messaging", dry_run=dry_run)
