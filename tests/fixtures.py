@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from postroom.adapters.sqlite.read_models import SqliteReadModels
+from postroom.application.ports.read_models import ReadModels
 
-OpenReadModels = Callable[[Path], SqliteReadModels]
+OpenReadModels = Callable[[Path | str], ReadModels]
 """Open the read models of a store; they are closed when the test is over."""

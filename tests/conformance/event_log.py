@@ -1,6 +1,7 @@
 """What every event log promises: an adapter's test class inherits the suite and brings a `Store`."""
 
 from abc import ABC, abstractmethod
+from random import Random
 from threading import Barrier, Thread
 
 import pytest
@@ -292,6 +293,39 @@ class EventLogConformance:
         ):
             log.save_snapshot(snapshot)
         assert list(log.snapshots())[:2] == [StoredSnapshot(10, bytes(32), b"after"), older]
+
+    # -- size ---
+
+    def test_an_empty_log_takes_next_to_nothing(self, log: EventLog) -> None:
+        assert 0 <= log.size().records < 200_000
+        assert log.give_back(1 << 20) == 0
+
+    def test_the_size_grows_with_what_is_appended_and_shrinks_with_what_is_removed(
+        self, log: EventLog
+    ) -> None:
+        noise = Random(1)  # which no store can compress
+        append(log, [sent(n, envelope=noise.randbytes(10_000)) for n in range(1, 401)])
+        full = log.size()
+        assert 4_000_000 < full.records < 8_000_000
+        assert full.held >= full.records
+        log.truncate(through=300, limit=1_000)
+        assert full.records / 5 < log.size().records < full.records / 3
+
+    def test_the_oldest_records_of_a_size_are_found(self, log: EventLog) -> None:
+        assert log.position_at_size(1_000) == 0
+        append(log, [sent(n, envelope=Random(n).randbytes(10_000)) for n in range(1, 101)])
+        append(log, [received(n) for n in range(1, 101)])
+        assert log.position_at_size(0) == 1
+        assert 40 <= log.position_at_size(500_000) <= 50
+        assert log.position_at_size(10**9) == 200
+        log.truncate(through=20, limit=100)
+        assert 60 <= log.position_at_size(500_000) <= 70
+
+    def test_each_mailbox_has_a_size_of_its_own(self, store: Store) -> None:
+        one, two = store.open(ONE), store.open(TWO)
+        append(one, [sent(n, envelope=Random(n).randbytes(10_000)) for n in range(1, 301)])
+        append(two, [sent(n, envelope=Random(n).randbytes(10_000)) for n in range(1, 101)])
+        assert 2 < one.size().records / two.size().records < 4
 
     # -- the seal ---
 

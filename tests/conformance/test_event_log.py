@@ -1,4 +1,7 @@
-"""The event log conformance suite on every adapter, and what only SQLite can promise."""
+"""The event log conformance suite on every adapter, and what only SQLite can promise.
+
+What only PostgreSQL can promise is in `tests/integration/postgres/`.
+"""
 
 import sqlite3
 import stat
@@ -8,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from postroom.adapters.memory.event_log import MemoryEventLog
+from postroom.adapters.postgres.event_log import PARTITION_POSITIONS, PostgresEventLog
 from postroom.adapters.sqlite.database import Durability, connect
 from postroom.adapters.sqlite.event_log import SqliteEventLog, mailbox_names
 from postroom.application.ports.event_log import EventLog
@@ -50,6 +54,28 @@ class SqliteStore(Store):
             log.close()
 
 
+class PostgresStore(Store):
+    is_durable = True
+    durability = "power-cut"
+
+    def __init__(self, url: str, partition_positions: int) -> None:
+        self.url = url
+        self._positions = partition_positions
+        self._opened: list[EventLog] = []
+
+    def open(self, mailbox: str = ONE) -> EventLog:
+        self._opened.append(PostgresEventLog(self.url, mailbox, partition_positions=self._positions))
+        return self._opened[-1]
+
+    def open_reader(self, mailbox: str = ONE) -> EventLog:
+        self._opened.append(PostgresEventLog(self.url, mailbox, create_missing=False))
+        return self._opened[-1]
+
+    def close(self) -> None:
+        for log in self._opened:
+            log.close()
+
+
 @pytest.fixture
 def sqlite_store(tmp_path: Path) -> Iterator[SqliteStore]:
     store = SqliteStore(tmp_path / "store.db")
@@ -67,6 +93,22 @@ class TestSqliteEventLog(EventLogConformance):
     @pytest.fixture
     def store(self, sqlite_store: SqliteStore) -> SqliteStore:
         return sqlite_store
+
+
+class TestPostgresEventLog(EventLogConformance):
+    @pytest.fixture
+    def store(self, postgres_store: str) -> Iterator[PostgresStore]:
+        store = PostgresStore(postgres_store, PARTITION_POSITIONS)
+        yield store
+        store.close()
+
+
+class TestPostgresEventLogOverManyPartitions(EventLogConformance):
+    @pytest.fixture
+    def store(self, postgres_store: str) -> Iterator[PostgresStore]:
+        store = PostgresStore(postgres_store, partition_positions=1_000)
+        yield store
+        store.close()
 
 
 # -- SQLite only ---
@@ -169,3 +211,50 @@ def test_mailbox_names_are_sorted(sqlite_store: SqliteStore) -> None:
     sqlite_store.open(TWO)
     sqlite_store.open(ONE)
     assert mailbox_names(sqlite_store.path) == [ONE, TWO]
+
+
+def test_a_sqlite_file_that_can_shrink_gives_back_what_was_removed(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    log = SqliteEventLog(path, ONE, can_shrink=True)
+    append(log, [sent(n, envelope=bytes(10_000)) for n in range(1, 401)])
+    full = log.size()
+    log.truncate(through=300, limit=1_000)
+    assert log.size().held == full.held
+    given = log.give_back(1 << 20)
+    assert 0 < given < 1_100_000
+    assert log.size().held == full.held - given
+    while gone := log.give_back(1 << 20):
+        given += gone
+    assert log.size().held == full.held - given < full.held / 2
+    left = list(log.read())
+    log.close()
+    assert path.stat().st_size == full.held - given
+    again = SqliteEventLog(path, ONE)
+    assert list(again.read()) == left
+    again.close()
+
+
+def test_a_sqlite_file_that_cannot_shrink_uses_again_what_was_removed(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    SqliteEventLog(path, ONE).close()
+    log = SqliteEventLog(path, ONE, can_shrink=True)  # too late for this file
+    append(log, [sent(n, envelope=bytes(10_000)) for n in range(1, 401)])
+    full = log.size()
+    log.truncate(through=300, limit=1_000)
+    assert log.give_back(1 << 20) == 0
+    append(log, [sent(n, envelope=bytes(10_000)) for n in range(401, 601)])
+    assert log.size().held == full.held
+    log.close()
+
+
+def test_of_a_postgresql_log_whole_partitions_go_but_for_the_newest(postgres_store: str) -> None:
+    log = PostgresEventLog(postgres_store, ONE, partition_positions=100)
+    append(log, [sent(n) for n in range(1, 251)])
+    size = log.size()
+    assert log.position_at_size(1_000) == 100
+    log.truncate(through=100, limit=1_000)
+    assert log.size().held < size.held
+    assert log.first_position() == 101
+    log.truncate(through=200, limit=1_000)
+    assert 201 < log.position_at_size(1_000) < 210
+    log.close()

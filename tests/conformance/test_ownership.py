@@ -1,15 +1,20 @@
-"""The ownership conformance suite on every adapter, and what only a file lock can promise."""
+"""The ownership conformance suite on every adapter, and what only locks beyond a process can promise."""
 
+import asyncio
 import stat
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
+import psycopg
 import pytest
 
 from postroom.adapters.memory.ownership import MemoryOwnership
+from postroom.adapters.postgres.ownership import PostgresOwnership
 from postroom.adapters.sqlite.ownership import FileOwnership
+from postroom.application.ports.ownership import Ownership
 from postroom.domain.errors import MailboxOwned
 from tests.conformance.ownership import ONE, PATIENT_MS, OwnershipConformance
 
@@ -26,12 +31,23 @@ class TestFileOwnership(OwnershipConformance):
         return FileOwnership(tmp_path / "store.db")
 
 
+class TestPostgresOwnership(OwnershipConformance):
+    @pytest.fixture
+    def ownership(self, empty_database: str) -> PostgresOwnership:
+        return PostgresOwnership(empty_database)
+
+
 OWN_UNTIL_KILLED = """
 import asyncio, sys
+from postroom.adapters.postgres.ownership import PostgresOwnership
 from postroom.adapters.sqlite.ownership import FileOwnership
 
+kind, store = sys.argv[1:]
+
 async def own():
-    async with FileOwnership(sys.argv[1]).acquire("acme@one", "the other process", 0):
+    async with {"file": FileOwnership, "postgres": PostgresOwnership}[kind](store).acquire(
+        "acme@one", "the other process", 0
+    ):
         print("owned", flush=True)
         await asyncio.Event().wait()
 
@@ -39,27 +55,102 @@ asyncio.run(own())
 """
 
 
-@pytest.fixture
-def other_process(tmp_path: Path) -> Iterator["subprocess.Popen[str]"]:
-    """Return a process that owns the mailbox."""
-    command = [sys.executable, "-c", OWN_UNTIL_KILLED, str(tmp_path / "store.db")]
+class Shared(NamedTuple):
+    """An ownership, and another process that has the mailbox."""
+
+    ownership: Ownership
+    other_process: "subprocess.Popen[str]"
+
+
+@pytest.fixture(params=["file", "postgres"])
+def shared(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Shared]:
+    ownership: Ownership
+    if request.param == "file":
+        store = str(tmp_path / "store.db")
+        ownership = FileOwnership(store)
+    else:
+        store = request.getfixturevalue("empty_database")
+        ownership = PostgresOwnership(store)
+    command = [sys.executable, "-c", OWN_UNTIL_KILLED, request.param, store]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "owned\n"
-        yield process
+        yield Shared(ownership, process)
         process.kill()
 
 
-async def test_another_process_is_turned_away_until_the_owner_is_killed(
-    tmp_path: Path, other_process: "subprocess.Popen[str]"
-) -> None:
-    ownership = FileOwnership(tmp_path / "store.db")
+async def test_another_process_is_turned_away_until_the_owner_is_killed(shared: Shared) -> None:
     with pytest.raises(MailboxOwned, match="owned by the other process"):
-        async with ownership.acquire(ONE, "this process", 0):
+        async with shared.ownership.acquire(ONE, "this process", 0):
             pytest.fail("owned twice")
-    other_process.kill()
-    async with ownership.acquire(ONE, "this process", PATIENT_MS):
+    shared.other_process.kill()
+    async with shared.ownership.acquire(ONE, "this process", PATIENT_MS):
         pass
+
+
+# -- PostgreSQL only ---
+
+
+async def end_connections(url: str) -> None:
+    async with await psycopg.AsyncConnection.connect(url, autocommit=True) as connection:
+        await connection.execute(
+            "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity "
+            "WHERE datname = current_database() AND pid <> pg_backend_pid()"
+        )
+
+
+async def owner_of(ownership: Ownership, mailbox: str) -> str:
+    try:
+        async with ownership.acquire(mailbox, "somebody who asks", 0):
+            return ""
+    except MailboxOwned as owned:
+        return owned.owner
+
+
+async def test_an_owner_whose_connection_was_lost_takes_its_lock_again(
+    empty_database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("postroom.adapters.postgres.ownership.KEEP_SECONDS", 0.005)
+    ownership = PostgresOwnership(empty_database)
+    async with ownership.acquire(ONE, "first", 0):
+        await end_connections(empty_database)
+        while await owner_of(ownership, ONE) != "first":
+            await asyncio.sleep(0.01)
+    assert await owner_of(ownership, ONE) == ""
+
+
+async def test_a_lock_that_somebody_else_took_meanwhile_is_left_to_them(
+    empty_database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("postroom.adapters.postgres.ownership.KEEP_SECONDS", 0.05)
+    ownership = PostgresOwnership(empty_database)
+    asked_who_has_it = (
+        "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'first' AND query LIKE '%pg_locks%'"
+    )
+    async with ownership.acquire(ONE, "first", 0):
+        while True:  # until the second is quicker than the first, which looks after its lock
+            await end_connections(empty_database)
+            try:
+                async with ownership.acquire(ONE, "second", 0):
+                    async with await psycopg.AsyncConnection.connect(
+                        empty_database, autocommit=True
+                    ) as connection:
+                        while (await (await connection.execute(asked_who_has_it)).fetchone()) == (0,):
+                            await asyncio.sleep(0.01)
+                    assert await owner_of(ownership, ONE) == "second"
+                    break
+            except MailboxOwned:
+                continue
+        assert await owner_of(ownership, ONE) == ""
+
+
+async def test_a_long_name_of_an_owner_is_cut_between_characters(empty_database: str) -> None:
+    ownership = PostgresOwnership(empty_database)
+    async with ownership.acquire(ONE, "process 1 on " + "x" * 100, 0):
+        assert await owner_of(ownership, ONE) == "process 1 on " + "x" * 50
+
+
+# -- files only ---
 
 
 async def test_a_long_name_of_an_owner_before_leaves_no_trace_in_the_next(tmp_path: Path) -> None:

@@ -1,15 +1,19 @@
-"""The read models conformance suite on SQLite, and what only its file can promise."""
+"""The read models conformance suite on every adapter, and what only one of them can promise."""
 
 import sqlite3
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
+import psycopg
 import pytest
 
-from postroom.adapters.sqlite.read_models import SqliteReadModels
+from postroom.adapters.compose import open_read_models
+from postroom.adapters.postgres.database import connect
+from postroom.adapters.postgres.read_models import PostgresReadModels
 from postroom.application.messages import NewMessage
-from postroom.application.ports.read_models import BacklogFilter, DeadLetterFilter, views_path
+from postroom.application.ports.read_models import BacklogFilter, DeadLetterFilter, ReadModels, views_path
 from postroom.domain.errors import NotFound, Unavailable
 from postroom.domain.search import EventFilter
 from tests.conformance.read_models import Build, ReadModelsConformance, Send
@@ -18,35 +22,47 @@ from tests.projections import histories
 from tests.projections.histories import STORY, VARIED, Receive, build_without_spark, live
 
 
+def fill(store: Path | str) -> None:
+    """Give a store a past and read models of it."""
+    live(store, "box0@test", [*STORY, *VARIED, Receive("shop")])
+    live(store, "box1@test", [*STORY, *VARIED])
+    build_without_spark(store)
+
+
 @pytest.fixture
 def store(tmp_path: Path) -> Path:
     path = tmp_path / "store.db"
-    live(path, "box0@test", [*STORY, *VARIED, Receive("shop")])
-    live(path, "box1@test", [*STORY, *VARIED])
-    build_without_spark(path)
+    fill(path)
     return path
+
+
+@pytest.fixture(scope="module")
+def postgres_past(create_database: Callable[[str | None], str], postgres_store_template: str) -> str:
+    """A PostgreSQL store with a past, to be copied and left alone."""
+    url = create_database(postgres_store_template)
+    fill(url)
+    return url
 
 
 @pytest.fixture(params=["few messages", "many messages"])
 def models(
-    request: pytest.FixtureRequest, store: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[SqliteReadModels]:
+    request: pytest.FixtureRequest, store: Path | str, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[ReadModels]:
     if request.param == "many messages":  # so many that every bound of the query planner is passed
-        monkeypatch.setattr("postroom.adapters.sqlite.read_models.FEW", 4)
-        monkeypatch.setattr("postroom.adapters.sqlite.read_models.FEW_ENOUGH", 1)
+        monkeypatch.setattr("postroom.adapters.sql.read_models.FEW", 4)
+        monkeypatch.setattr("postroom.adapters.sql.read_models.FEW_ENOUGH", 1)
         monkeypatch.setattr("postroom.adapters.sql.search.MAX_BRANCHES", 2)
-    opened = SqliteReadModels(store)
-    yield opened
-    opened.close()
+    with closing(open_read_models(str(store))) as opened:
+        yield opened
 
 
 @pytest.fixture
-def build(store: Path) -> Build:
+def build(store: Path | str) -> Build:
     return lambda: build_without_spark(store)
 
 
 @pytest.fixture
-def send(store: Path) -> Send:
+def send(store: Path | str) -> Send:
     def send_one(message: NewMessage) -> None:
         histories.send(store, "box0@test", [message])
 
@@ -57,11 +73,26 @@ class TestSqliteReadModels(ReadModelsConformance):
     pass
 
 
+class TestPostgresReadModels(ReadModelsConformance):
+    @pytest.fixture
+    def store(self, create_database: Callable[[str | None], str], postgres_past: str) -> str:
+        return create_database(postgres_past)
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def unbuilt(request: pytest.FixtureRequest, tmp_path: Path) -> Path | str:
+    """A store with a message, of which nothing was built yet."""
+    store: Path | str = tmp_path / "store.db"
+    if request.param == "postgres":
+        store = str(request.getfixturevalue("postgres_store"))
+    histories.send(store, "main@test", [NewMessage(topic="shop", payload=b"")])
+    return store
+
+
 def test_before_the_first_rebuild_every_question_says_what_to_run(
-    tmp_path: Path, read_models: OpenReadModels
+    unbuilt: Path | str, read_models: OpenReadModels
 ) -> None:
-    histories.send(tmp_path / "store.db", "main@test", [NewMessage(topic="shop", payload=b"")])
-    models = read_models(tmp_path / "store.db")
+    models = read_models(unbuilt)
     for ask in (
         lambda: models.search(EventFilter()),
         lambda: models.backlog(BacklogFilter()),
@@ -73,6 +104,9 @@ def test_before_the_first_rebuild_every_question_says_what_to_run(
     status = models.status()
     assert status.active is None
     assert [each.lag for each in status.lags] == [each.head for each in status.lags]
+
+
+# -- SQLite only ---
 
 
 def test_the_file_is_readable_by_its_owner_only(store: Path) -> None:
@@ -95,3 +129,59 @@ def test_every_index_of_the_rfc_is_there(store: Path) -> None:
     }
     connection.close()
     assert {"timestamp", "topic", "principal", "correlation_id", "trace_id", "message_id"} <= indexed
+
+
+# -- PostgreSQL only ---
+
+
+def test_a_database_that_was_not_migrated_or_is_not_there_says_so(
+    empty_database: str, read_models: OpenReadModels
+) -> None:
+    with pytest.raises(Unavailable, match="run `postroom migrate"):
+        read_models(empty_database).search(EventFilter())
+    with pytest.raises(Unavailable, match="can't be reached") as refused:
+        read_models("postgresql://me:hush@127.0.0.1:1/nowhere").stats()
+    assert "hush" not in str(refused.value)
+
+
+def test_answers_come_from_transactions_that_can_not_write(postgres_store: str) -> None:
+    with closing(PostgresReadModels(postgres_store)) as models:
+        connection = models._connect()  # what queries are given
+        with closing(connection), pytest.raises(psycopg.errors.ReadOnlySqlTransaction):
+            connection.execute("DELETE FROM postroom.projection")
+
+
+def test_a_connection_that_the_server_ended_is_made_anew(
+    postgres_store: str, read_models: OpenReadModels
+) -> None:
+    build_without_spark(postgres_store)
+    models = read_models(postgres_store)
+    assert models.stats().total_events == 0
+    with closing(connect(postgres_store, "test")) as database:
+        database.execute(
+            "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity"
+            " WHERE application_name = 'postroom search' AND datname = current_database()"
+        )
+    assert models.stats().total_events == 0
+
+
+def test_text_that_postgresql_can_not_hold_is_found_as_it_was(
+    postgres_store: str, read_models: OpenReadModels
+) -> None:
+    odd = "a\0b\x1ac\x1a0"
+    long = "x" * 10_000
+    for principal in (odd, long, long + "y"):
+        message = NewMessage(
+            topic="shop", payload=b"", principal=principal, attrs={"plain": "here", principal: principal}
+        )
+        histories.send(postgres_store, "main@test", [message])
+    build_without_spark(postgres_store)
+    models = read_models(postgres_store)
+    for principal in (odd, long, long + "y"):
+        (found,) = models.search(EventFilter(principals=(principal,))).items
+        assert found.principal == principal
+        assert models.search(EventFilter(headers={principal: found.custom_headers[principal]})).items == (
+            found,
+        )
+    assert len(models.search(EventFilter(headers={"plain": "here"}, text="b\x1ac")).items) == 1
+    assert len(models.search(EventFilter(principals=(odd, long, *map(str, range(40))))).items) == 2

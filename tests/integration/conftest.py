@@ -1,6 +1,6 @@
-"""The two stores that the handlers are tried on."""
+"""The stores that the handlers are tried on."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
@@ -9,10 +9,14 @@ from postroom.adapters.compose import Postroom, open_mailbox
 from tests.integration.stores import MAILBOX
 
 
-@pytest.fixture(params=["memory:", "sqlite"])
+@pytest.fixture(params=["memory:", "sqlite", "postgres"])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    name: str = request.param
-    return name if name == "memory:" else str(tmp_path / "store.db")
+    stores: dict[str, Callable[[], str]] = {
+        "memory:": lambda: "memory:",
+        "sqlite": lambda: str(tmp_path / "store.db"),
+        "postgres": lambda: request.getfixturevalue("postgres_store"),
+    }
+    return stores[request.param]()
 
 
 @pytest.fixture

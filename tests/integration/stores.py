@@ -1,4 +1,4 @@
-"""Mailboxes to try the handlers on: both stores, and one whose time the test tells."""
+"""Mailboxes to try the handlers on, in every kind of store, whose time the test tells."""
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -6,10 +6,12 @@ from pathlib import Path
 
 from postroom.adapters.compose import Postroom
 from postroom.adapters.memory.event_log import MemoryEventLog
+from postroom.adapters.postgres.event_log import PostgresEventLog
 from postroom.adapters.sqlite.event_log import SqliteEventLog
 from postroom.application.engine import MailboxEngine
 from postroom.application.messages import NewMessage
 from postroom.application.ports.event_log import EventLog
+from postroom.application.ports.log_archive import LogArchive
 from postroom.domain.envelope.build import build_envelope
 from postroom.domain.mailbox.events import MailboxMode
 from postroom.domain.policy import MailboxLimits, TopicPolicy
@@ -77,10 +79,13 @@ class Place:
         limits: MailboxLimits | None = None,
         policy: TopicPolicy | None = None,
         cache_bytes: int = 64 << 20,
+        archive: LogArchive | None = None,
     ) -> AsyncIterator[Postroom]:
         """Own the mailbox while the context lasts."""
         log = self.open_log()
-        engine = MailboxEngine(log, self.clock, limits=limits, default_policy=policy, cache_bytes=cache_bytes)
+        engine = MailboxEngine(
+            log, self.clock, limits=limits, default_policy=policy, cache_bytes=cache_bytes, archive=archive
+        )
         await engine.open("test", mode)
         try:
             yield Postroom(engine, self.clock)
@@ -98,3 +103,8 @@ def memory_place() -> Place:
 def sqlite_place(folder: Path) -> Place:
     """Return a place in a SQLite file of this folder."""
     return Place(lambda: SqliteEventLog(folder / "store.db", MAILBOX))
+
+
+def postgres_place(url: str) -> Place:
+    """Return a place in a migrated PostgreSQL database."""
+    return Place(lambda: PostgresEventLog(url, MAILBOX))

@@ -1,4 +1,4 @@
-"""Two processes that both believe they own a mailbox of a SQLite store: the log admits one (fencing)."""
+"""Two processes that both believe they own a mailbox of a store on disk: the log admits one (fencing)."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from postroom.adapters.compose import Postroom, open_mailbox, read_mailbox
+from postroom.adapters.compose import Postroom, is_database, open_mailbox, read_mailbox
+from postroom.adapters.postgres.event_log import PostgresEventLog
 from postroom.adapters.sqlite.event_log import SqliteEventLog
 from postroom.adapters.system.clock import SystemClock
 from postroom.application.engine import MailboxEngine
@@ -21,10 +22,18 @@ def message(number: int) -> NewMessage:
     return NewMessage(topic="orders", payload=str(number).encode())
 
 
+@pytest.fixture(params=["sqlite", "postgres"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "sqlite":
+        return str(tmp_path / "store.db")
+    url: str = request.getfixturevalue("postgres_store")
+    return url
+
+
 @asynccontextmanager
-async def open_without_ownership(store: Path) -> AsyncIterator[Postroom]:
+async def open_without_ownership(store: str) -> AsyncIterator[Postroom]:
     """Open a mailbox as a process does whose lock was lost without its knowing."""
-    log = SqliteEventLog(store, MAILBOX)
+    log = PostgresEventLog(store, MAILBOX) if is_database(store) else SqliteEventLog(store, MAILBOX)
     engine = MailboxEngine(log, SystemClock())
     await engine.open("a process without the lock")
     try:
@@ -34,8 +43,7 @@ async def open_without_ownership(store: Path) -> AsyncIterator[Postroom]:
         log.close()
 
 
-async def test_the_lock_admits_one_owner_and_the_next_one_when_it_leaves(tmp_path: Path) -> None:
-    store = str(tmp_path / "store.db")
+async def test_the_lock_admits_one_owner_and_the_next_one_when_it_leaves(store: str) -> None:
     async with open_mailbox(store, owner="the first") as first:
         await first.send_message(message(1))
         with pytest.raises(MailboxOwned, match="the first"):
@@ -45,8 +53,7 @@ async def test_the_lock_admits_one_owner_and_the_next_one_when_it_leaves(tmp_pat
         assert [each.payload for each in await second.receive_messages("orders")] == [b"1"]
 
 
-async def test_a_stale_owner_delivers_nothing_that_the_new_one_delivers(tmp_path: Path) -> None:
-    store = tmp_path / "store.db"
+async def test_a_stale_owner_delivers_nothing_that_the_new_one_delivers(store: str) -> None:
     async with open_without_ownership(store) as old:
         await old.send_batch([message(number) for number in range(10)])
         kept = await old.receive_messages("orders", max_messages=3, visibility_ms=60_000)
@@ -67,14 +74,11 @@ async def test_a_stale_owner_delivers_nothing_that_the_new_one_delivers(tmp_path
             assert await new.ack_messages([each.receipt for each in kept]) == [None] * 3
             rest = await new.receive_messages("orders")
             assert [each.payload for each in rest] == [b"8", b"9", b"11"]
-    with read_mailbox(str(store)) as reader:
+    with read_mailbox(store) as reader:
         assert reader.verify_log().messages == 11
 
 
-async def test_owners_that_take_a_mailbox_from_each_other_lose_no_acknowledged_message(
-    tmp_path: Path,
-) -> None:
-    store = tmp_path / "store.db"
+async def test_owners_that_take_a_mailbox_from_each_other_lose_no_acknowledged_message(store: str) -> None:
     acknowledged: list[str] = []
     async with AsyncExitStack() as opened:
         owner = await opened.enter_async_context(open_without_ownership(store))
@@ -90,5 +94,5 @@ async def test_owners_that_take_a_mailbox_from_each_other_lose_no_acknowledged_m
             owner = next_owner
         received = await owner.receive_messages("orders", max_messages=256)
     assert set(acknowledged) <= {each.message_id for each in received}
-    with read_mailbox(str(store)) as reader:
+    with read_mailbox(store) as reader:
         assert reader.verify_log().messages == len(received)

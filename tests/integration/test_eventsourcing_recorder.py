@@ -1,6 +1,6 @@
 """The `eventsourcing` library's own recorder test cases, run against our event logs."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid4
@@ -16,6 +16,7 @@ from eventsourcing.tests.persistence import (
 
 from postroom.adapters.compose import Postroom
 from postroom.adapters.memory.event_log import MemoryEventLog
+from postroom.adapters.postgres.event_log import PostgresEventLog
 from postroom.adapters.recorder import LogRecorder
 from postroom.adapters.sqlite.event_log import SqliteEventLog
 from postroom.adapters.system.clock import SystemClock
@@ -44,6 +45,17 @@ class SqliteRecorder:
         return LogRecorder(self.log, CLOCK.wall)
 
 
+class PostgresRecorder:
+    @pytest.fixture(autouse=True)
+    def _store(self, postgres_store: str) -> Iterator[None]:
+        self.log = PostgresEventLog(postgres_store, LEASES, durability="relaxed")
+        yield
+        self.log.close()
+
+    def create_recorder(self) -> LogRecorder:
+        return LogRecorder(self.log, CLOCK.wall)
+
+
 class RecorderCases(ApplicationRecorderTestCase[LogRecorder]):
     def test_insert_subscribe(self) -> None:
         self.optional_test_insert_subscribe()
@@ -57,6 +69,10 @@ class TestRecorderOverSqlite(SqliteRecorder, RecorderCases):
     pass
 
 
+class TestRecorderOverPostgres(PostgresRecorder, RecorderCases):
+    pass
+
+
 class TestNonInterleavingOverMemory(MemoryRecorder, NonInterleavingNotificationIDsBaseCase):
     pass
 
@@ -65,15 +81,22 @@ class TestNonInterleavingOverSqlite(SqliteRecorder, NonInterleavingNotificationI
     pass
 
 
+class TestNonInterleavingOverPostgres(PostgresRecorder, NonInterleavingNotificationIDsBaseCase):
+    pass
+
+
 # The library's base classes are test cases themselves, but can't be made: only ours run.
 del RecorderCases, ApplicationRecorderTestCase, NonInterleavingNotificationIDsBaseCase
 
 
-@pytest.fixture(params=["memory", "sqlite"])
+@pytest.fixture(params=["memory", "sqlite", "postgres"])
 def log(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[EventLog]:
-    made: EventLog = (
-        MemoryEventLog(LEASES) if request.param == "memory" else SqliteEventLog(tmp_path / "store.db", LEASES)
-    )
+    logs: dict[str, Callable[[], EventLog]] = {
+        "memory": lambda: MemoryEventLog(LEASES),
+        "sqlite": lambda: SqliteEventLog(tmp_path / "store.db", LEASES),
+        "postgres": lambda: PostgresEventLog(request.getfixturevalue("postgres_store"), LEASES),
+    }
+    made = logs[request.param]()
     yield made
     made.close()
 

@@ -1,4 +1,4 @@
-"""The public handlers, end to end, on both stores."""
+"""The public handlers, end to end, on every store."""
 
 import asyncio
 from uuid import UUID

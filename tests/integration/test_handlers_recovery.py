@@ -2,7 +2,7 @@
 
 import asyncio
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -22,15 +22,20 @@ from postroom.domain.mailbox.snapshot import take_snapshot
 from postroom.domain.mailbox.state import Mailbox
 from postroom.domain.policy import DAY_MS, MailboxLimits, TopicPolicy
 from postroom.domain.record import Record
-from tests.integration.stores import MAILBOX, ManualClock, Place, memory_place, sqlite_place
+from tests.integration.stores import MAILBOX, ManualClock, Place, memory_place, postgres_place, sqlite_place
 
 TOPIC = "orders"
 HANG_SECONDS = 30
 
 
-@pytest.fixture(params=["memory", "sqlite"])
+@pytest.fixture(params=["memory", "sqlite", "postgres"])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
-    return memory_place() if request.param == "memory" else sqlite_place(tmp_path)
+    places: dict[str, Callable[[], Place]] = {
+        "memory": memory_place,
+        "sqlite": lambda: sqlite_place(tmp_path),
+        "postgres": lambda: postgres_place(request.getfixturevalue("postgres_store")),
+    }
+    return places[request.param]()
 
 
 def message(payload: bytes = b"hello", **fields: Any) -> NewMessage:
@@ -289,6 +294,20 @@ async def test_a_log_cut_by_retention_verifies_and_one_cut_by_hand_does_not(tmp_
         reader.verify_log()
 
 
+async def test_a_mailbox_whose_whole_past_was_removed_opens_again(place: Place) -> None:
+    limits = MailboxLimits(history_retention_ms=1)
+    async with place.open(limits=limits) as mailbox:
+        await mailbox.send_message(message())
+        await mailbox.ack_messages([(await receive_one(mailbox)).receipt])
+        place.clock.advance(DAY_MS)
+        end = mailbox.engine.mailbox.position
+        assert await mailbox.engine.enforce_retention() == end
+    async with place.open(limits=limits) as mailbox:
+        assert mailbox.engine.log.first_position() == end + 1
+        await mailbox.send_message(message(b"goes on"))
+        assert (await receive_one(mailbox)).payload == b"goes on"
+
+
 async def test_a_message_still_waiting_keeps_its_past(place: Place) -> None:
     async with place.open(limits=MailboxLimits(history_retention_ms=1_000)) as mailbox:
         await mailbox.send_message(message(message_id="waiting"))
@@ -301,6 +320,21 @@ async def test_a_message_still_waiting_keeps_its_past(place: Place) -> None:
         assert mailbox.get_message("settled").status == "acked"
         received = await receive_one(mailbox)
         assert (received.message_id, received.payload) == ("waiting", b"hello")
+
+
+async def test_a_receipt_of_a_message_of_which_only_the_end_is_left_is_refused_and_nothing_else(
+    place: Place,
+) -> None:
+    async with place.open(limits=MailboxLimits(history_retention_ms=1_000)) as mailbox:
+        await mailbox.send_message(message())
+        received = await receive_one(mailbox)
+        place.clock.advance(4_000)
+        await mailbox.ack_messages([received.receipt])
+        place.clock.advance(500)
+        await mailbox.engine.enforce_retention()
+        assert [r.type for r in mailbox.engine.log.history(received.receipt.message)] == ["MessageAcked.1"]
+        (refusal,) = await mailbox.ack_messages([received.receipt])
+        assert isinstance(refusal, NotFound)
 
 
 async def test_a_log_whose_start_is_gone_without_a_snapshot_is_not_opened() -> None:

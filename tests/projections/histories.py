@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,14 +11,18 @@ import pyarrow as pa
 from hypothesis import strategies as st
 
 from postroom.adapters.compose import Postroom
+from postroom.adapters.postgres.event_log import PostgresEventLog
+from postroom.adapters.postgres.url import is_url
 from postroom.adapters.sqlite.event_log import SqliteEventLog
 from postroom.application.engine import MailboxEngine
 from postroom.application.messages import NewMessage, ReceivedMessage
+from postroom.application.ports.event_log import EventLog
 from postroom.domain.errors import Rejected
 from postroom.domain.mailbox.events import MailboxMode
 from postroom.domain.mailbox.state import TopicCount, count
 from postroom.domain.policy import TopicPolicy
-from postroom.projections.cut import MailboxCut, take_cuts
+from postroom.projections.cut import MailboxCut
+from postroom.projections.logs import take_cuts
 from postroom.projections.reference import ReadModels, fold
 from postroom.projections.rows import BACKLOG_COLUMNS, DEAD_LETTER_COLUMNS, MAILBOX_COLUMNS
 from postroom.projections.views import open_views
@@ -82,6 +86,9 @@ class Wait:
 class Reopen:
     pass
 
+
+Store = Path | str
+"""Path of a SQLite store, or URL of a PostgreSQL one."""
 
 Step = Send | Receive | Settle | Operate | Wait | Reopen
 
@@ -177,22 +184,22 @@ VARIED: list[Step] = [
 """Messages with all sorts of headers, several with the same time."""
 
 
-def live(store: Path, mailbox: str, taken: Sequence[Step], mode: MailboxMode = "queue") -> list[TopicCount]:
+def live(store: Store, mailbox: str, taken: Sequence[Step], mode: MailboxMode = "queue") -> list[TopicCount]:
     """Take steps in a mailbox of a store and return what its engine counts at the end."""
     return asyncio.run(_live(store, mailbox, taken, mode))
 
 
-def send(store: Path, mailbox: str, sent: Iterable[NewMessage]) -> None:
+def send(store: Store, mailbox: str, sent: Iterable[NewMessage]) -> None:
     """Send messages to a mailbox of a store."""
     live(store, mailbox, [Send(message) for message in sent])
 
 
-def reference(store: Path) -> ReadModels:
+def reference(store: Store) -> ReadModels:
     """Return what the reference fold makes of a store."""
     return fold({cut: _records(store, cut) for cut in take_cuts(str(store))})
 
 
-def build_without_spark(store: Path) -> int:
+def build_without_spark(store: Store) -> int:
     """Build the read models of a store from the reference fold, and return their version."""
     models = reference(store)
     tables = {
@@ -211,17 +218,21 @@ def build_without_spark(store: Path) -> int:
     return version
 
 
-def _records(store: Path, cut: MailboxCut) -> list[Any]:
-    log = SqliteEventLog(store, cut.name, create_missing=False)
-    try:
+def open_log(store: Store, mailbox: str, *, create_missing: bool = True) -> EventLog:
+    """Open the log of a mailbox in a SQLite file or, by its URL, in a PostgreSQL database."""
+    if is_url(str(store)):
+        return PostgresEventLog(str(store), mailbox, durability="relaxed", create_missing=create_missing)
+    return SqliteEventLog(store, mailbox, durability="relaxed", create_missing=create_missing)
+
+
+def _records(store: Store, cut: MailboxCut) -> list[Any]:
+    with closing(open_log(store, cut.name, create_missing=False)) as log:
         return list(log.read())
-    finally:
-        log.close()
 
 
-async def _live(store: Path, mailbox: str, taken: Sequence[Step], mode: MailboxMode) -> list[TopicCount]:
+async def _live(store: Store, mailbox: str, taken: Sequence[Step], mode: MailboxMode) -> list[TopicCount]:
     clock = ManualClock()
-    log = SqliteEventLog(store, mailbox, durability="relaxed")
+    log = open_log(store, mailbox)
     engine = MailboxEngine(log, clock, default_policy=POLICY)
     await engine.open("a test", mode)
     post = Postroom(engine, clock)
@@ -238,8 +249,8 @@ async def _live(store: Path, mailbox: str, taken: Sequence[Step], mode: MailboxM
         else:
             with suppress(Rejected):  # a refused command leaves no trace: nothing to agree about
                 await _take(post, step, received)
+    await engine.close()  # first: it may still end what has run out of time
     counts = count(engine.mailbox, engine.mailbox.at)
-    await engine.close()
     log.close()
     return counts
 

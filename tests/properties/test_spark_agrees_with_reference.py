@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 from pyspark.sql import DataFrame, SparkSession
 
 from postroom.projections.backlog import backlog
-from postroom.projections.cut import take_cuts
 from postroom.projections.dead_letters import dead_letters
+from postroom.projections.logs import take_cuts
 from postroom.projections.messages import messages
 from postroom.projections.reference import ReadModels
 from postroom.projections.rows import MAILBOX_COLUMNS
-from tests.projections.histories import STORY, Step, live, reference, steps
+from tests.projections.histories import STORY, VARIED, Step, Store, live, reference, steps
 
 histories = st.lists(st.lists(steps, max_size=80), min_size=2, max_size=4)
 
@@ -35,7 +35,15 @@ def test_spark_agrees_with_the_reference_on_every_history(
         assert folded_by_spark(spark, store) == reference(store)
 
 
-def folded_by_spark(spark: SparkSession, store: Path) -> ReadModels:
+def test_spark_agrees_with_the_reference_on_a_log_in_postgresql(
+    spark: SparkSession, postgres_store: str
+) -> None:
+    for number, history in enumerate([STORY, VARIED, STORY]):
+        live(postgres_store, f"box{number}@test", history, mode="archive" if number == 1 else "queue")
+    assert folded_by_spark(spark, postgres_store) == reference(postgres_store)
+
+
+def folded_by_spark(spark: SparkSession, store: Store) -> ReadModels:
     cuts = take_cuts(str(store))
     staged = messages(spark, str(store), cuts).cache()
     try:

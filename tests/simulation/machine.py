@@ -10,6 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from postroom.application.engine import MailboxEngine
 from postroom.application.fold import fold
 from postroom.application.ports.event_log import StoredSnapshot
+from postroom.application.queries.at import StateAt
 from postroom.application.queries.live import GetBacklog, ListDeadLetters
 from postroom.application.queries.verify import VerifyLog
 from postroom.domain.errors import PostroomError, Rejected, Unavailable
@@ -217,11 +218,12 @@ class MailboxMachine(RuleBasedStateMachine):
         assert held == expected, f"they differ in {sorted(set(held.items()) ^ set(expected.items()))}"
 
     def _the_queries_tell_the_same(self) -> None:
-        dead = ListDeadLetters(lambda: self.engine.mailbox, self.handle)()
+        state_at = StateAt(self.handle, self.engine.now, lambda: self.engine.mailbox)
+        dead = ListDeadLetters(state_at, self.handle)()
         assert [(d.message_id, d.reason, d.attempt, d.last_error) for d in dead] == [
             (m.id, m.reason, m.attempt, m.last_error) for m in self.model.messages.values() if m.state == DEAD
         ]
-        backlog = GetBacklog(lambda: self.engine.mailbox, self.engine.now)()
+        backlog = GetBacklog(state_at)()
         counts = {
             (row.topic, row.shard): (row.ready, row.delayed, row.in_flight, row.dead)
             for row in backlog.shards

@@ -1,14 +1,29 @@
 """The public API as a user writes it: type-checked, never run."""
 
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from typing import assert_never, assert_type
 from uuid import UUID
 
+import psycopg
 from eventsourcing.application import Application
+from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
+from sqlalchemy.orm import Session
 
 from postroom.adapters.compose import Postroom, list_mailboxes, open_mailbox, read_mailbox, read_projections
+from postroom.adapters.compose.outbox import (
+    AsyncOutbox,
+    MessagingSettings,
+    NewEvent,
+    Outbox,
+    Tables,
+    open_outbox,
+)
+from postroom.adapters.compose.relay import NatsSettings, open_relay
 from postroom.adapters.memory.event_log import MemoryEventLog
 from postroom.adapters.memory.ownership import MemoryOwnership
+from postroom.adapters.postgres.messaging.hints import PostgresHints
+from postroom.adapters.postgres.messaging.outbox_repository import PostgresOutboxRepository
 from postroom.adapters.recorder import LogRecorder
 from postroom.adapters.sqlite.event_log import SqliteEventLog
 from postroom.adapters.sqlite.ownership import FileOwnership
@@ -19,15 +34,19 @@ from postroom.application.commands.settle import AckMessages
 from postroom.application.messages import NewMessage, ReceivedMessage, Sent, read_receipt, write_receipt
 from postroom.application.ports.clock import Clock
 from postroom.application.ports.event_log import EventLog
+from postroom.application.ports.hints import Hints
+from postroom.application.ports.outbox_repository import OutboxRepository
 from postroom.application.ports.ownership import Ownership
 from postroom.application.queries.get_message import MessageDetail
 from postroom.application.queries.live import Backlog, DeadLetter
+from postroom.application.queries.simulate_policy import Simulation
 from postroom.application.queries.verify import Verification
 from postroom.domain.envelope.validation import EnvelopeProblem, ValidationMode
 from postroom.domain.errors import PostroomError, Rejected, Saturated, Unavailable
 from postroom.domain.message import Receipt
 from postroom.domain.policy import MailboxLimits, TopicPolicy
 from postroom.domain.search import EventFilter
+from postroom.domain.what_if import Changes
 
 
 async def send(mailbox: Postroom) -> str:
@@ -123,9 +142,33 @@ def look() -> None:
     with read_mailbox("store.db", "acme@one") as reader:
         verified = reader.verify_log(expected_last=7, expected_chain="00" * 32, progress=print)
         assert_type(verified, Verification)
+        assert_type(reader.get_backlog("orders", at=7), Backlog)
+        assert_type(reader.list_dead_letters(at=datetime(2026, 1, 31, tzinfo=UTC)), list[DeadLetter])
+        account = reader.explain_message("order-1")
+        assert_type([each.why for each in account.deliveries], list[str])
+        simulation = Simulation(Changes(max_attempts=8, backoff_base_ms=500), TopicPolicy())
+        reader.simulate_policy(simulation, start=7, topics=["github.*"])
+        assert_type(simulation.comparison().worst.died, int)
     with read_projections("store.db") as projections:
         page = projections.search_messages(EventFilter(topics=("github.*",)))
         assert_type([found.envelope_blob for found in page.items], list[bytes])
+
+
+async def record(session: Session, engine: AsyncEngine) -> None:
+    event = NewEvent(aggregate_type="order", aggregate_id="o-1", event_type="order_placed", payload={"n": 1})
+    assert_type(Outbox(Tables(outbox_events="shop.outbox"), notify=True).record(session, event), list[UUID])
+    with psycopg.connect() as connection:
+        Outbox().record(connection, event, event)
+    async with engine.begin() as opened, AsyncSession(engine) as async_session:
+        assert_type(await AsyncOutbox().record(opened, event), list[UUID])
+        await AsyncOutbox().record(async_session)
+
+
+async def relay(messaging: MessagingSettings) -> None:
+    async with open_relay(messaging, NatsSettings()) as running:
+        await running.run()
+    async with open_outbox(messaging) as outbox:
+        assert_type((await outbox.get_backlog()).count, int)
 
 
 class Notifier:
@@ -145,6 +188,10 @@ def adapters_fit_their_ports() -> None:
     logs: list[EventLog] = [MemoryEventLog("acme@one"), SqliteEventLog("store.db", "acme@one")]
     owners: list[Ownership] = [MemoryOwnership(), FileOwnership("store.db")]
     clock: Clock = SystemClock()
+    outboxes: list[OutboxRepository] = [PostgresOutboxRepository("postgresql://shop")]
+    hints: list[Hints] = [PostgresHints("postgresql://shop")]
     leases: Application[UUID] = Application()
     leases.recorder = LogRecorder(logs[0], clock.wall)
     assert owners
+    assert outboxes
+    assert hints

@@ -6,6 +6,7 @@ from typing import NamedTuple
 from unittest.mock import patch
 
 import pytest
+from structlog.testing import capture_logs
 
 from postroom.adapters.compose import DEFAULT_MAILBOX, Postroom, open_mailbox
 from postroom.adapters.sqlite import database, event_log
@@ -14,7 +15,9 @@ from postroom.adapters.sqlite.event_log import SqliteEventLog
 from postroom.application.fold import fold
 from postroom.application.messages import NewMessage, Sent
 from postroom.application.queries.verify import VerifyLog
+from postroom.application.retention import enforce_size
 from postroom.domain.names import message_stream
+from postroom.domain.policy import MailboxLimits
 from tests.integration.power_cut import apsw_sqlite3
 from tests.integration.power_cut.disk import CUTS, Disk, DurableFile, restore
 
@@ -77,6 +80,35 @@ class Experiment:
             log.close()
 
 
+class ShrinkingExperiment(Experiment):
+    """Remove the settled past after every round, and give its space back to the disk."""
+
+    async def run(self, durability: Durability) -> None:
+        limits, given_back = MailboxLimits(max_store_bytes=1), 0
+        async with open_mailbox(str(self.store), durability=durability, limits=limits) as mailbox:
+            for number in range(ROUNDS // 4):
+                await asyncio.gather(self._send(mailbox, number), self._receive(mailbox))
+                with capture_logs() as logged:
+                    await enforce_size(mailbox.engine)
+                given_back += sum(each.get("given_back", 0) for each in logged)
+        assert given_back > 0
+
+    def lost_by(self, cut: Cut, directory: Path) -> int:
+        """Count the messages that wait, as far as is known, and are gone once the power is back."""
+        restore(cut.files, str(directory))
+        log = SqliteEventLog(directory / self.store.name, DEFAULT_MAILBOX)
+        try:
+            VerifyLog(log)()
+            waiting = fold(log).messages
+            settled = set(self.acked)
+            streams = [
+                message_stream(DEFAULT_MAILBOX, id_) for id_ in self.sent[: cut.sent] if id_ not in settled
+            ]
+            return sum(stream not in waiting for stream in streams)
+        finally:
+            log.close()
+
+
 @pytest.fixture(autouse=True)
 def _small_wal() -> Iterator[None]:
     """Move the log back into the store file every few commits, so that cuts hit checkpoints too."""
@@ -84,10 +116,12 @@ def _small_wal() -> Iterator[None]:
         yield
 
 
-async def cut_power(directory: Path, kind: str, durability: Durability) -> list[int]:
+async def cut_power(
+    directory: Path, kind: str, durability: Durability, experiment_of: type[Experiment] = Experiment
+) -> list[int]:
     """Return for each cut how much of what was acknowledged is gone."""
     with patch.object(database, "sqlite3", apsw_sqlite3), patch.object(event_log, "sqlite3", apsw_sqlite3):
-        experiment = Experiment(directory / "store.db", kind, seed=1)
+        experiment = experiment_of(directory / "store.db", kind, seed=1)
         try:
             await experiment.run(durability)
         finally:
@@ -104,6 +138,13 @@ async def cut_power(directory: Path, kind: str, durability: Durability) -> list[
 async def test_no_power_cut_loses_anything_that_was_acknowledged(kind: str, tmp_path: Path) -> None:
     losses = await cut_power(tmp_path, kind, "full")
     assert len(losses) >= 70, "together these are to be more than 200 cuts"
+    assert not any(losses)
+
+
+@pytest.mark.parametrize("kind", CUTS)
+async def test_no_power_cut_hurts_a_store_that_shrinks(kind: str, tmp_path: Path) -> None:
+    losses = await cut_power(tmp_path, kind, "full", ShrinkingExperiment)
+    assert len(losses) >= 20
     assert not any(losses)
 
 

@@ -8,6 +8,8 @@ import sys
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
+from typing import cast
+from urllib.parse import urlsplit
 
 import pytest
 from pyspark.sql import SparkSession
@@ -17,11 +19,13 @@ from postroom.application.messages import NewMessage
 from postroom.application.ports.read_models import DeadLetterFilter, views_path
 from postroom.domain.errors import NotFound, Unavailable
 from postroom.domain.search import EventFilter
-from postroom.projections.cut import encode_cuts, take_cuts
+from postroom.projections.cut import encode_cuts
+from postroom.projections.logs import take_cuts
 from postroom.projections.rebuild import Progress, rebuild
 from postroom.projections.source import LogSource, read_log
+from postroom.projections.views import open_views
 from tests.fixtures import OpenReadModels
-from tests.projections.histories import STORY, VARIED, live, reference, send
+from tests.projections.histories import STORY, VARIED, Store, live, open_log, reference, send
 
 REPOSITORY = Path(__file__).parents[3]
 MAILBOX = "main@test"
@@ -33,18 +37,32 @@ pytestmark = pytest.mark.usefixtures("spark")
 @pytest.fixture
 def store(tmp_path: Path) -> Path:
     path = tmp_path / "store.db"
-    live(path, MAILBOX, [*STORY, *VARIED])
-    live(path, "archive@test", VARIED, mode="archive")
+    fill(path)
     return path
 
 
+@pytest.fixture(params=["sqlite", "postgres"])
+def either(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
+    """A store of either kind."""
+    if request.param == "postgres":
+        url = str(request.getfixturevalue("postgres_store"))
+        fill(url)
+        return url
+    return cast(Path, request.getfixturevalue("store"))
+
+
+def fill(store: Store) -> None:
+    live(store, MAILBOX, [*STORY, *VARIED])
+    live(store, "archive@test", VARIED, mode="archive")
+
+
 def test_a_rebuild_serves_what_the_reference_fold_makes_of_the_log(
-    store: Path, read_models: OpenReadModels
+    either: Store, read_models: OpenReadModels
 ) -> None:
     seen: list[Progress] = []
-    report = rebuild(str(store), progress=seen.append)
-    expected = reference(store)
-    models = read_models(store)
+    report = rebuild(str(either), progress=seen.append)
+    expected = reference(either)
+    models = read_models(either)
     found = {item.message_id: item for item in models.search(EventFilter(limit=1_000)).items}
     assert len(found) == report.messages == len(expected.mailbox)
     for row in expected.mailbox:
@@ -58,10 +76,11 @@ def test_a_rebuild_serves_what_the_reference_fold_makes_of_the_log(
     assert {each.id for each in letters} == {row["id"] for row in expected.dead_letters}
     assert report.dead_letters == len(expected.dead_letters)
     assert report.backlog == len(expected.backlog)
-    assert report.events == sum(cut.events for cut in take_cuts(str(store)))
+    assert report.events == sum(cut.events for cut in take_cuts(str(either)))
     assert list(dict.fromkeys(each.phase for each in seen)) == ["start", "fold", "load", "index", "flip"]
     assert set(report.seconds) == {"start", "fold", "load", "index", "flip", "total"}
-    assert list(store.parent.glob("*staging*")) == []
+    with open_views(str(either)) as views:
+        assert list(views.staging.parent.glob(f"{views.staging.name}*")) == []
 
 
 def test_a_store_without_records_has_empty_read_models(tmp_path: Path, read_models: OpenReadModels) -> None:
@@ -92,17 +111,16 @@ def test_a_rebuild_neither_takes_nor_waits_for_the_write_lock_of_the_log(store: 
 
 
 def test_messages_that_retention_removes_meanwhile_are_not_served_half(
-    store: Path, read_models: OpenReadModels
+    either: Store, read_models: OpenReadModels
 ) -> None:
     through = 10
 
     def truncate() -> None:
-        log = SqliteEventLog(store, MAILBOX)
-        log.truncate(through, 1_000)
-        log.close()
+        with closing(open_log(either, MAILBOX)) as log:
+            log.truncate(through, 1_000)
 
-    rebuild(str(store), progress=once("load", truncate))
-    models = read_models(store)
+    rebuild(str(either), progress=once("load", truncate))
+    models = read_models(either)
     positions = [item.position for item in models.search(EventFilter(mailbox=MAILBOX, limit=1_000)).items]
     assert min(positions) > through
     assert {each.id % (1 << 40) for each in models.dead_letters(DeadLetterFilter()).items} <= set(positions)
@@ -125,36 +143,65 @@ def test_a_rebuild_that_fails_leaves_what_is_served_and_says_why(
     assert tables(store, status.versions[0].version) == set()
 
 
-def test_the_log_reads_alike_by_adbc_and_by_sqlite3(store: Path, spark: SparkSession) -> None:
-    cuts = take_cuts(str(store))
-    columns = ("place", "type", "topic", "principal", "due", "state", "envelope")
-    frame = read_log(spark, str(store), cuts, *columns)
-    by_sqlite = (
+def test_the_log_reads_alike_by_adbc_and_by_the_python_driver(either: Store, spark: SparkSession) -> None:
+    odd = NewMessage(topic="shop", payload=b"", principal="a\0b\x1ac", attrs={"it's": "ünïcode"})
+    send(either, MAILBOX, [odd])
+    cuts = take_cuts(str(either))
+    columns = ("place", "mailbox_id", "mailbox", "position", "type", "event", "topic", "principal", "due")
+    columns += ("custom_headers", "state", "envelope", "cut_at")
+    frame = read_log(spark, str(either), cuts, *columns)
+    by_driver = (
         spark.read.format(LogSource.name())
         .schema(frame.schema)
-        .options(store=str(store), cuts=encode_cuts(cuts), driver="sqlite3")
+        .options(store=str(either), cuts=encode_cuts(cuts), driver="python")
         .load()
     )
     rows = sorted(frame.collect())
-    assert rows == sorted(by_sqlite.collect())
+    assert rows == sorted(by_driver.collect())
     assert len(rows) == sum(cut.events for cut in cuts)
+    assert [row.principal for row in rows if row.principal not in (None, "alice", "Bob", "STRASSE ß")] == [
+        "a\0b\x1ac"
+    ]
 
 
-def test_spark_submit_runs_the_rebuild_from_the_repository(store: Path, read_models: OpenReadModels) -> None:
+def test_spark_submit_rebuilds_a_database_from_the_repository_and_shows_no_password(
+    postgres_store: str, read_models: OpenReadModels
+) -> None:
+    fill(postgres_store)
+    url = urlsplit(postgres_store)
+    secret = url._replace(netloc=f"{url.username}:open-sesame@{url.hostname}:{url.port}").geturl()
     submit = Path(sys.executable).with_name("spark-submit")
     quick = "spark.driver.extraJavaOptions=-XX:TieredStopAtLevel=1"
     ran = subprocess.run(
-        [submit, "--conf", quick, "projections/rebuild.py", "--store", store, "--json"],
+        [submit, "--conf", quick, "--conf", "spark.log.level=INFO", "projections/rebuild.py", "--json"],
         cwd=REPOSITORY,
-        env={**os.environ, "PYSPARK_PYTHON": sys.executable, "PYSPARK_DRIVER_PYTHON": sys.executable},
+        env={
+            **os.environ,
+            "PYSPARK_PYTHON": sys.executable,
+            "PYSPARK_DRIVER_PYTHON": sys.executable,
+            "POSTROOM_STORE": secret,
+        },
         capture_output=True,
         text=True,
         check=False,
     )
     assert ran.returncode == 0, ran.stderr
+    assert "INFO" in ran.stderr
+    assert "open-sesame" not in ran.stdout + ran.stderr
     report = json.loads(ran.stdout)
-    assert report["messages"] == len(reference(store).mailbox)
-    assert read_models(store).stats().total_events == report["messages"]
+    assert report["messages"] == len(reference(postgres_store).mailbox)
+    assert read_models(postgres_store).stats().total_events == report["messages"]
+
+
+def test_no_plan_of_spark_shows_the_password_of_a_database(postgres_store: str, spark: SparkSession) -> None:
+    fill(postgres_store)
+    url = urlsplit(postgres_store)
+    secret = url._replace(netloc=f"{url.username}:open-sesame@{url.hostname}:{url.port}").geturl()
+    frame = read_log(spark, secret, take_cuts(secret), "type")
+    plans = frame._jdf.queryExecution()  # all of them, as the UI shows them
+    assert "postroom_log" in plans.toString()
+    assert "open-sesame" not in plans.toString() + plans.logical().toJSON() + repr(frame)
+    assert frame.count() > 0
 
 
 def once(phase: str, act: Callable[[], None]) -> Callable[[Progress], None]:

@@ -5,9 +5,12 @@ import pytest
 
 from postroom.adapters.cli.output import without_control
 from postroom.adapters.cli.values import (
+    exact_duration,
+    exact_size,
     format_duration,
     parse_duration,
     parse_pairs,
+    parse_size,
     parse_time,
     read_words,
     readable,
@@ -87,3 +90,35 @@ def test_a_payload_is_shown_as_text_where_it_is_text():
 
 def test_control_characters_are_spelled_out_but_lines_and_tabs_stay():
     assert without_control("a\tb\nc\x1b[31m\x9b\x7f\r") == "a\tb\nc\\x1b[31m\\x9b\\x7f\\x0d"
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("10GB", 10_000_000_000),
+        ("10GiB", 10 * 2**30),
+        ("1.5MB", 1_500_000),
+        ("64 MiB", 64 * 2**20),
+        ("500kB", 500_000),
+        ("1KB", 1_000),
+        ("7B", 7),
+    ],
+)
+def test_sizes_are_a_number_and_a_decimal_or_binary_unit(text, size):
+    assert parse_size(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "10", "10G", "GB", "-1GB", "1kiB", "1e3MB"])
+def test_anything_else_is_no_size(text):
+    with pytest.raises(InvalidRequest, match="not a size"):
+        parse_size(text)
+
+
+@pytest.mark.parametrize("text", ["7d", "36h", "90s", "1500ms", "10m"])
+def test_a_whole_duration_is_written_as_it_was_read(text):
+    assert exact_duration(parse_duration(text)) == text
+
+
+@pytest.mark.parametrize("text", ["10GB", "10GiB", "64MiB", "500kB", "1001B", "1024TiB"])
+def test_a_whole_size_is_written_as_it_was_read(text):
+    assert exact_size(parse_size(text)) == text

@@ -1,0 +1,130 @@
+import asyncio
+from collections.abc import AsyncIterator
+from uuid import UUID, uuid4
+
+import psycopg
+import pytest
+
+from postroom.adapters.postgres.messaging.aggregate_events import AggregateEvents
+from postroom.adapters.postgres.messaging.inbox import PostgresInbox
+from postroom.adapters.postgres.messaging.tables import Tables
+from postroom.domain.errors import DuplicateInboxMessage, Unavailable
+from postroom.domain.inbox import (
+    InboxEvent,
+    InboxMessageDeadLettered,
+    InboxMessageFailed,
+    InboxMessageProcessed,
+    InboxMessageReceived,
+    evolve,
+    inbox_stream,
+)
+from tests.conformance.inbox_repository import NOW, SUBJECT, Inboxes, InboxRepositoryConformance
+
+
+@pytest.fixture
+async def inboxes(messaging_database: str) -> AsyncIterator[Inboxes]:
+    opened: list[PostgresInbox] = []
+
+    def open_inbox(tables: Tables | None = None) -> PostgresInbox:
+        opened.append(PostgresInbox(messaging_database, tables))
+        return opened[-1]
+
+    yield open_inbox
+    for inbox in opened:
+        await inbox.close()
+
+
+class TestPostgresInbox(InboxRepositoryConformance):
+    pass
+
+
+def history(url: str, id_: UUID, table: str = "inbox_messages") -> list[InboxEvent]:
+    with psycopg.connect(url) as connection:
+        stream = UUID(bytes=inbox_stream(id_, table))
+        return AggregateEvents(connection, lambda: 0).history(stream)  # type: ignore[return-value]
+
+
+async def test_the_row_is_the_fold_of_its_history(inboxes: Inboxes, messaging_database: str) -> None:
+    inbox, id_ = inboxes(), uuid4()
+    await inbox.insert(id_, SUBJECT, NOW)
+    await inbox.record_error(id_, "HTTP 503", NOW + 1)
+    await inbox.insert(id_, SUBJECT, NOW + 2)
+    await inbox.mark_dead_lettered(id_, "poison: no total", NOW + 3)
+    await inbox.insert(id_, SUBJECT, NOW + 4, redrive=True)
+    row = await inbox.mark_processed(id_, NOW + 5)
+    events = history(messaging_database, id_)
+    assert [type(event) for event in events] == [
+        InboxMessageReceived,
+        InboxMessageFailed,
+        InboxMessageReceived,
+        InboxMessageDeadLettered,
+        InboxMessageReceived,
+        InboxMessageProcessed,
+    ]
+    folded = None
+    for event in events:
+        folded = evolve(folded, event)
+    assert folded == row
+
+
+async def test_forgetting_a_message_forgets_its_history(inboxes: Inboxes, messaging_database: str) -> None:
+    inbox, id_ = inboxes(), uuid4()
+    await inbox.insert(id_, SUBJECT, NOW)
+    await inbox.mark_processed(id_, NOW)
+    assert await inbox.remove_processed(NOW + 1, 10) == 1
+    assert history(messaging_database, id_) == []
+
+
+async def test_a_message_that_a_transaction_holds_is_not_waited_for(
+    inboxes: Inboxes, messaging_database: str
+) -> None:
+    inbox, held, free = inboxes(), uuid4(), uuid4()
+    await inbox.insert(held, SUBJECT, NOW)
+    async with await psycopg.AsyncConnection.connect(messaging_database) as handler:
+        await handler.execute("SELECT FROM inbox_messages WHERE message_id = %s FOR UPDATE", (held,))
+        outcomes = await asyncio.gather(
+            inbox.insert(held, SUBJECT, NOW), inbox.insert(free, SUBJECT, NOW), return_exceptions=True
+        )
+        assert isinstance(outcomes[0], Unavailable)
+        assert not isinstance(outcomes[1], BaseException)
+    assert (await inbox.insert(held, SUBJECT, NOW)).attempts == 2
+
+
+async def test_a_lost_connection_is_made_again(inboxes: Inboxes, messaging_database: str) -> None:
+    inbox = inboxes()
+    await inbox.insert(uuid4(), SUBJECT, NOW)
+    async with await psycopg.AsyncConnection.connect(messaging_database) as admin:
+        await admin.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+            "WHERE datname = current_database() AND application_name = 'postroom inbox'"
+        )
+    with pytest.raises(Unavailable):
+        await inbox.insert(uuid4(), SUBJECT, NOW)
+    await inbox.insert(uuid4(), SUBJECT, NOW)
+
+
+async def test_inboxes_of_two_subscribers_in_one_database_know_nothing_of_each_other(
+    inboxes: Inboxes, messaging_database: str
+) -> None:
+    with psycopg.connect(messaging_database) as connection:
+        connection.execute("CREATE SCHEMA billing")
+        connection.execute("CREATE TABLE billing.inbox (LIKE public.inbox_messages INCLUDING ALL)")
+    sales = PostgresInbox(messaging_database)
+    billing = PostgresInbox(messaging_database, Tables(inbox_messages="billing.inbox"))
+    id_ = uuid4()
+    for inbox in (sales, billing):
+        assert (await inbox.insert(id_, SUBJECT, NOW)).attempts == 1
+        await inbox.mark_processed(id_, NOW)
+        with pytest.raises(DuplicateInboxMessage):
+            await inbox.insert(id_, SUBJECT, NOW)
+        await inbox.close()
+    assert (
+        len(history(messaging_database, id_)) == len(history(messaging_database, id_, "billing.inbox")) == 2
+    )
+
+
+async def test_without_its_tables_a_database_is_refused_with_a_reason(empty_database: str) -> None:
+    inbox = PostgresInbox(empty_database)
+    with pytest.raises(Unavailable, match="inbox_messages"):
+        await inbox.insert(uuid4(), SUBJECT, NOW)
+    await inbox.close()

@@ -1,0 +1,219 @@
+"""`postroom inbox` as its users run it, with a FastAPI service that handles what it posts."""
+
+import asyncio
+import json
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import nats
+import psycopg
+import pytest
+import uvicorn
+from fastapi import FastAPI, Request, Response
+
+from postroom.adapters.http.signature import verify_signature
+from tests.e2e.conftest import SCRIPT, Postroom
+
+KEY = "0123456789abcdef0123456789abcdef"
+IDS = {name: f"550e8400-e29b-41d4-a716-{n:012}" for n, name in enumerate(("fine", "known", "poison", "down"))}
+SUBJECT = "vibespro.event.vibe_created.v1"
+
+
+class Service:
+    """The handler of SDS-047 section 12, as a user writes it with FastAPI."""
+
+    def __init__(self) -> None:
+        self.seen: list[dict[str, Any]] = []
+        self.status = {"fine": 200, "known": 409, "poison": 422, "down": 503}
+        app = FastAPI()
+
+        @app.post("/handle")
+        async def handle(request: Request) -> Response:
+            body = await request.body()
+            verify_signature(request.headers, body, KEY)
+            event = json.loads(body)
+            self.seen.append(event)
+            return Response(status_code=self.status[event["payload"]["name"]])
+
+        self._server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=0, log_level="critical"))
+        self._thread = threading.Thread(target=self._server.run)
+
+    def start(self) -> None:
+        self._thread.start()
+        while not self._server.started:
+            time.sleep(0.01)
+
+    def stop(self) -> None:
+        self._server.should_exit = True
+        self._thread.join()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self._server.servers[0].sockets[0].getsockname()[1]}/"
+
+
+@pytest.fixture
+def service() -> Iterator[Service]:
+    running = Service()
+    running.start()
+    yield running
+    running.stop()
+
+
+@pytest.fixture
+def inbox(postroom: Postroom, nats_url: str, messaging_database: str, service: Service) -> Postroom:
+    """The command line with everything in `postroom.toml`, and streams as it says."""
+    (postroom.folder / "key").write_text(KEY + "\n")
+    (postroom.folder / "postroom.toml").write_text(
+        f"""
+        [nats]
+        url = "{nats_url}"
+
+        [messaging]
+        database = "{messaging_database}"
+        context = "sea"
+
+        [consumers.sea__from_vibespro]
+        stream = "VIBESPRO_EVENTS"
+        filter_subject = "vibespro.event.>"
+        max_deliver = 2
+
+        [inbox]
+        handler = "{service.url}handle"
+        allow = ["{service.url} 127.0.0.0/8"]
+        signing_key_file = "key"
+        backoff_base = "5ms"
+        backoff_max = "10ms"
+        """
+    )
+    asyncio.run(publish(nats_url))
+    return postroom
+
+
+async def publish(url: str) -> None:
+    client = await nats.connect(url)
+    await client.jetstream().add_stream(name="VIBESPRO_EVENTS", subjects=["vibespro.event.>"])
+    await client.jetstream().add_stream(name="SEA_DLQ", subjects=["sea.dlq.>"])
+    for name, id_ in IDS.items():
+        headers = {"Nats-Msg-Id": id_}
+        await client.jetstream().publish(SUBJECT, json.dumps({"name": name}).encode(), headers=headers)
+    await client.close()
+
+
+def settled(database: str) -> list[tuple[str, bool]]:
+    with psycopg.connect(database) as connection:
+        return connection.execute(
+            "SELECT message_id::text, processed_at IS NOT NULL FROM inbox_messages ORDER BY message_id"
+        ).fetchall()
+
+
+def test_every_answer_has_its_consequence(inbox: Postroom, service: Service, messaging_database: str) -> None:
+    for _ in range(2):  # `down` comes again only after a while
+        inbox.ok("inbox", "consume", "--once")
+    assert settled(messaging_database) == [
+        (IDS["fine"], True),
+        (IDS["known"], True),
+        (IDS["poison"], False),
+        (IDS["down"], False),
+    ]
+    assert sorted(event["payload"]["name"] for event in service.seen) == [
+        "down",
+        "down",
+        "fine",
+        "known",
+        "poison",
+    ]
+    assert service.seen[0].keys() == {
+        *("message_id", "subject", "event_type", "event_version", "occurred_at"),
+        *("correlation_id", "causation_id", "payload"),
+    }
+    letters = inbox.ok("inbox", "dlq", "list", "--json").json["dead_letters"]
+    assert [
+        (each["message_id"], each["reason"], each["attempts"], each["last_error"]) for each in letters
+    ] == [
+        (IDS["poison"], "poison", 1, "HTTP 422"),
+        (IDS["down"], "max_deliver", 2, "HTTP 503"),
+    ]
+    assert inbox.ok("inbox", "backlog", "--json").json == {"context": "sea", "count": 0, "oldest_at": None}
+
+
+def test_dead_letters_are_put_back_when_the_service_is_well_again(
+    inbox: Postroom, service: Service, messaging_database: str
+) -> None:
+    for _ in range(2):
+        inbox.ok("inbox", "consume", "--once")
+    service.seen.clear()
+    dry = inbox.ok("inbox", "dlq", "redrive", "--dry-run")
+    assert IDS["poison"] in dry.out
+    assert service.seen == []
+    failed = inbox("inbox", "dlq", "redrive", "--limit", "1")
+    assert (failed.code, "1 failed" in failed.out) == (1, True)
+    service.status |= {"poison": 200, "down": 200}
+    done = inbox.ok("inbox", "dlq", "redrive")
+    assert done.out == "2 processed, 0 were before, 0 failed, 0 held back behind those\n"
+    assert [event["message_id"] for event in service.seen[1:]] == [IDS["poison"], IDS["down"]]
+    assert inbox.ok("inbox", "dlq", "list").out == "(none)\n"
+    assert all(processed for _, processed in settled(messaging_database))
+
+
+def test_processed_messages_are_forgotten(inbox: Postroom, messaging_database: str) -> None:
+    inbox.ok("inbox", "consume", "--once")
+    assert inbox.ok("inbox", "cleanup", "--json").json == {"removed": 0}
+    assert inbox.ok("inbox", "cleanup", "--older-than", "1ms").out == "2 processed messages removed\n"
+    assert [id_ for id_, _ in settled(messaging_database)] == [IDS["poison"], IDS["down"]]
+
+
+def test_a_worker_ends_well_when_it_is_told_to(inbox: Postroom, service: Service, tmp_path: Path) -> None:
+    worker = subprocess.Popen(
+        [SCRIPT, "inbox", "consume", "--json"],
+        cwd=inbox.folder,
+        env=inbox.environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    deadline = time.monotonic() + 60
+    while len(service.seen) < 5 and time.monotonic() < deadline:
+        time.sleep(0.02)
+    worker.send_signal(signal.SIGTERM)
+    out, _ = worker.communicate(timeout=60)
+    assert worker.returncode == 0
+    assert json.loads(out)["processed"] == 2
+
+
+def test_the_key_is_shown_nowhere(inbox: Postroom, service: Service) -> None:
+    done = inbox.ok("inbox", "consume", "--once", "--log-level", "debug", "--debug")
+    assert KEY not in done.out + done.err
+
+
+def test_what_cannot_work_is_refused_in_one_sentence(inbox: Postroom) -> None:
+    for changes, says in [
+        (("--handler", "http://169.254.169.254/latest"), "is not on the allow-list"),
+        (("--handler", "https://user:secret@example.com/"), "has credentials in it"),
+        (("--context", "other"), "No stream keeps other.dlq.>"),
+        (("--consumer", "nobody"), "Say which consumer to read"),
+        (("--consumer", "NOWHERE/nobody"), "has no stream NOWHERE"),
+        (("--database", "postgresql://postgres@127.0.0.1:1/x"), "can't be reached"),
+    ]:
+        done = inbox("inbox", "consume", "--once", *changes)
+        assert done.code in (1, 2, 3, 4)
+        assert says in done.err
+        assert done.err.count("\n") == 1
+        assert "secret" not in done.err
+
+
+def test_settings_that_are_wrong_are_named(inbox: Postroom) -> None:
+    for name, value, says in [
+        ("SIGNING_KEY_FILE", "", "there is no key"),
+        ("SIGNING_KEY_FILE", "missing", "can't be read: No such file"),
+        ("HANDLER", "", "Say who deals with the events"),
+        ("HANDLERS", "x", "there is no key 'handlers'"),
+    ]:
+        done = inbox("inbox", "consume", "--once", **{f"POSTROOM_INBOX__{name}": value})
+        assert done.code in (1, 2)
+        assert says in done.err
+        assert done.err.count("\n") == 1

@@ -1,0 +1,108 @@
+import asyncio
+
+import pytest
+
+from postroom.adapters.nats.connection import NatsSettings, connect
+from tests.outboxes import order_placed, record
+
+
+@pytest.fixture
+def configured(postroom, messaging_database, nats_url):
+    """The command line with an outbox to look after, and a stream for events order_placed only."""
+    (postroom.folder / "postroom.toml").write_text(
+        f'[messaging]\ndatabase = "{messaging_database}"\ncontext = "sea"\n'
+        f'[nats]\nurl = "{nats_url}"\n'
+        '[outbox]\nmax_attempts = 1\npoll = "20ms"\n'
+    )
+
+    async def make_stream():
+        async with connect(NatsSettings(nats_url), "test") as client:
+            await client.jetstream().add_stream(name="SEA", subjects=["sea.event.order_placed.*"])
+
+    asyncio.run(make_stream())
+    return postroom
+
+
+def test_events_are_relayed_counted_and_cleaned_up(configured, messaging_database):
+    record(messaging_database, *(order_placed("o-1", n) for n in range(3)))
+    backlog = configured.ok("outbox", "backlog", "--json").json
+    assert (backlog["context"], backlog["count"]) == ("sea", 3)
+    assert backlog["oldest_at"].endswith("Z")
+    assert configured.ok("outbox", "relay", "--once", "--json").json == {
+        "published": 3,
+        "failed": 0,
+        "parked": 0,
+    }
+    assert configured.ok("outbox", "backlog", "--json").json == {
+        "context": "sea",
+        "count": 0,
+        "oldest_at": None,
+    }
+    assert configured.ok("outbox", "cleanup").out == "0 published events removed\n"
+    assert configured.ok("outbox", "cleanup", "--older-than", "0", "--json").json == {"removed": 3}
+
+
+def test_an_operator_retries_and_discards_what_the_stream_refuses(configured, messaging_database):
+    first, second, third = record(
+        messaging_database,
+        order_placed("o-1", 1, event_type="order_paid"),
+        order_placed("o-2", 1, event_type="order_paid"),
+        order_placed("o-1", 2),
+    )
+    relayed = configured.ok("outbox", "relay", "--once").out
+    assert relayed == "0 published, 0 refused and to be tried again, 2 parked\n"
+
+    parked = configured.ok("outbox", "list", "--parked", "--json").json["events"]
+    assert [(each["id"], each["attempts"]) for each in parked] == [(str(first), 1), (str(second), 1)]
+    assert "No stream listens at sea.event.order_paid.v1" in parked[0]["error"]
+    assert "never (parked)" in configured.ok("outbox", "list").out
+
+    assert configured.ok("outbox", "retry", str(first)).out == "1 events are tried again\n"
+    assert configured.ok("outbox", "retry", "--all", "--json").json == {"retried": 1}
+    discarded = configured.ok("outbox", "discard", str(first), str(second), "--reason", "no longer needed")
+    assert discarded.out == "2 events discarded; their payloads are in aggregate_events\n"
+    assert configured.ok("outbox", "relay", "--once", "--json").json["published"] == 1
+
+    refused = configured("outbox", "discard", str(third), "--json")
+    assert (refused.code, refused.error["code"]) == (1, "E_SCHEMA")
+    assert "is published already; nothing was changed" in refused.error["message"]
+    missing = configured("outbox", "retry", str(first), "--json")
+    assert (missing.code, missing.error["code"]) == (3, "E_NOT_FOUND")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (("retry",), "Name the events to retry, or all that are parked with --all"),
+        (("retry", "--all", "1"), "Name the events to retry, or all that are parked with --all"),
+        (("retry", "order-1"), "Events have UUIDs for ids; one of order-1 is none"),
+        (("cleanup", "--older-than", "soon"), "'soon' is not a duration"),
+        (("relay",), "Say which context the events are of"),
+    ],
+)
+def test_wrong_usage_is_told_in_one_sentence(postroom, arguments, problem):
+    done = postroom("outbox", *arguments, "--database", "postgresql://127.0.0.1:9/shop")
+    assert done.code == 2
+    assert problem in done.err
+    assert done.err.count("\n") == 1
+
+
+def test_settings_out_of_bounds_and_missing_ones_are_told_with_their_place(postroom):
+    done = postroom("outbox", "backlog", "--json")
+    assert done.code == 2
+    assert "[messaging] in postroom.toml, or POSTROOM_MESSAGING__" in done.error["message"]
+    done = postroom(
+        "outbox", "relay", "--database", "postgresql://127.0.0.1:9/shop", POSTROOM_OUTBOX__CLAIM="1s"
+    )
+    assert done.code == 2
+    assert "[outbox] in postroom.toml, or POSTROOM_OUTBOX__: " in done.err
+
+
+def test_servers_that_are_not_there_are_named(postroom):
+    database = ("--database", "postgresql://me:secret@127.0.0.1:9/shop")
+    done = postroom("outbox", "backlog", *database)
+    assert done.code == 4
+    assert "The database postgresql://me@127.0.0.1:9/shop can't be reached" in done.err
+    done = postroom("outbox", "relay", *database, "--context", "sea", "--nats", "nats://127.0.0.1:9")
+    assert done.code == 4
+    assert "NATS at nats://127.0.0.1:9 can't be reached" in done.err

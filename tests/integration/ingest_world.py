@@ -1,0 +1,75 @@
+"""A stream of envelopes, and what an archive holds of them."""
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+
+import nats
+from nats.aio.client import Client
+
+from postroom.adapters.compose import read_mailbox
+from postroom.application.codec import to_event
+from postroom.application.ingest.namespace import Namespace, NatsSource
+from postroom.domain.envelope.validation import ValidationMode
+from postroom.domain.message import MessageSent
+from postroom.domain.names import message_id
+from tests.integration.stores import envelope
+
+STREAM, SUBJECT, DURABLE, DEAD = "EVENTS", "acme.orders.placed", "archive", "dead.acme"
+MAILBOX = "acme@archive"
+
+
+def namespace(url: str, store: str, **fields: object) -> Namespace:
+    """Return what to ingest from where into where; fields of the source have its names."""
+    source = {"subject": "acme.>", "consumer_group": DURABLE, "stream": STREAM}
+    of_source = {name: fields.pop(name) for name in list(fields) if name in NatsSource.__struct_fields__}
+    values: dict[str, object] = {
+        "name": "acme",
+        "description": None,
+        "mailbox": MAILBOX,
+        "store": store,
+        "source": NatsSource(url=url, **(source | of_source)),  # type: ignore[arg-type]
+        "envelope_validation": ValidationMode.STRICT,
+        "payload_schemas": (),
+        "batch_size": 50,
+        "max_retries": 3,
+        "history_retention_ms": None,
+        "max_store_bytes": None,
+    }
+    return Namespace(**(values | fields))  # type: ignore[arg-type]
+
+
+@asynccontextmanager
+async def stream_of(url: str) -> AsyncIterator[Client]:
+    """Be connected to a server that keeps the subjects `acme.>` and `dead.>`."""
+    client = await nats.connect(url)
+    try:
+        await client.jetstream().add_stream(name=STREAM, subjects=["acme.>"])
+        await client.jetstream().add_stream(name="DEAD", subjects=["dead.>"])
+        yield client
+    finally:
+        await client.close()
+
+
+async def publish(client: Client, *bodies: bytes, subject: str = SUBJECT) -> None:
+    """Let the stream store messages."""
+    stream = client.jetstream()
+    for start in range(0, len(bodies), 500):
+        await asyncio.gather(*(stream.publish(subject, body) for body in bodies[start : start + 500]))
+
+
+def envelopes(ids: Iterable[str]) -> list[bytes]:
+    """Return an envelope of each id."""
+    return [envelope(id_) for id_ in ids]
+
+
+def stored(store: str) -> Counter[str]:
+    """Count how often the archive holds each message id."""
+    with read_mailbox(store, MAILBOX) as reader:
+        events = map(to_event, reader.log.read())
+        return Counter(
+            message_id(event.stream, event.headers.message_id)
+            for event in events
+            if isinstance(event, MessageSent)
+        )

@@ -1,0 +1,245 @@
+"""Migrations: they make what `schema/` shows, once, in order, and leave running what ran before them."""
+
+import os
+import re
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from importlib.resources import files
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+
+from postroom.adapters.compose import list_mailboxes, open_mailbox, read_mailbox
+from postroom.adapters.postgres import event_log, ownership
+from postroom.adapters.postgres.database import connect
+from postroom.adapters.postgres.event_log import PostgresEventLog, mailbox_names
+from postroom.adapters.postgres.migrate import SCHEMAS, Migration, check, migrate, migrations
+from postroom.adapters.postgres.ownership import PostgresOwnership
+from postroom.application.ports.event_log import Seal, StoredSnapshot
+from postroom.domain.errors import InvalidRequest, MailboxOwned, PostroomError, Unavailable
+from tests.conformance.event_log import ONE
+from tests.conformance.records import append, mixed, stream
+
+CATALOG = Path(__file__).with_name("catalog.sql").read_text("utf-8")
+FROZEN = Path(__file__).with_name("frozen")
+"""`<set>/<number>/`: the statements as they were when that migration was the newest."""
+SETS = ("messaging", "store")
+CreateDatabase = Callable[[str | None], str]
+
+
+def catalog(url: str) -> list[str]:
+    """Return all that is in a database, a line each."""
+    with closing(connect(url, "test")) as connection:
+        return [line for (line,) in connection.execute(CATALOG) if "postroom_migrations" not in line]
+
+
+def apply(url: str, text: str) -> None:
+    with closing(connect(url, "test")) as connection:
+        connection.execute(text.encode())
+
+
+def names(found: list[Migration]) -> list[tuple[str, int]]:
+    return [(each.set, each.number) for each in found]
+
+
+# -- what they make ---
+
+
+@pytest.mark.parametrize("set_", SETS)
+def test_all_migrations_together_make_what_the_schema_file_says(
+    create_database: CreateDatabase, set_: str
+) -> None:
+    migrated, made = create_database(None), create_database(None)
+    migrate(migrated, set_)
+    if set_ in SCHEMAS:
+        apply(made, f"CREATE SCHEMA {SCHEMAS[set_]}")
+    apply(made, files("postroom.adapters.postgres").joinpath("schema", f"{set_}.sql").read_text("utf-8"))
+    assert catalog(migrated) == catalog(made)
+    assert len(catalog(made)) > 20
+
+
+@pytest.mark.parametrize("set_", SETS)
+def test_migrations_are_numbered_without_a_gap(set_: str) -> None:
+    assert [each.number for each in migrations(set_)] == list(range(1, len(migrations(set_)) + 1))
+
+
+def test_migrating_again_does_nothing(empty_database: str) -> None:
+    everything = [("store", each.number) for each in migrations("store")]
+    assert names(migrate(empty_database, "store")) == everything
+    before = catalog(empty_database)
+    assert migrate(empty_database, "store") == []
+    assert catalog(empty_database) == before
+
+
+def test_migrations_are_applied_one_by_one_up_to_a_target(empty_database: str) -> None:
+    assert names(migrate(empty_database, "store", target=1)) == [("store", 1)]
+    assert names(migrate(empty_database, "store")) == [
+        ("store", each.number) for each in migrations("store")[1:]
+    ]
+
+
+def test_a_dry_run_shows_what_is_to_be_done_and_does_nothing(empty_database: str) -> None:
+    assert names(migrate(empty_database, "messaging", dry_run=True)) == [
+        ("messaging", each.number) for each in migrations("messaging")
+    ]
+    assert catalog(empty_database) == []
+
+
+def test_two_that_migrate_at_once_take_turns(empty_database: str) -> None:
+    with ThreadPoolExecutor(4) as pool:
+        done = list(pool.map(lambda _: migrate(empty_database, "store"), range(4)))
+    assert sorted(map(len, done)) == [0, 0, 0, len(migrations("store"))]
+    check(empty_database, "store")
+
+
+def test_both_sets_fit_in_one_database(empty_database: str) -> None:
+    migrate(empty_database, "messaging")
+    with pytest.raises(Unavailable, match="lacks tables"):
+        check(empty_database, "store")
+    migrate(empty_database, "store")
+    check(empty_database, "messaging")
+    check(empty_database, "store")
+
+
+def test_a_store_is_made_only_where_every_text_fits(postgres_admin_url: str) -> None:
+    parts = urlsplit(postgres_admin_url)
+    name = f"postroom_test_latin_{os.getpid()}"
+    apply(postgres_admin_url, f"CREATE DATABASE {name} TEMPLATE template0 ENCODING 'LATIN1' LOCALE 'C'")
+    with pytest.raises(Unavailable, match="a store needs a database that was created with ENCODING 'UTF8'"):
+        migrate(parts._replace(path=f"/{name}").geturl(), "store")
+    apply(postgres_admin_url, f"DROP DATABASE {name}")
+
+
+def test_a_set_that_is_none_is_refused(empty_database: str) -> None:
+    with pytest.raises(InvalidRequest, match="no migrations 'shop'; there are messaging, store"):
+        migrate(empty_database, "shop")
+
+
+# -- what is noticed ---
+
+
+async def test_a_database_that_was_not_migrated_says_what_to_run(empty_database: str) -> None:
+    says = r"lacks tables of this version of Postroom; run `postroom migrate --store URL`"
+    with pytest.raises(Unavailable, match=says):
+        list_mailboxes(empty_database)
+    with pytest.raises(Unavailable, match=says), read_mailbox(empty_database):
+        pass
+    with pytest.raises(Unavailable, match=says):
+        async with open_mailbox(empty_database):
+            pass
+    with pytest.raises(Unavailable, match="--messaging URL"):
+        check(empty_database, "messaging")
+    assert catalog(empty_database) == []
+
+
+def test_an_edited_migration_is_refused(postgres_store: str) -> None:
+    apply(postgres_store, "UPDATE postroom.postroom_migrations SET checksum = 'another' WHERE number = 1")
+    for use in (lambda: check(postgres_store, "store"), lambda: migrate(postgres_store, "store")):
+        with pytest.raises(Unavailable, match="store/0001_log was another one when"):
+            use()
+
+
+def pretend(url: str, ahead: int) -> None:
+    """Apply so many migrations that nobody here knows."""
+    last = len(migrations("store"))
+    for number in range(last + 1, last + 1 + ahead):
+        apply(
+            url,
+            f"ALTER TABLE postroom.log ADD COLUMN later_{number} TEXT;"
+            "INSERT INTO postroom.postroom_migrations (set, number, name, checksum) "
+            f"VALUES ('store', {number}, 'later', '')",
+        )
+
+
+async def test_this_version_runs_on_a_database_one_migration_ahead(postgres_store: str) -> None:
+    pretend(postgres_store, ahead=1)
+    with closing(PostgresEventLog(postgres_store, ONE, partition_positions=8)) as log:
+        records = append(log, mixed(20, ONE))
+        assert list(log.read()) == records
+    with pytest.raises(Unavailable, match="_later, which this version of Postroom does not know"):
+        migrate(postgres_store, "store")
+
+
+def test_a_database_two_migrations_ahead_is_refused(postgres_store: str) -> None:
+    pretend(postgres_store, ahead=2)
+    with pytest.raises(Unavailable, match="does not know; install the version that migrated it"):
+        list_mailboxes(postgres_store)
+
+
+# -- the version before ---
+
+
+def test_the_statements_of_every_earlier_version_were_kept() -> None:
+    for set_ in SETS:
+        kept = {path.name for path in FROZEN.joinpath(set_).glob("*")}
+        assert kept >= {f"{each.number:04d}" for each in migrations(set_)[:-1]}
+
+
+class Watched(dict[str, str]):
+    """Statements that remember which of them were asked for."""
+
+    def __init__(self, path: Path) -> None:
+        parts = re.split(r"^-- name: (\w+)$", path.read_text("utf-8"), flags=re.MULTILINE)
+        super().__init__(zip(parts[1::2], parts[2::2], strict=True))
+        self.asked: set[str] = set()
+
+    def __getitem__(self, name: str) -> str:
+        self.asked.add(name)
+        return super().__getitem__(name)
+
+
+@pytest.mark.parametrize("number", sorted(path.name for path in FROZEN.joinpath("store").glob("*")))
+async def test_the_log_of_an_earlier_version_works_after_all_migrations(
+    postgres_store: str, monkeypatch: pytest.MonkeyPatch, number: str
+) -> None:
+    log_statements = Watched(FROZEN / "store" / number / "log.sql")
+    lock_statements = Watched(FROZEN / "store" / number / "ownership.sql")
+    monkeypatch.setattr(event_log, "_SQL", log_statements)
+    monkeypatch.setattr(ownership, "_SQL", lock_statements)
+    async with PostgresOwnership(postgres_store).acquire(ONE, "first", 0):
+        with pytest.raises(MailboxOwned, match="first"):
+            async with PostgresOwnership(postgres_store).acquire(ONE, "second", 0):
+                pass
+    with closing(PostgresEventLog(postgres_store, ONE, partition_positions=8)) as log:
+        records = append(log, mixed(30, ONE))
+        log.save_snapshot(StoredSnapshot(20, records[19].chain, b"state"))
+        log.seal(Seal(30, records[-1].chain))
+        assert log.truncate(through=11, limit=2) == 8
+        assert log.truncate(through=11, limit=2) == 2
+        assert list(log.read()) == records[10:]
+        assert [row[0] for row in log.replay(20)] == list(range(21, 31))
+        assert log.history(records[20].stream)[-1].position >= 21
+        assert log.known([records[20].stream, stream(10**9)]) == {records[20].stream}
+        assert log.at_positions([3, 12]) == {12: records[11]}
+        assert log.position_before(10**15) == 30
+        assert list(log.snapshots()) == [StoredSnapshot(20, records[19].chain, b"state")]
+        assert log.sealed() == Seal(30, records[-1].chain)
+        assert log.size().records > 0
+        assert log.position_at_size(1) == 16
+    assert mailbox_names(postgres_store) == [ONE]
+    apply(postgres_store, FROZEN.joinpath("store", number, "insert.sql").read_text("utf-8"))
+    assert log_statements.asked == set(log_statements) - {"end_session"}  # for connections that were lost
+    assert lock_statements.asked == set(lock_statements) - {"still_there"}
+
+
+# -- URLs ---
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql://user:sesame@127.0.0.1:1/shop",
+        "postgresql://user:ses@me@127.0.0.1:1/shop",
+        "postgresql://user:ses/me@127.0.0.1:1/shop",
+        "postgresql://user:ses%me@127.0.0.1:1/shop",
+        "postgresql://user:sesame@127.0.0.1:1/shop?password=sesame",
+        "postgresql://user:sesame@127.0.0.1:1/shop?ssl=sesame",
+        "postgresql://user:sesame",
+    ],
+)
+def test_no_error_shows_a_password(url: str) -> None:
+    with pytest.raises(PostroomError) as refused:
+        list_mailboxes(url)
+    assert not re.search(r"ses|me@|sesame", str(refused.value))

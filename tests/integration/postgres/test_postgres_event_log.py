@@ -1,0 +1,458 @@
+"""What the PostgreSQL event log promises beyond the conformance suite."""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, closing
+from typing import Any
+from urllib.parse import quote, urlsplit
+
+import psycopg
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from psycopg import sql
+
+from postroom.adapters.compose import list_mailboxes
+from postroom.adapters.postgres import event_log
+from postroom.adapters.postgres.database import Connection
+from postroom.adapters.postgres.event_log import PostgresEventLog, mailbox_names
+from postroom.domain.errors import Fenced, NotFound, Unavailable, WrongPosition
+from postroom.domain.record import GENESIS, Record, verify_chain
+from tests.conformance.event_log import ONE, TWO
+from tests.conformance.records import after, append, mixed, sent, stream
+from tests.integration.postgres.proxy import Proxy
+
+Open = Callable[..., PostgresEventLog]
+
+
+@pytest.fixture
+def url(postgres_store: str) -> str:
+    return postgres_store
+
+
+@pytest.fixture
+def open_log(url: str) -> Iterator[Open]:
+    """Open logs; all are closed when the test is over."""
+    with ExitStack() as opened:
+        yield lambda mailbox=ONE, url=url, **options: opened.enter_context(
+            closing(PostgresEventLog(url, mailbox, **options))
+        )
+
+
+@pytest.fixture
+def database(url: str) -> Iterator[Connection]:
+    """Somebody else's connection."""
+    with closing(psycopg.connect(url, autocommit=True)) as connection:
+        yield connection
+
+
+def sents(count: int, start: int = 0) -> list[Any]:
+    return [sent(number) for number in range(start, start + count)]
+
+
+def partitions(database: Connection) -> list[str]:
+    found = database.execute(
+        "SELECT relid::text FROM pg_partition_tree('postroom.log') WHERE isleaf AND level = 1 ORDER BY 1"
+    )
+    return [name.removeprefix("postroom.") for (name,) in found]
+
+
+def wait_until(database: Connection, question: str) -> None:
+    for _ in range(6_000):
+        if (database.execute(question.encode()).fetchone() or (False,))[0]:
+            return
+        time.sleep(0.005)
+    pytest.fail(f"It never came true: {question}")
+
+
+# -- nobody waits ---
+
+
+@pytest.mark.parametrize(
+    "held",
+    [
+        "SELECT count(*) FROM postroom.log, postroom.mailbox_names",
+        "SELECT * FROM postroom.log FOR UPDATE",
+        "SELECT * FROM postroom.mailbox_names FOR UPDATE",
+    ],
+)
+def test_appends_wait_for_no_transaction_that_idles_with_a_snapshot_or_rows_of_ours(
+    open_log: Open, url: str, monkeypatch: pytest.MonkeyPatch, held: str
+) -> None:
+    monkeypatch.setattr(event_log, "TIMEOUT", "5s")  # what waits fails
+    log = open_log(partition_positions=8)
+    append(log, sents(3))
+    with closing(psycopg.connect(url)) as idle:
+        idle.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+        idle.execute(held.encode())
+        for start in range(10, 100, 10):
+            append(log, sents(10, start))
+        with closing(PostgresEventLog(url, TWO)) as other:
+            append(other, sents(1))
+        assert idle.execute("SELECT count(*) FROM postroom.log").fetchone() == (3,)
+    head = log.head()
+    assert head is not None
+    assert head.position == 93
+
+
+def test_an_append_takes_the_weakest_lock_that_writing_needs_and_no_other(
+    open_log: Open, database: Connection
+) -> None:
+    log = open_log()
+    append(log, sents(1))
+    with database.transaction():
+        # It conflicts with every lock stronger than that of an insert.
+        database.execute("LOCK TABLE postroom.log IN SHARE UPDATE EXCLUSIVE MODE")
+        database.execute(
+            "LOCK TABLE postroom.mailbox_names, postroom.snapshot, postroom.seal IN EXCLUSIVE MODE"
+        )
+        append(log, sents(10, 10))
+    assert len(list(log.read())) == 11
+
+
+def test_appends_update_and_delete_no_row(open_log: Open, database: Connection) -> None:
+    log = open_log(partition_positions=64)
+    for start in range(0, 500, 10):
+        append(log, sents(10, start))
+    log.close()
+    # A connection's figures are there once it has ended.
+    wait_until(
+        database, "SELECT sum(n_tup_ins) = 500 FROM pg_stat_all_tables WHERE relname LIKE 'log\\_1\\_%'"
+    )
+    changed = database.execute(
+        "SELECT sum(n_tup_upd), sum(n_tup_del), sum(n_dead_tup) FROM pg_stat_all_tables "
+        "WHERE schemaname = 'postroom'"
+    )
+    assert changed.fetchone() == (0, 0, 0)
+
+
+# -- partitions ---
+
+
+def test_partitions_are_made_before_they_are_needed(open_log: Open, database: Connection) -> None:
+    log = open_log(partition_positions=8)
+    assert partitions(database) == ["log_1_0"]
+    append(log, sents(4))
+    assert partitions(database) == ["log_1_0"]
+    append(log, sents(1, 10))
+    assert partitions(database) == ["log_1_0", "log_1_1"]
+    append(log, sents(30, 20))
+    assert partitions(database) == [f"log_1_{n}" for n in range(5)]
+    records = append(open_log(TWO, partition_positions=1_000), sents(3))
+    assert "log_2_0" in partitions(database)
+    assert len(list(log.read())) == 35
+    assert list(open_log(TWO).read()) == records
+
+
+def test_a_mailbox_keeps_the_partition_size_that_it_was_made_with(
+    open_log: Open, database: Connection
+) -> None:
+    append(open_log(partition_positions=8), sents(5))
+    append(open_log(partition_positions=1_000), sents(20, 100))
+    assert partitions(database) == [f"log_1_{n}" for n in range(4)]
+
+
+def test_a_next_partition_that_can_not_be_made_fails_no_append_until_there_is_no_room(
+    open_log: Open, database: Connection
+) -> None:
+    log = open_log(partition_positions=32)
+    database.execute(
+        "CREATE OR REPLACE FUNCTION postroom.make_partitions(mailbox BIGINT, through BIGINT) RETURNS BIGINT "
+        "LANGUAGE plpgsql AS $$ BEGIN RAISE disk_full; END $$"
+    )
+    for number in range(32):
+        append(log, sents(1, number))
+    with pytest.raises(Unavailable, match="refused a statement"):
+        append(log, sents(1, 100))
+    assert len(list(log.read())) == 32
+
+
+def test_no_partition_reaches_into_the_places_of_the_next_mailbox(
+    open_log: Open, database: Connection
+) -> None:
+    open_log()
+    with pytest.raises(psycopg.errors.RaiseException, match="fewer than 2\\^40 positions"):
+        database.execute("SELECT postroom.make_partitions(1, 1::bigint << 40)")
+
+
+def test_retention_drops_whole_partitions_and_deletes_the_rest(open_log: Open, database: Connection) -> None:
+    log = open_log(partition_positions=8)
+    records = append(log, sents(40))
+    assert log.truncate(through=19, limit=2) == 16
+    assert partitions(database) == [f"log_1_{n}" for n in (2, 3, 4, 5)]
+    assert log.truncate(through=19, limit=2) == 2
+    assert log.truncate(through=19, limit=2) == 1
+    assert log.truncate(through=19, limit=2) == 0
+    assert list(log.read()) == records[19:]
+    assert list(log.read(after=2, limit=3)) == records[19:22]
+    assert log.first_position() == 20
+    assert log.known([stream(3), stream(30)]) == {stream(30)}
+    append(log, sents(5, 100))
+    assert [record.position for record in open_log().read()] == list(range(20, 46))
+
+
+def test_a_partition_that_somebody_looks_at_is_emptied_and_dropped_the_next_time(
+    open_log: Open, url: str, database: Connection
+) -> None:
+    log = open_log(partition_positions=8)
+    append(log, sents(40))
+    with closing(psycopg.connect(url)) as idle:
+        idle.execute("SELECT count(*) FROM postroom.log")
+        removed = []
+        while gone := log.truncate(through=16, limit=5):
+            removed.append(gone)
+        assert removed == [5, 5, 5, 1]
+        assert "log_1_0" in partitions(database)
+    assert log.truncate(through=17, limit=5) == 1
+    assert partitions(database) == [f"log_1_{n}" for n in (2, 3, 4, 5)]
+    assert log.first_position() == 18
+
+
+def test_a_stale_owner_is_fenced_though_the_partition_it_wants_was_dropped(
+    open_log: Open, database: Connection
+) -> None:
+    old, new = open_log(partition_positions=8), open_log()
+    append(old, sents(1), epoch=1)
+    stale = after(old, sents(1, 50), epoch=1)
+    append(new, sents(30, 100), epoch=2)
+    assert new.truncate(through=20, limit=100) == 16
+    with pytest.raises(Fenced):
+        old.append(stale)
+    assert partitions(database) == [f"log_1_{n}" for n in (2, 3, 4)]
+    assert new.first_position() == 17
+
+
+def test_retention_waits_for_appends_that_may_not_see_it_yet(
+    open_log: Open, database: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = open_log()
+    append(log, sents(10))
+    append(open_log(TWO), sents(1))
+    monkeypatch.setattr(event_log, "RETENTION_WAIT_SECONDS", 0.02)
+    with database.transaction(force_rollback=True):
+        database.execute("INSERT INTO postroom.log SELECT * FROM postroom.log WHERE false")
+        with pytest.raises(Unavailable, match="retention removes nothing until it ends"):
+            log.truncate(through=5, limit=100)
+        assert log.first_position() == 1
+    assert log.truncate(through=5, limit=100) == 5
+
+
+# -- finding ---
+
+
+def test_a_stream_is_found_by_its_index_though_a_new_partition_has_no_statistics(
+    open_log: Open, database: Connection
+) -> None:
+    log = open_log(partition_positions=2_000)
+    append(log, sents(5_000))
+    log.close()
+    log = open_log()
+    assert len(log.history(stream(77))) == 1
+    assert log.known([stream(77), stream(4_999), stream(9_999)]) == {stream(77), stream(4_999)}
+    log.close()
+    figures = "FROM pg_stat_all_indexes WHERE relname LIKE 'log\\_1\\_%' AND indexrelname LIKE"
+    wait_until(database, f"SELECT sum(idx_tup_read) >= 3 {figures} '%stream%'")
+    read = database.execute(f"SELECT sum(idx_tup_read) {figures} '%pkey'".encode()).fetchone()
+    assert read is not None
+    assert read[0] < 100
+
+
+# -- connections that are lost ---
+
+
+def end_all(database: Connection) -> None:
+    database.execute(
+        "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity "
+        "WHERE datname = current_database() AND pid <> pg_backend_pid()"
+    )
+
+
+def test_a_connection_that_was_lost_is_made_again_and_only_an_append_says_so(
+    open_log: Open, database: Connection
+) -> None:
+    log = open_log()
+    records = append(log, sents(3))
+    end_all(database)
+    assert list(log.read()) == records
+    more = after(log, sents(3, 10))
+    with pytest.raises(Unavailable, match="can't be reached"):
+        log.append(more)
+    log.append(more)
+    assert list(log.read()) == records + more
+
+
+def append_in_thread(
+    pool: ThreadPoolExecutor, log: PostgresEventLog, records: Sequence[Record]
+) -> "Future[None]":
+    return pool.submit(log.append, records)
+
+
+def test_an_append_whose_caller_was_lost_is_ended_before_the_log_is_read_again(
+    open_log: Open, url: str, database: Connection
+) -> None:
+    with Proxy(url) as proxy, ThreadPoolExecutor(1) as pool, closing(psycopg.connect(url)) as blocking:
+        log = open_log(url=proxy.url)
+        records = append(log, sents(3))
+        blocking.execute("LOCK TABLE postroom.log IN SHARE MODE")
+        late = after(log, sents(2, 10))
+        appending = append_in_thread(pool, log, late)
+        waiting = "SELECT count(*) = 1 FROM pg_locks WHERE NOT granted"
+        wait_until(database, waiting)
+        proxy.cut()
+        with pytest.raises(Unavailable, match="can't be reached"):
+            appending.result()
+        assert database.execute(waiting).fetchone() == (True,)  # the server still means to carry it out
+        head = log.head()
+        assert head is not None
+        assert head.position == 3
+        blocking.rollback()
+        log.append(late)
+        assert list(log.read()) == records + late
+        log.close()
+
+
+def test_an_append_whose_answer_was_lost_is_not_repeated(
+    open_log: Open, url: str, database: Connection
+) -> None:
+    with Proxy(url) as proxy, ThreadPoolExecutor(1) as pool:
+        log = open_log(url=proxy.url)
+        append(log, sents(3))
+        late = after(log, sents(2, 10))
+        proxy.hold_answers()
+        appending = append_in_thread(pool, log, late)
+        wait_until(database, "SELECT count(*) = 5 FROM postroom.log")
+        proxy.cut()
+        with pytest.raises(Unavailable, match="can't be reached"):
+            appending.result()
+        with pytest.raises(WrongPosition, match="expected position 3, but its log ends at 5"):
+            log.append(late)
+        assert verify_chain(log.read(), GENESIS, 1)[0] == 5
+        log.close()
+
+
+# -- what is promised of an append ---
+
+
+def test_durability_is_what_was_asked_for_whatever_the_database_has_as_its_default(
+    open_log: Open, url: str, database: Connection
+) -> None:
+    name = sql.Identifier(urlsplit(url).path[1:])
+    database.execute(sql.SQL("ALTER DATABASE {} SET synchronous_commit = off").format(name))
+    log = open_log()
+    assert log.durability == "power-cut"
+    for number in range(20):
+        before = database.execute("SELECT pg_current_wal_insert_lsn()").fetchone() or ("",)
+        append(log, sents(1, number))
+        flushed = database.execute("SELECT pg_current_wal_flush_lsn() > %s::pg_lsn", before)
+        assert flushed.fetchone() == (True,)
+    assert open_log(TWO, durability="relaxed").durability == "process-crash"
+
+
+# Lone surrogates are no text that could be encoded.
+texts = st.text(
+    st.one_of(st.sampled_from("\x00\x1a01"), st.characters(exclude_categories=["Cs"])), max_size=8
+)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
+@given(rows=st.lists(st.tuples(texts, st.none() | texts, st.none() | texts), min_size=1, max_size=4))
+def test_text_of_any_kind_comes_back_as_it_was(
+    open_log: Open, rows: list[tuple[str, str | None, str | None]]
+) -> None:
+    log = open_log()
+    head = log.head()
+    start = head.position + 1 if head else 1
+    records = []
+    for number, (type_, topic, reason) in enumerate(rows, start):
+        facts = (type_, 0, topic, 1, None, 2, reason, b"\x1a", b"c" * 32)
+        headers = (1, topic, reason, *[type_] * 9, b"\x00")
+        records.append(Record(number, stream(number), 1, 1, *facts, *headers))
+    log.append(records)
+    assert list(log.read(after=start - 1)) == records
+    assert list(log.replay(start - 1)) == [record[:12] for record in records]
+    assert log.history(records[0].stream) == records[:1]
+    assert log.at_positions([start]) == {start: records[0]}
+    log.close()
+
+
+# -- who may do what ---
+
+
+@pytest.fixture
+def restricted_url(url: str, database: Connection) -> Iterator[str]:
+    """Return the address as a user with the rights that the manual names, and none to create anything."""
+    role = sql.Identifier(f"{urlsplit(url).path[1:]}_app")
+    for statement in (
+        "CREATE ROLE {}",
+        "REVOKE ALL ON SCHEMA public FROM PUBLIC",
+        "GRANT USAGE ON SCHEMA postroom TO {}",
+        "GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA postroom TO {}",
+        "GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA postroom TO {}",
+    ):
+        database.execute(sql.SQL(statement).format(role))
+    yield f"{url}?options={quote(f'-c role={role.as_string()[1:-1]}')}"
+    database.execute(sql.SQL("DROP OWNED BY {0}").format(role))
+    database.execute(sql.SQL("DROP ROLE {0}").format(role))
+
+
+def test_who_appends_and_removes_needs_no_right_to_create_or_drop_tables(
+    open_log: Open, restricted_url: str, database: Connection
+) -> None:
+    log = open_log(url=restricted_url, partition_positions=8)
+    records = append(log, mixed(40, ONE))
+    assert log.truncate(through=20, limit=100) == 16
+    assert list(log.read()) == records[16:]
+    assert partitions(database)[0] == "log_1_2"
+    with closing(psycopg.connect(restricted_url, autocommit=True)) as connection:
+        for forbidden in (
+            "CREATE TABLE postroom.mine ()",
+            "DROP TABLE postroom.log_1_2",
+            "TRUNCATE postroom.log",
+        ):
+            with pytest.raises(psycopg.errors.InsufficientPrivilege):
+                connection.execute(forbidden)
+
+
+def test_a_user_without_rights_is_told_so(open_log: Open, restricted_url: str, database: Connection) -> None:
+    role = sql.Identifier(f"{urlsplit(restricted_url).path[1:]}_app")
+    database.execute(sql.SQL("REVOKE USAGE ON SCHEMA postroom FROM {}").format(role))
+    with pytest.raises(
+        Unavailable, match="forbids what Postroom needs: permission denied for schema postroom"
+    ):
+        open_log(url=restricted_url)
+
+
+# -- opening ---
+
+
+def test_opening_for_reading_creates_nothing_and_writes_nothing(open_log: Open, url: str) -> None:
+    with pytest.raises(NotFound, match=f"has no mailbox {ONE}; send a message to create it"):
+        open_log(create_missing=False)
+    assert mailbox_names(url) == []
+    append(open_log(), sents(1))
+    reader = open_log(create_missing=False)
+    for write in (lambda: append(reader, sents(1, 10)), lambda: reader.truncate(1, 1)):
+        with pytest.raises(Unavailable, match="opened for reading only"):
+            write()
+
+
+def test_opening_a_mailbox_again_and_again_uses_no_ids_up(open_log: Open, database: Connection) -> None:
+    for _ in range(5):
+        open_log(ONE).close()
+    open_log(TWO)
+    found = database.execute("SELECT name, id FROM postroom.mailbox_names ORDER BY id").fetchall()
+    assert found == [(ONE, 1), (TWO, 2)]
+
+
+def test_a_closed_log_says_so(open_log: Open) -> None:
+    log = open_log()
+    log.close()
+    with pytest.raises(Unavailable, match="was closed; open the store again"):
+        log.head()
+
+
+def test_mailboxes_are_sorted_by_name(open_log: Open, url: str) -> None:
+    open_log(TWO)
+    open_log(ONE)
+    assert mailbox_names(url) == list_mailboxes(url) == [ONE, TWO]

@@ -1,0 +1,299 @@
+"""Retention removes nothing that is not archived, whatever fails and whenever."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from postroom.adapters.compose import Postroom, open_mailbox
+from postroom.adapters.memory.event_log import MemoryEventLog
+from postroom.adapters.parquet.log_archive import ParquetLogArchive
+from postroom.application import archiving
+from postroom.application.messages import NewMessage
+from postroom.application.ports.event_log import EventLog
+from postroom.application.ports.log_archive import Segment
+from postroom.domain.errors import BrokenLog, Unavailable
+from postroom.domain.policy import DAY_MS, MailboxLimits
+from postroom.domain.record import GENESIS, Record, verify_chain
+from tests.integration.stores import MAILBOX, Place, memory_place, postgres_place, sqlite_place
+
+TOPIC = "orders"
+LIMITS = MailboxLimits(history_retention_ms=DAY_MS)
+
+
+@pytest.fixture(params=["memory", "sqlite", "postgres"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
+    if request.param == "postgres":
+        return postgres_place(request.getfixturevalue("postgres_store"))
+    return memory_place() if request.param == "memory" else sqlite_place(tmp_path)
+
+
+@pytest.fixture
+def archive(tmp_path: Path) -> ParquetLogArchive:
+    return ParquetLogArchive(tmp_path / "archive")
+
+
+async def live(mailbox: Postroom, count: int) -> None:
+    """Send messages and settle all that are there."""
+    await mailbox.send_batch([NewMessage(topic=TOPIC, payload=b"%d" % n) for n in range(count)])
+    while taken := await mailbox.receive_messages(TOPIC, max_messages=100):
+        await mailbox.ack_messages([each.receipt for each in taken])
+
+
+def whole(log: EventLog, archive: ParquetLogArchive) -> list[Record]:
+    """Return what archive and log hold together."""
+    archived = list(archive.read(MAILBOX))
+    return archived + list(log.read(archived[-1].position if archived else 0))
+
+
+async def test_what_is_removed_is_archived_and_the_chain_holds_over_both(
+    place: Place, archive: ParquetLogArchive
+) -> None:
+    async with place.open(limits=LIMITS, archive=archive) as mailbox:
+        written: list[Record] = []
+        for _ in range(3):
+            await live(mailbox, 20)
+            log = mailbox.engine.log
+            written += log.read(written[-1].position if written else 0)
+            place.clock.advance(2 * DAY_MS)
+            removed = await mailbox.engine.enforce_retention()
+            assert removed > 50
+            written += log.read(written[-1].position)
+            assert len(list(archive.read(MAILBOX))) == (log.first_position() or 0) - 1
+        assert whole(log, archive) == written
+        assert verify_chain(whole(log, archive), GENESIS, 1)[0] == len(written)
+        assert len(archive.segments(MAILBOX)) == 3
+
+
+async def test_a_long_past_is_archived_in_bounded_segments(
+    place: Place, archive: ParquetLogArchive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(archiving, "SEGMENT_RECORDS", 25)
+    async with place.open(limits=LIMITS, archive=archive) as mailbox:
+        await live(mailbox, 30)
+        place.clock.advance(2 * DAY_MS)
+        removed = await mailbox.engine.enforce_retention()
+        sizes = [each.last - each.first + 1 for each in archive.segments(MAILBOX)]
+        assert sizes == [25, 25, 25, removed - 75]
+
+
+async def test_segments_are_bounded_in_bytes_too(
+    place: Place, archive: ParquetLogArchive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(archiving, "SEGMENT_BYTES", 1_000)
+    async with place.open(limits=LIMITS, archive=archive) as mailbox:
+        await mailbox.send_batch([NewMessage(topic=TOPIC, payload=b"x" * 600) for _ in range(9)])
+        await live(mailbox, 0)
+        place.clock.advance(2 * DAY_MS)
+        await mailbox.engine.enforce_retention()
+        assert len(archive.segments(MAILBOX)) == 5
+
+
+class FailingArchive(ParquetLogArchive):
+    """An archive whose disk is full after some segments."""
+
+    def __init__(self, folder: Path, room: int) -> None:
+        super().__init__(folder)
+        self.room = room
+
+    def store(self, mailbox: str, records: Sequence[Record], before: bytes | None) -> Segment:
+        if not self.room:
+            raise Unavailable("The disk is full.")
+        self.room -= 1
+        return super().store(mailbox, records, before)
+
+
+@pytest.mark.parametrize("room", [0, 2])
+async def test_where_archiving_fails_nothing_is_removed(
+    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, room: int
+) -> None:
+    monkeypatch.setattr(archiving, "SEGMENT_RECORDS", 10)
+    archive = FailingArchive(tmp_path / "archive", room)
+    async with place.open(limits=LIMITS, archive=archive) as mailbox:
+        await live(mailbox, 20)
+        place.clock.advance(2 * DAY_MS)
+        written = list(mailbox.engine.log.read())
+        with pytest.raises(Unavailable, match="disk is full"):
+            await mailbox.engine.enforce_retention()
+        assert list(mailbox.engine.log.read()) == written
+        archive.room = 100
+        assert await mailbox.engine.enforce_retention() > 50
+        assert whole(mailbox.engine.log, archive)[: len(written)] == written
+
+
+class DyingLog(MemoryEventLog):
+    """A log whose process dies as it is about to remove records."""
+
+    dies = True
+
+    def truncate(self, through: int, limit: int) -> int:
+        if self.dies:
+            raise Unavailable("This process is dead.")
+        return super().truncate(through, limit)
+
+
+async def test_after_a_crash_between_archiving_and_removal_nothing_is_archived_twice(
+    archive: ParquetLogArchive,
+) -> None:
+    log = DyingLog(MAILBOX)
+    place = Place(lambda: log)
+    async with place.open(limits=LIMITS, archive=archive) as mailbox:
+        await live(mailbox, 20)
+        place.clock.advance(2 * DAY_MS)
+        with pytest.raises(Unavailable, match="process is dead"):
+            await mailbox.engine.enforce_retention()
+    log.dies = False
+    written = list(log.read())
+    async with place.open(limits=LIMITS, archive=archive) as mailbox:
+        removed = await mailbox.engine.enforce_retention()
+        (segment,) = archive.segments(MAILBOX)
+        assert removed == segment.last == len(list(archive.read(MAILBOX)))
+        assert whole(log, archive)[: len(written)] == written
+
+
+async def test_what_went_before_there_was_an_archive_leaves_a_gap_at_the_start_only(
+    place: Place, archive: ParquetLogArchive
+) -> None:
+    async with place.open(limits=LIMITS) as mailbox:
+        await live(mailbox, 10)
+        place.clock.advance(2 * DAY_MS)
+        gone = await mailbox.engine.enforce_retention()
+    async with place.open(limits=LIMITS, archive=archive) as mailbox:
+        await live(mailbox, 10)
+        place.clock.advance(2 * DAY_MS)
+        await mailbox.engine.enforce_retention()
+        kept = whole(mailbox.engine.log, archive)
+        assert kept[0].position == gone + 1
+        verify_chain(kept[1:], kept[0].chain, gone + 2)
+        assert archive.segments(MAILBOX)[0].before is None
+
+
+async def test_an_archive_of_another_store_is_not_taken_for_the_past_of_this_one(
+    archive: ParquetLogArchive,
+) -> None:
+    for number, refused in ((30, False), (20, True), (40, True)):
+        place = memory_place()
+        place.clock.advance(number)  # another store, in which the same mailbox had another life
+        async with place.open(limits=LIMITS, archive=archive) as mailbox:
+            await live(mailbox, number)
+            place.clock.advance(2 * DAY_MS)
+            if refused:
+                with pytest.raises(Unavailable, match="name another archive folder"):
+                    await mailbox.engine.enforce_retention()
+                assert mailbox.engine.log.first_position() == 1
+            else:
+                await mailbox.engine.enforce_retention()
+
+
+async def test_a_log_that_was_altered_is_neither_archived_nor_removed(archive: ParquetLogArchive) -> None:
+    class AlteredLog(MemoryEventLog):
+        def read(self, after: int = 0, limit: int | None = None):  # type: ignore[no-untyped-def]
+            for record in super().read(after, limit):
+                yield record._replace(at=1) if record.position == 7 else record
+
+    log = AlteredLog(MAILBOX)
+    place = Place(lambda: log)
+    async with place.open(limits=LIMITS, archive=archive) as mailbox:
+        await live(mailbox, 10)
+        place.clock.advance(2 * DAY_MS)
+        with pytest.raises(BrokenLog, match="position 7"):
+            await mailbox.engine.enforce_retention()
+        assert log.first_position() == 1
+    assert archive.segments(MAILBOX) == []
+
+
+async def test_open_mailbox_archives_into_the_folder_it_is_given(tmp_path: Path) -> None:
+    store, folder = str(tmp_path / "store.db"), tmp_path / "archive"
+    async with open_mailbox(store) as mailbox:
+        await live(mailbox, 5)
+    limits = MailboxLimits(history_retention_ms=1)
+    async with open_mailbox(store, limits=limits, archive=folder) as mailbox:
+        await asyncio.sleep(0.01)
+        removed = await mailbox.engine.enforce_retention()
+        assert removed > 10
+    assert len(list(ParquetLogArchive(folder).read("main@local"))) == removed
+
+
+# -- any history, any crash ---
+
+
+@dataclass
+class Fate:
+    """Say after how many of the writes that retention makes the process dies; None: it lives."""
+
+    writes_left: int | None = None
+
+    def spend(self) -> None:
+        if self.writes_left is not None:
+            if self.writes_left == 0:
+                raise Unavailable("This process is dead.")
+            self.writes_left -= 1
+
+
+class FatefulLog(MemoryEventLog):
+    def __init__(self, fate: Fate) -> None:
+        super().__init__(MAILBOX)
+        self.fate = fate
+        self.written: list[Record] = []
+
+    def append(self, records: Sequence[Record]) -> None:
+        super().append(records)
+        self.written += records
+
+    def truncate(self, through: int, limit: int) -> int:
+        self.fate.spend()
+        return super().truncate(through, min(limit, 7))
+
+
+class FatefulArchive(ParquetLogArchive):
+    def __init__(self, folder: Path, fate: Fate) -> None:
+        super().__init__(folder)
+        self.fate = fate
+
+    def store(self, mailbox: str, records: Sequence[Record], before: bytes | None) -> Segment:
+        self.fate.spend()
+        return super().store(mailbox, records, before)
+
+
+rounds = st.lists(
+    st.tuples(st.integers(0, 8), st.sampled_from([0, 1, 3 * DAY_MS]), st.none() | st.integers(0, 9)),
+    min_size=1,
+    max_size=5,
+)
+
+
+@settings(max_examples=max(30, settings.default.max_examples // 20))
+@given(taken=rounds, segment=st.integers(4, 40))
+def test_what_is_archived_and_what_is_left_is_what_was_written(
+    taken: list[tuple[int, int, int | None]], segment: int
+) -> None:
+    with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(archiving, "SEGMENT_RECORDS", segment)
+        asyncio.run(_try(taken, Path(folder)))
+
+
+async def _try(taken: list[tuple[int, int, int | None]], folder: Path) -> None:
+    fate = Fate()
+    log = FatefulLog(fate)
+    archive = FatefulArchive(folder, fate)
+    place = Place(lambda: log)
+    for messages, wait_ms, dies_after in taken:
+        async with place.open(limits=LIMITS, archive=archive) as mailbox:
+            await live(mailbox, messages)
+            place.clock.advance(wait_ms)
+            fate.writes_left = dies_after
+            try:
+                await mailbox.engine.enforce_retention()
+            except Unavailable as error:
+                assert "is dead" in str(error)  # noqa: PT017  # it need not fail
+            fate.writes_left = None
+        first = log.first_position() or 0
+        archived = list(archive.read(MAILBOX))
+        assert len(archived) >= first - 1
+        assert whole(log, archive) == log.written
+        assert verify_chain(whole(log, archive), GENESIS, 1)[0] == len(log.written)

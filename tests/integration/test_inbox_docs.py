@@ -1,0 +1,51 @@
+"""The service that docs/inbox.md shows is a service that works."""
+
+import re
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import uvicorn
+
+from postroom.adapters.http.event_handler import HttpEventHandler
+from tests.conformance.event_handler import request
+
+PAGE = Path(__file__).parents[2] / "docs" / "inbox.md"
+KEY = "0123456789abcdef0123456789abcdef"
+
+
+async def test_the_handler_of_the_documentation_handles_events_once(
+    messaging_database: str,
+) -> None:
+    with psycopg.connect(messaging_database) as connection:
+        connection.execute("CREATE TABLE orders (id text PRIMARY KEY, total int)")
+    blocks = re.findall(r"^```python\n(.*?)^```", PAGE.read_text("utf-8"), re.DOTALL | re.MULTILINE)
+    assert len(blocks) == 3
+    code = "\n".join(blocks)
+    for shown, real in (
+        ("postgresql+psycopg://sea@db/sea", messaging_database.replace("postgresql:", "postgresql+psycopg:")),
+        ('open("/run/secrets/postroom-signing-key").read()', f'"{KEY}"'),
+    ):
+        assert shown in code
+        code = code.replace(shown, real)
+    service: dict[str, Any] = {}
+    exec(compile(code, "docs/inbox.md", "exec"), service)
+
+    server = uvicorn.Server(uvicorn.Config(service["app"], host="127.0.0.1", port=0, log_level="critical"))
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    while not server.started:
+        time.sleep(0.01)  # noqa: ASYNC251 - nothing else waits for this loop
+    url = f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}/"
+    outcomes = []
+    for keys in (["another key, of 32 bytes or so...."], [KEY], [KEY]):
+        async with HttpEventHandler(f"{url}handle", allow=[f"{url} 127.0.0.0/8"], keys=keys) as handler:
+            outcomes.append((await handler.handle(request(payload={"id": "o1", "total": 5}))).outcome)
+    server.should_exit = True
+    thread.join()
+    assert outcomes == ["failed", "processed", "processed"]
+    with psycopg.connect(messaging_database) as connection:
+        assert connection.execute("SELECT * FROM orders").fetchall() == [("o1", 5)]
+        assert connection.execute("SELECT event_type FROM outbox_events").fetchall() == [("order_placed",)]

@@ -1,0 +1,29 @@
+"""The courses of all messages of a log, traced one by one."""
+
+from collections import defaultdict
+
+from postroom.application.codec import to_event
+from postroom.application.ports.event_log import EventLog
+from postroom.domain.course import Course, trace
+from postroom.domain.mailbox.events import OwnershipTaken, TopicPolicySet
+from postroom.domain.message import MessageSent
+from postroom.domain.names import mailbox_stream
+
+
+def courses(log: EventLog) -> list[Course]:
+    """Return the courses of the messages whose beginning the log holds, in the order they were sent."""
+    own = mailbox_stream(log.mailbox)
+    takeovers, histories, topics, policies = [], defaultdict(list), {}, {}
+    for record in log.read():
+        event = to_event(record)
+        if isinstance(event, TopicPolicySet):
+            policies[event.topic] = event.policy
+        elif isinstance(event, OwnershipTaken):
+            takeovers.append((record.position, record.epoch, event, None))
+        elif record.stream != own:
+            if isinstance(event, MessageSent):
+                topics[record.stream] = event.topic
+            policy = policies.get(topics.get(record.stream, ""))
+            histories[record.stream].append((record.position, record.epoch, event, policy))
+    traced = [trace(sorted([*history, *takeovers], key=lambda h: h[0])) for history in histories.values()]
+    return [course for course in traced if course is not None]

@@ -1,0 +1,17 @@
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from postroom.adapters.compose.postgres import migrate_messaging
+from tests.simulation.messaging.world import Servers
+
+
+@pytest.fixture(scope="session")
+def servers(
+    tmp_path_factory: pytest.TempPathFactory, create_database: Callable[[str | None], str]
+) -> Iterator[Servers]:
+    """A NATS server of the simulation's own, which crashes at times, and an empty outbox and inbox."""
+    database = create_database(None)
+    migrate_messaging(database)
+    with Servers(tmp_path_factory.mktemp("messaging"), database).running() as servers:
+        yield servers

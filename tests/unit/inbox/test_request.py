@@ -1,0 +1,106 @@
+from uuid import UUID
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from postroom.application.inbox.dead_letters import DeadLetters, read_dead_letter
+from postroom.application.inbox.request import Unreadable, inbox_id, read_request
+from postroom.application.inbox.worker import identify, place
+from postroom.application.ports.publisher import Published
+from postroom.application.ports.source import SourceMessage
+from postroom.domain.errors import InvalidRequest
+from postroom.domain.inbox import DeadLetter
+
+HEADERS = st.dictionaries(
+    st.sampled_from(["Nats-Msg-Id", "Event-Type", "Event-Version", "Occurred-At", "Aggregate-Id", "X"]),
+    st.text(max_size=20),
+)
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text() | st.floats(allow_nan=False, allow_infinity=False),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=8,
+)
+DATA = st.binary(max_size=200) | JSON.map(msgspec.json.encode)
+
+
+def message(data: bytes, headers: dict[str, str], subject: str = "a.event.b.v1") -> SourceMessage:
+    return SourceMessage(subject, data, headers, 1, "7", None)
+
+
+@given(DATA, HEADERS)
+def test_any_message_is_a_request_or_unreadable(data: bytes, headers: dict[str, str]) -> None:
+    given_ = message(data, headers)
+    assert identify(given_, "STREAM") == identify(given_, "STREAM")
+    try:
+        request = read_request(given_)
+    except Unreadable:
+        return
+    assert request.payload == msgspec.json.decode(data)
+    assert request.event_type
+    msgspec.json.encode(request)
+
+
+@given(JSON)
+def test_a_payload_reaches_the_handler_as_it_was(payload: object) -> None:
+    assert read_request(message(msgspec.json.encode(payload), {})).payload == payload
+
+
+@pytest.mark.parametrize("version", ["", "x", "-1", "1.5", "9" * 5_000, "²"])
+def test_a_version_that_is_none_is_taken_from_the_subject(version: str) -> None:
+    request = read_request(message(b"{}", {"Event-Version": version}, "a.event.b.v3"))
+    assert request.event_version == 3
+
+
+def test_a_uuid_is_its_own_id_and_any_other_text_has_one_of_its_own() -> None:
+    id_ = UUID("550e8400-e29b-41d4-a716-446655440000")
+    assert inbox_id(str(id_)) == id_
+    assert inbox_id("order-1") != inbox_id("order-2")
+    with pytest.raises(Unreadable, match="1 to 255 characters"):
+        inbox_id("x" * 256)
+
+
+def test_places_are_compared_as_numbers() -> None:
+    assert sorted(["10", "9", "100"], key=place) == ["9", "10", "100"]
+    assert sorted(["5-10", "5-9", "4-11"], key=place) == ["4-11", "5-9", "5-10"]
+
+
+class _Stored:
+    def __init__(self) -> None:
+        self.messages: list[SourceMessage] = []
+
+    async def publish(self, subject: str, payload: bytes, headers: dict[str, str]) -> Published:
+        self.messages.append(SourceMessage(subject, payload, headers, 1, "1", None))
+        return Published("DLQ", 1, duplicate=False)
+
+    async def close(self) -> None:
+        return
+
+
+@given(DATA, HEADERS)
+async def test_a_dead_letter_gives_the_message_back(data: bytes, headers: dict[str, str]) -> None:
+    stored = _Stored()
+    letters = DeadLetters(stored, "sea", "STREAM", "consumer")
+    await letters.publish(message(data, headers), "id", DeadLetter("poison", "why"), 2, 1_766_959_200_000_000)
+    (letter,) = stored.messages
+    assert letter.subject == "sea.dlq.a.event.b.v1"
+    assert letter.headers == {"Nats-Msg-Id": "dlq:consumer:id"}
+    record = read_dead_letter(letter)
+    assert (record.message_id, record.attempts, record.stream) == ("id", 2, "STREAM")
+    assert record.at == "2025-12-28T22:00:00+00:00"
+    back = record.message
+    assert (back.subject, back.headers, back.sequence) == ("a.event.b.v1", headers, "7")
+    assert back.data == data or back.data.strip() == data.strip()
+
+
+@pytest.mark.parametrize("data", [b"", b"{}", b"no json", b'{"message_id": 1}', b"\xff"])
+def test_what_is_no_dead_letter_is_told(data: bytes) -> None:
+    with pytest.raises(InvalidRequest, match="is no dead letter of Postroom"):
+        read_dead_letter(message(data, {}, "sea.dlq.x"))
+
+
+def test_a_context_is_one_word_of_a_subject() -> None:
+    for wrong in ("", "se a", "sea.events", "*"):
+        with pytest.raises(InvalidRequest, match="The context"):
+            DeadLetters(_Stored(), wrong, "STREAM", "consumer")
