@@ -24,12 +24,18 @@ help: ## List the targets
 	@scripts/ensure-java.sh
 	@touch $@
 
-.PHONY: demo test bench
+# Many tests wait for servers, so a few more workers than cores are quicker.
+WORKERS ?= 4
+
+.PHONY: demo example test bench
 demo: .venv/java-ready ## Send, receive, crash, rebuild and search on an empty store, in under a minute
 	@$(with_java) $(bin)/postroom demo
 
+example: .venv ## Place an order, crash, and see it shipped once: outbox and inbox on real servers
+	@$(bin)/python docs/examples/orders/run.py
+
 test: .venv/java-ready ## Run the whole test suite
-	@$(with_java) $(bin)/pytest
+	@$(with_java) $(bin)/pytest -n $(WORKERS) --dist loadfile
 
 bench: .venv/java-ready ## Measure, and write bench.json
 	@$(with_java) $(bin)/postroom bench
@@ -52,7 +58,7 @@ proto-check: .venv
 	@scripts/proto.sh --check
 
 lock: .venv ## Pin every dependency by hash; UPGRADE=--upgrade takes the newest versions
-	@$(compile) $(UPGRADE) --extra spark --group dev --output-file requirements/lock.txt pyproject.toml
+	@$(compile) $(UPGRADE) --extra demo --extra redis --extra spark --group dev --output-file requirements/lock.txt pyproject.toml
 	@echo uv | $(compile) --constraint requirements/lock.txt --output-file requirements/uv.txt -
 
 .PHONY: clean
