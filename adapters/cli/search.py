@@ -7,11 +7,12 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
-from typer import Argument, Option
+from typer import Option
 
 from postroom.adapters.cli.failures import NOTHING
+from postroom.adapters.cli.filters import takes_filter
 from postroom.adapters.cli.session import Session
-from postroom.adapters.cli.values import WrongUsage, parse_pairs, parse_time
+from postroom.adapters.cli.values import WrongUsage
 
 if TYPE_CHECKING:
     from postroom.adapters.compose import Projections
@@ -19,27 +20,10 @@ if TYPE_CHECKING:
     from postroom.domain.search import EventFilter, FoundMessage
 
 
+@takes_filter
 def search(
     session: Session,
-    text: Annotated[str | None, Argument(help="Words that must all occur in some header.")] = None,
-    topic: Annotated[
-        list[str] | None, Option(help="Topic or glob such as admin.users.*; may be repeated.")
-    ] = None,
-    principal: Annotated[list[str] | None, Option(help="Publisher; may be repeated.")] = None,
-    status: Annotated[
-        list[str] | None, Option(help="ready, in_flight, acked, dead, expired or archived; may be repeated.")
-    ] = None,
-    since: Annotated[
-        str | None, Option(metavar="TIME", help="Not before: RFC 3339, ms, or an age like 2h.")
-    ] = None,
-    until: Annotated[str | None, Option(metavar="TIME", help="Not after, the same way.")] = None,
-    id_: Annotated[str | None, Option("--id", help="Message id.")] = None,
-    correlation_id: Annotated[str | None, Option()] = None,
-    trace_id: Annotated[str | None, Option()] = None,
-    namespace: Annotated[str | None, Option()] = None,
-    header: Annotated[
-        list[str] | None, Option(metavar="NAME=VALUE", help="Custom header; may be repeated.")
-    ] = None,
+    wanted: "EventFilter",
     order: Annotated[str, Option(metavar="newest|oldest", help="Which end to start from.")] = "newest",
     limit: Annotated[int, Option(help="Messages a page, up to 1000.")] = 100,
     cursor: Annotated[str | None, Option(help="Go on after the page that printed this.")] = None,
@@ -50,28 +34,11 @@ def search(
 
     With --json it prints a JSON object a line.
     """
-    from postroom.domain.search import EventFilter, Order, parse_status
+    from postroom.domain.search import Order
 
     if order not in list(Order):
         raise WrongUsage(f"--order {order!r} must be one of {', '.join(Order)}.")
-    now = datetime.now(UTC)
-    wanted = EventFilter(
-        start_time=None if since is None else parse_time(since, now),
-        end_time=None if until is None else parse_time(until, now),
-        topics=tuple(topic or ()),
-        principals=tuple(principal or ()),
-        statuses=tuple(map(parse_status, status or ())),
-        message_id=id_,
-        correlation_id=correlation_id,
-        trace_id=trace_id,
-        namespace=namespace,
-        mailbox=session.settings.mailbox,
-        headers=parse_pairs(header or (), "--header"),
-        text=text,
-        order=Order(order),
-        limit=limit,
-        cursor=cursor,
-    )
+    wanted = msgspec.structs.replace(wanted, order=Order(order), limit=limit, cursor=cursor)
     with _projections(session) as projections:
         found = _show_pages(session, projections, wanted, every, envelope)
         if not session.out.as_json:
