@@ -1,0 +1,70 @@
+"""Activity: how many events of which type happened to which topic, by hour and by day (RFC-037 time series)."""
+
+from collections.abc import Iterator
+
+import polars as pl
+
+from postroom.domain.record import Record
+from postroom.projections.cut import MailboxCut
+from postroom.projections.projection import Column, EventProjection, Row
+
+PERIODS = {"hour": 3_600_000_000, "day": 86_400_000_000}
+"""What is counted by, in µs; days are UTC days."""
+
+
+def fold(records: pl.DataFrame) -> pl.DataFrame:
+    """Return a row for each mailbox, period, topic and event type."""
+    hours = _counted(
+        records.select(
+            "mailbox",
+            pl.lit("hour").alias("period"),
+            (pl.col("at") // PERIODS["hour"] * PERIODS["hour"]).alias("starts_at"),
+            pl.col("topic").fill_null(""),
+            "event",
+            pl.lit(1, pl.Int64).alias("events"),
+            pl.col("at").alias("first_at"),
+            pl.col("at").alias("last_at"),
+        )
+    )
+    day = pl.col("starts_at") // PERIODS["day"] * PERIODS["day"]
+    days = _counted(hours.with_columns(pl.lit("day").alias("period"), day.alias("starts_at")))
+    return pl.concat([hours, days])
+
+
+def _counted(rows: pl.DataFrame) -> pl.DataFrame:
+    sums = (pl.col("events").sum(), pl.col("first_at").min(), pl.col("last_at").max())
+    return rows.group_by("mailbox", "period", "starts_at", "topic", "event").agg(*sums)
+
+
+def reference(cut: MailboxCut, record: Record) -> Iterator[Row]:
+    """Yield what one record counts for: its hour and its day."""
+    for period, size in PERIODS.items():
+        yield {
+            "mailbox": cut.name,
+            "period": period,
+            "starts_at": record.at // size * size,
+            "topic": record.topic or "",
+            "event": record.type.partition(".")[0],
+            "events": 1,
+            "first_at": record.at,
+            "last_at": record.at,
+        }
+
+
+PROJECTION = EventProjection(
+    "activity",
+    (
+        Column("mailbox", "text", "key"),
+        Column("period", "text", "key"),
+        Column("starts_at", "int", "key"),
+        Column("topic", "text", "key"),
+        Column("event", "text", "key"),
+        Column("events", "int", "sum"),
+        Column("first_at", "int", "min", required=True),
+        Column("last_at", "int", "max", required=True),
+    ),
+    indexes=(("period", "starts_at"),),
+    reads=("mailbox", "at", "topic", "event"),
+    fold=fold,
+    reference=reference,
+)
