@@ -1,6 +1,7 @@
-"""The cut: how far a rebuild reads each mailbox log, so that its read models show one consistent moment."""
+"""The cut: how far each mailbox log is read, so that what is made of it shows one consistent moment."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
 
 import msgspec
 
@@ -31,6 +32,21 @@ class MailboxCut(msgspec.Struct, frozen=True):
     def events(self) -> int:
         """Return how many records lie in the cut, had retention removed none since."""
         return self.last - self.first + 1
+
+
+class Range(NamedTuple):
+    """Positions `first` to `last` of one mailbox, both included."""
+
+    cut: MailboxCut
+    first: int
+    last: int
+
+
+def split(ranges: Iterable[Range], positions: int) -> Iterator[Range]:
+    """Yield the same ranges in pieces of at most so many positions."""
+    for cut, start, end in ranges:
+        for first in range(start, end + 1, positions):
+            yield Range(cut, first, min(first + positions - 1, end))
 
 
 def encode_cuts(cuts: Iterable[MailboxCut]) -> str:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
@@ -17,53 +17,14 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from postroom.projections.cut import PLACES, MailboxCut, decode_cuts, encode_cuts
+from postroom.projections.cut import MailboxCut, Range, decode_cuts, encode_cuts
 from postroom.projections.logs import Log, open_log
-from postroom.projections.logs.reading import quoted
+from postroom.projections.logs.columns import COLUMNS
+from postroom.projections.logs.conditions import Condition, IsIn, StartsWith
+from postroom.projections.logs.conditions import Not as NotThat
+from postroom.projections.logs.reading import POSITIONS_PER_READ
 
-POSITIONS_PER_READ = 50_000
-"""Positions that one SQL statement covers: it bounds how long a read transaction lasts."""
 PARTITIONS_PER_CORE = 4
-
-
-class Column(NamedTuple):
-    """How one column of the source is read: as SQL over the log, a Spark type, an Arrow type."""
-
-    sql: str
-    spark: str
-    arrow: pa.DataType
-
-
-_LONG, _TEXT, _BYTES = ("bigint", pa.int64()), ("string", pa.string()), ("binary", pa.binary())
-_STORED = {
-    _LONG: ("place", "version", "epoch", "at", "shard", "attempt", "due", "timestamp"),
-    _BYTES: ("stream", "state", "chain", "envelope"),
-    _TEXT: (
-        *(
-            "type",
-            "topic",
-            "reason",
-            "message_id",
-            "content_type",
-            "schema_url",
-            "schema_version",
-            "encryption",
-        ),
-        *("correlation_id", "principal", "namespace", "trace_id", "span_id", "custom_headers"),
-    ),
-}
-COLUMNS = {name: Column(name, *types) for types, names in _STORED.items() for name in names} | {
-    "mailbox_id": Column(f"place / {PLACES}", *_LONG),
-    "position": Column(f"place % {PLACES}", *_LONG),
-    "event": Column(":event", *_TEXT),
-    "mailbox": Column("CAST(:mailbox AS TEXT)", *_TEXT),
-    "cut_at": Column("CAST(:cut_at AS BIGINT)", *_LONG),
-}
-"""What may be declared as a column.
-
-`event` is `type` without its schema version, `mailbox` the name, `cut_at` the log time (µs) at the mailbox's
-cut.
-"""
 
 
 class LogSource(DataSource):
@@ -103,14 +64,6 @@ class LogSource(DataSource):
         )
 
 
-class Range(NamedTuple):
-    """Positions `first` to `last` of one mailbox."""
-
-    cut: MailboxCut
-    first: int
-    last: int
-
-
 @dataclass
 class Ranges(InputPartition):
     """What one task reads."""
@@ -128,18 +81,18 @@ class LogReader(DataSourceReader):
         self._cuts = cuts
         self._columns = columns
         self._partitions = partitions
-        self._where = ["place BETWEEN :first AND :last"]
+        self._where: list[Condition] = []
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802  # Spark's name
         """Take over the filters on `type`; leave the others to Spark."""
         for filter_ in filters:
             match filter_:
                 case StringStartsWith(("type",), prefix):
-                    self._where.append(self._log.starts_with(prefix))
+                    self._where.append(StartsWith("type", prefix))
                 case Not(StringStartsWith(("type",), prefix)):
-                    self._where.append(f"NOT ({self._log.starts_with(prefix)})")
+                    self._where.append(NotThat(StartsWith("type", prefix)))
                 case EqualTo(("type",), value):
-                    self._where.append(f"type = {quoted(value)}")
+                    self._where.append(IsIn("type", (value,)))
                 case _:
                     yield filter_
 
@@ -163,27 +116,7 @@ class LogReader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the rows of one partition."""
         assert isinstance(partition, Ranges)
-        schema = pa.schema([(name, COLUMNS[name].arrow) for name in self._columns])
-        return self._log.batches(self._statements(partition), schema)
-
-    def _statements(self, partition: Ranges) -> Iterator[str]:
-        for cut, start, end in partition.ranges:
-            for first in range(start, end + 1, POSITIONS_PER_READ):
-                yield self._sql(cut, first, min(first + POSITIONS_PER_READ - 1, end))
-
-    def _sql(self, cut: MailboxCut, first: int, last: int) -> str:
-        columns = ", ".join(f"{COLUMNS[name].sql} AS {name}" for name in self._columns)
-        values = {  # the name last: it may itself look like one of the others
-            ":event": self._log.event,
-            ":cut_at": str(cut.at),
-            ":first": str(cut.place(first)),
-            ":last": str(cut.place(last)),
-            ":mailbox": quoted(cut.name),
-        }
-        sql = f"SELECT {columns} FROM {self._log.table} WHERE {' AND '.join(self._where)}"
-        for name, value in values.items():
-            sql = sql.replace(name, value)
-        return sql
+        return self._log.read(partition.ranges, self._columns, self._where)
 
 
 def read_log(session: SparkSession, store: str, cuts: Sequence[MailboxCut], *columns: str) -> DataFrame:

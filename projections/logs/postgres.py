@@ -1,22 +1,26 @@
 """The event log in a PostgreSQL database."""
 
-from collections.abc import Iterable, Iterator
-from contextlib import closing
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from itertools import islice
+from typing import Literal
 
-import psycopg
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from postroom.adapters.postgres.columns import ESCAPE, unescape
-from postroom.adapters.postgres.database import connect, unavailable
+from postroom.adapters.postgres.database import Connection, connect, shown, unavailable
 from postroom.adapters.postgres.migrate import check_connection
 from postroom.adapters.sql.statements import statements
-from postroom.projections.cut import PLACES, MailboxCut
-from postroom.projections.logs.reading import ROWS_PER_BATCH, quoted, to_batch
+from postroom.domain.errors import Unavailable
+from postroom.projections.cut import PLACES, MailboxCut, Range
+from postroom.projections.logs.conditions import Condition
+from postroom.projections.logs.reading import ROWS_PER_BATCH, Run, read_by_sql, to_batch
 
-NAME = "postroom rebuild, reading"
+NAME = "postroom, reading the log"
+ROWS_PER_CHUNK = 1_000
+"""Rows that libpq hands over at once."""
 _SQL = statements("postroom.projections", "sql/postgres/log.sql")
 
 
@@ -27,53 +31,74 @@ class PostgresLog:
     url: str = field(repr=False)
     driver: Literal["adbc", "python"] = "adbc"
 
-    table = "postroom.log"
-    event = "split_part(type, '.', 1)"
+    def mailboxes(self) -> dict[str, int]:
+        """Return the ids of the mailboxes; see `Log.mailboxes`."""
+        with self._reader() as connection:
+            return dict(connection.execute(_SQL["mailboxes"]).fetchall())
 
-    def starts_with(self, prefix: str) -> str:
-        """Return the condition; see `Log.starts_with`."""
-        return f"starts_with(type, {quoted(prefix)})"
+    def cuts(self, through: Mapping[str, int] | None = None) -> list[MailboxCut]:
+        """Return extents of mailbox logs; see `Log.cuts`."""
+        cuts = []
+        with self._reader() as connection:
+            for name, id_ in connection.execute(_SQL["mailboxes"]).fetchall():
+                position = PLACES - 1 if through is None else through.get(name, 0)
+                bounds = {"base": id_ * PLACES, "through": id_ * PLACES + position}
+                first = connection.execute(_SQL["first"], bounds).fetchone()
+                last = connection.execute(_SQL["last"], bounds).fetchone()
+                if first is not None and last is not None:
+                    cuts.append(MailboxCut(id_, name, *first, *last))
+        return cuts
 
-    def cuts(self) -> list[MailboxCut]:
-        """Return the present extent of every mailbox log; see `Log.cuts`."""
+    def read(
+        self, ranges: Iterable[Range], columns: Sequence[str], where: Sequence[Condition] = ()
+    ) -> Iterator[pa.RecordBatch]:
+        """Yield records; see `Log.read`."""
+        connect_ = self._adbc if self.driver == "adbc" and _has_adbc() else self._psycopg
+        with connect_() as run:
+            for batch in read_by_sql(run, "postroom.log", _bytes_literal, ranges, columns, where):
+                yield _unescaped(batch)
+
+    @contextmanager
+    def _reader(self) -> Iterator[Connection]:
         with closing(connect(self.url, NAME)) as connection, unavailable(self.url):
             check_connection(connection, self.url, "store")
             connection.execute(_SQL["configure"])
-            names = connection.execute(_SQL["mailboxes"]).fetchall()
-            return [cut for id_, name in names if (cut := _cut(connection, id_, name)) is not None]
+            yield connection
 
-    def batches(self, statements: Iterable[str], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of SELECT statements; see `Log.batches`."""
-        read = self._read_adbc if self.driver == "adbc" and _has_adbc() else self._read_psycopg
-        return (_unescaped(batch) for batch in read(statements, schema))
-
-    def _read_adbc(self, statements: Iterable[str], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    @contextmanager
+    def _adbc(self) -> Iterator[Run]:
+        from adbc_driver_manager import Error
         from adbc_driver_postgresql import dbapi
 
-        with dbapi.connect(self.url, autocommit=True) as connection, connection.cursor() as cursor:
-            cursor.execute(_SQL["configure"])
-            for statement in statements:
-                cursor.execute(statement)
-                for batch in cursor.fetch_record_batch():
-                    yield batch.cast(schema)
+        def run(statement: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+            cursor.execute(statement)
+            for batch in cursor.fetch_record_batch():
+                yield batch.cast(schema)
 
-    def _read_psycopg(self, statements: Iterable[str], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+        try:
+            with dbapi.connect(self.url, autocommit=True) as connection, connection.cursor() as cursor:
+                cursor.execute(_SQL["configure"])
+                cursor.fetchall()
+                yield run
+        except Error as error:
+            said = str(error).replace(self.url, shown(self.url)).partition("\n")[0]
+            raise Unavailable(f"The database {shown(self.url)} can't be read: {said}") from None
+
+    @contextmanager
+    def _psycopg(self) -> Iterator[Run]:
+        def run(statement: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+            with connection.cursor(binary=True) as cursor:
+                rows = cursor.stream(statement.encode(), size=ROWS_PER_CHUNK)
+                while batch := list(islice(rows, ROWS_PER_BATCH)):
+                    yield to_batch(batch, schema)
+
         with closing(connect(self.url, NAME)) as connection, unavailable(self.url):
             connection.execute(_SQL["configure"])
-            with connection.cursor(binary=True) as cursor:
-                for statement in statements:
-                    cursor.execute(statement.encode())
-                    while rows := cursor.fetchmany(ROWS_PER_BATCH):
-                        yield to_batch(rows, schema)
+            yield run
 
 
-def _cut(connection: psycopg.Connection[tuple[Any, ...]], id_: int, name: str) -> MailboxCut | None:
-    bounds = {"base": id_ * PLACES, "top": (id_ + 1) * PLACES}
-    first = connection.execute(_SQL["first"], bounds).fetchone()
-    last = connection.execute(_SQL["last"], bounds).fetchone()
-    if first is None or last is None:
-        return None
-    return MailboxCut(id_, name, first[0] % PLACES, last[0] % PLACES, last[1])
+def _bytes_literal(value: bytes) -> str:
+    return f"'\\x{value.hex()}'::bytea"
 
 
 def _unescaped(batch: pa.RecordBatch) -> pa.RecordBatch:

@@ -1,17 +1,23 @@
--- How the rebuild reads the PostgreSQL event log.
+-- How Spark and the folds read the PostgreSQL event log.
 
 -- name: configure
 SELECT
+    set_config('application_name', 'postroom, reading the log', false),
     set_config('default_transaction_read_only', 'on', false),
+    -- A plan for places that are known leaves partitions out before it locks any.
+    set_config('plan_cache_mode', 'force_custom_plan', false),
     -- New partitions have no statistics yet; a range of places always has its index.
     set_config('enable_seqscan', 'off', false),
+    set_config('enable_bitmapscan', 'off', false),
     set_config('jit', 'off', false);
 
 -- name: mailboxes
-SELECT id, name FROM postroom.mailbox_names ORDER BY id;
+SELECT name, id FROM postroom.mailbox_names ORDER BY id;
 
 -- name: first
-SELECT place FROM postroom.log WHERE place > %(base)s AND place < %(top)s ORDER BY place LIMIT 1;
+SELECT place - %(base)s FROM postroom.log
+WHERE place > %(base)s AND place <= %(through)s ORDER BY place LIMIT 1;
 
 -- name: last
-SELECT place, at FROM postroom.log WHERE place > %(base)s AND place < %(top)s ORDER BY place DESC LIMIT 1;
+SELECT place - %(base)s, at FROM postroom.log
+WHERE place > %(base)s AND place <= %(through)s ORDER BY place DESC LIMIT 1;
