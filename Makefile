@@ -58,7 +58,7 @@ proto-check: .venv
 	@scripts/proto.sh --check
 
 lock: .venv ## Pin every dependency by hash; UPGRADE=--upgrade takes the newest versions
-	@$(compile) $(UPGRADE) --extra demo --extra redis --extra spark --group dev --output-file requirements/lock.txt pyproject.toml
+	@$(compile) $(UPGRADE) --extra clickhouse --extra delta --extra demo --extra redis --extra spark --group dev --output-file requirements/lock.txt pyproject.toml
 	@echo uv | $(compile) --constraint requirements/lock.txt --output-file requirements/uv.txt -
 
 .PHONY: clean
