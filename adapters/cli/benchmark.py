@@ -19,4 +19,4 @@ def bench(
     ] = 1_000_000,
 ) -> None:
     """Measure sends, receives, acks, search and rebuilds on this machine, and write the figures down."""
-    import_module("postroom.adapters.cli.bench").run(session, names or [], output, messages)
+    import_module("postroom.adapters.cli.bench.run").run(session, names or [], output, messages)

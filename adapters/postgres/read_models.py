@@ -79,6 +79,9 @@ class PostgresReadModels(SqlReadModels):
         except psycopg.Error as error:
             raise self._unavailable(error) from error
 
+    def _be_patient(self, db: Connection) -> None:
+        db.exec_driver_sql(_SQL["be_patient"])
+
     def _unavailable(self, error: object) -> Unavailable:
         assert isinstance(error, psycopg.Error)
         if isinstance(error, psycopg.errors.UndefinedTable | psycopg.errors.InvalidSchemaName):

@@ -8,6 +8,9 @@ SELECT
     set_config('plan_cache_mode', 'force_custom_plan', false),
     set_config('jit', 'off', false);
 
+-- name: be_patient
+SET LOCAL statement_timeout = 0;
+
 -- name: heads
 SELECT name, coalesce((
     SELECT place & 1099511627775 FROM postroom.log

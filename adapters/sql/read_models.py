@@ -20,18 +20,29 @@ from postroom.application.ports.read_models import (
     MailboxLag,
     Place,
     ProjectionStatus,
+    Scan,
     ShardBacklog,
     Version,
 )
 from postroom.domain.errors import NotFound
 from postroom.domain.message import Status
-from postroom.domain.search import Cursor, EventFilter, FoundMessage, SearchPage, TableStats, topic_matches
+from postroom.domain.search import (
+    Cursor,
+    EventFilter,
+    FoundMessage,
+    Order,
+    SearchPage,
+    TableStats,
+    topic_matches,
+)
 
 FEW = 2_000
 """Rows that are sorted and checked without a thought; a condition true for more is unselective."""
 FEW_ENOUGH = 100
 """Rows so few that looking for a condition that holds for fewer is not worth it."""
 SHOWN_VERSIONS = 10
+SCANNED_ROWS = 200
+"""Rows that a scan holds at a time: few, as each may bring an envelope of a MiB."""
 
 _decode_json = msgspec.json.Decoder().decode
 _decode_headers = msgspec.json.Decoder(dict[str, str]).decode
@@ -66,6 +77,10 @@ class SqlReadModels(ABC):
         """Read at one moment; raise Unavailable for what the database says otherwise."""
 
     @abstractmethod
+    def _be_patient(self, db: Connection) -> None:
+        """Let the statements of this transaction take as long as they need."""
+
+    @abstractmethod
     def _size(self, db: Connection) -> int:
         """Return the bytes that the read models take, all their versions included."""
 
@@ -88,6 +103,28 @@ class SqlReadModels(ABC):
         items = tuple(map(_found, rows[: wanted.limit]))
         last = rows[wanted.limit - 1] if len(rows) > wanted.limit else None
         return SearchPage(items, Cursor(last.timestamp, last.id).encode() if last is not None else None)
+
+    @contextmanager
+    def scan(self, wanted: EventFilter) -> Iterator[Scan]:
+        """Read all matching messages in one transaction; see `ReadModels.scan`."""
+        wanted = msgspec.structs.replace(wanted, order=Order.OLDEST_FIRST, offset=0, cursor=None)
+        with self._reading() as (db, tables):
+            self._be_patient(db)
+            version = db.execute(select(projection).where(projection.c.version == tables.version)).one()
+            positions = _positions(_decode_json(version.cuts))
+            yield Scan(tables.version, positions, self._scanned(db, tables, wanted))
+
+    def _scanned(
+        self, db: Connection, tables: ReadModelTables, wanted: EventFilter
+    ) -> Iterator[Sequence[FoundMessage]]:
+        topics = _topics(db, tables, wanted.topics)
+        if topics == []:
+            return
+        query = SearchQuery(wanted, tables, topics, self._dialect)
+        everything = query.everything(_choose(db, query))
+        with db.execute(everything, execution_options={"yield_per": SCANNED_ROWS}) as rows:
+            for page in rows.partitions():
+                yield list(map(_found, page))
 
     def get(self, message_id: str, mailbox: str | None = None) -> FoundMessage:
         """Return one message; see `ReadModels.get`."""
@@ -159,10 +196,14 @@ class SqlReadModels(ABC):
         )
 
     def _lags(self, cuts: Iterable[dict[str, Any]]) -> Iterator[MailboxLag]:
-        covered = {cut["name"]: cut["last"] for cut in cuts}
+        covered = _positions(cuts)
         for name, head in self._heads():
             position = covered.get(name, 0)
             yield MailboxLag(name, position, head, head - position)
+
+
+def _positions(cuts: Iterable[dict[str, Any]]) -> dict[str, int]:
+    return {cut["name"]: cut["last"] for cut in cuts}
 
 
 def _topics(db: Connection, tables: ReadModelTables, patterns: Sequence[str]) -> list[str] | None:

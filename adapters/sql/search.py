@@ -133,7 +133,17 @@ class SearchQuery:
         page = self._sorted(select(found.c.id), found).limit(wanted.limit + 1).offset(wanted.offset)
         return self._sorted(select(self._messages).where(self._messages.c.id.in_(page)), self._messages)
 
-    def _branch(self, lead: Lead, branch: Branch, size: int) -> FromClause:
+    def everything(self, lead: Lead) -> Select[Any]:
+        """Return the statement for all matching rows at once, in search order."""
+        messages = self._messages
+        if [branch.table for branch in lead.branches] == [messages]:
+            conditions = (*lead.branches[0].conditions, *self._times(messages), *self._checks(lead))
+        else:
+            branches = [self._branch(lead, branch, None) for branch in lead.branches]
+            conditions = (messages.c.id.in_(union_all(*(select(each.c.id) for each in branches))),)
+        return self._sorted(select(messages).where(*conditions), messages)
+
+    def _branch(self, lead: Lead, branch: Branch, size: int | None) -> FromClause:
         table, messages = branch.table, self._messages
         rows = select(table.c.timestamp, table.c.id)
         checks = list(self._checks(lead))

@@ -77,6 +77,9 @@ class SqliteReadModels(SqlReadModels):
                 f"The read models {self._path} can't be read: {reason}; rebuild them."
             ) from error
 
+    def _be_patient(self, db: Connection) -> None:
+        """Do nothing: no statement is ever interrupted."""
+
     def _size(self, db: Connection) -> int:
         return self._path.stat().st_size
 

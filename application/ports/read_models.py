@@ -1,6 +1,8 @@
 """Port: the read models that projections build from the log, for search, backlog and dead letters."""
 
 from base64 import urlsafe_b64decode, urlsafe_b64encode
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Protocol
 
@@ -172,6 +174,20 @@ class ProjectionStatus(msgspec.Struct, frozen=True):
     versions: tuple[Version, ...]
 
 
+class Scan(msgspec.Struct, frozen=True):
+    """Hold all messages that a filter matches, as they stood at one moment, to be read once.
+
+    Arguments:
+        version: of the read models.
+        positions: by mailbox, how far its log had been read.
+        pages: the messages, oldest first, fetched as they are asked for.
+    """
+
+    version: int
+    positions: Mapping[str, int]
+    pages: Iterator[Sequence[FoundMessage]]
+
+
 class ReadModels(Protocol):
     """Answer from the read models; every adapter passes `tests/conformance/read_models.py`.
 
@@ -185,6 +201,12 @@ class ReadModels(Protocol):
         A cursor stays good while messages arrive and when another version becomes active: pages go on after
             the
         same row, showing what the version now active holds.
+        """
+
+    def scan(self, wanted: EventFilter) -> AbstractContextManager[Scan]:
+        """Read all messages that `wanted.matches`, whatever it says of order and pages.
+
+        What is scanned does not change while the context lasts, and little of it is in memory at a time.
         """
 
     def get(self, message_id: str, mailbox: str | None = None) -> FoundMessage:

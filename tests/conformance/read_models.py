@@ -1,6 +1,7 @@
 """What every read-model adapter promises: `EventFilter.matches` says what a search has to find."""
 
 from collections.abc import Callable
+from itertools import chain
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -62,6 +63,37 @@ class ReadModelsConformance:
     ) -> None:
         matching = [item for item in _in_order(everything, wanted.order) if wanted.matches(item)]
         assert _all(models, _with(wanted, limit=limit)) == matching
+
+    @settings(
+        max_examples=200,
+        suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.differing_executors],
+    )
+    @given(wanted=filters)
+    def test_a_scan_reads_all_that_the_filter_matches_oldest_first(
+        self, models: ReadModels, everything: list[FoundMessage], wanted: EventFilter
+    ) -> None:
+        matching = [item for item in reversed(everything) if wanted.matches(item)]
+        with models.scan(wanted) as scan:
+            assert list(chain.from_iterable(scan.pages)) == matching
+
+    def test_a_scan_goes_on_in_its_version_while_messages_arrive_and_versions_flip(
+        self, models: ReadModels, build: Build, send: Send
+    ) -> None:
+        before = _all(models, EventFilter(order=Order.OLDEST_FIRST))
+        status = models.status()
+        with models.scan(EventFilter()) as scan:
+            send(NewMessage(topic="shop", payload=b"", published_at_us=START_US + 60_000_000))
+            version = build()
+            assert list(chain.from_iterable(scan.pages)) == before
+            assert scan.positions == {lag.mailbox: lag.position for lag in status.lags}
+            assert scan.version < version
+        with models.scan(EventFilter()) as scan:
+            assert (scan.version, sum(map(len, scan.pages))) == (version, len(before) + 1)
+
+    def test_a_scan_that_is_given_up_leaves_nothing_behind(self, models: ReadModels) -> None:
+        with models.scan(EventFilter()) as scan:
+            next(scan.pages)
+        assert models.search(EventFilter(limit=1)).items
 
     def test_every_combination_of_filters_that_matches_a_message_finds_it(self, models: ReadModels) -> None:
         for item in _all(models, EventFilter()):

@@ -1,0 +1,1 @@
+"""What a user might write instead of a Spark job: the search model by other means, each in one process."""
