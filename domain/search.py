@@ -11,18 +11,24 @@ from enum import StrEnum
 import msgspec
 
 from postroom.domain.envelope.headers import MailboxItem
+from postroom.domain.envelope.text import payload_text
 from postroom.domain.errors import InvalidRequest
 from postroom.domain.message import Status
+from postroom.domain.words import MAX_CHARS, Word, has_words, parse_words, words_of
 
 __all__ = [
+    "SEARCHED_HEADERS",
+    "BodyRules",
     "Cursor",
     "EventFilter",
     "FoundMessage",
     "Order",
     "SearchPage",
     "TableStats",
+    "body_words",
     "parse_status",
     "searchable_text",
+    "searchable_words",
     "topic_matches",
 ]
 
@@ -30,6 +36,20 @@ MAX_LIMIT = 1_000
 DEFAULT_LIMIT = 100
 MAX_VALUES = 100
 MAX_TEXT_CHARS = 1_000
+SEARCHED_HEADERS = (
+    "message_id",
+    "topic",
+    "content_type",
+    "schema_url",
+    "schema_version",
+    "encryption",
+    "correlation_id",
+    "principal",
+    "namespace",
+    "trace_id",
+    "span_id",
+)
+"""The headers that are searched before the custom ones, in the order of `searchable_text`."""
 # Databases hold 64-bit integers.
 MAX_INTEGER = (1 << 63) - 1
 
@@ -83,6 +103,23 @@ class FoundMessage(MailboxItem, frozen=True, kw_only=True):
     shard: int
 
 
+class BodyRules(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Say whose bodies are searched for words, beside the headers: those of topics that were opted in.
+
+    Arguments:
+        topics: exact names or globs (see `topic_matches`); without any, no body is searched.
+    """
+
+    topics: tuple[str, ...] = ()
+
+    def cover(self, topic: str) -> bool:
+        """Tell whether the bodies of a topic are searched, as far as they are text (see `payload_text`)."""
+        return any(topic_matches(pattern, topic) for pattern in self.topics)
+
+
+NO_BODIES = BodyRules()
+
+
 class EventFilter(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Say which messages a search is for; every field given narrows it, an empty filter finds all.
 
@@ -94,7 +131,9 @@ class EventFilter(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         principals: publishers, any of which may match.
         statuses: where the message stands, any of which may match.
         headers: custom headers that must all be there with exactly these values.
-        text: words, each of which must occur in some header, ignoring case (see `searchable_text`).
+        text: parts of text, each of which must occur in some header, ignoring case (see `searchable_text`).
+        match: words that must all occur, as whole words, in headers or in bodies that were opted in;
+            `pay*` stands for every word that begins so (see `searchable_words`).
         limit: most messages on a page, 1 to 1,000.
         offset: messages to skip, as RFC-037 has it; costs time in proportion, so prefer `cursor`.
         cursor: `next_cursor` of the page before, asked with the same filter.
@@ -112,6 +151,7 @@ class EventFilter(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     mailbox: str | None = None
     headers: dict[str, str] = {}
     text: str | None = None
+    match: str | None = None
     order: Order = Order.NEWEST_FIRST
     limit: int = DEFAULT_LIMIT
     offset: int = 0
@@ -123,17 +163,26 @@ class EventFilter(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         self._check_page()
 
     @property
-    def words(self) -> tuple[str, ...]:
-        """The words of `text` in lower case, as `searchable_text` is."""
+    def parts(self) -> tuple[str, ...]:
+        """The parts of `text`, which blanks separate, in lower case as `searchable_text` is."""
         return tuple(self.text.lower().split()) if self.text else ()
+
+    @property
+    def words(self) -> tuple[Word, ...]:
+        """The words of `match`."""
+        return parse_words(self.match) if self.match is not None else ()
 
     @property
     def after(self) -> Cursor | None:
         """The row after which the page begins; None for the first page."""
         return Cursor.decode(self.cursor) if self.cursor is not None else None
 
-    def matches(self, message: FoundMessage) -> bool:
-        """Tell whether a message is one of those the search is for, whichever page it comes on."""
+    def matches(self, message: FoundMessage, bodies: BodyRules = NO_BODIES) -> bool:
+        """Tell whether a message is one of those the search is for, whichever page it comes on.
+
+        Arguments:
+            bodies: whose bodies are searched for words; none are unless given.
+        """
         return (
             (self.start_time is None or message.timestamp >= self.start_time)
             and (self.end_time is None or message.timestamp <= self.end_time)
@@ -146,7 +195,8 @@ class EventFilter(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             and self.namespace in (None, message.namespace)
             and self.mailbox in (None, message.mailbox)
             and self.headers.items() <= message.custom_headers.items()
-            and _has_words(message, self.words)
+            and _has_parts(message, self.parts)
+            and (not self.words or has_words(set(searchable_words(message, bodies)), self.words))
         )
 
     def _check_times(self) -> None:
@@ -175,6 +225,8 @@ class EventFilter(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             raise InvalidRequest(
                 f"The text to search for has {len(self.text)} characters; give at most {MAX_TEXT_CHARS}."
             )
+        if self.match is not None:
+            parse_words(self.match)
 
     def _check_page(self) -> None:
         if not 1 <= self.limit <= MAX_LIMIT:
@@ -236,6 +288,19 @@ def searchable_text(item: MailboxItem) -> str:
     return "\n".join(value for value in _header_values(item) if value).lower()
 
 
+def searchable_words(item: MailboxItem, bodies: BodyRules = NO_BODIES) -> list[str]:
+    """Return the words a message is found by: those of its headers, then those of its body if opted in."""
+    words = words_of(searchable_text(item))
+    if bodies.cover(item.topic):
+        words += body_words(item.envelope_blob)
+    return words
+
+
+def body_words(envelope_blob: bytes) -> list[str]:
+    """Return the words of an envelope's payload; none where that is no text that anybody may read."""
+    return words_of(payload_text(envelope_blob, MAX_CHARS) or "")
+
+
 def parse_status(text: str) -> Status:
     """Return the status that users call `text`, such as `in_flight`; raise `InvalidRequest` if none is."""
     try:
@@ -246,25 +311,12 @@ def parse_status(text: str) -> Status:
 
 
 def _header_values(item: MailboxItem) -> tuple[str | None, ...]:
-    return (
-        item.message_id,
-        item.topic,
-        item.content_type,
-        item.schema_url,
-        item.schema_version,
-        item.encryption,
-        item.correlation_id,
-        item.principal,
-        item.namespace,
-        item.trace_id,
-        item.span_id,
-        *item.custom_headers.keys(),
-        *item.custom_headers.values(),
-    )
+    headers = (getattr(item, name) for name in SEARCHED_HEADERS)
+    return (*headers, *item.custom_headers.keys(), *item.custom_headers.values())
 
 
-def _has_words(item: MailboxItem, words: tuple[str, ...]) -> bool:
-    if not words:
+def _has_parts(item: MailboxItem, parts: tuple[str, ...]) -> bool:
+    if not parts:
         return True
     text = searchable_text(item)
-    return all(word in text for word in words)
+    return all(part in text for part in parts)

@@ -1,0 +1,119 @@
+"""What messages are searched by: their custom headers, their text and their words, as rows of tables.
+
+The meaning is `postroom.domain.search`'s; here it is computed for many messages at once. What is ASCII, as
+nearly everything is, never becomes a Python object; the rest goes through the very functions of the domain.
+"""
+
+from collections.abc import Callable, Iterable
+from itertools import accumulate, chain
+
+import msgspec
+import polars as pl
+import pyarrow as pa
+
+from postroom.domain.search import SEARCHED_HEADERS, BodyRules, body_words
+from postroom.domain.words import MAX_CHARS, MAX_WORD_CHARS, words_of
+
+__all__ = ["search_tables"]
+
+_decode_headers = msgspec.json.Decoder(list[dict[str, str]]).decode
+
+_BLANKS = bytes(
+    code if code >= 128 or chr(code).isalnum() or chr(code) == "_" else ord(" ") for code in range(256)
+)
+"""What each byte of ASCII text is in its words: itself, or a blank."""
+_TOO_LONG = f"[a-z0-9_]{{{MAX_WORD_CHARS + 1}}}"
+
+
+def search_tables(mailbox_rows: pl.DataFrame, bodies: BodyRules) -> dict[str, pa.Table]:
+    """Return what rows of the `mailbox` table are searched by, beside their columns.
+
+    Arguments:
+        mailbox_rows: columns of `MAILBOX_COLUMNS`, further ones left alone.
+        bodies: whose bodies are searched for words.
+
+    Returns: rows of the tables `header` (name, value, timestamp, id; one for each custom header) and `text`
+        (id, text as `searchable_text` has it, words as `searchable_words` has them, with blanks around each).
+        Strings are of Arrow's large kind.
+    """
+    rows = mailbox_rows.join(
+        _custom_headers(mailbox_rows["custom_headers"]),
+        on="custom_headers",
+        how="left",
+        maintain_order="left",
+    )
+    header = rows.select("name", "value", "timestamp", "id").explode("name", "value", keep_nulls=False)
+    written = rows.select(
+        pl.concat_str(
+            *(_unless_empty(name) for name in (*SEARCHED_HEADERS, "custom_text")),
+            separator="\n",
+            ignore_nulls=True,
+        ).alias("text")
+    ).to_series()
+    is_odd = written.str.len_bytes() != written.str.len_chars()
+    text = _except(written.str.to_lowercase(), is_odd, lambda: map(str.lower, written.filter(is_odd)))
+    words = _words(text, is_odd)
+    is_covered = rows["topic"].is_in([topic for topic in rows["topic"].unique() if bodies.cover(topic)])
+    words = _except(words, is_covered, lambda: _with_body(words.filter(is_covered), rows.filter(is_covered)))
+    return {
+        "header": header.to_arrow(),
+        "text": pl.DataFrame({"id": rows["id"], "text": text, "words": words}).to_arrow(),
+    }
+
+
+def _custom_headers(column: pl.Series) -> pl.DataFrame:
+    """Return what each of the different custom headers says: their names, their values, and both as text."""
+    different = column.drop_nulls().unique()
+    decoded = _decode_headers(f"[{','.join(different)}]")
+    ends = pa.array(accumulate(map(len, decoded), initial=0), pa.int64())
+    return pl.DataFrame(
+        {
+            "custom_headers": different,
+            "name": pl.Series(_lists(ends, chain.from_iterable(decoded))),
+            "value": pl.Series(_lists(ends, chain.from_iterable(map(dict.values, decoded)))),
+            "custom_text": pl.Series(
+                ["\n".join(filter(None, (*headers, *headers.values()))) for headers in decoded],
+                dtype=pl.String,
+            ),
+        }
+    )
+
+
+def _lists(ends: pa.Array, items: Iterable[str]) -> pa.Array:
+    return pa.LargeListArray.from_arrays(ends, pa.array(items, pa.large_string()))
+
+
+def _unless_empty(column: str) -> pl.Expr:
+    return pl.when(pl.col(column) != "").then(pl.col(column))
+
+
+def _words(text: pl.Series, is_odd: pl.Series) -> pl.Series:
+    """Return the words of texts in lower case, those of ASCII by turning all else into blanks in one go."""
+    size = text.str.len_bytes()
+    is_odd = is_odd | (size > MAX_CHARS)
+    is_long = (size > MAX_WORD_CHARS) & ~is_odd
+    if is_long.any():
+        is_odd = is_odd | (is_long & text.str.contains(_TOO_LONG))
+    spaced = pl.select(pl.concat_str(pl.lit(" "), text, pl.lit(" "))).to_series()
+    offsets, data = spaced.to_arrow(compat_level=pl.CompatLevel.oldest()).buffers()[1:]
+    blanked = pa.LargeStringArray.from_buffers(
+        len(text), offsets, pa.py_buffer(data.to_pybytes().translate(_BLANKS))
+    )
+    words = pl.Series(blanked)
+    return _except(words, is_odd, lambda: (_joined(words_of(each)) for each in text.filter(is_odd)))
+
+
+def _with_body(words: pl.Series, rows: pl.DataFrame) -> Iterable[str]:
+    for own, envelope in zip(words, rows["envelope_blob"], strict=True):
+        yield own + _joined(body_words(envelope))
+
+
+def _joined(words: list[str]) -> str:
+    return " ".join(("", *words, ""))
+
+
+def _except(usual: pl.Series, is_odd: pl.Series, odd: Callable[[], Iterable[str]]) -> pl.Series:
+    """Return a column with other values where it is odd, which are only made if it ever is."""
+    if not is_odd.any():
+        return usual
+    return usual.scatter(is_odd.arg_true(), pl.Series(list(odd()), dtype=pl.String))
