@@ -100,7 +100,7 @@ class SearchQuery:
             for header in [self._tables.header]
             for name, value in self._wanted.headers.items()
         ]
-        candidates = self._dialect.text_candidates(self._tables, self._wanted.words)
+        candidates = self._dialect.text_candidates(self._tables, self._wanted.parts)
         if candidates is not None:
             leads.append(Lead("candidates", [Branch(self._messages, (candidates,))], is_sorted=False))
         fields = (*_EQUAL_FIELDS[:3], "principal", "topic", "status", *_EQUAL_FIELDS[3:])
@@ -176,8 +176,8 @@ class SearchQuery:
                     .where(header.c.timestamp == messages.c.timestamp, header.c.id == messages.c.id)
                     .exists()
                 )
-        if self._wanted.words:
-            has_words = [text.c.text.contains(word, autoescape=True) for word in self._wanted.words]
+        if self._wanted.parts:
+            has_words = [text.c.text.contains(word, autoescape=True) for word in self._wanted.parts]
             yield select(text.c.id).where(text.c.id == messages.c.id, *has_words).exists()
 
     def _is_header(self, header: FromClause, name: str, value: str) -> tuple[ColumnElement[bool], ...]:
