@@ -138,7 +138,7 @@ class SqlReadModels(ABC):
 
     def backlog(self, wanted: BacklogFilter) -> BacklogPage:
         """Return one page of the backlog; see `ReadModels.backlog`."""
-        with self._reading() as (db, tables):
+        with self._reading("backlog") as (db, tables):
             topics = _topics(db, tables, wanted.topics)
             rows = db.execute(backlog_page(wanted, tables, topics, self._dialect)).all()
         items = tuple(ShardBacklog(*row) for row in rows[: wanted.limit])
@@ -147,7 +147,7 @@ class SqlReadModels(ABC):
 
     def dead_letters(self, wanted: DeadLetterFilter) -> DeadLetterPage:
         """Return one page of the dead letters; see `ReadModels.dead_letters`."""
-        with self._reading() as (db, tables):
+        with self._reading("dead_letters") as (db, tables):
             topics = _topics(db, tables, wanted.topics)
             rows = db.execute(dead_letter_page(wanted, tables, topics, self._dialect)).all()
         items = tuple(DeadLetter(*row) for row in rows[: wanted.limit])
@@ -181,14 +181,21 @@ class SqlReadModels(ABC):
         )
 
     @contextmanager
-    def _reading(self) -> Iterator[tuple[Connection, ReadModelTables]]:
+    def _reading(self, model: str = "mailbox") -> Iterator[tuple[Connection, ReadModelTables]]:
         if not self._is_there():
             raise self._not_built()
         with self._transaction() as db:
-            version = db.scalar(select(projection.c.version).where(projection.c.status == "active"))
+            active = select(projection.c.version, projection.c.models).where(projection.c.status == "active")
+            version = db.execute(active).one_or_none()
             if version is None:
                 raise self._not_built()
-            yield db, tables_of(version, self._dialect.text)
+            tables = tables_of(*version, self._dialect.text)
+            if model not in tables.models:
+                raise NotFound(
+                    f"Version {tables.version} of the read models {self._shown} was built without {model}; "
+                    f"build it with `postroom project rebuild --only {model}`."
+                )
+            yield db, tables
 
     def _not_built(self) -> NotFound:
         return NotFound(

@@ -1,9 +1,10 @@
-"""The tables of the read models, one set a version (`projections/rows.py` says what their columns mean)."""
+"""The tables of the read models, one set a version (`projections/models` says what their columns mean)."""
 
 from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
+import msgspec
 from sqlalchemy import BigInteger, Column, LargeBinary, MetaData, Table, Text
 from sqlalchemy.types import TypeEngine
 
@@ -11,7 +12,7 @@ projection = Table(
     "projection",
     MetaData(),
     Column("version", BigInteger, primary_key=True),
-    *(Column(name, Text) for name in ("status", "owner", "cuts", "counts", "seconds", "error")),
+    *(Column(name, Text) for name in ("status", "owner", "cuts", "counts", "seconds", "error", "models")),
     *(Column(name, BigInteger) for name in ("started_at", "finished_at")),
 )
 """Every version that was ever built, and which one is active."""
@@ -31,28 +32,42 @@ _COLUMNS = {
     "topic": "topic messages:int first_timestamp:int last_timestamp:int",
     "text": "id:int text",
 }
-_TYPES = {"int": BigInteger, "bytes": LargeBinary, "": Text}
+
+
+_OF_MESSAGES = ("header", "topic", "text", "text_index")
+"""The tables that the model `mailbox` has beside its own."""
+
+_decode_models = msgspec.json.Decoder(dict[str, int]).decode
 
 
 class ReadModelTables:
     """The tables of one version; only the columns that queries read are declared.
 
     Arguments:
+        models: JSON of the models it has, each with the version whose table it is in; None of one that an
+            earlier release built, which has all that there were then.
         text: type of the columns that hold text.
     """
 
-    def __init__(self, version: int, text: type[TypeEngine[str]]) -> None:
+    def __init__(self, version: int, models: str | None, text: type[TypeEngine[str]]) -> None:
+        own = dict.fromkeys(("mailbox", "backlog", "dead_letters"), version)
         self.version = version
+        self.models = own if models is None else _decode_models(models)
         types = {"int": BigInteger, "bytes": LargeBinary, "": text}
         self.mailbox, self.backlog, self.dead_letters, self.header, self.topic, self.text = (
-            _table(f"{name}_v{version}", columns, types) for name, columns in _COLUMNS.items()
+            _table(self.name(name), columns, types) for name, columns in _COLUMNS.items()
         )
+
+    def name(self, table: str) -> str:
+        """Return what a table of this version is called; a model may be shared with an earlier version."""
+        model = "mailbox" if table in _OF_MESSAGES else table
+        return f"{table}_v{self.models.get(model, self.version)}"
 
 
 @lru_cache(maxsize=4)
-def tables_of(version: int, text: Any) -> ReadModelTables:
+def tables_of(version: int, models: str | None, text: Any) -> ReadModelTables:
     """Return the tables of a version; the same objects again, so that compiled statements are found again."""
-    return ReadModelTables(version, text)
+    return ReadModelTables(version, models, text)
 
 
 def _table(name: str, columns: str, types: Mapping[str, type[TypeEngine[Any]]]) -> Table:

@@ -117,7 +117,7 @@ class _SqliteDialect:
         if not pieces:
             return None
         query = " AND ".join('"' + piece.replace('"', '""') + '"' for piece in sorted(pieces))
-        index = table(f"text_index_v{tables.version}", column("rowid"))
+        index = table(tables.name("text_index"), column("rowid"))
         return tables.mailbox.c.id.in_(
             select(index.c.rowid).where(literal_column(index.name).op("MATCH")(query))
         )
