@@ -58,7 +58,9 @@ def record_columns(wanted: Mapping[str, Projection]) -> tuple[str, ...]:
     if not reads:
         return ()
     return tuple(
-        dict.fromkeys(("stream", "event", "topic", "shard", *(name for names in reads for name in names)))
+        dict.fromkeys(
+            (*messages.KEY, "event", "topic", "shard", *(name for names in reads for name in names))
+        )
     )
 
 
@@ -126,8 +128,8 @@ def merged(folded: Iterable[Folded], wanted: Mapping[str, Projection]) -> dict[s
 
 def _placed(records: pl.DataFrame, partials: pl.DataFrame) -> pl.DataFrame:
     """Return records with topic and shard of their messages' sending, as far as it is known."""
-    sent = partials.filter(pl.col("id").is_not_null()).select("stream", "topic", "shard")
-    found = records.join(sent, "stream", "left", suffix="_sent", maintain_order="left")
+    sent = partials.filter(pl.col("id").is_not_null()).select(*messages.KEY, "topic", "shard")
+    found = records.join(sent, messages.KEY, "left", suffix="_sent", maintain_order="left")
     filled = (pl.coalesce(name, f"{name}_sent").alias(name) for name in ("topic", "shard"))
     return found.with_columns(*filled).select(records.columns)
 

@@ -119,14 +119,17 @@ READS = (
 
 _SENT: dict[str, pl.DataType] = {
     **dict.fromkeys(("id", "timestamp", "created_at", "position", "shard", "sent_due"), POLARS["int"]),
-    **dict.fromkeys(("message_id", "topic", "mailbox", *HEADER_COLUMNS[1:]), POLARS["text"]),
+    **dict.fromkeys(("message_id", "topic", *HEADER_COLUMNS[1:]), POLARS["text"]),
     "envelope_blob": POLARS["bytes"],
 }
 _CHANGED: dict[str, pl.DataType] = {
     **dict.fromkeys(("standing", "deaths"), POLARS["text"]),
     **dict.fromkeys(("due", "attempts", "changed_at", "redriven"), POLARS["int"]),
 }
+KEY = ("mailbox", "stream")
+"""What names a message before its place is known; a stream may be in several mailboxes, as senders choose ids."""
 PARTIAL: dict[str, pl.DataType] = {
+    "mailbox": POLARS["text"],
     "stream": POLARS["bytes"],
     "first_place": POLARS["int"],
     **_SENT,
@@ -164,7 +167,7 @@ def fold(records: pl.DataFrame) -> tuple[pl.DataFrame, list[Parked]]:
     """
     event = pl.col("event")
     sent = records.filter(event == "MessageSent").select(
-        "stream",
+        *KEY,
         pl.col("place").alias("id"),
         *(
             "timestamp",
@@ -174,7 +177,7 @@ def fold(records: pl.DataFrame) -> tuple[pl.DataFrame, list[Parked]]:
             pl.col("due").alias("sent_due"),
         ),
         pl.coalesce("message_id", _uuid("stream")).alias("message_id"),
-        *("topic", "mailbox", *HEADER_COLUMNS[1:]),
+        *("topic", *HEADER_COLUMNS[1:]),
         pl.col("envelope").alias("envelope_blob"),
     )
     later = records.filter(event.str.starts_with("Message") & (event != "MessageSent"))
@@ -188,7 +191,7 @@ def fold(records: pl.DataFrame) -> tuple[pl.DataFrame, list[Parked]]:
     deaths, undecoded = _deaths(later)
     redriven = event == "MessageRedriven"
     attempts = pl.when(redriven).then(0).otherwise(pl.col("attempt"))
-    changes = later.group_by("stream").agg(
+    changes = later.group_by(KEY).agg(
         pl.col("place").first().alias("first_place"),
         event.last().replace_strict(STANDING_AFTER, return_dtype=pl.String).alias("standing"),
         pl.col("due").last(),
@@ -196,8 +199,8 @@ def fold(records: pl.DataFrame) -> tuple[pl.DataFrame, list[Parked]]:
         pl.col("at").last().alias("changed_at"),
         redriven.sum().cast(pl.Int64).alias("redriven"),
     )
-    changes = changes.join(deaths, "stream", "left")
-    partials = sent.join(changes, "stream", "full", coalesce=True)
+    changes = changes.join(deaths, KEY, "left")
+    partials = sent.join(changes, KEY, "full", coalesce=True)
     first_place = pl.coalesce("id", "first_place").alias("first_place")
     return partials.with_columns(first_place).select(*PARTIAL), parked + undecoded
 
@@ -207,7 +210,7 @@ def merge(partials: pl.DataFrame) -> pl.DataFrame:
     changed = pl.col("standing").is_not_null()
     return (
         partials.sort("first_place")
-        .group_by("stream")
+        .group_by(KEY)
         .agg(
             pl.col("first_place").first(),
             *(pl.col(name).drop_nulls().first() for name in _SENT),
@@ -344,9 +347,10 @@ def _deaths(later: pl.DataFrame) -> tuple[pl.DataFrame, list[Parked]]:
     """Return the pieces of JSON for each message that died or was put back, and what could not be decoded."""
     event = pl.col("event")
     rows = later.filter(event.is_in(("MessageDeadLettered", "MessageRedriven")))
-    pieces: dict[bytes, list[str]] = {}
+    pieces: dict[tuple[str, bytes], list[str]] = {}
     parked: list[Parked] = []
-    for place, event_name, *values in rows.select("place", "event", *_RECORD, "death_state").iter_rows():
+    selected = rows.select("place", "mailbox", "event", *_RECORD, "death_state")
+    for place, mailbox, event_name, *values in selected.iter_rows():
         *columns, state = values
         record = Record(*columns, state or b"", b"")
         if event_name == "MessageRedriven":
@@ -355,9 +359,10 @@ def _deaths(later: pl.DataFrame) -> tuple[pl.DataFrame, list[Parked]]:
             piece, error = _death(record)
             if error is not None:
                 parked.append(Parked(place, record.type, error))
-        pieces.setdefault(record.stream, []).append(_encode(piece).decode())
-    columns = {"stream": list(pieces), "deaths": [",".join(each) for each in pieces.values()]}
-    return pl.DataFrame(columns, schema={"stream": pl.Binary, "deaths": pl.String}), parked
+        pieces.setdefault((mailbox, record.stream), []).append(_encode(piece).decode())
+    columns = [(*key, ",".join(each)) for key, each in pieces.items()]
+    types = {"mailbox": pl.String, "stream": pl.Binary, "deaths": pl.String}
+    return pl.DataFrame(columns, schema=types, orient="row"), parked
 
 
 def _joined_deaths(pieces: str) -> str | None:

@@ -10,6 +10,7 @@ import polars as pl
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from postroom.application.messages import NewMessage
 from postroom.domain.record import Record
 from postroom.projections.cut import MailboxCut
 from postroom.projections.fold import (
@@ -25,7 +26,7 @@ from postroom.projections.logs import take_cuts
 from postroom.projections.models.messages import PARTIAL, READS
 from postroom.projections.projection import POLARS, projections
 from postroom.projections.reference import ReadModels, fold
-from tests.projections.histories import STORY, VARIED, Step, live, open_log, steps
+from tests.projections.histories import STORY, VARIED, Send, Step, live, open_log, steps
 
 histories = st.lists(st.lists(steps, max_size=80), min_size=1, max_size=3)
 Logs = dict[MailboxCut, list[Record]]
@@ -68,6 +69,14 @@ def test_what_cannot_be_folded_is_left_out_and_told() -> None:
     )
     (letter,) = (row for row in models.rows["dead_letters"] if row["message_id"] == "order-1")
     assert letter["reason"] == "max_attempts"
+
+
+def test_an_id_that_two_mailboxes_know_names_two_messages() -> None:
+    sent = Send(NewMessage(topic="shop", payload=b"x", message_id="0193a5b0-0000-7000-8000-000000000001"))
+    dead = [sent, *STORY[1:5]]
+    logs = lived([[sent], [sent], dead])
+    assert folded(logs, [1_000], 1) == fold(logs)
+    assert folded(logs, [2], 1) == fold(logs)
 
 
 def lived(taken: Sequence[Sequence[Step]]) -> Logs:
