@@ -3,11 +3,12 @@
 import asyncio
 from typing import NamedTuple
 
+from postroom.application.archived_log import continues
 from postroom.application.ports.event_log import EventLog
 from postroom.application.ports.log_archive import LogArchive
 from postroom.application.telemetry import logger
-from postroom.domain.errors import BrokenLog, Unavailable
-from postroom.domain.record import GENESIS, Record, chained, verify_chain
+from postroom.domain.errors import Unavailable
+from postroom.domain.record import GENESIS, Record, verify_chain
 
 SEGMENT_RECORDS = 50_000
 SEGMENT_BYTES = 64 << 20
@@ -56,14 +57,9 @@ def _end(log: EventLog, archive: LogArchive, through: int) -> _End:
 
 def _continues(log: EventLog, position: int, chain: bytes, first: int) -> bool:
     """Tell whether the log holds the record with this chain hash, or the one that follows it."""
-    if position >= first:
-        record = log.at_positions([position]).get(position)
-        return record is not None and record.chain == chain
-    following = log.at_positions([first]).values()
-    try:
-        return len(list(chained(following, chain, first))) == 1
-    except BrokenLog:
-        return False
+    at = max(position, first)
+    record = log.at_positions([at]).get(at)
+    return record is not None and continues(position, chain, record)
 
 
 def _store_next(log: EventLog, archive: LogArchive, end: _End, through: int) -> _End:

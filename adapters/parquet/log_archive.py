@@ -6,14 +6,16 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import mkstemp
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
 from postroom.application.ports.log_archive import Segment
 from postroom.domain.errors import BrokenLog, Unavailable
-from postroom.domain.record import Record, chained
+from postroom.domain.record import CHAIN, Record, chained
 
 FORMAT = "1"
 ROW_GROUP_ROWS = 10_000
@@ -38,8 +40,8 @@ _REPEATING = ["type", "topic", "reason", "content_type", "schema_url", "schema_v
 _REPEATING += ["principal", "namespace", "custom_headers"]
 
 
-class _File(NamedTuple):
-    """The positions that a file holds, as its name says, and where it is."""
+class Part(NamedTuple):
+    """Positions `first` to `last`, and the file that holds them."""
 
     first: int
     last: int
@@ -61,13 +63,13 @@ class ParquetLogArchive:
 
     def store(self, mailbox: str, records: Sequence[Record], before: bytes | None) -> Segment:
         """Keep records as one file; see `LogArchive.store`."""
-        first, last = records[0], records[-1]
-        segment = Segment(mailbox, first.position, last.position, before, last.chain)
+        last = records[-1]
+        segment = Segment(mailbox, records[0].position, last.position, before, last.chain)
         folder = self._folder / mailbox
         with _unavailable(folder, "written"):
             _make_folder(folder)
             _remove_unfinished(folder)
-            _write(_table(segment, records), folder / f"{first.position:013d}-{last.position:013d}.parquet")
+            _write(_table(segment, records), folder / _name(segment.first, segment.last))
         return segment
 
     def mailboxes(self) -> list[str]:
@@ -76,21 +78,21 @@ class ParquetLogArchive:
             if not self._folder.is_dir():
                 return []
             names = sorted(each.name for each in self._folder.iterdir() if "@" in each.name)
-        return [name for name in names if self._files(name)]
+        return [name for name in names if self.files(name)]
 
     def segments(self, mailbox: str) -> list[Segment]:
         """Return the segments of a mailbox; see `LogArchive.segments`."""
-        return [_segment(mailbox, file) for file in self._files(mailbox)]
+        return [_segment(mailbox, file) for file in self.files(mailbox)]
 
     def last_segment(self, mailbox: str) -> Segment | None:
         """Return the segment that reaches furthest; see `LogArchive.last_segment`."""
-        last = max(self._files(mailbox), key=lambda file: file.last, default=None)
+        last = max(self.files(mailbox), key=lambda file: file.last, default=None)
         return None if last is None else _segment(mailbox, last)
 
     def read(self, mailbox: str, after: int = 0) -> Iterator[Record]:
         """Yield the records of all files, each once, verified; see `LogArchive.read`."""
         previous: Segment | None = None
-        for file in self._files(mailbox):
+        for file in self.files(mailbox):
             if file.last <= after:
                 continue
             segment = _segment(mailbox, file)
@@ -104,13 +106,103 @@ class ParquetLogArchive:
                     after = record.position
             previous = segment
 
-    def _files(self, mailbox: str) -> list[_File]:
-        """Return the files of a mailbox in the order of their positions."""
+    def replay(self, mailbox: str, after: int = 0) -> Iterator[tuple[Any, ...]]:
+        """Yield the columns up to `state` of each record; see `LogArchive.replay`."""
+        for part in self.parts(mailbox, after + 1):
+            yield from _rows(part, Record._fields[:CHAIN])
+
+    def history(self, mailbox: str, stream: bytes) -> list[Record]:
+        """Return the records of one stream; see `LogArchive.history`."""
+        is_its = pc.field("stream") == pa.scalar(stream, _TYPES["stream"])
+        positions = [
+            position for part in self.parts(mailbox) for (position,) in _rows(part, ["position"], is_its)
+        ]
+        return list(self.at_positions(mailbox, positions).values())
+
+    def at_positions(self, mailbox: str, positions: Sequence[int]) -> dict[int, Record]:
+        """Return the records at these positions; see `LogArchive.at_positions`."""
+        found: dict[int, Record] = {}
+        for part in self.parts(mailbox) if positions else ():
+            wanted = [position for position in positions if part.first <= position <= part.last]
+            if wanted:
+                is_wanted = pc.field("position").isin(wanted)
+                found |= {row[0]: Record._make(row) for row in _rows(part, Record._fields, is_wanted)}
+        return found
+
+    def position_before(self, mailbox: str, at: int) -> int:
+        """Return the last position before log time `at`; see `LogArchive.position_before`."""
+        is_before = pc.field("at") < at
+        for part in reversed(self.parts(mailbox)):  # log time never decreases
+            found = [position for (position,) in _rows(part, ["position"], is_before)]
+            if found:
+                return int(found[-1])
+        return 0
+
+    def size(self, segment: Segment) -> int:
+        """Return how many bytes the segment's file takes; see `LogArchive.size`."""
+        path = self._folder / segment.mailbox / _name(segment.first, segment.last)
+        with _unavailable(path, "read"):
+            return path.stat().st_size
+
+    def parts(self, mailbox: str, first: int = 1, last: int | None = None) -> list[Part]:
+        """Return where the positions from `first` to `last` are, each once, in their order.
+
+        Those that are not archived are left out.
+        """
+        parts = []
+        for file in self.files(mailbox):
+            start = max(file.first, first)
+            end = file.last if last is None else min(file.last, last)
+            if start <= end:
+                parts.append(Part(start, end, file.path))
+                first = end + 1
+        return parts
+
+    def files(self, mailbox: str) -> list[Part]:
+        """Return the files of a mailbox in the order of their positions; they may overlap."""
         folder = self._folder / mailbox
         with _unavailable(folder, "read"):
             names = sorted(each.name for each in folder.iterdir()) if folder.is_dir() else []
         matches = (_NAME.fullmatch(name) for name in names)
-        return sorted(_File(int(m[1]), int(m[2]), folder / m[0]) for m in matches if m is not None)
+        return sorted(Part(int(m[1]), int(m[2]), folder / m[0]) for m in matches if m is not None)
+
+
+def scan(
+    part: Part, columns: Sequence[str], where: pc.Expression | None = None, rows: int = READ_ROWS
+) -> Iterator[pa.RecordBatch]:
+    """Yield columns of the records of a part in the order of their positions, not verified.
+
+    What can't be wanted, by what the file says of its row groups and columns, is not read from the disk.
+
+    Arguments:
+        where: an expression over the columns of `SCHEMA`; only records for which it is true are wanted.
+        rows: how many at most are yielded at once.
+
+    Raises: Unavailable when the file can't be read.
+    """
+    position = pc.field("position")
+    wanted = (position >= part.first) & (position <= part.last)
+    with _unavailable(part.path, "read"):
+        opened = ds.dataset(part.path, schema=SCHEMA, format="parquet")
+        yield from opened.to_batches(
+            columns=list(columns),
+            filter=wanted if where is None else wanted & where,
+            batch_size=rows,
+            use_threads=False,
+            batch_readahead=1,
+            fragment_readahead=1,
+        )
+
+
+def _rows(
+    part: Part, columns: Sequence[str], where: pc.Expression | None = None
+) -> Iterator[tuple[Any, ...]]:
+    for batch in scan(part, columns, where):
+        yield from zip(*(column.to_pylist() for column in batch.columns), strict=True)
+
+
+def _name(first: int, last: int) -> str:
+    return f"{first:013d}-{last:013d}.parquet"
 
 
 def _table(segment: Segment, records: Sequence[Record]) -> pa.Table:
@@ -166,7 +258,7 @@ def _remove_unfinished(folder: Path) -> None:
         left.unlink(missing_ok=True)
 
 
-def _segment(mailbox: str, file: _File) -> Segment:
+def _segment(mailbox: str, file: Part) -> Segment:
     with _unavailable(file.path, "read"):
         facts = pq.read_schema(file.path).metadata or {}
     before = facts.get(b"postroom.before")
@@ -189,7 +281,7 @@ def _segment(mailbox: str, file: _File) -> Segment:
     return segment
 
 
-def _records(segment: Segment, file: _File) -> Iterator[Record]:
+def _records(segment: Segment, file: Part) -> Iterator[Record]:
     """Yield the records of one file, all of which and no others must be there."""
     records = _unverified(file)
     chain, last = segment.before, segment.first - 1
@@ -209,7 +301,7 @@ def _records(segment: Segment, file: _File) -> Iterator[Record]:
         raise _another_history(segment, file)
 
 
-def _unverified(file: _File) -> Iterator[Record]:
+def _unverified(file: Part) -> Iterator[Record]:
     with _unavailable(file.path, "read"), pq.ParquetFile(file.path) as opened:
         for batch in opened.iter_batches(READ_ROWS, columns=list(Record._fields)):
             yield from map(Record._make, zip(*(column.to_pylist() for column in batch.columns), strict=True))
@@ -220,7 +312,7 @@ def _agrees(record: Record, previous: Segment) -> bool:
     return record.position != previous.last or record.chain == previous.chain
 
 
-def _check_continues(segment: Segment, previous: Segment, file: _File) -> None:
+def _check_continues(segment: Segment, previous: Segment, file: Part) -> None:
     if segment.first == previous.last + 1 and segment.before not in (None, previous.chain):
         raise _another_history(segment, file)
     if segment.first > previous.last + 1 and segment.before is not None:
@@ -231,7 +323,7 @@ def _check_continues(segment: Segment, previous: Segment, file: _File) -> None:
         )
 
 
-def _another_history(segment: Segment, file: _File) -> BrokenLog:
+def _another_history(segment: Segment, file: Part) -> BrokenLog:
     return BrokenLog(
         f"The archive file {file.path} does not go with the ones before it or with its own last hash: it was "
         "altered or comes from another store. Restore it from a backup.",

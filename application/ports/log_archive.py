@@ -1,7 +1,7 @@
 """Port: where the records of a mailbox go before retention removes them from its log."""
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from postroom.domain.record import Record
 
@@ -51,3 +51,18 @@ class LogArchive(Protocol):
         Raises: BrokenLog when a record is missing or was altered since it was archived; where records went
             without being archived, positions jump.
         """
+
+    def replay(self, mailbox: str, after: int = 0) -> Iterator[tuple[Any, ...]]:
+        """Yield as `read` does, of each record only the columns up to `state`: quickly, and so not verified."""
+
+    def history(self, mailbox: str, stream: bytes) -> list[Record]:
+        """Return the whole records of one message or of the mailbox itself, oldest first, not verified."""
+
+    def at_positions(self, mailbox: str, positions: Sequence[int]) -> dict[int, Record]:
+        """Return the whole records at these positions, not verified; what is missing is left out."""
+
+    def position_before(self, mailbox: str, at: int) -> int:
+        """Return the position of the last record written before log time `at` (µs), or 0."""
+
+    def size(self, segment: Segment) -> int:
+        """Return how many bytes a segment takes."""

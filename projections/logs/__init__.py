@@ -23,6 +23,12 @@ class Log(Protocol):
         Raises: NotFound when there is no such store, Unavailable when it can't be read.
         """
 
+    def heads(self) -> dict[str, int]:
+        """Return the last position of every mailbox log by the mailbox's name; empty ones are left out.
+
+        Raises: NotFound when there is no such store, Unavailable when it can't be read.
+        """
+
     def cuts(self, through: Mapping[str, int] | None = None) -> list[MailboxCut]:
         """Return the extent of every mailbox log, in the order of the ids; empty ones are left out.
 
@@ -41,7 +47,7 @@ class Log(Protocol):
 
         Arguments:
             columns: which of `COLUMNS`; no others are read from the disk or sent.
-            where: conditions on columns that are `STORED`, all of which hold.
+            where: conditions on columns that are `STORED`, but for `place`; all of them hold.
         """
 
 

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Literal
+from typing import Any, Literal
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -36,16 +36,22 @@ class PostgresLog:
         with self._reader() as connection:
             return dict(connection.execute(_SQL["mailboxes"]).fetchall())
 
+    def heads(self) -> dict[str, int]:
+        """Return the last positions; see `Log.heads`."""
+        with self._reader() as connection:
+            names = connection.execute(_SQL["mailboxes"]).fetchall()
+            ends = ((name, _end(connection, "last", id_, PLACES - 1)) for name, id_ in names)
+            return {name: end[0] for name, end in ends if end is not None}
+
     def cuts(self, through: Mapping[str, int] | None = None) -> list[MailboxCut]:
         """Return extents of mailbox logs; see `Log.cuts`."""
         cuts = []
         with self._reader() as connection:
             for name, id_ in connection.execute(_SQL["mailboxes"]).fetchall():
-                position = PLACES - 1 if through is None else through.get(name, 0)
-                bounds = {"base": id_ * PLACES, "through": id_ * PLACES + position}
-                first = connection.execute(_SQL["first"], bounds).fetchone()
-                last = connection.execute(_SQL["last"], bounds).fetchone()
-                if first is not None and last is not None:
+                last_wanted = PLACES - 1 if through is None else through.get(name, 0)
+                first = _end(connection, "first", id_, last_wanted) if last_wanted else None
+                last = _end(connection, "last", id_, last_wanted) if first is not None else None
+                if first is not None and last is not None:  # retention may remove the log in between
                     cuts.append(MailboxCut(id_, name, *first, *last))
         return cuts
 
@@ -95,6 +101,11 @@ class PostgresLog:
         with closing(connect(self.url, NAME)) as connection, unavailable(self.url):
             connection.execute(_SQL["configure"])
             yield run
+
+
+def _end(connection: Connection, which: str, mailbox: int, through: int) -> tuple[Any, ...] | None:
+    bounds = {"base": mailbox * PLACES, "through": mailbox * PLACES + through}
+    return connection.execute(_SQL[which], bounds).fetchone()
 
 
 def _bytes_literal(value: bytes) -> str:

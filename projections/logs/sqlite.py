@@ -9,6 +9,7 @@ from typing import Literal
 
 import pyarrow as pa
 
+from postroom.adapters.sql.statements import statements
 from postroom.domain.errors import NotFound, Unavailable
 from postroom.projections.cut import PLACES, MailboxCut, Range
 from postroom.projections.logs.conditions import Condition
@@ -17,7 +18,7 @@ from postroom.projections.logs.reading import ROWS_PER_BATCH, read_by_sql, to_ba
 # A first row of values, because the ADBC driver takes a column's type from what it sees first, and NULL says
 # nothing.
 _TYPED = {pa.int64(): "0", pa.string(): "''", pa.binary(): "x''"}
-_END = "SELECT place - :base, at FROM log WHERE place > :base AND place <= :through ORDER BY place {} LIMIT 1"
+_SQL = statements("postroom.projections", "sql/sqlite/log.sql")
 
 
 @dataclass(frozen=True)
@@ -30,19 +31,25 @@ class SqliteLog:
     def mailboxes(self) -> dict[str, int]:
         """Return the ids of the mailboxes; see `Log.mailboxes`."""
         with self._reader() as connection:
-            return dict(connection.execute("SELECT name, id FROM mailbox_names ORDER BY id").fetchall())
+            return dict(connection.execute(_SQL["mailboxes"]).fetchall())
+
+    def heads(self) -> dict[str, int]:
+        """Return the last positions; see `Log.heads`."""
+        with self._reader() as connection:
+            return dict(connection.execute(_SQL["heads"]).fetchall())
 
     def cuts(self, through: Mapping[str, int] | None = None) -> list[MailboxCut]:
         """Return extents of mailbox logs; see `Log.cuts`."""
         cuts = []
         with self._reader() as connection:
-            for name, id_ in connection.execute("SELECT name, id FROM mailbox_names ORDER BY id").fetchall():
-                position = PLACES - 1 if through is None else through.get(name, 0)
-                bounds = {"base": id_ * PLACES, "through": id_ * PLACES + position}
-                first = connection.execute(_END.format("ASC"), bounds).fetchone()
-                last = connection.execute(_END.format("DESC"), bounds).fetchone()
-                if first is not None and last is not None:
-                    cuts.append(MailboxCut(id_, name, first[0], *last))
+            for name, id_ in connection.execute(_SQL["mailboxes"]).fetchall():
+                last_wanted = PLACES - 1 if through is None else through.get(name, 0)
+                bounds = {"base": id_ * PLACES, "through": id_ * PLACES + last_wanted}
+                first = connection.execute(_SQL["first"], bounds).fetchone() if last_wanted else None
+                if first is not None:
+                    cuts.append(
+                        MailboxCut(id_, name, *first, *connection.execute(_SQL["last"], bounds).fetchone())
+                    )
         return cuts
 
     def read(
@@ -61,7 +68,8 @@ class SqliteLog:
         if not Path(self.store).is_file():
             raise NotFound(f"There is no store at {self.store}; name one with --store or POSTROOM_STORE.")
         try:
-            with closing(sqlite3.connect(self._uri, uri=True)) as connection:
+            with closing(sqlite3.connect(self._uri, uri=True, isolation_level=None)) as connection:
+                connection.execute("BEGIN")  # all statements see the same
                 yield connection
         except sqlite3.Error as error:
             raise self._unreadable(error) from error
