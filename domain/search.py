@@ -6,6 +6,7 @@ one of them has to find.
 
 import struct
 from base64 import urlsafe_b64decode, urlsafe_b64encode
+from collections.abc import Iterator, Sequence
 from enum import StrEnum
 
 import msgspec
@@ -18,6 +19,7 @@ from postroom.domain.words import MAX_CHARS, Word, has_words, parse_words, words
 
 __all__ = [
     "SEARCHED_HEADERS",
+    "WORDED_HEADERS",
     "BodyRules",
     "Cursor",
     "EventFilter",
@@ -49,7 +51,11 @@ SEARCHED_HEADERS = (
     "trace_id",
     "span_id",
 )
-"""The headers that are searched before the custom ones, in the order of `searchable_text`."""
+"""The headers that free text is searched in before the custom ones, in their order there."""
+IDS = ("message_id", "correlation_id", "trace_id", "span_id")
+"""Headers without words: pieces of ids would be most of a word index, and nobody asks for a piece."""
+WORDED_HEADERS = tuple(name for name in SEARCHED_HEADERS if name not in IDS)
+"""The headers whose words are searched before those of the custom ones."""
 # Databases hold 64-bit integers.
 MAX_INTEGER = (1 << 63) - 1
 
@@ -132,8 +138,8 @@ class EventFilter(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         statuses: where the message stands, any of which may match.
         headers: custom headers that must all be there with exactly these values.
         text: parts of text, each of which must occur in some header, ignoring case (see `searchable_text`).
-        match: words that must all occur, as whole words, in headers or in bodies that were opted in;
-            `pay*` stands for every word that begins so (see `searchable_words`).
+        match: words that must all occur, as whole words, in headers that are no ids, or in a body that was
+            opted in; `pay*` stands for every word that begins so (see `searchable_words`).
         limit: most messages on a page, 1 to 1,000.
         offset: messages to skip, as RFC-037 has it; costs time in proportion, so prefer `cursor`.
         cursor: `next_cursor` of the page before, asked with the same filter.
@@ -285,12 +291,12 @@ def searchable_text(item: MailboxItem) -> str:
 
     The envelope's payload is no part of it (RFC-037: bodies may be encrypted).
     """
-    return "\n".join(value for value in _header_values(item) if value).lower()
+    return "\n".join(filter(None, _header_values(item, SEARCHED_HEADERS))).lower()
 
 
 def searchable_words(item: MailboxItem, bodies: BodyRules = NO_BODIES) -> list[str]:
-    """Return the words a message is found by: those of its headers, then those of its body if opted in."""
-    words = words_of(searchable_text(item))
+    """Return the words a message is found by: of its headers but for ids, then of its body if opted in."""
+    words = words_of("\n".join(filter(None, _header_values(item, WORDED_HEADERS))))
     if bodies.cover(item.topic):
         words += body_words(item.envelope_blob)
     return words
@@ -310,9 +316,10 @@ def parse_status(text: str) -> Status:
         raise InvalidRequest(f"There is no status {text!r}; give one of {known}.") from None
 
 
-def _header_values(item: MailboxItem) -> tuple[str | None, ...]:
-    headers = (getattr(item, name) for name in SEARCHED_HEADERS)
-    return (*headers, *item.custom_headers.keys(), *item.custom_headers.values())
+def _header_values(item: MailboxItem, names: Sequence[str]) -> Iterator[str | None]:
+    yield from (getattr(item, name) for name in names)
+    yield from item.custom_headers.keys()
+    yield from item.custom_headers.values()
 
 
 def _has_parts(item: MailboxItem, parts: tuple[str, ...]) -> bool:

@@ -11,18 +11,18 @@ import msgspec
 import polars as pl
 import pyarrow as pa
 
-from postroom.domain.search import SEARCHED_HEADERS, BodyRules, body_words
+from postroom.domain.search import SEARCHED_HEADERS, WORDED_HEADERS, BodyRules, body_words
 from postroom.domain.words import MAX_CHARS, MAX_WORD_CHARS, words_of
 
 __all__ = ["search_tables"]
 
 _decode_headers = msgspec.json.Decoder(list[dict[str, str]]).decode
 
-_BLANKS = bytes(
-    code if code >= 128 or chr(code).isalnum() or chr(code) == "_" else ord(" ") for code in range(256)
-)
-"""What each byte of ASCII text is in its words: itself, or a blank."""
-_TOO_LONG = f"[a-z0-9_]{{{MAX_WORD_CHARS + 1}}}"
+_FOLDED = bytes(
+    ord(chr(code).lower()) if chr(code).isalnum() or chr(code) == "_" else ord(" ") for code in range(128)
+) + bytes(range(128, 256))
+"""What each byte of ASCII text is in its words: itself, in lower case, or a blank."""
+_TOO_LONG = f"[A-Za-z0-9_]{{{MAX_WORD_CHARS + 1}}}"
 
 
 def search_tables(mailbox_rows: pl.DataFrame, bodies: BodyRules) -> dict[str, pa.Table]:
@@ -43,16 +43,8 @@ def search_tables(mailbox_rows: pl.DataFrame, bodies: BodyRules) -> dict[str, pa
         maintain_order="left",
     )
     header = rows.select("name", "value", "timestamp", "id").explode("name", "value", keep_nulls=False)
-    written = rows.select(
-        pl.concat_str(
-            *(_unless_empty(name) for name in (*SEARCHED_HEADERS, "custom_text")),
-            separator="\n",
-            ignore_nulls=True,
-        ).alias("text")
-    ).to_series()
-    is_odd = written.str.len_bytes() != written.str.len_chars()
-    text = _except(written.str.to_lowercase(), is_odd, lambda: map(str.lower, written.filter(is_odd)))
-    words = _words(text, is_odd)
+    text = _texts(rows)
+    words = _words(rows)
     is_covered = rows["topic"].is_in([topic for topic in rows["topic"].unique() if bodies.cover(topic)])
     words = _except(words, is_covered, lambda: _with_body(words.filter(is_covered), rows.filter(is_covered)))
     return {
@@ -83,24 +75,32 @@ def _lists(ends: pa.Array, items: Iterable[str]) -> pa.Array:
     return pa.LargeListArray.from_arrays(ends, pa.array(items, pa.large_string()))
 
 
-def _unless_empty(column: str) -> pl.Expr:
-    return pl.when(pl.col(column) != "").then(pl.col(column))
+def _texts(rows: pl.DataFrame) -> pl.Series:
+    written = _written(rows, SEARCHED_HEADERS)
+    is_odd = written.str.len_bytes() != written.str.len_chars()
+    return _except(written.str.to_lowercase(), is_odd, lambda: map(str.lower, written.filter(is_odd)))
 
 
-def _words(text: pl.Series, is_odd: pl.Series) -> pl.Series:
-    """Return the words of texts in lower case, those of ASCII by turning all else into blanks in one go."""
-    size = text.str.len_bytes()
-    is_odd = is_odd | (size > MAX_CHARS)
+def _words(rows: pl.DataFrame) -> pl.Series:
+    """Return the words of headers, those of ASCII by turning whatever is in no word into blanks in one go."""
+    written = _written(rows, WORDED_HEADERS)
+    size = written.str.len_bytes()
+    is_odd = (size != written.str.len_chars()) | (size > MAX_CHARS)
     is_long = (size > MAX_WORD_CHARS) & ~is_odd
     if is_long.any():
-        is_odd = is_odd | (is_long & text.str.contains(_TOO_LONG))
-    spaced = pl.select(pl.concat_str(pl.lit(" "), text, pl.lit(" "))).to_series()
-    offsets, data = spaced.to_arrow(compat_level=pl.CompatLevel.oldest()).buffers()[1:]
-    blanked = pa.LargeStringArray.from_buffers(
-        len(text), offsets, pa.py_buffer(data.to_pybytes().translate(_BLANKS))
-    )
-    words = pl.Series(blanked)
-    return _except(words, is_odd, lambda: (_joined(words_of(each)) for each in text.filter(is_odd)))
+        is_odd = is_odd | (is_long & written.str.contains(_TOO_LONG))
+    padded = pl.select(pl.concat_str(pl.lit(" "), written, pl.lit(" "))).to_series()
+    offsets, data = padded.to_arrow(compat_level=pl.CompatLevel.oldest()).buffers()[1:]
+    blanked = pa.py_buffer(data.to_pybytes().translate(_FOLDED))
+    words = pl.Series(pa.LargeStringArray.from_buffers(len(padded), offsets, blanked))
+    return _except(words, is_odd, lambda: (_joined(words_of(each)) for each in written.filter(is_odd)))
+
+
+def _written(rows: pl.DataFrame, headers: tuple[str, ...]) -> pl.Series:
+    """Return headers and what the custom ones say, a line each; those that are empty are none."""
+    columns = (*headers, "custom_text")
+    lines = [pl.when(pl.col(name) != "").then(pl.col(name)) for name in columns]
+    return rows.select(pl.concat_str(lines, separator="\n", ignore_nulls=True).alias("text")).to_series()
 
 
 def _with_body(words: pl.Series, rows: pl.DataFrame) -> Iterable[str]:
