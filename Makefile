@@ -40,6 +40,10 @@ test: .venv/java-ready ## Run the whole test suite
 bench: .venv/java-ready ## Measure, and write bench.json
 	@$(with_java) $(bin)/postroom bench
 
+.PHONY: spark-bundle
+spark-bundle: .venv ## Build what a Spark cluster needs into dist/: code, packages, entry points
+	@scripts/spark-bundle.sh
+
 .PHONY: check format proto proto-check lock
 check: .venv proto-check ## Lint, type-check, and verify imports and generated code
 	@$(bin)/ruff check

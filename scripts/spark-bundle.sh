@@ -1,0 +1,71 @@
+#!/bin/sh
+# Put what a Spark cluster needs into dist/, or the folder named as argument (docs/spark.md says how to use it):
+#   postroom-spark.zip       the code, for --py-files
+#   postroom-env.tar.gz      the packages it needs, native ones included, for --archives
+#   rebuild.py, ...          the entry points
+# Everything comes from .venv as it is: nothing is fetched, so nodes run what was tested here.
+set -eu
+cd "$(dirname "$0")/.."
+bin=$PWD/.venv/bin
+dist=${1:-dist}
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+
+mkdir -p "$dist"
+"$bin/python" -m build --wheel --no-isolation --outdir "$work" . >"$work/log" 2>&1 || {
+    cat "$work/log" >&2
+    exit 1
+}
+# Spark's workers take the packages of a .zip onto their path, but ignore a .whl.
+cp "$work"/postroom-*.whl "$dist/postroom-spark.zip"
+
+"$bin/uv" venv --quiet --no-project --python "$bin/python" "$work/env"
+"$bin/python" - "$work"/postroom-*.whl "$work/env" <<'PYTHON'
+"""Copy the packages that a wheel's extra `spark` needs, but for Spark itself, which every node has."""
+
+import shutil
+import sys
+import sysconfig
+from collections.abc import Iterable
+from importlib.metadata import Distribution, PathDistribution, distribution
+from pathlib import Path
+from zipfile import Path as ZipPath
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+wheel, env = sys.argv[1:]
+installed = Path(sysconfig.get_path("platlib"))
+target = Path(sysconfig.get_path("platlib", vars={"base": env, "platbase": env}))
+packages: dict[tuple[str, frozenset[str]], Distribution] = {}
+
+
+def collect(requirements: Iterable[str], extras: set[str]) -> None:
+    """Add to `packages` what is required, and what that requires."""
+    for requirement in map(Requirement, requirements):
+        marker = requirement.marker
+        if marker and not any(marker.evaluate({"extra": extra}) for extra in {"", *extras}):
+            continue
+        name = canonicalize_name(requirement.name)
+        key = (name, frozenset(requirement.extras))
+        if name != "pyspark" and key not in packages:
+            packages[key] = distribution(name)
+            collect(packages[key].requires or [], requirement.extras)
+
+
+(info,) = (entry for entry in ZipPath(wheel).iterdir() if entry.name.endswith(".dist-info"))
+collect(PathDistribution(info).requires or [], {"spark"})
+for package in {name: package for (name, _), package in packages.items()}.values():
+    for file in package.files or []:
+        source = installed / file
+        if ".." not in file.parts and source.suffix != ".pyc" and source.is_file():
+            copy = target / file
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(source, copy)
+PYTHON
+"$bin/venv-pack" --quiet --force --compress-level 1 --prefix "$work/env" --output "$dist/postroom-env.tar.gz"
+
+for entry in rebuild follow; do
+    [ ! -f "projections/$entry.py" ] || cp "projections/$entry.py" "$dist/"
+done
+ls -sh "$dist"
