@@ -276,7 +276,9 @@ def _copy_in_postgres(
             closing(sqlite3.connect(originals)) as reader,
             connection.cursor().copy("COPY original FROM STDIN") as copy,
         ):
-            for record in reader.execute("SELECT * FROM log WHERE place % (1 << 40) >= ?", [segments[0].first]):
+            for record in reader.execute(
+                "SELECT * FROM log WHERE place % (1 << 40) >= ?", [segments[0].first]
+            ):
                 copy.write_row((record[0] % POSITIONS, *record[1:]))
         connection.execute("CREATE INDEX ON original (place)")
         connection.execute("ANALYZE original")

@@ -7,14 +7,14 @@ SELECT
     )) AS message_id,
     sent.timestamp, sent.topic, sent.content_type, sent.schema_url, sent.schema_version, sent.encryption,
     sent.correlation_id, sent.principal, sent.namespace, sent.trace_id, sent.span_id, sent.custom_headers,
-    sent.at AS created_at,
+    sent."at" AS created_at,
     cut.name AS mailbox,
     sent.place & ((1::BIGINT << 40) - 1) AS position,
     sent.shard,
     CASE
         WHEN folded.type IS NULL AND sent.due IS NULL THEN 'archived'
         WHEN coalesce(folded.type, '') IN ('', 'MessageRequeued.1', 'MessageRedriven.1')
-            THEN CASE WHEN coalesce(folded.due, sent.due) > cut.at THEN 'delayed' ELSE 'ready' END
+            THEN CASE WHEN coalesce(folded.due, sent.due) > cut."at" THEN 'delayed' ELSE 'ready' END
         WHEN folded.type = 'MessageAcked.1' THEN 'acked'
         WHEN folded.type IN ('MessageReceived.1', 'MessageVisibilityExtended.1') THEN 'in_flight'
         WHEN folded.type = 'MessageDeadLettered.1' THEN 'dead'
@@ -22,7 +22,7 @@ SELECT
     END AS status,
     coalesce(folded.attempts, 0) AS attempts,
     coalesce(folded.redriven, 0)::BIGINT AS redriven,
-    coalesce(folded.at, sent.at) AS changed_at,
+    coalesce(folded.changed_at, sent."at") AS changed_at,
     CASE
         WHEN folded.type IS NULL THEN sent.due
         WHEN folded.type IN ('MessageRequeued.1', 'MessageRedriven.1') THEN folded.due
@@ -39,7 +39,7 @@ LEFT JOIN (
         arg_max(type, version) AS type,
         arg_max_null(due, version) AS due,
         arg_max(CASE WHEN type = 'MessageRedriven.1' THEN 0 ELSE attempt END, version) AS attempts,
-        max(at) AS at,
+        max("at") AS changed_at,
         count(*) FILTER (type = 'MessageRedriven.1') AS redriven
     FROM later
     GROUP BY ALL

@@ -1,5 +1,5 @@
 -- The mailbox rows of a PostgreSQL log, in one statement: what is known of each message once it was sent, joined to
--- its sending. Hash aggregates over packed maxima were faster than DISTINCT ON and than a window.
+-- its sending. Of 300,000 events, with hash joins: 0.7 s so, 0.8 s by DISTINCT ON, 0.9 s by windows.
 WITH cut AS MATERIALIZED (
     SELECT names.id, names.name, last.at
     FROM postroom.mailbox_names AS names, LATERAL (
