@@ -17,6 +17,7 @@
     │   └── Saturated              429 E_SATURATED, with retry_after_ms
     ├── IntegrityFailure           422 E_INTEGRITY
     │   └── BrokenLog              422 E_INTEGRITY, the log itself was altered
+    ├── BrokenProjection           500 E_PROJECTION, the code of a read model is at fault
     └── Unavailable                503 E_UNAVAILABLE, with retry_after_ms
         ├── MailboxOwned           503 E_OWNED, another process owns the mailbox
         ├── WrongPosition          503 E_WRONG_POSITION, somebody else appended
@@ -143,6 +144,13 @@ class BrokenLog(IntegrityFailure):
     def __init__(self, message: str, position: int) -> None:
         super().__init__(message)
         self.position = position
+
+
+class BrokenProjection(PostroomError):
+    """The fold of a read model failed, or made rows that its projection does not declare."""
+
+    code = "E_PROJECTION"
+    status = 500
 
 
 class Unavailable(PostroomError):

@@ -9,8 +9,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import polars as pl
+import pyarrow as pa
 
 from postroom.projections.cut import MailboxCut
+from postroom.projections.logs.columns import COLUMNS
 from postroom.projections.models import messages
 from postroom.projections.models.messages import Parked
 from postroom.projections.projection import (
@@ -18,6 +20,7 @@ from postroom.projections.projection import (
     EventProjection,
     MessageProjection,
     Projection,
+    checked,
     merge_rows,
 )
 
@@ -25,11 +28,7 @@ MESSAGES = messages.PROJECTION.name
 RECORDS = "records"
 """What the pieces that are records, not partials of messages, are called."""
 
-_LOG_TYPES = {
-    **dict.fromkeys(("place", "mailbox_id", "position", "version", "epoch", "at", "shard", "attempt"), "int"),
-    **dict.fromkeys(("due", "timestamp", "cut_at"), "int"),
-    **dict.fromkeys(("stream", "state", "death_state", "chain", "envelope"), "bytes"),
-}
+_POLARS = {pa.int64(): POLARS["int"], pa.string(): POLARS["text"], pa.binary(): POLARS["bytes"]}
 
 
 @dataclass
@@ -38,7 +37,7 @@ class Folded:
 
     Arguments:
         rows: those of the messages are final. Others are to be merged with rows of the same key.
-        pieces: partials of messages, by `MESSAGES`, and records whose message was sent elsewhere, by `RECORDS`.
+        pieces: partials of messages, by `MESSAGES`; records whose message was sent elsewhere, by `RECORDS`.
         parked: records that could not be folded.
     """
 
@@ -57,16 +56,13 @@ def record_columns(wanted: Mapping[str, Projection]) -> tuple[str, ...]:
     reads = [each.reads for each in wanted.values() if isinstance(each, EventProjection)]
     if not reads:
         return ()
-    return tuple(
-        dict.fromkeys(
-            (*messages.KEY, "event", "topic", "shard", *(name for names in reads for name in names))
-        )
-    )
+    needed = ("place", *messages.KEY, "event", "topic", "shard")
+    return tuple(dict.fromkeys((*needed, *(name for names in reads for name in names))))
 
 
 def record_schema(wanted: Mapping[str, Projection]) -> dict[str, pl.DataType]:
     """Return the columns and types of the pieces that are records."""
-    return {name: POLARS[_LOG_TYPES.get(name, "text")] for name in record_columns(wanted)}  # type: ignore[index]
+    return {name: _POLARS[COLUMNS[name].arrow] for name in record_columns(wanted)}
 
 
 def fold_range(records: pl.DataFrame, wanted: Mapping[str, Projection], cuts: Sequence[MailboxCut]) -> Folded:
@@ -84,8 +80,9 @@ def fold_range(records: pl.DataFrame, wanted: Mapping[str, Projection], cuts: Se
         parked,
     )
     if columns := record_columns(wanted):
-        placed = _placed(records.select(columns), partials)
-        is_placed = pl.col("topic").is_not_null() | ~pl.col("event").str.starts_with("Message")
+        known = records.select(columns).filter(~messages.is_unknown())
+        placed = _placed(known, partials)
+        is_placed = pl.col("topic").is_not_null() | ~messages.is_message()
         folded.rows |= _fold_records(placed.filter(is_placed), wanted)
         folded.pieces[RECORDS] = placed.filter(~is_placed)
     return folded
@@ -103,7 +100,7 @@ def fold_pieces(
     rows = messages.finish(partials, cuts)
     folded = Folded({MESSAGES: rows, **derive(rows, wanted)})
     if record_columns(wanted):
-        placed = _placed(pieces[RECORDS], partials)
+        placed = _placed(pieces[RECORDS].sort("place"), partials)
         folded.rows |= _fold_records(placed.filter(pl.col("topic").is_not_null()), wanted)
     return folded
 
@@ -111,7 +108,7 @@ def fold_pieces(
 def derive(rows: pl.DataFrame, wanted: Mapping[str, Projection]) -> dict[str, pl.DataFrame]:
     """Return the rows that these messages give to the read models made of unsettled messages."""
     return {
-        name: each.derive(rows).select(*each.schema)
+        name: checked(each, each.derive, rows)
         for name, each in wanted.items()
         if isinstance(each, MessageProjection)
     }
@@ -121,22 +118,28 @@ def merged(folded: Iterable[Folded], wanted: Mapping[str, Projection]) -> dict[s
     """Return the rows of several folds, one a key."""
     parts = list(folded)
     return {
-        name: merge_rows(each, pl.concat([part.rows[name] for part in parts if name in part.rows]))
+        name: merge_rows(each, pl.concat([none, *(part.rows[name] for part in parts if name in part.rows)]))
         for name, each in wanted.items()
+        for none in [pl.DataFrame(schema=each.schema)]
     }
 
 
 def _placed(records: pl.DataFrame, partials: pl.DataFrame) -> pl.DataFrame:
-    """Return records with topic and shard of their messages' sending, as far as it is known."""
-    sent = partials.filter(pl.col("id").is_not_null()).select(*messages.KEY, "topic", "shard")
-    found = records.join(sent, messages.KEY, "left", suffix="_sent", maintain_order="left")
-    filled = (pl.coalesce(name, f"{name}_sent").alias(name) for name in ("topic", "shard"))
+    """Return records, in order, with topic and shard of their messages' latest sending, where it is known."""
+    sent = partials.filter(pl.col("id").is_not_null())
+    sent = sent.select(*messages.KEY, pl.col("id").alias("place"), "topic", "shard").sort("place")
+    found = records.join_asof(sent, on="place", by=messages.KEY, suffix="_sent", check_sortedness=False)
+    # What is no message's may still have the id of one: senders choose theirs.
+    filled = (
+        pl.when(messages.is_message()).then(pl.coalesce(name, f"{name}_sent")).otherwise(name).alias(name)
+        for name in ("topic", "shard")
+    )
     return found.with_columns(*filled).select(records.columns)
 
 
 def _fold_records(records: pl.DataFrame, wanted: Mapping[str, Projection]) -> dict[str, pl.DataFrame]:
     return {
-        name: each.fold(records).select(*each.schema)
+        name: checked(each, each.fold, records)
         for name, each in wanted.items()
         if isinstance(each, EventProjection)
     }

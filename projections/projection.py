@@ -6,18 +6,21 @@ plain Python, which tests hold the first to.
 """
 
 import os
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib import import_module
+from itertools import pairwise
 from pkgutil import iter_modules
 from typing import Any, Literal, NamedTuple
 
 import polars as pl
 
-from postroom.domain.errors import InvalidRequest
+from postroom.domain.errors import BrokenProjection, InvalidRequest
 from postroom.domain.record import Record
 from postroom.projections.cut import MailboxCut
+from postroom.projections.logs.columns import COLUMNS
 
 MODULES = "POSTROOM_PROJECTIONS"
 """The environment variable that names further modules, separated by commas."""
@@ -27,6 +30,10 @@ Merge = Literal["key", "sum", "min", "max", "replace"]
 Row = dict[str, Any]
 
 POLARS: dict[Type, pl.DataType] = {"int": pl.Int64(), "text": pl.String(), "bytes": pl.Binary()}
+_PYTHON: dict[Type, type] = {"int": int, "text": str, "bytes": bytes}
+_NAME = re.compile(r"[a-z][a-z0-9_]{0,39}\Z")
+_TAKEN = ("header", "pieces", "projection", "text", "topic", "word")
+"""Beginnings of the names of tables that belong to no projection."""
 
 
 class Column(NamedTuple):
@@ -34,7 +41,7 @@ class Column(NamedTuple):
 
     Arguments:
         merge: `key` names the row; rows of one key become one by the `sum`, `min` or `max` of this column, or
-            the later row's value replaces the earlier one's.
+            the later row's value replaces the earlier one's, which is for rows of single messages only.
         required: it is never null; keys and sums never are.
     """
 
@@ -42,6 +49,11 @@ class Column(NamedTuple):
     type: Type = "text"
     merge: Merge = "replace"
     required: bool = False
+
+    @property
+    def is_required(self) -> bool:
+        """Return whether it is never null."""
+        return self.required or self.merge in ("key", "sum")
 
 
 @dataclass(frozen=True)
@@ -65,12 +77,12 @@ class Projection:
 
 @dataclass(frozen=True)
 class EventProjection(Projection):
-    """A read model of log records, whose rows merge: those of any split of a log amount to those of the whole.
+    """A read model of log records, whose rows merge: those of any split of a log amount to the whole's.
 
     Arguments:
         reads: which columns of the log `fold` sees (see `projections/source.py`). What followed a message's
             sending has the `topic` and the `shard` of the sending.
-        fold: takes records, and returns rows, one a key.
+        fold: takes records, and returns rows; those of one key are merged.
         reference: takes one record with its mailbox's cut, and returns rows, to be merged.
     """
 
@@ -84,7 +96,7 @@ class MessageProjection(Projection):
     """A read model of the messages that are not settled: ready, delayed, in flight or dead.
 
     Arguments:
-        derive: takes rows of the `mailbox` table, and returns rows, one a key.
+        derive: takes rows of the `mailbox` table, and returns rows; those of one key are merged.
         reference: the same, of one row.
     """
 
@@ -92,24 +104,68 @@ class MessageProjection(Projection):
     reference: Callable[[Row], Iterable[Row]] = lambda message: ()
 
 
-@lru_cache(maxsize=1)
 def projections() -> dict[str, Projection]:
     """Return every projection there is by its name, the messages first.
 
     Raises: InvalidRequest when a module named in `POSTROOM_PROJECTIONS` is none.
     """
+    return dict(_projections(os.environ.get(MODULES, "")))
+
+
+@lru_cache(maxsize=8)
+def _projections(modules: str) -> dict[str, Projection]:
     from postroom.projections import models
 
     own = sorted(f"{models.__name__}.{module.name}" for module in iter_modules(models.__path__))
-    others = [name.strip() for name in os.environ.get(MODULES, "").split(",") if name.strip()]
+    others = [name.strip() for name in modules.split(",") if name.strip()]
     found = [_load(name) for name in (*own, *others)]
     found.sort(key=lambda projection: isinstance(projection, EventProjection | MessageProjection))
     by_name = {projection.name: projection for projection in found}
     if len(by_name) < len(found):
         names = sorted(projection.name for projection in found)
-        twice = next(name for name, other in zip(names, names[1:], strict=False) if name == other)
+        twice = next(name for name, other in pairwise(names) if name == other)
         raise InvalidRequest(f"Two projections are named {twice}; rename the one in {MODULES}.")
     return by_name
+
+
+def checked(
+    projection: Projection, fold: Callable[[pl.DataFrame], pl.DataFrame], frame: pl.DataFrame
+) -> pl.DataFrame:
+    """Return what a projection's fold makes of a frame, one row a key.
+
+    Raises: BrokenProjection when it fails, or when its rows are not what the projection declares.
+    """
+    try:
+        rows = fold(frame)
+        if problem := _problem(projection, rows):
+            raise _broken(projection, f"returned {problem}", _declared(projection))
+        return merge_rows(projection, rows.select(*projection.schema).cast(pl.Schema(projection.schema)))
+    except BrokenProjection:
+        raise
+    except Exception as error:
+        raise _broken(projection, f"failed with {type(error).__name__}: {error}") from error
+
+
+def checked_reference(projection: Projection, reference: Callable[..., Iterable[Row]], *of: Any) -> list[Row]:
+    """Return what a projection's reference fold makes of a record or a message.
+
+    Raises: BrokenProjection when it fails, or when its rows are not what the projection declares.
+    """
+    try:
+        rows = list(reference(*of))
+        for row in rows:
+            if row.keys() != projection.schema.keys() or not all(
+                isinstance(
+                    row[each.name], _PYTHON[each.type] if each.is_required else _PYTHON[each.type] | None
+                )
+                for each in projection.columns
+            ):
+                raise _broken(projection, f"returned {row!r}", _declared(projection))
+    except BrokenProjection:
+        raise
+    except Exception as error:
+        raise _broken(projection, f"failed with {type(error).__name__}: {error}") from error
+    return rows
 
 
 def merge_rows(projection: Projection, rows: pl.DataFrame) -> pl.DataFrame:
@@ -147,14 +203,77 @@ def _merged(column: Column, known: Any, value: Any) -> Any:
     return min(known, value) if column.merge == "min" else max(known, value)
 
 
+def _problem(projection: Projection, rows: object) -> str | None:
+    if not isinstance(rows, pl.DataFrame):
+        return f"a {type(rows).__name__}, no polars DataFrame"
+    if set(rows.columns) != set(projection.schema):
+        return f"the columns {', '.join(rows.columns)}"
+    for column in projection.columns:
+        type_ = rows.schema[column.name]
+        if not _fits(type_, column.type):
+            return f"the column {column.name} as {type_}"
+        if column.is_required and rows[column.name].null_count():
+            return f"nulls in the column {column.name}"
+    return None
+
+
+def _fits(found: pl.DataType, declared: Type) -> bool:
+    if found == pl.Null or found == POLARS[declared]:
+        return True
+    # pl.len() is unsigned, and texts of few values may be categories: both say the same.
+    return (
+        found.is_integer() if declared == "int" else found in (pl.Categorical, pl.Enum) and declared == "text"
+    )
+
+
+def _declared(projection: Projection) -> str:
+    columns = ", ".join(
+        f"{each.name} ({each.type}{', never null' if each.is_required else ''})"
+        for each in projection.columns
+    )
+    return f"make it return {columns}"
+
+
+def _broken(
+    projection: Projection, what: str, remedy: str = "mend it, and run this again"
+) -> BrokenProjection:
+    return BrokenProjection(f"The fold of the projection {projection.name} {what}; {remedy}.")
+
+
 def _load(name: str) -> Projection:
     try:
         projection = import_module(name).PROJECTION
-    except (ImportError, AttributeError) as error:
+    except Exception as error:  # it may be anybody's module
         raise InvalidRequest(
             f"The projection {name} can't be loaded: {error}. {MODULES} names modules that Python finds "
             "and that define PROJECTION."
         ) from error
     if not isinstance(projection, Projection):
         raise InvalidRequest(f"PROJECTION of the module {name} is no Projection; make it one.")
+    if problem := _flaw(projection):
+        raise InvalidRequest(f"The projection of the module {name} {problem}.")
     return projection
+
+
+def _flaw(projection: Projection) -> str | None:
+    """Return what keeps a projection from being one, if anything does."""
+    names = [column.name for column in projection.columns]
+    wrong = next((name for name in (projection.name, *names) if not _NAME.match(name)), None)
+    if wrong is not None:
+        return f"has the name {wrong!r}; write up to 40 lower-case letters, digits and _"
+    if projection.name.split("_")[0] in _TAKEN:
+        return f"is named {projection.name}, as tables of Postroom are; rename it"
+    if len(set(names)) < len(names):
+        return "has two columns of one name; rename one"
+    if not projection.key:
+        return "has no key; give at least one column merge='key'"
+    unknown = {name for index in projection.indexes for name in index} - set(names)
+    if unknown:
+        return f"indexes {', '.join(sorted(unknown))}, which it has no column for; add one"
+    if isinstance(projection, EventProjection):
+        unknown = set(projection.reads) - COLUMNS.keys()
+        if unknown:
+            return f"reads {', '.join(sorted(unknown))}, which the log has not; it has {', '.join(COLUMNS)}"
+        if any(column.merge == "replace" for column in projection.columns):
+            return "has columns without merge; say key, sum, min or max, as its rows come in any order"
+    return None

@@ -4,7 +4,7 @@ What each row says is defined once and readably by the `reference` of its projec
 `tests/properties/test_folds_agree.py` holds the folds over frames to it.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from postroom.domain.record import Record
@@ -16,6 +16,7 @@ from postroom.projections.projection import (
     MessageProjection,
     Projection,
     Row,
+    checked_reference,
     merge_reference,
     projections,
 )
@@ -35,6 +36,8 @@ def fold(
 
     Arguments:
         wanted: which projections, all of them by default.
+
+    Raises: BrokenProjection when the reference fold of one fails.
     """
     wanted = projections() if wanted is None else wanted
     read = {cut: list(records) for cut, records in logs.items()}
@@ -44,11 +47,38 @@ def fold(
         rows, left_out = messages.reference(cut, records)
         of_messages += rows
         parked += left_out
-    placed = [pair for cut, records in read.items() for pair in _placed(cut, records)]
+    placed_ = [pair for cut, records in read.items() for pair in placed(cut, records)]
     return ReadModels(
-        {name: merge_reference(each, _rows(each, of_messages, placed)) for name, each in wanted.items()},
+        {name: merge_reference(each, _rows(each, of_messages, placed_)) for name, each in wanted.items()},
         sorted(parked),
     )
+
+
+def placed(
+    cut: MailboxCut, records: Iterable[Record], known: Iterable[Row] = ()
+) -> Iterator[tuple[MailboxCut, Record]]:
+    """Yield records of the cut with topic and shard of their message's sending; without that, none.
+
+    Records of messages whose type is unknown are left out: they are parked.
+
+    Arguments:
+        known: rows of messages that were sent before.
+    """
+    sent: dict[bytes, tuple[str, int]] = {row["stream"]: (row["topic"], row["shard"]) for row in known}
+    for record in records:
+        if not cut.first <= record.position <= cut.last:
+            continue
+        event = record.type.partition(".")[0]
+        if event == messages.SENT:
+            assert record.topic is not None
+            assert record.shard is not None
+            sent[record.stream] = record.topic, record.shard
+        elif event.startswith("Message"):
+            begun = sent.get(record.stream)
+            if begun is None or event not in messages.KNOWN:
+                continue
+            record = record._replace(topic=begun[0], shard=begun[1])
+        yield cut, record
 
 
 def _rows(
@@ -56,25 +86,16 @@ def _rows(
 ) -> Iterable[Row]:
     match projection:
         case EventProjection():
-            return (row for cut, record in placed for row in projection.reference(cut, record))
+            return (
+                row
+                for cut, record in placed
+                for row in checked_reference(projection, projection.reference, cut, record)
+            )
         case MessageProjection():
-            return (row for message in of_messages for row in projection.reference(message))
+            return (
+                row
+                for message in of_messages
+                for row in checked_reference(projection, projection.reference, message)
+            )
         case _:
             return of_messages
-
-
-def _placed(cut: MailboxCut, records: Iterable[Record]) -> Iterable[tuple[MailboxCut, Record]]:
-    """Yield records of the cut with topic and shard of their message's sending; without that, none."""
-    sent: dict[bytes, Record] = {}
-    for record in records:
-        if not cut.first <= record.position <= cut.last:
-            continue
-        event = record.type.partition(".")[0]
-        if event == "MessageSent":
-            sent[record.stream] = record
-        elif event.startswith("Message"):
-            begun = sent.get(record.stream)
-            if begun is None:
-                continue
-            record = record._replace(topic=begun.topic, shard=begun.shard)
-        yield cut, record

@@ -1,4 +1,4 @@
-"""Activity: how many events of which type happened to which topic, by hour and by day (RFC-037 time series)."""
+"""Activity: how many events of which type happened to which topic, by hour and by day (RFC-037 phase 7)."""
 
 from collections.abc import Iterator
 

@@ -10,6 +10,8 @@ from postroom.projections.fingerprint import fingerprint
 from postroom.projections.models.messages import Death
 from postroom.projections.projection import Column, MessageProjection, Row
 
+_TAKEN_OVER = ("id", "mailbox", "topic", "shard", "message_id", "redriven")
+_USED = (*_TAKEN_OVER, "status", "created_at", "deaths", "custom_headers")
 _deaths = msgspec.json.Decoder(list[Death]).decode
 _headers = msgspec.json.Decoder(dict[str, str]).decode
 _encode = msgspec.json.Encoder().encode
@@ -17,7 +19,7 @@ _encode = msgspec.json.Encoder().encode
 
 def derive(messages: pl.DataFrame) -> pl.DataFrame:
     """Return a row for every message that is dead."""
-    dead = messages.filter(pl.col("status") == "dead")
+    dead = messages.filter(pl.col("status") == "dead").select(_USED)
     rows = [row for message in dead.iter_rows(named=True) for row in reference(message)]
     return pl.DataFrame(rows, schema=PROJECTION.schema)
 
@@ -29,7 +31,7 @@ def reference(message: Row) -> Iterator[Row]:
     *earlier, last = _deaths(message["deaths"])
     custom = _headers(message["custom_headers"]) if message["custom_headers"] else {}
     yield {
-        **{name: message[name] for name in ("id", "mailbox", "topic", "shard", "message_id")},
+        **{name: message[name] for name in _TAKEN_OVER},
         "original_subject": custom.get(ORIGINAL_SUBJECT, message["topic"]),
         "reason": last.reason,
         "attempt": last.attempt,
@@ -37,7 +39,6 @@ def reference(message: Row) -> Iterator[Row]:
         "fingerprint": fingerprint(last.reason, last.last_error),
         "first_seen": message["created_at"],
         "last_seen": last.at,
-        "redriven": message["redriven"],
         "redriven_at": max((death.redriven_at or 0 for death in earlier), default=0) or None,
         "lineage": _encode(earlier).decode() if earlier else None,
     }

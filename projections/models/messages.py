@@ -15,7 +15,7 @@ from postroom.application.codec import to_events
 from postroom.domain.errors import BrokenLog
 from postroom.domain.message import MessageDeadLettered
 from postroom.domain.names import message_id
-from postroom.domain.record import Record
+from postroom.domain.record import NO_HEADERS, Record
 from postroom.projections.cut import MailboxCut
 from postroom.projections.projection import POLARS, Column, Projection, Row
 
@@ -107,8 +107,8 @@ PROJECTION = Projection(
     id: the log's place of its `MessageSent`: unique, and the same after every rebuild.
     timestamp: ms; created_at, changed_at: log time in µs of its first and its last event.
     status: a `Standing`. attempts: deliveries since it was sent or last redriven. redriven: how often it was.
-    due: when a ready or delayed message may be delivered (log time, µs). deaths: JSON of `Death`s, null for none.
-    stream: its id in the log.
+    due: when a ready or delayed message may be delivered (log time, µs).
+    deaths: JSON of `Death`s, null for none. stream: its id in the log.
 """
 
 READS = (
@@ -127,7 +127,7 @@ _CHANGED: dict[str, pl.DataType] = {
     **dict.fromkeys(("due", "attempts", "changed_at", "redriven"), POLARS["int"]),
 }
 KEY = ("mailbox", "stream")
-"""What names a message before its place is known; a stream may be in several mailboxes, as senders choose ids."""
+"""What names a message until its place is known; senders choose ids, so two mailboxes may have one stream."""
 PARTIAL: dict[str, pl.DataType] = {
     "mailbox": POLARS["text"],
     "stream": POLARS["bytes"],
@@ -135,10 +135,10 @@ PARTIAL: dict[str, pl.DataType] = {
     **_SENT,
     **_CHANGED,
 }
-"""The columns of a partial; those of the sending, or those of what followed, are null where the range lacks them.
+"""The columns of a partial; those of the sending, or of what followed, are null where the range lacks them.
 
-`first_place` puts the partials of a message in order; `deaths` are pieces of a JSON array, of what died and what
-was put back.
+`first_place` puts the partials of a message in order; `deaths` are pieces of a JSON array, of what died and
+what was put back.
 """
 
 _RECORD = (
@@ -154,9 +154,20 @@ _RECORD = (
     "due",
     "reason",
 )
-_KNOWN = tuple(STANDING_AFTER)
+SENT = "MessageSent"
+KNOWN = (SENT, *STANDING_AFTER)
 _encode = msgspec.json.Encoder().encode
 _decode_pieces = msgspec.json.Decoder(list[dict[str, Any]]).decode
+
+
+def is_message(event: str = "event") -> pl.Expr:
+    """Return whether records are of messages, of known types or not."""
+    return pl.col(event).str.starts_with("Message")
+
+
+def is_unknown(event: str = "event") -> pl.Expr:
+    """Return whether records are of messages and of types that nobody here knows; they are parked."""
+    return is_message(event) & ~pl.col(event).is_in(KNOWN)
 
 
 def fold(records: pl.DataFrame) -> tuple[pl.DataFrame, list[Parked]]:
@@ -165,52 +176,66 @@ def fold(records: pl.DataFrame) -> tuple[pl.DataFrame, list[Parked]]:
     Arguments:
         records: columns `READS` of log records in order; those that are no message's are passed over.
     """
-    event = pl.col("event")
-    sent = records.filter(event == "MessageSent").select(
-        *KEY,
-        pl.col("place").alias("id"),
-        *(
-            "timestamp",
-            pl.col("at").alias("created_at"),
-            "position",
-            "shard",
-            pl.col("due").alias("sent_due"),
-        ),
-        pl.coalesce("message_id", _uuid("stream")).alias("message_id"),
-        *("topic", *HEADER_COLUMNS[1:]),
-        pl.col("envelope").alias("envelope_blob"),
-    )
-    later = records.filter(event.str.starts_with("Message") & (event != "MessageSent"))
-    unknown = later.filter(~event.is_in(_KNOWN))
+    unknown = records.filter(is_unknown())
     parked = [
         Parked(place, type_, f"An event of unknown type {type_}.")
         for place, type_ in unknown.select("place", "type").iter_rows()
     ]
-    if parked:
-        later = later.filter(event.is_in(_KNOWN))
-    deaths, undecoded = _deaths(later)
+    known = records.filter(pl.col("event").is_in(KNOWN))
+    deaths, undecoded = _deaths(known)
+    partials = _partials(known, deaths)
+    if _is_any_sent_again(partials):
+        # An id that retention forgot may be sent again, and archive and log be read together: one life each.
+        life = (pl.col("event") == SENT).cum_sum().over(KEY)
+        lives = known.with_columns(life.alias("life")).partition_by("life")
+        partials = pl.concat([_partials(each, _deaths(each)[0]) for each in lives])
+    return partials, parked + undecoded
+
+
+def _partials(records: pl.DataFrame, deaths: pl.DataFrame) -> pl.DataFrame:
+    event = pl.col("event")
+    sent = records.filter(event == SENT).select(
+        *KEY,
+        pl.col("place").alias("id"),
+        *("timestamp", pl.col("at").alias("created_at"), "position", "shard"),
+        pl.col("due").alias("sent_due"),
+        pl.coalesce("message_id", _uuid("stream")).alias("message_id"),
+        *("topic", *HEADER_COLUMNS[1:]),
+        pl.col("envelope").alias("envelope_blob"),
+    )
     redriven = event == "MessageRedriven"
     attempts = pl.when(redriven).then(0).otherwise(pl.col("attempt"))
-    changes = later.group_by(KEY).agg(
-        pl.col("place").first().alias("first_place"),
-        event.last().replace_strict(STANDING_AFTER, return_dtype=pl.String).alias("standing"),
-        pl.col("due").last(),
-        attempts.drop_nulls().last().alias("attempts"),
-        pl.col("at").last().alias("changed_at"),
-        redriven.sum().cast(pl.Int64).alias("redriven"),
+    changes = (
+        records.filter(event != SENT)
+        .group_by(KEY)
+        .agg(
+            pl.col("place").first().alias("first_place"),
+            event.last().replace_strict(STANDING_AFTER, return_dtype=pl.String).alias("standing"),
+            pl.col("due").last(),
+            attempts.drop_nulls().last().alias("attempts"),
+            pl.col("at").last().alias("changed_at"),
+            redriven.sum().cast(pl.Int64).alias("redriven"),
+        )
     )
     changes = changes.join(deaths, KEY, "left")
     partials = sent.join(changes, KEY, "full", coalesce=True)
-    first_place = pl.coalesce("id", "first_place").alias("first_place")
-    return partials.with_columns(first_place).select(*PARTIAL), parked + undecoded
+    first_place = pl.min_horizontal("id", "first_place").alias("first_place")
+    return partials.with_columns(first_place).select(*PARTIAL)
+
+
+def _is_any_sent_again(partials: pl.DataFrame) -> bool:
+    began_before = bool((partials["first_place"] < partials["id"]).any())
+    return began_before or partials["stream"].n_unique() < len(partials)
 
 
 def merge(partials: pl.DataFrame) -> pl.DataFrame:
     """Return one partial a message, made of all there are of it, in any order."""
     changed = pl.col("standing").is_not_null()
+    ordered = partials.sort("first_place")
+    life = pl.col("id").is_not_null().cum_sum().over(KEY).alias("life")
     return (
-        partials.sort("first_place")
-        .group_by(KEY)
+        ordered.with_columns(life)
+        .group_by(*KEY, "life")
         .agg(
             pl.col("first_place").first(),
             *(pl.col(name).drop_nulls().first() for name in _SENT),
@@ -258,7 +283,7 @@ def finish(partials: pl.DataFrame, cuts: Sequence[MailboxCut]) -> pl.DataFrame:
             pl.col("attempts").fill_null(0),
             pl.col("redriven").fill_null(0),
             pl.coalesce("changed_at", "created_at").alias("changed_at"),
-            pl.col("deaths").map_elements(_joined_deaths, pl.String),
+            _deaths_of_pieces(),
         )
         .select(*PROJECTION.schema)
     )
@@ -277,29 +302,43 @@ def as_partials(rows: pl.DataFrame) -> pl.DataFrame:
     ).select(*PARTIAL)
 
 
-def reference(cut: MailboxCut, records: Iterable[Record]) -> tuple[list[Row], list[Parked]]:
-    """Return the rows of a mailbox's messages, folded record by record, and what could not be folded."""
-    rows: dict[bytes, Row] = {}
+def reference(
+    cut: MailboxCut, records: Iterable[Record], known: Iterable[Row] = ()
+) -> tuple[list[Row], list[Parked]]:
+    """Return the rows of a mailbox's messages, folded record by record, and what could not be folded.
+
+    Arguments:
+        known: rows of messages that were sent before, to go on from.
+    """
+    rows: list[Row] = [_known_row(cut, row) for row in known]
+    latest: dict[bytes, Row] = {row["stream"]: row for row in rows}
     parked: list[Parked] = []
     for record in records:
         if not cut.first <= record.position <= cut.last:
             continue
         event = record.type.partition(".")[0]
-        if event == "MessageSent":
-            rows[record.stream] = _sent_row(cut, record)
+        if event == SENT:
+            latest[record.stream] = _sent_row(cut, record)
+            rows.append(latest[record.stream])
         elif event in STANDING_AFTER:
             death, error = _death(record) if event == "MessageDeadLettered" else (None, None)
             if error is not None:
                 parked.append(Parked(cut.place(record.position), record.type, error))
             # Retention may have removed a message's beginning: then it is gone from the read models too.
-            if record.stream in rows:
-                _change_row(rows[record.stream], event, record, death, cut)
+            if record.stream in latest:
+                _change_row(latest[record.stream], event, record, death, cut)
         elif event.startswith("Message"):
             place = cut.place(record.position)
             parked.append(Parked(place, record.type, f"An event of unknown type {record.type}."))
-    for row in rows.values():
+    for row in rows:
         row["deaths"] = _encode(row["deaths"]).decode() if row["deaths"] else None
-    return list(rows.values()), parked
+    return rows, parked
+
+
+def _known_row(cut: MailboxCut, row: Row) -> Row:
+    deaths = msgspec.json.decode(row["deaths"], type=list[Death]) if row["deaths"] else []
+    is_ready = row["status"] in (Standing.READY, Standing.DELAYED)
+    return {**row, "deaths": deaths, "status": _ready(row["due"], cut) if is_ready else row["status"]}
 
 
 def _sent_row(cut: MailboxCut, record: Record) -> Row:
@@ -336,7 +375,8 @@ def _change_row(row: Row, event: str, record: Record, death: Death | None, cut: 
     if event == "MessageRedriven":
         row["attempts"] = 0
         row["redriven"] += 1
-        row["deaths"][-1].redriven_at = record.at
+        if row["deaths"]:
+            row["deaths"][-1].redriven_at = record.at
 
 
 def _ready(due: int | None, cut: MailboxCut) -> Standing:
@@ -352,7 +392,7 @@ def _deaths(later: pl.DataFrame) -> tuple[pl.DataFrame, list[Parked]]:
     selected = rows.select("place", "mailbox", "event", *_RECORD, "death_state")
     for place, mailbox, event_name, *values in selected.iter_rows():
         *columns, state = values
-        record = Record(*columns, state or b"", b"")
+        record = Record._make((*columns, state or b"", b"", *NO_HEADERS))
         if event_name == "MessageRedriven":
             piece: object = {"redriven_at": record.at}
         else:
@@ -363,6 +403,13 @@ def _deaths(later: pl.DataFrame) -> tuple[pl.DataFrame, list[Parked]]:
     columns = [(*key, ",".join(each)) for key, each in pieces.items()]
     types = {"mailbox": pl.String, "stream": pl.Binary, "deaths": pl.String}
     return pl.DataFrame(columns, schema=types, orient="row"), parked
+
+
+def _deaths_of_pieces() -> pl.Expr:
+    """Return the JSON of the deaths; only those of messages that were put back have to be looked into."""
+    was_put_back = pl.col("deaths").str.contains("redriven_at", literal=True)
+    joined = pl.when(was_put_back).then("deaths").map_elements(_joined_deaths, pl.String)
+    return pl.when(was_put_back).then(joined).otherwise("[" + pl.col("deaths") + "]").alias("deaths")
 
 
 def _joined_deaths(pieces: str) -> str | None:
@@ -378,12 +425,14 @@ def _joined_deaths(pieces: str) -> str | None:
 
 def _death(record: Record) -> tuple[Death, str | None]:
     """Return how a message died; of a state that can't be decoded, as much as the record's columns tell."""
+    death = Death(record.at, record.reason or "unknown", record.attempt or 0)
     try:
         died = next(to_events([record]))
     except (BrokenLog, msgspec.MsgspecError, ValueError, IndexError) as error:
-        return Death(record.at, record.reason or "unknown", record.attempt or 0), str(error)
+        return death, str(error)
     assert isinstance(died, MessageDeadLettered)
-    return Death(record.at, died.reason, died.attempt, died.last_error), None
+    death.last_error = died.last_error
+    return death, None
 
 
 def _uuid(stream: str) -> pl.Expr:
