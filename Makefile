@@ -27,7 +27,7 @@ help: ## List the targets
 # Many tests wait for servers, so a few more workers than cores are quicker.
 WORKERS ?= 4
 
-.PHONY: demo example test bench
+.PHONY: demo example test bench bench-spark
 demo: .venv/java-ready ## Send, receive, crash, rebuild and search on an empty store, in under a minute
 	@$(with_java) $(bin)/postroom demo
 
@@ -39,6 +39,9 @@ test: .venv/java-ready ## Run the whole test suite
 
 bench: .venv/java-ready ## Measure, and write bench.json
 	@$(with_java) $(bin)/postroom bench
+
+bench-spark: .venv/java-ready ## Measure Spark beside its peers at 1M and 5M messages, and write bench-spark.json
+	@$(with_java) $(bin)/postroom bench spark. spark.rebuild.postgres.5m --output bench-spark.json
 
 .PHONY: spark-bundle
 spark-bundle: .venv ## Build what a Spark cluster needs into dist/: code, packages, entry points

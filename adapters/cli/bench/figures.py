@@ -33,6 +33,10 @@ class Figures:
         group = f"{name.removesuffix('.')}."
         return not self._names or any(name.startswith(n) or n.startswith(group) for n in self._names)
 
+    def is_named(self, name: str) -> bool:
+        """Tell whether a measurement, or one that begins with `name`, was asked for by just that name."""
+        return any(asked.startswith(name) for asked in self._names)
+
     def progress(self, text: str) -> None:
         """Tell how far a long measurement has come."""
         self._tell(text)

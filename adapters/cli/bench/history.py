@@ -116,11 +116,8 @@ def _measure_history(figures: Figures, folder: Path, messages: int) -> None:
         full = _open_seconds(store)
         figures.add("sqlite.open.empty", empty * 1_000, "ms")
         figures.add(f"sqlite.open.{label}", full * 1_000, "ms", round(empty * 1_000 * OPEN_GOAL_RATIO, 3))
-    if figures.wants("spark.rebuild") or figures.wants("sqlite.search"):
-        report = rebuild_projections(str(store), lambda _: None)
-        figures.add(f"spark.rebuild.{label}", report.messages / report.seconds["total"], "rows/s")
-        for phase, seconds in report.seconds.items():
-            figures.add(f"spark.rebuild.{label}.{phase}", seconds, "s")
+    if figures.wants("sqlite.search"):
+        rebuild_projections(str(store), lambda _: None)
         _measure_search(figures, store, messages)
 
 
@@ -162,7 +159,5 @@ def _measure_retention(figures: Figures, folder: Path, _: int) -> None:
 
 MEASUREMENTS: dict[str, Callable[[Figures, Path, int], None]] = {
     "sqlite.retention": _measure_retention,
-    **dict.fromkeys(
-        ("sqlite.refold", "sqlite.open", "sqlite.search", "sqlite.bytes", "spark."), _measure_history
-    ),
+    **dict.fromkeys(("sqlite.refold", "sqlite.open", "sqlite.search", "sqlite.bytes"), _measure_history),
 }

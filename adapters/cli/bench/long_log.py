@@ -45,7 +45,7 @@ Progress = Callable[[str], None]
 
 
 class Segment(NamedTuple):
-    """Records that are copied as a whole: positions `first` to `last`, log times (µs) from `start` to `end`."""
+    """Records that are copied as a whole: positions `first` to `last`, log times `start` to `end` (µs)."""
 
     first: int
     last: int

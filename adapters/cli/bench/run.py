@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 
-from postroom.adapters.cli.bench import history, messaging, peers, throughput
+from postroom.adapters.cli.bench import history, messaging, peers, spark, throughput
 from postroom.adapters.cli.bench.figures import Figure, Figures
 from postroom.adapters.cli.session import Session
 
@@ -18,18 +18,22 @@ MEASUREMENTS: dict[str, Callable[[Figures, Path, int], None]] = {
 }
 
 
-def run(session: Session, names: Sequence[str], output: str, messages: int) -> None:
+def run(
+    session: Session, names: Sequence[str], output: str, messages: int, spark_options: spark.Options
+) -> None:
     """Measure, print a table, and write the figures to a file.
 
     Arguments:
         names: only measurements that begin with one of these; none means all.
         output: where the figures go, as JSON: a list of `{name, value, unit, goal, holds}`.
-        messages: size of the store on which history is measured.
+        messages: size of the stores on which history and rebuilds are measured.
+        spark_options: how Spark is measured.
     """
     figures = Figures(names, session.out.note)
+    measurements = MEASUREMENTS | spark.measurements(spark_options)
     with tempfile.TemporaryDirectory(prefix="postroom-bench-") as folder:
         # Measurements under several names are made once.
-        for measure in dict.fromkeys(m for prefix, m in MEASUREMENTS.items() if figures.wants(prefix)):
+        for measure in dict.fromkeys(m for prefix, m in measurements.items() if figures.wants(prefix)):
             measure(figures, Path(folder), messages)
     Path(output).write_bytes(msgspec.json.format(msgspec.json.encode(figures.found), indent=1) + b"\n")
     if session.out.as_json:

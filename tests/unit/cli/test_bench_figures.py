@@ -30,3 +30,18 @@ def test_a_rate_holds_from_its_goal_up_and_anything_else_from_it_down(
     figures = Figures([], lambda _: None)
     figures.add("name", value, unit, goal=10)
     assert figures.found[0].holds is holds
+
+
+@pytest.mark.parametrize(
+    ("asked", "is_named"),
+    [
+        ([], False),
+        (["spark."], False),
+        (["spark.rebuild.postgres.5m"], True),
+        (["spark.rebuild.postgres.1m"], False),
+    ],
+)
+def test_what_takes_very_long_runs_only_when_it_is_asked_for_by_its_name(
+    asked: list[str], is_named: bool
+) -> None:
+    assert Figures(asked, lambda _: None).is_named("spark.rebuild.postgres.5m") is is_named

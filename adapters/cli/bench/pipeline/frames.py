@@ -41,7 +41,7 @@ _custom = msgspec.json.Decoder(dict[str, str]).decode
 
 
 class Read(NamedTuple):
-    """What was read of a log: records by what they tell, and each mailbox's id, name and last log time (µs)."""
+    """What was read of a log: records by what they tell; each mailbox's id, name and last log time (µs)."""
 
     sent: pa.Table
     later: pa.Table

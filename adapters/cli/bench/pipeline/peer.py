@@ -1,8 +1,10 @@
 """Make the search model of a store by one of the peers, and print what took how long as JSON.
 
-Runs as `python -m postroom.adapters.cli.bench.pipeline.peer PEER STORE TARGET`, a process for each run.
+Runs as `python -m postroom.adapters.cli.bench.pipeline.peer PEER TARGET`, a process for each run, with
+the store in `POSTROOM_STORE`, where no process list shows its password.
 """
 
+import os
 import sys
 from pathlib import Path
 
@@ -12,7 +14,7 @@ from postroom.adapters.cli.bench.pipeline.clock import Clock
 from postroom.adapters.cli.bench.pipeline.frames import fold_with_duckdb, fold_with_polars
 
 PEERS = ("sql", "polars", "duckdb", "floor")
-"""What is measured beside the rebuild; `floor` folds nothing and is no peer, but what none can be faster than."""
+"""What is measured beside the rebuild; `floor` folds nothing: it is what none can be much faster than."""
 _FOLDS = {"polars": fold_with_polars, "duckdb": fold_with_duckdb}
 
 
@@ -49,5 +51,5 @@ def make(peer: str, store: str, target: Path) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    seconds = make(sys.argv[1], sys.argv[2], Path(sys.argv[3]))
+    seconds = make(sys.argv[1], os.environ["POSTROOM_STORE"], Path(sys.argv[2]))
     sys.stdout.write(msgspec.json.encode(seconds).decode() + "\n")

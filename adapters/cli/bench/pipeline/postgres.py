@@ -1,4 +1,4 @@
-"""Peers in PostgreSQL: each makes the search model beside ours, in the schema `bench`, with the same indexes."""
+"""Peers in PostgreSQL: each makes the search model in the schema `bench`, with tables and indexes as ours."""
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -87,7 +87,7 @@ def floor(store: str, clock: Clock) -> None:
 
 
 def clean_up(store: str) -> None:
-    """Remove what a peer made."""
+    """Remove what a peer made, and have written what would be written during the next run."""
     with closing(_connect(store)) as connection:
         connection.execute("DROP SCHEMA IF EXISTS bench CASCADE")
         connection.execute("CHECKPOINT")
@@ -102,7 +102,6 @@ def _connect(store: str) -> Connection:
 def _prepare(connection: Connection) -> list[str]:
     """Make the tables as ours are without their indexes, and return the statements that make those."""
     version = _version(connection)
-    connection.execute("DROP SCHEMA IF EXISTS bench CASCADE")
     connection.execute("CREATE SCHEMA bench")
     indexes: list[str] = []
     for name in TABLES:

@@ -1,0 +1,172 @@
+"""The Spark rebuild, side by side with what a user would pick instead, on the same store and in one run.
+
+Every run is a process of its own, its start and its imports included. Ours is the whole `spark-submit` of a
+rebuild of the search model; the peers (`pipeline/`) make the same tables with the same rows and the same
+indexes, as the catalog describes them. They take turns, so that a slow moment of the machine hits all.
+"""
+
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Any, Literal
+
+import msgspec
+
+from postroom.adapters.cli.bench.figures import RUNS, Figures
+from postroom.adapters.cli.bench.long_log import Interleave, LongLog, build_long_log
+from postroom.adapters.cli.bench.pipeline.peer import PEERS
+from postroom.adapters.cli.bench.pipeline.postgres import clean_up
+from postroom.adapters.cli.bench.processes import Finished, run_program
+from postroom.adapters.cli.bench.servers import postgres_server
+from postroom.adapters.compose import is_database
+from postroom.adapters.compose.postgres import migrate_store
+
+Database = Literal["sqlite", "postgres"]
+
+LARGE = 5_000_000
+"""Messages of the large store, which is measured when it is asked for by its name."""
+GOAL_RATIO, LARGE_GOAL_RATIO = 2.0, 1.5
+MEMORY_GOAL_MIB = 4_096
+REBUILD = Path(__file__).parents[3] / "projections" / "rebuild.py"
+
+
+class Options(msgspec.Struct, frozen=True):
+    """Say how Spark is measured.
+
+    Arguments:
+        interleave: how sends, receives and acks are mixed in the log.
+        keep: folder in which stores are kept for the next run, and found; None builds them anew.
+        runs: how often each is run, the median counts; 0 means 3 times, and once at `LARGE`.
+    """
+
+    interleave: Interleave = "life"
+    keep: Path | None = None
+    runs: int = 0
+
+    def runs_at(self, messages: int) -> int:
+        """Return how often each is run on a store of so many messages."""
+        return self.runs or (RUNS if messages < LARGE else 1)
+
+
+def label(messages: int) -> str:
+    """Return what a number of messages is called in the names of figures, such as `1m`."""
+    return f"{messages // 1_000_000}m" if messages >= 1_000_000 else f"{messages // 1_000}k"
+
+
+@contextmanager
+def open_store(
+    database: Database, messages: int, options: Options, figures: Figures, folder: Path
+) -> Iterator[tuple[str, LongLog]]:
+    """Build a store with a long history, or take the kept one; return its address and what is in it."""
+    name = f"{database}-{label(messages)}-{options.interleave}"
+    home = (options.keep or folder) / name
+    home.mkdir(parents=True, exist_ok=True)
+    built = home / "built.json"
+    with postgres_server(home) if database == "postgres" else nullcontext() as server:
+        store = str(home / "store.db") if server is None else server.url()
+        if built.exists():
+            log = msgspec.json.decode(built.read_bytes(), type=LongLog)
+            figures.progress(f"{name}: kept since an earlier run")
+        else:
+            if server is not None:
+                migrate_store(store)
+            log = build_long_log(
+                store, messages, options.interleave, home, lambda text: figures.progress(f"{name}: {text}")
+            )
+            built.write_bytes(msgspec.json.encode(log))
+        yield store, log
+    if options.keep is None:
+        shutil.rmtree(home)
+
+
+def rebuild(store: str) -> tuple[Finished, dict[str, float]]:
+    """Rebuild the search model by `spark-submit`, and return the run and its phases in seconds."""
+    command = [
+        str(Path(sys.executable).with_name("spark-submit")),
+        str(REBUILD),
+        "--only",
+        "search",
+        "--json",
+    ]
+    finished = run_program(command, {"POSTROOM_STORE": store, "PYSPARK_PYTHON": sys.executable})
+    report: dict[str, Any] = msgspec.json.decode(finished.output.splitlines()[-1])
+    phases = dict(report["seconds"])
+    phases["submit"] = finished.seconds - phases.pop("total")
+    return finished, phases
+
+
+def make_by_peer(peer: str, store: str, folder: Path) -> tuple[Finished, dict[str, float]]:
+    """Make the search model by a peer, and return the run and its phases in seconds."""
+    target = folder / "peer.db"
+    module = "postroom.adapters.cli.bench.pipeline.peer"
+    try:
+        finished = run_program([sys.executable, "-m", module, peer, str(target)], {"POSTROOM_STORE": store})
+    finally:
+        if is_database(store):
+            clean_up(store)
+        for file in folder.glob("peer.db*"):
+            file.unlink()
+    phases: dict[str, float] = msgspec.json.decode(finished.output)
+    # What the floor needs to begin with is no part of it.
+    return finished._replace(seconds=finished.seconds - phases.pop("prepare", 0)), phases
+
+
+def _compare(database: Database, messages: int, options: Options, figures: Figures, folder: Path) -> None:
+    name = f"spark.rebuild.{database}.{label(messages)}"
+    if messages == LARGE and not figures.is_named(name):
+        return
+    makers: dict[str, Callable[[str], tuple[Finished, dict[str, float]]]] = {"": rebuild}
+    makers |= {peer: partial(make_by_peer, peer, folder=folder) for peer in PEERS}
+    found: dict[str, list[tuple[Finished, dict[str, float]]]] = {maker: [] for maker in makers}
+    with open_store(database, messages, options, figures, folder) as (store, log):
+        for run in range(options.runs_at(messages)):
+            for maker, make in makers.items():
+                finished, phases = make(store)
+                found[maker].append((finished, phases))
+                split = ", ".join(f"{phase} {seconds:.1f}" for phase, seconds in phases.items())
+                figures.progress(
+                    f"{name}, run {run + 1}: {maker or 'Spark'} {finished.seconds:.1f} s ({split})"
+                )
+    _report(name, log, found, figures)
+
+
+def _report(
+    name: str, log: LongLog, found: dict[str, list[tuple[Finished, dict[str, float]]]], figures: Figures
+) -> None:
+    seconds = {maker: median(run.seconds for run, _ in runs) for maker, runs in found.items()}
+    ours = found[""]
+    figures.add(name, seconds[""], "s")
+    for phase in ours[0][1]:
+        figures.add(f"{name}.{phase}", median(phases[phase] for _, phases in ours), "s")
+    figures.add(f"{name}.events", log.events / seconds[""], "events/s")
+    memory = {role: median(run.peak_mib[role] for run, _ in ours) for role in ("driver", "workers")}
+    figures.add(f"{name}.memory.driver", memory["driver"], "MiB", MEMORY_GOAL_MIB)
+    figures.add(f"{name}.memory.workers", memory["workers"], "MiB")
+    for peer in PEERS:
+        kind = "" if peer == "floor" else "peer."
+        figures.add(f"{name}.{kind}{peer}", seconds[peer], "s")
+        figures.add(
+            f"{name}.{kind}{peer}.memory",
+            median(run.peak_mib["driver"] for run, _ in found[peer]),
+            "MiB",
+        )
+    fastest = min(seconds[peer] for peer in PEERS if peer != "floor")
+    goal = GOAL_RATIO if log.messages < LARGE else LARGE_GOAL_RATIO
+    figures.add(f"{name}.ratio", seconds[""] / fastest, "x", goal)
+
+
+def measurements(options: Options) -> dict[str, Callable[[Figures, Path, int], None]]:
+    """Return what is measured of Spark under these options."""
+
+    def of(database: Database, messages: int | None, figures: Figures, folder: Path, at: int) -> None:
+        _compare(database, messages or at, options, figures, folder)
+
+    return {
+        "spark.rebuild.postgres": partial(of, "postgres", None),
+        "spark.rebuild.sqlite": partial(of, "sqlite", None),
+        f"spark.rebuild.postgres.{label(LARGE)}": partial(of, "postgres", LARGE),
+    }
