@@ -18,6 +18,7 @@ from postroom.domain.message import Status
 from postroom.domain.words import MAX_CHARS, Word, has_words, parse_words, words_of
 
 __all__ = [
+    "NO_BODIES",
     "SEARCHED_HEADERS",
     "WORDED_HEADERS",
     "BodyRules",

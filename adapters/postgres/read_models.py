@@ -11,13 +11,14 @@ from sqlalchemy import (
     Text,
     TypeDecorator,
     any_,
+    cast,
     create_engine,
     func,
     literal,
     literal_column,
     select,
 )
-from sqlalchemy.dialects.postgresql import ARRAY
+from sqlalchemy.dialects.postgresql import ARRAY, TSQUERY
 from sqlalchemy.exc import DBAPIError
 
 from postroom.adapters.postgres.columns import ESCAPE, INDEXED_CHARS, escape, unescape
@@ -26,6 +27,7 @@ from postroom.adapters.sql.read_models import SqlReadModels
 from postroom.adapters.sql.statements import statements
 from postroom.adapters.sql.tables import ReadModelTables
 from postroom.domain.errors import Unavailable
+from postroom.domain.words import Word
 
 STATEMENT_TIMEOUT = "60s"
 UNBOUNDED = ("principal", "correlation_id", "trace_id", "namespace", "name", "value")
@@ -119,7 +121,7 @@ class StoredText(TypeDecorator[str]):
 
 
 class _PostgresDialect:
-    """How PostgreSQL looks values up in one array, and words wherever its index of trigrams says."""
+    """How PostgreSQL looks values up in one array, and text in its indexes of trigrams and of words."""
 
     text = StoredText
 
@@ -137,13 +139,22 @@ class _PostgresDialect:
         starts = [escape(value)[:INDEXED_CHARS] for value in values]
         return (_start(column) == any_(literal(starts, ARRAY(Text)))) & is_any
 
-    def text_candidates(self, tables: ReadModelTables, words: Sequence[str]) -> ColumnElement[bool] | None:
+    def text_candidates(self, tables: ReadModelTables, parts: Sequence[str]) -> ColumnElement[bool] | None:
         # By the index of trigrams where there is one, else by reading all text, which is narrow.
-        if not words:
+        if not parts:
             return None
         text = tables.text.c
-        has_words = [text.text.contains(word, autoescape=True) for word in words]
-        return tables.mailbox.c.id.in_(select(text.id).where(*has_words))
+        has_parts = [text.text.contains(part, autoescape=True) for part in parts]
+        return tables.mailbox.c.id.in_(select(text.id).where(*has_parts))
+
+    def has_words(self, tables: ReadModelTables, words: Sequence[Word]) -> ColumnElement[bool]:
+        # A cast, not to_tsquery, which would parse and stem: these are words already.
+        query = " & ".join(f"'{word.text}'{':*' if word.is_prefix else ''}" for word in words)
+        text = tables.text.c
+        lexemes = func.array_to_tsvector(
+            func.array_remove(func.string_to_array(text.words, literal_column("' '")), literal_column("''"))
+        )
+        return tables.mailbox.c.id.in_(select(text.id).where(lexemes.op("@@")(cast(query, TSQUERY))))
 
 
 def _start(column: ColumnElement[Any]) -> ColumnElement[str]:

@@ -25,6 +25,7 @@ from sqlalchemy import (
 from postroom.adapters.sql.tables import ReadModelTables
 from postroom.domain.message import Status
 from postroom.domain.search import EventFilter, Order
+from postroom.domain.words import Word
 
 MAX_BRANCHES = 32
 """Values of one condition that are looked up side by side, each in search order."""
@@ -45,8 +46,11 @@ class Dialect(Protocol):
     def among(self, column: ColumnElement[Any], values: Sequence[str]) -> ColumnElement[bool]:
         """Return the condition that a column has one of many values, as one parameter."""
 
-    def text_candidates(self, tables: ReadModelTables, words: Sequence[str]) -> ColumnElement[bool] | None:
-        """Return an indexed condition that messages with these words satisfy; None if none can be made."""
+    def text_candidates(self, tables: ReadModelTables, parts: Sequence[str]) -> ColumnElement[bool] | None:
+        """Return an indexed condition that messages with these parts satisfy; None if none can be made."""
+
+    def has_words(self, tables: ReadModelTables, words: Sequence[Word]) -> ColumnElement[bool]:
+        """Return the condition that a message has these words, as the index of words looks them up."""
 
 
 class Branch(NamedTuple):
@@ -83,6 +87,7 @@ class SearchQuery:
         self._tables = tables
         self._messages = tables.mailbox
         self._dialect = dialect
+        self._words = wanted.words
         self._values: dict[str, tuple[str, ...]] = {
             name: (value,) for name in _EQUAL_FIELDS if (value := getattr(wanted, name)) is not None
         }
@@ -100,6 +105,9 @@ class SearchQuery:
             for header in [self._tables.header]
             for name, value in self._wanted.headers.items()
         ]
+        if self._words:
+            found = self._dialect.has_words(self._tables, self._words)
+            leads.append(Lead("match", [Branch(self._messages, (found,))], is_sorted=False))
         candidates = self._dialect.text_candidates(self._tables, self._wanted.parts)
         if candidates is not None:
             leads.append(Lead("candidates", [Branch(self._messages, (candidates,))], is_sorted=False))
@@ -176,9 +184,11 @@ class SearchQuery:
                     .where(header.c.timestamp == messages.c.timestamp, header.c.id == messages.c.id)
                     .exists()
                 )
-        if self._wanted.parts:
-            has_words = [text.c.text.contains(word, autoescape=True) for word in self._wanted.parts]
-            yield select(text.c.id).where(text.c.id == messages.c.id, *has_words).exists()
+        conditions = [text.c.text.contains(part, autoescape=True) for part in self._wanted.parts]
+        if lead.field != "match":
+            conditions += [text.c.words.contains(_in_words(word), autoescape=True) for word in self._words]
+        if conditions:
+            yield select(text.c.id).where(text.c.id == messages.c.id, *conditions).exists()
 
     def _is_header(self, header: FromClause, name: str, value: str) -> tuple[ColumnElement[bool], ...]:
         return self._dialect.equals(header.c.name, name), self._dialect.equals(header.c.value, value)
@@ -202,6 +212,11 @@ class SearchQuery:
         return rows.order_by(
             *(key.desc() for key in keys) if self._wanted.order == Order.NEWEST_FIRST else keys
         )
+
+
+def _in_words(word: Word) -> str:
+    """Return what a text of words, each between blanks, contains where it has a word."""
+    return f" {word.text}" if word.is_prefix else f" {word.text} "
 
 
 def _standings(statuses: Sequence[Status]) -> Iterator[str]:

@@ -30,11 +30,11 @@ _COLUMNS = {
     """,
     "header": "name value timestamp:int id:int",
     "topic": "topic messages:int first_timestamp:int last_timestamp:int",
-    "text": "id:int text",
+    "text": "id:int text words",
 }
 
 
-_OF_MESSAGES = ("header", "topic", "text", "text_index")
+_OF_MESSAGES = ("header", "topic", "text", "text_index", "word_index")
 """The tables that the model `mailbox` has beside its own."""
 
 _decode_models = msgspec.json.Decoder(dict[str, int]).decode

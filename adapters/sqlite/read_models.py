@@ -2,7 +2,7 @@
 
 import fcntl
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -28,9 +28,10 @@ from postroom.adapters.sql.tables import ReadModelTables
 from postroom.adapters.sqlite.database import connect_reader
 from postroom.application.ports.read_models import rebuild_lock_path, views_path
 from postroom.domain.errors import Unavailable
+from postroom.domain.words import Word
 
 TRIGRAM = 3
-"""Characters a word needs for the text index to know it."""
+"""Characters a part of text needs for its index to know it."""
 
 _SQL = statements("postroom.adapters.sqlite", "views.sql")
 _encode_json = msgspec.json.Encoder().encode
@@ -99,7 +100,7 @@ class SqliteReadModels(SqlReadModels):
 
 
 class _SqliteDialect:
-    """How SQLite looks values up in one parameter, and words in its trigram index."""
+    """How SQLite looks values up in one parameter, and text in its indexes of trigrams and of words."""
 
     text = Text
 
@@ -110,14 +111,25 @@ class _SqliteDialect:
         each = func.json_each(_encode_json(values).decode()).table_valued("value")
         return column_.in_(select(each.c.value))
 
-    def text_candidates(self, tables: ReadModelTables, words: Sequence[str]) -> ColumnElement[bool] | None:
+    def text_candidates(self, tables: ReadModelTables, parts: Sequence[str]) -> ColumnElement[bool] | None:
         # The index knows which three-letter pieces occur in a message, not where: it narrows, the text
         # decides.
-        pieces = {word[at : at + TRIGRAM] for word in words for at in range(len(word) - TRIGRAM + 1)}
-        if not pieces:
-            return None
-        query = " AND ".join('"' + piece.replace('"', '""') + '"' for piece in sorted(pieces))
-        index = table(tables.name("text_index"), column("rowid"))
-        return tables.mailbox.c.id.in_(
-            select(index.c.rowid).where(literal_column(index.name).op("MATCH")(query))
-        )
+        pieces = {part[at : at + TRIGRAM] for part in parts for at in range(len(part) - TRIGRAM + 1)}
+        return _found(tables, "text_index", map(_quoted, sorted(pieces))) if pieces else None
+
+    def has_words(self, tables: ReadModelTables, words: Sequence[Word]) -> ColumnElement[bool]:
+        terms = (_quoted(word.text) + (" *" if word.is_prefix else "") for word in words)
+        return _found(tables, "word_index", terms)
+
+
+def _found(tables: ReadModelTables, name: str, terms: Iterable[str]) -> ColumnElement[bool]:
+    index = table(tables.name(name), column("rowid"))
+    # A join, so that counting up to a bound ends there. What is a sum can't be looked up in the index, so the
+    # index leads: asked for one row after the other it is slow.
+    return (tables.mailbox.c.id == index.c.rowid + 0) & literal_column(index.name).op("MATCH")(
+        " AND ".join(terms)
+    )
+
+
+def _quoted(term: str) -> str:
+    return '"' + term.replace('"', '""') + '"'

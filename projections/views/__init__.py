@@ -13,6 +13,7 @@ from typing import Protocol
 import pyarrow as pa
 
 from postroom.adapters.postgres.url import is_url
+from postroom.domain.search import NO_BODIES, BodyRules
 from postroom.projections.cut import MailboxCut
 
 
@@ -61,23 +62,24 @@ class Views(Protocol):
         """Drop every version but the active one and the one before it."""
 
 
-def open_views(store: str) -> AbstractContextManager[Views]:
+def open_views(store: str, bodies: BodyRules = NO_BODIES) -> AbstractContextManager[Views]:
     """Open the read models of a store for a rebuild, which no other process can begin until this one is done.
 
     What killed rebuilds left is dropped.
 
     Arguments:
         store: path of a SQLite store, or URL of a PostgreSQL one.
+        bodies: whose bodies are searched for words.
 
     Raises: Unavailable when another rebuild is running or the read models can't be used.
     """
     if is_url(store):
         from postroom.projections.views.postgres import open_postgres_views
 
-        return open_postgres_views(store)
+        return open_postgres_views(store, bodies)
     from postroom.projections.views.sqlite import open_sqlite_views
 
-    return open_sqlite_views(store)
+    return open_sqlite_views(store, bodies)
 
 
 def roll_back(store: str) -> int:

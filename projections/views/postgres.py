@@ -7,6 +7,7 @@ from tempfile import gettempdir
 from typing import Any
 
 import msgspec
+import polars as pl
 import psycopg
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -17,10 +18,10 @@ from postroom.adapters.postgres.columns import ESCAPE, INDEXED_CHARS, escape
 from postroom.adapters.postgres.database import connect, shown, unavailable
 from postroom.adapters.postgres.migrate import check_connection
 from postroom.adapters.sql.statements import statements as named_statements
-from postroom.domain.envelope.headers import MailboxItem
 from postroom.domain.errors import NotFound, Unavailable
-from postroom.domain.search import searchable_text
+from postroom.domain.search import BodyRules
 from postroom.projections.cut import MailboxCut, encode_cuts
+from postroom.projections.search_text import search_tables
 from postroom.projections.views.versions import now, owner, statements
 
 TABLES = ("mailbox", "backlog", "dead_letters", "header", "topic", "text")
@@ -29,23 +30,19 @@ OF_MESSAGES = ("mailbox", "dead_letters", "header", "text")
 """Those whose rows have the place of a message as `id`."""
 
 _SQL = named_statements("postroom.projections", "sql/postgres/views.sql")
-_TYPES = {pa.string(): "text", pa.binary(): "bytea"}
-_decode_headers = msgspec.json.Decoder(dict[str, str]).decode
-_HEADERS = tuple(
-    name for name in MailboxItem.__struct_fields__ if name not in ("custom_headers", "envelope_blob")
-)
+_TYPES = {pa.string(): "text", pa.large_string(): "text", pa.binary(): "bytea"}
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 
 
 @contextmanager
-def open_postgres_views(store: str) -> Iterator["PostgresViews"]:
+def open_postgres_views(store: str, bodies: BodyRules) -> Iterator["PostgresViews"]:
     """Open the read models of a PostgreSQL store for a rebuild; see `open_views`."""
     with closing(connect(store, "postroom rebuild")) as connection, unavailable(store):
         check_connection(connection, store, "store")
         connection.execute(_SQL["configure"])
         _lock(connection, store)
-        views = PostgresViews(store, connection)
+        views = PostgresViews(store, connection, bodies)
         views.drop_orphans()
         yield views
 
@@ -56,9 +53,11 @@ class PostgresViews:
     Arguments:
         store: URL of the database.
         connection: to it, which holds the lock of rebuilds and commits each statement by itself.
+        bodies: whose bodies are searched for words.
     """
 
-    def __init__(self, store: str, connection: Connection) -> None:
+    def __init__(self, store: str, connection: Connection, bodies: BodyRules) -> None:
+        self._bodies = bodies
         self.where = shown(store)
         self.staging = Path(gettempdir(), f"postroom-{blake3(self.where.encode()).hexdigest(8)}-staging-")
         self._db = connection
@@ -69,8 +68,9 @@ class PostgresViews:
         with self._db.transaction():
             version = _number(self._db, "begin", facts)
             assert version is not None
-            for statement in statements("postgres", "tables.sql", version=version):
-                self._db.execute(statement.encode())
+            for script in ("tables.sql", "search_tables.sql"):
+                for statement in statements("postgres", script, version=version):
+                    self._db.execute(statement.encode())
         return version
 
     def load(
@@ -82,9 +82,8 @@ class PostgresViews:
             with self._db.transaction():
                 self._copy(f"{table}_v{version}", batch)
                 if table == "mailbox":
-                    headers, texts = _searched(batch)
-                    self._copy(f"header_v{version}", headers)
-                    self._copy(f"text_v{version}", texts)
+                    for name, beside in search_tables(pl.DataFrame(batch), self._bodies).items():
+                        self._copy(f"{name}_v{version}", beside)
             rows += batch.num_rows
             loaded(rows)
         return rows
@@ -92,7 +91,11 @@ class PostgresViews:
     def index(self, version: int, done: Callable[[int, int], None]) -> None:
         """Build indexes and the topics; see `Views.index`."""
         values = {"version": version, "indexed_chars": INDEXED_CHARS}
-        all_ = statements("postgres", "indexes.sql", **values)
+        all_ = [
+            statement
+            for script in ("indexes.sql", "search_indexes.sql")
+            for statement in statements("postgres", script, **values)
+        ]
         for number, statement in enumerate(all_, 1):
             self._db.execute(statement.encode())
             done(number, len(all_))
@@ -191,41 +194,12 @@ def _table(name: str) -> sql.Identifier:
 def _storable(column: pa.ChunkedArray) -> Iterable[Any]:
     """Return a column's values; in text, what PostgreSQL can't hold is escaped as it is in the log."""
     values: list[Any] = column.to_pylist()
-    if column.type != pa.string() or not (_occurs(column, "\0") or _occurs(column, ESCAPE)):
+    if column.type not in (pa.string(), pa.large_string()) or not (
+        _occurs(column, "\0") or _occurs(column, ESCAPE)
+    ):
         return values
     return (None if text is None else escape(text) for text in values)
 
 
 def _occurs(column: pa.ChunkedArray, character: str) -> bool:
     return bool(pc.any(pc.match_substring(column, character)).as_py())
-
-
-def _searched(messages: pa.Table) -> tuple[pa.Table, pa.Table]:
-    """Return the custom headers and the searchable text of messages.
-
-    Not made in SQL: what lower case is differs between databases, and only here is it Python's.
-    """
-    headers: list[tuple[str, str, int, int]] = []
-    texts: list[str] = []
-    ids = messages["id"].to_pylist()
-    customs = messages["custom_headers"].to_pylist()
-    columns = (messages[name].to_pylist() for name in _HEADERS)
-    for id_, custom, *values in zip(ids, customs, *columns, strict=True):
-        facts = dict(zip(_HEADERS, values, strict=True))
-        item = MailboxItem(
-            **facts, custom_headers=_decode_headers(custom) if custom else {}, envelope_blob=b""
-        )
-        texts.append(searchable_text(item))
-        headers += ((name, value, item.timestamp, id_) for name, value in item.custom_headers.items())
-    names, values_, times, of = zip(*headers, strict=True) if headers else ((), (), (), ())
-    return (
-        pa.table(
-            {
-                "name": pa.array(names, pa.string()),
-                "value": pa.array(values_, pa.string()),
-                "timestamp": pa.array(times, pa.int64()),
-                "id": pa.array(of, pa.int64()),
-            }
-        ),
-        pa.table({"id": messages["id"], "text": pa.array(texts, pa.string())}),
-    )

@@ -9,15 +9,20 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 import msgspec
+import polars as pl
 import pyarrow as pa
 
 from postroom.application.ports.read_models import rebuild_lock_path, views_path
 from postroom.domain.errors import NotFound, Unavailable
+from postroom.domain.search import BodyRules
 from postroom.projections.cut import MailboxCut, encode_cuts
+from postroom.projections.search_text import search_tables
 from postroom.projections.views.versions import now, owner, script, statements
 
-TABLES = ("mailbox", "backlog", "dead_letters", "header", "topic", "text_index", "text")
+TABLES = ("mailbox", "backlog", "dead_letters", "header", "topic", "text_index", "word_index", "text")
 """What each version has; an index of text goes before its text when dropped."""
+OF_MESSAGES = ("mailbox", "dead_letters", "header", "text")
+"""Those whose rows have the place of a message as `id`."""
 
 BUSY_TIMEOUT_MS = 30_000
 LOCK_TRIES, LOCK_PAUSE_SECONDS = 3, 0.01
@@ -26,11 +31,11 @@ CHECKPOINT_PAGES = 10_000
 
 
 @contextmanager
-def open_sqlite_views(store: str) -> Iterator["SqliteViews"]:
+def open_sqlite_views(store: str, bodies: BodyRules) -> Iterator["SqliteViews"]:
     """Open the read models of a SQLite store for a rebuild; see `open_views`."""
     path = views_path(store)
     with _rebuild_lock(rebuild_lock_path(store), path), closing(_connect(path)) as connection:
-        views = SqliteViews(path, connection)
+        views = SqliteViews(path, connection, bodies)
         views.drop_orphans()
         yield views
 
@@ -41,9 +46,11 @@ class SqliteViews:
     Arguments:
         path: of the file.
         connection: to it, by the only writer.
+        bodies: whose bodies are searched for words.
     """
 
-    def __init__(self, path: Path, connection: sqlite3.Connection) -> None:
+    def __init__(self, path: Path, connection: sqlite3.Connection, bodies: BodyRules) -> None:
+        self._bodies = bodies
         self.where = str(path)
         self.staging = path.with_name(f"{path.name}-staging-")
         self.connection = connection
@@ -56,23 +63,31 @@ class SqliteViews:
                 (owner(), now(), encode_cuts(cuts)),
             )
             version = int(db.execute("SELECT max(version) FROM projection").fetchone()[0])
-            for statement in statements("sqlite", "tables.sql", version=version):
-                db.execute(statement)
+            for script_ in ("tables.sql", "search_tables.sql"):
+                for statement in statements("sqlite", script_, version=version):
+                    db.execute(statement)
         return version
 
     def load(
         self, table: str, version: int, batches: Iterator[pa.Table], loaded: Callable[[int], None]
     ) -> int:
-        """Write rows into a table of a version; see `Views.load`."""
+        """Write rows into a table of a version, and what is searched beside messages; see `Views.load`."""
         rows = 0
         for batch in batches:
             rows += self._insert(f"{table}_v{version}", batch)
+            if table == "mailbox":
+                for name, beside in search_tables(pl.DataFrame(batch), self._bodies).items():
+                    self._insert(f"{name}_v{version}", beside)
             loaded(rows)
         return rows
 
     def index(self, version: int, done: Callable[[int, int], None]) -> None:
-        """Build indexes, the topics, the custom headers, the text; see `Views.index`."""
-        all_ = statements("sqlite", "indexes.sql", version=version)
+        """Build indexes and the topics; see `Views.index`."""
+        all_ = [
+            statement
+            for script_ in ("indexes.sql", "search_indexes.sql")
+            for statement in statements("sqlite", script_, version=version)
+        ]
         for number, statement in enumerate(all_, 1):
             with _transaction(self.connection) as db:
                 db.execute(statement)
@@ -81,7 +96,7 @@ class SqliteViews:
     def remove_truncated(self, version: int, before: int, after: int) -> None:
         """Remove what the log lost to retention; see `Views.remove_truncated`."""
         with _transaction(self.connection) as db:
-            for table in ("mailbox", "dead_letters"):
+            for table in OF_MESSAGES:
                 db.execute(f"DELETE FROM {table}_v{version} WHERE id >= ? AND id < ?", (before, after))
 
     def flip(self, version: int, counts: dict[str, int], seconds: dict[str, float]) -> None:
@@ -187,7 +202,6 @@ def _connect(path: Path) -> sqlite3.Connection:
         os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
     connection = sqlite3.connect(path, isolation_level=None)
     try:
-        connection.create_function("unicode_lower", 1, str.lower, deterministic=True)
         for pragma in (
             f"busy_timeout = {BUSY_TIMEOUT_MS}",
             "journal_mode = WAL",

@@ -21,6 +21,7 @@ from postroom.domain.errors import Rejected
 from postroom.domain.mailbox.events import MailboxMode
 from postroom.domain.mailbox.state import TopicCount, count
 from postroom.domain.policy import TopicPolicy
+from postroom.domain.search import NO_BODIES, BodyRules
 from postroom.projections.cut import MailboxCut
 from postroom.projections.logs import take_cuts
 from postroom.projections.reference import ReadModels, fold
@@ -199,15 +200,19 @@ def reference(store: Store) -> ReadModels:
     return fold({cut: _records(store, cut) for cut in take_cuts(str(store))})
 
 
-def build_without_spark(store: Store) -> int:
-    """Build the read models of a store from the reference fold, and return their version."""
-    models = reference(store)
+def build_without_spark(store: Store, bodies: BodyRules = NO_BODIES) -> int:
+    """Build the read models of a store from the reference fold, and return their version.
+
+    Arguments:
+        bodies: whose bodies are searched for words.
+    """
+    models = reference(store).rows
     tables = {
-        "mailbox": (models.mailbox, MAILBOX_COLUMNS),
-        "backlog": (models.backlog, BACKLOG_COLUMNS),
-        "dead_letters": (models.dead_letters, DEAD_LETTER_COLUMNS),
+        "mailbox": (models["mailbox"], MAILBOX_COLUMNS),
+        "backlog": (models["backlog"], BACKLOG_COLUMNS),
+        "dead_letters": (models["dead_letters"], DEAD_LETTER_COLUMNS),
     }
-    with open_views(str(store)) as views:
+    with open_views(str(store), bodies) as views:
         version = views.begin(take_cuts(str(store)))
         for table, (rows, columns) in tables.items():
             data = pa.table({name: [row[name] for row in rows] for name in columns})

@@ -54,25 +54,3 @@ CREATE TABLE postroom.dead_letters_v{version} (
     redriven    BIGINT NOT NULL,
     redriven_at BIGINT
 ) WITH (autovacuum_enabled = false);
-
--- Custom headers by name and value.
-CREATE TABLE postroom.header_v{version} (
-    name      TEXT COLLATE "C" NOT NULL,
-    value     TEXT COLLATE "C" NOT NULL,
-    timestamp BIGINT NOT NULL,
-    id        BIGINT NOT NULL
-) WITH (autovacuum_enabled = false);
-
--- Every topic there is: globs are matched against these few, not against messages.
-CREATE TABLE postroom.topic_v{version} (
-    topic           TEXT COLLATE "C" NOT NULL,
-    messages        BIGINT NOT NULL,
-    first_timestamp BIGINT NOT NULL,
-    last_timestamp  BIGINT NOT NULL
-) WITH (autovacuum_enabled = false);
-
--- What free text is searched in, as `postroom.domain.search.searchable_text` makes it: any part of a word is found.
-CREATE TABLE postroom.text_v{version} (
-    id   BIGINT NOT NULL,
-    text TEXT COLLATE "C" NOT NULL
-) WITH (autovacuum_enabled = false);

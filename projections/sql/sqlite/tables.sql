@@ -54,31 +54,3 @@ CREATE TABLE dead_letters_v{version} (
     redriven    INTEGER NOT NULL,
     redriven_at INTEGER
 ) STRICT;
-
--- Custom headers by name and value, in the order of search results.
-CREATE TABLE header_v{version} (
-    name      TEXT NOT NULL,
-    value     TEXT NOT NULL,
-    timestamp INTEGER NOT NULL,
-    id        INTEGER NOT NULL,
-    PRIMARY KEY (name, value, timestamp, id)
-) STRICT, WITHOUT ROWID;
-
--- Every topic there is: globs are matched against these few, not against messages.
-CREATE TABLE topic_v{version} (
-    topic           TEXT PRIMARY KEY,
-    messages        INTEGER NOT NULL,
-    first_timestamp INTEGER NOT NULL,
-    last_timestamp  INTEGER NOT NULL
-) STRICT, WITHOUT ROWID;
-
--- What free text is searched in, and its index of three-letter pieces: any part of a word is found, as in an id.
-CREATE TABLE text_v{version} (
-    id   INTEGER PRIMARY KEY,
-    text TEXT NOT NULL
-) STRICT;
-
-CREATE VIRTUAL TABLE text_index_v{version} USING fts5 (
-    text,
-    content = 'text_v{version}', content_rowid = 'id', detail = none, columnsize = 0, tokenize = 'trigram case_sensitive 1'
-);
