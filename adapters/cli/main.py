@@ -8,6 +8,7 @@ import typer
 from postroom.adapters.cli import (
     benchmark,
     demo,
+    export,
     importer,
     inbox,
     ingest,
@@ -94,6 +95,7 @@ add_command(app, "ingest", ingest.ingest, rich_help_panel=MESSAGES)
 add_command(app, "show", queues.show, rich_help_panel=LOOK)
 add_command(app, "backlog", queues.backlog, rich_help_panel=LOOK)
 add_command(app, "search", search.search, rich_help_panel=LOOK)
+add_command(app, "export", export.export, rich_help_panel=LOOK)
 add_command(app, "stats", search.stats, rich_help_panel=LOOK)
 add_command(app, "verify", queues.verify, rich_help_panel=OPERATE)
 add_command(app, "migrate", migrate.migrate, rich_help_panel=OPERATE)

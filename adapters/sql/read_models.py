@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from operator import attrgetter
 from typing import Any
 
 import msgspec
@@ -50,6 +51,7 @@ _STATUS = {status.name.lower(): status for status in Status} | {"delayed": Statu
 _ITEM_FIELDS = tuple(
     name for name in FoundMessage.__struct_fields__ if name not in ("custom_headers", "status")
 )
+_item_values = attrgetter(*_ITEM_FIELDS)
 
 
 class SqlReadModels(ABC):
@@ -240,7 +242,7 @@ def _choose(db: Connection, query: SearchQuery) -> Lead:
 
 def _found(row: Row[Any]) -> FoundMessage:
     return FoundMessage(
-        **{name: getattr(row, name) for name in _ITEM_FIELDS},
+        **dict(zip(_ITEM_FIELDS, _item_values(row), strict=True)),
         status=_STATUS[row.status],
         custom_headers=_decode_headers(row.custom_headers) if row.custom_headers else {},
     )

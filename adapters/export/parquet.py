@@ -1,0 +1,89 @@
+"""Exported messages as Parquet."""
+
+from collections.abc import Sequence
+from operator import attrgetter
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from postroom.application.ports.export import ExportedMessage
+
+_TEXT, _BYTES, _LONG = pa.string(), pa.binary(), pa.int64()
+_COLUMNS = {
+    "message_id": _TEXT,
+    "timestamp": pa.timestamp("us", "UTC"),
+    "topic": _TEXT,
+    "mailbox": _TEXT,
+    "position": _LONG,
+    "shard": _LONG,
+    "status": _TEXT,
+    "attempts": _LONG,
+    "content_type": _TEXT,
+    "schema_url": _TEXT,
+    "schema_version": _TEXT,
+    "encryption": _TEXT,
+    "correlation_id": _TEXT,
+    "principal": _TEXT,
+    "namespace": _TEXT,
+    "trace_id": _TEXT,
+    "span_id": _TEXT,
+    "custom_headers": pa.map_(_TEXT, _TEXT),
+    "envelope": _BYTES,
+    "payload": _BYTES,
+}
+_REQUIRED = (
+    *("message_id", "timestamp", "topic", "mailbox", "position", "shard", "status", "attempts"),
+    "custom_headers",
+)
+_UNIQUE = ("message_id", "envelope", "payload")
+"""Columns whose values hardly ever repeat, so that a dictionary of them would be for nothing."""
+
+
+def export_schema(envelope: bool, payload: bool, by_topic: bool) -> pa.Schema:
+    """Return the columns of an export's files.
+
+    Arguments:
+        envelope, payload: whether it has these.
+        by_topic: whether the topic is a partition's, and so no column of its files.
+    """
+    is_there = {"envelope": envelope, "payload": payload, "topic": not by_topic}
+    return pa.schema(
+        pa.field(name, kind, nullable=name not in _REQUIRED)
+        for name, kind in _COLUMNS.items()
+        if is_there.get(name, True)
+    )
+
+
+class ParquetFile:
+    """A Parquet file of messages that is being written."""
+
+    def __init__(self, path: Path, schema: pa.Schema) -> None:
+        self._schema = schema
+        repeating = [name for name in schema.names if name not in _UNIQUE]
+        self._writer = pq.ParquetWriter(path, schema, compression="zstd", use_dictionary=repeating)
+
+    def write(self, messages: Sequence[ExportedMessage]) -> None:
+        """Add messages as a row group."""
+        arrays = [pa.array(_column(field.name, messages), field.type) for field in self._schema]
+        self._writer.write_table(pa.Table.from_arrays(arrays, schema=self._schema))
+
+    def close(self) -> None:
+        """Finish the file."""
+        self._writer.close()
+
+
+def _column(name: str, messages: Sequence[ExportedMessage]) -> list[object]:
+    match name:
+        case "envelope":
+            return [each.envelope for each in messages]
+        case "payload":
+            return [each.payload for each in messages]
+        case "timestamp":
+            return [each.message.timestamp * 1_000 for each in messages]
+        case "status":
+            return [each.message.status.name.lower() for each in messages]
+        case "custom_headers":
+            return [list(each.message.custom_headers.items()) for each in messages]
+        case _:
+            return list(map(attrgetter(f"message.{name}"), messages))
