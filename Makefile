@@ -41,7 +41,7 @@ bench: .venv/java-ready ## Measure, and write bench.json
 	@$(with_java) $(bin)/postroom bench
 
 bench-spark: .venv/java-ready ## Measure Spark beside its peers at 1M and 5M messages, and write bench-spark.json
-	@$(with_java) $(bin)/postroom bench spark. spark.rebuild.postgres.5m --output bench-spark.json
+	@$(with_java) $(bin)/postroom bench spark. follow. spark.rebuild.postgres.5m --output bench-spark.json
 
 .PHONY: spark-bundle
 spark-bundle: .venv ## Build what a Spark cluster needs into dist/: code, packages, entry points

@@ -58,4 +58,8 @@ class Stopwatch:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.seconds = time.perf_counter() - self._start
+        self.seconds = self.elapsed()
+
+    def elapsed(self) -> float:
+        """Return the seconds since the block was entered."""
+        return time.perf_counter() - self._start

@@ -1,0 +1,218 @@
+"""How soon a search finds what was committed, with `postroom project follow` running, and how it catches up.
+
+The follower is a process of its own, and so is whoever searches: it asks for chosen messages by their ids
+every 5 ms, on its own connection. What it measures is therefore late by up to one round of questions, 5 ms
+and about 2 ms for each message that is awaited, and never early.
+"""
+
+import asyncio
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from statistics import quantiles
+from typing import Any, Literal, NamedTuple
+
+import msgspec
+
+from postroom.adapters.cli.bench import history
+from postroom.adapters.cli.bench.figures import Figures, Stopwatch
+from postroom.adapters.cli.bench.spark import Options, open_store, rebuild
+from postroom.adapters.cli.bench.throughput import LIMITS, POLICY, TOPIC, new_messages
+from postroom.adapters.compose import Postroom, open_mailbox, open_read_models, read_projections
+from postroom.application.messages import ReceivedMessage
+from postroom.domain.errors import NotFound
+
+Engine = Literal["spark", "local"]
+ENGINES: tuple[Engine, ...] = ("spark", "local")
+
+EVENTS_PER_SECOND = 1_000
+SECONDS, WARM_UP_SECONDS = 30, 5
+LIVES_PER_TURN = 10
+TURN_SECONDS = 3 * LIVES_PER_TURN / EVENTS_PER_SECOND
+SAMPLED_TURNS = 3
+"""One message of every so many turns is awaited."""
+QUESTION_SECONDS = 0.005
+BEHIND = 100_000
+"""How many lives a follower is behind when it has to catch up."""
+PATIENCE_SECONDS = 180
+LATENCY_GOAL_MS, CATCH_UP_GOAL = 400, 50_000
+SENT = [msgspec.structs.replace(new, idem_key=None) for new in new_messages(LIVES_PER_TURN)]
+
+
+class Sample(NamedTuple):
+    """A message that was committed at a moment of the machine's monotonic clock (s)."""
+
+    message_id: str
+    at: float
+
+
+@contextmanager
+def following(store: str, engine: Engine) -> Iterator[None]:
+    """Run a follower of a store as a process of its own, until the context ends."""
+    command = [str(Path(sys.executable).with_name("postroom")), "project", "follow", "--engine", engine]
+    environment = {**os.environ, "POSTROOM_STORE": store, "PYSPARK_PYTHON": sys.executable}
+    follower = subprocess.Popen(
+        command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        yield
+        if follower.poll() is not None:
+            assert follower.stderr is not None
+            raise RuntimeError(f"{' '.join(command)} ended by itself: {follower.stderr.read()}")
+    finally:
+        follower.send_signal(signal.SIGINT)
+        with suppress(subprocess.TimeoutExpired):
+            follower.communicate(timeout=30)
+        follower.kill()
+        follower.communicate()
+
+
+def lag(store: str) -> int:
+    """Return how many events the read models of a store are behind its log."""
+    with read_projections(store) as projections:
+        return sum(each.lag for each in projections.get_projection_status().lags)
+
+
+def wait_until_caught_up(store: str) -> None:
+    """Wait until a follower has nothing left to do.
+
+    Raises: TimeoutError when that takes longer than `PATIENCE_SECONDS`.
+    """
+    given_up_at = time.monotonic() + PATIENCE_SECONDS
+    while lag(store):
+        if time.monotonic() > given_up_at:
+            raise TimeoutError(f"The follower was still behind after {PATIENCE_SECONDS} s.")
+        time.sleep(0.05)
+
+
+def latencies(store: str, seconds: float) -> tuple[list[float], float]:
+    """Send at a steady pace while a follower runs; return seconds from commit to visible, and events/s."""
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    watcher = context.Process(target=_watch, args=(store, theirs), daemon=True)
+    watcher.start()
+    rate = asyncio.run(_send_steadily(store, seconds, ours.send))
+    ours.send(None)
+    if not ours.poll(PATIENCE_SECONDS):
+        raise TimeoutError(f"A message could not be found {PATIENCE_SECONDS} s after it was sent.")
+    seen: list[float] = ours.recv()
+    watcher.join()
+    return seen, rate
+
+
+async def _send_steadily(store: str, seconds: float, sampled: Callable[[Sample], None]) -> float:
+    """Send, receive and ack a few messages a turn; return how many events a second that was."""
+    async with open_mailbox(store, default_policy=POLICY, limits=LIMITS) as postroom:
+        taken: list[ReceivedMessage] = []
+        turns = round(seconds / TURN_SECONDS)
+        before = postroom.engine.mailbox.position
+        with Stopwatch() as sending:
+            began = time.monotonic()
+            for turn in range(turns):
+                message_id = await _turn(postroom, taken)
+                if turn % SAMPLED_TURNS == 0:
+                    sampled(Sample(message_id, time.monotonic()))
+                taken = await postroom.receive_messages(TOPIC, max_messages=LIVES_PER_TURN)
+                await asyncio.sleep(max(0.0, began + (turn + 1) * TURN_SECONDS - time.monotonic()))
+        return (postroom.engine.mailbox.position - before) / sending.seconds
+
+
+async def _turn(postroom: Postroom, taken: list[ReceivedMessage]) -> str:
+    """Settle what was received in the turn before and send as many messages; return the id of the last."""
+    if taken:
+        await postroom.ack_messages([message.receipt for message in taken])
+    message_id = ""
+    for answer in await postroom.send_batch(SENT):
+        if isinstance(answer, Exception):
+            raise answer
+        message_id = answer.message_id
+    return message_id
+
+
+def _watch(store: str, pipe: Any) -> None:
+    """Ask for each message that is told of until it is found, and answer how long each took, in seconds."""
+    waiting: dict[str, float] = {}
+    seen: list[float] = []
+    is_over = False
+    with closing(open_read_models(store)) as models:
+        while waiting or not is_over:
+            while not is_over and pipe.poll():
+                sample = pipe.recv()
+                if sample is None:
+                    is_over = True
+                else:
+                    waiting[sample.message_id] = sample.at
+            for message_id, at in list(waiting.items()):
+                with suppress(NotFound):
+                    models.get(message_id)
+                    seen.append(time.monotonic() - at)
+                    del waiting[message_id]
+            time.sleep(QUESTION_SECONDS)
+    pipe.send(seen)
+
+
+def _fall_behind(store: str, lives: int) -> None:
+    async def main() -> None:
+        async with open_mailbox(
+            store, default_policy=POLICY, limits=LIMITS, durability="relaxed"
+        ) as postroom:
+            await history.live(postroom, history.generated(0, lives))
+
+    asyncio.run(main())
+
+
+def catch_up(store: str, engine: Engine) -> tuple[float, float]:
+    """Start a follower that is behind, and return the events a second it applies, and the seconds in all.
+
+    The rate counts from when the first batch became visible, so it leaves the follower's start out.
+    """
+    behind = lag(store)
+    samples: list[tuple[float, int]] = []
+    with Stopwatch() as catching_up, following(store, engine):
+        while not samples or samples[-1][1]:
+            if catching_up.elapsed() > PATIENCE_SECONDS:
+                raise TimeoutError(f"The follower was still behind after {PATIENCE_SECONDS} s.")
+            time.sleep(0.02)
+            left = lag(store)
+            if left < behind:
+                samples.append((time.monotonic(), left))
+        total = catching_up.elapsed()
+    (first, left), (last, _) = samples[0], samples[-1]
+    return (left / (last - first) if last > first else behind / total), total
+
+
+def _measure(options: Options, figures: Figures, folder: Path, messages: int) -> None:
+    with open_store("postgres", messages, options, figures, folder) as (store, _):
+        rebuild(store)
+        for engine in ENGINES:
+            if figures.wants(f"follow.latency.{engine}"):
+                _report_latency(store, engine, figures)
+            if figures.wants(f"follow.catch_up.{engine}"):
+                figures.progress(f"follow.catch_up.{engine}: {min(BEHIND, messages):,} messages live")
+                _fall_behind(store, min(BEHIND, messages))
+                rate, total = catch_up(store, engine)
+                figures.add(f"follow.catch_up.{engine}", rate, "events/s", CATCH_UP_GOAL)
+                figures.add(f"follow.catch_up.{engine}.total", total, "s")
+
+
+def _report_latency(store: str, engine: Engine, figures: Figures) -> None:
+    with following(store, engine):
+        latencies(store, WARM_UP_SECONDS)
+        wait_until_caught_up(store)
+        seen, rate = latencies(store, SECONDS)
+    cuts = quantiles(seen, n=100)
+    figures.add(f"follow.latency.{engine}.p50", cuts[49] * 1_000, "ms")
+    figures.add(f"follow.latency.{engine}.p95", cuts[94] * 1_000, "ms", LATENCY_GOAL_MS)
+    figures.add(f"follow.latency.{engine}.events", rate, "events/s")
+
+
+def measurements(options: Options) -> dict[str, Callable[[Figures, Path, int], None]]:
+    """Return what is measured of followers under these options."""
+    return {"follow.": partial(_measure, options)}
