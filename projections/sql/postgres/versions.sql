@@ -1,0 +1,45 @@
+-- How a rebuild keeps versions of the read models in PostgreSQL; `{}` is a table of one version.
+
+-- name: configure
+SELECT
+    set_config('lock_timeout', '2s', false),
+    set_config('statement_timeout', '0', false),
+    set_config('idle_session_timeout', '0', false),
+    set_config('maintenance_work_mem', '256MB', false),
+    -- Indexes are built side by side, one core each.
+    set_config('max_parallel_maintenance_workers', '0', false),
+    -- A flip is never durable before what it flips to, and what a crash takes back is only built again.
+    set_config('synchronous_commit', 'off', false),
+    -- A rebuild that was killed does not go on building an index.
+    set_config('client_connection_check_interval', '1s', false);
+
+-- name: configure_writer
+SELECT
+    set_config('application_name', 'postroom, writing read models', false),
+    set_config('statement_timeout', '0', false),
+    set_config('synchronous_commit', 'off', false);
+
+-- name: lock
+SELECT pg_advisory_lock(hashtextextended('postroom rebuild', 0));
+
+-- name: tables
+SELECT relname FROM pg_class
+WHERE relnamespace = 'postroom'::regnamespace AND relkind IN ('r', 'p') AND NOT relispartition;
+
+-- name: drop
+DROP TABLE IF EXISTS {};
+
+-- name: remove
+DELETE FROM {} WHERE id >= %(before)s AND id < %(after)s;
+
+-- name: count
+SELECT count(*) FROM {};
+
+-- name: is_empty
+SELECT NOT EXISTS (SELECT FROM {});
+
+-- name: empty
+TRUNCATE {};
+
+-- name: vacuum_again
+ALTER TABLE {} RESET (autovacuum_enabled);
