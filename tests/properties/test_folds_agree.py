@@ -1,39 +1,30 @@
-"""The folds over frames make the same rows as the reference, however the log is cut into ranges."""
+"""The folds over frames make the same rows as the reference and the live engine, however the log is cut."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import closing
-from pathlib import Path
-from tempfile import TemporaryDirectory
+from collections.abc import Sequence
 from typing import Any
 
-import polars as pl
-from hypothesis import HealthCheck, example, given, settings
+import msgspec
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from postroom.application.messages import NewMessage
+from postroom.application.messages import NewMessage, rfc3339
+from postroom.application.queries.get_message import GetMessage
 from postroom.domain.record import Record
 from postroom.projections.cut import MailboxCut
-from postroom.projections.fold import (
-    MESSAGES,
-    RECORDS,
-    columns_read,
-    fold_pieces,
-    fold_range,
-    merged,
-    record_schema,
-)
-from postroom.projections.logs import take_cuts
-from postroom.projections.models.messages import PARTIAL, READS
-from postroom.projections.projection import POLARS, projections
+from postroom.projections.projection import Row
 from postroom.projections.reference import ReadModels, fold
-from tests.projections.histories import STORY, VARIED, Send, Step, live, open_log, steps
+from tests.integration.stores import MAILBOX, memory_place
+from tests.projections.folding import Logs, folded, lived, log_of
+from tests.projections.histories import POISON, STORY, VARIED, Send, Step, steps
+from tests.properties.pasts import Seen
+from tests.properties.pasts import histories as pasts
+from tests.properties.pasts import live as live_past
 
 histories = st.lists(st.lists(steps, max_size=80), min_size=1, max_size=3)
-Logs = dict[MailboxCut, list[Record]]
+_sizes = st.lists(st.integers(1, 60), min_size=1, max_size=8)
 
 
-@settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)
-@given(histories, st.lists(st.integers(1, 60), min_size=1, max_size=8), st.integers(1, 4))
+@given(histories, _sizes, st.integers(1, 4))
 @example([STORY, STORY], [3, 1, 7], 2)
 @example([STORY], [1], 1)
 @example([VARIED, STORY], [1_000], 1)
@@ -44,31 +35,62 @@ def test_ranges_folded_apart_amount_to_the_reference(
     assert folded(logs, sizes, buckets) == fold(logs)
 
 
-@settings(suppress_health_check=[HealthCheck.too_slow], deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(histories, st.data())
-def test_a_log_read_to_any_position_folds_to_what_it_was_there(
+def test_any_stretch_of_a_log_folds_to_what_the_reference_makes_of_it(
     taken: list[list[Step]], data: st.DataObject
 ) -> None:
     logs: Logs = {}
     for cut, records in lived(taken).items():
-        last = data.draw(st.integers(1, cut.last))
-        logs[MailboxCut(cut.id, cut.name, cut.first, last, records[last - 1].at)] = records[:last]
-    assert folded(logs, [10], 1) == fold(logs)
+        first = data.draw(st.integers(1, cut.last))  # retention removed what was before
+        last = data.draw(st.integers(first, cut.last))
+        logs[MailboxCut(cut.id, cut.name, first, last, records[last - 1].at)] = records
+    assert folded(logs, [10], 2) == fold(logs)
 
 
-def test_what_cannot_be_folded_is_left_out_and_told() -> None:
-    ((cut, records),) = lived([STORY]).items()
-    died = next(each for each in records if each.type == "MessageDeadLettered.1")
-    received = next(each for each in records if each.type == "MessageReceived.1")
-    records[died.position - 1] = died._replace(state=b"\xc1 no state")
-    records[received.position - 1] = received._replace(type="MessageFolded.9")
-    models = folded({cut: records}, [5], 1)
-    assert models == fold({cut: records})
-    assert [each.place for each in models.parked] == sorted(
-        map(cut.place, (received.position, died.position))
-    )
-    (letter,) = (row for row in models.rows["dead_letters"] if row["message_id"] == "order-1")
-    assert letter["reason"] == "max_attempts"
+@settings(max_examples=50)
+@given(pasts, _sizes)
+def test_the_folds_tell_what_the_live_engine_told_at_the_same_position(
+    taken: list[Any], sizes: list[int]
+) -> None:
+    past = live_past(memory_place(), taken)
+    records = list(past.log.read())
+    # Retention takes the past away as a whole: of what was seen before, only the last can be told.
+    moments = past.seen if records[0].position == 1 else past.seen[-1:]
+    for seen in [*moments[:: 1 + len(moments) // 3], moments[-1]]:
+        if seen.position == 0:
+            continue
+        logs = log_of(MAILBOX, [record for record in records if record.position <= seen.position])
+        models = folded(logs, sizes, 2)
+        assert models == fold(logs)
+        assert models.rows["backlog"] == live_backlog(seen)
+        assert dead_letters(models) == live_dead_letters(seen)
+    get_message = GetMessage(past.log, lambda: records[-1].at)
+    for row in models.rows["mailbox"]:
+        detail = get_message(row["message_id"])
+        assert (row["status"], row["attempts"], row["redriven"]) == (
+            detail.status,
+            detail.attempt,
+            detail.redriven,
+        )
+        assert (row["topic"], row["shard"]) == (detail.topic, detail.shard)
+
+
+@settings(max_examples=30)
+@given(st.lists(steps, max_size=30), st.lists(steps, max_size=30), _sizes)
+@example(POISON, POISON, [4])
+@example(STORY, STORY, [1])
+@example(STORY, STORY, [1_000])
+def test_an_id_sent_again_after_retention_forgot_it_begins_another_life(
+    before: list[Step], after: list[Step], sizes: list[int]
+) -> None:
+    # As archive and live log are read together: the same ids twice in one mailbox.
+    lives = [records for history in (before, after) for records in lived([history]).values()]
+    records = renumbered([*lives[0], *lives[1]])
+    logs = log_of("box0@test", records)
+    models = folded(logs, sizes, 2)
+    assert models == fold(logs)
+    assert len(models.rows["mailbox"]) == sum(each.type == "MessageSent.1" for each in records)
 
 
 def test_an_id_that_two_mailboxes_know_names_two_messages() -> None:
@@ -79,71 +101,33 @@ def test_an_id_that_two_mailboxes_know_names_two_messages() -> None:
     assert folded(logs, [2], 1) == fold(logs)
 
 
-def lived(taken: Sequence[Sequence[Step]]) -> Logs:
-    """Return the logs of mailboxes in which these steps were taken, the second of them an archive."""
-    with TemporaryDirectory() as folder:
-        store = Path(folder) / "store.db"
-        for number, history in enumerate(taken):
-            live(store, f"box{number}@test", history, mode="archive" if number == 1 else "queue")
-        logs: Logs = {}
-        for cut in take_cuts(str(store)):
-            with closing(open_log(store, cut.name, create_missing=False)) as log:
-                logs[cut] = list(log.read())
-        return logs
-
-
-def folded(logs: Logs, sizes: Sequence[int], buckets: int) -> ReadModels:
-    """Return what the fold over ranges makes of logs: first the ranges, then the pieces, bucket by bucket."""
-    wanted, cuts = projections(), list(logs)
-    parts = [fold_range(frame(part), wanted, cuts) for part in ranges(logs, sizes)]
-    empty = {MESSAGES: pl.DataFrame(schema=PARTIAL), RECORDS: pl.DataFrame(schema=record_schema(wanted))}
-    pieces = {name: pl.concat([none, *(part.pieces[name] for part in parts)]) for name, none in empty.items()}
-    chosen = pl.col("stream").bin.encode("hex").hash() % buckets
-    parts += [
-        fold_pieces({name: rows.filter(chosen == bucket) for name, rows in pieces.items()}, wanted, cuts)
-        for bucket in range(buckets)
+def renumbered(records: Sequence[Record]) -> list[Record]:
+    """Return records at the positions 1, 2, 3, ..., each later than the one before."""
+    start = records[0].at
+    return [
+        record._replace(position=position, at=max(record.at, start) + position)
+        for position, record in enumerate(records, 1)
     ]
-    rows = merged(parts, wanted)
-    return ReadModels(
-        {name: rows[name].sort(*each.key).to_dicts() for name, each in wanted.items()},
-        sorted(parked for part in parts for parked in part.parked),
-    )
 
 
-def ranges(logs: Logs, sizes: Sequence[int]) -> Iterator[list[tuple[MailboxCut, Record]]]:
-    """Yield the records of all logs, as many at a time as the sizes say in turn."""
-    records = [(cut, record) for cut, records in logs.items() for record in records]
-    turn = 0
-    while records:
-        size = sizes[turn % len(sizes)]
-        yield records[:size]
-        records, turn = records[size:], turn + 1
+def live_backlog(seen: Seen) -> list[Row]:
+    """Return what the engine counted, as rows of the backlog."""
+    return [{"mailbox": MAILBOX, **msgspec.structs.asdict(row)} for row in seen.at_last_event]
 
 
-def frame(part: Sequence[tuple[MailboxCut, Record]]) -> pl.DataFrame:
-    """Return records as the log's readers would."""
-    rows = [_row(cut, record) for cut, record in part]
-    wanted = columns_read(projections())
-    texts = {name for name in READS if name not in _TYPES}
-    return pl.DataFrame(
-        [{name: row[name] for name in wanted} for row in rows],
-        schema={name: POLARS["text"] if name in texts else POLARS[_TYPES[name]] for name in wanted},
-    )
+_SHOWN = ("topic", "shard", "message_id", "reason", "attempt", "last_error", "redriven")
 
 
-def _row(cut: MailboxCut, record: Record) -> dict[str, Any]:
-    return {
-        **record._asdict(),
-        "place": cut.place(record.position),
-        "mailbox": cut.name,
-        "event": record.type.partition(".")[0],
-        "death_state": record.state if record.type.startswith("MessageDeadLettered.") else None,
-    }
+def dead_letters(models: ReadModels) -> list[Row]:
+    """Return what both the read model and the engine tell of dead letters, the first sent first."""
+    return [
+        {name: row[name] for name in _SHOWN}
+        | {name: rfc3339(row[name]) for name in ("first_seen", "last_seen")}
+        for row in models.rows["dead_letters"]
+    ]
 
 
-_TYPES: dict[str, Any] = {
-    **dict.fromkeys(
-        ("place", "position", "version", "epoch", "at", "shard", "attempt", "due", "timestamp"), "int"
-    ),
-    **dict.fromkeys(("stream", "envelope", "death_state"), "bytes"),
-}
+def live_dead_letters(seen: Seen) -> list[Row]:
+    """Return the same of what the engine told."""
+    shown = (*_SHOWN, "first_seen", "last_seen")
+    return [{name: getattr(letter, name) for name in shown} for letter in seen.dead]

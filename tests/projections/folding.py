@@ -1,0 +1,116 @@
+"""Logs in memory, folded over frames as Spark's tasks fold them: range by range, then bucket by bucket."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import polars as pl
+
+from postroom.domain.record import Record
+from postroom.projections.cut import MailboxCut
+from postroom.projections.fold import (
+    MESSAGES,
+    RECORDS,
+    columns_read,
+    fold_pieces,
+    fold_range,
+    merged,
+    record_schema,
+)
+from postroom.projections.logs import take_cuts
+from postroom.projections.logs.columns import COLUMNS
+from postroom.projections.models.messages import PARTIAL
+from postroom.projections.projection import Projection, projections
+from postroom.projections.reference import ReadModels
+from tests.projections.histories import Step, live, open_log
+
+Logs = dict[MailboxCut, list[Record]]
+
+
+def lived(taken: Sequence[Sequence[Step]]) -> Logs:
+    """Return the logs of mailboxes in which these steps were taken, the second of them an archive."""
+    with TemporaryDirectory() as folder:
+        store = Path(folder) / "store.db"
+        for number, history in enumerate(taken):
+            live(store, f"box{number}@test", history, mode="archive" if number == 1 else "queue")
+        logs: Logs = {}
+        for cut in take_cuts(str(store)):
+            with closing(open_log(store, cut.name, create_missing=False)) as log:
+                logs[cut] = list(log.read())
+        return logs
+
+
+def log_of(name: str, records: Sequence[Record], id_: int = 1) -> Logs:
+    """Return one mailbox's log, these records being at the positions they say."""
+    last = records[-1]
+    return {MailboxCut(id_, name, records[0].position, last.position, last.at): list(records)}
+
+
+def folded(
+    logs: Logs,
+    sizes: Sequence[int] = (1_000,),
+    buckets: int = 1,
+    wanted: Mapping[str, Projection] | None = None,
+) -> ReadModels:
+    """Return what the fold over ranges makes of logs: first the ranges, then the pieces, bucket by bucket.
+
+    Arguments:
+        sizes: records of a range, in turn.
+    """
+    wanted = projections() if wanted is None else wanted
+    cuts = list(logs)
+    parts = [fold_range(frame(part, wanted), wanted, cuts) for part in ranges(logs, sizes)]
+    empty = {MESSAGES: pl.DataFrame(schema=PARTIAL), RECORDS: pl.DataFrame(schema=record_schema(wanted))}
+    pieces = {
+        name: pl.concat([none, *(part.pieces[name] for part in parts if name in part.pieces)])
+        for name, none in empty.items()
+    }
+    chosen = pl.col("stream").bin.encode("hex").hash() % buckets
+    parts += [
+        fold_pieces(
+            {name: rows.filter(chosen == bucket) for name, rows in pieces.items() if rows.width}, wanted, cuts
+        )
+        for bucket in range(buckets)
+    ]
+    rows = merged(parts, wanted)
+    return ReadModels(
+        {name: rows[name].sort(*each.key).to_dicts() for name, each in wanted.items()},
+        sorted(parked for part in parts for parked in part.parked),
+    )
+
+
+def ranges(logs: Logs, sizes: Sequence[int]) -> Iterator[list[tuple[MailboxCut, Record]]]:
+    """Yield the records of all logs, as many at a time as the sizes say in turn."""
+    records = [
+        (cut, record)
+        for cut, records in logs.items()
+        for record in records
+        if cut.first <= record.position <= cut.last
+    ]
+    turn = 0
+    while records:
+        size = sizes[turn % len(sizes)]
+        yield records[:size]
+        records, turn = records[size:], turn + 1
+
+
+def frame(part: Sequence[tuple[MailboxCut, Record]], wanted: Mapping[str, Projection]) -> pl.DataFrame:
+    """Return records as the log's readers would."""
+    rows = [_row(cut, record) for cut, record in part]
+    types = {"int64": pl.Int64(), "string": pl.String(), "binary": pl.Binary()}
+    schema = {name: types[str(COLUMNS[name].arrow)] for name in columns_read(wanted)}
+    return pl.DataFrame([{name: row[name] for name in schema} for row in rows], schema=schema)
+
+
+def _row(cut: MailboxCut, record: Record) -> dict[str, Any]:
+    return {
+        **record._asdict(),
+        "place": cut.place(record.position),
+        "mailbox": cut.name,
+        "mailbox_id": cut.id,
+        "cut_at": cut.at,
+        "event": record.type.partition(".")[0],
+        "death_state": record.state if record.type.startswith("MessageDeadLettered.") else None,
+    }
