@@ -99,20 +99,28 @@ def rebuild(store: str) -> tuple[Finished, dict[str, float]]:
     return finished, phases
 
 
-def make_by_peer(peer: str, store: str, folder: Path) -> tuple[Finished, dict[str, float]]:
-    """Make the search model by a peer, and return the run and its phases in seconds."""
-    target = folder / "peer.db"
+def run_peer(peer: str, store: str, target: Path) -> tuple[Finished, dict[str, float]]:
+    """Make the search model by a peer, and return the run and its phases in seconds.
+
+    Arguments:
+        peer: one of `PEERS`.
+        target: the file to make; in PostgreSQL it is the schema `bench` instead.
+    """
     module = "postroom.adapters.cli.bench.pipeline.peer"
+    finished = run_program([sys.executable, "-m", module, peer, str(target)], {"POSTROOM_STORE": store})
+    phases: dict[str, float] = msgspec.json.decode(finished.output)
+    # What the floor needs to begin with is no part of it.
+    return finished._replace(seconds=finished.seconds - phases.pop("prepare", 0)), phases
+
+
+def _run_peer_and_clean_up(peer: str, store: str, folder: Path) -> tuple[Finished, dict[str, float]]:
     try:
-        finished = run_program([sys.executable, "-m", module, peer, str(target)], {"POSTROOM_STORE": store})
+        return run_peer(peer, store, folder / "peer.db")
     finally:
         if is_database(store):
             clean_up(store)
         for file in folder.glob("peer.db*"):
             file.unlink()
-    phases: dict[str, float] = msgspec.json.decode(finished.output)
-    # What the floor needs to begin with is no part of it.
-    return finished._replace(seconds=finished.seconds - phases.pop("prepare", 0)), phases
 
 
 def _compare(database: Database, messages: int, options: Options, figures: Figures, folder: Path) -> None:
@@ -120,7 +128,7 @@ def _compare(database: Database, messages: int, options: Options, figures: Figur
     if messages == LARGE and not figures.is_named(name):
         return
     makers: dict[str, Callable[[str], tuple[Finished, dict[str, float]]]] = {"": rebuild}
-    makers |= {peer: partial(make_by_peer, peer, folder=folder) for peer in PEERS}
+    makers |= {peer: partial(_run_peer_and_clean_up, peer, folder=folder) for peer in PEERS}
     found: dict[str, list[tuple[Finished, dict[str, float]]]] = {maker: [] for maker in makers}
     with open_store(database, messages, options, figures, folder) as (store, log):
         for run in range(options.runs_at(messages)):
