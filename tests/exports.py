@@ -62,8 +62,8 @@ def _csv(folder: Path) -> Iterable[Row]:
                 read: Row = {name: value or None for name, value in row.items()}
                 read |= {name: int(row[name]) for name in _NUMBERS}
                 read["custom_headers"] = json.loads(row["custom_headers"])
-                # Missing and empty are both empty, and only an encrypted message has no payload at all.
-                read["payload"] = row["payload"] if not row["encryption"] else None
+                if "payload" in row and not row["encryption"]:  # then an empty payload is one too
+                    read["payload"] = row["payload"]
                 yield _decoded(read, path)
 
 
@@ -74,7 +74,10 @@ def _json(folder: Path) -> Iterable[Row]:
 
 
 def _decoded(row: Row, path: Path) -> Row:
-    text, coded, envelope = row.pop("payload"), row.pop("payload_b64"), row.pop("envelope_b64")
-    payload = b64decode(coded) if coded is not None else None if text is None else text.encode()
-    day = next(part for part in path.parts if part.startswith("day=")).removeprefix("day=")
-    return row | {"day": day, "envelope": b64decode(envelope), "payload": payload}
+    row["day"] = next(part for part in path.parts if part.startswith("day=")).removeprefix("day=")
+    if "envelope_b64" in row:
+        row["envelope"] = b64decode(row.pop("envelope_b64"))
+    if "payload" in row:
+        text, coded = row["payload"], row.pop("payload_b64")
+        row["payload"] = b64decode(coded) if coded is not None else None if text is None else text.encode()
+    return row

@@ -36,7 +36,7 @@ def export_delta(target: Path, schema: pa.Schema, by_topic: bool, overwrite: boo
 
     Raises: InvalidRequest when something else is there, Unavailable when it can't be written.
     """
-    if not DeltaTable.is_deltatable(str(target)):
+    if not (target / "_delta_log").is_dir():
         with whole_folder(target, "delta", overwrite) as folder, _files(folder, schema, by_topic) as export:
             yield export
         return
