@@ -11,17 +11,92 @@ from postroom.application.messages import NewMessage
 from postroom.application.ports.read_models import BacklogFilter, DeadLetterFilter, ReadModels
 from postroom.domain.errors import InvalidRequest, NotFound
 from postroom.domain.message import Status
-from postroom.domain.search import EventFilter, FoundMessage, Order
+from postroom.domain.search import BodyRules, EventFilter, FoundMessage, Order
 from tests.projections.histories import START_US, TOPICS
 
 Build = Callable[[], int]
 """Build the read models of the store anew, as of now."""
-Send = Callable[[NewMessage], None]
+SendOne = Callable[[NewMessage], None]
 """Send a message to the store."""
 
-_words = st.sampled_from(
+BODIES = BodyRules(topics=("shop", "admin.*"))
+"""Whose bodies are searched for words in the store of the suite."""
+TOLD = [
+    NewMessage(topic=topic, payload=payload, content_type=content_type, attrs={"kind": kind})
+    for topic in ("shop", "admin.users.created", "Ünïcode.ÄRGER")
+    for kind, content_type, payload in (
+        ("plain", None, "Straße 7, l'été 2026".encode()),
+        ("typed", "text/plain; charset=utf-8", b"REFUND refused: refunds\nare over"),
+        ("json", "application/json", rb'{"note": "refund\nl\u0027\u00e9t\u00e9", "to": ["bob_1", 7]}'),
+        ("image", "image/png", b"refund"),
+        ("binary", None, b"refund \xff\x00"),
+        ("empty", None, b""),
+        ("long", None, ("ab " * 1_000 + "x" * 300 + " हिन्दी 東京都").encode()),
+    )
+]
+"""Messages with bodies of all sorts, which the store of the suite has."""
+
+_parts = st.sampled_from(
     ["alice", "ALI", "bob", "ß", "stras", "0f3a", "7", "i̇stan", "admin", "users del", "zzz", "å", '"', "%"]
 )
+_matches = st.lists(
+    st.sampled_from(
+        [
+            *(
+                "alice",
+                "ALI*",
+                "al",
+                "refund",
+                "REFUND*",
+                "ref*",
+                "refunds",
+                "l'été",
+                "été",
+                "7",
+                "kind",
+                "json",
+            ),
+            *(
+                "strasse",
+                "straße*",
+                "STRASSE ß",
+                "e*",
+                "x*",
+                "x" * 255,
+                "x" * 300,
+                "bob_1",
+                "bob*",
+                "bob",
+                "東*",
+            ),
+            *(
+                "हिन्दी",
+                "ह*",
+                "İstanbul",
+                "0f3a",
+                "admin",
+                "users.del*",
+                "ünïcode",
+                "ÄRGER",
+                "shop",
+                "EU-west",
+            ),
+            *(
+                "application/json",
+                "region",
+                "'refund'",
+                '"over"',
+                "a OR b",
+                "NOT refund",
+                "n*",
+                "none",
+                "main",
+            ),
+        ]
+    ),
+    min_size=1,
+    max_size=2,
+).map(" ".join)
 _names = ["alice", "Bob", "STRASSE ß", "0f3a-77", "İstanbul", "nobody"]
 filters = st.builds(
     EventFilter,
@@ -41,13 +116,17 @@ filters = st.builds(
         st.sampled_from(["a", "EU-west", "ÅÄ", "none"]),
         max_size=2,
     ),
-    text=st.none() | st.none() | _words,
+    text=st.none() | st.none() | _parts,
+    match=st.none() | st.none() | _matches,
     order=st.sampled_from(Order),
 )
 
 
 class ReadModelsConformance:
-    """Subclasses give fixtures: `models` over a store with a past, `build` and `send` for the same store."""
+    """Subclasses give fixtures: `models` over a store with a past, `build` and `send` for the same store.
+
+    Its past has `TOLD`, and it is built with `BODIES`.
+    """
 
     @pytest.fixture
     def everything(self, models: ReadModels) -> list[FoundMessage]:
@@ -61,7 +140,7 @@ class ReadModelsConformance:
     def test_a_search_finds_what_the_filter_matches_page_by_page(
         self, models: ReadModels, everything: list[FoundMessage], wanted: EventFilter, limit: int
     ) -> None:
-        matching = [item for item in _in_order(everything, wanted.order) if wanted.matches(item)]
+        matching = [item for item in _in_order(everything, wanted.order) if wanted.matches(item, BODIES)]
         assert _all(models, _with(wanted, limit=limit)) == matching
 
     @settings(
@@ -77,7 +156,7 @@ class ReadModelsConformance:
             assert list(chain.from_iterable(scan.pages)) == matching
 
     def test_a_scan_goes_on_in_its_version_while_messages_arrive_and_versions_flip(
-        self, models: ReadModels, build: Build, send: Send
+        self, models: ReadModels, build: Build, send: SendOne
     ) -> None:
         before = _all(models, EventFilter(order=Order.OLDEST_FIRST))
         status = models.status()
@@ -110,9 +189,39 @@ class ReadModelsConformance:
                 mailbox=item.mailbox,
                 headers=item.custom_headers,
                 text=item.topic,
+                match=item.topic,
             )
             assert _all(models, exact) == [item]
             assert models.get(item.message_id, item.mailbox) == item
+
+    @pytest.mark.parametrize(
+        ("match", "found"),
+        [
+            ("refund", {"typed", "json"}),
+            ("REFUNDS", {"typed"}),
+            ("refund*", {"typed", "json"}),
+            ("fund", set()),
+            ("refund over", {"typed"}),
+            ("refund 2026", set()),
+            ("STRASSE été", {"plain"}),
+            ("E\u0301TE\u0301", {"plain", "json"}),
+            ("bob_1 7 note", {"json"}),
+            ("xxx*", {"long"}),
+            ("हिन्दी 東京*", {"long"}),
+            ("東京", set()),
+            ("png", {"image"}),
+            ("kind shop", {"plain", "typed", "json", "image", "binary", "empty", "long"}),
+        ],
+    )
+    def test_words_are_found_whole_in_headers_and_in_bodies_that_were_opted_in(
+        self, models: ReadModels, match: str, found: set[str]
+    ) -> None:
+        items = models.search(EventFilter(topics=("shop",), match=match, limit=1_000)).items
+        assert {item.custom_headers["kind"] for item in items} == found
+
+    def test_bodies_that_were_not_opted_in_are_not_searched(self, models: ReadModels) -> None:
+        items = models.search(EventFilter(match="refund", limit=1_000)).items
+        assert {item.topic for item in items} == {"shop", "admin.users.created"}
 
     def test_an_offset_skips_as_many_messages(self, models: ReadModels) -> None:
         everything = _all(models, EventFilter())
@@ -124,7 +233,7 @@ class ReadModelsConformance:
             assert (envelope.metadata.message_id, envelope.metadata.topic) == (item.message_id, item.topic)
 
     def test_pages_go_on_where_they_were_while_messages_arrive_and_versions_flip(
-        self, models: ReadModels, build: Build, send: Send
+        self, models: ReadModels, build: Build, send: SendOne
     ) -> None:
         before = _all(models, EventFilter())
         first = models.search(EventFilter(limit=5))
@@ -137,7 +246,7 @@ class ReadModelsConformance:
         assert seen[-1].timestamp == START_US // 1_000 - 60_000
 
     def test_a_search_shows_what_was_true_at_the_last_rebuild(
-        self, models: ReadModels, build: Build, send: Send
+        self, models: ReadModels, build: Build, send: SendOne
     ) -> None:
         send(NewMessage(topic="shop", payload=b"", message_id="fresh"))
         with pytest.raises(NotFound, match="postroom project rebuild"):

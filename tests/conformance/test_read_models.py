@@ -16,17 +16,17 @@ from postroom.application.messages import NewMessage
 from postroom.application.ports.read_models import BacklogFilter, DeadLetterFilter, ReadModels, views_path
 from postroom.domain.errors import NotFound, Unavailable
 from postroom.domain.search import EventFilter
-from tests.conformance.read_models import Build, ReadModelsConformance, Send
+from tests.conformance.read_models import BODIES, TOLD, Build, ReadModelsConformance, SendOne
 from tests.fixtures import OpenReadModels
 from tests.projections import histories
-from tests.projections.histories import STORY, VARIED, Receive, build_without_spark, live
+from tests.projections.histories import STORY, VARIED, Receive, Send, build_without_spark, live
 
 
 def fill(store: Path | str) -> None:
     """Give a store a past and read models of it."""
-    live(store, "box0@test", [*STORY, *VARIED, Receive("shop")])
+    live(store, "box0@test", [*STORY, *VARIED, *map(Send, TOLD), Receive("shop")])
     live(store, "box1@test", [*STORY, *VARIED])
-    build_without_spark(store)
+    build_without_spark(store, BODIES)
 
 
 @pytest.fixture
@@ -58,11 +58,11 @@ def models(
 
 @pytest.fixture
 def build(store: Path | str) -> Build:
-    return lambda: build_without_spark(store)
+    return lambda: build_without_spark(store, BODIES)
 
 
 @pytest.fixture
-def send(store: Path | str) -> Send:
+def send(store: Path | str) -> SendOne:
     def send_one(message: NewMessage) -> None:
         histories.send(store, "box0@test", [message])
 

@@ -3,15 +3,18 @@ from typing import Any
 import msgspec
 import pytest
 
+from postroom.domain.envelope.build import build_envelope
 from postroom.domain.errors import InvalidRequest
 from postroom.domain.message import Status
 from postroom.domain.search import (
+    BodyRules,
     Cursor,
     EventFilter,
     FoundMessage,
     Order,
     parse_status,
     searchable_text,
+    searchable_words,
     topic_matches,
 )
 
@@ -105,6 +108,8 @@ def test_an_empty_filter_matches_every_message() -> None:
         ({"text": "created"}, {"text": "deleted"}),
         ({"text": "eu-west USER-123"}, {"text": "eu-west user-124"}),
         ({"text": "region"}, {"text": "payload-word"}),
+        ({"match": "CREATED user"}, {"match": "create"}),
+        ({"match": "creat* west"}, {"match": "creat* north"}),
     ],
 )
 def test_each_field_of_a_filter_narrows_the_search(matching: dict[str, Any], other: dict[str, Any]) -> None:
@@ -140,6 +145,8 @@ def test_an_absent_header_matches_no_filter_on_it() -> None:
         ({"mailbox": ""}, "mailbox is empty"),
         ({"text": " \t"}, "text to search for is blank"),
         ({"text": "x" * 1_001}, "has 1001 characters; give at most 1000"),
+        ({"match": "?"}, "There is no word in '\\?' to match"),
+        ({"match": "x" * 1_001}, "words to match have 1001 characters; give at most 1000"),
         ({"limit": 0}, "limit is 0; give 1 to 1000"),
         ({"limit": 1_001}, "limit is 1001; give 1 to 1000"),
         ({"offset": -1}, "offset is -1"),
@@ -188,6 +195,24 @@ def test_free_text_searches_headers_only_and_never_across_two_of_them() -> None:
     lines = searchable_text(MESSAGE).split("\n")
     assert {"msg-1", "admin.users.created", "region", "eu-west", "user-123"} <= set(lines)
     assert "payload-word" not in lines
+
+
+def test_words_are_of_all_headers_but_ids() -> None:
+    assert {"admin", "users", "created", "json", "region", "eu", "blue"} <= set(searchable_words(MESSAGE))
+    for id_ in ("message_id", "correlation_id", "trace_id"):
+        assert not EventFilter(match=getattr(MESSAGE, id_)).matches(MESSAGE)
+
+
+def test_bodies_are_searched_for_words_where_they_were_opted_in() -> None:
+    body = build_envelope(
+        message_id="m", topic="t", namespace="", published_at_us=0, payload=b"Refund 7", attrs={}
+    )
+    message = msgspec.structs.replace(MESSAGE, envelope_blob=body)
+    wanted = EventFilter(match="refund user")
+    assert not wanted.matches(message)
+    assert wanted.matches(message, BodyRules(("x", "admin.*")))
+    assert not wanted.matches(message, BodyRules(("x", "admin")))
+    assert not EventFilter(text="refund").matches(message, BodyRules(("*",)))
 
 
 def test_a_found_message_is_a_mailbox_item_whose_repr_hides_the_envelope() -> None:
