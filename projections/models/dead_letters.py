@@ -29,10 +29,9 @@ def reference(message: Row) -> Iterator[Row]:
     if message["status"] != "dead":
         return
     *earlier, last = _deaths(message["deaths"])
-    custom = _headers(message["custom_headers"]) if message["custom_headers"] else {}
     yield {
         **{name: message[name] for name in _TAKEN_OVER},
-        "original_subject": custom.get(ORIGINAL_SUBJECT, message["topic"]),
+        "original_subject": _original_subject(message["custom_headers"]) or message["topic"],
         "reason": last.reason,
         "attempt": last.attempt,
         "last_error": last.last_error,
@@ -42,6 +41,15 @@ def reference(message: Row) -> Iterator[Row]:
         "redriven_at": max((death.redriven_at or 0 for death in earlier), default=0) or None,
         "lineage": _encode(earlier).decode() if earlier else None,
     }
+
+
+def _original_subject(custom_headers: str | None) -> str | None:
+    if not custom_headers:
+        return None
+    try:
+        return _headers(custom_headers).get(ORIGINAL_SUBJECT)
+    except msgspec.MsgspecError:  # written by somebody else: no reason to lose the dead letter
+        return None
 
 
 PROJECTION = MessageProjection(

@@ -1,6 +1,6 @@
 """Logs in memory, folded over frames as Spark's tasks fold them: range by range, then bucket by bucket."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -60,18 +60,27 @@ def folded(
         sizes: records of a range, in turn.
     """
     wanted = projections() if wanted is None else wanted
-    cuts = list(logs)
-    parts = [fold_range(frame(part, wanted), wanted, cuts) for part in ranges(logs, sizes)]
+    return fold_frames([frame(part, wanted) for part in ranges(logs, sizes)], list(logs), buckets, wanted)
+
+
+def fold_frames(
+    frames: Iterable[pl.DataFrame],
+    cuts: Sequence[MailboxCut],
+    buckets: int = 1,
+    wanted: Mapping[str, Projection] | None = None,
+) -> ReadModels:
+    """Return what the fold makes of ranges of logs that have been read."""
+    wanted = projections() if wanted is None else wanted
+    parts = [fold_range(each, wanted, cuts) for each in frames]
     empty = {MESSAGES: pl.DataFrame(schema=PARTIAL), RECORDS: pl.DataFrame(schema=record_schema(wanted))}
     pieces = {
         name: pl.concat([none, *(part.pieces[name] for part in parts if name in part.pieces)])
         for name, none in empty.items()
+        if none.width
     }
     chosen = pl.col("stream").bin.encode("hex").hash() % buckets
     parts += [
-        fold_pieces(
-            {name: rows.filter(chosen == bucket) for name, rows in pieces.items() if rows.width}, wanted, cuts
-        )
+        fold_pieces({name: rows.filter(chosen == bucket) for name, rows in pieces.items()}, wanted, cuts)
         for bucket in range(buckets)
     ]
     rows = merged(parts, wanted)
@@ -98,10 +107,16 @@ def ranges(logs: Logs, sizes: Sequence[int]) -> Iterator[list[tuple[MailboxCut, 
 
 def frame(part: Sequence[tuple[MailboxCut, Record]], wanted: Mapping[str, Projection]) -> pl.DataFrame:
     """Return records as the log's readers would."""
-    rows = [_row(cut, record) for cut, record in part]
-    types = {"int64": pl.Int64(), "string": pl.String(), "binary": pl.Binary()}
-    schema = {name: types[str(COLUMNS[name].arrow)] for name in columns_read(wanted)}
+    schema = frame_schema(wanted)
+    rows = (_row(cut, record) for cut, record in part)
     return pl.DataFrame([{name: row[name] for name in schema} for row in rows], schema=schema)
+
+
+def frame_schema(wanted: Mapping[str, Projection] | None = None) -> dict[str, pl.DataType]:
+    """Return the columns and types that folds read of a log."""
+    types = {"int64": pl.Int64(), "string": pl.String(), "binary": pl.Binary()}
+    wanted = projections() if wanted is None else wanted
+    return {name: types[str(COLUMNS[name].arrow)] for name in columns_read(wanted)}
 
 
 def _row(cut: MailboxCut, record: Record) -> dict[str, Any]:

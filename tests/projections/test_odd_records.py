@@ -1,0 +1,198 @@
+"""Odd records: what senders may write breaks no fold, and what can't be read is parked beside the rest."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from uuid import UUID
+
+import polars as pl
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from postroom.application.messages import NewMessage
+from postroom.domain.names import mailbox_stream
+from postroom.domain.record import Record
+from postroom.projections.fold import columns_read
+from postroom.projections.logs import open_log as open_projected_log
+from postroom.projections.logs import read_range, take_cuts
+from postroom.projections.projection import projections
+from postroom.projections.reference import fold
+from tests.projections.folding import fold_frames, folded, frame_schema, lived, log_of
+from tests.projections.histories import (
+    POISON,
+    STORY,
+    Operate,
+    Receive,
+    Send,
+    Settle,
+    Step,
+    Store,
+    live,
+    reference,
+)
+
+MAILBOX = "main@test"
+INT64 = 2**63 - 1
+ODD_TEXTS = [
+    "",
+    "\x00",
+    "a\x00b",
+    "\x1a",
+    "\\N",
+    "NULL",
+    "\r\n\t",
+    "'; DROP TABLE log; --",
+    "%_\\",
+    "\ufeff ",
+    "😀\u202e",
+]
+ODD_TOPICS = ["a.(.+)|%_$^{}", "';--", '"', "\\", "😀", "NULL"]
+
+odd_text = st.sampled_from([None, *ODD_TEXTS, "x" * 100_000]) | st.text(max_size=20)
+odd_int = st.sampled_from([0, -1, INT64, -INT64 - 1]) | st.integers(-INT64 - 1, INT64)
+TEXTS = (
+    "content_type",
+    "schema_url",
+    "schema_version",
+    "encryption",
+    "correlation_id",
+    "principal",
+    "trace_id",
+)
+
+
+@settings(max_examples=40)
+@given(st.data())
+def test_headers_of_any_text_and_times_at_the_edges_fold_as_they_are(data: st.DataObject) -> None:
+    odd = [_odd(record, data) for record in STORY_RECORDS]
+    logs = log_of("box0@test", odd)
+    assert folded(logs, [7], 2) == fold(logs)
+
+
+@pytest.mark.parametrize("database", ["sqlite", "postgresql"])
+def test_odd_messages_are_read_from_a_store_and_folded_as_they_were_sent(
+    database: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    store: Store = (
+        tmp_path / "store.db" if database == "sqlite" else request.getfixturevalue("postgres_store")
+    )
+    sent: list[Step] = [Send(NewMessage(topic=topic, payload=b"\x00\xff")) for topic in ODD_TOPICS]
+    for text in ODD_TEXTS:
+        sent.append(Send(NewMessage(topic="t", payload=b"", attrs={"header": text, "name " + text: ""})))
+        sent.append(Send(NewMessage(topic="t", payload=b"", principal=text)))
+        sent.append(Send(NewMessage(topic="t", payload=b"", message_id=text)))
+    sent.append(
+        Send(NewMessage(topic="t", payload=b"", attrs={f"header{n}": "x" * 1_000 for n in range(50)}))
+    )
+    die: list[Step] = [Receive(ODD_TOPICS[0]), Settle("nack", 0), Receive(ODD_TOPICS[0]), Settle("nack", 1)]
+    live(store, MAILBOX, [*sent, *die])
+    expected = reference(store)
+    assert len(expected.rows["mailbox"]) > len(ODD_TOPICS) + len(ODD_TEXTS)
+    assert [row["topic"] for row in expected.rows["dead_letters"]] == [ODD_TOPICS[0]]
+    assert fold_frames([read_frame(store)], take_cuts(str(store))) == expected
+
+
+def test_an_id_that_is_the_stream_of_another_mailbox_names_a_message_like_any_other() -> None:
+    id_ = str(UUID(bytes=mailbox_stream("box0@test")))
+    logs = lived([POISON, [Send(NewMessage(topic="shop", payload=b"", message_id=id_))]])
+    for size in (1, 2, 1_000):
+        models = folded(logs, [size], 2)
+        assert models == fold(logs)
+        assert id_ in [row["message_id"] for row in models.rows["mailbox"]]
+        assert {row["topic"] for row in models.rows["activity"] if row["event"] == "OwnershipTaken"} == {""}
+
+
+def test_an_envelope_that_was_shredded_breaks_nothing() -> None:
+    records = [
+        record._replace(envelope=b"", state=b"", custom_headers=None)
+        if record.type == "MessageSent.1"
+        else record
+        for record in STORY_RECORDS
+    ]
+    logs = log_of("box0@test", records)
+    models = folded(logs, [7], 2)
+    assert models == fold(logs)
+    assert models.parked == []
+    assert {row["envelope_blob"] for row in models.rows["mailbox"]} == {b""}
+
+
+def test_custom_headers_that_are_no_json_lose_no_dead_letter() -> None:
+    records = [
+        record._replace(custom_headers="{") if record.type == "MessageSent.1" else record
+        for record in STORY_RECORDS
+    ]
+    logs = log_of("box0@test", records)
+    models = folded(logs)
+    assert models == fold(logs)
+    letters = models.rows["dead_letters"]
+    assert [row["original_subject"] for row in letters] == [row["topic"] for row in letters] != []
+
+
+def test_what_cannot_be_folded_is_left_out_and_told() -> None:
+    records = list(STORY_RECORDS)
+    died = next(each for each in records if each.type == "MessageDeadLettered.1")
+    received = next(each for each in records if each.type == "MessageReceived.1")
+    records[died.position - 1] = died._replace(state=b"\xc1 no state")
+    records[received.position - 1] = received._replace(type="MessageFolded.9")
+    logs = log_of("box0@test", records)
+    ((cut, _),) = logs.items()
+    models = folded(logs, [5])
+    assert models == fold(logs)
+    assert [each.place for each in models.parked] == sorted(
+        map(cut.place, (received.position, died.position))
+    )
+    assert "MessageFolded" not in {row["event"] for row in models.rows["activity"]}
+    assert "order-1" in [row["message_id"] for row in models.rows["dead_letters"]]
+
+
+def test_a_death_whose_error_cannot_be_read_keeps_its_reason_and_attempt() -> None:
+    ((cut, records),) = lived([POISON]).items()
+    records[-1] = records[-1]._replace(state=b"\xc1")
+    (letter,) = folded({cut: records}).rows["dead_letters"]
+    assert (letter["reason"], letter["attempt"], letter["last_error"]) == ("max_attempts", 2, None)
+
+
+def test_nothing_folds_to_nothing() -> None:
+    nothing = pl.DataFrame(schema=frame_schema())
+    models = fold_frames([nothing, nothing], [])
+    assert models == fold({})
+    assert not any(models.rows.values())
+
+
+def test_very_many_dead_letters_in_one_range_fold_to_what_few_do() -> None:
+    ((cut, records),) = lived([[*POISON, Operate("reprocess", "shop"), *POISON[1:]]]).items()
+    head, life = records[:2], records[2:]
+    many = [*head]
+    for number in range(5_000):
+        stream = number.to_bytes(16)
+        many += [
+            each._replace(position=len(many) + index, stream=stream, message_id=f"order-{number}")
+            for index, each in enumerate(life, 1)
+        ]
+    logs = log_of(cut.name, many)
+    models = folded(logs, [20_000], 4)
+    assert models == fold(logs)
+
+
+STORY_RECORDS: Sequence[Record] = next(iter(lived([STORY]).values()))
+
+
+def read_frame(store: Store) -> pl.DataFrame:
+    """Return all records of a store as Spark's tasks read them."""
+    log, wanted = open_projected_log(str(store)), columns_read(projections())
+    return pl.concat(
+        pl.DataFrame(batch)
+        for cut in take_cuts(str(store))
+        for batch in read_range(log, cut, cut.first, cut.last, wanted)
+    )
+
+
+def _odd(record: Record, data: st.DataObject) -> Record:
+    if record.type != "MessageSent.1":
+        return record
+    return record._replace(
+        **{name: data.draw(odd_text) for name in TEXTS},
+        timestamp=data.draw(odd_int),
+        topic=data.draw(odd_text) or "",
+        envelope=data.draw(st.binary(max_size=3)),
+    )
