@@ -103,6 +103,16 @@ def _statement(varying: tuple[int, ...], shared: tuple[int, ...]) -> str:
     )
 
 
+def array(type_: type, values: Sequence[Any]) -> Packed:
+    """Return an array of integers, texts or bytes, or None in their place, to be cast to `kind_name[]`."""
+    return _array(_KINDS[type_], values)
+
+
+def kind_name(type_: type) -> str:
+    """Return what a type is called in PostgreSQL."""
+    return _KINDS[type_].name
+
+
 def _array(kind: Kind, values: Sequence[Any]) -> Packed:
     has_null = None in values
     packed = iter(kind.pack([value for value in values if value is not None] if has_null else values))

@@ -1,0 +1,105 @@
+"""The tables of the read models in the PostgreSQL database that holds the log."""
+
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from typing import Any
+
+import polars as pl
+import psycopg
+
+from postroom.adapters.postgres.columns import Packed, PackedDumper, array, kind_name, restored
+from postroom.adapters.postgres.database import connect, describe, shown
+from postroom.adapters.sql.statements import statements
+from postroom.projections.apply import Version
+from postroom.projections.apply.tables import Moved, SqlTables
+
+_SQL = statements("postroom.projections", "sql/postgres/apply.sql")
+_TYPES: dict[Any, type] = {pl.Int64: int, pl.String: str, pl.Binary: bytes, pl.Null: str}
+
+Connection = psycopg.Connection[tuple[Any, ...]]
+
+
+class PostgresTables(SqlTables):
+    """Apply batches in a PostgreSQL database; see `Tables`."""
+
+    min, max = "least", "greatest"
+
+    def __init__(self, url: str) -> None:
+        super().__init__(shown(url))
+        self._url = url
+        self._db: Connection | None = None
+
+    def close(self) -> None:
+        """Close the connection; see `Tables.close`."""
+        if self._db is not None:
+            self._db.close()
+            self._db = None
+
+    @contextmanager
+    def leading(self) -> Iterator[bool]:
+        """Take a lock that ends with its connection; see `Tables.leading`."""
+        with closing(connect(self._url, "postroom project follow, leading")) as connection:
+            try:
+                (leads,) = connection.execute(_SQL["lead"]).fetchone() or (False,)
+            except psycopg.Error as error:
+                raise describe(error, self._url) from error
+            yield bool(leads)
+
+    @contextmanager
+    def _connection(self) -> Iterator[Connection]:
+        try:
+            if self._db is None:
+                self._db = connect(self._url, "postroom project follow")
+                self._db.adapters.register_dumper(Packed, PackedDumper)
+                self._db.execute(_SQL["configure"])
+            yield self._db
+        except (psycopg.errors.UndefinedTable, psycopg.errors.InFailedSqlTransaction) as error:
+            raise Moved from error  # the version was dropped
+        except psycopg.Error as error:
+            self.close()
+            raise describe(error, self._url) from error
+
+    def _table(self, name: str) -> str:
+        return f"postroom.{name}"
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        with self._connection() as db, db.transaction(), db.pipeline():
+            yield
+
+    def _read(self, statement: str) -> list[tuple[Any, ...]]:
+        with self._connection() as db:
+            return db.execute(statement.encode()).fetchall()
+
+    def _read_log(self, statement: str) -> list[tuple[Any, ...]]:
+        with self._connection() as db:
+            return [restored(row) for row in db.execute(statement.encode(), binary=True).fetchall()]
+
+    def _write(self, statement: str, given: pl.DataFrame) -> None:
+        with self._connection() as db:
+            db.execute(_with_rows(statement, given).encode(), _arrays(given))
+
+    def _fetch(self, statement: str, given: pl.DataFrame) -> list[tuple[Any, ...]]:
+        with self._connection() as db:
+            found = db.execute(_with_rows(statement, given).encode(), _arrays(given), binary=True)
+            return [restored(row) for row in found.fetchall()]
+
+    def _hold(self, version: Version) -> None:
+        # A flip waits until the batch is committed, so that no two versions that share a table both apply it.
+        if self._read(self._sql("hold", version=version.number, lock=" FOR SHARE")) != [(version.status,)]:
+            raise Moved
+
+    def _index_text(self, number: int, texts: pl.DataFrame) -> None:
+        """Do nothing: PostgreSQL's indexes follow their tables."""
+
+    def _unindex_text(self, number: int, ids: pl.DataFrame) -> None:
+        """Do nothing; see `_index_text`."""
+
+
+def _with_rows(statement: str, given: pl.DataFrame) -> str:
+    arrays = ", ".join(f"%s::{kind_name(_TYPES[type_])}[]" for type_ in given.dtypes)
+    return statement.format(rows=f"SELECT * FROM unnest({arrays}) AS given ({', '.join(given.columns)})")
+
+
+def _arrays(given: pl.DataFrame) -> list[Packed]:
+    return [array(_TYPES[column.dtype.base_type()], column.to_list()) for column in given]
