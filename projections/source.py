@@ -263,8 +263,8 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             first = start[name] + 1 if name in start else cut.first if cut is not None else 1
             if cut is None or cut.first > first or cut.last < last:
                 raise NotFound(
-                    f"Positions {first} to {last} of mailbox {name} are to be read, but retention removed some "
-                    "of them before. Read with the archive, or rebuild and follow with a new checkpoint."
+                    f"Positions {first} to {last} of mailbox {name} are to be read, but retention removed "
+                    "some of them. Read with the archive, or rebuild and follow with a new checkpoint."
                 )
             ranges.append(Range(cut, first, last))
         return self._plan.parts(ranges)

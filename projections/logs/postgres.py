@@ -1,8 +1,10 @@
 """The event log in a PostgreSQL database."""
 
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
+from functools import lru_cache
 from itertools import islice
 from typing import Any, Literal
 
@@ -73,18 +75,21 @@ class PostgresLog:
 
     @contextmanager
     def _adbc(self) -> Iterator[Run]:
-        from adbc_driver_manager import Error
-        from adbc_driver_postgresql import dbapi
+        from adbc_driver_manager import AdbcConnection, AdbcStatement, Error
 
-        def run(statement: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-            cursor.execute(statement)
-            for batch in cursor.fetch_record_batch():
-                yield batch.cast(schema)
+        def run(sql: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+            with AdbcStatement(connection) as statement:
+                statement.set_sql_query(sql)
+                handle, _ = statement.execute_query()
+                with pa.RecordBatchReader.from_stream(handle) as reader:
+                    for batch in reader:
+                        yield batch.cast(schema)
 
         try:
-            with dbapi.connect(self.url, autocommit=True) as connection, connection.cursor() as cursor:
-                cursor.execute(_SQL["configure"])
-                cursor.fetchall()
+            with AdbcConnection(_adbc_database(self.url, os.getpid())) as connection:
+                with AdbcStatement(connection) as statement:
+                    statement.set_sql_query(_SQL["configure"])
+                    statement.execute_update()
                 yield run
         except Error as error:
             said = str(error).replace(self.url, shown(self.url)).partition("\n")[0]
@@ -101,6 +106,14 @@ class PostgresLog:
         with closing(connect(self.url, NAME)) as connection, unavailable(self.url):
             connection.execute(_SQL["configure"])
             yield run
+
+
+@lru_cache(maxsize=4)
+def _adbc_database(url: str, process: int) -> Any:
+    """Return what ADBC knows of a database: finding it out takes long, and holds no connection afterwards."""
+    from adbc_driver_postgresql import connect
+
+    return connect(url)
 
 
 def _end(connection: Connection, which: str, mailbox: int, through: int) -> tuple[Any, ...] | None:
@@ -127,7 +140,7 @@ def _unescaped_column(column: pa.Array) -> pa.Array:
 
 def _has_adbc() -> bool:
     try:
-        import adbc_driver_postgresql.dbapi  # noqa: F401
+        import adbc_driver_postgresql  # noqa: F401
     except ImportError:
         return False
     return True
