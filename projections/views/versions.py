@@ -17,8 +17,8 @@ def statements(database: str, name: str, **values: int) -> list[str]:
     text = re.sub(r"--.*", "", script(database, name))
     for key, value in values.items():
         text = text.replace(f"{{{key}}}", str(value))
-    # A body in dollar quotes, and one of a trigger, has semicolons of its own.
-    found = re.findall(r"(?:\$\$.*?\$\$|\bBEGIN\b.*?\bEND\b|[^;])+", text, re.DOTALL)
+    # A body in dollar quotes has semicolons of its own.
+    found = re.findall(r"(?:\$\$.*?\$\$|[^;])+", text, re.DOTALL)
     return [statement.strip() for statement in found if statement.strip()]
 
 
