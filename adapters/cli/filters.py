@@ -17,7 +17,16 @@ if TYPE_CHECKING:
 
 def search_filter(
     session: Session,
-    text: Annotated[str | None, Argument(help="Words that must all occur in some header.")] = None,
+    text: Annotated[
+        str | None, Argument(help="Parts of text that must all occur in some header, as in 'smith 0f3a'.")
+    ] = None,
+    match: Annotated[
+        str | None,
+        Option(
+            metavar="'WORD WOR*'",
+            help="Whole words, or their beginnings, that must all occur in headers or in opted-in bodies.",
+        ),
+    ] = None,
     topic: Annotated[
         list[str] | None, Option(help="Topic or glob such as admin.users.*; may be repeated.")
     ] = None,
@@ -54,6 +63,7 @@ def search_filter(
         mailbox=session.settings.mailbox,
         headers=parse_pairs(header or (), "--header"),
         text=text,
+        match=match,
     )
 
 

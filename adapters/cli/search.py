@@ -12,12 +12,19 @@ from typer import Option
 from postroom.adapters.cli.failures import NOTHING
 from postroom.adapters.cli.filters import takes_filter
 from postroom.adapters.cli.session import Session
+from postroom.adapters.cli.settings import InvalidSettings
 from postroom.adapters.cli.values import WrongUsage
 
 if TYPE_CHECKING:
     from postroom.adapters.compose import Projections
     from postroom.application.ports.read_models import Version
-    from postroom.domain.search import EventFilter, FoundMessage
+    from postroom.domain.search import BodyRules, EventFilter, FoundMessage
+
+
+class SearchSettings(msgspec.Struct, frozen=True):
+    """Say whose bodies are searched for words: topics, or globs such as `github.*`; nobody's by default."""
+
+    bodies: tuple[str, ...] = ()
 
 
 @takes_filter
@@ -30,8 +37,9 @@ def search(
     every: Annotated[bool, Option("--all", help="All pages, not only one.")] = False,
     envelope: Annotated[bool, Option("--envelope", help="With --json, add the envelope in base64.")] = False,
 ) -> int | None:
-    """Search all messages there ever were, by their headers, as of the last `postroom project rebuild`.
+    """Search all messages there ever were, as of the last `postroom project rebuild`.
 
+    By their headers and, with --match, by the words of bodies that [search] in the settings file opted in.
     With --json it prints a JSON object a line.
     """
     from postroom.domain.search import Order
@@ -111,6 +119,16 @@ def project_status(session: Session) -> None:
     )
     if status.active is None:
         session.out.note("Nothing was built yet; run: postroom project rebuild")
+
+
+def body_rules(session: Session) -> "BodyRules":
+    """Return whose bodies the settings opt in; raise InvalidSettings for what is no topic or glob."""
+    from postroom.domain.search import BodyRules
+
+    topics = session.settings.section("search", SearchSettings).bodies
+    if "" in topics:
+        raise InvalidSettings(f"[search] in {session.settings.file}: one of the bodies is an empty topic.")
+    return BodyRules(topics)
 
 
 @contextmanager

@@ -78,7 +78,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 _SCALARS = ("store", "mailbox", "durability", "log_level", "owner_wait_ms")
 _TABLES = ("policy", "topics", "limits")
 _DATABASES = ("postgresql://", "postgres://")
-SECTIONS = ("nats", "messaging", "outbox", "inbox", "streams", "consumers", "archive")
+SECTIONS = ("nats", "messaging", "outbox", "inbox", "streams", "consumers", "archive", "search")
 """Tables of the settings file that are read by the commands that need them."""
 
 

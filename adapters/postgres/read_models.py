@@ -91,6 +91,11 @@ class PostgresReadModels(SqlReadModels):
                 f"The database {self._shown} lacks tables of this version of Postroom; run "
                 "`postroom migrate --store URL` once, as a user who may create them."
             )
+        if isinstance(error, psycopg.errors.UndefinedColumn):
+            return Unavailable(
+                f"The read models {self._shown} were built by an earlier version of Postroom; rebuild them "
+                "with `postroom project rebuild`."
+            )
         return describe(error, self._url)
 
     def _size(self, db: Connection) -> int:

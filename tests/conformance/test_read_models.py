@@ -106,6 +106,27 @@ def test_before_the_first_rebuild_every_question_says_what_to_run(
     assert [each.lag for each in status.lags] == [each.head for each in status.lags]
 
 
+@pytest.mark.parametrize("kind", ["sqlite", "postgres"])
+def test_read_models_of_a_release_that_knew_no_words_say_to_rebuild(
+    request: pytest.FixtureRequest, kind: str, tmp_path: Path, read_models: OpenReadModels
+) -> None:
+    earlier: Path | str = tmp_path / "store.db"
+    if kind == "postgres":
+        earlier = str(request.getfixturevalue("postgres_store"))
+    histories.send(earlier, "main@test", [NewMessage(topic="shop", payload=b"")])
+    build_without_spark(earlier)
+    if isinstance(earlier, Path):
+        with closing(sqlite3.connect(views_path(earlier))) as file:
+            file.execute("DROP TABLE word_index_v1")
+    else:
+        with closing(connect(earlier, "test")) as database:
+            database.execute("ALTER TABLE postroom.text_v1 DROP COLUMN words")
+    models = read_models(earlier)
+    assert len(models.search(EventFilter(text="sho")).items) == 1
+    with pytest.raises(Unavailable, match=r"rebuild them"):
+        models.search(EventFilter(match="shop"))
+
+
 # -- SQLite only ---
 
 

@@ -3,6 +3,7 @@
 from urllib.parse import urlsplit
 
 from postroom.application.messages import NewMessage
+from postroom.domain.search import BodyRules
 from tests.e2e.conftest import Postroom
 from tests.projections.histories import build_without_spark, send
 
@@ -13,7 +14,10 @@ def test_a_database_is_searched_and_summed_up_and_says_how_far_behind_it_is(
     url = urlsplit(postgres_store)
     secret = url._replace(netloc=f"{url.username}:open-sesame@{url.hostname}:{url.port}").geturl()
     there = {"POSTROOM_STORE": secret}
-    messages = [NewMessage(topic="orders", payload=b"", attrs={"number": str(n)}) for n in range(3)]
+    messages = [
+        NewMessage(topic="orders", payload=b"Refund", attrs={"number": str(n)}, principal="shop-lima")
+        for n in range(3)
+    ]
     send(postgres_store, "main@local", messages)
 
     unbuilt = postroom("search", "--json", **there)
@@ -23,10 +27,14 @@ def test_a_database_is_searched_and_summed_up_and_says_how_far_behind_it_is(
     (lag,) = postroom.ok("project", "status", "--json", **there).json["lags"]
     assert lag["lag"] == lag["head"] > 3
 
-    build_without_spark(postgres_store)
+    build_without_spark(postgres_store, BodyRules(("orders",)))
     found = postroom.ok("search", "--header", "number=1", "--json", **there).lines
     assert [each["custom_headers"]["number"] for each in found] == ["1"]
     assert len(postroom.ok("search", "order", "--json", **there).lines) == 3
+    for match, count in (("LIMA refund", 3), ("order", 0), ("ord* number 2", 1)):
+        answer = postroom("search", "--match", match, "--json", **there)
+        assert len(answer.lines) == count
+    assert "no word in '*'" in postroom("search", "--match", "*", "--json", **there).error["message"]
     totals = postroom.ok("stats", "--json", **there).json
     assert totals["total_events"] == 3
     assert totals["total_size_bytes"] > 0

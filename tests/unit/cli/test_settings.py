@@ -1,7 +1,11 @@
 import pytest
 
+from postroom.adapters.cli.output import Output
+from postroom.adapters.cli.search import body_rules
+from postroom.adapters.cli.session import Session
 from postroom.adapters.cli.settings import InvalidSettings, load_settings, make_policy
 from postroom.domain.policy import MailboxLimits, TopicPolicy
+from postroom.domain.search import BodyRules
 
 
 @pytest.fixture
@@ -89,6 +93,31 @@ def test_a_bad_flag_or_variable_is_named(folder):
         load_settings({"durability": "x"}, {})
     with pytest.raises(InvalidSettings, match="POSTROOM_LOG_LEVEL is 'loud'"):
         load_settings({}, {"POSTROOM_LOG_LEVEL": "loud"})
+
+
+def test_bodies_are_opted_in_to_search_by_topics_and_globs(folder):
+    assert body_rules(session()) == BodyRules()
+    (folder / "postroom.toml").write_text('[search]\nbodies = ["github.*", "orders"]\n')
+    assert body_rules(session()) == BodyRules(("github.*", "orders"))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "sentence"),
+    [
+        ('bodies = "github.*"', r"\[search\] in postroom.toml.*Expected `array`"),
+        ("bodies = [1]", r"Expected `str`"),
+        ('bodies = [""]', "one of the bodies is an empty topic"),
+        ("body = []", "no key 'body'; did you mean bodies"),
+    ],
+)
+def test_bodies_that_are_no_topics_are_refused(folder, wrong, sentence):
+    (folder / "postroom.toml").write_text(f"[search]\n{wrong}\n")
+    with pytest.raises(InvalidSettings, match=sentence):
+        body_rules(session())
+
+
+def session():
+    return Session("project rebuild", load_settings({}, {}), Output(as_json=True))
 
 
 def test_a_policy_is_changed_field_by_field():
