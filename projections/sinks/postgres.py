@@ -107,14 +107,14 @@ class PostgresSink:
             if served is None or model not in served.models:
                 return
             schema = {name: projection.schema[name] for name in names}
-            cursor = database.connection.cursor("rows", row_factory=tuple_row)
-            cursor.execute(
-                sql.SQL("SELECT {} FROM {} ORDER BY {}").format(
-                    _names(names), _table(f"{model}_v{served.models[model]}"), _names(projection.key)
+            with database.connection.cursor("rows", row_factory=tuple_row) as cursor:
+                cursor.execute(
+                    sql.SQL("SELECT {} FROM {} ORDER BY {}").format(
+                        _names(names), _table(f"{model}_v{served.models[model]}"), _names(projection.key)
+                    )
                 )
-            )
-            while rows := cursor.fetchmany(ROWS_PER_BATCH):
-                yield _unescaped(pl.DataFrame(rows, schema=schema, orient="row"))
+                while rows := cursor.fetchmany(ROWS_PER_BATCH):
+                    yield _unescaped(pl.DataFrame(rows, schema=schema, orient="row"))
 
     @contextmanager
     def _database(self, name: str) -> Iterator["PostgresDatabase"]:
@@ -217,29 +217,41 @@ class PostgresBuild:
                         )
             self._versions.go_on(self.version, self.plan)
 
-    def merge(self) -> dict[str, int]:
+    def merge(self) -> None:
         """Merge the rows of each key; see `Build.merge`."""
-        counts = {}
+        finished = self.parts_done()
         for name, projection in wanted(self.plan).items():
-            table = f"{name}_v{self.version}"
-            if name != MESSAGES:
+            if name != MESSAGES and f"merge-{name}" not in finished:
                 with self._database.transaction():
-                    self._database.execute("empty", table)
-                    statement = merge_into(projection, self.version, f"staged_{table}")
+                    statement = merge_into(projection, self.version, f"staged_{name}_v{self.version}")
                     self._database.connection.execute(statement.encode())
-            counts[name] = int(self._database.execute("count", table)[0][0])
-        return counts
+                    self._versions.mark(self.version, f"merge-{name}", 0)
+
+    def counts(self) -> dict[str, int]:
+        """Return how many rows each model has."""
+        return {
+            name: int(self._database.execute("count", f"{name}_v{self.version}")[0][0])
+            for name in self.plan.models
+        }
+
+    def parked(self) -> int:
+        """Return how many records could not be folded."""
+        return self._versions.parked(self.version)
 
     def index(self, done: Done) -> None:
         """Build indexes on two connections; see `Build.index`."""
         values = {"version": self.version, "indexed_chars": INDEXED_CHARS}
         all_: list[str] = []
         if MESSAGES in self.plan.models:
-            all_ += statements(POSTGRES, "indexes.sql", **values)
             all_ += statements(POSTGRES, "search_indexes.sql", **values)
+            all_ += statements(POSTGRES, "indexes.sql", **values)
         for projection in wanted(self.plan).values():
             all_ += create_indexes(projection, self.version, POSTGRES)
-        self._run_once(all_, done)
+        # Which would wait for the indexes of its table.
+        last = [each for each in all_ if each.startswith("VACUUM")]
+        self._run_once([each for each in all_ if each not in last], done)
+        for statement in (*last, self._vacuum()):
+            self._database.connection.execute(statement.encode())
         with self._database.transaction():
             for table in self._tables():
                 self._database.execute("vacuum_again", f"{table}_v{self.version}")
@@ -249,9 +261,9 @@ class PostgresBuild:
             if table.startswith(("pieces_", "staged_")) and table.endswith(f"_v{self.version}"):
                 self._database.drop(table)
 
-    def differences(self, done: Done) -> list[str]:
+    def differences(self) -> list[str]:
         """Compare with the active version; see `Build.differences`."""
-        raise NotImplementedError
+        return self._versions.differences(self.version, self.plan, POSTGRES)
 
     def flip(self, counts: Mapping[str, int], seconds: Mapping[str, float]) -> None:
         """Make this version the active one; see `Build.flip`."""
@@ -260,6 +272,11 @@ class PostgresBuild:
     def fail(self, error: str) -> None:
         """Drop this version; see `Build.fail`."""
         self._versions.end(self.version, "failed", error)
+
+    def _vacuum(self) -> str:
+        """Return what tells the planner about the rows, and what makes indexes answer by themselves."""
+        tables = ", ".join(POSTGRES.table(f"{name}_v{self.version}") for name in self.plan.models)
+        return f"VACUUM (ANALYZE) {tables}"
 
     def _tables(self) -> list[str]:
         return [table for model in self.plan.models for table in (model, *SIDE_TABLES.get(model, ()))]
@@ -276,6 +293,7 @@ class PostgresBuild:
             nonlocal count
             with closing(connect(self._url, "postroom rebuild")) as connection:
                 connection.execute(_SQL["configure"])
+                connection.execute(_SQL["wait_for_locks"])
                 versions = Versions(PostgresDatabase(self._database.where, connection))
                 while True:
                     with lock:
@@ -330,6 +348,9 @@ class PostgresWriter:
             for name, table in tables.items():
                 if table.num_rows:
                     cursor.adbc_ingest(name, _storable(table), mode="append", db_schema_name="postroom")
+            if folded.parked:
+                parked = parked_rows(folded.parked, self.plan.cuts, self.version)
+                cursor.executemany(_SQL["park"], _storable(_arrow(parked)))
             connection.commit()
         return rows
 
@@ -361,7 +382,6 @@ class PostgresWriter:
                 tables[f"staged_{name}{end}"] = _arrow(rows.with_columns(pl.lit(part).alias("part")))
         for name, pieces in folded.pieces.items():
             tables[f"pieces_{name}{end}"] = _arrow(with_bucket(pieces, self.plan.buckets))
-        tables["projection_parked"] = _arrow(parked_rows(folded.parked, self.plan.cuts, self.version))
         return tables
 
     @contextmanager
