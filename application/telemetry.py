@@ -1,6 +1,21 @@
-"""The structured log of what services do: dotted facts, with their details as keys."""
+"""What services tell of themselves: a structured log of dotted facts, their details as keys, and metrics."""
 
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, NamedTuple
+
+
+class Metric(NamedTuple):
+    """A figure by its labels; see OpenMetrics.
+
+    Arguments:
+        kind: a counter only grows; a gauge goes up and down.
+        samples: labels, and the value for them.
+    """
+
+    name: str
+    kind: Literal["counter", "gauge"]
+    help: str
+    samples: Sequence[tuple[Mapping[str, str], float]]
 
 
 def logger() -> Any:

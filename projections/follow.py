@@ -75,13 +75,21 @@ class Follower:
         store: path of a SQLite store, or URL of a PostgreSQL one.
         version: the one to bring up to date; None for the active one, whichever that is at the time.
         most_events: records of a batch, at most.
+        few_events: how many are still folded record by record; more are folded in frames.
     """
 
-    def __init__(self, store: str, *, version: int | None = None, most_events: int = MOST_EVENTS) -> None:
+    def __init__(
+        self,
+        store: str,
+        *,
+        version: int | None = None,
+        most_events: int = MOST_EVENTS,
+        few_events: int = FEW_EVENTS,
+    ) -> None:
         if most_events < 1:
             raise InvalidRequest(f"A batch of {most_events} records brings nothing on; give at least 1.")
         self.counts = FollowCounts()
-        self._store = store
+        self.store = store
         self._tables: Tables = open_tables(store)
         self._number = version
         self._version: Version | None = None
@@ -90,7 +98,18 @@ class Follower:
         self._first: dict[int, int] = {}
         self._caught_up: dict[int, float] = {}
         self._most_events = most_events
+        self._few_events = few_events
         self._size = min(most_events, FEWEST_EVENTS)
+
+    @property
+    def where(self) -> str:
+        """Return where the read models are, as it may be shown."""
+        return self._tables.where
+
+    @property
+    def archive(self) -> str | None:
+        """Return the folder of what retention removed, if the version has that too."""
+        return self._known_version().archive
 
     def close(self) -> None:
         """Release what is held; closing twice is fine."""
@@ -223,7 +242,7 @@ class Follower:
     def _fold(self, ranges: Sequence[Range]) -> tuple[list[Step], Batch, int]:
         """Return the way that each mailbox goes, the batch that brings it there, and its bytes."""
         wanted = self._wanted
-        if sum(last - first + 1 for _, first, last in ranges) <= FEW_EVENTS:
+        if sum(last - first + 1 for _, first, last in ranges) <= self._few_events:
             read = [self._tables.records(cut.id, first, last) for cut, first, last in ranges]
             steps = [
                 self._step(range_, records[-1].at if records else None)
@@ -234,7 +253,7 @@ class Follower:
             return steps, RecordBatch(logs, wanted), size
         columns = columns_read(wanted)
         # Not by ADBC from a SQLite file: two SQLites in one process undo each other's locks.
-        log = open_log(self._store, "adbc" if is_url(self._store) else "python")
+        log = open_log(self.store, "adbc" if is_url(self.store) else "python", self.archive)
         table = pa.Table.from_batches(log.read(ranges, columns), _schema(columns))
         records = pl.DataFrame(table)
         at = dict(records.group_by("mailbox").agg(pl.col("at").max()).iter_rows())

@@ -9,6 +9,7 @@ from postroom.adapters.cli import (
     benchmark,
     demo,
     export,
+    follow,
     importer,
     inbox,
     ingest,
@@ -106,6 +107,7 @@ add_command(dlq, "reprocess", operate.reprocess_dead_letters)
 add_command(dlq, "purge", operate.purge_dead_letters)
 add_command(topic, "policy", operate.policy)
 add_command(project, "rebuild", search.rebuild)
+add_command(project, "follow", follow.follow)
 add_command(project, "status", search.project_status)
 add_command(project, "simulate", simulate.simulate)
 add_command(outbox_app, "relay", outbox.relay)

@@ -1,0 +1,117 @@
+"""Followed in batches of any size, the read models say at every cursor what the reference says there."""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from postroom.domain.record import Record
+from postroom.projections.cut import MailboxCut
+from postroom.projections.follow import Follower
+from postroom.projections.logs import take_cuts
+from postroom.projections.projection import Row
+from postroom.projections.reference import fold
+from tests.projections import following
+from tests.projections.histories import STORY, VARIED, Step, Store, live, open_log, steps
+
+histories = st.lists(st.lists(steps, max_size=60), min_size=1, max_size=3)
+sizes = st.lists(st.integers(1, 60), min_size=1, max_size=5)
+BY_RECORD, IN_FRAMES = 1_000, 0
+ways = st.sampled_from([BY_RECORD, IN_FRAMES, 20])
+CreateDatabase = Callable[[str | None], str]
+
+allowances = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
+
+
+@settings(suppress_health_check=allowances, max_examples=40)
+@given(histories, sizes, ways)
+@example([STORY, STORY], [3, 1, 7], BY_RECORD)
+@example([STORY, STORY], [3, 1, 7], IN_FRAMES)
+@example([VARIED, STORY], [1_000], IN_FRAMES)
+@example([STORY], [1], BY_RECORD)
+def test_read_models_in_sqlite_agree_with_the_reference_at_every_cursor(
+    taken: list[list[Step]], most: list[int], few_events: int
+) -> None:
+    with TemporaryDirectory() as folder:
+        agree(Path(folder) / "store.db", taken, most, few_events)
+
+
+@settings(suppress_health_check=allowances, max_examples=4)
+@given(taken=histories, most=sizes, few_events=ways)
+@example(taken=[STORY, STORY], most=[5, 11], few_events=BY_RECORD)
+@example(taken=[STORY, VARIED], most=[13], few_events=IN_FRAMES)
+def test_read_models_in_postgresql_agree_with_the_reference_at_every_cursor(
+    create_database: CreateDatabase,
+    postgres_store_template: str,
+    taken: list[list[Step]],
+    most: list[int],
+    few_events: int,
+) -> None:
+    agree(create_database(postgres_store_template), taken, most, few_events)
+
+
+@settings(suppress_health_check=allowances, max_examples=15)
+@given(histories, histories, sizes, ways)
+@example([STORY, VARIED], [STORY, STORY], [9], BY_RECORD)
+@example([STORY, VARIED], [STORY, STORY], [9], IN_FRAMES)
+def test_a_rebuild_and_following_from_there_amount_to_a_rebuild_in_the_end(
+    before: list[list[Step]], after: list[list[Step]], most: list[int], few_events: int
+) -> None:
+    with TemporaryDirectory() as folder:
+        store = Path(folder) / "store.db"
+        lived(store, before)
+        following.build(store, take_cuts(str(store)) if store.exists() else ())
+        lived(store, after)
+        with followed(store, most[0], few_events) as follower:
+            follower.advance()
+        came_to = following.rows(store)
+        following.build(store, take_cuts(str(store)))
+        assert came_to == following.rows(store)
+
+
+def agree(store: Store, taken: list[list[Step]], most: list[int], few_events: int) -> None:
+    """See that after every batch the rows are those of the reference."""
+    lived(store, taken)
+    following.build(store)
+    logs = {cut: list(_records(store, cut)) for cut in take_cuts(str(store))}
+    turn = 0
+    while True:
+        # A new one each time, as another process would be: it knows nothing but what the database says.
+        with followed(store, most[turn % len(most)], few_events) as follower:
+            found, positions = follower.step(), follower.positions()
+        if not found:
+            break
+        assert following.rows(store) == at_positions(logs, positions)
+        turn += 1
+    assert positions == {cut.name: cut.last for cut in logs}
+
+
+@contextmanager
+def followed(store: Store, most: int, few_events: int) -> Iterator[Follower]:
+    with closing(Follower(str(store), most_events=most, few_events=few_events)) as follower:
+        yield follower
+
+
+def lived(store: Store, taken: list[list[Step]]) -> None:
+    for number, history in enumerate(taken):
+        live(store, f"box{number}@test", history, mode="archive" if number == 1 else "queue")
+
+
+def at_positions(
+    logs: Mapping[MailboxCut, list[Record]], positions: Mapping[str, int]
+) -> dict[str, list[Row]]:
+    """Return what the reference makes of logs as they were at positions."""
+    cuts = {
+        MailboxCut(cut.id, cut.name, 1, last, records[last - 1].at): records[:last]
+        for cut, records in logs.items()
+        if (last := positions.get(cut.name, 0))
+    }
+    return fold(cuts).rows
+
+
+def _records(store: Store, cut: MailboxCut) -> Iterator[Record]:
+    with closing(open_log(store, cut.name, create_missing=False)) as log:
+        yield from log.read()
