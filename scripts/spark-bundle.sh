@@ -1,8 +1,8 @@
 #!/bin/sh
-# Put what a Spark cluster needs into dist/, or the folder named as argument (docs/spark.md says how to use it):
+# Put what a Spark cluster needs into dist/, or the folder given (docs/spark.md tells how it is used):
 #   postroom-spark.zip       the code, for --py-files
 #   postroom-env.tar.gz      the packages it needs, native ones included, for --archives
-#   rebuild.py, ...          the entry points
+#   rebuild.py, ...          the entry points: modules of projections/ that can be run
 # Everything comes from .venv as it is: nothing is fetched, so nodes run what was tested here.
 set -eu
 cd "$(dirname "$0")/.."
@@ -16,8 +16,19 @@ mkdir -p "$dist"
     cat "$work/log" >&2
     exit 1
 }
-# Spark's workers take the packages of a .zip onto their path, but ignore a .whl.
-cp "$work"/postroom-*.whl "$dist/postroom-spark.zip"
+# Spark's workers take the packages of a .zip onto their path but ignore a .whl. Python finds no resources of
+# namespace packages, such as our .sql files, in a .zip: there they become ordinary packages.
+"$bin/python" - "$work"/postroom-*.whl "$work/code" "$dist/postroom-spark" <<'PYTHON'
+import shutil
+import sys
+from pathlib import Path
+
+wheel, code, target = sys.argv[1:]
+shutil.unpack_archive(wheel, code, "zip")
+for folder in (Path(code) / "postroom", *(Path(code) / "postroom").rglob("*/")):
+    (folder / "__init__.py").touch()
+shutil.make_archive(target, "zip", code)
+PYTHON
 
 "$bin/uv" venv --quiet --no-project --python "$bin/python" "$work/env"
 "$bin/python" - "$work"/postroom-*.whl "$work/env" <<'PYTHON'
@@ -65,7 +76,5 @@ for package in {name: package for (name, _), package in packages.items()}.values
 PYTHON
 "$bin/venv-pack" --quiet --force --compress-level 1 --prefix "$work/env" --output "$dist/postroom-env.tar.gz"
 
-for entry in rebuild follow; do
-    [ ! -f "projections/$entry.py" ] || cp "projections/$entry.py" "$dist/"
-done
+grep -l '^if __name__ == "__main__"' projections/*.py | while read -r entry; do cp "$entry" "$dist/"; done
 ls -sh "$dist"

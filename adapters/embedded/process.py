@@ -96,9 +96,12 @@ class ServerProcess:
 
 
 def _children(pid: int) -> list[int]:
-    with suppress(FileNotFoundError):
-        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-    return []
+    """Return the processes that any thread of one started."""
+    found = []
+    for thread in Path(f"/proc/{pid}/task").glob("*"):
+        with suppress(FileNotFoundError, ProcessLookupError):
+            found += [int(child) for child in (thread / "children").read_text().split()]
+    return found
 
 
 def _runs(pid: int) -> bool:

@@ -63,14 +63,22 @@ class SparkCluster:
             known: dict[str, Any] = json.load(answer)
             return known
 
+    def alive(self) -> int | None:
+        """Return how many workers the master counts on, or None when it is not there itself."""
+        try:
+            workers: int = self.status()["aliveworkers"]
+        except OSError:
+            return None
+        return workers
+
     def __enter__(self) -> "SparkCluster":
         with ExitStack() as started:
             started.callback(self._stop)
-            self._master.start(lambda: self._alive() == 0)
+            self._master.start(lambda: self.alive() == 0)
             *others, last = self.workers
             for worker in others:
                 worker.start(lambda: True)  # a JVM takes long: they start side by side
-            last.start(lambda: self._alive() == len(self.workers))
+            last.start(lambda: self.alive() == len(self.workers))
             started.pop_all()
         return self
 
@@ -82,13 +90,6 @@ class SparkCluster:
     def _stop(self) -> None:
         for server in (*self.workers, self._master):
             server.kill()
-
-    def _alive(self) -> int | None:
-        try:
-            alive: int = self.status()["aliveworkers"]
-            return alive
-        except OSError:
-            return None
 
     def _command(self, cwd: Path) -> list[str]:
         """Return how a Spark class is run, with an environment that leads to no package of ours."""

@@ -1,0 +1,102 @@
+"""Jobs on a Spark cluster whose nodes have nothing of ours but what `make spark-bundle` built."""
+
+import json
+import os
+import subprocess
+import tarfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from postroom.adapters.embedded.process import LOOPBACK
+from postroom.adapters.embedded.spark import SparkCluster, spark_home
+
+REPOSITORY = Path(__file__).parents[3]
+QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """What `make spark-bundle` built, its environment unpacked where drivers run."""
+
+    folder: Path
+
+    @classmethod
+    def build(cls, folder: Path) -> "Bundle":
+        built = subprocess.run(
+            [REPOSITORY / "scripts/spark-bundle.sh", folder], capture_output=True, text=True, check=False
+        )
+        assert built.returncode == 0, built.stdout + built.stderr
+        with tarfile.open(folder / "postroom-env.tar.gz") as archive:
+            archive.extractall(folder / "env", filter="fully_trusted")
+        return cls(folder)
+
+    @property
+    def code(self) -> Path:
+        return self.folder / "postroom-spark.zip"
+
+    @property
+    def python(self) -> Path:
+        return self.folder / "env/bin/python"
+
+
+class Job:
+    """An entry point of the bundle that `spark-submit` runs on a cluster."""
+
+    def __init__(
+        self, bundle: Bundle, cluster: SparkCluster, folder: Path, *command: str, store: str
+    ) -> None:
+        self._events = folder / "events"
+        self._events.mkdir()
+        settings = {
+            "spark.driver.extraJavaOptions": QUICK,
+            "spark.driver.host": LOOPBACK,
+            "spark.driver.maxResultSize": "1m",
+            "spark.driver.memory": "512m",
+            "spark.eventLog.compress": "false",
+            "spark.eventLog.dir": self._events.as_uri(),
+            "spark.eventLog.enabled": "true",
+            "spark.eventLog.rolling.enabled": "false",
+            "spark.executor.extraJavaOptions": QUICK,
+            "spark.executor.memory": "512m",
+            "spark.log.level": "WARN",
+            "spark.pyspark.python": "./env/bin/python",
+            "spark.ui.enabled": "false",
+        }
+        home = spark_home()
+        shipped = ["--py-files", bundle.code.name, "--archives", "postroom-env.tar.gz#env"]
+        options = [f"--conf={name}={value}" for name, value in settings.items()]
+        known = {name: os.environ[name] for name in ("PATH", "JAVA_HOME") if name in os.environ}
+        self._log = folder / "log"
+        with self._log.open("wb") as log:
+            self.process = subprocess.Popen(
+                [home / "bin/spark-submit", "--master", cluster.url, *shipped, *options, *command],
+                cwd=bundle.folder,
+                env={**known, "SPARK_HOME": str(home), "SPARK_LOCAL_IP": LOOPBACK, "POSTROOM_STORE": store},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
+
+    def result(self) -> dict[str, Any]:
+        """Wait for the end and return the JSON that the job printed."""
+        code = self.process.wait(timeout=240)
+        said = self._log.read_text("utf-8")
+        assert code == 0, said[-5_000:]
+        report: dict[str, Any] = json.loads(next(line for line in said.splitlines() if line.startswith("{")))
+        return report
+
+    def tasks(self) -> list[dict[str, Any]]:
+        """Return the tasks that succeeded, as Spark's event log tells of them."""
+        return [
+            event
+            for event in self.events()
+            if event["Event"] == "SparkListenerTaskEnd" and event["Task End Reason"]["Reason"] == "Success"
+        ]
+
+    def events(self) -> Iterator[dict[str, Any]]:
+        """Yield Spark's event log of this job."""
+        (log,) = self._events.iterdir()
+        with log.open(encoding="utf-8") as lines:
+            yield from map(json.loads, lines)

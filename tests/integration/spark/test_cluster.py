@@ -1,0 +1,144 @@
+"""A rebuild on a cluster of two workers, which have nothing of ours but the bundle that is shipped."""
+
+import asyncio
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import pytest
+from pyspark.sql import SparkSession
+
+from postroom.adapters.compose import open_mailbox, open_read_models
+from postroom.adapters.embedded.spark import SparkCluster
+from postroom.application.messages import NewMessage
+from postroom.application.ports.read_models import BacklogFilter, DeadLetterFilter
+from postroom.domain.search import EventFilter
+from postroom.projections.rebuild import rebuild
+from tests.integration.spark.cluster import Bundle, Job
+from tests.projections.histories import STORY, VARIED, live
+
+SETTLED, READY, BATCH = 20_000, 4_000, 250
+TOPIC = "orders"
+PAYLOAD = b"a payload of a hundred bytes, more or less, as an order of two items may have them".ljust(100)
+
+
+class Past(NamedTuple):
+    """A store with more data than tasks may send a driver, and what one process makes of it."""
+
+    store: str
+    rows: list[Any]
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    return Bundle.build(tmp_path_factory.mktemp("bundle"))
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkCluster]:
+    with SparkCluster(tmp_path_factory.mktemp("cluster")) as running:
+        yield running
+
+
+@pytest.fixture(scope="module", params=["sqlite", "postgres"])
+def past(
+    request: pytest.FixtureRequest,
+    tmp_path_factory: pytest.TempPathFactory,
+    create_database: Callable[[str | None], str],
+    postgres_store_template: str,
+    spark: SparkSession,
+) -> Past:
+    if request.param == "postgres":
+        store = create_database(postgres_store_template)
+    else:
+        store = str(tmp_path_factory.mktemp("store") / "store.db")
+    live(store, "small@test", [*STORY, *VARIED])
+    asyncio.run(fill(store))
+    rebuild(store)
+    return Past(store, rows(store))
+
+
+async def fill(store: str) -> None:
+    async with open_mailbox(store, mailbox="main@test") as mailbox:
+        for count, is_settled in ((SETTLED, True), (READY, False)):
+            for _ in range(0, count, BATCH):
+                await mailbox.send_batch([NewMessage(topic=TOPIC, payload=PAYLOAD)] * BATCH)
+                if is_settled:
+                    received = await mailbox.receive_messages(TOPIC, max_messages=BATCH)
+                    await mailbox.ack_messages([each.receipt for each in received])
+
+
+def test_the_environment_of_the_bundle_has_no_postroom_but_what_its_code_needs(bundle: Bundle) -> None:
+    def imports(module: str, *path: Path) -> subprocess.CompletedProcess[str]:
+        script = f"import sys; sys.path += {[*map(str, path)]}; import {module}; print({module}.__file__)"
+        return subprocess.run(
+            [bundle.python, "-I", "-c", script], capture_output=True, text=True, check=False, cwd="/"
+        )
+
+    alone = imports("postroom")
+    assert alone.returncode != 0
+    assert "No module named 'postroom'" in alone.stderr
+    shipped = imports("postroom.projections.rebuild", bundle.code)
+    assert shipped.returncode == 0, shipped.stderr
+    assert shipped.stdout.startswith(f"{bundle.code}/")
+
+
+def test_two_workers_build_what_one_process_builds_and_send_no_rows_to_the_driver(
+    past: Past, bundle: Bundle, cluster: SparkCluster, tmp_path: Path
+) -> None:
+    job = Job(bundle, cluster, tmp_path, "rebuild.py", "--json", store=past.store)
+    assert job.result()["messages"] > SETTLED + READY
+    assert rows(past.store) == past.rows
+    tasks = job.tasks()
+    assert {task["Task Info"]["Executor ID"] for task in tasks} == {"0", "1"}
+    # The rows are hundreds of times more; the driver's spark.driver.maxResultSize would refuse them, too.
+    assert max(task["Task Metrics"]["Result Size"] for task in tasks) < 20_000
+
+
+def test_a_rebuild_loses_nothing_when_a_worker_is_killed_in_its_middle(
+    past: Past, bundle: Bundle, cluster: SparkCluster, tmp_path: Path
+) -> None:
+    job = Job(bundle, cluster, tmp_path, "rebuild.py", "--json", store=past.store)
+    victim, _ = cluster.workers
+    while not works(victim.pid):
+        assert job.process.poll() is None
+        time.sleep(0.02)
+    victim.kill()
+    try:
+        assert job.result()["messages"] > SETTLED + READY
+    finally:
+        victim.start(lambda: cluster.alive() == 2)
+    assert rows(past.store) == past.rows
+    assert any(event["Event"] == "SparkListenerExecutorRemoved" for event in job.events())
+
+
+def rows(store: str) -> list[Any]:
+    """Return all that the read models of a store serve."""
+    with closing(open_read_models(store)) as models:
+        found: list[Any] = [*models.backlog(BacklogFilter(limit=1_000)).items]
+        found += models.dead_letters(DeadLetterFilter(limit=1_000)).items
+        wanted = EventFilter(limit=1_000)
+        while True:
+            page = models.search(wanted)
+            found += page.items
+            if page.next_cursor is None:
+                return found
+            wanted = msgspec.structs.replace(wanted, cursor=page.next_cursor)
+
+
+def works(pid: int) -> bool:
+    """Tell whether a worker has an executor with a Python process for a task."""
+    return generations(pid) == 3  # the executor, its Python daemon, and what that forks
+
+
+def generations(pid: int) -> int:
+    """Return how many generations of processes descend from one."""
+    children: list[str] = []
+    for thread in Path(f"/proc/{pid}/task").glob("*"):
+        with suppress(FileNotFoundError, ProcessLookupError):
+            children += (thread / "children").read_text().split()
+    return max((1 + generations(int(child)) for child in children), default=0)
