@@ -67,7 +67,7 @@ class SparkCluster:
         """Return how many workers the master counts on, or None when it is not there itself."""
         try:
             workers: int = self.status()["aliveworkers"]
-        except OSError:
+        except (OSError, ValueError):  # while it starts it may answer with nothing
             return None
         return workers
 
