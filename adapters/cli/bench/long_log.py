@@ -62,23 +62,30 @@ class LongLog(msgspec.Struct, frozen=True):
 
 
 def build_long_log(
-    store: str, messages: int, interleave: Interleave, folder: Path, progress: Progress
+    store: str,
+    messages: int,
+    interleave: Interleave,
+    folder: Path,
+    progress: Progress,
+    *,
+    originals: int = ORIGINALS,
 ) -> LongLog:
     """Fill the mailbox of a new store with the lives of about so many messages.
 
     Arguments:
         store: path of a SQLite store that does not exist, or URL of a migrated, empty PostgreSQL one.
         folder: for the store of the originals.
+        originals: about how many messages live in it.
     """
-    copies = max(1, round(messages / ORIGINALS))
-    originals = folder / "originals.db"
+    copies = max(1, round(messages / originals))
+    lived = folder / "originals.db"
     asyncio.run(_create(store))
-    boundaries = asyncio.run(_live(originals, messages // copies, interleave))
-    with closing(sqlite3.connect(originals)) as connection:
+    boundaries = asyncio.run(_live(lived, messages // copies, interleave))
+    with closing(sqlite3.connect(lived)) as connection:
         segments = list(_segments(connection, boundaries))
     progress(f"{messages // copies:,} messages lived ({_shares()}); now {copies} copies of them")
     copy = _copy_in_postgres if is_database(store) else _copy_in_sqlite
-    copy(store, originals, segments, copies, progress)
+    copy(store, lived, segments, copies, progress)
     for file in folder.glob("originals.db*"):
         file.unlink()
     events = sum(segment.last - segment.first + 1 for segment in segments)
