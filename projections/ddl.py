@@ -57,7 +57,8 @@ def create_table(projection: Projection, version: int, dialect: Dialect) -> str:
 def create_indexes(projection: Projection, version: int, dialect: Dialect) -> list[str]:
     """Return the statements that index the table of a version."""
     table = f"{projection.name}_v{version}"
-    key = [f"ALTER TABLE {dialect.table(table)} ADD PRIMARY KEY ({', '.join(projection.key)})"]
+    # Not a primary key, which would wait for the other indexes that are built meanwhile.
+    key = [f"CREATE UNIQUE INDEX {table}_key ON {dialect.table(table)} ({', '.join(projection.key)})"]
     return [
         *(key if dialect is POSTGRES else []),
         *(

@@ -5,42 +5,54 @@ Runs as `postroom project rebuild` and as `spark-submit projections/rebuild.py -
 
 import argparse
 import os
-import shutil
+import re
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from pathlib import Path
-from tempfile import mkdtemp
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import contextmanager, suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from postroom.domain.errors import PostroomError, Unavailable
-from postroom.projections.cut import MailboxCut
-from postroom.projections.logs import take_cuts
-from postroom.projections.rows import BACKLOG_COLUMNS, DEAD_LETTER_COLUMNS, MAILBOX_COLUMNS
-from postroom.projections.session import start_session
+from postroom.domain.errors import InvalidRequest, PostroomError, Unavailable
+from postroom.domain.search import NO_BODIES, BodyRules
+from postroom.projections.cut import PLACES, MailboxCut
+from postroom.projections.logs import Log, open_log
+from postroom.projections.projection import projections
+from postroom.projections.session import start_context
+from postroom.projections.sinks import Build, Done, Part, Plan, Removed, Served, buckets, open_sink, parts
+from postroom.projections.sinks.versions import wanted
+from postroom.projections.tasks import Job, Work
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-
-    from postroom.projections.views import Views
+    from pyspark import SparkContext
 
 PHASES = ("start", "fold", "load", "index", "flip")
-POLL_SECONDS = 0.2
-_RAISED = "[USER_RAISED_EXCEPTION]"
+ALIASES = {"search": "mailbox"}
+"""What `only` takes beside the names of the models: search reads the messages' table."""
+PARTS = 16
+POSITIONS = (50_000, 250_000)
+"""How many positions a part covers, at least and at most: few messages should reach into a second one."""
+POSITIONS_PER_BUCKET = 250_000
+MAX_BUCKETS = 256
+POLL_SECONDS = 0.1
+# The last line of a Python traceback inside of what the JVM says.
+_RAISED = re.compile(r"^Traceback .*?^(?:[\w.]+: )?(\S[^\n]*)\n\s*\n?\s+at ", re.DOTALL | re.MULTILINE)
 
 
 class Progress(msgspec.Struct, frozen=True):
     """Tell how far a rebuild has come.
 
     Arguments:
-        phase: one of `PHASES`: Spark starts; the log is read and folded; rows are loaded; indexes are built;
-            the new version becomes the active one.
+        phase: one of `PHASES`: Spark starts; its tasks read, fold and write; what they could not write is
+            loaded and merged; indexes are built; the new version becomes the active one.
         done, total: of the phase's work, in `unit`; total is 0 while unknown.
         seconds: since the rebuild began.
+        rate: how much is done a second; 0 while unknown.
+        seconds_left: of the phase, at that rate; None while unknown.
     """
 
     phase: str
@@ -48,6 +60,8 @@ class Progress(msgspec.Struct, frozen=True):
     total: int
     unit: str
     seconds: float
+    rate: float = 0.0
+    seconds_left: float | None = None
 
 
 class RebuildReport(msgspec.Struct, frozen=True):
@@ -57,191 +71,281 @@ class RebuildReport(msgspec.Struct, frozen=True):
         version: the one that is now active.
         path: where the read models are: a file, or a database without its password.
         cuts: how far each mailbox log was read.
-        events, messages, dead_letters, backlog: how many records were read and rows built.
-        seconds: by phase, and `total`.
+        events: how many records that were.
+        rows: of each model that was built.
+        parts, resumed: how many parts there were, and how many of them a killed rebuild had done.
+        parked: how many records could not be folded and were left out.
+        seconds: by phase, by the clock, and `total`.
+        task_seconds: of `read`, `fold` and `write`, summed over all tasks, which run side by side.
+        differences: from the version served before, a sentence each; None where that was not asked for.
     """
 
     version: int
     path: str
     cuts: list[MailboxCut]
     events: int
-    messages: int
-    dead_letters: int
-    backlog: int
+    rows: dict[str, int]
+    parts: int
+    resumed: int
+    parked: int
     seconds: dict[str, float]
+    task_seconds: dict[str, float]
+    differences: list[str] | None = None
 
 
 OnProgress = Callable[[Progress], None]
 
 
-def rebuild(store: str, *, progress: OnProgress = lambda _: None) -> RebuildReport:
+def rebuild(
+    store: str,
+    *,
+    only: Sequence[str] = (),
+    to_position: Sequence[str] = (),
+    compare: bool = False,
+    archive: str | None = None,
+    into: str | None = None,
+    bodies: BodyRules = NO_BODIES,
+    restart: bool = False,
+    progress: OnProgress = lambda _: None,
+) -> RebuildReport:
     """Build the read models of a store as of now, and have them served (RFC-037 table schema).
 
-    The log is only read, a short transaction at a time, so senders are neither blocked nor slowed.
+    The log is only read, a short transaction at a time, so senders are neither blocked nor slowed. A rebuild
+    that was killed is continued by the next one that asks for the same.
 
     Arguments:
         store: path of a SQLite store, or URL of a PostgreSQL one.
+        only: names of the models to build; the others are taken over from the version that is served, so all
+            are read as far as that is. None builds all there are.
+        to_position: how far to read: `N` in every mailbox, or `MAILBOX:N`; all there is by default.
+        compare: compare with the version that is served, reading as far as that has.
+        archive: folder of what retention removed, to be read as the log's beginning.
+        into: another place than the store's own read models; see `open_sink`.
+        bodies: which payloads are searched for words.
+        restart: begin anew instead of continuing a killed rebuild.
         progress: called as the work goes on, from this thread.
 
-    Raises: NotFound when there is no such store; Unavailable when another rebuild is running, when Spark or
-        Java is missing, or when Spark failed.
+    Raises: NotFound when there is no such store; InvalidRequest for a model or position that is none;
+        Unavailable when another rebuild is running, when Spark or Java is missing, or when Spark failed.
     """
-    cuts = take_cuts(store)
     clock = _Stopwatch(progress)
-    with clock.phase("start"):
-        session = start_session()
-        from postroom.projections.views import open_views
-    with open_views(store) as views:
-        version = views.begin(cuts)
-        try:
-            return _build(_Work(session, store, cuts, views, version, clock))
-        except PostroomError as error:
-            views.fail(version, str(error))
-            raise
-        except Exception as error:
-            reason = _reason(error)
-            views.fail(version, reason)
-            raise Unavailable(f"The rebuild of the read models {views.where} failed: {reason}") from error
+    log = open_log(store, archive=archive)
+    models = _models(only)
+    through = _through(log, to_position)
+    sink = open_sink(store, into)
 
-
-class _Work(msgspec.Struct, frozen=True):
-    session: "SparkSession"
-    store: str
-    cuts: Sequence[MailboxCut]
-    views: "Views"
-    version: int
-    clock: "_Stopwatch"
-
-
-def _build(work: _Work) -> RebuildReport:
-    views, version, clock = work.views, work.version, work.clock
-    with _staging(views.staging) as staging:
-        with clock.phase("fold"):
-            _fold(work, staging)
-        with clock.phase("load"):
-            counts = _load(work, staging)
-            _forget_truncated(work)
-    with clock.phase("index"):
-        views.index(version, lambda done, total: clock.report("index", done, total, "indexes"))
-    events = sum(cut.events for cut in work.cuts)
-    with clock.phase("flip"):
-        views.flip(version, {"events": events, **counts}, clock.seconds)
-        views.drop_old()
-    return RebuildReport(
-        version,
-        views.where,
-        list(work.cuts),
-        events,
-        counts["mailbox"],
-        counts["dead_letters"],
-        counts["backlog"],
-        {**clock.seconds, "total": clock.elapsed()},
-    )
-
-
-def _fold(work: _Work, staging: Path) -> None:
-    """Stage the rows of all read models: one job over the log, and the small ones from what it staged."""
-    from postroom.projections.backlog import backlog
-    from postroom.projections.dead_letters import dead_letters
-    from postroom.projections.messages import messages
-
-    session, store, cuts = work.session, work.store, work.cuts
-    _stage(work, messages(session, store, cuts), staging / "mailbox")
-    staged = session.read.parquet(str(staging / "mailbox"))
-    _stage(work, backlog(staged), staging / "backlog")
-    _stage(work, dead_letters(session, store, cuts, staged).sort("id"), staging / "dead_letters")
-
-
-def _stage(work: _Work, rows: "DataFrame", folder: Path) -> None:
-    """Write rows as Parquet, telling how many of Spark's tasks are done."""
-    tracker = work.session.sparkContext.statusTracker()
-    with ThreadPoolExecutor(1) as pool:
-        writing = pool.submit(rows.write.parquet, str(folder))
-        while not writing.done():
-            stages = [
-                info for id_ in tracker.getActiveStageIds() if (info := tracker.getStageInfo(id_)) is not None
-            ]
-            done, total = (
-                sum(info.numCompletedTasks for info in stages),
-                sum(info.numTasks for info in stages),
-            )
-            work.clock.report("fold", done, total, "tasks")
-            time.sleep(POLL_SECONDS)
-        writing.result()
-
-
-def _load(work: _Work, staging: Path) -> dict[str, int]:
-    import pyarrow.parquet as pq
-
-    from postroom.projections.staging import in_order
-
-    total = sum(pq.ParquetFile(file).metadata.num_rows for file in (staging / "mailbox").glob("*.parquet"))
-    models = {
-        "mailbox": in_order(staging / "mailbox", "id", MAILBOX_COLUMNS),
-        "backlog": iter([pq.read_table(staging / "backlog", columns=list(BACKLOG_COLUMNS))]),
-        "dead_letters": in_order(staging / "dead_letters", "id", DEAD_LETTER_COLUMNS),
-    }
-    return {
-        table: work.views.load(
-            table, work.version, rows, lambda done: work.clock.report("load", done, max(done, total), "rows")
+    def plan(served: Served | None) -> Plan:
+        as_far = through
+        if as_far is None and served is not None and (compare or set(models) < set(served.models)):
+            as_far = served.positions
+        cuts = log.cuts(as_far)
+        total = sum(cut.events for cut in cuts)
+        positions = min(max(total // PARTS, POSITIONS[0]), POSITIONS[1])
+        return Plan(
+            tuple(cuts),
+            models,
+            positions,
+            min(-(-total // POSITIONS_PER_BUCKET), MAX_BUCKETS) or 1,
+            msgspec.json.encode(bodies).decode(),
+            ",".join(to_position),
+            archive,
         )
-        for table, rows in models.items()
-    }
+
+    clock.report("start", 0, 0, "")
+    with sink.build(plan, restart=restart) as build, _failing(build, sink.where):
+        context = start_context()
+        clock.end("start")
+        return _Rebuild(context, log, build, clock).run(sink.where, compare=compare)
 
 
-def _forget_truncated(work: _Work) -> None:
-    """Leave out messages whose records retention began to remove while the log was read.
+class _Rebuild:
+    """One rebuild, step by step; a step that a killed one had done is passed over."""
 
-    Their later events may have gone before they were read, so what was folded of them is no longer certain.
-    """
-    now_first = {cut.id: cut.first for cut in take_cuts(work.store)}
-    for cut in work.cuts:
-        first = now_first.get(cut.id, cut.last + 1)
-        if first > cut.first:
-            work.views.remove_truncated(work.version, cut.place(cut.first), cut.place(first))
+    def __init__(self, context: "SparkContext", log: Log, build: Build, clock: "_Stopwatch") -> None:
+        self._context = context
+        self._log = log
+        self._build = build
+        self._clock = clock
+
+    def run(self, where: str, *, compare: bool) -> RebuildReport:
+        """Do what is left to be done, and return the report."""
+        build, clock = self._build, self._clock
+        ranges = parts(build.plan)
+        resumed = len(build.parts_done() & {part.name for part in ranges})
+        work = Work()
+        if not build.is_loaded:
+            work = self._fold(ranges)
+            clock.end("fold")
+            build.load(clock.counting("load", "parts"))
+            build.merge()
+            clock.end("load")
+            step("loaded")
+            build.index(clock.counting("index", "indexes"))
+            clock.end("index")
+        step("indexed")
+        differences = build.differences() if compare else None
+        counts = build.counts()
+        events = sum(cut.events for cut in build.plan.cuts)
+        clock.report("flip", 0, 0, "")
+        build.flip({"events": events, **counts}, clock.seconds)
+        clock.end("flip")
+        step("flipped")
+        return RebuildReport(
+            build.version,
+            where,
+            list(build.plan.cuts),
+            events,
+            counts,
+            len(ranges),
+            resumed,
+            build.parked(),
+            {**clock.seconds, "total": clock.elapsed()},
+            {"read": round(work.read, 3), "fold": round(work.fold, 3), "write": round(work.write, 3)},
+            differences,
+        )
+
+    def _fold(self, ranges: Sequence[Part]) -> Work:
+        """Fold the log part by part, and then what the parts left over, bucket by bucket."""
+        build = self._build
+        step("begun")
+        job = Job(self._log, build.writer(), build.plan, wanted(build.plan))
+        work = self._run(job.fold_part, ranges, lambda part: sum(r.last - r.first + 1 for r in part.ranges))
+        step("folded")
+        if build.plan.removed is None:
+            build.remove_truncated(self._removed())
+            job = replace(job, plan=build.plan)
+        rest = buckets(build.plan)
+        work = work.plus(self._run(job.fold_bucket, rest, lambda part: 1))
+        step("finished")
+        return work
+
+    def _run(self, fold: Callable[[Part], Work], all_: Sequence[Part], size: Callable[[Part], int]) -> Work:
+        """Run a task for each part that is not done, and bring to the tables what they write meanwhile."""
+        build, clock = self._build, self._clock
+        done = build.parts_done()
+        left = [part for part in all_ if part.name not in done]
+        if not left:
+            return Work()
+        sizes = {part.name: size(part) for part in all_}
+        finished = self._context.accumulator(sum(sizes[name] for name in sizes.keys() & done))
+        count = clock.counting("fold", "events" if left[0].bucket is None else "buckets", finished.value)
+
+        def task(part: Part) -> Work:
+            folded = fold(part)
+            finished.add(sizes[part.name])
+            return folded
+
+        rdd = self._context.parallelize(left, len(left)).map(task)
+        with ThreadPoolExecutor(1) as pool:
+            job = pool.submit(rdd.reduce, Work.plus)
+            try:
+                while wait([job], POLL_SECONDS).not_done:
+                    count(finished.value, sum(sizes.values()))
+                    build.load(lambda *_: None)
+            except BaseException:
+                self._context.cancelAllJobs()
+                raise
+            return job.result()
+
+    def _removed(self) -> Removed:
+        """Return what retention began to remove while the log was read."""
+        first = {cut.id: cut.first for cut in self._log.cuts()}
+        return tuple(
+            (cut.place(cut.first), cut.place(now_first))
+            for cut in self._build.plan.cuts
+            if (now_first := first.get(cut.id, cut.last + 1)) > cut.first
+        )
+
+
+def _models(only: Sequence[str]) -> tuple[str, ...]:
+    """Return the names of the models that are built, all of them where none is named."""
+    known = projections()
+    names = [ALIASES.get(name, name) for name in only]
+    for name in names:
+        if name not in known:
+            raise InvalidRequest(f"There is no read model {name!r}; there are {', '.join(known)}.")
+    return tuple(name for name in known if not names or name in names)
+
+
+def _through(log: Log, to_position: Sequence[str]) -> dict[str, int] | None:
+    """Return how far each mailbox is to be read; None for as far as there is."""
+    if not to_position:
+        return None
+    mailboxes = log.mailboxes()
+    through = dict.fromkeys(mailboxes, PLACES - 1)
+    for text in to_position:
+        name, _, position = text.rpartition(":")
+        if not position.isdecimal() or (name and name not in mailboxes):
+            raise InvalidRequest(
+                f"The position {text!r} is none; write a number, or MAILBOX:NUMBER for one of "
+                f"{', '.join(mailboxes)}."
+            )
+        through |= {name: int(position)} if name else dict.fromkeys(mailboxes, int(position))
+    return through
 
 
 @contextmanager
-def _staging(start: Path) -> Iterator[Path]:
-    """Make a folder for staged rows, its path beginning with `start`; remove those killed rebuilds left."""
-    for orphan in start.parent.glob(f"{start.name}*"):
-        shutil.rmtree(orphan, ignore_errors=True)
-    folder = Path(mkdtemp(prefix=start.name, dir=start.parent))
+def _failing(build: Build, where: str) -> Iterator[None]:
+    """Drop what can't be built, and say why; what is interrupted or killed can be continued."""
     try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        yield
+    except Exception as error:
+        reason = str(error) if isinstance(error, PostroomError) else _reason(error)
+        # Of a server that is gone, say: the next rebuild goes on, or cleans up.
+        with suppress(Exception):
+            build.fail(reason)
+        if isinstance(error, PostroomError):
+            raise
+        raise Unavailable(f"The rebuild of the read models {where} failed: {reason}") from error
 
 
 class _Stopwatch:
-    """Time the phases and pass progress on."""
+    """Time the phases, one after the other, and pass progress on."""
 
     def __init__(self, progress: OnProgress) -> None:
-        self._began = time.monotonic()
+        self._began = self._phase_began = time.monotonic()
         self._progress = progress
         self.seconds: dict[str, float] = {}
 
     def elapsed(self) -> float:
         return round(time.monotonic() - self._began, 3)
 
-    @contextmanager
-    def phase(self, name: str) -> Iterator[None]:
-        self.report(name, 0, 0, "")
-        began = time.monotonic()
-        yield
-        self.seconds[name] = round(time.monotonic() - began, 3)
+    def end(self, phase: str) -> None:
+        """Note that a phase is over, and the next one begins."""
+        now = time.monotonic()
+        self.seconds[phase] = round(now - self._phase_began, 3)
+        self._phase_began = now
 
-    def report(self, phase: str, done: int, total: int, unit: str) -> None:
-        self._progress(Progress(phase, done, total, unit, self.elapsed()))
+    def counting(self, phase: str, unit: str, before: int = 0) -> Done:
+        """Return what tells how far a phase is; its rate is of what was done since now."""
+        began = time.monotonic()
+
+        def done(count: int, total: int) -> None:
+            rate = (count - before) / max(time.monotonic() - began, 0.001)
+            self.report(phase, count, total, unit, rate, (total - count) / rate if rate else None)
+
+        done(before, 0)
+        return done
+
+    def report(
+        self, phase: str, done: int, total: int, unit: str, rate: float = 0.0, left: float | None = None
+    ) -> None:
+        self._progress(Progress(phase, done, total, unit, self.elapsed(), rate, left))
+
+
+def step(name: str) -> None:
+    """Say that a step is done to whoever tests what a kill there does: `POSTROOM_KILL_AT` names it."""
+    if os.environ.get("POSTROOM_KILL_AT") == name:
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _reason(error: Exception) -> str:
-    """Return what went wrong in one line; Spark wraps what a job itself raised in pages of its own."""
-    lines = [line for line in str(error).splitlines() if line.strip()]
-    raised = next((line for line in lines if _RAISED in line), "")
-    return raised.partition(_RAISED)[2].partition(" SQLSTATE")[0].strip() or (
-        lines[0] if lines else repr(error)
-    )
+    """Return what went wrong in one line; Spark wraps what a task itself raised in pages of its own."""
+    text = str(error)
+    raised = _RAISED.search(text)
+    if raised is not None:
+        return raised[1].strip()
+    return next((line.strip() for line in text.splitlines() if line.strip()), repr(error))
 
 
 def main() -> int:
@@ -252,25 +356,48 @@ def main() -> int:
         default=os.environ.get("POSTROOM_STORE"),
         help="path of a SQLite store, or postgresql:// URL",
     )
+    parser.add_argument("--only", default="", help="models to build, separated by commas; `search` is one")
+    parser.add_argument("--to-position", action="append", default=[], help="N, or MAILBOX:N; may be repeated")
+    parser.add_argument("--compare", action="store_true", help="compare with what is served")
+    parser.add_argument("--archive", help="folder of what retention removed")
+    parser.add_argument("--into", help="another place than the store's own read models")
+    parser.add_argument("--restart", action="store_true", help="do not go on with a rebuild that was killed")
     parser.add_argument("--json", action="store_true", help="print the report as one line of JSON")
     arguments = parser.parse_args()
     if not arguments.store:
         parser.error("name the store with --store or POSTROOM_STORE")
     try:
-        report = rebuild(arguments.store)
+        report = rebuild(
+            arguments.store,
+            only=[name for name in arguments.only.split(",") if name],
+            to_position=arguments.to_position,
+            compare=arguments.compare,
+            archive=arguments.archive,
+            into=arguments.into,
+            restart=arguments.restart,
+        )
     except PostroomError as error:
         sys.stderr.write(f"postroom: {error}\n")
         return 1
-    if arguments.json:
-        sys.stdout.write(msgspec.json.encode(report).decode() + "\n")
-    else:
-        split = ", ".join(f"{phase} {seconds:.1f} s" for phase, seconds in report.seconds.items())
-        sys.stdout.write(
-            f"Read models version {report.version} of {report.messages} messages ({report.events} events), "
-            f"{report.dead_letters} of them dead: {split}.\n"
-        )
+    sys.stdout.write(f"{msgspec.json.encode(report).decode() if arguments.json else told(report)}\n")
     return 0
 
 
+def told(report: RebuildReport) -> str:
+    """Return a report in words, a line or a few."""
+    rows = ", ".join(f"{name} {count:,}" for name, count in report.rows.items())
+    seconds = ", ".join(f"{phase} {each:.1f} s" for phase, each in report.seconds.items())
+    tasks = ", ".join(f"{what} {each:.1f} s" for what, each in report.task_seconds.items())
+    lines = [
+        f"Version {report.version}: {rows} from {report.events:,} events ({seconds}; all tasks: {tasks})",
+        *([f"{report.resumed} of {report.parts} parts were done before"] if report.resumed else []),
+        *([f"{report.parked:,} records could not be folded and were left out"] if report.parked else []),
+        *(report.differences or ([] if report.differences is None else ["No row differs from before"])),
+    ]
+    return "\n".join(lines)
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    from postroom.projections.rebuild import main as run  # so that tasks find by its name what they run
+
+    sys.exit(run())

@@ -145,13 +145,19 @@ class Build(Protocol):
     def remove_truncated(self, removed: Removed) -> None:
         """Remove messages that the log lost to retention while it was read, and note that in the plan."""
 
-    def merge(self) -> dict[str, int]:
-        """Make one row of all rows of a key, and return how many rows each model has."""
+    def merge(self) -> None:
+        """Make one row of all rows of a key."""
 
     def index(self, done: Done) -> None:
         """Build what is made from the loaded tables, such as their indexes; the version is loaded then."""
 
-    def differences(self, done: Done) -> list[str]:
+    def counts(self) -> dict[str, int]:
+        """Return how many rows each model has."""
+
+    def parked(self) -> int:
+        """Return how many records could not be folded."""
+
+    def differences(self) -> list[str]:
         """Return how this version differs from the active one, a sentence for each model that does."""
 
     def flip(self, counts: Mapping[str, int], seconds: Mapping[str, float]) -> None:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -211,17 +212,24 @@ class SqliteBuild:
                         )
             self._versions.go_on(self.version, self.plan)
 
-    def merge(self) -> dict[str, int]:
+    def merge(self) -> None:
         """Merge the rows of each key, and sort the custom headers; see `Build.merge`."""
-        counts = {}
         for name, projection in wanted(self.plan).items():
-            table = f"{name}_v{self.version}"
             if name == MESSAGES:
-                self._fill("header", lambda headers: headers.sort("name", "value", "timestamp", "id"))
+                self._fill("header", _sorted_headers)
             else:
-                self._fill(name, lambda rows, projection=projection: _merged(projection, rows))
-            (counts[name],) = self._database.connection.execute(f"SELECT count(*) FROM {table}").fetchone()
-        return counts
+                self._fill(name, partial(_merged, projection))
+
+    def counts(self) -> dict[str, int]:
+        """Return how many rows each model has."""
+        return {
+            name: self._database.run(f"SELECT count(*) FROM {name}_v{self.version}", {})[0][0]
+            for name in self.plan.models
+        }
+
+    def parked(self) -> int:
+        """Return how many records could not be folded."""
+        return self._versions.parked(self.version)
 
     def index(self, done: Done) -> None:
         """Build indexes and what search needs; see `Build.index`."""
@@ -243,9 +251,9 @@ class SqliteBuild:
             self._versions.start_cursor(self.version, self.plan)
             self._versions.mark(self.version, "indexed", 0)
 
-    def differences(self, done: Done) -> list[str]:
+    def differences(self) -> list[str]:
         """Compare with the active version; see `Build.differences`."""
-        raise NotImplementedError
+        return self._versions.differences(self.version, self.plan, SQLITE)
 
     def flip(self, counts: Mapping[str, int], seconds: Mapping[str, float]) -> None:
         """Make this version the active one; see `Build.flip`."""
@@ -286,7 +294,9 @@ class SqliteBuild:
         # Not by ADBC, though it is twice as fast: it brings an SQLite of its own, and two of them in one
         # process undo each other's file locks.
         values = ", ".join("?" * rows.width)
-        statement = f"INSERT INTO {table} ({', '.join(rows.columns)}) VALUES ({values})"
+        # A record may be parked by the fold of its range and again with what ranges left over.
+        how = "INSERT OR IGNORE" if table == "projection_parked" else "INSERT"
+        statement = f"{how} INTO {table} ({', '.join(rows.columns)}) VALUES ({values})"
         self._database.connection.executemany(statement, rows.iter_rows())
         return rows.height
 
@@ -353,6 +363,10 @@ def _create(database: SqliteDatabase, plan: Plan, version: int) -> None:
         if projection.name == MESSAGES:
             for statement in statements(SQLITE, "search_tables.sql", version=version):
                 database.connection.execute(statement)
+
+
+def _sorted_headers(rows: pl.DataFrame) -> pl.DataFrame:
+    return rows.sort("name", "value", "timestamp", "id")
 
 
 def _merged(projection: Projection, rows: pl.DataFrame) -> pl.DataFrame:

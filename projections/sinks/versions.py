@@ -17,6 +17,7 @@ from postroom.domain.errors import NotFound, Unavailable
 from postroom.projections.cut import PLACES, MailboxCut
 from postroom.projections.fold import MESSAGES, RECORDS, record_schema
 from postroom.projections.models.messages import PARTIAL, Parked
+from postroom.projections.parking import parking
 from postroom.projections.projection import POLARS, Projection, projections
 from postroom.projections.sinks import Plan, Served
 
@@ -69,7 +70,7 @@ class Versions:
     def __init__(self, database: Database) -> None:
         self.database = database
 
-    def run(self, name: str, **facts: Any) -> list[tuple[Any, ...]]:
+    def run(self, name: str, /, **facts: Any) -> list[tuple[Any, ...]]:
         """Run a statement of `sql/versions.sql`."""
         return self.database.run(_statement(name, self.database.schema), facts)
 
@@ -149,7 +150,7 @@ class Versions:
         """Make an earlier version active again; see `Sink.roll_back`."""
         with self.database.transaction():
             earlier = dict(self.run("earlier"))
-            version = to if to is not None else next(iter(earlier), None)
+            version = to if to is not None else next(iter(earlier), 0)
             if version not in earlier:
                 asked = "no earlier version" if to is None else f"no version {to} that was kept"
                 raise NotFound(
@@ -159,7 +160,11 @@ class Versions:
             self._join(version, models_of(version, earlier[version]))
             self.run("retire")
             self.run("reactivate", version=version)
-        return int(version)
+        return version
+
+    def parked(self, version: int) -> int:
+        """Return how many records could not be folded."""
+        return int(self.run("parked", version=version)[0][0])
 
     def clean(self) -> None:
         """Drop the tables that no version needs, but of those before the active one the newest."""
@@ -224,7 +229,7 @@ def wanted(plan: Plan) -> dict[str, Projection]:
 
 def staged(wanted: Mapping[str, Projection]) -> dict[str, dict[str, pl.DataType]]:
     """Return the names of the pieces that ranges leave over, and their columns."""
-    records = record_schema(wanted)
+    records = record_schema(parking(wanted, []))
     return {MESSAGES: PARTIAL, **({RECORDS: records} if records else {})}
 
 
@@ -235,7 +240,7 @@ def parked_rows(parked: Iterable[Parked], cuts: Iterable[MailboxCut], version: i
         (version, place, names[place // PLACES], place % PLACES, type_, error, now())
         for place, type_, error in parked
     ]
-    return pl.DataFrame(rows, schema=PARKED, orient="row")
+    return pl.DataFrame(rows, schema=PARKED, orient="row").unique("place", keep="first")
 
 
 def owner() -> str:

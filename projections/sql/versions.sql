@@ -48,9 +48,8 @@ DELETE FROM {schema}projection_part WHERE version NOT IN (
     SELECT version FROM {schema}projection WHERE status = 'building'
 );
 
--- name: park
-INSERT INTO {schema}projection_parked (version, place, mailbox, position, type, error, parked_at)
-VALUES (:version, :place, :mailbox, :position, :type, :error, :now) ON CONFLICT DO NOTHING;
+-- name: parked
+SELECT count(*) FROM {schema}projection_parked WHERE version = :version;
 
 -- name: forget_parked
 DELETE FROM {schema}projection_parked WHERE version NOT IN (

@@ -2,12 +2,12 @@
 
 import asyncio
 from collections.abc import Iterable, Sequence
-from contextlib import closing, suppress
+from contextlib import AbstractContextManager, closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
+import msgspec
 from hypothesis import strategies as st
 
 from postroom.adapters.compose import Postroom
@@ -23,10 +23,13 @@ from postroom.domain.mailbox.state import TopicCount, count
 from postroom.domain.policy import TopicPolicy
 from postroom.domain.search import NO_BODIES, BodyRules
 from postroom.projections.cut import MailboxCut
+from postroom.projections.logs import open_log as open_projected_log
 from postroom.projections.logs import take_cuts
+from postroom.projections.projection import projections
 from postroom.projections.reference import ReadModels, fold
-from postroom.projections.rows import BACKLOG_COLUMNS, DEAD_LETTER_COLUMNS, MAILBOX_COLUMNS
-from postroom.projections.views import open_views
+from postroom.projections.sinks import Build, Plan, Served, Sink, buckets, open_sink, parts
+from postroom.projections.sinks.versions import wanted
+from postroom.projections.tasks import Job
 
 START_US = 1_750_000_000_000_000
 POLICY = TopicPolicy(
@@ -37,6 +40,8 @@ POLICY = TopicPolicy(
     ready_retention_ms=60_000,
     dead_capacity=3,
 )
+POSITIONS, BUCKETS = 40, 2
+"""Of a part, and of what parts leave over: so few that most messages reach into several parts."""
 TOPICS = ("admin.users.created", "admin.users.deleted", "shop", "Ünïcode.ÄRGER")
 
 
@@ -201,26 +206,56 @@ def reference(store: Store) -> ReadModels:
 
 
 def build_without_spark(store: Store, bodies: BodyRules = NO_BODIES) -> int:
-    """Build the read models of a store from the reference fold, and return their version.
+    """Build the read models of a store as Spark's tasks do, in this process, and return their version.
 
     Arguments:
         bodies: whose bodies are searched for words.
     """
-    models = reference(store).rows
-    tables = {
-        "mailbox": (models["mailbox"], MAILBOX_COLUMNS),
-        "backlog": (models["backlog"], BACKLOG_COLUMNS),
-        "dead_letters": (models["dead_letters"], DEAD_LETTER_COLUMNS),
-    }
-    with open_views(str(store), bodies) as views:
-        version = views.begin(take_cuts(str(store)))
-        for table, (rows, columns) in tables.items():
-            data = pa.table({name: [row[name] for row in rows] for name in columns})
-            views.load(table, version, iter([data]), lambda _: None)
-        views.index(version, lambda done, total: None)
-        views.flip(version, {}, {})
-        views.drop_old()
-    return version
+    with begin(store, bodies=bodies, restart=True) as build:
+        fold_all(store, build)
+        finish(build)
+        return build.version
+
+
+def begin(
+    store: Store,
+    *,
+    sink: Sink | None = None,
+    models: Sequence[str] = (),
+    bodies: BodyRules = NO_BODIES,
+    restart: bool = False,
+) -> AbstractContextManager[Build]:
+    """Begin a version of a store's read models in many small parts, or go on with one.
+
+    Arguments:
+        models: which, all by default; the others are taken over, so the log is read as far as they are.
+    """
+
+    def plan(served: Served | None) -> Plan:
+        cuts = open_projected_log(str(store)).cuts(served.positions if served and models else None)
+        rules = msgspec.json.encode(bodies).decode()
+        return Plan(tuple(cuts), tuple(models or projections()), POSITIONS, BUCKETS, rules)
+
+    return (sink or open_sink(str(store))).build(plan, restart=restart)
+
+
+def fold_all(store: Store, build: Build) -> None:
+    """Do what the tasks of a rebuild do, as far as it is not done."""
+    log = open_projected_log(str(store))
+    for part in parts(build.plan):
+        Job(log, build.writer(), build.plan, wanted(build.plan)).fold_part(part)
+    if build.plan.removed is None:
+        build.remove_truncated(())
+    for part in buckets(build.plan):
+        Job(log, build.writer(), build.plan, wanted(build.plan)).fold_bucket(part)
+
+
+def finish(build: Build) -> None:
+    """Load what was folded, and have it served."""
+    build.load(lambda done, total: None)
+    build.merge()
+    build.index(lambda done, total: None)
+    build.flip(build.counts(), {})
 
 
 def open_log(store: Store, mailbox: str, *, create_missing: bool = True) -> EventLog:

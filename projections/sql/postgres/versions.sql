@@ -13,6 +13,9 @@ SELECT
     -- A rebuild that was killed does not go on building an index.
     set_config('client_connection_check_interval', '1s', false);
 
+-- name: wait_for_locks
+SET lock_timeout = 0;
+
 -- name: configure_writer
 SELECT
     set_config('application_name', 'postroom, writing read models', false),
@@ -38,8 +41,9 @@ SELECT count(*) FROM {};
 -- name: is_empty
 SELECT NOT EXISTS (SELECT FROM {});
 
--- name: empty
-TRUNCATE {};
+-- name: park
+INSERT INTO postroom.projection_parked (version, place, mailbox, position, type, error, parked_at)
+VALUES ($1, $2, $3, $4, $5, $6, $7) ON CONFLICT DO NOTHING;
 
 -- name: vacuum_again
 ALTER TABLE {} RESET (autovacuum_enabled);

@@ -1,0 +1,118 @@
+"""What Spark's tasks do: read a part of the log, fold it in frames, and hand it to the sink.
+
+Spark schedules, distributes and retries them; no row goes through its JVM.
+"""
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import polars as pl
+import pyarrow as pa
+
+from postroom.projections.fold import MESSAGES, Folded, columns_read, fold_pieces, fold_range
+from postroom.projections.logs import Log
+from postroom.projections.logs.columns import arrow_schema
+from postroom.projections.models.messages import Parked
+from postroom.projections.parking import parking
+from postroom.projections.projection import Projection
+from postroom.projections.sinks import Part, Plan, Writer
+
+
+class Work(NamedTuple):
+    """What tasks did: records read, rows written, and seconds taken, each summed over all tasks."""
+
+    records: int = 0
+    rows: int = 0
+    read: float = 0.0
+    fold: float = 0.0
+    write: float = 0.0
+
+    def plus(self, other: "Work") -> "Work":
+        """Return the work of both."""
+        return Work(*(mine + others for mine, others in zip(self, other, strict=True)))
+
+
+@dataclass(frozen=True)
+class Job:
+    """What all tasks of a rebuild know; it is sent to them, where nothing shows it.
+
+    Arguments:
+        log: of the store.
+        writer: of the version that is built.
+        wanted: the projections that are built.
+    """
+
+    log: Log
+    writer: Writer
+    plan: Plan
+    wanted: Mapping[str, Projection]
+
+    def fold_part(self, part: Part) -> Work:
+        """Fold ranges of the log, unless that was done before."""
+        if self.writer.is_done(part.name):
+            return Work()
+        with _timed() as read:
+            records = self._read(part)
+        with _timed() as fold:
+            folded = self._fold(part, records)
+        return self._written(part, folded, Work(records.height, read=read[0], fold=fold[0]))
+
+    def fold(self, part: Part) -> Folded:
+        """Return what ranges of the log tell."""
+        return self._fold(part, self._read(part))
+
+    def fold_bucket(self, part: Part) -> Work:
+        """Fold what the ranges left over of a bucket's messages, unless that was done before."""
+        if self.writer.is_done(part.name):
+            return Work()
+        assert part.bucket is not None
+        parked: list[Parked] = []
+        with _timed() as read:
+            pieces = dict(self.writer.pieces(part.bucket))
+        with _timed() as fold:
+            pieces[MESSAGES] = self._kept(pieces[MESSAGES])
+            folded = fold_pieces(pieces, parking(self.wanted, parked), self.plan.cuts)
+            folded.parked += parked
+        return self._written(part, folded, Work(read=read[0], fold=fold[0]))
+
+    def _read(self, part: Part) -> pl.DataFrame:
+        columns = columns_read(parking(self.wanted, []))
+        batches = self.log.read(part.ranges, columns)
+        records = pl.from_arrow(pa.Table.from_batches(batches, arrow_schema(columns)))
+        assert isinstance(records, pl.DataFrame)
+        return records
+
+    def _fold(self, part: Part, records: pl.DataFrame) -> Folded:
+        parked: list[Parked] = []
+        wanted = parking(self.wanted, parked)
+        folded = fold_range(records, wanted, [each.cut for each in part.ranges])
+        folded.parked += parked
+        return folded
+
+    def _written(self, part: Part, folded: Folded, work: Work) -> Work:
+        with _timed() as write:
+            rows = self.writer.write(part.name, folded)
+        return work._replace(rows=rows, write=write[0])
+
+    def _kept(self, partials: pl.DataFrame) -> pl.DataFrame:
+        """Leave out messages whose records retention began to remove while the log was read.
+
+        Their later events may have gone before they were read, so what was folded of them is not certain.
+        """
+        for before, after in self.plan.removed or ():
+            partials = partials.filter(
+                ~pl.col("id").is_between(before, after, closed="left").fill_null(False)
+            )
+        return partials
+
+
+@contextmanager
+def _timed() -> Iterator[list[float]]:
+    """Yield a list that has the seconds taken when the context is over."""
+    seconds: list[float] = []
+    began = time.perf_counter()
+    yield seconds
+    seconds.append(time.perf_counter() - began)
