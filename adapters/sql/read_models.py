@@ -1,24 +1,40 @@
 """The read models port over SQL tables, whichever database holds them."""
 
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from operator import attrgetter
 from typing import Any
 
 import msgspec
-from sqlalchemy import Connection, Row, func, select
+from sqlalchemy import Connection, Row, func, inspect, select
 
-from postroom.adapters.sql.listing import backlog_page, dead_letter_page
+from postroom.adapters.sql.listing import activity_page, backlog_page, dead_letter_page
 from postroom.adapters.sql.search import Dialect, Lead, SearchQuery
-from postroom.adapters.sql.tables import ReadModelTables, projection, tables_of
+from postroom.adapters.sql.tables import (
+    ReadModelTables,
+    context_backlog,
+    projection,
+    projection_cursor,
+    projection_parked,
+    tables_of,
+)
 from postroom.application.ports.read_models import (
+    SHOWN_PARKED,
+    ActivityCount,
+    ActivityFilter,
+    ActivityPage,
+    ActivityPlace,
     BacklogFilter,
     BacklogPage,
+    ContextBacklog,
     DeadLetter,
     DeadLetterFilter,
     DeadLetterPage,
+    EarlierDeath,
     MailboxLag,
+    ParkedRecord,
     Place,
     ProjectionStatus,
     Scan,
@@ -46,6 +62,7 @@ SCANNED_ROWS = 200
 """Rows that a scan holds at a time: few, as each may bring an envelope of a MiB."""
 
 _decode_json = msgspec.json.Decoder().decode
+_decode_lineage = msgspec.json.Decoder(tuple[EarlierDeath, ...]).decode
 _decode_headers = msgspec.json.Decoder(dict[str, str]).decode
 _STATUS = {status.name.lower(): status for status in Status} | {"delayed": Status.READY}
 _ITEM_FIELDS = tuple(
@@ -91,6 +108,14 @@ class SqlReadModels(ABC):
         """Yield the mailboxes of the store, sorted, and where the log of each ends."""
 
     @abstractmethod
+    def _at(self, mailbox: str, position: int) -> int | None:
+        """Return the log time (µs) of a mailbox's first record after a position; None if there is none."""
+
+    @abstractmethod
+    def _is_following(self) -> bool:
+        """Tell whether a process keeps the read models up to date: what it locks is free when it ends."""
+
+    @abstractmethod
     def _is_rebuild_running(self) -> bool:
         """Tell whether the process that builds is alive: what it locks is free when it ends."""
 
@@ -113,8 +138,7 @@ class SqlReadModels(ABC):
         with self._reading() as (db, tables):
             self._be_patient(db)
             version = db.execute(select(projection).where(projection.c.version == tables.version)).one()
-            positions = _positions(_decode_json(version.cuts))
-            yield Scan(tables.version, positions, self._scanned(db, tables, wanted))
+            yield Scan(tables.version, _covered(db, version), self._scanned(db, tables, wanted))
 
     def _scanned(
         self, db: Connection, tables: ReadModelTables, wanted: EventFilter
@@ -152,9 +176,36 @@ class SqlReadModels(ABC):
         with self._reading("dead_letters") as (db, tables):
             topics = _topics(db, tables, wanted.topics)
             rows = db.execute(dead_letter_page(wanted, tables, topics, self._dialect)).all()
-        items = tuple(DeadLetter(*row) for row in rows[: wanted.limit])
+        items = tuple(map(_dead_letter, rows[: wanted.limit]))
         last = items[-1] if len(rows) > wanted.limit else None
         return DeadLetterPage(items, Cursor(last.last_seen, last.id).encode() if last else None)
+
+    def activity(self, wanted: ActivityFilter) -> ActivityPage:
+        """Return one page of the activity; see `ReadModels.activity`."""
+        with self._reading("activity") as (db, tables):
+            topics = _topics(db, tables, wanted.topics)
+            rows = db.execute(activity_page(wanted, tables, topics, self._dialect)).all()
+        items = tuple(
+            ActivityCount(starts_at, topic, event, int(events), first_at, last_at)
+            for starts_at, topic, event, events, first_at, last_at in rows[: wanted.limit]
+        )
+        last = items[-1] if len(rows) > wanted.limit else None
+        return ActivityPage(
+            items, ActivityPlace(last.starts_at, last.topic, last.event).encode() if last else None
+        )
+
+    def contexts(self) -> tuple[ContextBacklog, ...]:
+        """Return the backlog of the contexts; see `ReadModels.contexts`."""
+        if not self._is_there():
+            return ()
+        with self._transaction() as db:
+            # A file that an earlier release wrote has no such table.
+            if db.dialect.name == "sqlite" and not inspect(db).has_table(context_backlog.name):
+                return ()
+            rows = db.execute(
+                select(context_backlog).order_by(context_backlog.c.context, context_backlog.c.box)
+            )
+            return tuple(ContextBacklog(*row) for row in rows)
 
     def stats(self) -> TableStats:
         """Sum the archive up; the bytes are those of all versions of the read models."""
@@ -164,20 +215,29 @@ class SqlReadModels(ABC):
             total, oldest, newest = db.execute(select(*sums)).one()
             return TableStats(int(total or 0), self._size(db), oldest, newest)
 
-    def status(self) -> ProjectionStatus:
+    def status(self, shown_parked: int = SHOWN_PARKED) -> ProjectionStatus:
         """Tell what is served and how far behind it is; see `ReadModels.status`."""
         newest = select(projection).order_by(projection.c.version.desc()).limit(SHOWN_VERSIONS)
         active: list[Row[Any]] = []
         rows: list[Row[Any]] = []
+        parked: tuple[ParkedRecord, ...] = ()
+        covered: dict[str, int] = {}
+        left_out = 0
         if self._is_there():
             with self._transaction() as db:
                 active = list(db.execute(select(projection).where(projection.c.status == "active")).all())
                 rows = list(db.execute(newest).all())
+                if active:
+                    covered = _covered(db, active[0])
+                    left_out, parked = _parked(db, active[0].version, shown_parked)
         building = next((row for row in rows if row.status == "building"), None)
         is_running = building is not None and self._is_rebuild_running()
         return ProjectionStatus(
             _version(active[0]) if active else None,
-            tuple(self._lags(_decode_json(active[0].cuts) if active else [])),
+            tuple(self._lags(covered)),
+            bool(active) and self._is_following(),
+            left_out,
+            parked,
             _version(building) if building is not None and is_running else None,
             tuple(map(_version, rows)),
         )
@@ -204,15 +264,34 @@ class SqlReadModels(ABC):
             f"The store {self._shown} has no read models yet; build them with `postroom project rebuild`."
         )
 
-    def _lags(self, cuts: Iterable[dict[str, Any]]) -> Iterator[MailboxLag]:
-        covered = _positions(cuts)
+    def _lags(self, covered: Mapping[str, int]) -> Iterator[MailboxLag]:
+        now = time.time()
         for name, head in self._heads():
             position = covered.get(name, 0)
-            yield MailboxLag(name, position, head, head - position)
+            since = self._at(name, position) if head > position else None
+            seconds = 0.0 if since is None else max(0.0, round(now - since / 1e6, 3))
+            yield MailboxLag(name, position, head, max(0, head - position), seconds)
 
 
-def _positions(cuts: Iterable[dict[str, Any]]) -> dict[str, int]:
-    return {cut["name"]: cut["last"] for cut in cuts}
+def _covered(db: Connection, version: Row[Any]) -> dict[str, int]:
+    """Return how far a version has come; one that an earlier release built stands where its cut was."""
+    cursor = projection_cursor.c
+    rows = db.execute(select(cursor.mailbox, cursor.position).where(cursor.version == version.version)).all()
+    if version.models is None:
+        return {cut["name"]: cut["last"] for cut in _decode_json(version.cuts)}
+    return {row.mailbox: row.position for row in rows}
+
+
+def _parked(db: Connection, version: int, shown: int) -> tuple[int, tuple[ParkedRecord, ...]]:
+    parked = projection_parked.c
+    total = db.scalar(select(func.count()).select_from(projection_parked).where(parked.version == version))
+    columns = (parked.mailbox, parked.position, parked.type, parked.error, parked.parked_at)
+    rows = db.execute(
+        select(*columns).where(parked.version == version).order_by(parked.place).limit(shown)
+    ).all()
+    return int(total or 0), tuple(
+        ParkedRecord(row.mailbox, row.position, row.type, row.error, row.parked_at) for row in rows
+    )
 
 
 def _topics(db: Connection, tables: ReadModelTables, patterns: Sequence[str]) -> list[str] | None:
@@ -246,6 +325,12 @@ def _found(row: Row[Any]) -> FoundMessage:
         status=_STATUS[row.status],
         custom_headers=_decode_headers(row.custom_headers) if row.custom_headers else {},
     )
+
+
+def _dead_letter(row: Row[Any]) -> DeadLetter:
+    lineage = _decode_lineage(row.lineage) if row.lineage else ()
+    facts = row._asdict() | {"lineage": lineage}
+    return DeadLetter(**facts)
 
 
 def _version(row: Row[Any]) -> Version:

@@ -17,6 +17,32 @@ projection = Table(
 )
 """Every version that was ever built, and which one is active."""
 
+projection_cursor = Table(
+    "projection_cursor",
+    MetaData(),
+    Column("version", BigInteger, primary_key=True),
+    Column("mailbox_id", BigInteger, primary_key=True),
+    Column("mailbox", Text),
+    Column("position", BigInteger),
+)
+"""How far a version has come."""
+
+projection_parked = Table(
+    "projection_parked",
+    MetaData(),
+    *(Column(name, BigInteger) for name in ("version", "place", "position", "parked_at")),
+    *(Column(name, Text) for name in ("mailbox", "type", "error")),
+)
+"""Records that could not be folded."""
+
+context_backlog = Table(
+    "context_backlog",
+    MetaData(),
+    *(Column(name, Text) for name in ("context", "box")),
+    *(Column(name, BigInteger) for name in ("count", "parked", "oldest_at", "as_of")),
+)
+"""What waits in outbox and inbox of each context, as it was counted last; of no version."""
+
 _COLUMNS = {
     "mailbox": """
         id:int message_id timestamp:int topic content_type schema_url schema_version encryption correlation_id
@@ -25,9 +51,10 @@ _COLUMNS = {
     """,
     "backlog": "mailbox topic shard:int ready:int in_flight:int delayed:int dead:int oldest_at:int",
     "dead_letters": """
-        id:int mailbox topic shard:int message_id reason attempt:int last_error fingerprint
-        first_seen:int last_seen:int redriven:int redriven_at:int
+        id:int mailbox topic shard:int message_id original_subject reason attempt:int last_error fingerprint
+        first_seen:int last_seen:int redriven:int redriven_at:int lineage
     """,
+    "activity": "mailbox period starts_at:int topic event events:int first_at:int last_at:int",
     "header": "name value timestamp:int id:int",
     "topic": "topic messages:int first_timestamp:int last_timestamp:int",
     "text": "id:int text words",
@@ -45,18 +72,21 @@ class ReadModelTables:
 
     Arguments:
         models: JSON of the models it has, each with the version whose table it is in; None of one that an
-            earlier release built, which has all that there were then.
+            earlier release built, whose dead letters lack columns.
         text: type of the columns that hold text.
     """
 
     def __init__(self, version: int, models: str | None, text: type[TypeEngine[str]]) -> None:
-        own = dict.fromkeys(("mailbox", "backlog", "dead_letters"), version)
+        own = dict.fromkeys(("mailbox", "backlog"), version)
         self.version = version
         self.models = own if models is None else _decode_models(models)
         types = {"int": BigInteger, "bytes": LargeBinary, "": text}
-        self.mailbox, self.backlog, self.dead_letters, self.header, self.topic, self.text = (
-            _table(self.name(name), columns, types) for name, columns in _COLUMNS.items()
+        tables = {name: _table(self.name(name), columns, types) for name, columns in _COLUMNS.items()}
+        self.mailbox, self.backlog, self.dead_letters = (
+            tables[name] for name in ("mailbox", "backlog", "dead_letters")
         )
+        self.activity = tables["activity"]
+        self.header, self.topic, self.text = (tables[name] for name in ("header", "topic", "text"))
 
     def name(self, table: str) -> str:
         """Return what a table of this version is called; a model may be shared with an earlier version."""

@@ -179,6 +179,17 @@ CREATE TABLE postroom.projection_parked (
     PRIMARY KEY (version, place)
 );
 
+-- What waits in the outbox and the inbox of each context (SDS-047 QRY-050, QRY-051), as it was counted last.
+CREATE TABLE postroom.context_backlog (
+    context   TEXT COLLATE "C" NOT NULL,
+    box       TEXT COLLATE "C" NOT NULL CHECK (box IN ('outbox', 'inbox')),
+    count     BIGINT NOT NULL,
+    parked    BIGINT NOT NULL,
+    oldest_at BIGINT,
+    as_of     BIGINT NOT NULL,
+    PRIMARY KEY (context, box)
+);
+
 -- Free text is found without it too, but not as quickly: a rebuild makes its index where the extension is there.
 DO $$
 BEGIN

@@ -48,3 +48,14 @@ CREATE TABLE IF NOT EXISTS projection_parked (
     parked_at INTEGER NOT NULL,
     PRIMARY KEY (version, place)
 ) STRICT, WITHOUT ROWID;
+
+-- What waits in the outbox and the inbox of each context (SDS-047 QRY-050, QRY-051), as it was counted last.
+CREATE TABLE IF NOT EXISTS context_backlog (
+    context   TEXT NOT NULL,
+    box       TEXT NOT NULL CHECK (box IN ('outbox', 'inbox')),
+    count     INTEGER NOT NULL,
+    parked    INTEGER NOT NULL,
+    oldest_at INTEGER,
+    as_of     INTEGER NOT NULL,
+    PRIMARY KEY (context, box)
+) STRICT, WITHOUT ROWID;
