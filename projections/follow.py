@@ -360,8 +360,8 @@ def wanted(version: Version, where: str) -> dict[str, Projection]:
         )
     if MESSAGES not in version.models:
         raise InvalidRequest(
-            f"Version {version.number} of the read models {where} was built without the messages, by which "
-            "the others are brought up to date; rebuild it with them."
+            f"Version {version.number} of the read models {where} was built by an earlier release, or "
+            "without the messages, by which the others are brought up to date; rebuild all of it."
         )
     return {name: each for name, each in known.items() if name in version.models}
 

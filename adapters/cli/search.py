@@ -27,6 +27,11 @@ class SearchSettings(msgspec.Struct, frozen=True):
     bodies: tuple[str, ...] = ()
 
 
+MAX_PARKED = 10_000
+"""Parked records that are listed at most."""
+SHOWN_PARKED = 5
+
+
 @takes_filter
 def search(
     session: Session,
@@ -71,38 +76,33 @@ def stats(session: Session) -> None:
     )
 
 
-def rebuild(session: Session) -> None:
-    """Rebuild the read models from the logs with Spark, and switch to them when they are complete."""
-    from postroom.adapters.compose import rebuild_projections
-
-    with session.out.progress("Starting Spark") as move:
-        report = rebuild_projections(
-            session.existing_store(),
-            lambda at: move(
-                at.done, f"{at.phase} {at.done:,}/{at.total:,} {at.unit}" if at.total else at.phase
-            ),
-        )
-    if session.out.as_json:
-        session.out.json(report)
-        return
-    phases = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in report.seconds.items())
-    session.out.line(
-        f"Version {report.version}: {report.messages:,} messages from {report.events:,} events, "
-        f"{report.dead_letters:,} of them dead ({phases})"
-    )
-
-
-def project_status(session: Session) -> None:
-    """Show which version of the read models is served, and how far behind the logs it is."""
+def project_status(
+    session: Session,
+    parked: Annotated[
+        bool, Option("--parked", help="List all log records that could not be folded, not only the first.")
+    ] = False,
+) -> None:
+    """Show which version of the read models is served, how far behind it is, and what had to be left out."""
     with _projections(session) as projections:
-        status = projections.get_projection_status()
+        status = projections.get_projection_status(MAX_PARKED if parked else SHOWN_PARKED)
     if session.out.as_json:
         session.out.json(status)
         return
     session.out.table(
-        ("mailbox", "read up to", "log ends at", "behind"),
-        [(lag.mailbox, lag.position, lag.head, lag.lag) for lag in status.lags],
+        ("mailbox", "read up to", "log ends at", "behind", "for"),
+        [
+            (lag.mailbox, lag.position, lag.head, lag.lag, f"{lag.seconds:.1f} s" if lag.lag else None)
+            for lag in status.lags
+        ],
     )
+    if status.active is not None:
+        session.out.line("followed: " + ("yes" if status.is_following else "no"))
+    if status.parked:
+        session.out.line(f"parked: {status.parked:,} log records could not be folded and were left out")
+        session.out.table(
+            ("mailbox", "position", "event", "error"),
+            [(each.mailbox, each.position, each.type, each.error) for each in status.parked_records],
+        )
     session.out.table(
         ("version", "status", "built", "messages", "seconds", "error"),
         [

@@ -6,8 +6,10 @@ from typing import Any
 
 import psycopg
 from sqlalchemy import (
+    BigInteger,
     ColumnElement,
     Connection,
+    Select,
     Text,
     TypeDecorator,
     any_,
@@ -105,9 +107,21 @@ class PostgresReadModels(SqlReadModels):
         with self._transaction() as db:
             return [(name, head) for name, head in db.exec_driver_sql(_SQL["heads"])]
 
-    def _is_rebuild_running(self) -> bool:
+    def _at(self, mailbox: str, position: int) -> int | None:
         with self._transaction() as db:
-            return bool(db.exec_driver_sql(_SQL["is_rebuild_running"]).scalar_one())
+            after = {"mailbox": escape(mailbox), "position": position}
+            at = db.exec_driver_sql(_SQL["at"], after).scalar_one_or_none()
+            return None if at is None else int(at)
+
+    def _is_following(self) -> bool:
+        return self._is_locked("postroom follow")
+
+    def _is_rebuild_running(self) -> bool:
+        return self._is_locked("postroom rebuild")
+
+    def _is_locked(self, lock: str) -> bool:
+        with self._transaction() as db:
+            return bool(db.exec_driver_sql(_SQL["is_locked"], {"lock": lock}).scalar_one())
 
 
 class StoredText(TypeDecorator[str]):
@@ -144,22 +158,25 @@ class _PostgresDialect:
         starts = [escape(value)[:INDEXED_CHARS] for value in values]
         return (_start(column) == any_(literal(starts, ARRAY(Text)))) & is_any
 
-    def text_candidates(self, tables: ReadModelTables, parts: Sequence[str]) -> ColumnElement[bool] | None:
+    def is_any(self, column: ColumnElement[Any], ids: Sequence[int]) -> ColumnElement[bool]:
+        has_id: ColumnElement[bool] = column == any_(literal(list(ids), ARRAY(BigInteger)))
+        return has_id
+
+    def with_parts(self, tables: ReadModelTables, parts: Sequence[str]) -> Select[Any] | None:
         # By the index of trigrams where there is one, else by reading all text, which is narrow.
         if not parts:
             return None
         text = tables.text.c
-        has_parts = [text.text.contains(part, autoescape=True) for part in parts]
-        return tables.mailbox.c.id.in_(select(text.id).where(*has_parts))
+        return select(text.id).where(*(text.text.contains(part, autoescape=True) for part in parts))
 
-    def has_words(self, tables: ReadModelTables, words: Sequence[Word]) -> ColumnElement[bool]:
+    def with_words(self, tables: ReadModelTables, words: Sequence[Word]) -> Select[Any]:
         # A cast, not to_tsquery, which would parse and stem: these are words already.
         query = " & ".join(f"'{word.text}'{':*' if word.is_prefix else ''}" for word in words)
         text = tables.text.c
         lexemes = func.array_to_tsvector(
             func.array_remove(func.string_to_array(text.words, literal_column("' '")), literal_column("''"))
         )
-        return tables.mailbox.c.id.in_(select(text.id).where(lexemes.op("@@")(cast(query, TSQUERY))))
+        return select(text.id).where(lexemes.op("@@")(cast(query, TSQUERY)))
 
 
 def _start(column: ColumnElement[Any]) -> ColumnElement[str]:

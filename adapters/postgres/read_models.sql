@@ -24,10 +24,16 @@ SELECT coalesce(sum(pg_total_relation_size(oid)), 0)::bigint FROM pg_class
 WHERE relnamespace = 'postroom'::regnamespace AND relkind = 'r'
     AND relname ~ '^(mailbox|backlog|dead_letters|header|topic|text)_v[0-9]+$';
 
--- name: is_rebuild_running
+-- name: at
+SELECT at FROM postroom.log
+WHERE place > (SELECT id << 40 FROM postroom.mailbox_names WHERE name = %(mailbox)s) + %(position)s
+    AND place < (SELECT (id + 1) << 40 FROM postroom.mailbox_names WHERE name = %(mailbox)s)
+ORDER BY place LIMIT 1;
+
+-- name: is_locked
 SELECT EXISTS (
     SELECT FROM pg_locks
     WHERE locktype = 'advisory' AND granted AND objsubid = 1
         AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
-        AND (classid::bigint << 32 | objid::bigint) = hashtextextended('postroom rebuild', 0)
+        AND (classid::bigint << 32 | objid::bigint) = hashtextextended(%(lock)s, 0)
 );

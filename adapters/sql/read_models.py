@@ -11,7 +11,7 @@ import msgspec
 from sqlalchemy import Connection, Row, func, inspect, select
 
 from postroom.adapters.sql.listing import activity_page, backlog_page, dead_letter_page
-from postroom.adapters.sql.search import Dialect, Lead, SearchQuery
+from postroom.adapters.sql.search import Candidates, Dialect, Lead, SearchQuery
 from postroom.adapters.sql.tables import (
     ReadModelTables,
     context_backlog,
@@ -307,13 +307,18 @@ def _topics(db: Connection, tables: ReadModelTables, patterns: Sequence[str]) ->
 def _choose(db: Connection, query: SearchQuery) -> Lead:
     """Return the condition true for the fewest messages, counting each no further than the best so far."""
     leads = query.leads()
-    if len(leads) == 1 and leads[0].is_sorted:
+    if len(leads) == 1 and isinstance(leads[0], Lead):
         return leads[0]
     best, fewest = query.by_time, FEW
     for lead in leads:
-        count = int(db.execute(query.count(lead, fewest)).scalar_one())
-        if count < fewest or (best.field == "time" and lead.is_sorted):
-            best, fewest = lead, count
+        if isinstance(lead, Candidates):
+            ids = db.scalars(lead.ids.limit(fewest)).all()
+            if len(ids) < fewest:
+                best, fewest = query.by_id(lead.field, ids), len(ids)
+        else:
+            count = int(db.execute(query.count(lead, fewest)).scalar_one())
+            if count < fewest or best.field == "time":
+                best, fewest = lead, count
         if fewest <= FEW_ENOUGH:
             break
     return best

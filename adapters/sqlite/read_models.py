@@ -11,6 +11,7 @@ import msgspec
 from sqlalchemy import (
     ColumnElement,
     Connection,
+    Select,
     Text,
     column,
     create_engine,
@@ -26,7 +27,7 @@ from postroom.adapters.sql.read_models import SqlReadModels
 from postroom.adapters.sql.statements import statements
 from postroom.adapters.sql.tables import ReadModelTables
 from postroom.adapters.sqlite.database import connect_reader
-from postroom.application.ports.read_models import rebuild_lock_path, views_path
+from postroom.application.ports.read_models import follow_lock_path, rebuild_lock_path, views_path
 from postroom.domain.errors import Unavailable
 from postroom.domain.words import Word
 
@@ -90,13 +91,25 @@ class SqliteReadModels(SqlReadModels):
         with closing(connect_reader(self._store)) as log:
             return log.execute(_SQL["heads"]).fetchall()
 
+    def _at(self, mailbox: str, position: int) -> int | None:
+        with closing(connect_reader(self._store)) as log:
+            row = log.execute(_SQL["at"], {"mailbox": mailbox, "position": position}).fetchone()
+        return None if row is None else int(row[0])
+
+    def _is_following(self) -> bool:
+        return _is_locked(follow_lock_path(self._store))
+
     def _is_rebuild_running(self) -> bool:
-        with suppress(FileNotFoundError), open(rebuild_lock_path(self._store), "rb") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return True
-        return False
+        return _is_locked(rebuild_lock_path(self._store))
+
+
+def _is_locked(path: Path) -> bool:
+    with suppress(FileNotFoundError), open(path, "rb") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
 
 
 class _SqliteDialect:
@@ -111,24 +124,24 @@ class _SqliteDialect:
         each = func.json_each(_encode_json(values).decode()).table_valued("value")
         return column_.in_(select(each.c.value))
 
-    def text_candidates(self, tables: ReadModelTables, parts: Sequence[str]) -> ColumnElement[bool] | None:
+    def is_any(self, column_: ColumnElement[Any], ids: Sequence[int]) -> ColumnElement[bool]:
+        each = func.json_each(_encode_json(ids).decode()).table_valued("value")
+        return column_.in_(select(each.c.value))
+
+    def with_parts(self, tables: ReadModelTables, parts: Sequence[str]) -> Select[Any] | None:
         # The index knows which three-letter pieces occur in a message, not where: it narrows, the text
         # decides.
         pieces = {part[at : at + TRIGRAM] for part in parts for at in range(len(part) - TRIGRAM + 1)}
         return _found(tables, "text_index", map(_quoted, sorted(pieces))) if pieces else None
 
-    def has_words(self, tables: ReadModelTables, words: Sequence[Word]) -> ColumnElement[bool]:
+    def with_words(self, tables: ReadModelTables, words: Sequence[Word]) -> Select[Any]:
         terms = (_quoted(word.text) + (" *" if word.is_prefix else "") for word in words)
         return _found(tables, "word_index", terms)
 
 
-def _found(tables: ReadModelTables, name: str, terms: Iterable[str]) -> ColumnElement[bool]:
+def _found(tables: ReadModelTables, name: str, terms: Iterable[str]) -> Select[Any]:
     index = table(tables.name(name), column("rowid"))
-    # A join, so that counting up to a bound ends there. What is a sum can't be looked up in the index, so the
-    # index leads: asked for one row after the other it is slow.
-    return (tables.mailbox.c.id == index.c.rowid + 0) & literal_column(index.name).op("MATCH")(
-        " AND ".join(terms)
-    )
+    return select(index.c.rowid).where(literal_column(index.name).op("MATCH")(" AND ".join(terms)))
 
 
 def _quoted(term: str) -> str:

@@ -7,3 +7,8 @@ SELECT name, coalesce((
     ORDER BY place DESC LIMIT 1
 ), 0)
 FROM mailbox_names ORDER BY name;
+
+-- name: at
+SELECT log.at FROM mailbox_names
+JOIN log ON log.place > (mailbox_names.id << 40) + :position AND log.place < (mailbox_names.id + 1) << 40
+WHERE mailbox_names.name = :mailbox ORDER BY log.place LIMIT 1;

@@ -11,7 +11,7 @@ from typing import Any
 import polars as pl
 
 from postroom.adapters.sql.statements import statements
-from postroom.application.ports.read_models import views_path
+from postroom.application.ports.read_models import follow_lock_path, views_path
 from postroom.domain.errors import NotFound, Unavailable
 from postroom.projections.apply import Version
 from postroom.projections.apply.tables import Moved, SqlTables
@@ -41,7 +41,7 @@ class SqliteTables(SqlTables):
     @contextmanager
     def leading(self) -> Iterator[bool]:
         """Lock a file beside the store; see `Tables.leading`."""
-        path = f"{self.where}-follow-lock"
+        path = follow_lock_path(self._store)
         with open(os.open(path, os.O_CREAT | os.O_RDWR, 0o600), "r+b") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

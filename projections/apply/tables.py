@@ -359,6 +359,6 @@ def _given(rows: Sequence[tuple[Any, ...]], names: Sequence[str]) -> pl.DataFram
 
 def _version(row: tuple[Any, ...]) -> Version:
     number, status, models, plan = row
-    own = dict.fromkeys(projections(), number) if models is None else _decode_models(models)
+    own = {} if models is None else _decode_models(models)  # an earlier release's have other columns
     built = msgspec.json.decode(plan, type=_Plan) if plan else _Plan()
     return Version(number, status, own, msgspec.json.decode(built.bodies, type=BodyRules), built.archive)
