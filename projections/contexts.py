@@ -6,8 +6,9 @@ that a service inserts by plain SQL has no history before a relay takes it.
 """
 
 import sqlite3
-from collections.abc import Sequence
-from contextlib import closing
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from threading import Event, Thread
 
 import msgspec
 
@@ -18,10 +19,11 @@ from postroom.adapters.postgres.messaging.transaction import for_psycopg
 from postroom.adapters.postgres.url import is_url
 from postroom.adapters.sql.statements import statements
 from postroom.application.ports.read_models import ContextBacklog, views_path
-from postroom.domain.errors import Unavailable
-from postroom.projections.ddl import script
+from postroom.application.telemetry import logger
+from postroom.domain.errors import PostroomError, Unavailable
+from postroom.projections.sinks.sqlite import connect_views
 
-BUSY_SECONDS = 30.0
+EVERY_SECONDS = 5.0
 _KEEP = statements("postroom.projections", "sql/contexts.sql")["keep"]
 
 
@@ -48,9 +50,42 @@ def refresh_contexts(
         return counted
     path = views_path(store)
     try:
-        with closing(sqlite3.connect(path, timeout=BUSY_SECONDS)) as file, file:
-            file.executescript(script("sqlite", "catalog.sql"))
+        with closing(connect_views(path)) as file:
+            file.execute("BEGIN IMMEDIATE")
             file.executemany(_KEEP.format(schema=""), rows)
+            file.execute("COMMIT")
     except sqlite3.Error as error:
         raise Unavailable(f"The read models {path} can't be written: {error}. Check the path.") from error
     return counted
+
+
+@contextmanager
+def contexts_refreshed(
+    store: str,
+    database: str,
+    context: str,
+    tables: Tables | None = None,
+    *,
+    every_seconds: float = EVERY_SECONDS,
+) -> Iterator[None]:
+    """Refresh the backlog of a context again and again, in a thread, while the context manager lasts.
+
+    A failure is noted and tried again the next time: whoever follows the log is not held up by it.
+    """
+    stop = Event()
+
+    def keep_refreshing() -> None:
+        while not stop.is_set():
+            try:
+                refresh_contexts(store, database, context, tables)
+            except PostroomError as error:
+                logger().warning("contexts.not_refreshed", context=context, error=str(error))
+            stop.wait(every_seconds)
+
+    thread = Thread(target=keep_refreshing, name="postroom contexts", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()

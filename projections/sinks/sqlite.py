@@ -119,7 +119,7 @@ class SqliteSink:
 
     @contextmanager
     def _database(self) -> Iterator["SqliteDatabase"]:
-        with closing(_connect(self._path)) as connection:
+        with closing(connect_views(self._path)) as connection:
             yield SqliteDatabase(self.where, connection)
 
 
@@ -253,7 +253,7 @@ class SqliteBuild:
 
     def differences(self) -> list[str]:
         """Compare with the active version; see `Build.differences`."""
-        return self._versions.differences(self.version, self.plan, SQLITE)
+        return self._versions.differences(self.version, self.plan)
 
     def flip(self, counts: Mapping[str, int], seconds: Mapping[str, float]) -> None:
         """Make this version the active one; see `Build.flip`."""
@@ -402,7 +402,11 @@ def _is_locked(file: int) -> bool:
     return False
 
 
-def _connect(path: Path) -> sqlite3.Connection:
+def connect_views(path: Path) -> sqlite3.Connection:
+    """Open the file of read models of a SQLite store to write to it, and make it where there is none.
+
+    Raises: Unavailable when it can't be used.
+    """
     # Only where there is none: closing a file that SQLite has open drops this process's locks on it.
     with suppress(FileExistsError):
         os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
