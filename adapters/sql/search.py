@@ -3,7 +3,8 @@
 A page is the first rows, in search order, of those that satisfy every condition. One condition leads: its
 index gives the rows in search order, and the others are checked on each row until the page is full. That is
 quick when either the leading condition holds for few rows or all conditions together hold for many; so what
-leads is the condition that holds for the fewest, found by counting up to a bound.
+leads is the condition that holds for the fewest, found by counting up to a bound. Indexes of text and words
+know no order: they lead only where they find few, by the ids of what they find.
 """
 
 from collections.abc import Iterator, Sequence
@@ -46,11 +47,14 @@ class Dialect(Protocol):
     def among(self, column: ColumnElement[Any], values: Sequence[str]) -> ColumnElement[bool]:
         """Return the condition that a column has one of many values, as one parameter."""
 
-    def text_candidates(self, tables: ReadModelTables, parts: Sequence[str]) -> ColumnElement[bool] | None:
-        """Return an indexed condition that messages with these parts satisfy; None if none can be made."""
+    def is_any(self, column: ColumnElement[Any], ids: Sequence[int]) -> ColumnElement[bool]:
+        """Return the condition that a column is one of many ids, as one parameter."""
 
-    def has_words(self, tables: ReadModelTables, words: Sequence[Word]) -> ColumnElement[bool]:
-        """Return the condition that a message has these words, as the index of words looks them up."""
+    def with_parts(self, tables: ReadModelTables, parts: Sequence[str]) -> Select[Any] | None:
+        """Return the ids of messages among which are all that have these parts of text; None for no idea."""
+
+    def with_words(self, tables: ReadModelTables, words: Sequence[Word]) -> Select[Any]:
+        """Return the ids of messages that have these words."""
 
 
 class Branch(NamedTuple):
@@ -65,12 +69,21 @@ class Lead(NamedTuple):
 
     Arguments:
         field: the filter's field, whose condition needs no checking on the rows found.
-        is_sorted: whether each branch comes in search order; if not, it leads only when true for few.
     """
 
     field: str
     branches: list[Branch]
-    is_sorted: bool = True
+
+
+class Candidates(NamedTuple):
+    """A condition that may lead when it is true for few messages, whose ids come in no order.
+
+    Arguments:
+        field: the filter's field, whose condition needs no checking on the rows found.
+    """
+
+    field: str
+    ids: Select[Any]
 
 
 class SearchQuery:
@@ -98,19 +111,17 @@ class SearchQuery:
         if wanted.statuses:
             self._values["status"] = tuple(dict.fromkeys(_standings(wanted.statuses)))
 
-    def leads(self) -> list[Lead]:
+    def leads(self) -> list[Lead | Candidates]:
         """Return the conditions that may lead, those that are likelier to hold for few rows first."""
-        leads = [
+        leads: list[Lead | Candidates] = [
             Lead(f"header:{name}", [Branch(header, self._is_header(header, name, value))])
             for header in [self._tables.header]
             for name, value in self._wanted.headers.items()
         ]
         if self._words:
-            found = self._dialect.has_words(self._tables, self._words)
-            leads.append(Lead("match", [Branch(self._messages, (found,))], is_sorted=False))
-        candidates = self._dialect.text_candidates(self._tables, self._wanted.parts)
-        if candidates is not None:
-            leads.append(Lead("candidates", [Branch(self._messages, (candidates,))], is_sorted=False))
+            leads.append(Candidates("match", self._dialect.with_words(self._tables, self._words)))
+        if (with_parts := self._dialect.with_parts(self._tables, self._wanted.parts)) is not None:
+            leads.append(Candidates("candidates", with_parts))
         fields = (*_EQUAL_FIELDS[:3], "principal", "topic", "status", *_EQUAL_FIELDS[3:])
         leads += [self._column_lead(field, self._values[field]) for field in fields if field in self._values]
         return leads
@@ -119,6 +130,10 @@ class SearchQuery:
     def by_time(self) -> Lead:
         """The lead that is always possible: all messages, in search order."""
         return Lead("time", [Branch(self._messages, ())])
+
+    def by_id(self, field: str, ids: Sequence[int]) -> Lead:
+        """Return the lead of a field whose condition is true for just these messages."""
+        return Lead(field, [Branch(self._messages, (self._dialect.is_any(self._messages.c.id, ids),))])
 
     def count(self, lead: Lead, most: int) -> Select[Any]:
         """Return the statement that counts a lead's rows within the filter's times, but not beyond `most`."""
@@ -160,12 +175,12 @@ class SearchQuery:
         rows = rows.where(*branch.conditions, *self._times(table), *self._after(table), *checks)
         return self._sorted(rows, table).limit(size).subquery()
 
-    def _column_lead(self, field: str, values: tuple[str, ...]) -> Lead:
+    def _column_lead(self, field: str, values: tuple[str, ...]) -> Lead | Candidates:
         column = self._messages.c[field]
         if len(values) <= MAX_BRANCHES:
             equals = self._dialect.equals
             return Lead(field, [Branch(self._messages, (equals(column, value),)) for value in values])
-        return Lead(field, [Branch(self._messages, (self._dialect.among(column, values),))], is_sorted=False)
+        return Candidates(field, select(self._messages.c.id).where(self._dialect.among(column, values)))
 
     def _checks(self, lead: Lead) -> Iterator[ColumnElement[bool]]:
         """Yield the conditions that the rows of a lead still have to satisfy."""
