@@ -5,7 +5,7 @@ from itertools import islice
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
 from postroom.application.ports.event_log import EventLog, Head, LogSize, Seal, StoredSnapshot
-from postroom.application.ports.log_archive import LogArchive, Segment
+from postroom.application.ports.log_archive import LogArchive
 from postroom.domain.errors import BrokenLog, Unavailable
 from postroom.domain.record import Record, chained
 
@@ -36,7 +36,7 @@ class ArchivedEventLog:
         first = log.first_position()  # before the archive: what leaves the log meanwhile is in it
         extents = [Extent(segment.first, segment.last) for segment in archive.segments(log.mailbox)]
         self._archived = archived_extent(log.mailbox, extents, first)
-        _check_history(log, archive)
+        check_history(log, archive)
 
     @property
     def mailbox(self) -> str:
@@ -146,19 +146,24 @@ class ArchivedEventLog:
         """Yield rows of the archive and then of the log, from the one after `after` on."""
         after = max(after, (self.first_position() or 1) - 1)
         while True:
-            reached = after
+            reached, gap = after, None
             for row in archived(self.mailbox, after):
                 yield row
                 after = row[0]
             for row in kept(after):
-                if row[0] != after + 1:
-                    break  # retention moved the next records to the archive meanwhile
+                if row[0] > after + 1:
+                    gap = Extent(after + 1, row[0] - 1)
+                    break
                 yield row
                 after = row[0]
-            else:
+            first = self._log.first_position()
+            if gap is None and first is not None and first <= after + 1:
                 return
+            # Retention moved the next records to the archive meanwhile, or the log is empty.
             if after == reached:
-                raise missing(self.mailbox, Extent(after + 1, row[0] - 1))
+                if gap is not None:
+                    raise missing(self.mailbox, gap)
+                return
 
     def _refuse(self) -> NoReturn:
         raise Unavailable(
@@ -200,8 +205,8 @@ def continues(position: int, chain: bytes, record: Record) -> bool:
 def missing(mailbox: str, gap: Extent) -> BrokenLog:
     """Return what is said of positions that neither the archive nor the log holds."""
     return BrokenLog(
-        f"The archive of mailbox {mailbox} lacks positions {gap.first} to {gap.last}, and its log does not hold "
-        f"them either. Restore their files, or move those of earlier positions elsewhere to read from "
+        f"The archive of mailbox {mailbox} lacks positions {gap.first} to {gap.last}, and its log does not "
+        "hold them either. Restore their files, or move those of earlier positions elsewhere to read from "
         f"{gap.last + 1} on.",
         gap.first,
     )
@@ -215,7 +220,11 @@ def another_history(mailbox: str, last: int) -> Unavailable:
     )
 
 
-def _check_history(log: EventLog, archive: LogArchive) -> None:
+def check_history(log: EventLog, archive: LogArchive) -> None:
+    """Check that what is archived is the past of this very log.
+
+    Raises: Unavailable when it is that of another one.
+    """
     end, head = archive.last_segment(log.mailbox), log.head()
     if end is None or head is None:
         return

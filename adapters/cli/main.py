@@ -6,6 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from postroom.adapters.cli import (
+    archive,
     benchmark,
     demo,
     export,
@@ -44,6 +45,9 @@ inbox_dlq = typer.Typer(
     help="Messages that nobody could deal with: look at them, put them back.", no_args_is_help=True
 )
 topic = typer.Typer(help="What single topics promise.", no_args_is_help=True)
+archive_app = typer.Typer(
+    help="What retention stored of the logs before it removed it.", no_args_is_help=True
+)
 project = typer.Typer(help="The read models that search reads, built by Spark.", no_args_is_help=True)
 
 
@@ -110,6 +114,8 @@ add_command(project, "rebuild", search.rebuild)
 add_command(project, "follow", follow.follow)
 add_command(project, "status", search.project_status)
 add_command(project, "simulate", simulate.simulate)
+add_command(archive_app, "list", archive.list_segments)
+add_command(archive_app, "verify", archive.verify)
 add_command(outbox_app, "relay", outbox.relay)
 add_command(outbox_app, "backlog", outbox.backlog)
 add_command(outbox_app, "list", outbox.list_events)
@@ -129,5 +135,6 @@ inbox_app.add_typer(inbox_dlq, name="dlq")
 app.add_typer(inbox_app, name="inbox", rich_help_panel=OPERATE)
 app.add_typer(streams_app, name="streams", rich_help_panel=OPERATE)
 app.add_typer(project, name="project", rich_help_panel=OPERATE)
+app.add_typer(archive_app, name="archive", rich_help_panel=OPERATE)
 app.add_typer(dlq, name="dlq", rich_help_panel=OPERATE)
 app.add_typer(topic, name="topic", rich_help_panel=OPERATE)

@@ -12,6 +12,15 @@ At = Annotated[
     Option("--at", metavar="POSITION|TIME", help="As it was: a log position, RFC 3339, or an age like 5m."),
 ]
 
+Archive = Annotated[
+    str | None,
+    Option(
+        "--archive",
+        metavar="FOLDER",
+        help="Look further back, at what retention stored there; default [archive] of the settings.",
+    ),
+]
+
 
 def parse_moment(text: str, now: datetime) -> int | datetime:
     """Return a log position, or a time.

@@ -9,7 +9,7 @@ import typer
 from typer import Argument, Option
 
 from postroom.adapters.cli.failures import REFUSED
-from postroom.adapters.cli.moments import At, parse_moment
+from postroom.adapters.cli.moments import Archive, At, parse_moment
 from postroom.adapters.cli.queues import find_message, show_detail
 from postroom.adapters.cli.session import Session
 from postroom.adapters.cli.settings import make_policy
@@ -26,10 +26,11 @@ def list_dead_letters(
     limit: Annotated[int, Option(help="Dead letters at most, up to 1000.")] = 100,
     after: Annotated[int, Option(metavar="POSITION", help="Start after this position: the next page.")] = 0,
     at: At = None,
+    archive: Archive = None,
 ) -> None:
     """List the dead letters of a mailbox, oldest first, with what they died of, now or at a moment before."""
     moment = None if at is None else parse_moment(at, datetime.now(UTC))
-    with session.read(session.mailbox) as reader:
+    with session.read(session.mailbox, archive) as reader:
         letters = reader.list_dead_letters(topic, reason=reason, limit=limit, after=after, at=moment)
     if session.out.as_json:
         session.out.json({"dead_letters": letters})

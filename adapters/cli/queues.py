@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from typer import Argument, Option
 
-from postroom.adapters.cli.moments import At, parse_moment
+from postroom.adapters.cli.moments import Archive, At, parse_moment
 from postroom.adapters.cli.session import Session
 from postroom.adapters.cli.values import WrongUsage, format_duration, readable
 from postroom.domain.errors import NotFound
@@ -23,11 +23,12 @@ def backlog(
     session: Session,
     topic: Annotated[str | None, Argument(help="Only this topic.")] = None,
     at: At = None,
+    archive: Archive = None,
 ) -> None:
     """Count what is ready, delayed, in flight and dead, by topic and shard, now or at any moment before.
 
     A position of the log is exact to the event; a time is the log's own and means after all that happened up
-    to it. Both are folded from the log.
+    to it. Both are folded from the log, and from its archive.
     """
     moment = None if at is None else parse_moment(at, datetime.now(UTC))
     names = session.mailboxes()
@@ -35,7 +36,7 @@ def backlog(
         raise WrongUsage("--at POSITION is about one mailbox's log; name the mailbox with --mailbox.")
     found = []
     for name in names:
-        with session.read(name) as reader:
+        with session.read(name, archive) as reader:
             found.append(reader.get_backlog(topic, at=moment))
     if session.out.as_json:
         session.out.json({"mailboxes": found})
@@ -75,14 +76,16 @@ def show(
     why: Annotated[
         bool, Option("--why", help="Tell in plain words what happened to it, and why it is where it is.")
     ] = False,
+    archive: Archive = None,
 ) -> None:
     """Show one message: headers, payload, and all that happened to it."""
     if why and payload:
         raise WrongUsage("--payload prints nothing but the payload; leave it or --why out.")
     if why:
-        _show_account(session, _find(session, message_id, lambda reader: reader.explain_message(message_id)))
+        account = _find(session, message_id, lambda reader: reader.explain_message(message_id), archive)
+        _show_account(session, account)
         return
-    show_detail(session, find_message(session, message_id), only_payload=payload)
+    show_detail(session, find_message(session, message_id, archive), only_payload=payload)
 
 
 def verify(
@@ -94,6 +97,7 @@ def verify(
             help="What an earlier run printed; finds a log cut off or rewritten since.",
         ),
     ] = None,
+    archive: Archive = None,
 ) -> None:
     """Recompute every hash of every log, and say up to where each is whole."""
     names = session.mailboxes()
@@ -102,7 +106,7 @@ def verify(
         raise WrongUsage("--expect is about one mailbox; name it with --mailbox.")
     verified = []
     for name in names:
-        with session.read(name) as reader, session.out.progress(f"Verifying {name}") as move:
+        with session.read(name, archive) as reader, session.out.progress(f"Verifying {name}") as move:
             verified.append(
                 reader.verify_log(
                     expected_last=expected_last,
@@ -120,18 +124,18 @@ def verify(
         )
 
 
-def find_message(session: Session, message_id: str) -> "MessageDetail":
+def find_message(session: Session, message_id: str, archive: str | None = None) -> "MessageDetail":
     """Return a message of whichever mailbox has it.
 
     Raises: NotFound when none of them has.
     """
-    return _find(session, message_id, lambda reader: reader.get_message(message_id))
+    return _find(session, message_id, lambda reader: reader.get_message(message_id), archive)
 
 
-def _find(session: Session, message_id: str, ask: Callable[["Reader"], T]) -> T:
+def _find(session: Session, message_id: str, ask: Callable[["Reader"], T], archive: str | None) -> T:
     names = session.mailboxes()
     for name in names:
-        with session.read(name) as reader:
+        with session.read(name, archive) as reader:
             try:
                 return ask(reader)
             except NotFound:

@@ -83,12 +83,25 @@ class Session:
             return present
         return [_present(self.settings.mailbox, present, self.shown_store)]
 
+    def archive(self, given: str | None = None) -> str | None:
+        """Return the folder of the archive: the one that was given, else that of the settings, if any.
+
+        Raises: NotFound when the one that was given isn't there.
+        """
+        if given is not None and not Path(given).is_dir():
+            raise NotFound(f"There is no archive at {given}; name the folder that retention stored in.")
+        return given or self.settings.section("archive", ArchiveSettings).folder
+
     @contextmanager
-    def read(self, mailbox: str) -> Iterator["Reader"]:
-        """Query a mailbox, whoever owns it."""
+    def read(self, mailbox: str, archive: str | None = None) -> Iterator["Reader"]:
+        """Query a mailbox and its archived past, whoever owns it.
+
+        Arguments:
+            archive: folder of the archive in place of the settings'.
+        """
         from postroom.adapters.compose import read_mailbox
 
-        with read_mailbox(self.existing_store(), mailbox) as reader:
+        with read_mailbox(self.existing_store(), mailbox, archive=self.archive(archive)) as reader:
             yield reader
 
     @asynccontextmanager
@@ -117,7 +130,7 @@ class Session:
             default_policy=settings.policy,
             wait_ms=settings.owner_wait_ms,
             owner=f"postroom {self.command}, process {os.getpid()} on {socket.gethostname()}",
-            archive=settings.section("archive", ArchiveSettings).folder,
+            archive=self.archive(),
         ) as postroom:
             for topic, policy in settings.topics.items():
                 try:

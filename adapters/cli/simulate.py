@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Option
 
 from postroom.adapters.cli.failures import NOTHING
-from postroom.adapters.cli.moments import parse_moment
+from postroom.adapters.cli.moments import Archive, parse_moment
 from postroom.adapters.cli.session import Session
 from postroom.adapters.cli.values import WrongUsage, format_duration, parse_duration
 
@@ -35,6 +35,7 @@ def simulate(
     topic: Annotated[
         list[str] | None, Option(help="Topic or glob such as admin.users.*; may be repeated.")
     ] = None,
+    archive: Archive = None,
 ) -> int | None:
     """Replay history under another retry policy, and compare dead letters, deliveries and time in queue.
 
@@ -61,7 +62,7 @@ def simulate(
         raise WrongUsage("A position is one of one mailbox's log; name the mailbox with --mailbox.")
     simulation = Simulation(changes, session.settings.policy)
     for name in names:
-        with session.read(name) as reader, session.out.progress(f"Replaying {name}") as move:
+        with session.read(name, archive) as reader, session.out.progress(f"Replaying {name}") as move:
             reader.simulate_policy(
                 simulation,
                 start=since,

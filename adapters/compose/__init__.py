@@ -17,6 +17,7 @@ from postroom.adapters.sqlite.database import Durability
 from postroom.adapters.sqlite.event_log import SqliteEventLog, mailbox_names
 from postroom.adapters.sqlite.ownership import FileOwnership
 from postroom.adapters.system.clock import SystemClock
+from postroom.application.archived_log import ArchivedEventLog
 from postroom.application.commands.operate import PurgeTopic, ReprocessDeadLetters, SetTopicPolicy
 from postroom.application.commands.receive import ReceiveMessages
 from postroom.application.commands.send import SendBatch, SendEnvelopes, SendMessage
@@ -147,14 +148,24 @@ async def open_mailbox(
 
 
 @contextmanager
-def read_mailbox(store: str, mailbox: str = DEFAULT_MAILBOX) -> Iterator[Reader]:
+def read_mailbox(
+    store: str, mailbox: str = DEFAULT_MAILBOX, *, archive: str | Path | None = None
+) -> Iterator[Reader]:
     """Query a mailbox without owning it.
 
-    Raises: NotFound when the store or the mailbox does not exist, Unavailable when it can't be read.
+    Arguments:
+        archive: folder in which retention stored what it removed, to be read as the log's beginning.
+
+    Raises: NotFound when the store or the mailbox does not exist; Unavailable when it can't be read, or the
+        archive is of another store; BrokenLog when records are missing between the two.
     """
     log = _existing_log(store, check_mailbox(mailbox))
     try:
-        yield Reader(log, SystemClock())
+        # Looked for first, as PyArrow takes long to load.
+        if archive is not None and (Path(archive) / mailbox).is_dir():
+            yield Reader(ArchivedEventLog(log, open_archive(archive)), SystemClock())
+        else:
+            yield Reader(log, SystemClock())
     finally:
         log.close()
 

@@ -53,7 +53,7 @@ class LogArchive(Protocol):
         """
 
     def replay(self, mailbox: str, after: int = 0) -> Iterator[tuple[Any, ...]]:
-        """Yield as `read` does, of each record only the columns up to `state`: quickly, and so not verified."""
+        """Yield of each record only the columns up to `state`: what folding a mailbox needs, not verified."""
 
     def history(self, mailbox: str, stream: bytes) -> list[Record]:
         """Return the whole records of one message or of the mailbox itself, oldest first, not verified."""

@@ -84,9 +84,10 @@ class VerifyLog:
             for record in self._log.history(mailbox_stream(self._log.mailbox))
             if isinstance(event := to_event(record), LogTruncated)
         ]
-        for truncation in reversed(truncations):
-            if truncation.through >= first - 1:
-                return truncation.through, truncation.link
+        fitting = [each for each in truncations if each.through >= first - 1]
+        if fitting:
+            oldest = min(fitting, key=lambda truncation: truncation.through)
+            return oldest.through, oldest.link
         raise BrokenLog(
             f"The log of mailbox {self._log.mailbox} starts at position {first}, and no retention accounts "
             "for it. Restore the store from a backup.",

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from postroom.adapters.memory.event_log import MemoryEventLog
 from postroom.application.ports.log_archive import LogArchive, Segment
 from postroom.domain.errors import BrokenLog
-from postroom.domain.record import GENESIS, Record, verify_chain
-from tests.conformance.records import append, mixed
+from postroom.domain.record import CHAIN, GENESIS, Record, verify_chain
+from tests.conformance.records import append, mixed, sent
 
 BOX, OTHER = "acme@one", "acme@two"
 COUNT = 40
@@ -87,6 +87,39 @@ class LogArchiveConformance:
         found = list(archive.read(BOX, after))
         assert positions(found) == sorted(p for p in stored if p > after)
         assert all(record == RECORDS[record.position - 1] for record in found)
+
+    @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    @given(
+        ranges=st.lists(st.tuples(st.integers(1, COUNT), st.integers(1, COUNT)).map(sorted), max_size=4),
+        asked=st.lists(st.integers(0, COUNT + 2), max_size=5),
+    )
+    def test_single_records_are_found_wherever_they_are(
+        self, archive: LogArchive, ranges: list[list[int]], asked: list[int]
+    ) -> None:
+        for first, last in ranges:
+            keep(archive, first, last, knows_before=False)
+        stored = {p for each in archive.segments(BOX) for p in range(each.first, each.last + 1)}
+        kept = [record for record in RECORDS if record.position in stored]
+        assert archive.at_positions(BOX, asked) == {p: RECORDS[p - 1] for p in asked if p in stored}
+        for stream in {record.stream for record in RECORDS} | {bytes(16)}:
+            assert archive.history(BOX, stream) == [record for record in kept if record.stream == stream]
+        after = asked[0] if asked else 0
+        assert list(archive.replay(BOX, after)) == [r[:CHAIN] for r in kept if r.position > after]
+
+    @pytest.mark.parametrize(
+        ("at", "position"), [(0, 0), (20, 0), (21, 2), (40, 3), (55, 5), (160, 15), (161, 16), (10**9, 16)]
+    )
+    def test_the_position_before_a_time_is_that_of_the_last_record_before_it(
+        self, archive: LogArchive, at: int, position: int
+    ) -> None:
+        records = append(MemoryEventLog(BOX), [sent(n, at=10 * max(n, 2)) for n in range(1, 17)])
+        for first, last in ((1, 6), (4, 8), (9, 16)):
+            archive.store(BOX, records[first - 1 : last], None)
+        assert archive.position_before(BOX, at) == position
+
+    def test_segments_take_room(self, archive: LogArchive) -> None:
+        small, large = keep(archive, 1, 5), keep(archive, 1, COUNT)
+        assert 0 < archive.size(small) < archive.size(large)
 
     def test_records_that_went_without_being_archived_are_skipped(self, archive: LogArchive) -> None:
         keep(archive, 1, 5)

@@ -1,0 +1,156 @@
+"""What retention archived is still told of: by every command that looks back, and by `postroom archive`."""
+
+import asyncio
+
+import pytest
+
+from postroom.adapters.compose import open_mailbox
+from postroom.application.messages import NewMessage
+from postroom.domain.policy import MailboxLimits, TopicPolicy
+
+MAILBOX = "main@local"
+QUESTIONS = (
+    ("backlog",),
+    ("dlq", "list"),
+)
+
+
+@pytest.fixture
+async def died(postroom):
+    """The id of a message that died and was purged, so that retention may remove it."""
+    policy = TopicPolicy(max_attempts=1)
+    async with open_mailbox(str(postroom.store), MAILBOX, default_policy=policy) as mailbox:
+        sent = await mailbox.send_message(NewMessage(topic="mail", payload=b"{"))
+        (received,) = await mailbox.receive_messages("mail", consumer="worker-1")
+        await mailbox.nack_messages([received.receipt], reason="not JSON", delay_ms=0)
+        await mailbox.purge_topic("mail")
+        await mailbox.send_message(NewMessage(topic="other", payload=b"x"))
+    return sent.message_id
+
+
+async def live(postroom):
+    """Let nothing be left unsettled, and a message be sent and dealt with."""
+    async with open_mailbox(str(postroom.store), MAILBOX) as mailbox:
+        await mailbox.purge_topic("other", ready=True)
+        await mailbox.send_message(NewMessage(topic="mail", payload=b"{}"))
+        (received,) = await mailbox.receive_messages("mail")
+        await mailbox.ack_messages([received.receipt])
+
+
+async def retain(postroom, archive, rounds=1):
+    """Let retention remove what it may."""
+    removed = []
+    for _ in range(rounds):
+        limits = MailboxLimits(history_retention_ms=1)
+        async with open_mailbox(str(postroom.store), MAILBOX, limits=limits, archive=archive) as mailbox:
+            await asyncio.sleep(0.01)
+            removed.append(await mailbox.engine.enforce_retention())
+    return removed
+
+
+def answers(postroom, last, *options):
+    """Return what every position of the log is like."""
+    return [
+        postroom.ok(*question, "--at", str(position), "--json", *options).json
+        for question in QUESTIONS
+        for position in (0, 4, last)
+    ]
+
+
+async def test_looking_back_reaches_before_retention(postroom, died):
+    last = postroom.ok("verify", "--json").json["mailboxes"][0]["last"]
+    shown, account = (postroom.ok("show", died, *why, "--json").json for why in ([], ["--why"]))
+    simulation = postroom.ok("project", "simulate", "--max-attempts", "5", "--json").json
+    before = answers(postroom, last)
+    folder = postroom.folder / "kept"
+    (removed,) = await retain(postroom, folder)
+    assert removed > 4
+    gone = postroom("backlog", "--at", "3", "--json")
+    assert (gone.code, gone.error["code"]) == (3, "E_NOT_FOUND")
+    assert postroom("show", died).code == 3
+
+    option = ("--archive", str(folder))
+    assert answers(postroom, last, *option) == before
+    assert postroom.ok("show", died, "--json", *option).json == shown
+    assert postroom.ok("show", died, "--why", "--json", *option).json["story"] == account["story"]
+    simulated = postroom.ok("project", "simulate", "--max-attempts", "5", "--json", *option).json
+    assert simulated["observed"]["died"] == simulation["observed"]["died"] == 1
+    verified = postroom.ok("verify", "--json", *option).json["mailboxes"][0]
+    assert verified["first"] == 1
+    assert verified["messages"] == 2
+
+    (postroom.folder / "postroom.toml").write_text(f'[archive]\nfolder = "{folder}"\n')
+    assert answers(postroom, last) == before
+    assert postroom.ok("show", died, "--json").json == shown
+
+
+async def test_the_archive_lists_its_segments(postroom, died):
+    folder = postroom.folder / "kept"
+    (removed,) = await retain(postroom, folder)
+    (segment,) = postroom.ok("archive", "list", "--archive", str(folder), "--json").json["segments"]
+    (file,) = (folder / MAILBOX).iterdir()
+    assert segment == {
+        "mailbox": MAILBOX,
+        "first": 1,
+        "last": removed,
+        "records": removed,
+        "bytes": file.stat().st_size,
+    }
+    assert MAILBOX in postroom.ok("archive", "list", "--archive", str(folder)).out
+
+
+async def test_the_archive_is_verified_together_with_the_log_that_goes_on(postroom, died):
+    folder = postroom.folder / "kept"
+    removed = sum(await retain(postroom, folder, rounds=2))
+    option = ("--archive", str(folder))
+    (told,) = postroom.ok("archive", "verify", *option, "--json").json["mailboxes"]
+    assert (told["first"], told["last"], told["records"], told["gaps"]) == (1, removed, removed, [])
+    assert told["log_first"] == removed + 1
+    text = postroom.ok("archive", "verify", *option).out
+    assert f"{MAILBOX}: intact, records 1 to {removed}" in text
+    assert f"its log goes on in postroom.db, which holds it from {removed + 1} on" in text
+
+    postroom.store.rename(postroom.folder / "elsewhere.db")
+    assert "has no log that goes on from there" in postroom.ok("archive", "verify", *option).out
+
+
+async def test_an_archive_that_was_altered_or_is_another_store_s_is_found_out(postroom, died):
+    folder = postroom.folder / "kept"
+    await retain(postroom, folder)
+    option = ("--archive", str(folder))
+    postroom.ok("send", "mail", "y", "--store", "other.db")
+    other = postroom("archive", "verify", *option, "--store", "other.db", "--json")
+    assert (other.code, other.error["code"]) == (4, "E_UNAVAILABLE")
+    assert "another history" in other.error["message"]
+    assert "another history" in postroom("backlog", *option, "--store", "other.db").err
+    (file,) = (folder / MAILBOX).iterdir()
+    content = bytearray(file.read_bytes())
+    content[len(content) // 3] ^= 1
+    file.write_bytes(content)
+    assert postroom("archive", "verify", *option).code != 0
+
+
+async def test_what_went_without_being_archived_is_told(postroom, died):
+    folder = postroom.folder / "kept"
+    removed = []
+    for archive in (None, folder, None):
+        removed += await retain(postroom, archive)
+        await live(postroom)
+    before, first, last = removed[0], removed[0] + 1, removed[0] + removed[1]
+    assert before > 0
+    (told,) = postroom.ok("archive", "verify", "--archive", str(folder), "--json").json["mailboxes"]
+    assert (told["first"], told["last"], told["records"]) == (first, last, removed[1])
+    assert told["gaps"] == [{"first": last + 1, "last": last + removed[2]}]
+    looking = postroom("backlog", "--archive", str(folder), "--json")
+    assert f"lacks positions {last + 1} to {last + removed[2]}" in looking.error["message"]
+
+
+def test_an_archive_that_is_not_there_is_said_to_be_missing(postroom):
+    postroom.ok("send", "mail", "x")
+    missing = postroom("backlog", "--archive", "nowhere", "--json")
+    assert (missing.code, missing.error["code"]) == (3, "E_NOT_FOUND")
+    assert "There is no archive at nowhere" in missing.error["message"]
+    assert "give --archive FOLDER" in postroom("archive", "list").err
+    (postroom.folder / "postroom.toml").write_text('[archive]\nfolder = "later"\n')
+    postroom.ok("backlog")  # retention has stored nothing yet
+    assert "retention has stored nothing there" in postroom("archive", "verify").err

@@ -1,0 +1,217 @@
+"""A log whose beginning is archived tells of every moment what the whole log tells."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from postroom.adapters.compose import Postroom, Reader
+from postroom.adapters.memory.event_log import MemoryEventLog
+from postroom.adapters.parquet.log_archive import ParquetLogArchive
+from postroom.application import engine
+from postroom.application.archived_log import ArchivedEventLog
+from postroom.application.codec import to_event
+from postroom.application.ports.event_log import EventLog, Seal, StoredSnapshot
+from postroom.application.queries.simulate_policy import Simulation
+from postroom.domain.errors import BrokenLog, Unavailable
+from postroom.domain.message import MessageSent
+from postroom.domain.names import message_id
+from postroom.domain.record import GENESIS, Record
+from postroom.domain.what_if import Changes
+from tests.conformance.records import append, mixed
+from tests.integration.stores import MAILBOX, Place, memory_place
+from tests.properties.pasts import Past, Step, as_time, histories, live, without_retention
+
+COUNT = 40
+
+
+@pytest.fixture(autouse=True, scope="module")
+def snapshots_of_short_logs() -> Iterator[None]:
+    """Snapshots are taken of logs as short as generated ones."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engine, "CLOSING_SNAPSHOT_EVENTS", 6)
+        yield
+
+
+def archived(log: MemoryEventLog, folder: Path, cuts: Sequence[int], removed: int) -> ArchivedEventLog:
+    """Return what a log would be had retention archived it at `cuts` and removed it through `removed`."""
+    records = list(log.read())
+    archive = ParquetLogArchive(folder)
+    first = 1
+    for last in sorted({min(cut, len(records)) for cut in (*cuts, removed)} - {0}):
+        before = records[first - 2].chain if first > 1 else GENESIS
+        archive.store(log.mailbox, records[first - 1 : last], before)
+        first = max(1, last - 2)  # the next segment holds some of this one's records, too
+    rest = MemoryEventLog(log.mailbox)
+    rest.append(records)
+    for snapshot in reversed(list(log.snapshots())):
+        rest.save_snapshot(snapshot)
+    if (seal := log.sealed()) is not None:
+        rest.seal(seal)
+    rest.truncate(removed, 10**6)
+    return ArchivedEventLog(rest, archive)
+
+
+def fill(events: int = COUNT) -> MemoryEventLog:
+    log = MemoryEventLog(MAILBOX)
+    times = (event.at + 10 * (number // 3) for number, event in enumerate(mixed(events, MAILBOX)))
+    append(log, [replace(event, at=at) for event, at in zip(mixed(events, MAILBOX), times, strict=True)])
+    return log
+
+
+WHOLE = fill()
+_positions = st.integers(0, COUNT)
+
+
+@given(
+    cuts=st.lists(_positions, max_size=3),
+    removed=_positions,
+    asked=st.lists(st.integers(-1, COUNT + 2), max_size=6),
+    limit=st.none() | _positions,
+    at=st.integers(990, 1_150),
+)
+def test_every_read_of_it_gives_what_the_whole_log_gives(
+    cuts: list[int], removed: int, asked: list[int], limit: int | None, at: int
+) -> None:
+    with TemporaryDirectory() as folder:
+        log = archived(WHOLE, Path(folder), cuts, removed)
+        after = max(0, asked[0]) if asked else 0
+        assert list(log.read(after, limit)) == list(WHOLE.read(after, limit))
+        assert list(log.replay(after)) == list(WHOLE.replay(after))
+        assert log.at_positions(asked) == WHOLE.at_positions(asked)
+        assert log.position_before(at) == WHOLE.position_before(at)
+        assert (log.head(), log.first_position()) == (WHOLE.head(), WHOLE.first_position())
+        streams = {record.stream for record in WHOLE.read()} | {b"nobody's stream."}
+        assert log.known(streams) == WHOLE.known(streams)
+        assert [log.history(each) for each in sorted(streams)] == [
+            WHOLE.history(each) for each in sorted(streams)
+        ]
+
+
+@settings(max_examples=max(10, settings.default.max_examples // 10))
+@given(taken=histories.map(without_retention), cuts=st.lists(st.integers(1, 60), max_size=2), data=st.data())
+def test_every_question_about_the_past_has_the_same_answer(
+    taken: list[Step], cuts: list[int], data: st.DataObject
+) -> None:
+    past = live(memory_place(), taken)
+    assert isinstance(past.log, MemoryEventLog)
+    records = list(past.log.read())
+    removed = data.draw(st.integers(0, len(records) - 1), label="removed")
+    with TemporaryDirectory() as folder:
+        log = archived(past.log, Path(folder), cuts, removed)
+        assert answers(log, past, records) == answers(past.log, past, records)
+
+
+def answers(log: EventLog, past: Past, records: list[Record]) -> list[Any]:
+    """Return what readers are told of a log."""
+    reader = Reader(log, past.place.clock)
+    moments = [*range(len(records) + 1), *(as_time(at) for at in {record.at for record in records})]
+    told: list[Any] = [(reader.get_backlog(at=at), reader.list_dead_letters(at=at)) for at in moments]
+    for record in records:
+        event = to_event(record)
+        if isinstance(event, MessageSent):
+            id_ = message_id(event.stream, event.headers.message_id)
+            told.append((reader.explain_message(id_), reader.get_message(id_)))
+    for changes in (Changes(max_attempts=1), Changes(visibility_ms=250, max_attempts=9)):
+        for start in (None, len(records) // 2):
+            simulation = Simulation(changes)
+            reader.simulate_policy(simulation, start=start)
+            told.append(simulation.comparison())
+    return [*told, reader.verify_log()]
+
+
+class ArchivingPlace(Place):
+    """A place whose retention archives."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(memory_place().open_log)
+        self.archive = ParquetLogArchive(folder)
+
+    def open(self, **options: Any) -> AbstractAsyncContextManager[Postroom]:
+        return super().open(**options, archive=self.archive)
+
+
+@settings(max_examples=max(10, settings.default.max_examples // 10))
+@given(histories)
+def test_what_was_the_present_is_told_of_the_past_that_retention_archived(taken: list[Step]) -> None:
+    with TemporaryDirectory() as folder:
+        place = ArchivingPlace(Path(folder))
+        past = live(place, taken)
+        log = ArchivedEventLog(past.log, place.archive)
+        reader = Reader(log, place.clock)
+        for seen in past.seen:
+            told = reader.get_backlog(at=seen.position)
+            assert (told.position, told.shards) == (seen.position, seen.at_last_event)
+            assert reader.list_dead_letters(at=seen.position) == seen.dead
+        verified, head = reader.verify_log(), past.log.head()
+        assert head is not None
+        assert (verified.first, verified.last, verified.chain) == (1, head.position, head.chain.hex())
+
+
+# -- what can't be ---
+
+
+def test_nothing_is_written_through_it(tmp_path: Path) -> None:
+    log = archived(WHOLE, tmp_path, [], 10)
+    refusals = (
+        lambda: log.append([]),
+        lambda: log.truncate(1, 1),
+        lambda: log.give_back(1),
+        lambda: log.save_snapshot(StoredSnapshot(1, b"", b"")),
+        lambda: log.seal(Seal(1, b"")),
+    )
+    for write in refusals:
+        with pytest.raises(Unavailable, match="for reading only"):
+            write()
+
+
+def test_records_that_neither_holds_are_named(tmp_path: Path) -> None:
+    records = list(WHOLE.read())
+    archive = ParquetLogArchive(tmp_path)
+    archive.store(MAILBOX, records[:10], GENESIS)
+    rest = fill()
+    rest.truncate(15, COUNT)
+    with pytest.raises(BrokenLog, match=r"lacks positions 11 to 15, .* to read from 16 on"):
+        ArchivedEventLog(rest, archive)
+
+
+@pytest.mark.parametrize("last", [10, 20, COUNT])
+def test_the_archive_of_another_log_is_refused(tmp_path: Path, last: int) -> None:
+    other = MemoryEventLog(MAILBOX)
+    records = append(other, mixed(COUNT, "acme@other"))
+    archive = ParquetLogArchive(tmp_path)
+    archive.store(MAILBOX, records[:last], GENESIS)
+    rest = fill(COUNT - 5)
+    rest.truncate(10, COUNT)
+    with pytest.raises(Unavailable, match="another history than the log holds"):
+        ArchivedEventLog(rest, archive)
+
+
+def test_what_retention_moves_while_the_log_is_read_is_read_once(tmp_path: Path) -> None:
+    records = list(WHOLE.read())
+    archive = ParquetLogArchive(tmp_path)
+
+    class Paged(MemoryEventLog):
+        """A log that reads three records at a time, as databases do."""
+
+        def read(self, after: int = 0, limit: int | None = None) -> Iterator[Record]:
+            while page := list(super().read(after, 3)):
+                yield from page
+                after = page[-1].position
+
+    rest = Paged(MAILBOX)
+    rest.append(records)
+    found: list[Record] = []
+    for record in ArchivedEventLog(rest, archive).read():
+        found.append(record)
+        if record.position % 4 == 0:
+            through = min(record.position + 10, COUNT)
+            archive.store(MAILBOX, records[:through], GENESIS)
+            rest.truncate(through, COUNT)
+    assert found == records
