@@ -17,6 +17,7 @@ from contextlib import closing, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from statistics import quantiles
+from tempfile import TemporaryFile
 from typing import Any, Literal, NamedTuple
 
 import msgspec
@@ -41,7 +42,7 @@ SAMPLED_TURNS = 3
 QUESTION_SECONDS = 0.005
 BEHIND = 100_000
 """How many lives a follower is behind when it has to catch up."""
-PATIENCE_SECONDS = 180
+PATIENCE_SECONDS = 120
 LATENCY_GOAL_MS, CATCH_UP_GOAL = 400, 50_000
 SENT = [msgspec.structs.replace(new, idem_key=None) for new in new_messages(LIVES_PER_TURN)]
 
@@ -54,24 +55,30 @@ class Sample(NamedTuple):
 
 
 @contextmanager
-def following(store: str, engine: Engine) -> Iterator[None]:
-    """Run a follower of a store as a process of its own, until the context ends."""
+def following(store: str, engine: Engine) -> Iterator[Callable[[], None]]:
+    """Run a follower of a store as a process of its own, until the context ends.
+
+    Yields: what raises RuntimeError, in the follower's words, when it has ended by itself.
+    """
     command = [str(Path(sys.executable).with_name("postroom")), "project", "follow", "--engine", engine]
     environment = {**os.environ, "POSTROOM_STORE": store, "PYSPARK_PYTHON": sys.executable}
-    follower = subprocess.Popen(
-        command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
-    )
-    try:
-        yield
-        if follower.poll() is not None:
-            assert follower.stderr is not None
-            raise RuntimeError(f"{' '.join(command)} ended by itself: {follower.stderr.read()}")
-    finally:
-        follower.send_signal(signal.SIGINT)
-        with suppress(subprocess.TimeoutExpired):
-            follower.communicate(timeout=30)
-        follower.kill()
-        follower.communicate()
+    with TemporaryFile() as said:
+        follower = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=said)
+
+        def check() -> None:
+            if follower.poll() is not None:
+                said.seek(0)
+                raise RuntimeError(f"{' '.join(command)} ended by itself: {said.read().decode()}")
+
+        try:
+            yield check
+            check()
+        finally:
+            follower.send_signal(signal.SIGINT)
+            with suppress(subprocess.TimeoutExpired):
+                follower.wait(30)
+            follower.kill()
+            follower.wait()
 
 
 def lag(store: str) -> int:
@@ -80,13 +87,17 @@ def lag(store: str) -> int:
         return sum(each.lag for each in projections.get_projection_status().lags)
 
 
-def wait_until_caught_up(store: str) -> None:
+def wait_until_caught_up(store: str, check: Callable[[], None]) -> None:
     """Wait until a follower has nothing left to do.
+
+    Arguments:
+        check: raises when it ended.
 
     Raises: TimeoutError when that takes longer than `PATIENCE_SECONDS`.
     """
     given_up_at = time.monotonic() + PATIENCE_SECONDS
     while lag(store):
+        check()
         if time.monotonic() > given_up_at:
             raise TimeoutError(f"The follower was still behind after {PATIENCE_SECONDS} s.")
         time.sleep(0.05)
@@ -98,12 +109,18 @@ def latencies(store: str, seconds: float) -> tuple[list[float], float]:
     ours, theirs = context.Pipe()
     watcher = context.Process(target=_watch, args=(store, theirs), daemon=True)
     watcher.start()
-    rate = asyncio.run(_send_steadily(store, seconds, ours.send))
-    ours.send(None)
-    if not ours.poll(PATIENCE_SECONDS):
-        raise TimeoutError(f"A message could not be found {PATIENCE_SECONDS} s after it was sent.")
-    seen: list[float] = ours.recv()
-    watcher.join()
+    theirs.close()  # so that its end is noticed
+    try:
+        rate = asyncio.run(_send_steadily(store, seconds, ours.send))
+        ours.send(None)
+        if not ours.poll(PATIENCE_SECONDS):
+            raise TimeoutError(f"A message could not be found {PATIENCE_SECONDS} s after it was sent.")
+        seen: list[float] = ours.recv()
+    except (BrokenPipeError, EOFError) as error:
+        raise RuntimeError("Who searched for the messages ended by itself.") from error
+    finally:
+        watcher.kill()
+        watcher.join()
     return seen, rate
 
 
@@ -175,8 +192,9 @@ def catch_up(store: str, engine: Engine) -> tuple[float, float]:
     """
     behind = lag(store)
     samples: list[tuple[float, int]] = []
-    with Stopwatch() as catching_up, following(store, engine):
+    with Stopwatch() as catching_up, following(store, engine) as check:
         while not samples or samples[-1][1]:
+            check()
             if catching_up.elapsed() > PATIENCE_SECONDS:
                 raise TimeoutError(f"The follower was still behind after {PATIENCE_SECONDS} s.")
             time.sleep(0.02)
@@ -203,9 +221,9 @@ def _measure(options: Options, figures: Figures, folder: Path, messages: int) ->
 
 
 def _report_latency(store: str, engine: Engine, figures: Figures) -> None:
-    with following(store, engine):
+    with following(store, engine) as check:
+        wait_until_caught_up(store, check)
         latencies(store, WARM_UP_SECONDS)
-        wait_until_caught_up(store)
         seen, rate = latencies(store, SECONDS)
     cuts = quantiles(seen, n=100)
     figures.add(f"follow.latency.{engine}.p50", cuts[49] * 1_000, "ms")
