@@ -105,7 +105,10 @@ def _statement(varying: tuple[int, ...], shared: tuple[int, ...]) -> str:
 
 def array(type_: type, values: Sequence[Any]) -> Packed:
     """Return an array of integers, texts or bytes, or None in their place, to be cast to `kind_name[]`."""
-    return _array(_KINDS[type_], values)
+    kind = _KINDS[type_]
+    if values.count(None) == len(values):
+        return Packed(pack("!iiIii", 1, 1, kind.oid, len(values), 1) + _NULL * len(values))
+    return _array(kind, values)
 
 
 def kind_name(type_: type) -> str:

@@ -1,7 +1,7 @@
 """The tables of the read models in the PostgreSQL database that holds the log."""
 
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from typing import Any
 
 import polars as pl
@@ -43,7 +43,11 @@ class PostgresTables(SqlTables):
                 (leads,) = connection.execute(_SQL["lead"]).fetchone() or (False,)
             except psycopg.Error as error:
                 raise describe(error, self._url) from error
-            yield bool(leads)
+            try:
+                yield bool(leads)
+            finally:
+                with suppress(psycopg.Error):  # of a server that is gone, say: the lock went with it
+                    connection.execute(_SQL["end_leading"])
 
     @contextmanager
     def _connection(self) -> Iterator[Connection]:

@@ -15,4 +15,4 @@ SELECT
 SELECT pg_try_advisory_lock(hashtextextended('postroom follow', 0));
 
 -- name: end_leading
-SELECT pg_advisory_unlock(hashtextextended('postroom follow', 0));
+SELECT pg_advisory_unlock_all();

@@ -1,0 +1,253 @@
+"""Read models that are followed stay as the log is, whoever else is at work and whatever can't be folded."""
+
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from threading import Barrier, Event, Thread
+
+import psycopg
+import pytest
+
+from postroom.adapters.compose import Postroom, open_read_models
+from postroom.domain.errors import InvalidRequest, NotFound
+from postroom.domain.policy import DAY_MS, MailboxLimits
+from postroom.domain.search import EventFilter
+from postroom.projections.apply import open_tables
+from postroom.projections.follow import Follower, catch_up
+from postroom.projections.logs import take_cuts
+from postroom.projections.projection import MODULES
+from tests.fixtures import OpenReadModels
+from tests.integration.stores import message, postgres_place, sqlite_place
+from tests.integration.test_follow_crashes import is_caught_up, running, wait_for
+from tests.projections import following
+from tests.projections.histories import POISON, STORY, VARIED, Store, live, open_log, reference
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
+    if request.param == "postgres":
+        return str(request.getfixturevalue("postgres_store"))
+    return tmp_path / "store.db"
+
+
+def test_what_is_written_while_it_follows_is_there_soon(store: Store) -> None:
+    live(store, "box0@test", STORY)
+    built = take_cuts(str(store))
+    following.build(store, built)
+    with running(Follower(str(store))) as follower:
+        live(store, "box1@test", VARIED, mode="archive")
+        live(store, "box0@test", STORY)
+        written = sum(cut.last for cut in take_cuts(str(store))) - built[0].last
+        wait_for(lambda: follower.counts.events >= written)
+        assert follower.counts.events == written
+    assert following.rows(store) == reference(store).rows
+
+
+def test_once_it_ends_where_the_log_ended(store: Store) -> None:
+    live(store, "box0@test", STORY)
+    following.build(store)
+    with closing(Follower(str(store), most_events=10)) as follower:
+        follower.run(Event(), once=True)
+        assert is_caught_up(follower)
+        follower.run(Event(), once=True)
+        assert follower.counts.events == take_cuts(str(store))[0].last
+
+
+def test_of_two_that_apply_at_once_no_record_is_applied_twice(store: Store) -> None:
+    live(store, "box0@test", STORY)
+    live(store, "box1@test", VARIED, mode="archive")
+    following.build(store)
+    both = [Follower(str(store), most_events=most) for most in (2, 3)]
+    start = Barrier(2)
+
+    def advance(follower: Follower) -> None:
+        start.wait()
+        follower.advance()
+
+    threads = [Thread(target=advance, args=(follower,)) for follower in both]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert following.rows(store) == reference(store).rows
+    assert sum(follower.counts.events for follower in both) == sum(cut.last for cut in take_cuts(str(store)))
+    for follower in both:
+        follower.close()
+
+
+def test_a_second_one_stands_by_and_takes_over(store: Store, read_models: OpenReadModels) -> None:
+    live(store, "box0@test", POISON)
+    following.build(store)
+    models = read_models(store)
+    assert not models.status().is_following
+    with closing(open_tables(store)) as first, running(Follower(str(store))) as second:
+        wait_for(lambda: models.status().is_following)
+        wait_for(lambda: is_caught_up(second))
+        with first.leading() as leads:
+            assert not leads
+    assert not models.status().is_following
+
+
+def test_a_version_that_becomes_active_meanwhile_is_followed_from_its_own_cursor(store: Store) -> None:
+    live(store, "box0@test", STORY)
+    following.build(store)
+    cuts = take_cuts(str(store))
+    with closing(Follower(str(store), most_events=10)) as follower:
+        follower.advance()
+        live(store, "box0@test", STORY)
+        follower.step()
+        version = following.build(store, cuts)
+        live(store, "box1@test", VARIED, mode="archive")
+        follower.advance()
+        assert follower.counts.version == version
+        assert follower.positions() == {cut.name: cut.last for cut in take_cuts(str(store))}
+    assert following.rows(store) == reference(store).rows
+
+
+def test_a_version_is_caught_up_before_it_is_served_and_to_exact_positions(store: Store) -> None:
+    live(store, "box0@test", STORY)
+    served = following.build(store)
+    version = following.build(store, flip=False)
+    assert catch_up(str(store), version, through={"box0@test": 5}) == {"box0@test": 5}
+    assert catch_up(str(store), version) == {cut.name: cut.last for cut in take_cuts(str(store))}
+    with closing(open_tables(store)) as tables:
+        active = tables.active()
+        assert active is not None
+        assert active.number == served
+        assert tables.cursors(active) == {}
+
+
+def test_without_read_models_it_says_what_to_do(store: Store) -> None:
+    live(store, "box0@test", POISON)
+    with closing(Follower(str(store))) as follower, pytest.raises(NotFound, match="postroom project rebuild"):
+        follower.step()
+
+
+def test_records_that_cannot_be_folded_are_parked_and_the_rest_goes_on(
+    store: Store, read_models: OpenReadModels
+) -> None:
+    live(store, "box0@test", STORY)
+    following.build(store)
+    with closing(open_log(store, "box0@test", create_missing=False)) as log:
+        first = {record.type: record.position for record in reversed(list(log.read()))}
+    alter(store, first["MessageRequeued.1"], "type", "MessageFolded.9")
+    alter(store, first["MessageDeadLettered.1"], "state", b"\xc1 no state")
+    with closing(Follower(str(store), most_events=3)) as follower:
+        follower.advance()
+    assert following.rows(store) == reference(store).rows
+    status = read_models(store).status()
+    told = [(each.position, each.type) for each in status.parked_records]
+    assert told == [(each.place % (1 << 40), each.type) for each in reference(store).parked]
+    assert status.parked == len(told) > 0
+    assert "unknown type" in status.parked_records[0].error
+    assert [lag.lag for lag in status.lags] == [0]
+
+
+@pytest.mark.parametrize("few_events", [1_000, 0], ids=["record by record", "in frames"])
+def test_a_record_at_which_a_projection_of_ones_own_raises_is_parked_alone(
+    store: Store, read_models: OpenReadModels, few_events: int, own_projection: Callable[[], None]
+) -> None:
+    own_projection()
+    live(store, "box0@test", STORY)
+    following.build(store)
+    with closing(Follower(str(store), few_events=few_events)) as follower:
+        follower.advance()
+        assert follower.counts.parked == read_models(store).status().parked > 0
+    rows = following.rows(store)
+    (sends,) = rows["sends"]
+    status = read_models(store).status(100)
+    assert {each.type for each in status.parked_records} == {"MessageSent.1"}
+    assert all("sends" in each.error for each in status.parked_records)
+    assert sends["messages"] == len(rows["mailbox"]) - status.parked
+
+
+async def test_what_retention_removes_from_the_log_goes_from_the_read_models(store: Store) -> None:
+    place = postgres_place(store) if isinstance(store, str) else sqlite_place(store.parent)
+    limits = MailboxLimits(history_retention_ms=DAY_MS)
+    with closing(Follower(str(store), most_events=20)) as follower:
+        async with place.open(limits=limits) as mailbox:
+            await send_and_settle(mailbox)
+            following.build(store)
+            follower.step()
+            place.clock.advance(2 * DAY_MS)
+            await mailbox.engine.enforce_retention()
+            await mailbox.send_batch([message(b"new", topic="later"), message(b"new")])
+        follower.advance()
+    rows = following.rows(store)
+    assert [row["topic"] for row in rows["mailbox"]] == ["later", "orders"]
+    for name in ("mailbox", "backlog", "dead_letters"):
+        assert rows[name] == reference(store).rows[name]
+    with closing(open_read_models(str(store))) as models:
+        assert models.stats().total_events == 2
+        assert not models.search(EventFilter(text="region")).items
+        assert not models.search(EventFilter(headers={"region": "eu"})).items
+        assert len(models.search(EventFilter(text="later")).items) == 1
+
+
+async def send_and_settle(mailbox: Postroom) -> None:
+    sent = [message(b"%d" % n, attrs={"region": "eu"}, topic="orders") for n in range(20)]
+    await mailbox.send_batch([*sent, message(b"x", topic="gone")])
+    for topic in ("orders", "gone"):
+        while taken := await mailbox.receive_messages(topic, max_messages=100):
+            await mailbox.ack_messages([each.receipt for each in taken])
+
+
+def alter(store: Store, position: int, column: str, value: object) -> None:
+    """Change a record of the first mailbox in the log."""
+    place = (1 << 40) + position
+    if isinstance(store, str):
+        with psycopg.connect(store) as postgres:
+            postgres.execute(f"UPDATE postroom.log SET {column} = %s WHERE place = %s", (value, place))
+    else:
+        with closing(sqlite3.connect(store)) as sqlite, sqlite:
+            sqlite.execute(f"UPDATE log SET {column} = ? WHERE place = ?", (value, place))
+
+
+def test_a_version_with_a_model_that_nobody_knows_is_not_followed(
+    store: Store, own_projection: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own_projection()
+    live(store, "box0@test", POISON)
+    following.build(store)
+    monkeypatch.delenv(MODULES)
+    with closing(Follower(str(store))) as follower, pytest.raises(InvalidRequest, match="sends"):
+        follower.step()
+
+
+OWN = """
+import polars as pl
+from postroom.projections.projection import Column, EventProjection
+
+def fold(records):
+    sent = records.filter(pl.col("event") == "MessageSent")
+    if sent["topic"].is_in(["shop"]).any():
+        raise ValueError("we are closed")
+    return sent.group_by("mailbox").agg(pl.len().cast(pl.Int64).alias("messages"))
+
+def reference(cut, record):
+    if record.type.startswith("MessageSent."):
+        if record.topic == "shop":
+            raise ValueError("we are closed")
+        yield {"mailbox": cut.name, "messages": 1}
+
+PROJECTION = EventProjection(
+    "sends",
+    (Column("mailbox", "text", "key"), Column("messages", "int", "sum")),
+    reads=("mailbox", "event", "topic"),
+    fold=fold,
+    reference=reference,
+)
+"""
+
+
+@pytest.fixture
+def own_projection(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Have a projection of one's own found, that counts what is sent and raises at the topic `shop`."""
+
+    def add() -> None:
+        (tmp_path / "postroom_test_sends.py").write_text(OWN)
+        monkeypatch.syspath_prepend(tmp_path)
+        monkeypatch.setenv(MODULES, "postroom_test_sends")
+
+    return add
