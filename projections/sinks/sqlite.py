@@ -73,7 +73,7 @@ class SqliteSink:
         self, plan: Callable[[Served | None], Plan], *, restart: bool = False
     ) -> Iterator["SqliteBuild"]:
         """Begin a version or go on with one; see `Sink.build`."""
-        with _rebuild_lock(rebuild_lock_path(self._store), self._path), self._database() as database:
+        with rebuild_lock(rebuild_lock_path(self._store), self._path), self._database() as database:
             versions = Versions(database)
             served = versions.served()
             planned = plan(served)
@@ -374,7 +374,7 @@ def _merged(projection: Projection, rows: pl.DataFrame) -> pl.DataFrame:
 
 
 @contextmanager
-def _rebuild_lock(lock: Path, views: Path) -> Iterator[None]:
+def rebuild_lock(lock: Path, views: Path) -> Iterator[None]:
     """Hold the lock that ends with the process at the latest."""
     file = os.open(lock, os.O_CREAT | os.O_RDWR, 0o600)
     try:

@@ -1,0 +1,110 @@
+"""Read models as Parquet: a folder a version of each model, and a file that names those that are served."""
+
+import os
+import shutil
+import sqlite3
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
+from uuid import uuid4
+
+import msgspec
+import polars as pl
+
+from postroom.domain.errors import Unavailable
+from postroom.projections.projection import Projection
+from postroom.projections.sinks.sqlite import SqliteDatabase, connect_views
+
+CATALOG, SERVED = "_catalog.db", "_served.json"
+"""Names that begin with `_` are passed over by tools that read all files of a folder."""
+ROWS_PER_BATCH = 50_000
+
+
+class ParquetTarget:
+    """Tables as folders of Parquet files, such as `{folder}/mailbox_v3`; see `Target`.
+
+    `{folder}/_served.json` is replaced in one step and names the folder of each model that is served.
+    """
+
+    def __init__(self, folder: str) -> None:
+        self.folder = Path(folder).absolute()
+        self.where = str(self.folder)
+        self.staging = self.folder / "_staging"
+
+    def is_there(self) -> bool:
+        """Tell whether there is a catalog."""
+        return (self.folder / CATALOG).exists()
+
+    @contextmanager
+    def catalog(self) -> Iterator[SqliteDatabase]:
+        """Open the catalog, a SQLite file in the folder; see `Target.catalog`."""
+        try:
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise Unavailable(
+                f"The folder {self.folder} can't be used: {error.strerror}. Check it and its permissions."
+            ) from error
+        with closing(connect_views(self.folder / CATALOG)) as connection:
+            yield FolderDatabase(self, connection)
+
+    def fill(self, table: str, projection: Projection, files: Sequence[Path]) -> None:
+        """Link the files into a folder; see `Target.fill`."""
+        self.drop(table)
+        path = self.path(table)
+        path.parent.mkdir(mode=0o700, exist_ok=True)
+        making = path.with_name(f".{path.name}-{uuid4().hex}")
+        making.mkdir(mode=0o700)
+        for number, file in enumerate(files):
+            os.link(file, making / f"part-{number:06d}.parquet")
+        if not files:  # the columns are there all the same
+            pl.DataFrame(schema=projection.schema).write_parquet(making / "part-000000.parquet")
+        making.rename(path)
+
+    def count(self, table: str) -> int:
+        """Return how many rows a table has, from the ends of its files."""
+        return int(self._scan(table).select(pl.len()).collect().item())
+
+    def read(self, table: str, projection: Projection, columns: Sequence[str]) -> Iterator[pl.DataFrame]:
+        """Yield columns of a table; see `Target.read`."""
+        rows = self._scan(table).sort(*projection.key).select(*columns).collect(engine="streaming")
+        yield from rows.iter_slices(ROWS_PER_BATCH)
+
+    def publish(self, version: int, models: Mapping[str, int]) -> None:
+        """Replace the file that names what is served; see `Target.publish`."""
+        tables = {model: f"{model}_v{number}" for model, number in sorted(models.items())}
+        served = msgspec.json.encode({"version": version, "tables": tables})
+        making = self.folder / f".{SERVED}-{uuid4().hex}"
+        making.write_bytes(served + b"\n")
+        making.replace(self.folder / SERVED)
+
+    def path(self, table: str) -> Path:
+        """Return the folder of a table."""
+        return self.folder / table
+
+    def tables(self) -> list[str]:
+        """Return the names of all tables."""
+        return [each.name for each in self.folder.iterdir() if each.is_dir()]
+
+    def drop(self, table: str) -> bool:
+        """Remove a table."""
+        shutil.rmtree(self.path(table), ignore_errors=True)
+        return True
+
+    def _scan(self, table: str) -> pl.LazyFrame:
+        return pl.scan_parquet(self.path(table) / "*.parquet")
+
+
+class FolderDatabase(SqliteDatabase):
+    """A catalog in a folder, whose tables are not in it."""
+
+    def __init__(self, target: ParquetTarget, connection: sqlite3.Connection) -> None:
+        super().__init__(target.where, connection)
+        self._target = target
+
+    def tables(self) -> list[str]:
+        """Return the names of all tables."""
+        return self._target.tables()
+
+    def drop(self, table: str) -> bool:
+        """Remove a table."""
+        return self._target.drop(table)
