@@ -114,8 +114,7 @@ def projections() -> dict[str, Projection]:
 
 @lru_cache(maxsize=8)
 def _projections(modules: str) -> dict[str, Projection]:
-    from postroom.projections import models
-
+    models = import_module(f"{__package__}.models")
     own = sorted(f"{models.__name__}.{module.name}" for module in iter_modules(models.__path__))
     others = [name.strip() for name in modules.split(",") if name.strip()]
     found = [_load(name) for name in (*own, *others)]

@@ -7,6 +7,7 @@ from typing import Annotated
 
 from typer import Option
 
+from postroom.adapters.cli.contexts import refreshed_contexts
 from postroom.adapters.cli.session import Session
 from postroom.adapters.cli.values import WrongUsage
 
@@ -37,9 +38,12 @@ async def follow(
     store = session.existing_store()
     from postroom.adapters.compose.follow import open_follower
 
-    with open_follower(
-        store, "spark" if engine == "spark" else "local", checkpoint=checkpoint, most_events=batch
-    ) as running:
+    with (
+        open_follower(
+            store, "spark" if engine == "spark" else "local", checkpoint=checkpoint, most_events=batch
+        ) as running,
+        refreshed_contexts(session, store),
+    ):
         async with AsyncExitStack() as opened:
             if metrics_port is not None:
                 url = await opened.enter_async_context(running.serve_metrics(metrics_port))

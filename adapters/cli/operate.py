@@ -49,13 +49,15 @@ def list_dead_letters(
 def show_dead_letter(
     session: Session, message_id: Annotated[str, Argument(help="Id of the message.")]
 ) -> None:
-    """Show one dead letter: headers, payload, and how it came to die."""
+    """Show one dead letter: headers, payload, how it came to die, and of what it died before."""
+    from postroom.application.queries.lineage import lineage_of
+
     detail = find_message(session, message_id)
     if detail.status != "dead":
         raise NotFound(
             f"Message {message_id} is no dead letter, it is {detail.status}; see it with postroom show."
         )
-    show_detail(session, detail)
+    show_detail(session, detail, lineage=lineage_of(detail))
 
 
 async def reprocess_dead_letters(

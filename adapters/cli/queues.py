@@ -1,9 +1,10 @@
 """`postroom backlog`, `show`, `verify`: what a store holds, straight from its logs."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
+import msgspec
 from typer import Argument, Option
 
 from postroom.adapters.cli.moments import Archive, At, parse_moment
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from postroom.adapters.compose import Reader
     from postroom.application.queries.explain_message import Account
     from postroom.application.queries.get_message import MessageDetail
+    from postroom.application.queries.lineage import Lineage
 
 T = TypeVar("T")
 
@@ -146,8 +148,14 @@ def _find(session: Session, message_id: str, ask: Callable[["Reader"], T], archi
     )
 
 
-def show_detail(session: Session, detail: "MessageDetail", *, only_payload: bool = False) -> None:
-    """Write one message with its history."""
+def show_detail(
+    session: Session,
+    detail: "MessageDetail",
+    *,
+    only_payload: bool = False,
+    lineage: "Lineage | None" = None,
+) -> None:
+    """Write one message with its history, and with its lineage where that is given."""
     from postroom.domain.envelope.build import open_envelope
 
     body = open_envelope(detail.item.envelope_blob).payload
@@ -156,7 +164,8 @@ def show_detail(session: Session, detail: "MessageDetail", *, only_payload: bool
         session.out.bytes(body)
         return
     if session.out.as_json:
-        session.out.json(_as_json(detail) | ({"payload": text} if is_text else {"payload_b64": text}))
+        told = {} if lineage is None else msgspec.to_builtins(lineage)
+        session.out.json(_as_json(detail) | told | ({"payload": text} if is_text else {"payload_b64": text}))
         return
     item = detail.item
     session.out.facts(
@@ -173,6 +182,7 @@ def show_detail(session: Session, detail: "MessageDetail", *, only_payload: bool
             ("correlation", item.correlation_id),
             ("trace", item.trace_id),
             *((f"  {name}", value) for name, value in item.custom_headers.items()),
+            *(() if lineage is None else _lineage_facts(lineage)),
         ]
     )
     session.out.table(
@@ -183,6 +193,14 @@ def show_detail(session: Session, detail: "MessageDetail", *, only_payload: bool
         ],
     )
     session.out.line(text if is_text else f"base64:{text}")
+
+
+def _lineage_facts(lineage: "Lineage") -> Iterator[tuple[str, str]]:
+    yield "original subject", lineage.original_subject
+    for number, death in enumerate(lineage.deaths, 1):
+        back = "" if death.redriven_at is None else f", put back {death.redriven_at}"
+        error = "" if death.last_error is None else f": {death.last_error}"
+        yield f"death {number}", f"{death.at} {death.reason} at attempt {death.attempt}{error}{back}"
 
 
 def _show_account(session: Session, account: "Account") -> None:
@@ -203,8 +221,6 @@ def _show_account(session: Session, account: "Account") -> None:
 
 
 def _as_json(detail: "MessageDetail") -> dict[str, Any]:
-    import msgspec
-
     facts: dict[str, Any] = msgspec.to_builtins(detail)
     headers = facts.pop("item")
     del headers["envelope_blob"]  # it may carry the publisher's auth token

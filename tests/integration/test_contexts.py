@@ -10,7 +10,8 @@ from uuid import uuid4
 import psycopg
 import pytest
 
-from postroom.adapters.compose import open_read_models
+from postroom.adapters.compose import contexts, open_read_models
+from postroom.adapters.compose.contexts import contexts_refreshed, refresh_contexts
 from postroom.adapters.compose.inbox import open_inbox
 from postroom.adapters.compose.outbox import MessagingSettings, open_outbox
 from postroom.adapters.postgres.messaging.inbox import PostgresInbox
@@ -21,8 +22,6 @@ from postroom.application.ports.read_models import ContextBacklog, views_path
 from postroom.domain.errors import InvalidRequest, NotFound, Unavailable
 from postroom.domain.outbox import PublishPolicy
 from postroom.domain.search import EventFilter
-from postroom.projections import contexts
-from postroom.projections.contexts import contexts_refreshed, refresh_contexts
 from tests.outboxes import CONTEXT, MemoryStream, order_placed, record, relaying
 from tests.projections.histories import POISON, Store, build_without_spark, live
 

@@ -24,7 +24,7 @@ from postroom.domain.errors import PostroomError, Unavailable
 from postroom.projections.sinks.sqlite import connect_views
 
 EVERY_SECONDS = 5.0
-_KEEP = statements("postroom.projections", "sql/contexts.sql")["keep"]
+_KEEP = statements("postroom.adapters.sql", "contexts.sql")["keep"]
 
 
 def refresh_contexts(
@@ -75,12 +75,13 @@ def contexts_refreshed(
     stop = Event()
 
     def keep_refreshing() -> None:
-        while not stop.is_set():
+        while True:
             try:
                 refresh_contexts(store, database, context, tables)
             except PostroomError as error:
                 logger().warning("contexts.not_refreshed", context=context, error=str(error))
-            stop.wait(every_seconds)
+            if stop.wait(every_seconds):
+                return
 
     thread = Thread(target=keep_refreshing, name="postroom contexts", daemon=True)
     thread.start()

@@ -1,0 +1,98 @@
+"""Activity, the lineage of dead letters, and what waits in contexts, from the command line."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.conformance.test_read_models_activity import TWICE
+from tests.e2e.conftest import Postroom
+from tests.outboxes import order_placed, record
+from tests.projections.histories import build_without_spark, live
+
+
+@pytest.fixture
+def filled(postroom: Postroom) -> Postroom:
+    """A store in which a message died, was put back and died again."""
+    live(postroom.store, "main@local", TWICE)
+    build_without_spark(postroom.store)
+    return postroom
+
+
+def test_activity_is_counted_by_day_or_hour_and_topic(filled: Postroom) -> None:
+    days = filled.ok("activity", "--topic", "sh*", "--json").json
+    assert days["period"] == "day"
+    counts = {each["event"]: each["events"] for each in days["items"]}
+    assert (counts["MessageSent"], counts["MessageDeadLettered"], counts["MessageRedriven"]) == (1, 2, 1)
+    assert {each["topic"] for each in days["items"]} == {"shop"}
+    shown = filled.ok("activity", "hour").out
+    assert "2025-06-15T15:00Z" in shown
+    assert "OwnershipTaken" in shown
+    page = filled.ok("activity", "--limit", "1", "--json").json
+    rest = filled.ok("activity", "--cursor", page["next_cursor"], "--json").json
+    assert page["items"] + rest["items"] == filled.ok("activity", "--json").json["items"]
+
+
+def test_activity_that_there_is_none_of_ends_as_a_search_does_that_finds_nothing(filled: Postroom) -> None:
+    assert filled("activity", "--since", "1h", "--json").code == filled("search", "--topic", "none").code != 0
+    assert filled("activity", "--until", "2025-06-15", "--json").json["items"] == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (("week",), "'week' is none; give one of hour, day"),
+        (("--since", "100"), "--since '100' is no time"),
+    ],
+)
+def test_wrong_usage_is_told_in_one_sentence(
+    filled: Postroom, arguments: tuple[str, ...], problem: str
+) -> None:
+    failed = filled("activity", *arguments, "--json")
+    assert failed.code != 0
+    assert problem in failed.error["message"]
+
+
+def test_a_dead_letter_is_shown_with_where_it_came_from_and_what_it_died_of_before(filled: Postroom) -> None:
+    shown = filled.ok("dlq", "show", "order-1", "--json").json
+    assert shown["original_subject"] == "orders.placed"
+    first, last = shown["deaths"]
+    assert (first["reason"], first["attempt"], first["last_error"]) == (
+        "max_attempts",
+        2,
+        "timeout after 1 ms",
+    )
+    assert first["at"] < first["redriven_at"] < last["at"]
+    assert last["redriven_at"] is None
+    text = filled.ok("dlq", "show", "order-1").out
+    assert "orders.placed" in text
+    assert "max_attempts at attempt 2: timeout after 1 ms, put back 2025-06-15T" in text
+
+
+def test_what_waits_in_a_context_is_counted_and_kept(filled: Postroom, messaging_database: str) -> None:
+    assert filled.ok("project", "contexts", "--json").json == {"contexts": []}
+    record(messaging_database, order_placed("o-1", 1), order_placed("o-1", 2))
+    there = ("--messaging", messaging_database, "--context", "sea")
+    counted = filled.ok("project", "contexts", *there, "--json").json["contexts"]
+    assert [(each["context"], each["box"], each["count"]) for each in counted] == [
+        ("sea", "inbox", 0),
+        ("sea", "outbox", 2),
+    ]
+    record(messaging_database, order_placed("o-2", 1))
+    assert filled.ok("project", "contexts", "--json").json["contexts"] == counted
+    (filled.folder / "postroom.toml").write_text(
+        f'[messaging]\ndatabase = "{messaging_database}"\ncontext = "sea"\n'
+    )
+    _, outbox = filled.ok("project", "contexts", "--json").json["contexts"]
+    assert outbox["count"] == 3
+
+
+def test_following_keeps_the_context_of_the_settings_up_to_date(
+    filled: Postroom, messaging_database: str
+) -> None:
+    record(messaging_database, order_placed("o-1", 1))
+    settings = f'[messaging]\ndatabase = "{messaging_database}"\ncontext = "sea"\n'
+    Path(filled.folder / "postroom.toml").write_text(settings)
+    filled.ok("project", "follow", "--once")
+    Path(filled.folder / "postroom.toml").unlink()
+    _, outbox = filled.ok("project", "contexts", "--json").json["contexts"]
+    assert (outbox["box"], outbox["count"]) == ("outbox", 1)
