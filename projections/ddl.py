@@ -82,6 +82,26 @@ def merge_into(projection: Projection, version: int, staged: str) -> str:
     )
 
 
+def compare(projection: Projection, version: int, other: int, schema: str) -> tuple[str, str]:
+    """Return a statement that counts rows that only `version` has, only `other` has, and both have unlike.
+
+    The second statement finds the key of the first of these rows.
+    """
+    key = projection.key
+    keys = ", ".join(key)
+    new, old = (", ".join(f"{side}.{name}" for name in projection.schema) for side in ("new", "old"))
+    compared = (
+        f"FROM {schema}{projection.name}_v{version} AS new "
+        f"FULL JOIN {schema}{projection.name}_v{other} AS old USING ({keys}) "
+        f"WHERE ({new}) IS DISTINCT FROM ({old})"
+    )
+    counts = (
+        f"SELECT count(*) FILTER (WHERE old.{key[0]} IS NULL), count(*) FILTER (WHERE new.{key[0]} IS NULL), "
+        f"count(*) FILTER (WHERE old.{key[0]} = new.{key[0]}) {compared}"
+    )
+    return counts, f"SELECT {keys} {compared} ORDER BY {keys} LIMIT 1"
+
+
 def script(folder: str, name: str) -> str:
     """Return a file of `projections/sql`."""
     return (files("postroom.projections") / "sql" / folder / name).read_text("utf-8")

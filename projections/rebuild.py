@@ -16,21 +16,35 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import msgspec
+import structlog
 
 from postroom.domain.errors import InvalidRequest, PostroomError, Unavailable
 from postroom.domain.search import NO_BODIES, BodyRules
 from postroom.projections.cut import PLACES, MailboxCut
+from postroom.projections.fold import MESSAGES, check_folds
+from postroom.projections.follow import catch_up
 from postroom.projections.logs import Log, open_log
 from postroom.projections.projection import projections
 from postroom.projections.session import start_context
-from postroom.projections.sinks import Build, Done, Part, Plan, Removed, Served, buckets, open_sink, parts
+from postroom.projections.sinks import (
+    Build,
+    Done,
+    Part,
+    Plan,
+    Removed,
+    Served,
+    Sink,
+    buckets,
+    open_sink,
+    parts,
+)
 from postroom.projections.sinks.versions import wanted
 from postroom.projections.tasks import Job, Work
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
 
-PHASES = ("start", "fold", "load", "index", "flip")
+PHASES = ("start", "fold", "load", "index", "catch_up", "flip")
 ALIASES = {"search": "mailbox"}
 """What `only` takes beside the names of the models: search reads the messages' table."""
 PARTS = 16
@@ -40,7 +54,7 @@ POSITIONS_PER_BUCKET = 250_000
 MAX_BUCKETS = 256
 POLL_SECONDS = 0.1
 # The last line of a Python traceback inside of what the JVM says.
-_RAISED = re.compile(r"^Traceback .*?^(?:[\w.]+: )?(\S[^\n]*)\n\s*\n?\s+at ", re.DOTALL | re.MULTILINE)
+_RAISED = re.compile(r"Traceback \(.*^[\w.]+: (.*?)(?:\n SQLSTATE|\n\s*\tat |\Z)", re.DOTALL | re.MULTILINE)
 
 
 class Progress(msgspec.Struct, frozen=True):
@@ -48,7 +62,8 @@ class Progress(msgspec.Struct, frozen=True):
 
     Arguments:
         phase: one of `PHASES`: Spark starts; its tasks read, fold and write; what they could not write is
-            loaded and merged; indexes are built; the new version becomes the active one.
+            loaded and merged; indexes are built; what was logged meanwhile is applied; the version is
+            served.
         done, total: of the phase's work, in `unit`; total is 0 while unknown.
         seconds: since the rebuild began.
         rate: how much is done a second; 0 while unknown.
@@ -151,24 +166,35 @@ def rebuild(
             archive,
         )
 
+    check_folds({name: projections()[name] for name in models})
     clock.report("start", 0, 0, "")
     with sink.build(plan, restart=restart) as build, _failing(build, sink.where):
         context = start_context()
         clock.end("start")
-        return _Rebuild(context, log, build, clock).run(sink.where, compare=compare)
+        rebuilt = _Rebuild(context, log, build, sink, clock)
+        # Elsewhere nobody reads on, and up to a position nobody should.
+        follows = None if into or through is not None or MESSAGES not in models else store
+        return rebuilt.run(compare=compare, follows=follows)
 
 
 class _Rebuild:
     """One rebuild, step by step; a step that a killed one had done is passed over."""
 
-    def __init__(self, context: "SparkContext", log: Log, build: Build, clock: "_Stopwatch") -> None:
+    def __init__(
+        self, context: "SparkContext", log: Log, build: Build, sink: Sink, clock: "_Stopwatch"
+    ) -> None:
         self._context = context
         self._log = log
         self._build = build
+        self._sink = sink
         self._clock = clock
 
-    def run(self, where: str, *, compare: bool) -> RebuildReport:
-        """Do what is left to be done, and return the report."""
+    def run(self, *, compare: bool, follows: str | None) -> RebuildReport:
+        """Do what is left to be done, and return the report.
+
+        Arguments:
+            follows: the store whose log the version reads on before it is served.
+        """
         build, clock = self._build, self._clock
         ranges = parts(build.plan)
         resumed = len(build.parts_done() & {part.name for part in ranges})
@@ -183,7 +209,13 @@ class _Rebuild:
             build.index(clock.counting("index", "indexes"))
             clock.end("index")
         step("indexed")
-        differences = build.differences() if compare else None
+        served = self._sink.served()
+        is_shared = served is not None and not set(served.models) <= set(build.plan.models)
+        differences = self._differences(served, follows) if compare else None
+        if follows is not None and not is_shared:
+            catch_up(follows, build.version)
+            clock.end("catch_up")
+        step("caught_up")
         counts = build.counts()
         events = sum(cut.events for cut in build.plan.cuts)
         clock.report("flip", 0, 0, "")
@@ -192,7 +224,7 @@ class _Rebuild:
         step("flipped")
         return RebuildReport(
             build.version,
-            where,
+            self._sink.where,
             list(build.plan.cuts),
             events,
             counts,
@@ -203,6 +235,17 @@ class _Rebuild:
             {"read": round(work.read, 3), "fold": round(work.fold, 3), "write": round(work.write, 3)},
             differences,
         )
+
+    def _differences(self, served: Served | None, follows: str | None) -> list[str]:
+        """Compare with what is served, both read equally far."""
+        if served is None:
+            return ["Nothing is served yet to compare with"]
+        if follows is not None:
+            catch_up(follows, self._build.version, through=served.positions)
+        found = self._build.differences()
+        if self._sink.served() != served:
+            return ["What is served moved on while it was compared; stop `postroom project follow` meanwhile"]
+        return found
 
     def _fold(self, ranges: Sequence[Part]) -> Work:
         """Fold the log part by part, and then what the parts left over, bucket by bucket."""
@@ -364,6 +407,8 @@ def main() -> int:
     parser.add_argument("--restart", action="store_true", help="do not go on with a rebuild that was killed")
     parser.add_argument("--json", action="store_true", help="print the report as one line of JSON")
     arguments = parser.parse_args()
+    # Standard output is for the report.
+    structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
     if not arguments.store:
         parser.error("name the store with --store or POSTROOM_STORE")
     try:

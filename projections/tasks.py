@@ -32,7 +32,13 @@ class Work(NamedTuple):
 
     def plus(self, other: "Work") -> "Work":
         """Return the work of both."""
-        return Work(*(mine + others for mine, others in zip(self, other, strict=True)))
+        return Work(
+            self.records + other.records,
+            self.rows + other.rows,
+            self.read + other.read,
+            self.fold + other.fold,
+            self.write + other.write,
+        )
 
 
 @dataclass(frozen=True)

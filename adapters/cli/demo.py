@@ -155,7 +155,7 @@ def _rebuild(session: Session) -> dict[str, Any] | None:
         session.out.note(f"{error} The demo goes on without search.")
         return None
     seconds = report.seconds["total"]
-    _say(session, f"{report.messages:,} messages from {report.events:,} events in {seconds:.1f} s")
+    _say(session, f"{report.rows['mailbox']:,} messages from {report.events:,} events in {seconds:.1f} s")
     facts: dict[str, Any] = msgspec.to_builtins(report)
     return facts
 

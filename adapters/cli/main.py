@@ -6,8 +6,10 @@ from typing import Annotated, Any
 import typer
 
 from postroom.adapters.cli import (
+    activity,
     archive,
     benchmark,
+    contexts,
     demo,
     export,
     follow,
@@ -23,6 +25,7 @@ from postroom.adapters.cli import (
     simulate,
     streams,
 )
+from postroom.adapters.cli import project as project_commands
 from postroom.adapters.cli.command import add_command, add_shared_options
 from postroom.adapters.cli.failures import EXIT_CODES, INTERRUPTED, REFUSED, USAGE
 from postroom.adapters.cli.output import Output
@@ -102,6 +105,7 @@ add_command(app, "backlog", queues.backlog, rich_help_panel=LOOK)
 add_command(app, "search", search.search, rich_help_panel=LOOK)
 add_command(app, "export", export.export, rich_help_panel=LOOK)
 add_command(app, "stats", search.stats, rich_help_panel=LOOK)
+add_command(app, "activity", activity.activity, rich_help_panel=LOOK)
 add_command(app, "verify", queues.verify, rich_help_panel=OPERATE)
 add_command(app, "migrate", migrate.migrate, rich_help_panel=OPERATE)
 add_command(app, "bench", benchmark.bench, rich_help_panel=OPERATE)
@@ -110,9 +114,12 @@ add_command(dlq, "show", operate.show_dead_letter)
 add_command(dlq, "reprocess", operate.reprocess_dead_letters)
 add_command(dlq, "purge", operate.purge_dead_letters)
 add_command(topic, "policy", operate.policy)
-add_command(project, "rebuild", search.rebuild)
+add_command(project, "rebuild", project_commands.rebuild)
 add_command(project, "follow", follow.follow)
 add_command(project, "status", search.project_status)
+add_command(project, "contexts", contexts.contexts)
+add_command(project, "verify", project_commands.verify)
+add_command(project, "roll-back", project_commands.roll_back)
 add_command(project, "simulate", simulate.simulate)
 add_command(archive_app, "list", archive.list_segments)
 add_command(archive_app, "verify", archive.verify)

@@ -6,7 +6,7 @@ import socket
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import uuid_utils
 
@@ -48,6 +48,7 @@ from postroom.domain.policy import MailboxLimits, TopicPolicy
 
 if TYPE_CHECKING:
     from postroom.projections.rebuild import Progress, RebuildReport
+    from postroom.projections.verify import VerifyReport
 
 MEMORY = "memory:"
 DEFAULT_MAILBOX = "main@local"
@@ -195,11 +196,27 @@ def open_read_models(store: str) -> ReadModels:
     return SqliteReadModels(store)
 
 
-def rebuild_projections(store: str, progress: "Callable[[Progress], None]") -> "RebuildReport":
+def rebuild_projections(
+    store: str, progress: "Callable[[Progress], None]", **options: Any
+) -> "RebuildReport":
     """Rebuild the read models of a store with Spark; see `postroom.projections.rebuild.rebuild`."""
     from postroom.projections.rebuild import rebuild
 
-    return rebuild(store, progress=progress)
+    return rebuild(store, progress=progress, **options)
+
+
+def verify_projections(store: str, progress: "Callable[[Progress], None]", **options: Any) -> "VerifyReport":
+    """Compare the read models of a store with its log; see `postroom.projections.verify.verify`."""
+    from postroom.projections.verify import verify
+
+    return verify(store, progress=progress, **options)
+
+
+def roll_back_projections(store: str, to: int | None = None) -> int:
+    """Serve an earlier version of a store's read models again; see `projections.sinks.Sink.roll_back`."""
+    from postroom.projections.sinks import open_sink
+
+    return open_sink(store).roll_back(to)
 
 
 def is_database(store: str) -> bool:

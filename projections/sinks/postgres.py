@@ -257,13 +257,10 @@ class PostgresBuild:
                 self._database.execute("vacuum_again", f"{table}_v{self.version}")
             self._versions.start_cursor(self.version, self.plan)
             self._versions.mark(self.version, "indexed", 0)
-        for table in self._database.tables():
-            if table.startswith(("pieces_", "staged_")) and table.endswith(f"_v{self.version}"):
-                self._database.drop(table)
 
     def differences(self) -> list[str]:
         """Compare with the active version; see `Build.differences`."""
-        return self._versions.differences(self.version, self.plan, POSTGRES)
+        return self._versions.differences(self.version, self.plan)
 
     def flip(self, counts: Mapping[str, int], seconds: Mapping[str, float]) -> None:
         """Make this version the active one; see `Build.flip`."""

@@ -15,6 +15,7 @@ import polars as pl
 from postroom.adapters.sql.statements import statements
 from postroom.domain.errors import NotFound, Unavailable
 from postroom.projections.cut import PLACES, MailboxCut
+from postroom.projections.ddl import compare
 from postroom.projections.fold import MESSAGES, RECORDS, record_schema
 from postroom.projections.models.messages import PARTIAL, Parked
 from postroom.projections.parking import parking
@@ -165,6 +166,25 @@ class Versions:
     def parked(self, version: int) -> int:
         """Return how many records could not be folded."""
         return int(self.run("parked", version=version)[0][0])
+
+    def differences(self, version: int, plan: Plan) -> list[str]:
+        """Compare a version with the active one, model by model, in the database; see `Build.differences`."""
+        served = self.served()
+        found = []
+        for name, projection in wanted(plan).items():
+            if served is None or served.models.get(name, version) == version:
+                continue
+            count, find = compare(projection, version, served.models[name], self.database.schema)
+            ((new, old, changed),) = self.database.run(count, {})
+            for first in self.database.run(find, {}) if new or old or changed else ():
+                key = ", ".join(
+                    f"{column} {value}" for column, value in zip(projection.key, first, strict=True)
+                )
+                found.append(
+                    f"{name}: {new:,} rows are new, {old:,} are gone, {changed:,} differ from version "
+                    f"{served.version}; the first is that of {key}"
+                )
+        return found
 
     def clean(self) -> None:
         """Drop the tables that no version needs, but of those before the active one the newest."""

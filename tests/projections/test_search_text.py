@@ -12,7 +12,7 @@ from postroom.domain.envelope.build import build_envelope
 from postroom.domain.envelope.headers import MailboxItem, extract_mailbox_item
 from postroom.domain.search import BodyRules, searchable_text, searchable_words
 from postroom.domain.words import MAX_CHARS, MAX_WORD_CHARS
-from postroom.projections.rows import MAILBOX_COLUMNS
+from postroom.projections.models.messages import PROJECTION
 from postroom.projections.search_text import search_tables
 
 BODIES = BodyRules(topics=("open.*",))
@@ -53,7 +53,7 @@ def envelope(payload: bytes, **headers: Any) -> bytes:
 def rows_of(found: list[MailboxItem]) -> pl.DataFrame:
     """Return messages as rows of the `mailbox` table, with numbers for ids."""
     columns: dict[str, list[Any]] = {
-        name: [getattr(item, name, None) for item in found] for name in MAILBOX_COLUMNS
+        name: [getattr(item, name, None) for item in found] for name in PROJECTION.schema
     }
     columns["id"] = list(range(len(found)))
     columns["custom_headers"] = [
