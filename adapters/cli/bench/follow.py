@@ -26,7 +26,7 @@ from postroom.adapters.cli.bench import history
 from postroom.adapters.cli.bench.figures import Figures, Stopwatch
 from postroom.adapters.cli.bench.spark import Options, open_store, rebuild
 from postroom.adapters.cli.bench.throughput import LIMITS, POLICY, TOPIC, new_messages
-from postroom.adapters.compose import Postroom, open_mailbox, open_read_models, read_projections
+from postroom.adapters.compose import Postroom, Projections, open_mailbox, open_read_models, read_projections
 from postroom.application.messages import ReceivedMessage
 from postroom.domain.errors import NotFound
 
@@ -81,10 +81,9 @@ def following(store: str, engine: Engine) -> Iterator[Callable[[], None]]:
             follower.wait()
 
 
-def lag(store: str) -> int:
-    """Return how many events the read models of a store are behind its log."""
-    with read_projections(store) as projections:
-        return sum(each.lag for each in projections.get_projection_status().lags)
+def lag(projections: Projections) -> int:
+    """Return how many events the read models are behind the log."""
+    return sum(each.lag for each in projections.get_projection_status().lags)
 
 
 def wait_until_caught_up(store: str, check: Callable[[], None]) -> None:
@@ -96,11 +95,12 @@ def wait_until_caught_up(store: str, check: Callable[[], None]) -> None:
     Raises: TimeoutError when that takes longer than `PATIENCE_SECONDS`.
     """
     given_up_at = time.monotonic() + PATIENCE_SECONDS
-    while lag(store):
-        check()
-        if time.monotonic() > given_up_at:
-            raise TimeoutError(f"The follower was still behind after {PATIENCE_SECONDS} s.")
-        time.sleep(0.05)
+    with read_projections(store) as projections:
+        while lag(projections):
+            check()
+            if time.monotonic() > given_up_at:
+                raise TimeoutError(f"The follower was still behind after {PATIENCE_SECONDS} s.")
+            time.sleep(0.05)
 
 
 def latencies(store: str, seconds: float) -> tuple[list[float], float]:
@@ -190,18 +190,19 @@ def catch_up(store: str, engine: Engine) -> tuple[float, float]:
 
     The rate counts from when the first batch became visible, so it leaves the follower's start out.
     """
-    behind = lag(store)
     samples: list[tuple[float, int]] = []
-    with Stopwatch() as catching_up, following(store, engine) as check:
-        while not samples or samples[-1][1]:
-            check()
-            if catching_up.elapsed() > PATIENCE_SECONDS:
-                raise TimeoutError(f"The follower was still behind after {PATIENCE_SECONDS} s.")
-            time.sleep(0.02)
-            left = lag(store)
-            if left < behind:
-                samples.append((time.monotonic(), left))
-        total = catching_up.elapsed()
+    with read_projections(store) as projections:
+        behind = lag(projections)
+        with Stopwatch() as catching_up, following(store, engine) as check:
+            while not samples or samples[-1][1]:
+                check()
+                if catching_up.elapsed() > PATIENCE_SECONDS:
+                    raise TimeoutError(f"The follower was still behind after {PATIENCE_SECONDS} s.")
+                time.sleep(0.02)
+                left = lag(projections)
+                if left < behind:
+                    samples.append((time.monotonic(), left))
+            total = catching_up.elapsed()
     (first, left), (last, _) = samples[0], samples[-1]
     return (left / (last - first) if last > first else behind / total), total
 
@@ -222,8 +223,8 @@ def _measure(options: Options, figures: Figures, folder: Path, messages: int) ->
 
 def _report_latency(store: str, engine: Engine, figures: Figures) -> None:
     with following(store, engine) as check:
+        asyncio.run(_send_steadily(store, WARM_UP_SECONDS, lambda _: None))
         wait_until_caught_up(store, check)
-        latencies(store, WARM_UP_SECONDS)
         seen, rate = latencies(store, SECONDS)
     cuts = quantiles(seen, n=100)
     figures.add(f"follow.latency.{engine}.p50", cuts[49] * 1_000, "ms")
