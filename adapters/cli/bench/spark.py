@@ -84,15 +84,14 @@ def open_store(
         shutil.rmtree(home)
 
 
-def rebuild(store: str) -> tuple[Finished, dict[str, float]]:
-    """Rebuild the search model by `spark-submit`, and return the run and its phases in seconds."""
-    command = [
-        str(Path(sys.executable).with_name("spark-submit")),
-        str(REBUILD),
-        "--only",
-        "search",
-        "--json",
-    ]
+def rebuild(store: str, only: str = "search") -> tuple[Finished, dict[str, float]]:
+    """Rebuild read models by `spark-submit`, and return the run and its phases in seconds.
+
+    Arguments:
+        only: their names, separated by commas; empty for all.
+    """
+    submit = str(Path(sys.executable).with_name("spark-submit"))
+    command = [submit, str(REBUILD), "--only", only, "--json"]
     finished = run_program(command, {"POSTROOM_STORE": store, "PYSPARK_PYTHON": sys.executable})
     report: dict[str, Any] = msgspec.json.decode(finished.output.splitlines()[-1])
     phases = dict(report["seconds"])
