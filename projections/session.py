@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pyspark import SparkConf, SparkContext
     from pyspark.sql import SparkSession
 
-QUIET = "-Dlog4j2.configurationFile=" + (Path(__file__).parent / "log4j2.properties").as_uri()
+QUIET = "-Dlog4j2.configurationFile=" + Path(__file__).with_name("log4j2.properties").absolute().as_uri()
 """The Java option that keeps Spark's log quiet."""
 
 LOCAL = {

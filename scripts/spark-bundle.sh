@@ -19,20 +19,24 @@ mkdir -p "$dist"
 # Spark's workers take the packages of a .zip onto their path but ignore a .whl. Python finds no resources of
 # namespace packages, such as our .sql files, in a .zip: there they become ordinary packages.
 "$bin/python" - "$work"/postroom-*.whl "$work/code" "$dist/postroom-spark" <<'PYTHON'
+import compileall
 import shutil
 import sys
 from pathlib import Path
+from py_compile import PycInvalidationMode
 
 wheel, code, target = sys.argv[1:]
 shutil.unpack_archive(wheel, code, "zip")
 for folder in (Path(code) / "postroom", *(Path(code) / "postroom").rglob("*/")):
     (folder / "__init__.py").touch()
+unchecked = PycInvalidationMode.UNCHECKED_HASH
+compileall.compile_dir(code, quiet=1, legacy=True, stripdir=code, invalidation_mode=unchecked)
 shutil.make_archive(target, "zip", code)
 PYTHON
 
 "$bin/uv" venv --quiet --no-project --python "$bin/python" "$work/env"
 "$bin/python" - "$work"/postroom-*.whl "$work/env" <<'PYTHON'
-"""Copy the packages that a wheel's extra `spark` needs, but for Spark itself, which every node has."""
+"""Copy the packages that a wheel's extra `spark` needs, except Spark itself, which every node has."""
 
 import shutil
 import sys
@@ -74,6 +78,8 @@ for package in {name: package for (name, _), package in packages.items()}.values
             copy.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(source, copy)
 PYTHON
+# Else every Python process of every job compiles them anew. What isn't meant to be imported may not compile.
+"$work/env/bin/python" -m compileall -qq -j 0 --invalidation-mode unchecked-hash "$work/env/lib" || true
 "$bin/venv-pack" --quiet --force --compress-level 1 --prefix "$work/env" --output "$dist/postroom-env.tar.gz"
 
 grep -l '^if __name__ == "__main__"' projections/*.py | while read -r entry; do cp "$entry" "$dist/"; done

@@ -62,6 +62,9 @@ class Job:
             "spark.executor.memory": "512m",
             "spark.log.level": "WARN",
             "spark.pyspark.python": "./env/bin/python",
+            # Both workers are there before the first task is handed out.
+            "spark.scheduler.maxRegisteredResourcesWaitingTime": "120s",
+            "spark.scheduler.minRegisteredResourcesRatio": "1.0",
             "spark.ui.enabled": "false",
         }
         home = spark_home()
@@ -81,11 +84,16 @@ class Job:
 
     def result(self) -> dict[str, Any]:
         """Wait for the end and return the JSON that the job printed."""
-        code = self.process.wait(timeout=240)
-        said = self._log.read_text("utf-8")
-        assert code == 0, said[-5_000:]
-        report: dict[str, Any] = json.loads(next(line for line in said.splitlines() if line.startswith("{")))
+        code = self.process.wait(timeout=300)
+        assert code == 0, self.said()[-5_000:]
+        report: dict[str, Any] = json.loads(
+            next(line for line in self.said().splitlines() if line[:1] == "{")
+        )
         return report
+
+    def said(self) -> str:
+        """Return what the job and Spark printed."""
+        return self._log.read_text("utf-8")
 
     def tasks(self) -> list[dict[str, Any]]:
         """Return the tasks that succeeded, as Spark's event log tells of them."""

@@ -1,12 +1,14 @@
 """A rebuild on a cluster of two workers, which have nothing of ours but the bundle that is shipped."""
 
 import asyncio
+import json
 import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
+from urllib.parse import urlsplit
 
 import msgspec
 import pytest
@@ -22,7 +24,7 @@ from tests.integration.spark.cluster import Bundle, Job
 from tests.projections.histories import STORY, VARIED, live
 
 SETTLED, READY, BATCH = 20_000, 4_000, 250
-TOPIC = "orders"
+TOPIC, PASSWORD = "orders", "open-sesame"
 PAYLOAD = b"a payload of a hundred bytes, more or less, as an order of two items may have them".ljust(100)
 
 
@@ -53,7 +55,8 @@ def past(
     spark: SparkSession,
 ) -> Past:
     if request.param == "postgres":
-        store = create_database(postgres_store_template)
+        url = urlsplit(create_database(postgres_store_template))
+        store = url._replace(netloc=f"{url.username}:{PASSWORD}@{url.hostname}:{url.port}").geturl()
     else:
         store = str(tmp_path_factory.mktemp("store") / "store.db")
     live(store, "small@test", [*STORY, *VARIED])
@@ -87,18 +90,20 @@ def test_the_environment_of_the_bundle_has_no_postroom_but_what_its_code_needs(b
     assert shipped.stdout.startswith(f"{bundle.code}/")
 
 
-def test_two_workers_build_what_one_process_builds_and_send_no_rows_to_the_driver(
+def test_two_workers_build_what_one_process_builds_send_no_rows_to_the_driver_and_show_no_password(
     past: Past, bundle: Bundle, cluster: SparkCluster, tmp_path: Path
 ) -> None:
     job = Job(bundle, cluster, tmp_path, "rebuild.py", "--json", store=past.store)
-    assert job.result()["messages"] > SETTLED + READY
+    assert job.result()["rows"]["mailbox"] > SETTLED + READY
     assert rows(past.store) == past.rows
     tasks = job.tasks()
     assert {task["Task Info"]["Executor ID"] for task in tasks} == {"0", "1"}
     # The rows are hundreds of times more; the driver's spark.driver.maxResultSize would refuse them, too.
     assert max(task["Task Metrics"]["Result Size"] for task in tasks) < 20_000
+    assert PASSWORD not in job.said() + json.dumps([*job.events(), cluster.status()])
 
 
+@pytest.mark.parametrize("past", ["postgres"], indirect=True, scope="module")
 def test_a_rebuild_loses_nothing_when_a_worker_is_killed_in_its_middle(
     past: Past, bundle: Bundle, cluster: SparkCluster, tmp_path: Path
 ) -> None:
@@ -109,7 +114,7 @@ def test_a_rebuild_loses_nothing_when_a_worker_is_killed_in_its_middle(
         time.sleep(0.02)
     victim.kill()
     try:
-        assert job.result()["messages"] > SETTLED + READY
+        assert job.result()["rows"]["mailbox"] > SETTLED + READY
     finally:
         victim.start(lambda: cluster.alive() == 2)
     assert rows(past.store) == past.rows
