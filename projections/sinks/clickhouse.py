@@ -94,6 +94,7 @@ class ClickHouseTarget:
         self._connect = connect
         self._database = database
         self._exists = exists
+        self._held: Client | None = None
 
     def is_there(self) -> bool:
         """Tell whether there is a catalog."""
@@ -103,16 +104,22 @@ class ClickHouseTarget:
     def catalog(self) -> Iterator[SqliteDatabase]:
         """Open the catalog, which is kept in a table; see `Target.catalog`."""
         table = self._name(CATALOG)
-        with self._client() as client:
+        with (
+            self._client() as client,
+            closing(sqlite3.connect(":memory:", isolation_level=None)) as connection,
+        ):
             client.command(f"CREATE DATABASE IF NOT EXISTS {_quoted(self._database)}")
             client.command(_SQL["create_catalog"].format(table=table))
             rows = client.query(_SQL["read_catalog"].format(table=table)).result_rows
-        revision, image = rows[0] if rows else (0, "")
-        with closing(sqlite3.connect(":memory:", isolation_level=None)) as connection:
+            revision, image = rows[0] if rows else (0, "")
             if image:
                 connection.deserialize(b64decode(image))
             connection.executescript(script("sqlite", "catalog.sql"))
-            yield ClickHouseCatalog(self, connection, revision)
+            self._held = client
+            try:
+                yield ClickHouseCatalog(self, connection, revision)
+            finally:
+                self._held = None
 
     def save_catalog(self, revision: int, image: bytes) -> None:
         """Keep a revision of the catalog."""
@@ -174,6 +181,10 @@ class ClickHouseTarget:
 
     @contextmanager
     def _client(self) -> Iterator[Client]:
+        """Yield the client of whoever has the catalog open, else one for this once: making one takes long."""
+        if self._held is not None:
+            yield self._held
+            return
         try:
             with closing(self._connect()) as client:
                 yield client

@@ -59,12 +59,12 @@ class Postroom:
         assert done.code == 0, done
         return done
 
-    def start(self, *arguments: str) -> "subprocess.Popen[bytes]":
+    def start(self, *arguments: str, piped: bool = False) -> "subprocess.Popen[bytes]":
         return subprocess.Popen(
             [SCRIPT, *arguments],
             cwd=self.folder,
             env=self.environment,
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.PIPE if piped else subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
         )
