@@ -143,3 +143,13 @@ def _fold_records(records: pl.DataFrame, wanted: Mapping[str, Projection]) -> di
         for name, each in wanted.items()
         if isinstance(each, EventProjection)
     }
+
+
+def check_folds(wanted: Mapping[str, Projection]) -> None:
+    """Fold nothing at all with every projection, so that one that can't be is told of before work begins.
+
+    Raises: BrokenProjection when a fold fails, or returns other columns than its projection declares.
+    """
+    nothing = pl.DataFrame(schema={name: _POLARS[COLUMNS[name].arrow] for name in columns_read(wanted)})
+    folded = fold_range(nothing, wanted, [])
+    fold_pieces(folded.pieces, wanted, [])

@@ -95,6 +95,8 @@ class EventProjection(Projection):
 class MessageProjection(Projection):
     """A read model of the messages that are not settled: ready, delayed, in flight or dead.
 
+    A column of its key that is named as one of the messages' has the message's value.
+
     Arguments:
         derive: takes rows of the `mailbox` table, and returns rows; those of one key are merged.
         reference: the same, of one row.

@@ -20,6 +20,7 @@ from postroom.projections.fold import MESSAGES, derive
 from postroom.projections.models import messages
 from postroom.projections.models.backlog import PROJECTION as BACKLOG
 from postroom.projections.models.messages import Parked
+from postroom.projections.parking import parking
 from postroom.projections.projection import (
     Column,
     MessageProjection,
@@ -270,22 +271,30 @@ class SqlTables(ABC):
     def _derive_again(
         self, version: Version, projection: MessageProjection, before: pl.DataFrame, after: pl.DataFrame
     ) -> None:
-        """Make the rows anew whose messages changed: the second least, say, is not known from the rows."""
+        """Make the rows anew whose messages changed: the second least, say, is not known from the rows.
+
+        Where the key is of the messages themselves, theirs are looked up; otherwise all unsettled ones are.
+        """
         keys = pl.concat([before.select(projection.key), after.select(projection.key)]).unique()
         if not keys.height:
             return
+        is_of_messages = set(projection.key) <= set(KNOWN)
         names = [*KNOWN, "envelope_blob"]
         rows = self._fetch_some(
             "unsettled",
-            keys,
+            keys if is_of_messages else keys.head(1),
             columns=", ".join(f"message.{name}" for name in names),
             mailbox=_of(version, MESSAGES),
-            is_given=" AND ".join(f"message.{name} = given.{name}" for name in projection.key),
+            is_given=" AND ".join(f"message.{name} = given.{name}" for name in projection.key)
+            if is_of_messages
+            else "true",
         )
         types = {name: messages.PROJECTION.schema[name] for name in names}
         self._delete(_of(version, projection.name), projection.key, keys)
-        derived = projection.derive(pl.DataFrame(rows, types, orient="row")).select(*projection.schema)
-        self._insert(_of(version, projection.name), derived)
+        # What can't be folded was parked when it came.
+        wanted = parking({projection.name: projection}, [])
+        derived = derive(pl.DataFrame(rows, types, orient="row"), wanted)[projection.name]
+        self._insert(_of(version, projection.name), derived.join(keys, on=projection.key, how="semi"))
 
     def _park(self, version: Version, steps: Sequence[Step], parked: Sequence[Parked]) -> None:
         mailboxes = {step.cut.id: step.cut.name for step in steps}
