@@ -11,7 +11,6 @@ from uuid import uuid4
 import msgspec
 import polars as pl
 
-from postroom.domain.errors import Unavailable
 from postroom.projections.projection import Projection
 from postroom.projections.sinks.sqlite import SqliteDatabase, connect_views
 
@@ -38,12 +37,6 @@ class ParquetTarget:
     @contextmanager
     def catalog(self) -> Iterator[SqliteDatabase]:
         """Open the catalog, a SQLite file in the folder; see `Target.catalog`."""
-        try:
-            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        except OSError as error:
-            raise Unavailable(
-                f"The folder {self.folder} can't be used: {error.strerror}. Check it and its permissions."
-            ) from error
         with closing(connect_views(self.folder / CATALOG)) as connection:
             yield FolderDatabase(self, connection)
 

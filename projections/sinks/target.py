@@ -13,7 +13,7 @@ from typing import Protocol
 import msgspec
 import polars as pl
 
-from postroom.domain.errors import NotFound
+from postroom.domain.errors import NotFound, Unavailable
 from postroom.projections.fold import MESSAGES, Folded
 from postroom.projections.projection import Projection, merge_rows, projections
 from postroom.projections.sinks import Done, Plan, Removed, Served, with_bucket
@@ -71,7 +71,13 @@ class TargetSink:
     ) -> Iterator["TargetBuild"]:
         """Begin a version or go on with one; see `Sink.build`."""
         target = self._target
-        target.staging.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        try:
+            target.staging.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise Unavailable(
+                f"The folder {target.staging.parent} can't be used: {error.strerror}. Check it and its "
+                "permissions."
+            ) from error
         lock = target.staging.with_name(f"{target.staging.name}-lock")
         with rebuild_lock(lock, Path(self.where)), target.catalog() as database:
             versions = Versions(database)
