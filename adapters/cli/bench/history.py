@@ -5,32 +5,30 @@ import os
 import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from statistics import median, quantiles
+from statistics import median
 from typing import Any
 
 from postroom.adapters.cli.bench.figures import RUNS, Figures, Stopwatch
+from postroom.adapters.cli.bench.search import measure_search
 from postroom.adapters.cli.bench.throughput import LIMITS, POLICY
 from postroom.adapters.compose import (
     Postroom,
     open_mailbox,
     read_mailbox,
-    read_projections,
     rebuild_projections,
 )
 from postroom.application.fold import fold
 from postroom.application.messages import NewMessage
 from postroom.application.ports.event_log import EventLog
 from postroom.domain.policy import MailboxLimits
-from postroom.domain.search import EventFilter
 
 BATCH = 500
 CHUNK = 50_000
 TOPICS = 20
 PRINCIPALS = 1_000
-SEARCHES = 1_000
 RETENTION_LIVES = 40_000
 EVENTS_PER_LIFE = 3
-REFOLD_GOAL, SEARCH_GOAL_MS, BYTES_GOAL, DELETE_GOAL_S, OPEN_GOAL_RATIO = 300_000, 10, 500, 1, 1.5
+REFOLD_GOAL, BYTES_GOAL, DELETE_GOAL_S, OPEN_GOAL_RATIO = 300_000, 500, 1, 1.5
 
 
 class _WithoutSnapshots:
@@ -118,28 +116,7 @@ def _measure_history(figures: Figures, folder: Path, messages: int) -> None:
         figures.add(f"sqlite.open.{label}", full * 1_000, "ms", round(empty * 1_000 * OPEN_GOAL_RATIO, 3))
     if figures.wants("sqlite.search"):
         rebuild_projections(str(store), lambda _: None)
-        _measure_search(figures, store, messages)
-
-
-def _measure_search(figures: Figures, store: Path, messages: int) -> None:
-    chance = random.Random(7)
-    filters: list[Callable[[], EventFilter]] = [
-        lambda: EventFilter(principals=(f"user-{chance.randrange(PRINCIPALS)}",)),
-        lambda: EventFilter(correlation_id=f"request-{chance.randrange(messages // 2)}"),
-        lambda: EventFilter(topics=(f"bench.t{chance.randrange(TOPICS)}",)),
-        lambda: EventFilter(topics=("bench.t1*",), principals=(f"user-{chance.randrange(PRINCIPALS)}",)),
-        lambda: EventFilter(limit=100),
-    ]
-    seconds = []
-    with read_projections(str(store)) as projections:
-        for n in range(SEARCHES):
-            wanted = filters[n % len(filters)]()
-            with Stopwatch() as searching:
-                projections.search_messages(wanted)
-            seconds.append(searching.seconds)
-    cuts = quantiles(seconds, n=100)
-    figures.add("sqlite.search.p50", cuts[49] * 1_000, "ms")
-    figures.add("sqlite.search.p99", cuts[98] * 1_000, "ms", SEARCH_GOAL_MS)
+        measure_search(figures, "sqlite", str(store), messages // 2)
 
 
 def _measure_retention(figures: Figures, folder: Path, _: int) -> None:

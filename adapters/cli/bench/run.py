@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 
-from postroom.adapters.cli.bench import follow, history, messaging, peers, spark, throughput
+from postroom.adapters.cli.bench import follow, history, messaging, peers, search, spark, throughput
 from postroom.adapters.cli.bench.figures import Figure, Figures
 from postroom.adapters.cli.session import Session
 
@@ -30,7 +30,9 @@ def run(
         spark_options: how Spark is measured.
     """
     figures = Figures(names, session.out.note)
-    measurements = MEASUREMENTS | spark.measurements(spark_options) | follow.measurements(spark_options)
+    measurements = dict(MEASUREMENTS)
+    for module in (search, spark, follow):
+        measurements |= module.measurements(spark_options)
     with tempfile.TemporaryDirectory(prefix="postroom-bench-") as folder:
         # Measurements under several names are made once.
         for measure in dict.fromkeys(m for prefix, m in measurements.items() if figures.wants(prefix)):
