@@ -1,0 +1,142 @@
+"""What a projection has to be, and what is said of one that is not."""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+
+from postroom.domain.errors import BrokenProjection, InvalidRequest
+from postroom.projections.fold import check_folds
+from postroom.projections.projection import (
+    MODULES,
+    Column,
+    EventProjection,
+    MessageProjection,
+    checked,
+    checked_reference,
+    merge_reference,
+    merge_rows,
+    projections,
+)
+
+COUNTS = EventProjection(
+    "counts",
+    (
+        Column("name", "text", "key"),
+        Column("events", "int", "sum"),
+        Column("first", "int", "min"),
+        Column("last", "int", "max"),
+    ),
+)
+ROW = {"name": "a", "events": 1, "first": 3, "last": 3}
+
+DECLARED = """
+from postroom.projections.projection import Column, EventProjection, MessageProjection
+NAME = Column("name", "text", "key")
+"""
+
+
+def test_the_messages_come_first_and_the_built_in_ones_are_all_there() -> None:
+    assert list(projections()) == ["mailbox", "activity", "backlog", "dead_letters"]
+
+
+@pytest.mark.parametrize(
+    ("declared", "problem"),
+    [
+        ("PROJECTION = 7", "is no Projection; make it one"),
+        ("1 / 0", "can't be loaded: division by zero"),
+        ("PROJECTION = EventProjection('Größe', (NAME,))", "has the name 'Größe'; write up to 40"),
+        ("PROJECTION = EventProjection('x; DROP TABLE log', (NAME,))", "write up to 40 lower-case letters"),
+        ("PROJECTION = EventProjection('counts', (Column('a b', 'text', 'key'),))", "has the name 'a b'"),
+        (
+            "PROJECTION = EventProjection('topic_counts', (NAME,))",
+            "is named topic_counts, as tables of Postroom",
+        ),
+        ("PROJECTION = EventProjection('activity', (NAME,))", "Two projections are named activity"),
+        ("PROJECTION = EventProjection('counts', (NAME, NAME))", "has two columns of one name"),
+        ("PROJECTION = MessageProjection('counts', (Column('n', 'int', 'sum'),))", "has no key"),
+        (
+            "PROJECTION = EventProjection('counts', (NAME,), indexes=(('age',),))",
+            "indexes age, which it has no",
+        ),
+        (
+            "PROJECTION = EventProjection('counts', (NAME,), reads=('size',))",
+            "reads size, which the log has not",
+        ),
+        ("PROJECTION = EventProjection('counts', (NAME, Column('n')))", "columns without merge"),
+    ],
+)
+def test_a_projection_that_is_none_is_told_with_its_module_and_what_to_do(
+    declared: str, problem: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "ours.py").write_text(DECLARED + declared)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv(MODULES, "ours")
+    sys.modules.pop("ours", None)
+    with pytest.raises(InvalidRequest) as told:
+        projections()
+    assert problem in str(told.value)
+    sys.modules.pop("ours", None)
+
+
+@pytest.mark.parametrize(
+    ("made", "problem"),
+    [
+        (lambda _: [ROW], "returned a list, no polars DataFrame"),
+        (lambda _: pl.DataFrame([{"name": "a"}]), "returned the columns name;"),
+        (lambda _: pl.DataFrame([ROW | {"more": 1}]), "returned the columns name, events, first, last, more"),
+        (lambda _: pl.DataFrame([ROW | {"last": "x"}]), "returned the column last as String"),
+        (lambda _: pl.DataFrame([ROW | {"events": 1.5}]), "returned the column events as Float64"),
+        (lambda _: pl.DataFrame([ROW | {"name": None}]), "returned nulls in the column name"),
+        (lambda _: pl.DataFrame([ROW | {"events": None}]), "returned nulls in the column events"),
+        (lambda frame: frame.select("nothing"), "failed with ColumnNotFoundError"),
+    ],
+)
+def test_a_fold_that_makes_other_rows_than_declared_is_told_by_name(
+    made: Callable[[pl.DataFrame], pl.DataFrame], problem: str
+) -> None:
+    with pytest.raises(BrokenProjection, match=r"The fold of the projection counts") as told:
+        checked(COUNTS, made, pl.DataFrame())
+    assert problem in str(told.value)
+
+
+@pytest.mark.parametrize("row", [{}, ROW | {"more": 1}, ROW | {"events": "1"}, ROW | {"name": None}])
+def test_a_reference_fold_that_makes_other_rows_than_declared_is_told_by_name(row: dict[str, Any]) -> None:
+    with pytest.raises(BrokenProjection, match=r"The fold of the projection counts returned"):
+        checked_reference(COUNTS, lambda: [row])
+
+
+def test_a_reference_fold_that_fails_is_told_by_name() -> None:
+    with pytest.raises(BrokenProjection, match=r"projection counts failed with ZeroDivisionError"):
+        checked_reference(COUNTS, lambda: [1 / 0])  # type: ignore[list-item]
+
+
+def test_counts_may_be_unsigned_texts_categories_and_rows_of_one_key_many() -> None:
+    frame = pl.DataFrame([ROW, ROW | {"first": 1, "last": 9}, ROW | {"name": "b", "first": None}])
+    loose = frame.with_columns(pl.col("name").cast(pl.Categorical), pl.col("events").cast(pl.UInt32))
+    rows = checked(COUNTS, lambda frame: frame, loose)
+    assert rows.schema == pl.Schema(COUNTS.schema)
+    assert rows.sort("name").to_dicts() == merge_reference(COUNTS, frame.to_dicts())
+    assert rows.sort("name").to_dicts() == [
+        {"name": "a", "events": 2, "first": 1, "last": 9},
+        {"name": "b", "events": 1, "first": None, "last": 3},
+    ]
+
+
+def test_rows_merge_in_frames_as_they_do_one_by_one() -> None:
+    latest = MessageProjection("latest", (Column("name", "text", "key"), Column("last")))
+    rows = [{"name": "a", "last": "x"}, {"name": "a", "last": None}, {"name": "b", "last": "y"}]
+    merged = merge_rows(latest, pl.DataFrame(rows)).sort("name").to_dicts()
+    assert (
+        merged == merge_reference(latest, rows) == [{"name": "a", "last": None}, {"name": "b", "last": "y"}]
+    )
+
+
+def test_folds_are_tried_on_nothing_before_work_begins() -> None:
+    check_folds(projections())
+    broken = EventProjection("counts", COUNTS.columns, reads=("at",), fold=lambda records: records)
+    with pytest.raises(BrokenProjection, match=r"projection counts returned the columns"):
+        check_folds({**projections(), "counts": broken})
