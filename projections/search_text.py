@@ -29,7 +29,7 @@ def search_tables(mailbox_rows: pl.DataFrame, bodies: BodyRules) -> dict[str, pa
     """Return what rows of the `mailbox` table are searched by, beside their columns.
 
     Arguments:
-        mailbox_rows: columns of `MAILBOX_COLUMNS`, further ones left alone.
+        mailbox_rows: with `id`, `timestamp`, all headers and `envelope_blob`; others are left alone.
         bodies: whose bodies are searched for words.
 
     Returns: rows of the tables `header` (name, value, timestamp, id; one for each custom header) and `text`
