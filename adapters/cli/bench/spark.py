@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
 from typing import Any, Literal
@@ -115,6 +116,14 @@ def run_peer(peer: str, store: str, target: Path) -> tuple[Finished, dict[str, f
     return finished._replace(seconds=finished.seconds - phases.pop("prepare", 0)), phases
 
 
+def _present(figures: Figures) -> list[str]:
+    """Return the peers that are installed; DuckDB need not be (dependency group `dev`)."""
+    present = [peer for peer in PEERS if peer in ("sql", "floor") or find_spec(peer)]
+    if missing := sorted(set(PEERS) - set(present)):
+        figures.progress(f"not measured, for want of {', '.join(missing)}")
+    return present
+
+
 def _run_peer_and_clean_up(peer: str, store: str, folder: Path) -> tuple[Finished, dict[str, float]]:
     try:
         return run_peer(peer, store, folder / "peer.db")
@@ -130,7 +139,7 @@ def _compare(database: Database, messages: int, options: Options, figures: Figur
     if messages == LARGE and not figures.is_named(name):
         return
     makers: dict[str, Callable[[str], tuple[Finished, dict[str, float]]]] = {"": rebuild}
-    makers |= {peer: partial(_run_peer_and_clean_up, peer, folder=folder) for peer in PEERS}
+    makers |= {peer: partial(_run_peer_and_clean_up, peer, folder=folder) for peer in _present(figures)}
     found: dict[str, list[tuple[Finished, dict[str, float]]]] = {maker: [] for maker in makers}
     with open_store(database, messages, options, figures, folder) as (store, log):
         for run in range(options.runs_at(messages)):
@@ -156,7 +165,8 @@ def _report(
     memory = {role: median(run.peak_mib[role] for run, _ in ours) for role in ("driver", "workers")}
     figures.add(f"{name}.memory.driver", memory["driver"], "MiB", MEMORY_GOAL_MIB)
     figures.add(f"{name}.memory.workers", memory["workers"], "MiB")
-    for peer in PEERS:
+    peers = [maker for maker in found if maker]
+    for peer in peers:
         kind = "" if peer == "floor" else "peer."
         figures.add(f"{name}.{kind}{peer}", seconds[peer], "s")
         figures.add(
@@ -164,7 +174,7 @@ def _report(
             median(run.peak_mib["driver"] for run, _ in found[peer]),
             "MiB",
         )
-    fastest = min(seconds[peer] for peer in PEERS if peer != "floor")
+    fastest = min(seconds[peer] for peer in peers if peer != "floor")
     figures.add(f"{name}.ratio", seconds[""] / fastest, "x", GOAL_RATIOS.get(log.messages))
 
 

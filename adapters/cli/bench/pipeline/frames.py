@@ -2,10 +2,12 @@
 
 import re
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
-import pyarrow as pa
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 HEADERS = (
     *("timestamp", "content_type", "schema_url", "schema_version", "encryption", "correlation_id"),
@@ -43,19 +45,19 @@ _custom = msgspec.json.Decoder(dict[str, str]).decode
 class Read(NamedTuple):
     """What was read of a log: records by what they tell; each mailbox's id, name and last log time (µs)."""
 
-    sent: pa.Table
-    later: pa.Table
-    fates: pa.Table
+    sent: "pa.Table"
+    later: "pa.Table"
+    fates: "pa.Table"
     cut: list[tuple[int, str, int]]
 
 
 class Rows(NamedTuple):
     """Rows of the search model."""
 
-    mailbox: pa.Table
-    header: pa.Table
-    topic: pa.Table
-    text: pa.Table
+    mailbox: "pa.Table"
+    header: "pa.Table"
+    topic: "pa.Table"
+    text: "pa.Table"
 
 
 Fold = Callable[[Read], Rows]
@@ -199,13 +201,17 @@ def _searched_with_polars(mailbox: Any) -> Rows:
     return Rows(*(frame.to_arrow() for frame in (mailbox, header, topic, texts)))
 
 
-def _cut(cut: list[tuple[int, str, int]]) -> pa.Table:
+def _cut(cut: list[tuple[int, str, int]]) -> "pa.Table":
+    import pyarrow as pa
+
     ids, names, times = zip(*cut, strict=True)
     return pa.table({"id": pa.array(ids, pa.int64()), "name": names, "at": pa.array(times, pa.int64())})
 
 
-def _deaths(fates: pa.Table) -> pa.Table:
+def _deaths(fates: "pa.Table") -> "pa.Table":
     """Return the deaths of each message as JSON; few messages have any."""
+    import pyarrow as pa
+
     found: dict[tuple[int, bytes], list[dict[str, Any]]] = {}
     for row in sorted(fates.to_pylist(), key=lambda row: row["place"]):
         deaths = found.setdefault((row["place"] // POSITIONS, row["stream"]), [])
