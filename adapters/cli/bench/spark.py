@@ -136,7 +136,7 @@ def _run_peer_and_clean_up(peer: str, store: str, folder: Path) -> tuple[Finishe
 
 def _compare(database: Database, messages: int, options: Options, figures: Figures, folder: Path) -> None:
     name = f"spark.rebuild.{database}.{label(messages)}"
-    if messages == LARGE and not figures.is_named(name):
+    if not figures.wants(name):
         return
     makers: dict[str, Callable[[str], tuple[Finished, dict[str, float]]]] = {"": rebuild}
     makers |= {peer: partial(_run_peer_and_clean_up, peer, folder=folder) for peer in _present(figures)}
@@ -181,11 +181,15 @@ def _report(
 def measurements(options: Options) -> dict[str, Callable[[Figures, Path, int], None]]:
     """Return what is measured of Spark under these options."""
 
-    def of(database: Database, messages: int | None, figures: Figures, folder: Path, at: int) -> None:
-        _compare(database, messages or at, options, figures, folder)
+    def of(database: Database, figures: Figures, folder: Path, messages: int) -> None:
+        _compare(database, messages, options, figures, folder)
+
+    def large(figures: Figures, folder: Path, messages: int) -> None:
+        if messages != LARGE and figures.is_named(f"spark.rebuild.postgres.{label(LARGE)}"):
+            _compare("postgres", LARGE, options, figures, folder)
 
     return {
-        "spark.rebuild.postgres": partial(of, "postgres", None),
-        "spark.rebuild.sqlite": partial(of, "sqlite", None),
-        f"spark.rebuild.postgres.{label(LARGE)}": partial(of, "postgres", LARGE),
+        "spark.rebuild.postgres": partial(of, "postgres"),
+        "spark.rebuild.sqlite": partial(of, "sqlite"),
+        f"spark.rebuild.postgres.{label(LARGE)}": large,
     }
