@@ -19,6 +19,10 @@ if TYPE_CHECKING:
 QUIET = "-Dlog4j2.configurationFile=" + Path(__file__).with_name("log4j2.properties").absolute().as_uri()
 """The Java option that keeps Spark's log quiet."""
 
+SCHEDULER_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+"""Java options for a JVM that only hands out tasks: it compiles less and collects with one thread, which leaves
+the cores to Python. For `spark-submit --driver-java-options`, whose JVM runs before we do."""
+
 LOCAL = {
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.driver.host": "127.0.0.1",
@@ -29,8 +33,7 @@ LOCAL = {
 """Settings where Spark runs in one process on this machine: a command of ours, not a service."""
 
 SCHEDULER_JVM = {
-    # It only hands out tasks: compiling less and collecting with one thread leave the cores to Python.
-    "spark.driver.extraJavaOptions": f"-XX:TieredStopAtLevel=1 -XX:+UseSerialGC {QUIET}",
+    "spark.driver.extraJavaOptions": f"{SCHEDULER_OPTIONS} {QUIET}",
     "spark.driver.memory": "1g",
 }
 """The local JVM of a job whose tasks do their work in Python."""

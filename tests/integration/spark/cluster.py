@@ -11,9 +11,9 @@ from typing import Any
 
 from postroom.adapters.embedded.process import LOOPBACK
 from postroom.adapters.embedded.spark import SparkCluster, spark_home
+from postroom.projections.session import SCHEDULER_OPTIONS
 
 REPOSITORY = Path(__file__).parents[3]
-QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Job:
         self._events = folder / "events"
         self._events.mkdir()
         settings = {
-            "spark.driver.extraJavaOptions": QUICK,
+            "spark.driver.extraJavaOptions": SCHEDULER_OPTIONS,
             "spark.driver.host": LOOPBACK,
             "spark.driver.maxResultSize": "1m",
             "spark.driver.memory": "512m",
@@ -58,7 +58,7 @@ class Job:
             "spark.eventLog.dir": self._events.as_uri(),
             "spark.eventLog.enabled": "true",
             "spark.eventLog.rolling.enabled": "false",
-            "spark.executor.extraJavaOptions": QUICK,
+            "spark.executor.extraJavaOptions": SCHEDULER_OPTIONS,
             "spark.executor.memory": "512m",
             "spark.log.level": "WARN",
             "spark.pyspark.python": "./env/bin/python",
