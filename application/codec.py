@@ -2,10 +2,10 @@
 
 An event's stream, version and time, and the facts that projections read, are columns of its record; the
 fields that remain are a MessagePack array in `state`. The type name carries the schema version: an event
-whose fields change gets a new number, and `_UPCAST` a function that turns the older array into the newer one.
+whose fields change gets a new number, and `UPCASTERS` a function that turns the older array into the newer.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import msgspec
@@ -32,6 +32,7 @@ Columns = tuple[str | None, int | None, int | None, int | None, str | None, byte
 """A record's `topic, shard, attempt, due, reason, state`."""
 
 _pack = msgspec.msgpack.Encoder().encode
+_unpack = msgspec.msgpack.Decoder().decode
 _json = msgspec.json.Encoder(order="deterministic").encode
 _parse_headers = msgspec.json.Decoder(dict[str, str]).decode
 _NOTHING = _pack(())
@@ -170,7 +171,32 @@ KINDS = [
 ]
 
 _WRITE = {kind.cls: (kind.name, kind.columns) for kind in KINDS}
-_READ = {kind.name: (msgspec.msgpack.Decoder(kind.state).decode, kind.event) for kind in KINDS}
+Upcaster = Callable[[list[Any]], list[Any]]
+Reader = tuple[Callable[[bytes], Any], Callable[..., Event]]
+"""How `state` is decoded, and how an event is built from it (see `Kind`)."""
+
+UPCASTERS: dict[str, Upcaster] = {}
+"""By type and version, such as `MessageSent.1`: turn the array in `state` into that of the next version."""
+
+
+def make_readers(kinds: Iterable[Kind], upcasters: Mapping[str, Upcaster]) -> dict[str, Reader]:
+    """Return how each type and version is read, older versions of an event by way of the next one's."""
+    readers: dict[str, Reader] = {
+        kind.name: (msgspec.msgpack.Decoder(kind.state).decode, kind.event) for kind in kinds
+    }
+    versions = [(name.rpartition(".")[0], int(name.rpartition(".")[2])) for name in upcasters]
+    for event, version in sorted(versions, reverse=True):  # the next one's reader is there by then
+        decode, build = readers[f"{event}.{version + 1}"]
+        name = f"{event}.{version}"
+        readers[name] = (_upcasting(upcasters[name], decode), build)
+    return readers
+
+
+def _upcasting(upcast: Upcaster, decode: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
+    return lambda state: decode(_pack(upcast(_unpack(state))))
+
+
+_READ = make_readers(KINDS, UPCASTERS)
 
 
 def to_record(event: Event, position: int, epoch: int, previous: bytes) -> Record:

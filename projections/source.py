@@ -59,7 +59,7 @@ class LogSource(DataSource):
         partition_by: `position`, the default, gives each task ranges of positions. `message` gives each all
             records of its share of the messages, wherever they are: every task then has the store go through
             the whole log, so with n tasks the log is scanned n times, though each record is sent once.
-        driver: `adbc`, the default, or `python` for the database's ordinary Python driver.
+        driver: `adbc`, or `python` for the database's ordinary Python driver; `auto`, the default, chooses.
         start: of a stream, JSON of the last position already known, by mailbox; others are read from their
             beginning.
         max_rows: of a stream, how many records one micro-batch has at most.
@@ -109,7 +109,7 @@ class LogSource(DataSource):
         store = self.url or options.get("store")
         if not store:
             raise InvalidRequest("postroom_log reads no store; name one with the option store.")
-        return open_log(store, self._choice("driver", "adbc", "python"), options.get("archive"))  # type: ignore[arg-type]
+        return open_log(store, self._choice("driver", "auto", "adbc", "python"), options.get("archive"))  # type: ignore[arg-type]
 
     def _plan(self) -> "Plan":
         partitions = self._number("partitions") if "partitions" in self.options else PARTITIONS_PER_CORE

@@ -2,16 +2,14 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Protocol
 
 import pyarrow as pa
 
 from postroom.adapters.postgres.url import is_url
 from postroom.projections.cut import MailboxCut, Range
 from postroom.projections.logs.conditions import Condition
-
-Driver = Literal["adbc", "python"]
-"""ADBC, or the database's ordinary Python driver where ADBC is not available."""
+from postroom.projections.logs.reading import Driver
 
 
 class Log(Protocol):
@@ -51,12 +49,12 @@ class Log(Protocol):
         """
 
 
-def open_log(store: str, driver: Driver = "adbc", archive: str | Path | None = None) -> Log:
+def open_log(store: str, driver: Driver = "auto", archive: str | Path | None = None) -> Log:
     """Return the log of a store.
 
     Arguments:
         store: path of a SQLite store, or URL of a PostgreSQL one.
-        driver: what to read with.
+        driver: what to read with, where there is a choice.
         archive: folder in which retention stored what it removed, to be read as the log's beginning.
     """
     log: Log

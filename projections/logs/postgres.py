@@ -6,7 +6,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import islice
-from typing import Any, Literal
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -18,11 +18,13 @@ from postroom.adapters.sql.statements import statements
 from postroom.domain.errors import Unavailable
 from postroom.projections.cut import PLACES, MailboxCut, Range
 from postroom.projections.logs.conditions import Condition
-from postroom.projections.logs.reading import ROWS_PER_BATCH, Run, read_by_sql, to_batch
+from postroom.projections.logs.reading import Driver, Run, read_by_sql, rows_per_batch, to_batch
 
 NAME = "postroom, reading the log"
 ROWS_PER_CHUNK = 1_000
 """Rows that libpq hands over at once."""
+BYTES_PER_BATCH = 16 << 20
+"""Bytes that ADBC hands over at once, about."""
 _SQL = statements("postroom.projections", "sql/postgres/log.sql")
 
 
@@ -31,7 +33,7 @@ class PostgresLog:
     """Read the log of a PostgreSQL store; see `Log`. Its URL, which may hold a password, is not shown."""
 
     url: str = field(repr=False)
-    driver: Literal["adbc", "python"] = "adbc"
+    driver: Driver = "auto"
 
     def mailboxes(self) -> dict[str, int]:
         """Return the ids of the mailboxes; see `Log.mailboxes`."""
@@ -61,7 +63,7 @@ class PostgresLog:
         self, ranges: Iterable[Range], columns: Sequence[str], where: Sequence[Condition] = ()
     ) -> Iterator[pa.RecordBatch]:
         """Yield records; see `Log.read`."""
-        connect_ = self._adbc if self.driver == "adbc" and _has_adbc() else self._psycopg
+        connect_ = self._adbc if self.driver != "python" and _has_adbc() else self._psycopg
         with connect_() as run:
             for batch in read_by_sql(run, "postroom.log", _bytes_literal, ranges, columns, where):
                 yield _unescaped(batch)
@@ -79,6 +81,7 @@ class PostgresLog:
 
         def run(sql: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
             with AdbcStatement(connection) as statement:
+                statement.set_options(**{"adbc.postgresql.batch_size_hint_bytes": str(BYTES_PER_BATCH)})
                 statement.set_sql_query(sql)
                 handle, _ = statement.execute_query()
                 with pa.RecordBatchReader.from_stream(handle) as reader:
@@ -100,7 +103,7 @@ class PostgresLog:
         def run(statement: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
             with connection.cursor(binary=True) as cursor:
                 rows = cursor.stream(statement.encode(), size=ROWS_PER_CHUNK)
-                while batch := list(islice(rows, ROWS_PER_BATCH)):
+                while batch := list(islice(rows, rows_per_batch(schema))):
                     yield to_batch(batch, schema)
 
         with closing(connect(self.url, NAME)) as connection, unavailable(self.url):

@@ -1,7 +1,7 @@
 """What reading logs takes in every database."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import pyarrow as pa
 
@@ -12,6 +12,11 @@ from postroom.projections.logs.conditions import Condition, StartsWith, to_sql
 POSITIONS_PER_READ = 50_000
 """Positions that one SQL statement covers: it bounds how long a read transaction lasts."""
 ROWS_PER_BATCH = 20_000
+ROWS_WITH_ENVELOPES = 4_000
+"""An envelope may be large: fewer rows of them are in memory at once."""
+
+Driver = Literal["auto", "adbc", "python"]
+"""ADBC or the database's ordinary Python driver; `auto` takes ADBC where it is there and does no harm."""
 
 Run = Callable[[str, pa.Schema], Iterator[pa.RecordBatch]]
 """Yield the rows of a SELECT statement, which is a transaction by itself."""
@@ -43,8 +48,26 @@ def read_by_sql(
         places = f"place BETWEEN {cut.place(first)} AND {cut.place(last)}"
         # In the order of the key, by which the rows are found anyway.
         statement = f"SELECT {selected} FROM {table} WHERE {places}{conditions} ORDER BY place"
-        for batch in run(statement, arrow_schema(stored)):
+        for batch in _one_ahead(run(statement, arrow_schema(stored))):
             yield complete(batch, cut, columns)
+
+
+def _one_ahead(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Yield batches when the next one is there: with the last one, the transaction is over.
+
+    However long a consumer takes, it holds nothing of the store between two statements.
+    """
+    ready = next(batches, None)
+    for batch in batches:
+        yield ready
+        ready = batch
+    if ready is not None:
+        yield ready
+
+
+def rows_per_batch(schema: pa.Schema) -> int:
+    """Return how many rows with these columns are handed over at once."""
+    return ROWS_WITH_ENVELOPES if "envelope" in schema.names else ROWS_PER_BATCH
 
 
 def to_batch(rows: Sequence[tuple[Any, ...]], schema: pa.Schema) -> pa.RecordBatch:

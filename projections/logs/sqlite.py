@@ -1,11 +1,12 @@
 """The event log in a SQLite file."""
 
 import sqlite3
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any
 
 import pyarrow as pa
 
@@ -13,7 +14,7 @@ from postroom.adapters.sql.statements import statements
 from postroom.domain.errors import NotFound, Unavailable
 from postroom.projections.cut import PLACES, MailboxCut, Range
 from postroom.projections.logs.conditions import Condition
-from postroom.projections.logs.reading import ROWS_PER_BATCH, read_by_sql, to_batch
+from postroom.projections.logs.reading import Driver, read_by_sql, rows_per_batch, to_batch
 
 # A first row of values, because the ADBC driver takes a column's type from what it sees first, and NULL says
 # nothing.
@@ -23,53 +24,103 @@ _SQL = statements("postroom.projections", "sql/sqlite/log.sql")
 
 @dataclass(frozen=True)
 class SqliteLog:
-    """Read the log of a SQLite store; see `Log`."""
+    """Read the log of a SQLite store; see `Log`.
+
+    ADBC brings an SQLite of its own, and two of them in one process undo each other's locks on a file: so
+    everything is read with one of them, and `auto` takes ADBC's in Spark's tasks only, which open no stores.
+    """
 
     store: str
-    driver: Literal["adbc", "python"] = "adbc"
+    driver: Driver = "auto"
 
     def mailboxes(self) -> dict[str, int]:
         """Return the ids of the mailboxes; see `Log.mailboxes`."""
-        with self._reader() as connection:
-            return dict(connection.execute(_SQL["mailboxes"]).fetchall())
+        with self._open() as query:
+            return dict(query(_SQL["mailboxes"]))
 
     def heads(self) -> dict[str, int]:
         """Return the last positions; see `Log.heads`."""
-        with self._reader() as connection:
-            return dict(connection.execute(_SQL["heads"]).fetchall())
+        with self._open() as query:
+            return dict(query(_SQL["heads"]))
 
     def cuts(self, through: Mapping[str, int] | None = None) -> list[MailboxCut]:
         """Return extents of mailbox logs; see `Log.cuts`."""
         cuts = []
-        with self._reader() as connection:
-            for name, id_ in connection.execute(_SQL["mailboxes"]).fetchall():
+        with self._open() as query:
+            for name, id_ in query(_SQL["mailboxes"]):
                 last_wanted = PLACES - 1 if through is None else through.get(name, 0)
                 bounds = {"base": id_ * PLACES, "through": id_ * PLACES + last_wanted}
-                first = connection.execute(_SQL["first"], bounds).fetchone() if last_wanted else None
-                if first is not None:
-                    cuts.append(
-                        MailboxCut(id_, name, *first, *connection.execute(_SQL["last"], bounds).fetchone())
-                    )
+                first = query(_SQL["first"].format(**bounds)) if last_wanted else []
+                last = query(_SQL["last"].format(**bounds)) if first else []
+                if last:  # retention may remove the log in between
+                    cuts.append(MailboxCut(id_, name, *first[0], *last[0]))
         return cuts
 
     def read(
         self, ranges: Iterable[Range], columns: Sequence[str], where: Sequence[Condition] = ()
     ) -> Iterator[pa.RecordBatch]:
         """Yield records; see `Log.read`."""
-        run = self._run_adbc if self.driver == "adbc" and _has_adbc() else self._run_sqlite3
+        run = self._run_adbc if self._is_by_adbc else self._run_sqlite3
         return read_by_sql(run, "log", _bytes_literal, ranges, columns, where)
 
     @property
     def _uri(self) -> str:
         return f"{Path(self.store).absolute().as_uri()}?mode=ro"
 
+    @property
+    def _is_by_adbc(self) -> bool:
+        return _has_adbc() and (self.driver == "adbc" or (self.driver == "auto" and _is_spark_task()))
+
     @contextmanager
-    def _reader(self) -> Iterator[sqlite3.Connection]:
+    def _open(self) -> Iterator[Callable[[str], list[tuple[Any, ...]]]]:
+        """Open the store while the context lasts; yield what runs a statement."""
         if not Path(self.store).is_file():
             raise NotFound(f"There is no store at {self.store}; name one with --store or POSTROOM_STORE.")
+        if self._is_by_adbc:
+            with self._adbc() as cursor:
+
+                def query(statement: str) -> list[tuple[Any, ...]]:
+                    cursor.execute(statement)
+                    return list(cursor.fetchall())
+
+                yield query
+        else:
+            with self._sqlite3() as connection:
+                yield lambda statement: connection.execute(statement).fetchall()
+
+    def _run_adbc(self, statement: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+        typed = ", ".join(f"{_TYPED[column.type]} AS {column.name}" for column in schema)
+        with self._adbc({"adbc.sqlite.query.batch_rows": str(rows_per_batch(schema))}) as cursor:
+            cursor.execute(f"SELECT {typed} UNION ALL SELECT * FROM ({statement})")
+            skip = 1  # the typed row
+            for batch in cursor.fetch_record_batch():
+                yield batch.slice(skip).cast(schema)
+                skip = 0
+
+    def _run_sqlite3(self, statement: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+        with self._sqlite3() as connection:
+            cursor = connection.execute(statement)
+            while rows := cursor.fetchmany(rows_per_batch(schema)):
+                yield to_batch(rows, schema)
+
+    @contextmanager
+    def _adbc(self, options: Mapping[str, str] | None = None) -> Iterator[Any]:
+        from adbc_driver_manager import Error
+        from adbc_driver_sqlite import dbapi
+
+        try:
+            with (
+                dbapi.connect(self._uri, autocommit=True) as connection,
+                connection.cursor(adbc_stmt_kwargs=dict(options or {})) as cursor,
+            ):
+                yield cursor
+        except Error as error:
+            raise self._unreadable(error) from error
+
+    @contextmanager
+    def _sqlite3(self) -> Iterator[sqlite3.Connection]:
         try:
             with closing(sqlite3.connect(self._uri, uri=True, isolation_level=None)) as connection:
-                connection.execute("BEGIN")  # all statements see the same
                 yield connection
         except sqlite3.Error as error:
             raise self._unreadable(error) from error
@@ -78,31 +129,6 @@ class SqliteLog:
         return Unavailable(
             f"The store {self.store} can't be read: {error}. Check the path and its permissions."
         )
-
-    def _run_adbc(self, statement: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-        from adbc_driver_manager import Error
-        from adbc_driver_sqlite import dbapi
-
-        options = {"adbc.sqlite.query.batch_rows": str(ROWS_PER_BATCH)}
-        typed = ", ".join(f"{_TYPED[column.type]} AS {column.name}" for column in schema)
-        try:
-            with (
-                dbapi.connect(self._uri, autocommit=True) as connection,
-                connection.cursor(adbc_stmt_kwargs=options) as cursor,
-            ):
-                cursor.execute(f"SELECT {typed} UNION ALL SELECT * FROM ({statement})")
-                skip = 1  # the typed row
-                for batch in cursor.fetch_record_batch():
-                    yield batch.slice(skip).cast(schema)
-                    skip = 0
-        except Error as error:
-            raise self._unreadable(error) from error
-
-    def _run_sqlite3(self, statement: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-        with self._reader() as connection:
-            cursor = connection.execute(statement)
-            while rows := cursor.fetchmany(ROWS_PER_BATCH):
-                yield to_batch(rows, schema)
 
 
 def _bytes_literal(value: bytes) -> str:
@@ -115,3 +141,8 @@ def _has_adbc() -> bool:
     except ImportError:
         return False
     return True
+
+
+def _is_spark_task() -> bool:
+    pyspark = sys.modules.get("pyspark")
+    return pyspark is not None and pyspark.TaskContext.get() is not None

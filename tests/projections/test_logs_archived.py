@@ -1,4 +1,4 @@
-"""A log whose beginning is archived: each record once, wherever it is, and nothing that is not wanted is read."""
+"""A log whose beginning is archived: each record once, wherever it is, and only what is wanted is read."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack, closing

@@ -1,4 +1,4 @@
--- How Spark and the folds read the SQLite event log; `:base` is the place before a mailbox's first record.
+-- How Spark and the folds read the SQLite event log; `base` is the place before a mailbox's first record.
 
 -- name: mailboxes
 SELECT name, id FROM mailbox_names ORDER BY id;
@@ -10,7 +10,7 @@ SELECT name, last - (id << 40) FROM (
 ) WHERE last IS NOT NULL ORDER BY id;
 
 -- name: first
-SELECT place - :base FROM log WHERE place > :base AND place <= :through ORDER BY place LIMIT 1;
+SELECT place - {base} FROM log WHERE place > {base} AND place <= {through} ORDER BY place LIMIT 1;
 
 -- name: last
-SELECT place - :base, at FROM log WHERE place > :base AND place <= :through ORDER BY place DESC LIMIT 1;
+SELECT place - {base}, at FROM log WHERE place > {base} AND place <= {through} ORDER BY place DESC LIMIT 1;
