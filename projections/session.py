@@ -20,8 +20,11 @@ QUIET = "-Dlog4j2.configurationFile=" + Path(__file__).with_name("log4j2.propert
 """The Java option that keeps Spark's log quiet."""
 
 SCHEDULER_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-"""Java options for a JVM that only hands out tasks: it compiles less and collects with one thread, which leaves
-the cores to Python. For `spark-submit --driver-java-options`, whose JVM runs before we do."""
+"""Java options for a JVM that only hands out tasks: compiling less and collecting with one thread leaves the
+cores to Python.
+
+Say them to `spark-submit --driver-java-options`: its JVM runs before we do.
+"""
 
 LOCAL = {
     "spark.driver.bindAddress": "127.0.0.1",
