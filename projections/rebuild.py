@@ -6,14 +6,13 @@ Runs as `postroom project rebuild` and as `spark-submit projections/rebuild.py -
 import argparse
 import os
 import re
-import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import structlog
@@ -53,8 +52,8 @@ POSITIONS = (50_000, 250_000)
 POSITIONS_PER_BUCKET = 250_000
 MAX_BUCKETS = 256
 POLL_SECONDS = 0.1
-# The last line of a Python traceback inside of what the JVM says.
-_RAISED = re.compile(r"Traceback \(.*^[\w.]+: (.*?)(?:\n SQLSTATE|\n\s*\tat |\Z)", re.DOTALL | re.MULTILINE)
+# What a Python traceback ends with, inside of what the JVM says.
+_RAISED = re.compile(r"Traceback \((?:(?!Traceback \().)*?^[\w.]+: ([^\n]*)", re.DOTALL | re.MULTILINE)
 
 
 class Progress(msgspec.Struct, frozen=True):
@@ -143,7 +142,7 @@ def rebuild(
     Raises: NotFound when there is no such store; InvalidRequest for a model or position that is none;
         Unavailable when another rebuild is running, when Spark or Java is missing, or when Spark failed.
     """
-    clock = _Stopwatch(progress)
+    clock = Stopwatch(progress)
     log = open_log(store, archive=archive)
     models = _models(only)
     through = _through(log, to_position)
@@ -154,16 +153,12 @@ def rebuild(
         if as_far is None and served is not None and (compare or set(models) < set(served.models)):
             as_far = served.positions
         cuts = log.cuts(as_far)
-        total = sum(cut.events for cut in cuts)
-        positions = min(max(total // PARTS, POSITIONS[0]), POSITIONS[1])
-        return Plan(
-            tuple(cuts),
+        return plan_of(
+            cuts,
             models,
-            positions,
-            min(-(-total // POSITIONS_PER_BUCKET), MAX_BUCKETS) or 1,
-            msgspec.json.encode(bodies).decode(),
-            ",".join(to_position),
-            archive,
+            bodies=msgspec.json.encode(bodies).decode(),
+            through=",".join(to_position),
+            archive=archive,
         )
 
     check_folds({name: projections()[name] for name in models})
@@ -181,7 +176,7 @@ class _Rebuild:
     """One rebuild, step by step; a step that a killed one had done is passed over."""
 
     def __init__(
-        self, context: "SparkContext", log: Log, build: Build, sink: Sink, clock: "_Stopwatch"
+        self, context: "SparkContext", log: Log, build: Build, sink: Sink, clock: "Stopwatch"
     ) -> None:
         self._context = context
         self._log = log
@@ -205,23 +200,19 @@ class _Rebuild:
             build.load(clock.counting("load", "parts"))
             build.merge()
             clock.end("load")
-            step("loaded")
             build.index(clock.counting("index", "indexes"))
             clock.end("index")
-        step("indexed")
         served = self._sink.served()
         is_shared = served is not None and not set(served.models) <= set(build.plan.models)
         differences = self._differences(served, follows) if compare else None
         if follows is not None and not is_shared:
             catch_up(follows, build.version)
             clock.end("catch_up")
-        step("caught_up")
         counts = build.counts()
         events = sum(cut.events for cut in build.plan.cuts)
         clock.report("flip", 0, 0, "")
         build.flip({"events": events, **counts}, clock.seconds)
         clock.end("flip")
-        step("flipped")
         return RebuildReport(
             build.version,
             self._sink.where,
@@ -250,17 +241,13 @@ class _Rebuild:
     def _fold(self, ranges: Sequence[Part]) -> Work:
         """Fold the log part by part, and then what the parts left over, bucket by bucket."""
         build = self._build
-        step("begun")
-        job = Job(self._log, build.writer(), build.plan, wanted(build.plan))
+        job = Job(self._log, build.plan, wanted(build.plan), build.writer())
         work = self._run(job.fold_part, ranges, lambda part: sum(r.last - r.first + 1 for r in part.ranges))
-        step("folded")
         if build.plan.removed is None:
             build.remove_truncated(self._removed())
             job = replace(job, plan=build.plan)
         rest = buckets(build.plan)
-        work = work.plus(self._run(job.fold_bucket, rest, lambda part: 1))
-        step("finished")
-        return work
+        return work.plus(self._run(job.fold_bucket, rest, lambda part: 1))
 
     def _run(self, fold: Callable[[Part], Work], all_: Sequence[Part], size: Callable[[Part], int]) -> Work:
         """Run a task for each part that is not done, and bring to the tables what they write meanwhile."""
@@ -300,6 +287,18 @@ class _Rebuild:
         )
 
 
+def plan_of(cuts: Sequence[MailboxCut], models: tuple[str, ...], **others: Any) -> Plan:
+    """Return a plan that divides the work into parts of a good size.
+
+    Arguments:
+        others: further fields of the plan.
+    """
+    total = sum(cut.events for cut in cuts)
+    positions = min(max(total // PARTS, POSITIONS[0]), POSITIONS[1])
+    buckets = min(max(-(-total // POSITIONS_PER_BUCKET), 1), MAX_BUCKETS)
+    return Plan(tuple(cuts), models, positions, buckets, **others)
+
+
 def _models(only: Sequence[str]) -> tuple[str, ...]:
     """Return the names of the models that are built, all of them where none is named."""
     known = projections()
@@ -333,16 +332,16 @@ def _failing(build: Build, where: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        reason = str(error) if isinstance(error, PostroomError) else _reason(error)
+        why = str(error) if isinstance(error, PostroomError) else reason(error)
         # Of a server that is gone, say: the next rebuild goes on, or cleans up.
         with suppress(Exception):
-            build.fail(reason)
+            build.fail(why)
         if isinstance(error, PostroomError):
             raise
-        raise Unavailable(f"The rebuild of the read models {where} failed: {reason}") from error
+        raise Unavailable(f"The rebuild of the read models {where} failed: {why}") from error
 
 
-class _Stopwatch:
+class Stopwatch:
     """Time the phases, one after the other, and pass progress on."""
 
     def __init__(self, progress: OnProgress) -> None:
@@ -351,6 +350,7 @@ class _Stopwatch:
         self.seconds: dict[str, float] = {}
 
     def elapsed(self) -> float:
+        """Return the seconds since this began."""
         return round(time.monotonic() - self._began, 3)
 
     def end(self, phase: str) -> None:
@@ -373,21 +373,15 @@ class _Stopwatch:
     def report(
         self, phase: str, done: int, total: int, unit: str, rate: float = 0.0, left: float | None = None
     ) -> None:
+        """Tell how far a phase is."""
         self._progress(Progress(phase, done, total, unit, self.elapsed(), rate, left))
 
 
-def step(name: str) -> None:
-    """Say that a step is done to whoever tests what a kill there does: `POSTROOM_KILL_AT` names it."""
-    if os.environ.get("POSTROOM_KILL_AT") == name:
-        os.kill(os.getpid(), signal.SIGKILL)
-
-
-def _reason(error: Exception) -> str:
+def reason(error: Exception) -> str:
     """Return what went wrong in one line; Spark wraps what a task itself raised in pages of its own."""
     text = str(error)
-    raised = _RAISED.search(text)
-    if raised is not None:
-        return raised[1].strip()
+    if raised := _RAISED.findall(text):
+        return str(raised[-1]).strip()
     return next((line.strip() for line in text.splitlines() if line.strip()), repr(error))
 
 

@@ -42,77 +42,86 @@ class Work(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Job:
-    """What all tasks of a rebuild know; it is sent to them, where nothing shows it.
+class Folding:
+    """How tasks fold; it is sent to them, where nothing shows it.
 
     Arguments:
         log: of the store.
-        writer: of the version that is built.
-        wanted: the projections that are built.
+        wanted: the projections that are folded.
     """
 
     log: Log
-    writer: Writer
     plan: Plan
     wanted: Mapping[str, Projection]
 
-    def fold_part(self, part: Part) -> Work:
-        """Fold ranges of the log, unless that was done before."""
-        if self.writer.is_done(part.name):
-            return Work()
-        with _timed() as read:
-            records = self._read(part)
-        with _timed() as fold:
-            folded = self._fold(part, records)
-        return self._written(part, folded, Work(records.height, read=read[0], fold=fold[0]))
-
-    def fold(self, part: Part) -> Folded:
-        """Return what ranges of the log tell."""
-        return self._fold(part, self._read(part))
-
-    def fold_bucket(self, part: Part) -> Work:
-        """Fold what the ranges left over of a bucket's messages, unless that was done before."""
-        if self.writer.is_done(part.name):
-            return Work()
-        assert part.bucket is not None
-        parked: list[Parked] = []
-        with _timed() as read:
-            pieces = dict(self.writer.pieces(part.bucket))
-        with _timed() as fold:
-            pieces[MESSAGES] = self._kept(pieces[MESSAGES])
-            folded = fold_pieces(pieces, parking(self.wanted, parked), self.plan.cuts)
-            folded.parked += parked
-        return self._written(part, folded, Work(read=read[0], fold=fold[0]))
-
-    def _read(self, part: Part) -> pl.DataFrame:
+    def read(self, part: Part) -> pl.DataFrame:
+        """Return the records of ranges of the log, as far as they are folded."""
         columns = columns_read(parking(self.wanted, []))
         batches = self.log.read(part.ranges, columns)
         records = pl.from_arrow(pa.Table.from_batches(batches, arrow_schema(columns)))
         assert isinstance(records, pl.DataFrame)
         return records
 
-    def _fold(self, part: Part, records: pl.DataFrame) -> Folded:
+    def fold(self, part: Part, records: pl.DataFrame) -> Folded:
+        """Return what ranges of the log tell."""
         parked: list[Parked] = []
         wanted = parking(self.wanted, parked)
         folded = fold_range(records, wanted, [each.cut for each in part.ranges])
         folded.parked += parked
         return folded
 
-    def _written(self, part: Part, folded: Folded, work: Work) -> Work:
-        with _timed() as write:
-            rows = self.writer.write(part.name, folded)
-        return work._replace(rows=rows, write=write[0])
+    def fold_rest(self, pieces: Mapping[str, pl.DataFrame]) -> Folded:
+        """Return what all pieces of some messages tell.
 
-    def _kept(self, partials: pl.DataFrame) -> pl.DataFrame:
-        """Leave out messages whose records retention began to remove while the log was read.
-
-        Their later events may have gone before they were read, so what was folded of them is not certain.
+        Messages whose records retention began to remove while the log was read are left out: their later
+        events may have gone before they were read, so what was folded of them is not certain.
         """
+        partials = pieces[MESSAGES]
         for before, after in self.plan.removed or ():
             partials = partials.filter(
                 ~pl.col("id").is_between(before, after, closed="left").fill_null(False)
             )
-        return partials
+        parked: list[Parked] = []
+        folded = fold_pieces({**pieces, MESSAGES: partials}, parking(self.wanted, parked), self.plan.cuts)
+        folded.parked += parked
+        return folded
+
+
+@dataclass(frozen=True)
+class Job(Folding):
+    """What the tasks of a rebuild do.
+
+    Arguments:
+        writer: of the version that is built.
+    """
+
+    writer: Writer
+
+    def fold_part(self, part: Part) -> Work:
+        """Fold ranges of the log and write what they tell, unless that was done before."""
+        if self.writer.is_done(part.name):
+            return Work()
+        with _timed() as read:
+            records = self.read(part)
+        with _timed() as fold:
+            folded = self.fold(part, records)
+        return self._written(part, folded, Work(records.height, read=read[0], fold=fold[0]))
+
+    def fold_bucket(self, part: Part) -> Work:
+        """Fold what the ranges left over of a bucket's messages and write it, unless that was done before."""
+        if self.writer.is_done(part.name):
+            return Work()
+        assert part.bucket is not None
+        with _timed() as read:
+            pieces = self.writer.pieces(part.bucket)
+        with _timed() as fold:
+            folded = self.fold_rest(pieces)
+        return self._written(part, folded, Work(read=read[0], fold=fold[0]))
+
+    def _written(self, part: Part, folded: Folded, work: Work) -> Work:
+        with _timed() as write:
+            rows = self.writer.write(part.name, folded)
+        return work._replace(rows=rows, write=write[0])
 
 
 @contextmanager

@@ -335,7 +335,7 @@ class PostgresWriter:
         """Write a part in one transaction; see `Writer.write`."""
         tables = self._tables(part, folded)
         rows = sum(frame.height for name, frame in folded.rows.items() if name in self.wanted)
-        with self._adbc() as (connection, cursor):
+        with _adbc(self.url) as (connection, cursor):
             cursor.execute(
                 "INSERT INTO postroom.projection_part (version, part, rows, folded_at) VALUES "
                 f"({self.version}, '{part}', {rows}, {now()}) ON CONFLICT DO NOTHING RETURNING rows"
@@ -354,15 +354,10 @@ class PostgresWriter:
     def pieces(self, bucket: int) -> dict[str, pl.DataFrame]:
         """Return what was staged of a bucket; see `Writer.pieces`."""
         found = {}
-        with self._adbc() as (_, cursor):
-            for name, schema in staged(self.wanted).items():
-                columns = ", ".join(schema)
-                cursor.execute(
-                    f"SELECT {columns} FROM postroom.pieces_{name}_v{self.version} WHERE bucket = {bucket}"
-                )
-                frame = pl.from_arrow(cursor.fetch_arrow_table())
-                assert isinstance(frame, pl.DataFrame)
-                found[name] = _unescaped(frame.cast(schema))  # type: ignore[arg-type]
+        for name, schema in staged(self.wanted).items():
+            table = f"postroom.pieces_{name}_v{self.version}"
+            statement = f"SELECT {', '.join(schema)} FROM {table} WHERE bucket = {bucket}"
+            found[name] = fetch(self.url, statement, schema)
         return found
 
     def _tables(self, part: str, folded: Folded) -> dict[str, pa.Table]:
@@ -381,19 +376,30 @@ class PostgresWriter:
             tables[f"pieces_{name}{end}"] = _arrow(with_bucket(pieces, self.plan.buckets))
         return tables
 
-    @contextmanager
-    def _adbc(self) -> Iterator[tuple[Any, Any]]:
-        from adbc_driver_manager import Error
-        from adbc_driver_postgresql import dbapi
 
-        try:
-            with dbapi.connect(self.url) as connection, connection.cursor() as cursor:
-                cursor.execute(_SQL["configure_writer"])
-                cursor.fetchall()
-                yield connection, cursor
-        except Error as error:
-            said = str(error).replace(self.url, shown(self.url)).partition("\n")[0]
-            raise Unavailable(f"The database {shown(self.url)} can't be written to: {said}") from None
+@contextmanager
+def _adbc(url: str) -> Iterator[tuple[Any, Any]]:
+    """Open a connection of ADBC with a transaction that ends with the context, committed or not."""
+    from adbc_driver_manager import Error
+    from adbc_driver_postgresql import dbapi
+
+    try:
+        with dbapi.connect(url) as connection, connection.cursor() as cursor:
+            cursor.execute(_SQL["configure_writer"])
+            cursor.fetchall()
+            yield connection, cursor
+    except Error as error:
+        said = str(error).replace(url, shown(url)).partition("\n")[0]
+        raise Unavailable(f"The database {shown(url)} refused read models: {said}") from None
+
+
+def fetch(url: str, statement: str, schema: Mapping[str, pl.DataType]) -> pl.DataFrame:
+    """Return the rows of a SELECT statement, text as it was before it was stored."""
+    with _adbc(url) as (_, cursor):
+        cursor.execute(statement)
+        frame = pl.from_arrow(cursor.fetch_arrow_table())
+    assert isinstance(frame, pl.DataFrame)
+    return _unescaped(frame.cast(schema))  # type: ignore[arg-type]
 
 
 def _create(database: PostgresDatabase, plan: Plan, version: int) -> None:

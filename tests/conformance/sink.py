@@ -64,9 +64,9 @@ class SinkConformance:
 
     def test_a_part_that_is_written_again_adds_nothing(self, store: Store, open_sink: OpenSink) -> None:
         with begin(store, sink=open_sink()) as build:
-            job = Job(open_log(str(store)), build.writer(), build.plan, wanted(build.plan))
+            job = Job(open_log(str(store)), build.plan, wanted(build.plan), build.writer())
             part = parts(build.plan)[1]
-            folded = job.fold(part)
+            folded = job.fold(part, job.read(part))
             assert build.writer().write(part.name, folded) > 0
             assert build.writer().write(part.name, folded) == 0
             assert job.fold_part(part).records == 0
@@ -81,7 +81,7 @@ class SinkConformance:
     ) -> None:
         with begin(store, sink=open_sink()) as build:
             version, plan = build.version, build.plan
-            job = Job(open_log(str(store)), build.writer(), plan, wanted(plan))
+            job = Job(open_log(str(store)), plan, wanted(plan), build.writer())
             first, second, *rest = parts(plan)
             job.fold_part(first)
             job.fold_part(second)
@@ -174,7 +174,7 @@ class SinkConformance:
         self, store: Store, open_sink: OpenSink
     ) -> None:
         with begin(store, sink=open_sink()) as build:
-            job = Job(open_log(str(store)), build.writer(), build.plan, wanted(build.plan))
+            job = Job(open_log(str(store)), build.plan, wanted(build.plan), build.writer())
             for part in parts(build.plan):
                 job.fold_part(part)
             cut = build.plan.cuts[0]

@@ -243,11 +243,11 @@ def fold_all(store: Store, build: Build) -> None:
     """Do what the tasks of a rebuild do, as far as it is not done."""
     log = open_projected_log(str(store))
     for part in parts(build.plan):
-        Job(log, build.writer(), build.plan, wanted(build.plan)).fold_part(part)
+        Job(log, build.plan, wanted(build.plan), build.writer()).fold_part(part)
     if build.plan.removed is None:
         build.remove_truncated(())
     for part in buckets(build.plan):
-        Job(log, build.writer(), build.plan, wanted(build.plan)).fold_bucket(part)
+        Job(log, build.plan, wanted(build.plan), build.writer()).fold_bucket(part)
 
 
 def finish(build: Build) -> None:

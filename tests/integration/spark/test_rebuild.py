@@ -120,7 +120,7 @@ def test_one_model_is_built_anew_beside_the_others(either: Store) -> None:
 def test_a_comparison_tells_which_rows_differ_from_those_that_were_served(either: Store) -> None:
     assert rebuild(str(either), compare=True).differences == ["Nothing is served yet to compare with"]
     assert rebuild(str(either), compare=True).differences == []
-    alter(either, "UPDATE {mailbox} SET principal = 'mallory' WHERE position = 1")
+    alter(either, "UPDATE {mailbox} SET principal = 'mallory' WHERE message_id = 'order-1'")
     alter(either, "DELETE FROM {backlog} WHERE topic = 'later'")
     send(either, MAILBOX, [ONE_MORE])  # which only one of them has read
     mailbox, backlog = rebuild(str(either), compare=True).differences or []

@@ -1,0 +1,121 @@
+"""A rebuild whose driver is killed at any step is finished by the next one, as if nothing had happened."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from postroom.projections.rebuild import RebuildReport, rebuild
+from postroom.projections.sinks import open_sink
+from tests.conformance.sink import MAILBOX, fill, rows
+from tests.conformance.test_sink import all_tables, rest
+from tests.fixtures import OpenReadModels
+from tests.projections.histories import VARIED, Store, live, reference
+
+POSITIONS, POSITIONS_PER_BUCKET = 40, 60
+DRIVER = f"""
+import os, signal, sys
+from postroom.projections import rebuild
+rebuild.POSITIONS = ({POSITIONS}, {POSITIONS})
+rebuild.POSITIONS_PER_BUCKET = {POSITIONS_PER_BUCKET}
+rebuild.POLL_SECONDS = 0.01
+store, phase, unit, done = sys.argv[1:]
+
+def die_at(at):
+    if (at.phase, unit) in ((phase, at.unit), (phase, "")) and at.done >= int(done):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+rebuild.rebuild(store, progress=die_at)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+STEPS = {
+    "before it begins": ("start", "", 0),
+    "when it has begun": ("fold", "events", 0),
+    "between parts": ("fold", "events", 1),
+    "when all parts are folded": ("fold", "buckets", 0),
+    "between buckets": ("fold", "buckets", 1),
+    "when all is folded": ("load", "parts", 0),
+    "while parts are loaded": ("load", "parts", 1),
+    "when all is loaded": ("index", "indexes", 0),
+    "between indexes": ("index", "indexes", 5),
+    "before the flip": ("flip", "", 0),
+    "after the flip": ("never", "", 0),
+}
+IN_POSTGRES = [step for step in STEPS if step != "while parts are loaded"]  # where tasks load them
+IN_SQLITE = ["between parts", "while parts are loaded", "between indexes", "before the flip"]
+
+pytestmark = pytest.mark.usefixtures("spark", "small_parts")
+
+
+@pytest.fixture
+def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parts as small as those of the driver that is killed."""
+    monkeypatch.setattr("postroom.projections.rebuild.POSITIONS", (POSITIONS, POSITIONS))
+    monkeypatch.setattr("postroom.projections.rebuild.POSITIONS_PER_BUCKET", POSITIONS_PER_BUCKET)
+
+
+@pytest.mark.parametrize("step", IN_POSTGRES)
+def test_a_rebuild_killed_in_postgresql_is_finished_by_the_next_one(
+    postgres_store: str, read_models: OpenReadModels, step: str
+) -> None:
+    assert_finished(postgres_store, read_models, step)
+
+
+@pytest.mark.parametrize("step", IN_SQLITE)
+def test_a_rebuild_killed_in_sqlite_is_finished_by_the_next_one(
+    tmp_path: Path, read_models: OpenReadModels, step: str
+) -> None:
+    assert_finished(tmp_path / "store.db", read_models, step)
+
+
+def assert_finished(store: Store, read_models: OpenReadModels, step: str) -> None:
+    fill(store)
+    before = reference(store).rows
+    kill_at(store, step)
+    if step == "after the flip":
+        assert rows(open_sink(str(store))) == before
+    else:
+        assert open_sink(str(store)).served() is None
+    live(store, MAILBOX, VARIED)  # the log grows before somebody looks after it
+    report = rebuild(str(store))
+    assert rows(open_sink(str(store))) == reference(store).rows
+    assert_resumed(report, step)
+    shown = read_models(store).status().versions
+    assert [each.status for each in shown] == ["active", "retired"][: len(shown)]
+    assert rest(store) == []
+    kept = {f"_v{each.version}" for each in shown}
+    assert {name for name in all_tables(store) if "_v" in name and not name.endswith(tuple(kept))} <= shadows(
+        store
+    )
+
+
+def kill_at(store: Store, step: str) -> None:
+    """Run a rebuild in a process of its own, and kill it."""
+    killed = subprocess.run(
+        [sys.executable, "-c", DRIVER, str(store), *map(str, STEPS[step])],
+        env={**os.environ, "PYSPARK_SUBMIT_ARGS": "--master local[1] pyspark-shell"},
+        check=False,
+    )
+    assert killed.returncode == -signal.SIGKILL
+
+
+def assert_resumed(report: RebuildReport, step: str) -> None:
+    """See that no part was done again that had been done."""
+    order = list(STEPS)
+    if step == "after the flip":
+        assert (report.version, report.resumed) == (2, 0)
+    elif order.index(step) >= order.index("when all parts are folded"):
+        assert (report.version, report.resumed) == (1, report.parts)
+    elif step == "between parts":
+        assert report.version == 1
+        assert 0 < report.resumed <= report.parts
+    else:
+        assert (report.version, report.resumed) == (1, 0)
+
+
+def shadows(store: Store) -> set[str]:
+    """Return the tables that SQLite keeps for indexes of text."""
+    return {name for name in all_tables(store) if "_index_v" in name}
