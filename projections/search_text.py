@@ -105,7 +105,7 @@ def _written(rows: pl.DataFrame, headers: tuple[str, ...]) -> pl.Series:
 
 def _with_body(words: pl.Series, rows: pl.DataFrame) -> Iterable[str]:
     for own, envelope in zip(words, rows["envelope_blob"], strict=True):
-        yield own + _joined(body_words(envelope))
+        yield own + _joined(body_words(envelope or b""))
 
 
 def _joined(words: list[str]) -> str:

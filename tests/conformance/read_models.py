@@ -219,6 +219,12 @@ class ReadModelsConformance:
         items = models.search(EventFilter(topics=("shop",), match=match, limit=1_000)).items
         assert {item.custom_headers["kind"] for item in items} == found
 
+    def test_as_many_words_and_parts_as_may_be_asked_for_are_looked_up(self, models: ReadModels) -> None:
+        letters = "abcdefghijklmnopqrstuvwxyz"
+        words = [first + second for first in letters for second in letters][:333]
+        for asked in (EventFilter(match="* ".join(words[:250])), EventFilter(text=" ".join(words))):
+            assert models.search(asked).items == ()
+
     def test_bodies_that_were_not_opted_in_are_not_searched(self, models: ReadModels) -> None:
         items = models.search(EventFilter(match="refund", limit=1_000)).items
         assert {item.topic for item in items} == {"shop", "admin.users.created"}

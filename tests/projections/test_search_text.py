@@ -85,6 +85,27 @@ def test_blanks_stand_around_every_word(principal: str) -> None:
     assert f" {principal[:MAX_WORD_CHARS].lower()} " in row["words"] or principal.startswith("a a")
 
 
+def test_rows_in_pieces_are_searched_by_the_same_as_in_one() -> None:
+    found = [
+        MailboxItem(
+            message_id=f"m{n}", timestamp=n, topic="open.a", principal=who, envelope_blob=envelope(b"hi")
+        )
+        for n, who in enumerate(["alice", "ÆGIR", None, "x" * 300, "b"])
+    ]
+    rows = rows_of(found)
+    pieces = pl.concat([rows[:2], rows[2:]], rechunk=False)
+    assert pieces.n_chunks() == 2
+    assert search_tables(pieces, BODIES) == search_tables(rows, BODIES)
+    assert search_tables(rows[2:], BODIES)["text"] == search_tables(rows, BODIES)["text"].slice(2)
+
+
+def test_a_body_that_was_shredded_has_no_words() -> None:
+    item = MailboxItem(message_id="m", timestamp=1, topic="open.a", envelope_blob=b"")
+    shredded = rows_of([item]).with_columns(envelope_blob=pl.lit(None, pl.Binary()))
+    (row,) = search_tables(shredded, BODIES)["text"].to_pylist()
+    assert row["words"].split() == ["open", "a"]
+
+
 def test_no_rows_have_nothing_to_be_searched_by() -> None:
     tables = search_tables(rows_of([]), BODIES)
     assert [(name, table.num_rows) for name, table in tables.items()] == [("header", 0), ("text", 0)]
