@@ -61,7 +61,7 @@ def fold_at(log: EventLog, position: int) -> Mailbox:
     mailbox = next(_from_snapshots(log, through=position), Mailbox(log.mailbox))
     first = log.first_position() or 1
     if first > mailbox.position + 1:
-        known = min(snapshot.position for snapshot in _from_snapshots(log))
+        known = min((snapshot.position for snapshot in _from_snapshots(log)), default=first)
         raise NotFound(
             f"The past of mailbox {log.mailbox} is known from position {known} on, not at {position}: "
             "retention removed what came before."
