@@ -7,6 +7,7 @@ stands, which moved in the transaction of the rows.
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from threading import Event
 from typing import NamedTuple
@@ -68,6 +69,14 @@ class FollowCounts:
     lags: dict[str, Lag] = field(default_factory=dict)
 
 
+class _Folded(NamedTuple):
+    """A batch that waits to be applied: the way that each mailbox goes, and the bytes of its envelopes."""
+
+    steps: list[Step]
+    batch: Batch
+    size: int
+
+
 class Follower:
     """Bring the read models of a store up to its log; see the module.
 
@@ -100,6 +109,8 @@ class Follower:
         self._most_events = most_events
         self._few_events = few_events
         self._size = min(most_events, FEWEST_EVENTS)
+        self._pool = ThreadPoolExecutor(1, "follow")
+        self._ahead: tuple[list[Range], Future[_Folded]] | None = None
 
     @property
     def where(self) -> str:
@@ -113,6 +124,7 @@ class Follower:
 
     def close(self) -> None:
         """Release what is held; closing twice is fine."""
+        self._pool.shutdown()
         self._tables.close()
 
     def run(self, stop: Event, *, once: bool = False) -> None:
@@ -174,16 +186,20 @@ class Follower:
         self._note_lags(heads)
         if self._remove_truncated(version, heads):
             return True
-        ranges = take(heads, self._covered, self._size, through)
-        if not ranges:
-            return False
         began = time.monotonic()
-        steps, batch, size = self._fold(ranges)
-        if not self._tables.apply(version, steps, batch):
+        folded = self._folded_ahead(through)
+        if folded is None:
+            ranges = take(heads, self._covered, self._size, through)
+            if not ranges:
+                return False
+            folded = self._fold(version, ranges, self._covered)
+        covered = self._covered | {step.cut.id: Cursor(step.cut.last, step.cut.at) for step in folded.steps}
+        self._fold_ahead(version, take(heads, covered, self._size, through), covered)
+        if not self._tables.apply(version, folded.steps, folded.batch):
             self._version = None  # another process moved the cursor, or another version is active
             return True
-        self._covered |= {step.cut.id: Cursor(step.cut.last, step.cut.at) for step in steps}
-        self._note(batch, time.monotonic() - began, size)
+        self._covered = covered
+        self._note(folded.batch, time.monotonic() - began, folded.size)
         self._note_lags(heads)
         return True
 
@@ -221,6 +237,9 @@ class Follower:
                 )
             self._wanted = wanted(version, self._tables.where)
             self._covered = self._tables.cursors(version)
+            self._ahead = None
+            if version.number != self.counts.version:
+                self._first = {}
             self._version = version
             self.counts.version = version.number
         return self._version
@@ -239,33 +258,46 @@ class Follower:
                 self._first[head.id] = head.first
         return False
 
-    def _fold(self, ranges: Sequence[Range]) -> tuple[list[Step], Batch, int]:
-        """Return the way that each mailbox goes, the batch that brings it there, and its bytes."""
+    def _fold_ahead(self, version: Version, ranges: list[Range], covered: Mapping[int, Cursor]) -> None:
+        """Have the batch after this one read and folded while this one is applied, if it is a large one."""
+        self._ahead = None
+        if _events(ranges) > self._few_events:
+            self._ahead = ranges, self._pool.submit(self._fold, version, ranges, covered)
+
+    def _folded_ahead(self, through: Positions | None) -> "_Folded | None":
+        """Return what was folded ahead, if it is what is to be applied now."""
+        if self._ahead is None:
+            return None
+        ranges, folding = self._ahead
+        self._ahead = None
+        folded = folding.result()
+        for cut, first, last in ranges:
+            begins = self._covered.get(cut.id, Cursor(0, 0))
+            if first != begins.position + 1 or (through is not None and last > through.get(cut.name, 0)):
+                return None
+        return folded
+
+    def _fold(self, version: Version, ranges: Sequence[Range], covered: Mapping[int, Cursor]) -> "_Folded":
+        """Read and fold ranges that begin where a mailbox is covered to."""
         wanted = self._wanted
-        if sum(last - first + 1 for _, first, last in ranges) <= self._few_events:
+        if _events(ranges) <= self._few_events:
             read = [self._tables.records(cut.id, first, last) for cut, first, last in ranges]
             steps = [
-                self._step(range_, records[-1].at if records else None)
+                _step(range_, covered, records[-1].at if records else None)
                 for range_, records in zip(ranges, read, strict=True)
             ]
             logs = {step.cut: records for step, records in zip(steps, read, strict=True)}
             size = sum(len(record.envelope or b"") for records in read for record in records)
-            return steps, RecordBatch(logs, wanted), size
+            return _Folded(steps, RecordBatch(logs, wanted), size)
         columns = columns_read(wanted)
         # Not by ADBC from a SQLite file: two SQLites in one process undo each other's locks.
-        log = open_log(self.store, "adbc" if is_url(self.store) else "python", self.archive)
+        log = open_log(self.store, "adbc" if is_url(self.store) else "python", version.archive)
         table = pa.Table.from_batches(log.read(ranges, columns), _schema(columns))
         records = pl.DataFrame(table)
         at = dict(records.group_by("mailbox").agg(pl.col("at").max()).iter_rows())
-        steps = [self._step(range_, at.get(range_.cut.name)) for range_ in ranges]
+        steps = [_step(range_, covered, at.get(range_.cut.name)) for range_ in ranges]
         size = int(records["envelope"].bin.size().sum())
-        return steps, FrameBatch([step.cut for step in steps], records, wanted), size
-
-    def _step(self, range_: Range, at: int | None) -> Step:
-        cut, first, last = range_
-        begins = self._covered.get(cut.id, Cursor(0, 0))
-        # Where retention removed all of it meanwhile, no time has passed.
-        return Step(begins, MailboxCut(cut.id, cut.name, first, last, begins.at if at is None else at))
+        return _Folded(steps, FrameBatch([step.cut for step in steps], records, wanted), size)
 
     def _note(self, batch: Batch, seconds: float, size: int) -> None:
         counts = self.counts
@@ -364,6 +396,17 @@ def wanted(version: Version, where: str) -> dict[str, Projection]:
             "without the messages, by which the others are brought up to date; rebuild all of it."
         )
     return {name: each for name, each in known.items() if name in version.models}
+
+
+def _events(ranges: Sequence[Range]) -> int:
+    return sum(last - first + 1 for _, first, last in ranges)
+
+
+def _step(range_: Range, covered: Mapping[int, Cursor], at: int | None) -> Step:
+    cut, first, last = range_
+    begins = covered.get(cut.id, Cursor(0, 0))
+    # Where retention removed all of it meanwhile, no time has passed.
+    return Step(begins, MailboxCut(cut.id, cut.name, first, last, begins.at if at is None else at))
 
 
 def _schema(columns: Sequence[str]) -> pa.Schema:

@@ -9,6 +9,7 @@ import psycopg
 
 from postroom.adapters.postgres.columns import Packed, PackedDumper, array, kind_name, restored
 from postroom.adapters.postgres.database import connect, describe, shown
+from postroom.adapters.postgres.migrate import check_connection
 from postroom.adapters.sql.statements import statements
 from postroom.projections.apply import Version
 from postroom.projections.apply.tables import Moved, SqlTables
@@ -28,6 +29,7 @@ class PostgresTables(SqlTables):
         super().__init__(shown(url))
         self._url = url
         self._db: Connection | None = None
+        self._is_in_transaction = False
 
     def close(self) -> None:
         """Close the connection; see `Tables.close`."""
@@ -51,14 +53,16 @@ class PostgresTables(SqlTables):
 
     @contextmanager
     def _connection(self) -> Iterator[Connection]:
+        if self._db is not None and self._is_in_transaction:
+            yield self._db  # whose errors are seen to when the transaction ends
+            return
         try:
             if self._db is None:
                 self._db = connect(self._url, "postroom project follow")
+                check_connection(self._db, self._url, "store")
                 self._db.adapters.register_dumper(Packed, PackedDumper)
                 self._db.execute(_SQL["configure"])
             yield self._db
-        except (psycopg.errors.UndefinedTable, psycopg.errors.InFailedSqlTransaction) as error:
-            raise Moved from error  # the version was dropped
         except psycopg.Error as error:
             self.close()
             raise describe(error, self._url) from error
@@ -69,7 +73,11 @@ class PostgresTables(SqlTables):
     @contextmanager
     def _transaction(self) -> Iterator[None]:
         with self._connection() as db, db.transaction(), db.pipeline():
-            yield
+            self._is_in_transaction = True
+            try:
+                yield
+            finally:
+                self._is_in_transaction = False
 
     def _read(self, statement: str) -> list[tuple[Any, ...]]:
         with self._connection() as db:

@@ -18,6 +18,7 @@ from postroom.projections.apply.tables import Moved, SqlTables
 
 BUSY_TIMEOUT_MS = 30_000
 CACHE_KIB = 64 << 10
+CHECKPOINT_PAGES = 10_000
 
 _SQL = statements("postroom.projections", "sql/sqlite/apply.sql")
 
@@ -80,6 +81,8 @@ class SqliteTables(SqlTables):
                 f"busy_timeout = {BUSY_TIMEOUT_MS}",
                 "journal_mode = WAL",
                 "synchronous = NORMAL",  # a power cut may take the last batches back, cursor and rows alike
+                f"wal_autocheckpoint = {CHECKPOINT_PAGES}",
+                "journal_size_limit = 67108864",
                 f"cache_size = -{CACHE_KIB}",
             ):
                 db.execute(f"PRAGMA {pragma}")
