@@ -136,9 +136,8 @@ class ClickHouseTarget:
             client.command(_SQL["drop"].format(table=name))
             client.command(create.format(table=name, columns=columns, key=", ".join(projection.key)))
             for file in files:
-                client.raw_insert(
-                    name, list(projection.schema), file.read_bytes(), settings=_INSERTING, fmt="Parquet"
-                )
+                with file.open("rb") as rows:
+                    client.raw_insert(name, list(projection.schema), rows, settings=_INSERTING, fmt="Parquet")
 
     def count(self, table: str) -> int:
         """Return how many rows a table has."""
