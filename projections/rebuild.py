@@ -398,6 +398,13 @@ def main() -> int:
     parser.add_argument("--compare", action="store_true", help="compare with what is served")
     parser.add_argument("--archive", help="folder of what retention removed")
     parser.add_argument("--into", help="another place than the store's own read models")
+    parser.add_argument(
+        "--bodies",
+        action="append",
+        default=[],
+        metavar="TOPIC",
+        help="topic, or glob, whose bodies are searched for words; may be repeated",
+    )
     parser.add_argument("--restart", action="store_true", help="do not go on with a rebuild that was killed")
     parser.add_argument("--json", action="store_true", help="print the report as one line of JSON")
     arguments = parser.parse_args()
@@ -413,6 +420,7 @@ def main() -> int:
             compare=arguments.compare,
             archive=arguments.archive,
             into=arguments.into,
+            bodies=BodyRules(tuple(arguments.bodies)),
             restart=arguments.restart,
         )
     except PostroomError as error:

@@ -44,7 +44,7 @@ def search(
 ) -> int | None:
     """Search all messages there ever were, as of the last `postroom project rebuild`.
 
-    By their headers and, with --match, by the words of bodies that [search] in the settings file opted in.
+    By their headers and, with --match, by the words of the bodies that the settings opted in.
     With --json it prints a JSON object a line.
     """
     from postroom.domain.search import Order
