@@ -73,7 +73,7 @@ class SqliteSink:
         self, plan: Callable[[Served | None], Plan], *, restart: bool = False
     ) -> Iterator["SqliteBuild"]:
         """Begin a version or go on with one; see `Sink.build`."""
-        with rebuild_lock(rebuild_lock_path(self._store), self._path), self._database() as database:
+        with rebuild_lock(rebuild_lock_path(self._store), self.where), self._database() as database:
             versions = Versions(database)
             served = versions.served()
             planned = plan(served)
@@ -374,14 +374,14 @@ def _merged(projection: Projection, rows: pl.DataFrame) -> pl.DataFrame:
 
 
 @contextmanager
-def rebuild_lock(lock: Path, views: Path) -> Iterator[None]:
+def rebuild_lock(lock: Path, where: str) -> Iterator[None]:
     """Hold the lock that ends with the process at the latest."""
     file = os.open(lock, os.O_CREAT | os.O_RDWR, 0o600)
     try:
         if not _is_locked(file):
             other = os.pread(file, 300, 0).decode(errors="replace")
             raise Unavailable(
-                f"The read models {views} are being rebuilt by {other}; wait until that is done.", 10_000
+                f"The read models {where} are being rebuilt by {other}; wait until that is done.", 10_000
             )
         os.ftruncate(file, 0)
         os.pwrite(file, owner().encode(), 0)

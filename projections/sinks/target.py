@@ -79,7 +79,7 @@ class TargetSink:
                 "permissions."
             ) from error
         lock = target.staging.with_name(f"{target.staging.name}-lock")
-        with rebuild_lock(lock, Path(self.where)), target.catalog() as database:
+        with rebuild_lock(lock, self.where), target.catalog() as database:
             versions = Versions(database)
             served = versions.served()
             if served is not None:  # whoever made it the active one may have been killed before this

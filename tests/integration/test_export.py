@@ -218,6 +218,20 @@ def test_before_the_first_rebuild_there_is_nothing_to_export(tmp_path: Path) -> 
     assert list((tmp_path / "exports").iterdir()) == []
 
 
+def test_a_database_is_exported_as_a_file_is(postgres_store: str, store: Path, tmp_path: Path) -> None:
+    histories.send(postgres_store, "main@test", MESSAGES)
+    histories.build_without_spark(postgres_store)
+    wanted = EventFilter(topics=("topic-1", "topic-2"))
+    for format_ in FORMATS:
+        rows = []
+        for number, each in enumerate((str(store), postgres_store)):
+            folder = tmp_path / f"{format_}-{number}"
+            export_messages(each, wanted, format_, folder, payload=True)
+            rows.append(read_back(format_, folder))
+        assert rows[0] == rows[1]
+        assert len(rows[0]) == 200
+
+
 def test_a_topic_that_no_folder_can_be_named_after_is_exported_by_day(tmp_path: Path) -> None:
     store = tmp_path / "store.db"
     topic = "長" * 100
