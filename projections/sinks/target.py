@@ -188,12 +188,22 @@ class TargetBuild:
     def differences(self) -> list[str]:
         """Compare with the active version; see `Build.differences`."""
         served = self._versions.served()
-        known = {} if served is None else served.models
-        return [
-            f"{name} of version {self.version} differs from that of version {known[name]}"
-            for name, projection in wanted(self.plan).items()
-            if name in known and self._hash(projection, self.version) != self._hash(projection, known[name])
-        ]
+        found = []
+        for name, projection in wanted(self.plan).items():
+            if served is None or served.models.get(name, self.version) == self.version:
+                continue
+            rows, known = self._rows(projection, self.version), self._rows(projection, served.models[name])
+            new, gone = (rows.join(known, projection.key, "anti"), known.join(rows, projection.key, "anti"))
+            both = rows.join(known, projection.key, "semi")
+            changed = both.join(known, list(projection.schema), "anti", nulls_equal=True)
+            different = pl.concat([new, gone, changed]).sort(projection.key).select(projection.key)
+            if different.height:
+                key = ", ".join(f"{column} {value}" for column, value in different.row(0, named=True).items())
+                found.append(
+                    f"{name}: {new.height:,} rows are new, {gone.height:,} are gone, {changed.height:,} "
+                    f"differ from version {served.version}; the first is that of {key}"
+                )
+        return found
 
     def flip(self, counts: Mapping[str, int], seconds: Mapping[str, float]) -> None:
         """Make this version the active one; see `Build.flip`."""
@@ -244,9 +254,9 @@ class TargetBuild:
                 f"INSERT OR IGNORE INTO projection_parked ({names}) VALUES ({values})", row
             )
 
-    def _hash(self, projection: Projection, version: int) -> list[int]:
+    def _rows(self, projection: Projection, version: int) -> pl.DataFrame:
         frames = self._target.read(f"{projection.name}_v{version}", projection, list(projection.schema))
-        return [value for frame in frames for value in frame.hash_rows()]
+        return pl.concat([pl.DataFrame(schema=projection.schema), *frames])
 
 
 class TargetWriter(SqliteWriter):

@@ -146,6 +146,26 @@ def test_a_second_rebuild_into_a_target_is_refused_while_one_runs(store: Store, 
         pass
 
 
+def test_what_differs_from_the_version_before_is_told(store: Store, into: str) -> None:
+    build(store, into)
+    with begin(store, sink=sinks.open_sink(str(store), into)) as same:
+        fold_all(store, same)
+        same.merge()
+        assert same.differences() == []
+    send(
+        store, MAILBOX, [NewMessage(topic="later", payload=b"")]
+    )  # and one that was delayed comes to be ready
+    with begin(store, sink=sinks.open_sink(str(store), into), restart=True) as other:
+        fold_all(store, other)
+        other.merge()
+        told = other.differences()
+    assert any(
+        each.startswith("mailbox: 1 rows are new, 0 are gone")
+        and "differ from version 1; the first is" in each
+        for each in told
+    )
+
+
 def build(store: Store, into: str) -> None:
     with begin(store, sink=sinks.open_sink(str(store), into), restart=True) as version:
         fold_all(store, version)
