@@ -72,6 +72,7 @@ def fold_range(records: pl.DataFrame, wanted: Mapping[str, Projection], cuts: Se
         records: columns `columns_read` of the records of a range, in order.
         cuts: where each mailbox is read to.
     """
+    records = records.rechunk()  # many small batches cost more than what they hold
     partials, parked = messages.fold(records)
     is_complete = partials.select(messages.is_complete()).to_series()
     folded = Folded(
