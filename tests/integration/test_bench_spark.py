@@ -1,6 +1,7 @@
 """What the Spark benchmark compares: its log is one as engines write them, its peers make what we make."""
 
 import sqlite3
+import time
 from collections import Counter
 from contextlib import closing
 from pathlib import Path
@@ -9,6 +10,13 @@ from typing import Any
 import psycopg
 import pytest
 
+from postroom.adapters.cli.bench.follow import (
+    SAMPLED_TURNS,
+    TURN_SECONDS,
+    following,
+    latencies,
+    wait_until_caught_up,
+)
 from postroom.adapters.cli.bench.long_log import Interleave, build_long_log
 from postroom.adapters.cli.bench.pipeline.postgres import clean_up
 from postroom.adapters.cli.bench.spark import run_peer
@@ -157,3 +165,28 @@ def version_in_postgres(store: str) -> int:
         row = connection.execute("SELECT version FROM postroom.projection WHERE status = 'active'").fetchone()
     assert row is not None
     return int(row[0])
+
+
+@pytest.mark.usefixtures("spark")
+def test_every_message_that_is_sampled_while_a_follower_runs_is_found(
+    postgres_store: str, tmp_path: Path
+) -> None:
+    build(postgres_store, tmp_path)
+    rebuild(postgres_store)
+    with following(postgres_store, "local") as check:
+        wait_until_caught_up(postgres_store, check)
+        seen, rate = latencies(postgres_store, 30 * TURN_SECONDS)
+    assert len(seen) == 30 // SAMPLED_TURNS
+    assert min(seen) > 0
+    assert rate > 0
+
+
+def test_a_follower_that_ends_by_itself_is_told_of_in_its_own_words(tmp_path: Path) -> None:
+    def follow_what_is_not_there() -> None:
+        with following(str(tmp_path / "missing.db"), "local") as check:
+            while True:
+                check()
+                time.sleep(0.05)
+
+    with pytest.raises(RuntimeError, match=r"missing\.db"):
+        follow_what_is_not_there()
