@@ -50,8 +50,14 @@ class ServerProcess:
         assert self._process is not None
         return self._process.pid
 
-    def start(self, is_ready: Callable[[], bool]) -> None:
-        """Start the server and wait until it is ready; raise `Unavailable` with its last words if it ends."""
+    def start(self, is_ready: Callable[[], bool], within: float = READY_SECONDS) -> None:
+        """Start the server and wait until it is ready.
+
+        Arguments:
+            within: seconds it may take.
+
+        Raises: Unavailable, with its last words, when it ends or takes longer.
+        """
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
                 self._command,
@@ -62,9 +68,9 @@ class ServerProcess:
                 group=self._user,
                 extra_groups=[] if self._user else None,
                 cwd="/" if self._user else None,
-                preexec_fn=_end_with_parent,
+                preexec_fn=end_with_parent,
             )
-        deadline = time.monotonic() + READY_SECONDS
+        deadline = time.monotonic() + within
         while not is_ready():
             if self._process.poll() is not None or time.monotonic() > deadline:
                 self.kill()
@@ -110,5 +116,6 @@ def _runs(pid: int) -> bool:
     return False
 
 
-def _end_with_parent() -> None:
+def end_with_parent() -> None:
+    """Have the kernel end this process when the thread that started it is gone; for `preexec_fn`."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

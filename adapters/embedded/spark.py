@@ -12,6 +12,8 @@ from typing import Any
 from postroom.adapters.embedded.process import LOOPBACK, ServerProcess, free_port
 from postroom.domain.errors import Unavailable
 
+JVM_SECONDS = 120.0
+"""A JVM may take long to start while others use the machine."""
 _DEPLOY = "org.apache.spark.deploy"
 
 
@@ -74,11 +76,11 @@ class SparkCluster:
     def __enter__(self) -> "SparkCluster":
         with ExitStack() as started:
             started.callback(self._stop)
-            self._master.start(lambda: self.alive() == 0)
+            self._master.start(lambda: self.alive() == 0, JVM_SECONDS)
             *others, last = self.workers
             for worker in others:
                 worker.start(lambda: True)  # a JVM takes long: they start side by side
-            last.start(lambda: self.alive() == len(self.workers))
+            last.start(lambda: self.alive() == len(self.workers), JVM_SECONDS)
             started.pop_all()
         return self
 

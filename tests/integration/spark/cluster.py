@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from postroom.adapters.embedded.process import LOOPBACK
+from postroom.adapters.embedded.process import LOOPBACK, end_with_parent
 from postroom.adapters.embedded.spark import SparkCluster, spark_home
 from postroom.projections.session import SCHEDULER_OPTIONS
 
@@ -80,7 +80,15 @@ class Job:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
+                preexec_fn=end_with_parent,
             )
+
+    def __enter__(self) -> "Job":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()
+        self.process.wait()
 
     def result(self) -> dict[str, Any]:
         """Wait for the end and return the JSON that the job printed."""

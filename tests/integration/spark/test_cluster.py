@@ -15,7 +15,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from postroom.adapters.compose import open_mailbox, open_read_models
-from postroom.adapters.embedded.spark import SparkCluster
+from postroom.adapters.embedded.spark import JVM_SECONDS, SparkCluster
 from postroom.application.messages import NewMessage
 from postroom.application.ports.read_models import BacklogFilter, DeadLetterFilter
 from postroom.domain.search import EventFilter
@@ -93,8 +93,8 @@ def test_the_environment_of_the_bundle_has_no_postroom_but_what_its_code_needs(b
 def test_two_workers_build_what_one_process_builds_send_no_rows_to_the_driver_and_show_no_password(
     past: Past, bundle: Bundle, cluster: SparkCluster, tmp_path: Path
 ) -> None:
-    job = Job(bundle, cluster, tmp_path, "rebuild.py", "--json", store=past.store)
-    assert job.result()["rows"]["mailbox"] > SETTLED + READY
+    with Job(bundle, cluster, tmp_path, "rebuild.py", "--json", store=past.store) as job:
+        assert job.result()["rows"]["mailbox"] > SETTLED + READY
     assert rows(past.store) == past.rows
     tasks = job.tasks()
     assert {task["Task Info"]["Executor ID"] for task in tasks} == {"0", "1"}
@@ -107,16 +107,16 @@ def test_two_workers_build_what_one_process_builds_send_no_rows_to_the_driver_an
 def test_a_rebuild_loses_nothing_when_a_worker_is_killed_in_its_middle(
     past: Past, bundle: Bundle, cluster: SparkCluster, tmp_path: Path
 ) -> None:
-    job = Job(bundle, cluster, tmp_path, "rebuild.py", "--json", store=past.store)
     victim, _ = cluster.workers
-    while not works(victim.pid):
-        assert job.process.poll() is None
-        time.sleep(0.02)
-    victim.kill()
-    try:
-        assert job.result()["rows"]["mailbox"] > SETTLED + READY
-    finally:
-        victim.start(lambda: cluster.alive() == 2)
+    with Job(bundle, cluster, tmp_path, "rebuild.py", "--json", store=past.store) as job:
+        while not works(victim.pid):
+            assert job.process.poll() is None, job.said()
+            time.sleep(0.02)
+        victim.kill()
+        try:
+            assert job.result()["rows"]["mailbox"] > SETTLED + READY
+        finally:
+            victim.start(lambda: cluster.alive() == 2, JVM_SECONDS)
     assert rows(past.store) == past.rows
     assert any(event["Event"] == "SparkListenerExecutorRemoved" for event in job.events())
 
