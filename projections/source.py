@@ -248,7 +248,8 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         begins = start | self._begins({name: head for name, head in behind.items() if name not in start})
         pending = {name: head - begins[name] for name, head in behind.items() if head > begins[name]}
         most = limit.max_rows if isinstance(limit, ReadMaxRows) else sum(pending.values())
-        return start | {name: begins[name] + share for name, share in _shares(pending, most).items() if share}
+        shares = _shares(pending, most)
+        return start | {name: begins[name] + shares[name] for name in pending if shares[name]}
 
     def partitions(self, start: Offset, end: Offset) -> Sequence[Part]:
         """Return what each task reads of the batch between two offsets.

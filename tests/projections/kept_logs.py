@@ -47,10 +47,10 @@ class Kept:
         return [(cut, record) for cut in self.log.cuts() for record in self.records[cut.name]]
 
 
-def past(mailbox: str, count: int) -> list[Event]:
-    """Return events with all sorts of values, whose time goes on."""
-    events: list[Event] = [created(mailbox)]
-    for number in range(1, count + 1):
+def past(mailbox: str, count: int, start: int = 1) -> list[Event]:
+    """Return events with all sorts of values, whose time goes on, about messages from number `start` on."""
+    events: list[Event] = [created(mailbox)] if start == 1 else []
+    for number in range(start, start + count):
         at = 1_000 + 10 * number
         if number % 3 == 0:
             events += life(number, at=at)

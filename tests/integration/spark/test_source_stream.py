@@ -1,0 +1,232 @@
+"""The data source `postroom_log` as a stream: each record once, whatever was checkpointed before."""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
+from pyspark.sql.types import StructType
+
+from postroom.adapters.sqlite.event_log import SqliteEventLog
+from postroom.domain.errors import BrokenLog, InvalidRequest, NotFound
+from postroom.projections.source import LogSource, LogStreamReader, Offset, Plan, follow_log
+from tests.projections.kept_logs import LATER, ONE, TWO, Kept, keep, past, rows
+
+ALL = ReadAllAvailable()
+
+
+@pytest.fixture(params=["sqlite", "archive postgres"])
+def kept(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Kept]:
+    """Two logs, whose store and driver are as the kind says."""
+    kind = str(request.param)
+    store = request.getfixturevalue("postgres_store") if "postgres" in kind else str(tmp_path / "store.db")
+    with ExitStack() as stack:
+        yield keep(kind, store, tmp_path / "archive", stack)
+
+
+def reader(kept: Kept, start: Offset | None = None, max_rows: int | None = None) -> LogStreamReader:
+    """Return a reader of the columns that say where a record is."""
+    return LogStreamReader(kept.log, ["mailbox", "position"], Plan(4, False), start or {}, max_rows)
+
+
+def heads(kept: Kept) -> Offset:
+    """Return where the logs end."""
+    return {name: len(records) for name, records in kept.records.items()}
+
+
+def batch(stream: LogStreamReader, start: Offset, end: Offset) -> list[tuple[str, int]]:
+    """Return where the records of a batch are."""
+    found = [row for part in stream.partitions(start, end) for row in rows(stream.read(part))]
+    return [(row["mailbox"], row["position"]) for row in found]
+
+
+def everything(kept: Kept) -> list[tuple[str, int]]:
+    """Return where all records are."""
+    return [(name, record.position) for name, records in kept.records.items() for record in records]
+
+
+# -- offsets ---
+
+
+def test_a_batch_goes_on_where_the_one_before_ended(kept: Kept) -> None:
+    stream = reader(kept)
+    first = stream.latestOffset({}, ALL)
+    assert first == heads(kept)
+    assert stream.latestOffset(first, ALL) == first
+    assert batch(stream, first, first) == []
+    kept.write(TWO, past(TWO, 1, 100))
+    second = stream.latestOffset(first, ALL)
+    assert list(second) == list(first)  # as text, too, it changes only where there is something new
+    assert batch(stream, {}, first) + batch(stream, first, second) == sorted(everything(kept))
+    assert {name for name, _ in batch(stream, first, second)} == {TWO}
+
+
+def test_a_mailbox_that_appears_later_is_taken_up(kept: Kept) -> None:
+    stream = reader(kept)
+    first = stream.latestOffset({}, ALL)
+    kept.write(LATER, past(LATER, 2))
+    second = stream.latestOffset(first, ALL)
+    assert second == first | {LATER: len(kept.records[LATER])}
+    assert batch(stream, first, second) == [(LATER, record.position) for record in kept.records[LATER]]
+
+
+@pytest.mark.parametrize("most", [1, 2, 7, 1_000])
+def test_a_limit_is_shared_out_until_all_is_read(kept: Kept, most: int) -> None:
+    stream = reader(kept, max_rows=most)
+    limit = stream.getDefaultReadLimit()
+    assert limit == ReadMaxRows(most)
+    found: list[tuple[str, int]] = []
+    start: Offset = {}
+    while (end := stream.latestOffset(start, limit)) != start:
+        taken = batch(stream, start, end)
+        assert 0 < len(taken) <= most
+        found += taken
+        start = end
+    assert sorted(found) == sorted(everything(kept))
+
+
+def test_a_large_backlog_does_not_keep_a_small_one_waiting(kept: Kept) -> None:
+    small = len(kept.records[TWO])
+    assert reader(kept).latestOffset({}, ReadMaxRows(2 * small))[TWO] == small
+
+
+def test_available_now_is_what_was_there_when_it_was_asked_for(kept: Kept) -> None:
+    stream = reader(kept)
+    before = heads(kept)
+    stream.prepareForTriggerAvailableNow()
+    kept.write(ONE, past(ONE, 1, 100))
+    kept.write(LATER, past(LATER, 1))
+    assert stream.latestOffset({}, ALL) == before
+    assert stream.latestOffset(before, ALL) == before
+    assert stream.reportLatestOffset() == before
+
+
+def test_a_stream_begins_after_what_is_known_already(kept: Kept) -> None:
+    stream = reader(kept, {ONE: 30})
+    start = stream.initialOffset()
+    found = batch(stream, start, stream.latestOffset(start, ALL))
+    assert found == [(name, position) for name, position in everything(kept) if name == TWO or position > 30]
+
+
+def test_a_log_that_ends_before_what_was_read_is_noticed(kept: Kept) -> None:
+    with pytest.raises(BrokenLog, match=f"{ONE} ends at position {len(kept.records[ONE])}, but 999 was read"):
+        reader(kept).latestOffset({ONE: 999}, ALL)
+
+
+@pytest.fixture
+def shortened(tmp_path: Path) -> Iterator[Kept]:
+    """A store from which retention removed records without archiving them."""
+    with ExitStack() as stack:
+        kept = keep("sqlite", str(tmp_path / "store.db"), tmp_path, stack)
+        log = SqliteEventLog(tmp_path / "store.db", ONE)
+        log.truncate(20, 1_000)
+        log.close()
+        yield kept
+
+
+def test_a_stream_that_has_not_begun_begins_with_what_retention_left(shortened: Kept) -> None:
+    stream = reader(shortened)
+    assert stream.latestOffset({}, ReadMaxRows(4)) == {ONE: 22, TWO: 2}
+    assert batch(stream, {}, {ONE: 22}) == [(ONE, 21), (ONE, 22)]
+
+
+@pytest.mark.parametrize(("start", "missing"), [({ONE: 5}, "6 to 30"), ({ONE: 19}, "20 to 30")])
+def test_what_retention_removed_before_a_stream_came_to_it_is_not_left_out_silently(
+    shortened: Kept, start: Offset, missing: str
+) -> None:
+    with pytest.raises(NotFound, match=f"Positions {missing} of mailbox {ONE} .* retention removed"):
+        reader(shortened).partitions(start, {ONE: 30})
+    assert batch(reader(shortened), {ONE: 20}, {ONE: 22}) == [(ONE, 21), (ONE, 22)]
+
+
+@pytest.mark.parametrize("text", ["[1]", '{"main@local": "x"}', "{"])
+def test_a_start_that_is_no_offset_is_refused(text: str) -> None:
+    with pytest.raises(InvalidRequest, match="option start of postroom_log is no JSON object of positions"):
+        LogSource({"store": "x", "start": text}).streamReader(StructType().add("type", "string"))
+
+
+# -- under Spark ---
+
+
+class Sink:
+    """Take batches of a stream, and fail when told to."""
+
+    def __init__(self) -> None:
+        self.batches: dict[int, list[tuple[str, int, int]]] = {}
+        self.fails_at: int | None = None
+
+    def __call__(self, frame: DataFrame, number: int) -> None:
+        taken = sorted((row.mailbox, row.position, row.cut_at) for row in frame.collect())
+        assert self.batches.setdefault(number, taken) == taken  # a batch that comes again is the same
+        if number == self.fails_at:
+            raise RuntimeError("this sink is broken")
+
+    @property
+    def places(self) -> list[tuple[str, int]]:
+        return [(mailbox, position) for taken in self.batches.values() for mailbox, position, _ in taken]
+
+
+@pytest.fixture
+def follow(spark: SparkSession, kept: Kept, tmp_path: Path) -> Callable[..., None]:
+    """Follow the log with what is available now, from the last checkpoint on."""
+
+    def run(sink: Sink, start: Offset | None = None, **options: str) -> None:
+        archive = kept.options.get("archive")
+        columns = ("mailbox", "position", "cut_at")
+        frame = follow_log(spark, kept.options["store"], start or {}, *columns, archive=archive, **options)
+        writer = frame.writeStream.foreachBatch(sink).option(
+            "checkpointLocation", str(tmp_path / "checkpoint")
+        )
+        writer.trigger(availableNow=True).start().awaitTermination()
+
+    return run
+
+
+def test_a_stream_that_starts_again_reads_each_record_once(kept: Kept, follow: Callable[..., None]) -> None:
+    sink = Sink()
+    follow(sink, max_rows="25")
+    assert len(sink.batches) > 2
+    assert sorted(sink.places) == sorted(everything(kept))
+    known = len(sink.batches)
+    follow(sink, max_rows="25")
+    assert len(sink.batches) == known
+    kept.write(ONE, past(ONE, 2, 100))
+    kept.write(LATER, past(LATER, 2))
+    follow(sink)
+    assert sorted(sink.places) == sorted(everything(kept))
+
+
+def test_a_batch_that_failed_comes_again_as_it_was(kept: Kept, follow: Callable[..., None]) -> None:
+    sink = Sink()
+    sink.fails_at = 1
+    with pytest.raises(StreamingQueryException, match="this sink is broken"):
+        follow(sink, max_rows="20")
+    kept.write(ONE, past(ONE, 3, 100))
+    kept.write(LATER, past(LATER, 1))
+    sink.fails_at = None
+    follow(sink, max_rows="20")
+    assert sorted(sink.places) == sorted(everything(kept))
+    for taken in sink.batches.values():
+        for mailbox, _, cut_at in taken:
+            last = max(position for name, position, _ in taken if name == mailbox)
+            assert cut_at == kept.records[mailbox][last - 1].at
+
+
+def test_a_stream_reads_on_as_the_log_grows(spark: SparkSession, kept: Kept, tmp_path: Path) -> None:
+    sink = Sink()
+    archive = kept.options.get("archive")
+    columns = ("mailbox", "position", "cut_at")
+    frame = follow_log(spark, kept.options["store"], {ONE: 10}, *columns, archive=archive)
+    query = frame.writeStream.foreachBatch(sink).option("checkpointLocation", str(tmp_path / "c")).start()
+    try:
+        query.processAllAvailable()
+        kept.write(TWO, past(TWO, 2, 100))
+        kept.write(LATER, past(LATER, 1))
+        query.processAllAvailable()
+    finally:
+        query.stop()
+    wanted = [(name, position) for name, position in everything(kept) if name != ONE or position > 10]
+    assert sorted(sink.places) == sorted(wanted)
