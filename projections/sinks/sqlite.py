@@ -283,7 +283,8 @@ class SqliteBuild:
         mark = f"merge-{name}"
         if mark in self._marks():
             return
-        files = sorted(self._staging.glob(f"*/{name}.parquet"))
+        # Not of the folders that a killed task left half-written, whose names begin with a dot.
+        files = sorted(self._staging.glob(f"[!.]*/{name}.parquet"))
         with self._database.transaction():
             rows = 0
             if files:

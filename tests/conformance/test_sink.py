@@ -1,6 +1,7 @@
 """The sink conformance suite on SQLite and PostgreSQL, and what only one of them can promise."""
 
 import os
+import shutil
 import signal
 import sqlite3
 import subprocess
@@ -174,6 +175,15 @@ def test_a_file_that_is_no_database_is_reported_to_who_rebuilds(file: Path) -> N
         pass
     views_path(file).unlink()
     assert build_without_spark(file) == 1
+
+
+def test_what_a_killed_task_left_half_written_is_passed_over(file: Path) -> None:
+    with begin(file) as build:
+        fold_all(file, build)
+        staging = next(views_path(file).parent.glob("*-staging-v*"))
+        shutil.copytree(staging / "part-000000", staging / ".part-000000-half")
+        finish(build)
+    assert rows(sinks.open_sink(str(file))) == reference(file).rows
 
 
 def test_a_file_of_an_earlier_release_is_built_beside_what_it_has(
