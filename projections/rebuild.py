@@ -77,6 +77,13 @@ class Progress(msgspec.Struct, frozen=True):
     rate: float = 0.0
     seconds_left: float | None = None
 
+    def told(self) -> str:
+        """Return it in words."""
+        if not self.total:
+            return self.phase
+        left = "" if self.seconds_left is None else f", {self.seconds_left:,.0f} s left"
+        return f"{self.phase} {self.done:,}/{self.total:,} {self.unit}, {self.rate:,.0f}/s{left}"
+
 
 class RebuildReport(msgspec.Struct, frozen=True):
     """Say what a rebuild read and built, and how long each phase took.
@@ -105,6 +112,19 @@ class RebuildReport(msgspec.Struct, frozen=True):
     seconds: dict[str, float]
     task_seconds: dict[str, float]
     differences: list[str] | None = None
+
+    def told(self) -> str:
+        """Return the report in words, a line or a few."""
+        rows = ", ".join(f"{name} {count:,}" for name, count in self.rows.items())
+        seconds = ", ".join(f"{phase} {each:.1f} s" for phase, each in self.seconds.items())
+        tasks = ", ".join(f"{what} {each:.1f} s" for what, each in self.task_seconds.items())
+        lines = [
+            f"Version {self.version}: {rows} from {self.events:,} events ({seconds}; all tasks: {tasks})",
+            *([f"{self.resumed} of {self.parts} parts were done before"] if self.resumed else []),
+            *([f"{self.parked:,} records could not be folded and were left out"] if self.parked else []),
+            *(self.differences or ([] if self.differences is None else ["No row differs from before"])),
+        ]
+        return "\n".join(lines)
 
 
 OnProgress = Callable[[Progress], None]
@@ -426,22 +446,8 @@ def main() -> int:
     except PostroomError as error:
         sys.stderr.write(f"postroom: {error}\n")
         return 1
-    sys.stdout.write(f"{msgspec.json.encode(report).decode() if arguments.json else told(report)}\n")
+    sys.stdout.write(f"{msgspec.json.encode(report).decode() if arguments.json else report.told()}\n")
     return 0
-
-
-def told(report: RebuildReport) -> str:
-    """Return a report in words, a line or a few."""
-    rows = ", ".join(f"{name} {count:,}" for name, count in report.rows.items())
-    seconds = ", ".join(f"{phase} {each:.1f} s" for phase, each in report.seconds.items())
-    tasks = ", ".join(f"{what} {each:.1f} s" for what, each in report.task_seconds.items())
-    lines = [
-        f"Version {report.version}: {rows} from {report.events:,} events ({seconds}; all tasks: {tasks})",
-        *([f"{report.resumed} of {report.parts} parts were done before"] if report.resumed else []),
-        *([f"{report.parked:,} records could not be folded and were left out"] if report.parked else []),
-        *(report.differences or ([] if report.differences is None else ["No row differs from before"])),
-    ]
-    return "\n".join(lines)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ served rows of the messages sent in it; what ranges leave over goes through Spar
 bucket, and the rows of other models to one task a model. The backlog is also held against the live engine's.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -14,6 +14,7 @@ import msgspec
 import polars as pl
 
 from postroom.domain.errors import NotFound, PostroomError, Unavailable
+from postroom.domain.mailbox.state import TopicCount
 from postroom.projections.cut import MailboxCut
 from postroom.projections.fold import MESSAGES, Folded
 from postroom.projections.logs import open_log
@@ -38,6 +39,7 @@ FOUND, PIECES, ROWS = "found", "pieces", "rows"
 """What a task hands on: a finding, pieces of messages for a bucket, or rows of a model to be merged."""
 
 Key = tuple[str, str | int]
+BacklogAt = Callable[[str, int], Sequence[TopicCount]]
 
 
 class VerifyReport(msgspec.Struct, frozen=True):
@@ -64,12 +66,32 @@ class VerifyReport(msgspec.Struct, frozen=True):
         """Tell whether every served row is what the log amounts to."""
         return all(each.first is None for each in (*self.models.values(), self.engine))
 
+    def told(self) -> str:
+        """Return the report in words, a line or a few."""
+        lines = [f"Version {self.version}, verified in {self.seconds:.1f} s"]
+        for name, found in {**self.models, "backlog of the live engine": self.engine}.items():
+            if found.first is None:
+                lines.append(f"{name}: {found.rows:,} rows, intact")
+                continue
+            lines.append(
+                f"{name}: of {found.rows:,} rows {found.different:,} differ, {found.missing:,} are missing "
+                f"and {found.extra:,} are too many; the first: {_shown(found.first)}"
+            )
+        return "\n".join([*lines, *(f"not verified: {each}" for each in self.skipped)])
 
-def verify(store: str, *, archive: str | None = None, progress: OnProgress = lambda _: None) -> VerifyReport:
+
+def verify(
+    store: str,
+    *,
+    backlog_at: BacklogAt,
+    archive: str | None = None,
+    progress: OnProgress = lambda _: None,
+) -> VerifyReport:
     """Compare the read models that are served with what the log amounts to at the positions they have read.
 
     Arguments:
         store: path of a SQLite store, or URL of a PostgreSQL one.
+        backlog_at: what the live engine counts in a mailbox at a position.
         archive: folder of what retention removed, to be read as the log's beginning.
         progress: called as the work goes on, from this thread.
 
@@ -102,7 +124,7 @@ def verify(store: str, *, archive: str | None = None, progress: OnProgress = lam
         raise Unavailable(f"The read models {sink.where} could not be verified: {reason(error)}") from error
     engine = Finding()
     if "backlog" in wanted:
-        engine, unknown = _engine(store, cuts, task.reader.rows(wanted["backlog"]))
+        engine, unknown = _engine(backlog_at, cuts, task.reader.rows(wanted["backlog"]))
         skipped += unknown
     if sink.served() != served:
         raise Unavailable(
@@ -110,21 +132,6 @@ def verify(store: str, *, archive: str | None = None, progress: OnProgress = lam
             "meanwhile."
         )
     return VerifyReport(served.version, served.positions, models, engine, skipped, clock.elapsed())
-
-
-def told(report: VerifyReport) -> str:
-    """Return a report in words, a line or a few."""
-    lines = [f"Version {report.version}, verified in {report.seconds:.1f} s"]
-    findings = {**report.models, "backlog of the live engine": report.engine}
-    for name, found in findings.items():
-        if found.first is None:
-            lines.append(f"{name}: {found.rows:,} rows, intact")
-            continue
-        lines.append(
-            f"{name}: of {found.rows:,} rows {found.different:,} differ, {found.missing:,} are missing and "
-            f"{found.extra:,} are too many; the first: {_shown(found.first)}"
-        )
-    return "\n".join([*lines, *(f"not verified: {each}" for each in report.skipped)])
 
 
 def _shown(first: Difference) -> str:
@@ -245,20 +252,19 @@ def _is(kind: str) -> Callable[[tuple[Key, Any]], bool]:
     return lambda pair: pair[0][0] == kind
 
 
-def _engine(store: str, cuts: Iterable[MailboxCut], served: pl.DataFrame) -> tuple[Finding, list[str]]:
+def _engine(
+    backlog_at: BacklogAt, cuts: Iterable[MailboxCut], served: pl.DataFrame
+) -> tuple[Finding, list[str]]:
     """Compare the backlog with what the live engine counts at the same positions."""
-    from postroom.adapters.compose import read_mailbox
-
     projection = projections()["backlog"]
     found, skipped = Finding(), []
     for cut in cuts:
         try:
-            with read_mailbox(store, cut.name) as reader:
-                backlog = reader.get_backlog(at=cut.last)
+            shards = backlog_at(cut.name, cut.last)
         except NotFound as error:
             skipped.append(f"backlog of {cut.name} as the live engine counts it: {error}")
             continue
-        rows = [{"mailbox": cut.name, **msgspec.structs.asdict(shard)} for shard in backlog.shards]
+        rows = [{"mailbox": cut.name, **msgspec.structs.asdict(shard)} for shard in shards]
         counted = pl.DataFrame(rows, schema=projection.schema)
         found = found.plus(compared(projection, counted, served.filter(mailbox=cut.name)))
     return found, skipped

@@ -1,15 +1,12 @@
 """`postroom project rebuild`, `verify` and `roll-back`: versions of the read models that Spark builds."""
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from typer import Option
 
 from postroom.adapters.cli.failures import REFUSED
 from postroom.adapters.cli.search import body_rules
 from postroom.adapters.cli.session import Session
-
-if TYPE_CHECKING:
-    from postroom.projections.rebuild import Progress
 
 
 def rebuild(
@@ -37,12 +34,11 @@ def rebuild(
 ) -> None:
     """Rebuild the read models from the logs with Spark, and switch to them when they are complete."""
     from postroom.adapters.compose import rebuild_projections
-    from postroom.projections.rebuild import told
 
     with session.out.progress("Starting Spark") as move:
         report = rebuild_projections(
             session.existing_store(),
-            lambda at: move(at.done / at.total if at.total else 0, _told(at)),
+            lambda at: move(at.done / at.total if at.total else 0, at.told()),
             only=[name.strip() for name in only.split(",") if name.strip()],
             to_position=to_position or (),
             compare=compare,
@@ -54,7 +50,7 @@ def rebuild(
     if session.out.as_json:
         session.out.json(report)
     else:
-        session.out.line(told(report))
+        session.out.line(report.told())
 
 
 def roll_back(
@@ -80,23 +76,15 @@ def verify(
 ) -> int | None:
     """Recompute the read models from the logs with Spark, and compare them with those that are served."""
     from postroom.adapters.compose import verify_projections
-    from postroom.projections.verify import told
 
     with session.out.progress("Starting Spark") as move:
         report = verify_projections(
             session.existing_store(),
-            lambda at: move(at.done / at.total if at.total else 0, _told(at)),
+            lambda at: move(at.done / at.total if at.total else 0, at.told()),
             archive=archive,
         )
     if session.out.as_json:
         session.out.json(report)
     else:
-        session.out.line(told(report))
+        session.out.line(report.told())
     return None if report.is_intact else REFUSED
-
-
-def _told(at: "Progress") -> str:
-    if not at.total:
-        return at.phase
-    left = "" if at.seconds_left is None else f", {at.seconds_left:,.0f} s left"
-    return f"{at.phase} {at.done:,}/{at.total:,} {at.unit}, {at.rate:,.0f}/s{left}"

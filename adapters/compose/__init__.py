@@ -43,6 +43,7 @@ from postroom.application.queries.verify import VerifyLog
 from postroom.application.retention import keep_enforcing_retention
 from postroom.domain.errors import Unavailable
 from postroom.domain.mailbox.events import MailboxMode
+from postroom.domain.mailbox.state import TopicCount
 from postroom.domain.names import check_mailbox
 from postroom.domain.policy import MailboxLimits, TopicPolicy
 
@@ -209,7 +210,11 @@ def verify_projections(store: str, progress: "Callable[[Progress], None]", **opt
     """Compare the read models of a store with its log; see `postroom.projections.verify.verify`."""
     from postroom.projections.verify import verify
 
-    return verify(store, progress=progress, **options)
+    def backlog_at(mailbox: str, position: int) -> list[TopicCount]:
+        with read_mailbox(store, mailbox) as reader:
+            return reader.get_backlog(at=position).shards
+
+    return verify(store, backlog_at=backlog_at, progress=progress, **options)
 
 
 def roll_back_projections(store: str, to: int | None = None) -> int:

@@ -1,5 +1,6 @@
 """Comparing: what was recomputed from the log, held against the rows that are served."""
 
+import sqlite3
 from collections.abc import Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -9,7 +10,6 @@ import msgspec
 import polars as pl
 
 from postroom.adapters.postgres.url import is_url
-from postroom.adapters.sqlite.database import connect_reader
 from postroom.application.ports.read_models import views_path
 from postroom.projections.projection import Projection
 from postroom.projections.sinks import Served
@@ -78,7 +78,8 @@ class SqliteReader:
 
     def rows(self, projection: Projection, where: str = "") -> pl.DataFrame:
         """Return rows; see `Reader.rows`."""
-        with closing(connect_reader(views_path(self.store))) as connection:
+        uri = f"{views_path(self.store).absolute().as_uri()}?mode=ro"
+        with closing(sqlite3.connect(uri, uri=True)) as connection:
             rows = connection.execute(_select(projection, self.served, "", where)).fetchall()
         return pl.DataFrame(rows, schema=projection.schema, orient="row")
 
