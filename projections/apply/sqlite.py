@@ -31,6 +31,7 @@ class SqliteTables(SqlTables):
         self._store = Path(store)
         self._db: sqlite3.Connection | None = None
         self._log: sqlite3.Connection | None = None
+        self._file: int | None = None
 
     def close(self) -> None:
         """Close the files; see `Tables.close`."""
@@ -57,8 +58,11 @@ class SqliteTables(SqlTables):
     @contextmanager
     def _connection(self) -> Iterator[sqlite3.Connection]:
         try:
+            if self._db is not None and not self._db.in_transaction and self._file != _file(self.where):
+                self.close()  # it was deleted, to be built anew
             if self._db is None:
                 self._db = self._connect()
+                self._file = _file(self.where)
             yield self._db
         except sqlite3.Error as error:
             self.close()
@@ -140,6 +144,14 @@ class SqliteTables(SqlTables):
     def _unindex_text(self, number: int, ids: pl.DataFrame) -> None:
         for name in ("unindex_text", "unindex_words"):
             self._write(_SQL[name].format(version=number, rows="{rows}"), ids)
+
+
+def _file(path: str) -> int | None:
+    """Return what tells a file from another one that is put in its place."""
+    try:
+        return os.stat(path).st_ino
+    except FileNotFoundError:
+        return None
 
 
 def _with_rows(statement: str, given: pl.DataFrame) -> str:

@@ -118,6 +118,19 @@ def test_a_version_is_caught_up_before_it_is_served_and_to_exact_positions(store
         assert tables.cursors(active) == {}
 
 
+def test_a_file_of_read_models_that_is_deleted_and_built_anew_is_followed_on(tmp_path: Path) -> None:
+    store = tmp_path / "store.db"
+    live(store, "box0@test", STORY)
+    following.build(store)
+    with closing(Follower(str(store), most_events=10)) as follower:
+        follower.step()
+        for file in tmp_path.glob("store.db-views*"):
+            file.unlink()
+        following.build(store)
+        follower.advance()
+    assert following.rows(store) == reference(store).rows
+
+
 def test_without_read_models_it_says_what_to_do(store: Store) -> None:
     live(store, "box0@test", POISON)
     with closing(Follower(str(store))) as follower, pytest.raises(NotFound, match="postroom project rebuild"):
