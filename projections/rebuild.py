@@ -165,6 +165,8 @@ def rebuild(
     clock = Stopwatch(progress)
     log = open_log(store, archive=archive)
     models = _models(only)
+    if compare and to_position:
+        raise InvalidRequest("A comparison reads as far as what is served; leave the position out.")
     through = _through(log, to_position)
     sink = open_sink(store, into)
 

@@ -105,6 +105,11 @@ def test_a_position_that_is_none_is_refused(store: Path, position: str) -> None:
         rebuild(str(store), to_position=[position])
 
 
+def test_a_comparison_up_to_a_position_is_refused(store: Path) -> None:
+    with pytest.raises(InvalidRequest, match="leave the position out"):
+        rebuild(str(store), to_position=["3"], compare=True)
+
+
 def test_one_model_is_built_anew_beside_the_others(either: Store) -> None:
     first = rebuild(str(either)).version
     report = rebuild(str(either), only=["search"])
