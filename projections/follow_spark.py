@@ -10,12 +10,11 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from tempfile import gettempdir
+from tempfile import TemporaryDirectory
 from threading import Event, Lock
 from typing import TYPE_CHECKING
 
 import msgspec
-from blake3 import blake3
 
 from postroom.domain.errors import PostroomError, Unavailable
 from postroom.projections.follow import MOST_EVENTS, Follower
@@ -49,26 +48,22 @@ def follow_with_spark(
 
     Arguments:
         once: end when all is covered that was there.
-        checkpoint: folder on this machine for Spark's notes, made anew at every start; one of its own in the
-            folder for temporary files when left out.
+        checkpoint: folder on this machine in which Spark's notes are made anew at every start; a temporary
+            one when left out.
         most_events: records of a micro-batch, at most.
 
     Raises: NotFound when nothing was built yet; Unavailable when Spark or Java is missing, or, with `once`,
         when the store can't be used.
     """
     session = start_session(CONFIG)
-    folder = Path(checkpoint) if checkpoint is not None else default_checkpoint(follower.where)
+    with TemporaryDirectory(prefix="postroom-follow-", ignore_cleanup_errors=True) as temporary:
+        folder = Path(checkpoint or temporary) / "postroom-follow"
 
-    def work(stop: Event) -> None:
-        shutil.rmtree(folder, ignore_errors=True)
-        _Stream(session, follower, folder, most_events).run(stop, once=once)
+        def work(stop: Event) -> None:
+            shutil.rmtree(folder, ignore_errors=True)
+            _Stream(session, follower, folder, most_events).run(stop, once=once)
 
-    follower.lead(stop, work, once=once)
-
-
-def default_checkpoint(where: str) -> Path:
-    """Return the folder for Spark's notes about the read models at a place."""
-    return Path(gettempdir(), f"postroom-follow-{blake3(where.encode()).hexdigest(8)}")
+        follower.lead(stop, work, once=once)
 
 
 class _Stream:
