@@ -50,6 +50,7 @@ uv=$(find_uv)
 
 is_recent .venv/bin/python || "$uv" venv --quiet --clear --python "$python" .venv
 export VIRTUAL_ENV="$PWD/.venv"
-"$uv" pip sync --quiet --require-hashes requirements/lock.txt
+# Compiled once here, or by every process that may not write into the environment.
+"$uv" pip sync --quiet --compile-bytecode --require-hashes requirements/lock.txt
 # hatchling comes from the lock as well: nothing unpinned runs while the project is built.
 "$uv" pip install --quiet --no-deps --no-build-isolation --editable .
