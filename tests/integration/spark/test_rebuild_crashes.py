@@ -21,8 +21,9 @@ import os, signal, sys
 from postroom.projections import rebuild
 rebuild.POSITIONS = ({POSITIONS}, {POSITIONS})
 rebuild.POSITIONS_PER_BUCKET = {POSITIONS_PER_BUCKET}
-rebuild.POLL_SECONDS = 0.01
 store, phase, unit, done = sys.argv[1:]
+# So that nothing is loaded before all is folded, or else that no part goes unseen.
+rebuild.POLL_SECONDS = 60 if phase == "load" else 0.01
 
 def die_at(at):
     if (at.phase, unit) in ((phase, at.unit), (phase, "")) and at.done >= int(done):
