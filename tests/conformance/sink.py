@@ -1,4 +1,4 @@
-"""What every sink does: parts are written once, versions are whole before they are served, kills cost little."""
+"""What every sink does: parts are written once, only whole versions are served, kills cost little."""
 
 from collections.abc import Callable
 
