@@ -33,6 +33,8 @@ LARGE = 5_000_000
 GOAL_RATIOS = {1_000_000: 2.0, LARGE: 1.5}
 """How many times as long as its fastest peer a rebuild may take, by the number of messages."""
 MEMORY_GOAL_MIB = 4_096
+JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+"""What docs/spark.md says to give a JVM that only hands out tasks; `spark-submit` starts it before our code."""
 REBUILD = Path(__file__).parents[3] / "projections" / "rebuild.py"
 
 
@@ -92,7 +94,7 @@ def rebuild(store: str, only: str = "search") -> tuple[Finished, dict[str, float
         only: their names, separated by commas; empty for all.
     """
     submit = str(Path(sys.executable).with_name("spark-submit"))
-    command = [submit, str(REBUILD), "--only", only, "--json"]
+    command = [submit, "--driver-java-options", JAVA_OPTIONS, str(REBUILD), "--only", only, "--json"]
     finished = run_program(command, {"POSTROOM_STORE": store, "PYSPARK_PYTHON": sys.executable})
     report: dict[str, Any] = msgspec.json.decode(finished.output.splitlines()[-1])
     phases = dict(report["seconds"])
