@@ -27,9 +27,9 @@ from postroom.projections.projection import Projection, projections
 
 MOST_EVENTS = 50_000
 """Records of a batch, at most."""
-FEWEST_EVENTS = 1_000
-"""What a batch may hold in any case: it shrinks to that while batches take too long, and begins with it."""
-LONGEST_SECONDS, LARGEST_BYTES = 1.0, 64 << 20
+FIRST_EVENTS, FEWEST_EVENTS = 10_000, 1_000
+"""What a batch holds at first, and what it may hold in any case, however long batches take."""
+LONGEST_SECONDS, LARGEST_BYTES = 2.0, 64 << 20
 """What a batch is to take, with its envelopes."""
 FEW_EVENTS = 500
 """A batch of so many is folded record by record, a larger one in frames."""
@@ -108,7 +108,7 @@ class Follower:
         self._caught_up: dict[int, float] = {}
         self._most_events = most_events
         self._few_events = few_events
-        self._size = min(most_events, FEWEST_EVENTS)
+        self._size = min(most_events, FIRST_EVENTS)
         self._pool = ThreadPoolExecutor(1, "follow")
         self._ahead: tuple[list[Range], Future[_Folded]] | None = None
 

@@ -181,7 +181,7 @@ def _note_lag(session: Session, projections: "Projections") -> None:
     behind = sum(lag.lag for lag in projections.get_projection_status().lags)
     if behind:
         session.out.note(
-            f"The read models are {behind:,} log records behind; postroom project rebuild catches up."
+            f"The read models are {behind:,} log records behind; postroom project follow catches up."
         )
 
 

@@ -111,6 +111,11 @@ def array(type_: type, values: Sequence[Any]) -> Packed:
     return _array(kind, values)
 
 
+def array_head(type_: type, count: int, *, has_null: bool) -> bytes:
+    """Return what an array begins with, before its items: each its size, or -1 for None, and its bytes."""
+    return pack("!iiIii", 1, has_null, _KINDS[type_].oid, count, 1)
+
+
 def kind_name(type_: type) -> str:
     """Return what a type is called in PostgreSQL."""
     return _KINDS[type_].name
