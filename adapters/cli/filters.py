@@ -74,7 +74,8 @@ def takes_filter(command: Callable[..., int | None]) -> Callable[..., int | None
 
     @wraps(command)
     def run(session: Session, **given: Any) -> int | None:
-        wanted = search_filter(session, **{option.name: given.pop(option.name) for option in options})
+        spelled = {option.name: given.pop(option.name) for option in options if option.name in given}
+        wanted = search_filter(session, **spelled)
         return command(session, wanted, **given)
 
     arguments = [each for each in own if each.default is each.empty]  # Python wants those first
