@@ -220,7 +220,7 @@ class SqlTables(ABC):
         names = {"columns": ", ".join(f"message.{name}" for name in KNOWN), "mailbox": _of(version, MESSAGES)}
         now = _given([(step.cut.name, step.cut.at) for step in steps], ("mailbox", "now"))
         found = self._fetch_some("known", unsent, **names) + self._fetch_some("due", now, **names)
-        # An id that was sent again, once retention had forgotten it, is that of several: the latest comes last.
+        # An id sent again, once retention had forgotten it, names several messages: the latest comes last.
         return sorted({row[0]: row for row in found}.values(), key=itemgetter(0))
 
     def _insert_sent(self, version: Version, sent: pl.DataFrame) -> None:

@@ -34,7 +34,7 @@ GOAL_RATIOS = {1_000_000: 2.0, LARGE: 1.5}
 """How many times as long as its fastest peer a rebuild may take, by the number of messages."""
 MEMORY_GOAL_MIB = 4_096
 JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-"""What docs/spark.md says to give a JVM that only hands out tasks; `spark-submit` starts it before our code."""
+"""What docs/spark.md gives a JVM that only hands out tasks: `spark-submit` starts it before our code."""
 REBUILD = Path(__file__).parents[3] / "projections" / "rebuild.py"
 
 
