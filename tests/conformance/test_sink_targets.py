@@ -2,11 +2,8 @@
 
 import json
 import os
-from collections import Counter
-from contextlib import closing
 from pathlib import Path
 
-import clickhouse_connect
 import polars as pl
 import pytest
 from deltalake import DeltaTable
@@ -27,7 +24,7 @@ def store(tmp_path: Path) -> Store:
     return path
 
 
-@pytest.fixture(params=["parquet", "delta", "chdb"])
+@pytest.fixture(params=["parquet", "delta"])
 def into(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return f"{request.param}:{tmp_path / 'models'}"
 
@@ -103,23 +100,6 @@ def test_commits_that_a_kill_left_out_are_made_by_the_next_rebuild(store: Store,
     assert not (folder / "mailbox" / "_delta_log").exists()
     with begin(store, sink=sinks.open_sink(str(store), into)):
         assert _delta_rows(folder, "mailbox") == reference(store).rows["mailbox"]
-
-
-def test_clickhouse_readers_see_views_of_tables_by_topic_and_month(store: Store, tmp_path: Path) -> None:
-    into = f"chdb:{tmp_path / 'models'}"
-    for _ in range(2):
-        build(store, into)
-    with closing(clickhouse_connect.get_client(interface="chdb", path=str(tmp_path / "models"))) as client:
-        rows = reference(store).rows
-        for name, expected in rows.items():
-            assert client.command(f"SELECT count() FROM postroom.{name}") == len(expected)
-        topics = client.query("SELECT topic, count() FROM postroom.mailbox GROUP BY topic").result_rows
-        assert dict(topics) == Counter(row["topic"] for row in rows["mailbox"])
-        found = client.query(
-            "SELECT sorting_key, partition_key FROM system.tables WHERE name = 'mailbox_v2'"
-        ).result_rows
-        assert found[0][0] == "topic, timestamp, id"
-        assert found[0][1].startswith("toYYYYMM")
 
 
 @pytest.mark.parametrize("into", ["parquet:", "csv:x", "clickhouse:", "chdb:/", "nonsense"])
