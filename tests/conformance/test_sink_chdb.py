@@ -59,7 +59,7 @@ else:
                 finish(version)
         path = str(tmp_path / "models")
         with closing(clickhouse_connect.get_client(interface="chdb", path=path)) as client:
-            clickhouse_connect.get_client(interface="chdb", path=str(tmp_path / "models"))
+            rows = reference(store).rows
             for name, expected in rows.items():
                 assert client.command(f"SELECT count() FROM postroom.{name}") == len(expected)
             topics = client.query("SELECT topic, count() FROM postroom.mailbox GROUP BY topic").result_rows
