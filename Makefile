@@ -27,28 +27,36 @@ help: ## List the targets
 # Many tests wait for servers, so a few more workers than cores are quicker.
 WORKERS ?= 4
 
-.PHONY: demo example test bench bench-spark
-demo: .venv/java-ready ## Send, receive, crash, rebuild and search on an empty store, in under a minute
+.PHONY: demo example test test-pythons bench bench-spark
+demo: .venv ## Send, receive, crash, rebuild and search on an empty store; without Java, all but the search
+	@scripts/ensure-java.sh || true
 	@$(with_java) $(bin)/postroom demo
 
 example: .venv ## Place an order, crash, and see it shipped once: outbox and inbox on real servers
-	@$(bin)/python docs/examples/orders/run.py
+	@$(bin)/python -m docs.examples.orders.run
 
+# Files in the order of collection: xdist's own order, the number of tests, would start the slowest files last.
 test: .venv/java-ready ## Run the whole test suite
-	@$(with_java) $(bin)/pytest -n $(WORKERS) --dist loadfile
+	@$(with_java) $(bin)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+
+# Those that are not installed are skipped; scripts/test-pythons.sh names them.
+PYTHONS ?= 3.11 3.12 3.13 3.14
+
+test-pythons: .venv/java-ready ## Run unit and conformance tests on every Python from 3.11 to 3.14 that is installed
+	@$(with_java) WORKERS=$(WORKERS) scripts/test-pythons.sh $(PYTHONS)
 
 bench: .venv/java-ready ## Measure, and write bench.json
-	@$(with_java) $(bin)/postroom bench
+	@$(with_java) $(bin)/python -m tests.benchmarks
 
 bench-spark: .venv/java-ready ## Measure Spark beside its peers at 1M and 5M messages, and write bench-spark.json
-	@$(with_java) $(bin)/postroom bench spark. follow. spark.rebuild.postgres.5m --output bench-spark.json
+	@$(with_java) $(bin)/python -m tests.benchmarks spark. follow. spark.rebuild.postgres.5m --output bench-spark.json
 
 .PHONY: spark-bundle
 spark-bundle: .venv ## Build what a Spark cluster needs into dist/: code, packages, entry points
 	@scripts/spark-bundle.sh
 
-.PHONY: check format proto proto-check lock
-check: .venv proto-check ## Lint, type-check, and verify imports and generated code
+.PHONY: check format openapi openapi-check proto proto-check lock
+check: .venv openapi-check proto-check ## Lint, type-check, and verify imports and generated code
 	@$(bin)/ruff check
 	@$(bin)/ruff format --check
 	@$(bin)/mypy
@@ -58,6 +66,12 @@ format: .venv ## Fix what ruff can fix, and format
 	@$(bin)/ruff check --fix
 	@$(bin)/ruff format
 
+openapi: .venv ## Write the contract of the HTTP interface to docs/reference/openapi.json
+	@$(bin)/python scripts/openapi.py
+
+openapi-check: .venv
+	@$(bin)/python scripts/openapi.py --check
+
 proto: .venv ## Generate Python code from the .proto files
 	@scripts/proto.sh
 
@@ -65,7 +79,7 @@ proto-check: .venv
 	@scripts/proto.sh --check
 
 lock: .venv ## Pin every dependency by hash; UPGRADE=--upgrade takes the newest versions
-	@$(compile) $(UPGRADE) --extra clickhouse --extra delta --extra demo --extra redis --extra spark --group dev --output-file requirements/lock.txt pyproject.toml
+	@$(compile) $(UPGRADE) --extra all --extra demo --group dev --output-file requirements/lock.txt pyproject.toml
 	@echo uv | $(compile) --constraint requirements/lock.txt --output-file requirements/uv.txt -
 
 .PHONY: clean

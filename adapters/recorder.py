@@ -1,4 +1,4 @@
-"""The `eventsourcing` library's application recorder, over any event log of ours (ADR 0002)."""
+"""An application recorder of the `eventsourcing` library over any event log (ADR 0002)."""
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
@@ -22,17 +22,16 @@ from postroom.domain.names import message_stream
 from postroom.domain.record import GENESIS, Record, link
 
 EPOCH = 0
-"""Epoch of records written here; the owners of mailboxes count theirs from 1."""
+"""Epoch of the records written here; epochs of mailbox owners begin at 1."""
 POLL_SECONDS = 0.05
 PAGE = 500
 
 
 class LogRecorder(ApplicationRecorder):
-    """Let an `Application` of the library keep its aggregates in an event log of its own.
+    """Recorder that stores the aggregates of an `Application` in a dedicated event log.
 
-    A notification id is a log position, and records are chained as those of a mailbox are. A mailbox's log
-    can be read through it, such as a message's events by its id, but only the mailbox's owner may write
-    there.
+    A notification id is a log position, and records are chained as in the log of a mailbox. Over the log of
+    a mailbox it is read-only: for example, it returns the events of a message by its id.
     """
 
     def __init__(self, log: EventLog, wall: Callable[[], int]) -> None:
@@ -45,8 +44,8 @@ class LogRecorder(ApplicationRecorder):
         """Append events, all or none, and return their notification ids.
 
         Raises:
-            IntegrityError: an aggregate has an event of the same version already.
-            ProgrammingError: the log is that of a mailbox, or an originator id is no UUID.
+            IntegrityError: an aggregate already has an event of the same version.
+            ProgrammingError: the log belongs to a mailbox, or an originator id is not a UUID.
             OperationalError: the store failed.
         """
         if not stored_events:
@@ -59,7 +58,7 @@ class LogRecorder(ApplicationRecorder):
                 records = self._records(stored_events, head)
                 try:
                     self._log.append(records)
-                except WrongPosition:  # another process appended since; look again
+                except WrongPosition:  # another process appended meanwhile
                     continue
                 except Unavailable as error:
                     raise OperationalError(str(error)) from error
@@ -77,12 +76,12 @@ class LogRecorder(ApplicationRecorder):
         """Return events of one aggregate in the order of their versions.
 
         Arguments:
-            originator_id: a UUID, or a message's id as its sender gave it.
+            originator_id: a UUID, or the id that the sender chose for a message.
             gt, lte: bounds of the versions.
         """
-        records = self._log.history(self._stream(originator_id))
-        chosen = [r for r in records if (gt is None or r.version > gt) and (lte is None or r.version <= lte)]
-        return [_stored(record) for record in (chosen[::-1] if desc else chosen)[:limit]]
+        records = self._log.read_stream(self._stream(originator_id))
+        events = [r for r in records if (gt is None or r.version > gt) and (lte is None or r.version <= lte)]
+        return [_stored(record) for record in (events[::-1] if desc else events)[:limit]]
 
     def select_notifications(
         self,
@@ -98,8 +97,8 @@ class LogRecorder(ApplicationRecorder):
         records: Iterator[Record] = self._log.read(after, None if topics else limit)
         if stop is not None:
             records = islice(records, max(0, stop - after))
-        wanted = (record for record in records if not topics or record.type in topics)
-        return [_notification(record) for record in islice(wanted, limit)]
+        matching = (record for record in records if not topics or record.type in topics)
+        return [_notification(record) for record in islice(matching, limit)]
 
     def max_notification_id(self) -> int | None:
         """Return the position of the last record, or None while the log is empty."""
@@ -107,29 +106,29 @@ class LogRecorder(ApplicationRecorder):
         return None if head is None else head.position
 
     def subscribe(self, gt: int | None = None, topics: Sequence[str] = ()) -> "LogSubscription":
-        """Return an iterator over the events after position `gt` that goes on with those still to come."""
+        """Return an iterator over the events after position `gt`, including those appended later."""
         return LogSubscription(self, gt, topics)
 
     def _refuse_mailbox(self, head: Head | None) -> None:
         if head is not None and head.epoch > EPOCH:
             raise ProgrammingError(
-                f"The log of mailbox {self._log.mailbox} is written by the mailbox's owner only; "
-                "give the application a log of its own."
+                f"The log of mailbox {self._log.mailbox} can only be written by the mailbox's owner; "
+                "use a dedicated log for the application."
             )
 
     def _refuse_conflicts(self, events: Sequence[StoredEvent]) -> None:
-        taken: set[tuple[bytes, int]] = set()
+        versions: set[tuple[bytes, int]] = set()
         for stream in {self._originator(event) for event in events}:
-            taken.update((stream, record.version) for record in self._log.history(stream))
+            versions.update((stream, record.version) for record in self._log.read_stream(stream))
         for event in events:
             version = event.originator_version
             key = (self._originator(event), version)
-            if key in taken:
+            if key in versions:
                 raise IntegrityError(
-                    f"Aggregate {event.originator_id} has an event of version {version} already; "
+                    f"Aggregate {event.originator_id} already has an event of version {version}; "
                     "load it again and repeat the command."
                 )
-            taken.add(key)
+            versions.add(key)
 
     def _records(self, events: Sequence[StoredEvent], head: Head | None) -> list[Record]:
         position, at, chain = (0, 0, GENESIS) if head is None else head[:3]
@@ -137,16 +136,16 @@ class LogRecorder(ApplicationRecorder):
         records: list[Record] = []
         for event in events:
             position += 1
-            facts = (None, None, None, None, None)
+            message_columns = (None, None, None, None, None)
             stream, version = self._originator(event), event.originator_version
-            columns = (position, stream, version, EPOCH, event.topic, at, *facts, event.state)
+            columns = (position, stream, version, EPOCH, event.topic, at, *message_columns, event.state)
             chain = link(chain, columns, ())
             records.append(Record(*columns, chain))
         return records
 
     def _originator(self, event: StoredEvent) -> bytes:
         if not isinstance(event.originator_id, UUID):
-            raise ProgrammingError(f"Originator ids must be UUIDs; {event.originator_id!r} is none.")
+            raise ProgrammingError(f"Originator ids must be UUIDs, not {event.originator_id!r}.")
         return event.originator_id.bytes
 
     def _stream(self, originator_id: UUID | str) -> bytes:
@@ -156,7 +155,7 @@ class LogRecorder(ApplicationRecorder):
 
 
 class LogSubscription(Subscription[LogRecorder]):
-    """Follow a log by looking for more: positions have no gaps, so nothing is missed and no signal lost."""
+    """Subscription that polls the log; positions have no gaps, so no event is missed."""
 
     def __init__(self, recorder: LogRecorder, gt: int | None, topics: Sequence[str]) -> None:
         super().__init__(recorder, gt, topics)

@@ -1,8 +1,8 @@
-"""Codec of the outbox's and the inbox's histories: domain events to rows of `aggregate_events` and back.
+"""Codec of outbox and inbox events: domain events to rows of `aggregate_events` and back.
 
 An event's stream, version and time are columns; its other fields are a MessagePack array in `state`. The type
 name carries the schema version, as in the mailbox log (ADR 0004): an event whose fields change gets an
-upcaster, which turns the array of the version it is named after into that of the next.
+upcaster, which converts the array of one version to that of the next.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -29,11 +29,11 @@ class _Kind(NamedTuple):
 
 
 class AggregateCodec:
-    """Write events as `(type, state)`, and read them whichever version of their schema they have.
+    """Encoder of events as `(type, state)`, and decoder of every schema version.
 
     Arguments:
-        kinds: the events, each in its present form.
-        upcasters: by type and version, such as `OutboxEventRecorded.1`.
+        kinds: classes of the events.
+        upcasters: by type and the version to convert from, such as `OutboxEventRecorded.1`.
     """
 
     def __init__(self, kinds: Iterable[type[Event]], upcasters: Mapping[str, Upcaster] | None = None) -> None:
@@ -51,13 +51,13 @@ class AggregateCodec:
             self._kinds[name] = _Kind(cls, msgspec.msgpack.Decoder(state).decode)
 
     def to_row(self, event: Event) -> tuple[str, bytes]:
-        """Return the type and the state of an event."""
+        """Return the type and the encoded state of an event."""
         return self._names[type(event)], _pack(astuple(event)[_FIRST_FIELD:])
 
     def to_event(self, stream: bytes, version: int, type_: str, at: int, state: bytes) -> Event:
         """Return the event of a row; `at` is in µs since 1970 UTC.
 
-        Raises: BrokenLog for a type that this version of Postroom does not know.
+        Raises: BrokenLog for a type unknown to this version of Postroom.
         """
         name = type_
         while upcast := self._upcasters.get(name):
@@ -75,4 +75,4 @@ class AggregateCodec:
 
 
 CODEC = AggregateCodec([*get_args(OutboxChange), *get_args(InboxEvent)])
-"""How every event in `aggregate_events` is written."""
+"""Codec of all events in `aggregate_events`."""

@@ -1,4 +1,4 @@
-"""Work that goes on beside other work, and ends with it."""
+"""Background tasks that end with their context."""
 
 import asyncio
 from collections.abc import AsyncIterator, Coroutine
@@ -9,20 +9,20 @@ CANCEL_AGAIN_SECONDS = 0.5
 
 
 @asynccontextmanager
-async def beside(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
-    """Do `work` for as long as the context lasts; whatever it ends with is not looked at."""
+async def background_task(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+    """Run `work` in a task for the duration of the context; its result and exceptions are ignored."""
     task = asyncio.create_task(work)
     try:
         yield
     finally:
-        await end(task)
+        await cancel_and_wait(task)
 
 
-async def end(*tasks: "asyncio.Task[Any]") -> None:
-    """Cancel tasks and return when all have ended, whatever they ended with.
+async def cancel_and_wait(*tasks: "asyncio.Task[Any]") -> None:
+    """Cancel tasks and return when all have ended; their results and exceptions are ignored.
 
-    They are cancelled again and again: before Python 3.12, `asyncio.wait_for` forgets that it was cancelled
-    when what it waits for is done at the same moment.
+    The cancellation is repeated: before Python 3.12, `asyncio.wait_for` swallows it if the future completes
+    at the same time.
     """
     pending = set(tasks)
     while pending:
@@ -31,4 +31,4 @@ async def end(*tasks: "asyncio.Task[Any]") -> None:
         _, pending = await asyncio.wait(pending, timeout=CANCEL_AGAIN_SECONDS)
     for task in tasks:
         if not task.cancelled():
-            task.exception()  # seen, so that nobody is told that it was not
+            task.exception()  # silences asyncio's 'exception was never retrieved'

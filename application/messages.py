@@ -1,36 +1,38 @@
-"""Messages as senders write them and as consumers get them."""
+"""Messages as senders write them and as consumers receive them, and the receipts of their deliveries."""
 
 from base64 import b64encode, urlsafe_b64decode, urlsafe_b64encode
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
-from postroom.application.engine import Delivered
+from postroom.domain.arguments import check_any_text, check_int, check_type
 from postroom.domain.envelope.build import OpenedEnvelope, open_envelope, without_auth_token
-from postroom.domain.errors import InvalidRequest
+from postroom.domain.errors import InvalidRequest, Rejected
 from postroom.domain.integrity import b3
 from postroom.domain.message import Receipt
-from postroom.domain.names import message_id
+from postroom.domain.names import STREAM_BYTES, message_id
 
-_RECEIPT_BYTES = 16 + 4 + 6
+_RECEIPT_BYTES = STREAM_BYTES + 4 + 6
 _RECEIPT_PREFIX = "r."
-"""No receipt may look like a command-line option, which begins with a dash."""
+"""Prefix of receipts, so that none begins with a dash like a command-line option."""
 
 
 class NewMessage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Describe a message to send (svc-mailbox C-1 `SEND`).
+    """Message to be sent (svc-mailbox C-1 `SEND`); the sending handler validates it.
 
     Arguments:
-        idem_key: sending again with the same key and payload inside the replay window adds nothing; None: no
-            check.
-        sticky_key: messages with the same key keep their order; None shares the topic's shard (svc-mailbox
-            P-6).
-        message_id: an id of the sender's own, unique for ever; None makes a UUIDv7.
-        deliver_after_ms: hide the message for this long first.
-        ttl_seconds: dead-letter it when undelivered for this long; 0 leaves it to the topic's retention.
+        idem_key: 1 to 255 characters; a repetition with the same key and payload within the replay window
+            adds nothing. None disables the check.
+        sticky_key: up to 255 characters; messages with the same key keep their order. None uses the topic's
+            name (svc-mailbox P-6).
+        attrs: custom headers; names and values together up to 64 KiB.
+        message_id: the sender's own id, 1 to 255 characters, never reused; None generates a UUIDv7.
+        deliver_after_ms: delay before the first delivery; must be shorter than the message's TTL.
+        ttl_seconds: age at which it is dead-lettered if undelivered; 0 uses the topic's retention.
         published_at_us: µs since 1970 UTC; None is now.
+        priority: 0 to 10, for consumers; it does not change the order of delivery.
     """
 
     topic: str
@@ -54,60 +56,115 @@ class NewMessage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class Sent(msgspec.Struct, frozen=True, gc=False):
-    """Answer to a send: the message's id, and whether it had been sent before (svc-mailbox C-1)."""
+    """Result of a send: the message's id, and whether the send was a duplicate (svc-mailbox C-1)."""
 
     message_id: str
     duplicate: bool
 
 
-class ReceivedMessage:
-    """One delivery of a message: payload, headers, and the receipt that settles it (svc-mailbox C-9)."""
+class MessageDelivery(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """One delivery of a message, as an owner hands it over and the local socket carries it.
 
-    __slots__ = ("_delivered", "_opened")
+    Arguments:
+        receipt: also names the message's stream.
+        due: log time (µs) at which the message reappears unless settled.
+        external_id: the sender's own id; None if the stream id is the id.
+        payload_hash, hash_chain: 32-byte BLAKE3 digests (svc-mailbox I-7, I-12).
+        envelope: the `PrismEnvelope` bytes as they were sent.
+    """
 
-    def __init__(self, delivered: Delivered) -> None:
-        self._delivered = delivered
+    receipt: Receipt
+    topic: str
+    shard: int
+    attempt: int
+    due: int
+    external_id: str | None
+    idem_key: str | None
+    payload_hash: bytes
+    hash_chain: bytes
+    envelope: bytes
+
+
+class DeliverySettler(Protocol):
+    """The commands that end or extend deliveries, of the mailbox that delivered a message."""
+
+    async def ack_messages(self, receipts: Sequence[Receipt], /) -> list[Rejected | None]:
+        """Settle deliveries; see `Mailbox.ack_messages`."""
+
+    async def nack_messages(
+        self, receipts: Sequence[Receipt], /, *, reason: str | None = None, delay_ms: int | None = None
+    ) -> list[Rejected | None]:
+        """Fail deliveries; see `Mailbox.nack_messages`."""
+
+    async def extend_visibility(
+        self, receipts: Sequence[Receipt], visibility_ms: int, /
+    ) -> list[Rejected | None]:
+        """Extend deliveries; see `Mailbox.extend_visibility`."""
+
+
+class DeliveredMessage:
+    """Message of a delivery: its payload and headers (svc-mailbox C-9)."""
+
+    __slots__ = ("_delivery", "_opened")
+
+    def __init__(self, delivery: MessageDelivery) -> None:
+        self._delivery = delivery
         self._opened: OpenedEnvelope | None = None
 
     def __repr__(self) -> str:
-        return f"ReceivedMessage({self.message_id!r}, topic={self.topic!r}, attempt={self.attempt})"
+        return f"{type(self).__name__}({self.message_id!r}, topic={self.topic!r}, attempt={self.attempt})"
+
+    @property
+    def delivery(self) -> MessageDelivery:
+        """Return what the owner handed over, for a surface that hands it on."""
+        return self._delivery
+
+    def json(self) -> Any:
+        """Return the payload, parsed as JSON.
+
+        Raises: InvalidRequest when it is not JSON.
+        """
+        try:
+            return msgspec.json.decode(self.payload)
+        except msgspec.DecodeError as error:
+            raise InvalidRequest(
+                f"The payload of message {self.message_id} on topic {self.topic} is not JSON: {error}."
+            ) from error
 
     @property
     def message_id(self) -> str:
         """Return the message's id."""
-        sent = self._delivered.sent
-        return message_id(sent.stream, sent.headers.message_id)
+        return message_id(self._delivery.receipt.message, self._delivery.external_id)
 
     @property
     def topic(self) -> str:
         """Return the topic it was sent to."""
-        return self._delivered.sent.topic
+        return self._delivery.topic
 
     @property
     def shard(self) -> int:
-        """Return the shard of the topic that it queued in."""
-        return self._delivered.sent.shard
+        """Return its shard of the topic."""
+        return self._delivery.shard
 
     @property
     def attempt(self) -> int:
-        """Return which delivery this is, counted from 1."""
-        return self._delivered.received.attempt
+        """Return the attempt, counted from 1."""
+        return self._delivery.attempt
 
     @property
     def receipt(self) -> Receipt:
-        """Return what to ack, nack or extend this delivery with."""
-        received = self._delivered.received
-        return Receipt(received.stream, received.version, self._delivered.epoch)
+        """Return the receipt with which to ack, nack or extend this delivery."""
+        return self._delivery.receipt
 
     @property
     def visible_at_us(self) -> int:
         """Return the log time (µs) at which the message reappears unless settled."""
-        return self._delivered.received.due
+        return self._delivery.due
 
     @property
     def idem_key(self) -> str | None:
-        """Return the idempotency key it was sent under."""
-        return self._delivered.sent.idem_key
+        """Return its idempotency key."""
+        return self._delivery.idem_key
 
     @property
     def payload(self) -> bytes:
@@ -116,13 +173,18 @@ class ReceivedMessage:
 
     @property
     def attrs(self) -> dict[str, str]:
-        """Return the sender's attributes as text."""
+        """Return the sender's attributes as text; values that are not text in base64."""
         return self._open().attrs
 
     @property
-    def correlation_id(self) -> str:
-        """Return the id that ties one request's messages together; a message without one starts its own."""
-        return self._open().correlation_id or self.message_id
+    def binary_attrs(self) -> dict[str, bytes]:
+        """Return the sender's attributes as the bytes that were sent."""
+        return self._open().extensions
+
+    @property
+    def namespace(self) -> str | None:
+        """Return the tenant."""
+        return self._open().namespace
 
     @property
     def published_at_us(self) -> int | None:
@@ -130,32 +192,140 @@ class ReceivedMessage:
         return self._open().published_at_us
 
     @property
+    def content_type(self) -> str | None:
+        """Return the payload's media type."""
+        return self._open().content_type
+
+    @property
+    def content_encoding(self) -> str | None:
+        """Return the payload's compression."""
+        return self._open().content_encoding
+
+    @property
+    def encryption(self) -> str | None:
+        """Return the algorithm that the payload is encrypted with."""
+        return self._open().encryption
+
+    @property
+    def correlation_id(self) -> str:
+        """Return the correlation id, or the message's own id if it has none."""
+        return self._open().correlation_id or self.message_id
+
+    @property
+    def causality_parent(self) -> str | None:
+        """Return the id of the message that caused this one."""
+        return self._open().causality_parent
+
+    @property
+    def principal(self) -> str | None:
+        """Return the publisher."""
+        return self._open().principal
+
+    @property
+    def priority(self) -> int:
+        """Return the publisher's priority, 0 to 10."""
+        return self._open().priority
+
+    @property
+    def ttl_seconds(self) -> int:
+        """Return the time to live that the sender asked for; 0 is none."""
+        return self._open().ttl_seconds
+
+    @property
+    def trace_id(self) -> str | None:
+        """Return the trace id, for distributed tracing."""
+        return self._open().trace_id
+
+    @property
+    def span_id(self) -> str | None:
+        """Return the span id, for distributed tracing."""
+        return self._open().span_id
+
+    @property
+    def schema_url(self) -> str | None:
+        """Return the schema of the payload."""
+        return self._open().schema_url
+
+    @property
+    def schema_version(self) -> str | None:
+        """Return the version of that schema."""
+        return self._open().schema_version
+
+    @property
     def envelope(self) -> bytes:
         """Return the `PrismEnvelope` bytes, without the publisher's auth token."""
-        return without_auth_token(self._delivered.sent.envelope)
+        return without_auth_token(self._delivery.envelope)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the delivery as svc-mailbox C-9 writes it, with payload and receipt."""
-        sent = self._delivered.sent
+        """Return the delivery as a JSON object (svc-mailbox C-9), with payload and receipt."""
+        delivery = self._delivery
         return {
             "msg_id": self.message_id,
             "topic": self.topic,
             "ts": rfc3339(self.published_at_us),
             "idem_key": self.idem_key,
-            "payload_hash": b3(sent.payload_hash),
+            "payload_hash": b3(delivery.payload_hash),
             "attrs": self.attrs,
             "corr_id": self.correlation_id,
             "shard": self.shard,
             "attempt": self.attempt,
-            "hash_chain": b3(sent.hash_chain),
+            "hash_chain": b3(delivery.hash_chain),
             "receipt": write_receipt(self.receipt),
             "payload_b64": b64encode(self.payload).decode(),
         }
 
     def _open(self) -> OpenedEnvelope:
         if self._opened is None:
-            self._opened = open_envelope(self._delivered.sent.envelope)
+            self._opened = open_envelope(self._delivery.envelope)
         return self._opened
+
+
+class ReceivedMessage(DeliveredMessage):
+    """Delivery of a message: its payload and headers, and how to settle it (svc-mailbox C-9).
+
+    Arguments:
+        delivery: what the owner handed over.
+        mailbox: the mailbox that delivered it, which settles it.
+    """
+
+    __slots__ = ("_mailbox",)
+
+    def __init__(self, delivery: MessageDelivery, mailbox: DeliverySettler) -> None:
+        super().__init__(delivery)
+        self._mailbox = mailbox
+
+    async def ack(self) -> None:
+        """Settle this delivery: the message was processed (svc-mailbox I-3).
+
+        Raises: StaleReceipt when the message was delivered again or is dead, Unavailable when the outcome is
+            unknown.
+        """
+        raise_refusal(await self._mailbox.ack_messages([self.receipt]))
+
+    async def nack(self, *, reason: str | None = None, delay_ms: int | None = None) -> None:
+        """Fail this delivery: the message is retried, or dead-lettered after its last attempt.
+
+        Arguments:
+            reason: the error; see `Mailbox.nack_messages`.
+            delay_ms: delay to use instead of the policy's backoff.
+
+        Raises: InvalidRequest, StaleReceipt when the delivery has ended, Unavailable.
+        """
+        raise_refusal(await self._mailbox.nack_messages([self.receipt], reason=reason, delay_ms=delay_ms))
+
+    async def extend(self, visibility_ms: int) -> None:
+        """Hide the message for `visibility_ms` from now on, within the in-flight retention.
+
+        Raises: InvalidRequest, StaleReceipt when the delivery has ended, Unavailable.
+        """
+        raise_refusal(await self._mailbox.extend_visibility([self.receipt], visibility_ms))
+
+
+def raise_refusal(answers: list[Rejected | None]) -> None:
+    """Raise the refusal of the one delivery that was to be settled, if there is one."""
+    (refusal,) = answers
+    if refusal is not None:
+        raise refusal
 
 
 def write_receipt(receipt: Receipt) -> str:
@@ -165,15 +335,29 @@ def write_receipt(receipt: Receipt) -> str:
 
 
 def read_receipt(token: str) -> Receipt:
-    """Return the receipt that `write_receipt` wrote, or raise `InvalidRequest`."""
+    """Parse the output of `write_receipt`, or raise `InvalidRequest`."""
+    text = check_any_text("The receipt", token).removeprefix(_RECEIPT_PREFIX)
     try:
-        text = token.removeprefix(_RECEIPT_PREFIX)
         parts = urlsafe_b64decode(text + "=" * (-len(text) % 4)) if text != token else b""
     except ValueError:
         parts = b""
     if len(parts) != _RECEIPT_BYTES:
-        raise InvalidRequest(f"{token!r} is not a receipt; pass the receipt that came with the message.")
+        raise InvalidRequest(f"{token[:80]!r} is not a receipt; pass the receipt of a received message.")
     return Receipt(parts[:16], int.from_bytes(parts[16:20], "big"), int.from_bytes(parts[20:], "big"))
+
+
+def check_receipt(receipt: object) -> Receipt:
+    """Return a receipt, or raise `InvalidRequest` if no delivery can have it."""
+    if isinstance(receipt, str):
+        raise InvalidRequest("A receipt must be of type Receipt, not str; pass read_receipt(text).")
+    checked = check_type("A receipt", receipt, Receipt)
+    if len(check_type("A receipt's message", checked.message, bytes)) != STREAM_BYTES:
+        raise InvalidRequest(
+            f"A receipt's message must have {STREAM_BYTES} bytes; it had {len(checked.message)}."
+        )
+    check_int("A receipt's delivery", checked.delivery)
+    check_int("A receipt's epoch", checked.epoch)
+    return checked
 
 
 def rfc3339(time_us: int | None) -> str | None:

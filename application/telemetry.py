@@ -1,15 +1,19 @@
-"""What services tell of themselves: a structured log of dotted facts, their details as keys, and metrics."""
+"""Telemetry: structured log events through the standard `logging` package, and metrics."""
 
+import json
+import logging
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Final, Literal, NamedTuple
+
+ROOT = "postroom"
 
 
 class Metric(NamedTuple):
-    """A figure by its labels; see OpenMetrics.
+    """Metric with its samples; see OpenMetrics.
 
     Arguments:
-        kind: a counter only grows; a gauge goes up and down.
-        samples: labels, and the value for them.
+        kind: a counter only increases; a gauge may also decrease.
+        samples: pairs of labels and value.
     """
 
     name: str
@@ -18,8 +22,66 @@ class Metric(NamedTuple):
     samples: Sequence[tuple[Mapping[str, str], float]]
 
 
-def logger() -> Any:
-    """Return the logger; structlog loads only now, a tenth of a second that a command without news saves."""
-    import structlog
+class LogEvent(NamedTuple):
+    """Message of a log record (`LogRecord.msg`), formatted as `name key=value ...`.
 
-    return structlog.get_logger()
+    Arguments:
+        name: dotted name, such as `mailbox.recovered`.
+        fields: details by name; never payloads, auth tokens or principals.
+    """
+
+    name: str
+    fields: Mapping[str, object]
+
+    def __str__(self) -> str:
+        return " ".join([self.name, *(f"{name}={_quoted(value)}" for name, value in self.fields.items())])
+
+
+class EventLogger:
+    """Logger of events; the event `mailbox.recovered` goes to the standard logger `postroom.mailbox`."""
+
+    def debug(self, event: str, /, **fields: object) -> None:
+        """Log a detail for debugging."""
+        _log(logging.DEBUG, event, fields)
+
+    def info(self, event: str, /, **fields: object) -> None:
+        """Log an event of normal operation."""
+        _log(logging.INFO, event, fields)
+
+    def warning(self, event: str, /, **fields: object) -> None:
+        """Log a problem from which Postroom recovers automatically."""
+        _log(logging.WARNING, event, fields)
+
+    def error(self, event: str, /, **fields: object) -> None:
+        """Log a problem that needs attention."""
+        _log(logging.ERROR, event, fields)
+
+    def exception(self, event: str, /, **fields: object) -> None:
+        """Log the exception being handled, with its traceback but without local variables."""
+        _log(logging.ERROR, event, fields, exc_info=True)
+
+
+def logger() -> EventLogger:
+    """Return the logger of Postroom."""
+    return _LOGGER
+
+
+def summarize(error: BaseException) -> str:
+    """Return an error as `Type: message`; unlike `repr`, it omits arguments, which may hold a payload."""
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+
+
+def _log(level: int, name: str, fields: Mapping[str, object], *, exc_info: bool = False) -> None:
+    area = logging.getLogger(f"{ROOT}.{name.partition('.')[0]}")
+    area.log(level, LogEvent(name, fields), exc_info=exc_info, stacklevel=3)
+
+
+def _quoted(value: object) -> str:
+    """Return a value in logfmt syntax: quoted and escaped unless it is printable and has no spaces."""
+    text = str(value)
+    return text if text.isprintable() and text and not set(text) & set(' "=') else json.dumps(text)
+
+
+_LOGGER: Final = EventLogger()
+# A library leaves handlers to the application; without one of these, warnings would go to stderr.
+logging.getLogger(ROOT).addHandler(logging.NullHandler())

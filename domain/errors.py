@@ -1,8 +1,9 @@
-"""Every error that Postroom raises on purpose, with the wire code that svc-mailbox C-10 gives it.
+"""Exceptions of Postroom, with their wire codes (svc-mailbox C-10).
 
     PostroomError
-    ├── Rejected                   a command was refused and left no trace
+    ├── Rejected                   a command was refused and changed nothing
     │   ├── InvalidRequest         400 E_SCHEMA
+    │   │   └── WrongMode          400 E_SCHEMA, the mailbox has another mode
     │   ├── Unauthenticated        401 E_CAP_AUTH
     │   ├── Forbidden              403 E_CAP_SCOPE
     │   ├── NotFound               404 E_NOT_FOUND
@@ -14,22 +15,24 @@
     │   ├── DuplicateInboxMessage  409 DUPLICATE_MESSAGE
     │   ├── InvalidTimestamp       400 INVALID_TIMESTAMP
     │   ├── PoisonMessage          422 E_POISON
+    │   ├── InternalError          500 E_INTERNAL, a defect of Postroom
     │   └── Saturated              429 E_SATURATED, with retry_after_ms
     ├── IntegrityFailure           422 E_INTEGRITY
     │   └── BrokenLog              422 E_INTEGRITY, the log itself was altered
-    ├── BrokenProjection           500 E_PROJECTION, the code of a read model is at fault
+    ├── ImplausibleClock           503 E_CLOCK, the wall clock is implausibly far ahead
+    ├── BrokenProjection           500 E_PROJECTION, a defect in the code of a read model
     └── Unavailable                503 E_UNAVAILABLE, with retry_after_ms
         ├── MailboxOwned           503 E_OWNED, another process owns the mailbox
-        ├── WrongPosition          503 E_WRONG_POSITION, somebody else appended
-        └── Fenced                 503 E_FENCED, a newer owner took the log over
+        ├── WrongPosition          503 E_WRONG_POSITION, another process appended
+        └── Fenced                 503 E_FENCED, a newer owner took over the log
 
-A message is one sentence that says what was wrong, where, and what to do about it. Codes are
-only ever added, never given another meaning.
+The text of an error says what was wrong, where, and what to do. Codes may be added; existing ones keep their
+meaning.
 """
 
 
 class PostroomError(Exception):
-    """Root of every error raised on purpose; carries `code` and the HTTP `status` (svc-mailbox C-10)."""
+    """Base class of all Postroom errors, with the wire `code` and the HTTP `status` (svc-mailbox C-10)."""
 
     code = "E_UNAVAILABLE"
     status = 503
@@ -43,11 +46,22 @@ class Rejected(PostroomError):
 
 
 class InvalidRequest(Rejected):
-    """The request itself is malformed or outside its limits (svc-mailbox C-10 `E_SCHEMA`)."""
+    """The request is malformed or out of bounds (svc-mailbox C-10 `E_SCHEMA`)."""
+
+
+class WrongMode(InvalidRequest):
+    """A mailbox was opened in a mode that differs from its own, `actual`."""
+
+    def __init__(self, mailbox: str, actual: str, expected: str) -> None:
+        super().__init__(
+            f"Mailbox {mailbox} has the mode {actual}, not {expected}; open it in that mode, or name another "
+            "mailbox."
+        )
+        self.actual = actual
 
 
 class Unauthenticated(Rejected):
-    """No valid capability came with the request (svc-mailbox C-10 `E_CAP_AUTH`)."""
+    """The request has no valid capability (svc-mailbox C-10 `E_CAP_AUTH`)."""
 
     code = "E_CAP_AUTH"
     status = 401
@@ -68,60 +82,67 @@ class NotFound(Rejected):
 
 
 class IdempotencyConflict(Rejected):
-    """An idempotency key came back with another payload inside its window (svc-mailbox I-2, I-13)."""
+    """An idempotency key was reused with another payload within the replay window (svc-mailbox I-2, I-13)."""
 
     code = "E_DUPLICATE"
     status = 409
 
 
 class StaleReceipt(Rejected):
-    """The receipt is of a delivery that is over: it expired and the message moved on (svc-mailbox I-3)."""
+    """The receipt is of a delivery that has ended (svc-mailbox I-3)."""
 
     code = "E_STALE_RECEIPT"
     status = 409
 
 
 class FrameTooLarge(Rejected):
-    """The message is larger than a frame may be (svc-mailbox I-6)."""
+    """The message exceeds the maximum frame size (svc-mailbox I-6)."""
 
     code = "E_FRAME_TOO_LARGE"
     status = 413
 
 
 class InvalidOutboxEvent(Rejected):
-    """An outbox event lacks its id or its type (SDS-047 POL-047-001)."""
+    """An outbox event has no id or no type (SDS-047 POL-047-001)."""
 
     code = "INVALID_OUTBOX"
 
 
 class FutureEvent(Rejected):
-    """An outbox event says that it occurred in the future (SDS-047 POL-047-002)."""
+    """An outbox event's `occurred_at` is in the future (SDS-047 POL-047-002)."""
 
     code = "FUTURE_EVENT"
 
 
 class DuplicateInboxMessage(Rejected):
-    """The inbox has a message of this id already (SDS-047 POL-047-003)."""
+    """The inbox already has a message with this id (SDS-047 POL-047-003)."""
 
     code = "DUPLICATE_MESSAGE"
     status = 409
 
 
 class InvalidTimestamp(Rejected):
-    """An inbox message would have been processed before it was received (SDS-047 POL-047-004)."""
+    """The processing time of an inbox message is before its receive time (SDS-047 POL-047-004)."""
 
     code = "INVALID_TIMESTAMP"
 
 
 class PoisonMessage(Rejected):
-    """A handler says that it never will be able to deal with a message (SDS-047 POL-047-006)."""
+    """A handler reported that it can never process a message (SDS-047 POL-047-006)."""
 
     code = "E_POISON"
     status = 422
 
 
+class InternalError(Rejected):
+    """A command failed because of a defect in Postroom; the traceback is logged."""
+
+    code = "E_INTERNAL"
+    status = 500
+
+
 class Saturated(Rejected):
-    """A bounded structure is full; try again after `retry_after_ms` (svc-mailbox I-5)."""
+    """A limit is reached; retry after `retry_after_ms` (svc-mailbox I-5)."""
 
     code = "E_SATURATED"
     status = 429
@@ -139,7 +160,7 @@ class IntegrityFailure(PostroomError):
 
 
 class BrokenLog(IntegrityFailure):
-    """The log's hash chain does not hold at `position`: a record was cut, moved or edited."""
+    """The log's hash chain is broken at `position`: a record was removed, moved or altered."""
 
     def __init__(self, message: str, position: int) -> None:
         super().__init__(message)
@@ -147,14 +168,20 @@ class BrokenLog(IntegrityFailure):
 
 
 class BrokenProjection(PostroomError):
-    """The fold of a read model failed, or made rows that its projection does not declare."""
+    """The fold of a read model failed, or returned rows that its projection does not declare."""
 
     code = "E_PROJECTION"
     status = 500
 
 
+class ImplausibleClock(PostroomError):
+    """The wall clock is implausibly far ahead of the last record; opening could expire messages."""
+
+    code = "E_CLOCK"
+
+
 class Unavailable(PostroomError):
-    """The store or the mailbox can't serve right now; the outcome of a pending command is unknown."""
+    """The store or the mailbox is temporarily unavailable; the outcome of a pending command is unknown."""
 
     def __init__(self, message: str, retry_after_ms: int = 1_000) -> None:
         super().__init__(message)
@@ -162,14 +189,14 @@ class Unavailable(PostroomError):
 
 
 class MailboxOwned(Unavailable):
-    """Another process owns the mailbox; `owner` says who."""
+    """Another process, `owner`, owns the mailbox."""
 
     code = "E_OWNED"
 
     def __init__(self, mailbox: str, owner: str) -> None:
         super().__init__(
             f"Mailbox {mailbox} is owned by {owner or 'another process'}; "
-            "stop that process, send through it, or use another mailbox."
+            "use connect() to call that process, stop it, or use another mailbox."
         )
         self.owner = owner
 
@@ -189,14 +216,14 @@ class WrongPosition(Unavailable):
 
 
 class Fenced(Unavailable):
-    """A newer owner took the mailbox over: this one, of an older epoch, can write no more."""
+    """A newer owner took over the mailbox; this owner, of an older epoch, can no longer write."""
 
     code = "E_FENCED"
 
     def __init__(self, mailbox: str, epoch: int, newer: int) -> None:
         super().__init__(
             f"Mailbox {mailbox} was taken over by epoch {newer} while this process held epoch {epoch}; "
-            "open the mailbox again to go on."
+            "open the mailbox again to continue."
         )
         self.epoch = epoch
         self.newer = newer

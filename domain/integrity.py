@@ -1,9 +1,10 @@
-"""Hashes that tie a message to what was sent (svc-mailbox I-7, I-12)."""
+"""Hashes that verify the integrity of stored messages (svc-mailbox I-7, I-12)."""
 
 from collections.abc import Mapping
 
 import msgspec
 from blake3 import blake3
+from msgspec.structs import astuple
 
 from postroom.domain.envelope.build import open_envelope
 from postroom.domain.errors import InvalidRequest
@@ -26,8 +27,8 @@ def hash_chain(
 ) -> bytes:
     """Return `H(topic, ts, idem_key, payload_hash, attrs)`, 32 bytes (svc-mailbox I-12).
 
-    The input is the MessagePack array of the five in this order, `attrs` sorted by name, so that a consumer
-    in any language can compute it again.
+    The input is the MessagePack array of these five values in this order, with `attrs` sorted by name, so
+    consumers in any language can recompute it.
 
     Arguments:
         timestamp_us: when the message was published, µs since 1970 UTC.
@@ -36,18 +37,44 @@ def hash_chain(
     return blake3(_encode((topic, timestamp_us, idem_key, payload_digest, attrs))).digest()
 
 
+def message_checksum(sent: MessageSent) -> bytes:
+    """Return the 32-byte hash of a sent message as stored, headers and envelope included.
+
+    It also covers the fields that are not part of `hash_chain`, whose input svc-mailbox I-12 defines:
+    principal, correlation id, content type and every other field of the envelope.
+    """
+    return blake3(
+        _encode(
+            (
+                sent.stream,
+                sent.at,
+                sent.topic,
+                sent.shard,
+                sent.due,
+                sent.expires_at,
+                sent.size,
+                sent.idem_key,
+                sent.payload_hash,
+                sent.hash_chain,
+                astuple(sent.headers),
+                sent.envelope,
+            )
+        )
+    ).digest()
+
+
 def b3(digest: bytes) -> str:
-    """Return a digest in the form in which it is shown, `b3:<hex>` (svc-mailbox I-7)."""
+    """Return a digest in its text form, `b3:<hex>` (svc-mailbox I-7)."""
     return f"b3:{digest.hex()}"
 
 
-def is_intact(sent: MessageSent) -> bool:
-    """Tell whether a message's envelope is still the one that was hashed when sent (svc-mailbox I-12)."""
+def has_intact_payload(sent: MessageSent) -> bool:
+    """Return whether payload, topic, time, key and attributes match their hashes (svc-mailbox I-12)."""
     try:
-        opened = open_envelope(sent.envelope)
+        envelope = open_envelope(sent.envelope)
     except InvalidRequest:
         return False
-    digest = payload_hash(opened.payload)
+    digest = payload_hash(envelope.payload)
     return digest == sent.payload_hash and sent.hash_chain == hash_chain(
-        sent.topic, opened.published_at_us, sent.idem_key, digest, opened.extensions
+        sent.topic, envelope.published_at_us, sent.idem_key, digest, envelope.extensions
     )

@@ -1,37 +1,44 @@
-"""Names: mailboxes, topics and message ids, and the 16-byte stream ids that stand for them in the log."""
+"""Names of mailboxes and topics, message ids, and the 16-byte stream ids derived from them."""
 
 import re
 from hashlib import sha1
 from uuid import UUID
 
+from postroom.domain.arguments import MAX_TEXT_CHARS, check_any_text, check_text
 from postroom.domain.errors import InvalidRequest
 
-_MAILBOX = re.compile(r"[^\s@/]{1,128}@[^\s@/]{1,128}\Z")
+_MAILBOX = re.compile(r"[^\s\x00-\x1f\x7f@/]{1,128}@[^\s\x00-\x1f\x7f@/]{1,128}\Z")
 _TOPIC = re.compile(r"[^\s\x00-\x1f\x7f*?\[\]]{1,255}\Z")
 _UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\Z")
-_NAMES = UUID("6ad9bd0e-54c4-5d0b-9a39-0d9bb4ce1c4e").bytes  # Postroom's own namespace for name-based ids
+_NAMES = UUID("6ad9bd0e-54c4-5d0b-9a39-0d9bb4ce1c4e").bytes  # the namespace of Postroom's name-based ids
 _AS_VERSION_5 = [bytes([byte & 0x0F | 0x50]) for byte in range(256)]
 _AS_VARIANT = [bytes([byte & 0x3F | 0x80]) for byte in range(256)]
-MAX_ID_CHARS = 255
+DEFAULT_MAILBOX = "main@local"
+MAX_ID_CHARS = MAX_TEXT_CHARS
+STREAM_BYTES = 16
+"""Length of a stream id."""
 
 
-def check_mailbox(name: str) -> str:
+def check_mailbox(name: object) -> str:
     """Return a mailbox name of the form `{namespace}@{proxy_id}` (RFC-049), or raise `InvalidRequest`."""
-    if not _MAILBOX.match(name):
+    text = check_any_text("The mailbox name", name)
+    if not _MAILBOX.match(text):
         raise InvalidRequest(
-            f"Mailbox name {name!r} must have the form namespace@proxy, without spaces or slashes."
+            f"Mailbox name {text[:80]!r} must have the form namespace@proxy, each of 1 to 128 characters "
+            "without spaces, control characters, @ or slashes."
         )
-    return name
+    return text
 
 
-def check_topic(name: str) -> str:
-    """Return a topic name, or raise `InvalidRequest`; the glob characters `*?[]` are for searching only."""
-    if not _TOPIC.match(name):
+def check_topic(name: object) -> str:
+    """Return a topic name, or raise `InvalidRequest`; glob characters (`*?[]`) are reserved for searches."""
+    text = check_any_text("The topic name", name)
+    if not _TOPIC.match(text):
         raise InvalidRequest(
-            f"Topic name {name!r} must be 1 to 255 characters without spaces, control characters or any of "
-            "* ? [ ]."
+            f"Topic name {text[:80]!r} must be 1 to {MAX_TEXT_CHARS} characters without spaces, control "
+            "characters or any of * ? [ ]."
         )
-    return name
+    return text
 
 
 def mailbox_stream(name: str) -> bytes:
@@ -39,31 +46,35 @@ def mailbox_stream(name: str) -> bytes:
     return _name_based(name)
 
 
-def message_stream(mailbox: str, message_id: str) -> bytes:
-    """Return a message's stream id: its id where that is a UUID, else a name-based one of mailbox and id.
+def message_stream(mailbox: str, message_id: object) -> bytes:
+    """Return a message's stream id: its id if that is a UUID, else a UUIDv5 of mailbox and id.
 
-    Only the canonical spelling of a UUID counts as one, so that every id has exactly one spelling.
+    Only the canonical spelling of a UUID is recognised, so that every id has exactly one spelling.
+
+    Raises: InvalidRequest unless the id is text of 1 to 255 characters.
     """
-    if _UUID.match(message_id):
-        return bytes.fromhex(message_id.replace("-", ""))
-    if not 0 < len(message_id) <= MAX_ID_CHARS:
-        raise InvalidRequest(
-            f"A message id must have 1 to {MAX_ID_CHARS} characters; it had {len(message_id)}."
-        )
-    return _name_based(f"{mailbox}/{message_id}")
+    text = check_text("The message id", message_id, 1)
+    if _UUID.match(text):
+        return bytes.fromhex(text.replace("-", ""))
+    return _name_based(f"{mailbox}/{text}")
 
 
-def given_id(id_: str) -> str | None:
-    """Return what to keep of a message id beside its stream id: nothing where that is the id."""
+def external_id(id_: str) -> str | None:
+    """Return the message id to store besides the stream id, or None if the stream id is the id."""
     return None if _UUID.match(id_) else id_
 
 
-def message_id(stream: bytes, given: str | None = None) -> str:
-    """Return a message's id as users see it: the one it was given, else its stream id as a UUID."""
-    return given if given is not None else str(UUID(bytes=stream))
+def is_name_based(stream: bytes) -> bool:
+    """Return whether a stream id may be derived from an id that is not a UUID."""
+    return stream[6] >> 4 == 5
+
+
+def message_id(stream: bytes, external: str | None = None) -> str:
+    """Return a message's public id: its external id, else its stream id as a UUID."""
+    return external if external is not None else str(UUID(bytes=stream))
 
 
 def _name_based(name: str) -> bytes:
-    """Return the UUID of version 5 that stands for a name; `uuid.uuid5` costs four times as much."""
+    """Return the UUIDv5 of a name; four times as fast as `uuid.uuid5`."""
     digest = sha1(_NAMES + name.encode(), usedforsecurity=False).digest()
     return digest[:6] + _AS_VERSION_5[digest[6]] + digest[7:8] + _AS_VARIANT[digest[8]] + digest[9:16]

@@ -1,4 +1,4 @@
-"""The OutboxEvent aggregate: how an event leaves a service, and what when it can't (SDS-047 section 2.1)."""
+"""The OutboxEvent aggregate: an event from its recording until it is published (SDS-047 section 2.1)."""
 
 import re
 from typing import Literal
@@ -16,9 +16,9 @@ MS = 1_000
 """Microseconds in a millisecond."""
 MAX_TEXT_CHARS = 512
 MAX_ERROR_CHARS = 1_000
-"""Characters kept of an error."""
+"""Longer error texts are truncated."""
 
-# Aggregates are named in headers, which hold no line breaks.
+# Types and ids of aggregates are published as headers, which can't contain line breaks.
 _TEXT = re.compile(rf"[^\x00-\x1f\x7f\ud800-\udfff]{{1,{MAX_TEXT_CHARS}}}\Z")
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}\Z")
 
@@ -26,25 +26,25 @@ Status = Literal["waiting", "parked", "published", "discarded"]
 
 
 class OutboxEventRecorded(Event, frozen=True, gc=False):
-    """The event happened, and stands in the outbox beside what it changed; its row has the payload.
+    """The event was written to the outbox in the transaction that caused it; its row has the payload.
 
     Arguments:
-        occurred_at: µs since 1970 UTC.
-        traceparent: the W3C trace context in which it happened.
+        occurred_at: µs since 1970 UTC; None if the row's time can't be represented.
+        traceparent: W3C trace context of the transaction.
     """
 
     aggregate_type: str
     aggregate_id: str
     event_type: str
     event_version: int
-    occurred_at: int
+    occurred_at: int | None
     correlation_id: UUID | None
     causation_id: UUID | None
     traceparent: str | None
 
 
 class OutboxEventPublished(Event, frozen=True, gc=False):
-    """The stream has stored the event (SDS-047 EVT-047-001)."""
+    """The stream stored the event (SDS-047 EVT-047-001)."""
 
     event_type: str
     subject: str
@@ -61,7 +61,7 @@ class OutboxEventPublished(Event, frozen=True, gc=False):
 
 
 class OutboxPublishFailed(Event, frozen=True, gc=False):
-    """The stream refused the event; it is tried again from `retry_at` on, or never where that is None."""
+    """The stream refused the event; the relay retries it at `retry_at`, or never if that is None."""
 
     attempt: int
     error: str
@@ -69,21 +69,21 @@ class OutboxPublishFailed(Event, frozen=True, gc=False):
 
 
 class OutboxEventParked(Event, frozen=True, gc=False):
-    """Its attempts are used up: it waits for an operator, and so do the later events of its aggregate."""
+    """The event can't be published: it and later events of its aggregate wait for an operator."""
 
     attempts: int
     error: str
 
 
 class OutboxEventRetried(Event, frozen=True, gc=False):
-    """An operator had it tried again at once, with fresh attempts."""
+    """An operator made the event due at once and reset its attempts."""
 
 
 class OutboxEventDiscarded(Event, frozen=True, gc=False):
-    """An operator took it out of the outbox unpublished; the payload is kept here.
+    """An operator removed the event from the outbox without publishing it.
 
     Arguments:
-        payload: JSON.
+        payload: JSON; empty if it couldn't be read, with the cause at the end of `reason`.
     """
 
     reason: str
@@ -104,8 +104,9 @@ class OutboxEvent(msgspec.Struct, frozen=True, gc=False):
     """State of an event in the outbox: the fold of its history (SDS-047 section 2.1); times in µs UTC.
 
     Arguments:
-        publish_attempts: attempts since it was recorded, or since an operator had it tried again.
-        retry_at: when it is tried again; None while nothing failed, and for good once it is parked.
+        occurred_at: None if the row's time can't be represented.
+        publish_attempts: attempts since the event was recorded, or since an operator retried it.
+        retry_at: time of the next attempt after a refusal; None if none failed, or if the event is parked.
     """
 
     id: UUID
@@ -114,7 +115,7 @@ class OutboxEvent(msgspec.Struct, frozen=True, gc=False):
     aggregate_id: str
     event_type: str
     event_version: int
-    occurred_at: int
+    occurred_at: int | None
     correlation: CorrelationContext
     traceparent: str | None = None
     published_at: int | None = None
@@ -125,11 +126,11 @@ class OutboxEvent(msgspec.Struct, frozen=True, gc=False):
 
 
 class PublishPolicy(msgspec.Struct, frozen=True):
-    """Say how often and how soon a refused event is tried again; times in ms.
+    """Number and spacing of attempts to publish an event; times in ms.
 
     Arguments:
-        max_attempts: refusals until an event is parked.
-        backoff_base_ms, backoff_max_ms: the exponential backoff between two attempts, with full jitter.
+        max_attempts: refusals after which the event is parked.
+        backoff_base_ms, backoff_max_ms: bounds of the exponential backoff, which has full jitter.
     """
 
     max_attempts: int = 20
@@ -138,7 +139,7 @@ class PublishPolicy(msgspec.Struct, frozen=True):
 
 
 class RecordOutboxEvent(msgspec.Struct, frozen=True):
-    """Put an event into the outbox; `occurred_at` is in µs since 1970 UTC."""
+    """Command that writes an event to the outbox; `occurred_at` is in µs since 1970 UTC."""
 
     id: UUID | None
     aggregate_type: str
@@ -151,63 +152,70 @@ class RecordOutboxEvent(msgspec.Struct, frozen=True):
 
 
 class MarkPublished(msgspec.Struct, frozen=True):
-    """Note that the stream has stored the event (SDS-047 CMD-050)."""
+    """Command that records that the stream stored the event (SDS-047 CMD-050)."""
 
     subject: EventSubject
 
 
 class MarkFailed(msgspec.Struct, frozen=True):
-    """Note that the stream refused the event; `jitter` is a uniform random number in [0, 1)."""
+    """Command that records a refusal by the stream; `jitter` is a uniform random number in [0, 1)."""
 
     error: str
     policy: PublishPolicy
     jitter: float
 
 
+class ParkOutboxEvent(msgspec.Struct, frozen=True):
+    """Command that parks an event that no further attempt could publish."""
+
+    error: str
+
+
 class RetryOutboxEvent(msgspec.Struct, frozen=True):
-    """Have a parked or failing event tried again at once."""
+    """Command that makes a parked or failing event due at once, with its attempts reset."""
 
 
 class DiscardOutboxEvent(msgspec.Struct, frozen=True):
-    """Take an event out of the outbox unpublished; its `payload` is kept in its history."""
+    """Command that removes an unpublished event from the outbox; its history keeps the `payload`."""
 
     reason: str
     payload: bytes
 
 
-OutboxCommand = RecordOutboxEvent | MarkPublished | MarkFailed | RetryOutboxEvent | DiscardOutboxEvent
+OutboxCommand = (
+    RecordOutboxEvent | MarkPublished | MarkFailed | ParkOutboxEvent | RetryOutboxEvent | DiscardOutboxEvent
+)
 
 
 def decide(command: OutboxCommand, event: OutboxEvent | None, now: int) -> list[OutboxChange]:
-    """Return what a command causes, nothing where it changes nothing.
+    """Return the events that a command causes; none if it changes nothing.
 
     Arguments:
-        event: the state; None before it was recorded.
+        event: current state; None before the event is recorded.
         now: µs since 1970 UTC.
 
     Raises:
-        InvalidOutboxEvent: it lacks what it needs (SDS-047 POL-047-001), or is recorded already.
-        FutureEvent: it would have occurred in the future (SDS-047 POL-047-002).
-        InvalidRequest: it is published or discarded, so that no operator can retry or discard it.
+        InvalidOutboxEvent: a required field is missing or invalid (SDS-047 POL-047-001), or the event exists.
+        FutureEvent: `occurred_at` is after `now` (SDS-047 POL-047-002).
+        InvalidRequest: an operator's command for an event that is already published or discarded.
     """
     if isinstance(command, RecordOutboxEvent):
         return [_record(command, event, now)]
     if event is None:
-        raise InvalidOutboxEvent("There is no such outbox event; record it first.")
+        raise InvalidOutboxEvent("The outbox event does not exist; record it first.")
     match command:
         case MarkPublished():
             return _publish(event, command.subject, now)
         case MarkFailed():
             return _fail(event, command, now)
+        case ParkOutboxEvent():
+            return _park(event, command.error, now)
         case RetryOutboxEvent():
             return _retry(event, now)
         case DiscardOutboxEvent():
             _require_unpublished(event)
-            return [
-                OutboxEventDiscarded(
-                    event.id.bytes, event.version + 1, now, _shortened(command.reason), command.payload
-                )
-            ]
+            reason = truncate_error(command.reason)
+            return [OutboxEventDiscarded(event.id.bytes, event.version + 1, now, reason, command.payload)]
 
 
 def evolve(event: OutboxEvent | None, change: OutboxChange) -> OutboxEvent:
@@ -225,7 +233,7 @@ def evolve(event: OutboxEvent | None, change: OutboxChange) -> OutboxEvent:
             change.traceparent,
         )
     if event is None:
-        raise ValueError(f"The history of an outbox event can't begin with {type(change).__name__}.")
+        raise ValueError(f"The history of an outbox event can't start with {type(change).__name__}.")
     event = replace(event, version=change.version)
     match change:
         case OutboxEventPublished():
@@ -242,7 +250,7 @@ def evolve(event: OutboxEvent | None, change: OutboxChange) -> OutboxEvent:
                 event, publish_attempts=change.attempt, publish_error=change.error, retry_at=change.retry_at
             )
         case OutboxEventParked():
-            return replace(event, status="parked", retry_at=None)
+            return replace(event, status="parked", publish_error=change.error, retry_at=None)
         case OutboxEventRetried():
             return replace(event, status="waiting", publish_attempts=0, retry_at=change.at)
         case OutboxEventDiscarded():
@@ -251,7 +259,7 @@ def evolve(event: OutboxEvent | None, change: OutboxChange) -> OutboxEvent:
 
 def _record(command: RecordOutboxEvent, event: OutboxEvent | None, now: int) -> OutboxEventRecorded:
     if event is not None:
-        raise InvalidOutboxEvent(f"Outbox event {event.id} is recorded already; give each event its own id.")
+        raise InvalidOutboxEvent(f"Outbox event {event.id} is already recorded; give each event its own id.")
     if command.id is None:
         raise InvalidOutboxEvent("An outbox event must have an id; give it a UUID.")
     if not command.event_type:
@@ -274,12 +282,12 @@ def _record(command: RecordOutboxEvent, event: OutboxEvent | None, now: int) -> 
         )
     if command.traceparent is not None and not _TRACEPARENT.match(command.traceparent):
         raise InvalidOutboxEvent(
-            f"Outbox event {command.id}: {command.traceparent[:80]!r} is no W3C traceparent."
+            f"Outbox event {command.id}: {command.traceparent[:80]!r} is not a W3C traceparent."
         )
     if command.occurred_at > now:
         raise FutureEvent(
-            f"Outbox event {command.id} would have occurred {command.occurred_at - now:,} µs in the future; "
-            "leave occurred_at out, or set the clock right."
+            f"Outbox event {command.id} has an occurred_at {command.occurred_at - now:,} µs in the future; "
+            "omit occurred_at, or correct the clock."
         )
     return OutboxEventRecorded(
         command.id.bytes,
@@ -297,7 +305,7 @@ def _record(command: RecordOutboxEvent, event: OutboxEvent | None, now: int) -> 
 
 
 def _publish(event: OutboxEvent, subject: EventSubject, now: int) -> list[OutboxChange]:
-    if event.status in ("published", "discarded"):  # the news came late
+    if event.status in ("published", "discarded"):
         return []
     return [OutboxEventPublished(event.id.bytes, event.version + 1, now, event.event_type, subject.value)]
 
@@ -305,7 +313,7 @@ def _publish(event: OutboxEvent, subject: EventSubject, now: int) -> list[Outbox
 def _fail(event: OutboxEvent, command: MarkFailed, now: int) -> list[OutboxChange]:
     if event.status != "waiting":
         return []
-    stream, attempt, error = event.id.bytes, event.publish_attempts + 1, _shortened(command.error)
+    stream, attempt, error = event.id.bytes, event.publish_attempts + 1, truncate_error(command.error)
     if attempt >= command.policy.max_attempts:
         return [
             OutboxPublishFailed(stream, event.version + 1, now, attempt, error, None),
@@ -315,17 +323,25 @@ def _fail(event: OutboxEvent, command: MarkFailed, now: int) -> list[OutboxChang
     return [OutboxPublishFailed(stream, event.version + 1, now, attempt, error, retry_at)]
 
 
+def _park(event: OutboxEvent, error: str, now: int) -> list[OutboxChange]:
+    if event.status != "waiting":
+        return []
+    error = truncate_error(error)
+    return [OutboxEventParked(event.id.bytes, event.version + 1, now, event.publish_attempts, error)]
+
+
 def _retry(event: OutboxEvent, now: int) -> list[OutboxChange]:
     _require_unpublished(event)
-    if event.publish_attempts == 0:  # it is going to be published anyway
+    if event.status == "waiting" and event.publish_attempts == 0:
         return []
     return [OutboxEventRetried(event.id.bytes, event.version + 1, now)]
 
 
 def _require_unpublished(event: OutboxEvent) -> None:
     if event.status in ("published", "discarded"):
-        raise InvalidRequest(f"Outbox event {event.id} is {event.status} already; nothing was changed.")
+        raise InvalidRequest(f"Outbox event {event.id} is already {event.status}; nothing was changed.")
 
 
-def _shortened(text: str) -> str:
-    return text.replace("\x00", "")[:MAX_ERROR_CHARS]
+def truncate_error(text: str) -> str:
+    """Return an error text that any database can store: of limited length, without NUL or surrogates."""
+    return text.replace("\x00", "")[:MAX_ERROR_CHARS].encode("utf-8", "replace").decode()

@@ -1,29 +1,47 @@
-"""Policies: what a topic promises (visibility, retries, retention) and what bounds a mailbox."""
+"""Policies of topics and limits of mailboxes."""
 
-from typing import Protocol
+from collections.abc import Mapping
+from typing import Any, Protocol
 
 import msgspec
 
+from postroom.domain.arguments import check_int
 from postroom.domain.errors import InvalidRequest
 
 SECOND_MS = 1_000
 DAY_MS = 24 * 60 * 60 * SECOND_MS
 
+MIN_VISIBILITY_MS = 250
+MAX_VISIBILITY_MS = 30 * DAY_MS
+MAX_DURATION_MS = 36_500 * DAY_MS
+"""Maximum retention, TTL, delay and replay window: a century, so that log time in µs stays below 2^53."""
+MAX_COUNT = 1_000_000_000
+"""Maximum of counts in policies and limits, unless stated otherwise."""
+MAX_SHARDS = 65_536
+MAX_FRAME_BYTES = 256 << 20
+DEFAULT_MAX_MESSAGES = 32
+DEFAULT_MAX_BYTES = 512 << 10
+SATURATED_RETRY_MS = 1_000
+
+Bounds = tuple[int, int]
+_COUNT: Bounds = (1, MAX_COUNT)
+_DURATION: Bounds = (1, MAX_DURATION_MS)
+
 
 class TopicPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Say how a topic shards, retries, remembers and forgets, within bounds (svc-mailbox I-5, P-9, C-12).
+    """Settings of a topic: shards, visibility, retries and retention (svc-mailbox I-5, P-9, C-12).
 
     Arguments, all durations in ms:
         shards: number of FIFO queues of the topic (svc-mailbox P-1).
-        shard_capacity: messages a shard may hold unsettled, ready, delayed and in flight together.
-        visibility_ms: how long a received message stays hidden unless RECV says otherwise.
+        shard_capacity: maximum number of unsettled messages in a shard: ready, delayed and in flight.
+        visibility_ms: visibility timeout, unless RECV sets another.
         max_attempts: deliveries before a message is dead-lettered (svc-mailbox C-4).
-        backoff_base_ms, backoff_max_ms: the exponential backoff of NACK (svc-mailbox P-7).
+        backoff_base_ms, backoff_max_ms: bounds of the exponential backoff of NACK (svc-mailbox P-7).
         replay_window_ms: `T_replay`, how long an idempotency key is remembered (svc-mailbox I-13).
-        replay_capacity: idempotency keys remembered at once; never evicted inside the window.
+        replay_capacity: maximum number of remembered idempotency keys; none is evicted within the window.
         ready_retention_ms: age at which an undelivered message is dead-lettered (svc-mailbox P-9).
-        in_flight_retention_visibilities: how many times its visibility one delivery may be held by EXTEND.
-        dead_retention_ms, dead_capacity: age and count at which dead letters expire, oldest first.
+        in_flight_retention_visibilities: maximum duration of a delivery with EXTEND, in visibility timeouts.
+        dead_retention_ms, dead_capacity: maximum age and number of dead letters; the oldest expire first.
     """
 
     shards: int = 8
@@ -40,20 +58,15 @@ class TopicPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     dead_capacity: int = 100_000
 
     def validate(self) -> "TopicPolicy":
-        """Return this policy, or raise `InvalidRequest` naming the first field that is out of bounds."""
-        for name in self.__struct_fields__:
-            if getattr(self, name) < 1:
-                raise InvalidRequest(f"Topic policy {name} must be at least 1; it was {getattr(self, name)}.")
-        if self.visibility_ms < MIN_VISIBILITY_MS:
-            raise InvalidRequest(
-                f"Topic policy visibility_ms must be at least {MIN_VISIBILITY_MS}; it was "
-                f"{self.visibility_ms}."
-            )
+        """Return this policy.
+
+        Raises: InvalidRequest naming the first field of a wrong type or out of bounds.
+        """
+        _check_fields("Topic policy", self, _POLICY_BOUNDS)
         if self.replay_window_ms < 2 * self.visibility_ms:
             raise InvalidRequest(
                 "Topic policy replay_window_ms must be at least twice visibility_ms "
-                f"({2 * self.visibility_ms}); "
-                f"it was {self.replay_window_ms}."
+                f"({2 * self.visibility_ms}); it was {self.replay_window_ms}."
             )
         if self.backoff_max_ms < self.backoff_base_ms:
             raise InvalidRequest("Topic policy backoff_max_ms must not be below backoff_base_ms.")
@@ -61,17 +74,17 @@ class TopicPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class MailboxLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Bound what one mailbox holds and what one command may ask for (svc-mailbox I-5, I-6).
+    """Limits of a mailbox and its commands (svc-mailbox I-5, I-6).
 
     Arguments:
-        in_flight_ceiling: messages in flight over all topics.
-        topics: number of topics.
+        in_flight_ceiling: messages in flight in all topics.
+        topics: topics with messages or idempotency keys.
         frame_bytes: largest message, envelope included (`max_frame`, 1 MiB).
         max_messages: largest `max_messages` of one RECV.
-        history_retention_ms: how long the records of settled and archived messages are kept (RFC-037
-            `max_age_days`).
-        max_store_bytes: size of the store from which on the oldest settled and archived messages go before
-            their time (RFC-037 `max_size_gb`); None for no bound.
+        history_retention_ms: how long the records of settled and archived messages are retained
+            (RFC-037 `max_age_days`).
+        max_store_bytes: size of the store above which the oldest settled and archived messages are removed
+            early (RFC-037 `max_size_gb`); None for no limit.
     """
 
     in_flight_ceiling: int = 8_192
@@ -81,30 +94,62 @@ class MailboxLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     history_retention_ms: int = 90 * DAY_MS
     max_store_bytes: int | None = None
 
+    def validate(self) -> "MailboxLimits":
+        """Return these limits.
 
-MIN_VISIBILITY_MS = 250
-DEFAULT_MAX_MESSAGES = 32
-DEFAULT_MAX_BYTES = 512 << 10
-SATURATED_RETRY_MS = 1_000
+        Raises: InvalidRequest naming the first field of a wrong type or out of bounds.
+        """
+        _check_fields("Mailbox limit", self, _LIMIT_BOUNDS)
+        if self.max_store_bytes is not None:
+            check_int("Mailbox limit max_store_bytes", self.max_store_bytes, 1)
+        return self
+
+
+_POLICY_BOUNDS = dict.fromkeys(TopicPolicy.__struct_fields__, _COUNT) | {
+    "shards": (1, MAX_SHARDS),
+    "visibility_ms": (MIN_VISIBILITY_MS, MAX_VISIBILITY_MS),
+    "backoff_base_ms": _DURATION,
+    "backoff_max_ms": _DURATION,
+    "replay_window_ms": _DURATION,
+    "ready_retention_ms": _DURATION,
+    "dead_retention_ms": _DURATION,
+}
+_LIMIT_BOUNDS = {
+    "in_flight_ceiling": _COUNT,
+    "topics": _COUNT,
+    "frame_bytes": (1, MAX_FRAME_BYTES),
+    "max_messages": _COUNT,
+    "history_retention_ms": _DURATION,
+}
+
+
+def _check_fields(kind: str, values: Any, bounds: Mapping[str, Bounds]) -> None:
+    for name, (minimum, maximum) in bounds.items():
+        check_int(f"{kind} {name}", getattr(values, name), minimum, maximum)
+
+
+def check_visibility(visibility_ms: object) -> int:
+    """Return a visibility in ms, or raise `InvalidRequest`."""
+    return check_int("visibility_ms", visibility_ms, MIN_VISIBILITY_MS, MAX_VISIBILITY_MS)
 
 
 class Backoff(Protocol):
-    """Bound the pauses between attempts, in ms: a topic's policy does, and others of the same two fields."""
+    """Bounds of the pauses between attempts; `TopicPolicy` is one implementation."""
 
     @property
     def backoff_base_ms(self) -> int:
-        """Return what the first pause is made of."""
+        """Return the base (ms), which is doubled with every attempt."""
 
     @property
     def backoff_max_ms(self) -> int:
-        """Return the longest pause."""
+        """Return the longest pause (ms)."""
 
 
 def backoff_ms(policy: Backoff, attempt: int, jitter: float) -> int:
-    """Return how long to wait after a failure: exponential backoff with full jitter (svc-mailbox P-7).
+    """Return the pause after a failure: exponential backoff with full jitter (svc-mailbox P-7).
 
     Arguments:
-        attempt: what failed, such as a delivery, counted from 1.
+        attempt: number of the failed attempt, counted from 1.
         jitter: a uniform random number in [0, 1), drawn by the caller.
 
     Returns: `jitter * min(backoff_max, base * 2^attempt)` in ms.

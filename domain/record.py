@@ -1,4 +1,4 @@
-"""Log records: how an event looks in the event log, and the hash chain that ties each to the one before."""
+"""Log records: events as rows of the event log, linked by a hash chain."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
@@ -9,22 +9,24 @@ from blake3 import blake3
 from postroom.domain.errors import BrokenLog
 
 GENESIS = bytes(32)
-"""What the first record of a log is chained to."""
+"""Chain hash before the first record of a log."""
+POSITIONS_PER_MAILBOX = 1 << 40
+"""Stores use `mailbox id * POSITIONS_PER_MAILBOX + position` as the key of a record."""
 
 
 class Record(NamedTuple):
-    """One row of the event log; the fields are its columns, in their order.
+    """Row of the event log; the fields are its columns, in order.
 
     Arguments:
-        position: place in the mailbox log: 1, 2, 3, ... without gaps.
-        stream, version: the aggregate's id (16 bytes) and the event's place in its history.
+        position: number in the mailbox's log: 1, 2, 3, ... without gaps.
+        stream, version: the aggregate's id (16 bytes) and the event's number in its history.
         epoch: fencing number of the owner that wrote it.
-        type: stable name and schema version of the event, as `MessageSent.1`.
+        type: stable name and schema version of the event, such as `MessageSent.1`.
         at: log time in µs, UTC.
-        topic .. reason: facts that projections need, beside the encoded state rather than in it.
+        topic to reason: fields that projections need, stored as columns.
         state: the event's remaining fields, encoded.
-        chain: 32-byte BLAKE3 of the record before and everything else in this one.
-        timestamp .. custom_headers: RFC-037's headers, for `MessageSent` only.
+        chain: 32-byte BLAKE3 of the previous record's chain hash and all other columns of this one.
+        timestamp to custom_headers: RFC-037's headers, for `MessageSent` only.
         envelope: the `PrismEnvelope` bytes, for `MessageSent` only.
     """
 
@@ -58,30 +60,40 @@ class Record(NamedTuple):
 
 CHAIN = Record._fields.index("chain")
 HEADERS = CHAIN + 1
-"""Records of other events than `MessageSent` are None from this column on."""
+"""Index of the first header column; None from there on unless the event is a `MessageSent`."""
 
 NO_HEADERS = (None,) * (len(Record._fields) - HEADERS)
 _encode = msgspec.msgpack.Encoder().encode
 
 
 def link(previous: bytes, before_chain: Sequence[object], after_chain: Sequence[object]) -> bytes:
-    """Return the chain hash of a record (tamper-evidence beyond svc-mailbox I-12: of the log, not a message).
+    """Return the chain hash of a record, which makes changes to the log evident.
 
     Arguments:
-        previous: chain hash of the record before, or `GENESIS`.
-        before_chain, after_chain: the record's columns on both sides of `chain`; trailing Nones left out.
+        previous: chain hash of the previous record, or `GENESIS`.
+        before_chain, after_chain: the record's columns before and after `chain`; empty if all are None.
     """
-    return blake3(previous + _encode((before_chain, after_chain))).digest()
+    return link_encoded(previous, encode_columns(before_chain, after_chain))
+
+
+def encode_columns(before_chain: Sequence[object], after_chain: Sequence[object]) -> bytes:
+    """Return the columns of a record as `link` hashes them: a MessagePack array of two arrays."""
+    return _encode((before_chain, after_chain))
+
+
+def link_encoded(previous: bytes, columns: bytes) -> bytes:
+    """Return the chain hash of a record from its encoded columns; see `link`."""
+    return blake3(previous + columns).digest()
 
 
 def chained(records: Iterable[Record], previous: bytes, expected: int) -> Iterator[Record]:
-    """Yield records as long as they follow each other without a gap and every hash holds.
+    """Yield records after verifying that positions have no gaps and that every chain hash matches.
 
     Arguments:
         previous: chain hash of the record before the first.
         expected: position of the first record.
 
-    Raises: BrokenLog naming the first position that does not fit.
+    Raises: BrokenLog naming the first position that fails verification.
     """
     for record in records:
         if record.position != expected:

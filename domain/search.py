@@ -1,7 +1,6 @@
-"""Search: what may be asked of the message archive, and what it answers (RFC-037 `EventFilter`).
+"""Message search: filters and results (RFC-037 `EventFilter`).
 
-Backends translate an `EventFilter` into their own query language; `EventFilter.matches` says what every
-one of them has to find.
+Backends translate an `EventFilter` into their own query language; `EventFilter.matches` defines the result.
 """
 
 import struct
@@ -14,13 +13,13 @@ import msgspec
 from postroom.domain.envelope.headers import MailboxItem
 from postroom.domain.envelope.text import payload_text
 from postroom.domain.errors import InvalidRequest
-from postroom.domain.message import Status
-from postroom.domain.words import MAX_CHARS, Word, has_words, parse_words, words_of
+from postroom.domain.message import Headers, Status
+from postroom.domain.tokenizer import MAX_CHARS, Word, has_words, parse_words, tokenize
 
 __all__ = [
     "NO_BODIES",
-    "SEARCHED_HEADERS",
-    "WORDED_HEADERS",
+    "TEXT_HEADERS",
+    "WORD_HEADERS",
     "BodyRules",
     "Cursor",
     "EventFilter",
@@ -39,40 +38,39 @@ MAX_LIMIT = 1_000
 DEFAULT_LIMIT = 100
 MAX_VALUES = 100
 MAX_TEXT_CHARS = 1_000
-SEARCHED_HEADERS = (
+TEXT_HEADERS = (
     "message_id",
     "topic",
-    "content_type",
-    "schema_url",
-    "schema_version",
-    "encryption",
-    "correlation_id",
-    "principal",
-    "namespace",
-    "trace_id",
-    "span_id",
+    *(
+        each
+        for each in Headers.__struct_fields__
+        if each not in ("timestamp", "message_id", "custom_headers")
+    ),
 )
-"""The headers that free text is searched in before the custom ones, in their order there."""
+"""The headers that substring search (`text`) covers, before the custom headers."""
 IDS = ("message_id", "correlation_id", "trace_id", "span_id")
-"""Headers without words: pieces of ids would be most of a word index, and nobody asks for a piece."""
-WORDED_HEADERS = tuple(name for name in SEARCHED_HEADERS if name not in IDS)
-"""The headers whose words are searched before those of the custom ones."""
-# Databases hold 64-bit integers.
+"""Headers that word search leaves out: parts of ids would fill the index without being useful."""
+WORD_HEADERS = tuple(name for name in TEXT_HEADERS if name not in IDS)
+"""The headers that word search (`match`) covers, before the custom headers."""
+# Databases store 64-bit integers.
 MAX_INTEGER = (1 << 63) - 1
 
 
 class Order(StrEnum):
-    """Say which end of the archive a search starts from; equal timestamps are ordered by row."""
+    """The order of results by timestamp; messages with equal timestamps are ordered by row id."""
 
     NEWEST_FIRST = "newest"
     OLDEST_FIRST = "oldest"
 
 
 class Cursor(msgspec.Struct, frozen=True):
-    """Mark the row after which the next page begins (keyset pagination).
+    """Row after which the next page begins (keyset pagination).
 
-    timestamp: the row's `timestamp` in ms. id: the row's number, unique in the read model and kept by a
-    rebuild. A page that begins after a row, not at a count, neither skips nor repeats while rows arrive.
+    Rows inserted between two pages cause no page to skip or repeat a row.
+
+    Arguments:
+        timestamp: of the row, in ms.
+        id: the row's id, unique in the read model and stable across rebuilds.
     """
 
     timestamp: int
@@ -84,23 +82,23 @@ class Cursor(msgspec.Struct, frozen=True):
 
     @classmethod
     def decode(cls, text: str) -> "Cursor":
-        """Return the cursor that `encode` wrote as `text`; raise `InvalidRequest` for any other text."""
+        """Parse the output of `encode`; raise `InvalidRequest` for any other text."""
         try:
             cursor = cls(*struct.unpack(">qq", urlsafe_b64decode(text + "==")))
         except (ValueError, struct.error):
             cursor = None
-        # The decoder skips characters that don't belong, so only the spelling we wrote is taken.
+        # The decoder ignores invalid characters, so only the canonical encoding is accepted.
         if cursor is None or cursor.encode() != text:
-            raise InvalidRequest(
-                f"The cursor {text!r} is not one of ours; take next_cursor of the page before."
-            )
+            raise InvalidRequest(f"Invalid cursor {text!r}; use next_cursor of the previous page.")
         return cursor
 
 
 class FoundMessage(MailboxItem, frozen=True, kw_only=True):
-    """Hold a message that a search found: its headers and envelope, and how it fares in its mailbox.
+    """A search result: a message's headers, its envelope, and its state in the mailbox.
 
-    position: of its `MessageSent` in the mailbox's log. attempts: deliveries so far.
+    Arguments:
+        position: of its `MessageSent` in the mailbox's log.
+        attempts: number of deliveries so far.
     """
 
     mailbox: str
@@ -111,16 +109,16 @@ class FoundMessage(MailboxItem, frozen=True, kw_only=True):
 
 
 class BodyRules(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Say whose bodies are searched for words, beside the headers: those of topics that were opted in.
+    """Topics whose bodies are included in word searches.
 
     Arguments:
-        topics: exact names or globs (see `topic_matches`); without any, no body is searched.
+        topics: exact names or globs (see `topic_matches`); when empty, no body is searched.
     """
 
     topics: tuple[str, ...] = ()
 
     def cover(self, topic: str) -> bool:
-        """Tell whether the bodies of a topic are searched, as far as they are text (see `payload_text`)."""
+        """Tell whether the bodies of a topic are searched; only text is (see `payload_text`)."""
         return any(topic_matches(pattern, topic) for pattern in self.topics)
 
 
@@ -128,22 +126,23 @@ NO_BODIES = BodyRules()
 
 
 class EventFilter(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Say which messages a search is for; every field given narrows it, an empty filter finds all.
+    """Criteria that a message must all meet; an empty filter matches every message.
 
-    Implements RFC-037 `EventFilter`. Raises `InvalidRequest` when made with values that make no sense.
+    Implements RFC-037 `EventFilter`. Raises `InvalidRequest` when constructed with invalid values.
 
     Arguments:
         start_time, end_time: ms since 1970, UTC, both inclusive as in SQL's BETWEEN.
         topics: exact names or globs, any of which may match (see `topic_matches`).
         principals: publishers, any of which may match.
-        statuses: where the message stands, any of which may match.
-        headers: custom headers that must all be there with exactly these values.
-        text: parts of text, each of which must occur in some header, ignoring case (see `searchable_text`).
-        match: words that must all occur, as whole words, in headers that are no ids, or in a body that was
-            opted in; `pay*` stands for every word that begins so (see `searchable_words`).
-        limit: most messages on a page, 1 to 1,000.
-        offset: messages to skip, as RFC-037 has it; costs time in proportion, so prefer `cursor`.
-        cursor: `next_cursor` of the page before, asked with the same filter.
+        statuses: of the message, any of which may match.
+        headers: custom headers that must all be present with exactly these values.
+        text: substrings, separated by blanks, each of which must occur in some header, ignoring case (see
+            `searchable_text`).
+        match: words that must all occur as whole words in headers other than ids, or in searched bodies;
+            `pay*` matches every word with that prefix (see `searchable_words`).
+        limit: maximum number of messages on a page, 1 to 1,000.
+        offset: number of messages to skip (RFC-037); takes time in proportion, so prefer `cursor`.
+        cursor: `next_cursor` of the previous page of the same filter.
     """
 
     start_time: int | None = None
@@ -171,7 +170,7 @@ class EventFilter(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """The parts of `text`, which blanks separate, in lower case as `searchable_text` is."""
+        """The blank-separated parts of `text`, in lower case like `searchable_text`."""
         return tuple(self.text.lower().split()) if self.text else ()
 
     @property
@@ -181,14 +180,14 @@ class EventFilter(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     @property
     def after(self) -> Cursor | None:
-        """The row after which the page begins; None for the first page."""
+        """The decoded cursor; None for the first page."""
         return Cursor.decode(self.cursor) if self.cursor is not None else None
 
     def matches(self, message: FoundMessage, bodies: BodyRules = NO_BODIES) -> bool:
-        """Tell whether a message is one of those the search is for, whichever page it comes on.
+        """Tell whether a message matches, regardless of paging.
 
         Arguments:
-            bodies: whose bodies are searched for words; none are unless given.
+            bodies: topics whose bodies are searched for words; none by default.
         """
         return (
             (self.start_time is None or message.timestamp >= self.start_time)
@@ -247,14 +246,14 @@ class EventFilter(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class SearchPage(msgspec.Struct, frozen=True):
-    """Hold one page of a search; `next_cursor` asks for the next one, and None says it was the last."""
+    """Page of search results; `next_cursor` is None on the last page."""
 
     items: tuple[FoundMessage, ...]
     next_cursor: str | None = None
 
 
 class TableStats(msgspec.Struct, frozen=True):
-    """Sum up the archive (RFC-037 `TableStats`): messages, bytes on disk, first and last `timestamp` in ms.
+    """Totals of the archive (RFC-037 `TableStats`): messages, bytes on disk, and `timestamp`s in ms.
 
     The times are None while the archive is empty.
     """
@@ -266,12 +265,12 @@ class TableStats(msgspec.Struct, frozen=True):
 
 
 def topic_matches(pattern: str, topic: str) -> bool:
-    """Tell whether a topic matches an exact name or a glob such as `admin.users.*`.
+    """Return whether a topic matches an exact name or a glob such as `admin.users.*`.
 
-    `*` stands for any run of characters, dots and none included, as `%` does in RFC-037's own queries
-    (`LIKE 'admin.users.%'`). Nothing else is special, and case counts.
+    `*` matches any sequence of characters, including dots and the empty one, like `%` in RFC-037's queries
+    (`LIKE 'admin.users.%'`). No other character is special; matching is case-sensitive.
     """
-    # Not a regular expression: a hostile pattern of many * would take one for ever.
+    # A regular expression could take exponential time for a hostile pattern with many *.
     first, *others = pattern.split("*")
     if not others:
         return pattern == topic
@@ -280,41 +279,41 @@ def topic_matches(pattern: str, topic: str) -> bool:
     if start > end or not topic.startswith(first) or not topic.endswith(last):
         return False
     for piece in middle:
-        found = topic.find(piece, start, end)
-        if found < 0:
+        index = topic.find(piece, start, end)
+        if index < 0:
             return False
-        start = found + len(piece)
+        start = index + len(piece)
     return True
 
 
 def searchable_text(item: MailboxItem) -> str:
-    """Return what free text searches: header values and names of custom headers, in lower case, a line each.
+    """Return the text of substring search: header values and custom header names, one a line, in lower case.
 
-    The envelope's payload is no part of it (RFC-037: bodies may be encrypted).
+    It does not include the payload, which may be encrypted (RFC-037).
     """
-    return "\n".join(filter(None, _header_values(item, SEARCHED_HEADERS))).lower()
+    return "\n".join(filter(None, _header_values(item, TEXT_HEADERS))).lower()
 
 
 def searchable_words(item: MailboxItem, bodies: BodyRules = NO_BODIES) -> list[str]:
-    """Return the words a message is found by: of its headers but for ids, then of its body if opted in."""
-    words = words_of("\n".join(filter(None, _header_values(item, WORDED_HEADERS))))
+    """Return the words of all headers except ids, and of the body if its topic is covered."""
+    words = tokenize("\n".join(filter(None, _header_values(item, WORD_HEADERS))))
     if bodies.cover(item.topic):
         words += body_words(item.envelope_blob)
     return words
 
 
 def body_words(envelope_blob: bytes) -> list[str]:
-    """Return the words of an envelope's payload; none where that is no text that anybody may read."""
-    return words_of(payload_text(envelope_blob, MAX_CHARS) or "")
+    """Return the words of an envelope's payload; none when it is encrypted or not text."""
+    return tokenize(payload_text(envelope_blob, MAX_CHARS) or "")
 
 
 def parse_status(text: str) -> Status:
-    """Return the status that users call `text`, such as `in_flight`; raise `InvalidRequest` if none is."""
+    """Return the status with a name such as `in_flight`; raise `InvalidRequest` for any other text."""
     try:
         return Status[text.upper()]
     except KeyError:
-        known = ", ".join(status.name.lower() for status in Status)
-        raise InvalidRequest(f"There is no status {text!r}; give one of {known}.") from None
+        names = ", ".join(status.name.lower() for status in Status)
+        raise InvalidRequest(f"Unknown status {text!r}; expected one of {names}.") from None
 
 
 def _header_values(item: MailboxItem, names: Sequence[str]) -> Iterator[str | None]:

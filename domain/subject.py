@@ -1,4 +1,7 @@
-"""Subjects of events, and what else travels beside an event's payload (SDS-047 section 2.2)."""
+"""Subjects of events, and their correlation: value objects of SDS-047 section 2.2.
+
+A subject names the type of an event in the language of the domain; that brokers route by it is their concern.
+"""
 
 import re
 from uuid import UUID
@@ -13,7 +16,7 @@ _SUBJECT = re.compile(r"([^.]+)\.event\.([^.]+)\.v([1-9]\d{0,8})\Z")
 
 
 def check_token(token: str, what: str) -> str:
-    """Return one word of a subject, or raise `InvalidRequest`; `what` it is for is told then."""
+    """Return a token of a subject, or raise `InvalidRequest`; `what` is its name in the error."""
     if not _TOKEN.match(token):
         raise InvalidRequest(
             f"{what} {token!r} can't be part of a subject; use 1 to {MAX_TOKEN_CHARS} letters, digits, _ or "
@@ -23,7 +26,7 @@ def check_token(token: str, what: str) -> str:
 
 
 class EventSubject(msgspec.Struct, frozen=True, gc=False):
-    """Name where events of one kind are published: `{context}.event.{name}.v{n}` (SDS-047 `EventSubject`)."""
+    """Subject of events of one type: `{context}.event.{name}.v{n}` (SDS-047 `EventSubject`)."""
 
     context: str
     name: str
@@ -42,7 +45,7 @@ class EventSubject(msgspec.Struct, frozen=True, gc=False):
 
     @classmethod
     def parse(cls, subject: str) -> "EventSubject":
-        """Return what a subject says, or raise `InvalidRequest` for one of another form."""
+        """Parse a subject; raise `InvalidRequest` if it has another form."""
         match = _SUBJECT.match(subject)
         if match is None:
             raise InvalidRequest(
@@ -53,26 +56,7 @@ class EventSubject(msgspec.Struct, frozen=True, gc=False):
 
 
 class CorrelationContext(msgspec.Struct, frozen=True, gc=False):
-    """Say which conversation an event belongs to and what caused it (SDS-047 `CorrelationContext`)."""
+    """Ids of an event's conversation and of its cause (SDS-047 `CorrelationContext`)."""
 
     correlation_id: UUID | None = None
     causation_id: UUID | None = None
-
-
-class NatsMsgId(msgspec.Struct, frozen=True, gc=False):
-    """Hold what JetStream deduplicates by: the id of the outbox event, in its usual form (`NatsMsgId`)."""
-
-    value: str
-
-    def __post_init__(self) -> None:
-        try:
-            is_canonical = str(UUID(self.value)) == self.value
-        except ValueError:
-            is_canonical = False
-        if not is_canonical:
-            raise InvalidRequest(f"A Nats-Msg-Id is the UUID of an outbox event; {self.value!r} is none.")
-
-    @classmethod
-    def of(cls, outbox_id: UUID) -> "NatsMsgId":
-        """Return the message id under which an outbox event is published."""
-        return cls(str(outbox_id))

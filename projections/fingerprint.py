@@ -1,4 +1,4 @@
-"""Fingerprints: which dead letters failed in the same way."""
+"""Fingerprints: dead letters with the same kind of failure have the same fingerprint."""
 
 import re
 
@@ -7,7 +7,7 @@ from blake3 import blake3
 _VARIABLE = re.compile(
     r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"  # UUIDs
     r"|0x[0-9a-f]+"
-    r"|\b(?=[a-f]*[0-9])[0-9a-f]{8,}\b"  # hashes and ids in hex; a word such as "defaced" is none
+    r"|\b(?=[a-f]*[0-9])[0-9a-f]{8,}\b"  # hashes and ids in hex, but not words such as "defaced"
     r"|\d+(?:\.\d+)*",
     re.IGNORECASE,
 )
@@ -19,7 +19,7 @@ def fingerprint(reason: str, error: str | None) -> str:
 
     Arguments:
         reason: why the message was dead-lettered, such as `max_attempts`.
-        error: the last error, as the consumer worded it.
+        error: the last error as the consumer reported it.
 
     Returns: 16 hex digits.
     """
@@ -27,5 +27,5 @@ def fingerprint(reason: str, error: str | None) -> str:
 
 
 def normalised(error: str) -> str:
-    """Return an error's text with every number, UUID and hex id as `#`, in lower case, with single spaces."""
+    """Return an error's text in lower case, with single spaces, and `#` for every number, UUID and hex id."""
     return _SPACE.sub(" ", _VARIABLE.sub("#", error)).strip().lower()

@@ -1,8 +1,8 @@
 """The fold of a log, range by range, without a shuffle (ADR 0021).
 
-What a range tells is folded where it is read. Most messages live and end within one range: their rows are
-complete. Of the others, and of records whose message was sent in an earlier range, *pieces* are left, which
-are folded once all ranges are done, all pieces of a message together.
+Each range is folded where it is read. Most messages are sent and settled within one range: their rows are
+complete. Other messages, and records whose message was sent in an earlier range, become *pieces*. When all
+ranges are done, all pieces of a message are folded together.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,33 +11,36 @@ from dataclasses import dataclass, field
 import polars as pl
 import pyarrow as pa
 
-from postroom.projections.cut import MailboxCut
-from postroom.projections.logs.columns import COLUMNS
+from postroom.projections.log_columns import COLUMNS
+from postroom.projections.log_extent import LogExtent
 from postroom.projections.models import messages
 from postroom.projections.models.messages import Parked
+from postroom.projections.parking import with_parking
 from postroom.projections.projection import (
     POLARS,
     EventProjection,
+    Fold,
     MessageProjection,
     Projection,
-    checked,
     merge_rows,
+    run_fold,
 )
 
 MESSAGES = messages.PROJECTION.name
 RECORDS = "records"
-"""What the pieces that are records, not partials of messages, are called."""
+"""The name of the pieces that are records; the others are partials of messages."""
 
 _POLARS = {pa.int64(): POLARS["int"], pa.string(): POLARS["text"], pa.binary(): POLARS["bytes"]}
 
 
 @dataclass
-class Folded:
-    """Rows of read models, by the name of the projection, and what else folding left.
+class FoldResult:
+    """Rows of read models, and pieces that remain to be folded.
 
     Arguments:
-        rows: those of the messages are final. Others are to be merged with rows of the same key.
-        pieces: partials of messages, by `MESSAGES`; records whose message was sent elsewhere, by `RECORDS`.
+        rows: by projection; rows of messages are final, others are merged with rows of the same key.
+        pieces: partials of messages as `MESSAGES`, and records whose message was sent in another range as
+            `RECORDS`.
         parked: records that could not be folded.
     """
 
@@ -46,111 +49,146 @@ class Folded:
     parked: list[Parked] = field(default_factory=list)
 
 
-def columns_read(wanted: Mapping[str, Projection]) -> tuple[str, ...]:
-    """Return which columns of the log these projections are folded from."""
-    return tuple(dict.fromkeys((*messages.READS, *record_columns(wanted))))
+def columns_read(projections: Mapping[str, Projection]) -> tuple[str, ...]:
+    """Return the columns of the log that these projections are folded from."""
+    return tuple(dict.fromkeys((*messages.READS, *record_columns(projections))))
 
 
-def record_columns(wanted: Mapping[str, Projection]) -> tuple[str, ...]:
-    """Return which columns of the log the projections of records are folded from."""
-    reads = [each.reads for each in wanted.values() if isinstance(each, EventProjection)]
+def record_columns(projections: Mapping[str, Projection]) -> tuple[str, ...]:
+    """Return the columns of the log that the projections of records are folded from."""
+    reads = [each.reads for each in projections.values() if isinstance(each, EventProjection)]
     if not reads:
         return ()
     needed = ("place", *messages.KEY, "event", "topic", "shard")
     return tuple(dict.fromkeys((*needed, *(name for names in reads for name in names))))
 
 
-def record_schema(wanted: Mapping[str, Projection]) -> dict[str, pl.DataType]:
+def record_schema(projections: Mapping[str, Projection]) -> dict[str, pl.DataType]:
     """Return the columns and types of the pieces that are records."""
-    return {name: _POLARS[COLUMNS[name].arrow] for name in record_columns(wanted)}
+    return {name: _POLARS[COLUMNS[name].arrow] for name in record_columns(projections)}
 
 
-def fold_range(records: pl.DataFrame, wanted: Mapping[str, Projection], cuts: Sequence[MailboxCut]) -> Folded:
-    """Return what a range of the log tells.
+def piece_schemas(projections: Mapping[str, Projection]) -> dict[str, dict[str, pl.DataType]]:
+    """Return the columns and types of the pieces, by name."""
+    records = record_schema(with_parking(projections, []))
+    return {MESSAGES: messages.PARTIAL, **({RECORDS: records} if records else {})}
+
+
+def fold_range(
+    records: pl.DataFrame, projections: Mapping[str, Projection], extents: Sequence[LogExtent]
+) -> FoldResult:
+    """Fold a range of the log.
 
     Arguments:
         records: columns `columns_read` of the records of a range, in order.
-        cuts: where each mailbox is read to.
+        extents: the part of each mailbox log that is read.
     """
-    records = records.rechunk()  # many small batches cost more than what they hold
-    partials, parked = messages.fold(records)
+    result = split_range(records, projections)
+    partials = result.pieces[MESSAGES]
     is_complete = partials.select(messages.is_complete()).to_series()
-    folded = Folded(
-        {MESSAGES: messages.finish(partials.filter(is_complete), cuts)},
-        {MESSAGES: partials.filter(~is_complete)},
-        parked,
-    )
-    if columns := record_columns(wanted):
-        known = records.select(columns).filter(~messages.is_unknown())
-        placed = _placed(known, partials)
-        is_placed = pl.col("topic").is_not_null() | ~messages.is_message()
-        folded.rows |= _fold_records(placed.filter(is_placed), wanted)
-        folded.pieces[RECORDS] = placed.filter(~is_placed)
-    return folded
+    result.rows[MESSAGES] = messages.finish(partials.filter(is_complete), extents)
+    result.pieces[MESSAGES] = partials.filter(~is_complete)
+    if record_columns(projections):
+        placed = _placed(result.pieces[RECORDS], partials)
+        result.rows |= _fold_records(placed.filter(_is_placed()), projections)
+        result.pieces[RECORDS] = placed.filter(~_is_placed())
+    return result
+
+
+def split_range(records: pl.DataFrame, projections: Mapping[str, Projection]) -> FoldResult:
+    """Return all of a range as pieces; faster than `fold_range` for a few records.
+
+    Arguments:
+        records: as for `fold_range`.
+    """
+    records = records.rechunk()  # polars is slow on many small chunks
+    partials, parked = messages.fold(records)
+    result = FoldResult({}, {MESSAGES: partials}, parked)
+    if columns := record_columns(projections):
+        result.pieces[RECORDS] = records.select(columns).filter(~messages.is_unknown())
+    return result
 
 
 def fold_pieces(
-    pieces: Mapping[str, pl.DataFrame], wanted: Mapping[str, Projection], cuts: Sequence[MailboxCut]
-) -> Folded:
-    """Return what all pieces of some messages amount to, once no range is left to be read.
+    pieces: Mapping[str, pl.DataFrame], projections: Mapping[str, Projection], extents: Sequence[LogExtent]
+) -> FoldResult:
+    """Fold all pieces of some messages, after all ranges have been folded.
 
     Arguments:
-        pieces: as `fold_range` left them, of all ranges, for messages of which no piece is missing.
+        pieces: pieces that `fold_range` returned for all ranges; all of those of each message.
     """
     partials = messages.merge(pieces[MESSAGES])
-    rows = messages.finish(partials, cuts)
-    folded = Folded({MESSAGES: rows, **derive(rows, wanted)})
-    if record_columns(wanted):
+    rows = messages.finish(partials, extents)
+    result = FoldResult({MESSAGES: rows, **derive(rows, projections)})
+    if record_columns(projections):
         placed = _placed(pieces[RECORDS].sort("place"), partials)
-        folded.rows |= _fold_records(placed.filter(pl.col("topic").is_not_null()), wanted)
-    return folded
+        result.rows |= _fold_records(placed.filter(_is_placed()), projections)
+    return result
 
 
-def derive(rows: pl.DataFrame, wanted: Mapping[str, Projection]) -> dict[str, pl.DataFrame]:
-    """Return the rows that these messages give to the read models made of unsettled messages."""
+def derive(rows: pl.DataFrame, projections: Mapping[str, Projection]) -> dict[str, pl.DataFrame]:
+    """Return the rows of each `MessageProjection` for these messages, merged by key."""
     return {
-        name: checked(each, each.derive, rows)
-        for name, each in wanted.items()
+        name: _run(each, each.derive, rows)
+        for name, each in projections.items()
         if isinstance(each, MessageProjection)
     }
 
 
-def merged(folded: Iterable[Folded], wanted: Mapping[str, Projection]) -> dict[str, pl.DataFrame]:
-    """Return the rows of several folds, one a key."""
-    parts = list(folded)
-    return {
-        name: merge_rows(each, pl.concat([none, *(part.rows[name] for part in parts if name in part.rows)]))
-        for name, each in wanted.items()
-        for none in [pl.DataFrame(schema=each.schema)]
-    }
+def merge_results(
+    results: Iterable[FoldResult], projections: Mapping[str, Projection]
+) -> dict[str, pl.DataFrame]:
+    """Return the rows of several folds, merged by key."""
+    parts = list(results)
+    merged = {}
+    for name, each in projections.items():
+        rows = [part.rows[name] for part in parts if name in part.rows and part.rows[name].height]
+        if len(rows) > 1:
+            rows = [merge_rows(each, pl.concat(rows))]
+        merged[name] = rows[0] if rows else pl.DataFrame(schema=each.schema)
+    return merged
+
+
+def _is_placed() -> pl.Expr:
+    """Return whether the topic of records is known; records of the mailbox itself have none."""
+    return pl.col("topic").is_not_null() | ~messages.is_message()
 
 
 def _placed(records: pl.DataFrame, partials: pl.DataFrame) -> pl.DataFrame:
-    """Return records, in order, with topic and shard of their messages' latest sending, where it is known."""
+    """Return the records, in order, with topic and shard of their message's latest `MessageSent`, if any."""
+    if not (records["topic"].has_nulls() or records["shard"].has_nulls()):
+        return records
     sent = partials.filter(pl.col("id").is_not_null())
     sent = sent.select(*messages.KEY, pl.col("id").alias("place"), "topic", "shard").sort("place")
-    found = records.join_asof(sent, on="place", by=messages.KEY, suffix="_sent", check_sortedness=False)
-    # What is no message's may still have the id of one: senders choose theirs.
+    joined = records.join_asof(sent, on="place", by=messages.KEY, suffix="_sent", check_sortedness=False)
+    # Other records may have the stream id of a message: senders choose message ids.
     filled = (
         pl.when(messages.is_message()).then(pl.coalesce(name, f"{name}_sent")).otherwise(name).alias(name)
         for name in ("topic", "shard")
     )
-    return found.with_columns(*filled).select(records.columns)
+    return joined.with_columns(*filled).select(records.columns)
 
 
-def _fold_records(records: pl.DataFrame, wanted: Mapping[str, Projection]) -> dict[str, pl.DataFrame]:
+def _fold_records(records: pl.DataFrame, projections: Mapping[str, Projection]) -> dict[str, pl.DataFrame]:
     return {
-        name: checked(each, each.fold, records)
-        for name, each in wanted.items()
+        name: _run(each, each.fold, records)
+        for name, each in projections.items()
         if isinstance(each, EventProjection)
     }
 
 
-def check_folds(wanted: Mapping[str, Projection]) -> None:
-    """Fold nothing at all with every projection, so that one that can't be is told of before work begins.
+def _run(projection: Projection, fold: Fold, frame: pl.DataFrame) -> pl.DataFrame:
+    return run_fold(projection, fold, frame) if frame.height else pl.DataFrame(schema=projection.schema)
 
-    Raises: BrokenProjection when a fold fails, or returns other columns than its projection declares.
+
+def check_folds(projections: Mapping[str, Projection]) -> None:
+    """Run every fold on an empty frame, so that a broken projection is reported at the start.
+
+    Raises: BrokenProjection when a fold fails, or returns other columns than declared.
     """
-    nothing = pl.DataFrame(schema={name: _POLARS[COLUMNS[name].arrow] for name in columns_read(wanted)})
-    folded = fold_range(nothing, wanted, [])
-    fold_pieces(folded.pieces, wanted, [])
+    for each in projections.values():
+        match each:
+            case EventProjection(fold=fold):
+                run_fold(each, fold, pl.DataFrame(schema=record_schema(projections)))
+            case MessageProjection(derive=derive_rows):
+                run_fold(each, derive_rows, pl.DataFrame(schema=messages.PROJECTION.schema))

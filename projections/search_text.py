@@ -1,7 +1,7 @@
-"""What messages are searched by: their custom headers, their text and their words, as rows of tables.
+"""Rows of the search tables: custom headers, text and words.
 
-The meaning is `postroom.domain.search`'s; here it is computed for many messages at once. What is ASCII, as
-nearly everything is, never becomes a Python object; the rest goes through the very functions of the domain.
+They are defined by `postroom.domain.search` and computed here for many messages at once. ASCII text is
+processed in bulk, without Python objects; other text is passed to the functions of the domain.
 """
 
 from collections.abc import Callable, Iterable
@@ -11,8 +11,8 @@ import msgspec
 import polars as pl
 import pyarrow as pa
 
-from postroom.domain.search import SEARCHED_HEADERS, WORDED_HEADERS, BodyRules, body_words
-from postroom.domain.words import MAX_CHARS, MAX_WORD_CHARS, words_of
+from postroom.domain.search import TEXT_HEADERS, WORD_HEADERS, BodyRules, body_words
+from postroom.domain.tokenizer import MAX_CHARS, MAX_WORD_CHARS, tokenize
 
 __all__ = ["search_tables"]
 
@@ -21,20 +21,20 @@ _decode_headers = msgspec.json.Decoder(list[dict[str, str]]).decode
 _FOLDED = bytes(
     ord(chr(code).lower()) if chr(code).isalnum() or chr(code) == "_" else ord(" ") for code in range(128)
 ) + bytes(range(128, 256))
-"""What each byte of ASCII text is in its words: itself, in lower case, or a blank."""
+"""Translation table for ASCII: letters to lower case, and characters outside words to blanks."""
 _TOO_LONG = f"[A-Za-z0-9_]{{{MAX_WORD_CHARS + 1}}}"
 
 
 def search_tables(mailbox_rows: pl.DataFrame, bodies: BodyRules) -> dict[str, pa.Table]:
-    """Return what rows of the `mailbox` table are searched by, beside their columns.
+    """Return the rows of the search tables for rows of the `mailbox` table.
 
     Arguments:
-        mailbox_rows: with `id`, `timestamp`, all headers and `envelope_blob`; others are left alone.
-        bodies: whose bodies are searched for words.
+        mailbox_rows: columns `id`, `timestamp`, all headers and `envelope_blob`.
+        bodies: topics whose bodies are searched for words.
 
     Returns: rows of the tables `header` (name, value, timestamp, id; one for each custom header) and `text`
-        (id, text as `searchable_text` has it, words as `searchable_words` has them, with blanks around each).
-        Strings are of Arrow's large kind.
+        (id, the `searchable_text`, the `searchable_words` each between blanks). Strings have Arrow's type
+        `large_string`.
     """
     rows = mailbox_rows.join(
         _custom_headers(mailbox_rows["custom_headers"]),
@@ -54,13 +54,13 @@ def search_tables(mailbox_rows: pl.DataFrame, bodies: BodyRules) -> dict[str, pa
 
 
 def _custom_headers(column: pl.Series) -> pl.DataFrame:
-    """Return what each of the different custom headers says: their names, their values, and both as text."""
-    different = column.drop_nulls().unique()
-    decoded = _decode_headers(f"[{','.join(different)}]")
+    """Return the distinct custom headers with their names, their values, and both as text."""
+    distinct = column.drop_nulls().unique()
+    decoded = _decode_headers(f"[{','.join(distinct)}]")
     ends = pa.array(accumulate(map(len, decoded), initial=0), pa.int64())
     return pl.DataFrame(
         {
-            "custom_headers": different,
+            "custom_headers": distinct,
             "name": pl.Series(_lists(ends, chain.from_iterable(decoded))),
             "value": pl.Series(_lists(ends, chain.from_iterable(map(dict.values, decoded)))),
             "custom_text": pl.Series(
@@ -76,28 +76,28 @@ def _lists(ends: pa.Array, items: Iterable[str]) -> pa.Array:
 
 
 def _texts(rows: pl.DataFrame) -> pl.Series:
-    written = _written(rows, SEARCHED_HEADERS)
-    is_odd = written.str.len_bytes() != written.str.len_chars()
-    return _except(written.str.to_lowercase(), is_odd, lambda: map(str.lower, written.filter(is_odd)))
+    lines = _header_text(rows, TEXT_HEADERS)
+    is_odd = lines.str.len_bytes() != lines.str.len_chars()
+    return _except(lines.str.to_lowercase(), is_odd, lambda: map(str.lower, lines.filter(is_odd)))
 
 
 def _words(rows: pl.DataFrame) -> pl.Series:
-    """Return the words of headers, those of ASCII by turning whatever is in no word into blanks in one go."""
-    written = _written(rows, WORDED_HEADERS)
-    size = written.str.len_bytes()
-    is_odd = (size != written.str.len_chars()) | (size > MAX_CHARS)
+    """Return the words of headers; in ASCII text, one pass turns all characters outside words into blanks."""
+    lines = _header_text(rows, WORD_HEADERS)
+    size = lines.str.len_bytes()
+    is_odd = (size != lines.str.len_chars()) | (size > MAX_CHARS)
     is_long = (size > MAX_WORD_CHARS) & ~is_odd
     if is_long.any():
-        is_odd = is_odd | (is_long & written.str.contains(_TOO_LONG))
-    padded = pl.select(pl.concat_str(pl.lit(" "), written, pl.lit(" "))).to_series()
+        is_odd = is_odd | (is_long & lines.str.contains(_TOO_LONG))
+    padded = pl.select(pl.concat_str(pl.lit(" "), lines, pl.lit(" "))).to_series()
     offsets, data = padded.to_arrow(compat_level=pl.CompatLevel.oldest()).buffers()[1:]
     blanked = pa.py_buffer(data.to_pybytes().translate(_FOLDED))
     words = pl.Series(pa.LargeStringArray.from_buffers(len(padded), offsets, blanked))
-    return _except(words, is_odd, lambda: (_joined(words_of(each)) for each in written.filter(is_odd)))
+    return _except(words, is_odd, lambda: (_joined(tokenize(each)) for each in lines.filter(is_odd)))
 
 
-def _written(rows: pl.DataFrame, headers: tuple[str, ...]) -> pl.Series:
-    """Return headers and what the custom ones say, a line each; those that are empty are none."""
+def _header_text(rows: pl.DataFrame, headers: tuple[str, ...]) -> pl.Series:
+    """Return the headers and the custom headers that are not empty, a line each."""
     columns = (*headers, "custom_text")
     lines = [pl.when(pl.col(name) != "").then(pl.col(name)) for name in columns]
     return rows.select(pl.concat_str(lines, separator="\n", ignore_nulls=True).alias("text")).to_series()
@@ -113,7 +113,7 @@ def _joined(words: list[str]) -> str:
 
 
 def _except(usual: pl.Series, is_odd: pl.Series, odd: Callable[[], Iterable[str]]) -> pl.Series:
-    """Return a column with other values where it is odd, which are only made if it ever is."""
+    """Return the column with its odd values replaced by `odd()`, which is called only if there are any."""
     if not is_odd.any():
         return usual
     return usual.scatter(is_odd.arg_true(), pl.Series(list(odd()), dtype=pl.String))

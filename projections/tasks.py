@@ -1,6 +1,6 @@
-"""What Spark's tasks do: read a part of the log, fold it in frames, and hand it to the sink.
+"""Tasks of a rebuild: read a part of the log, fold it in frames, and write the result.
 
-Spark schedules, distributes and retries them; no row goes through its JVM.
+A `Runner` schedules, distributes and retries them; no rows pass through it.
 """
 
 import time
@@ -12,17 +12,18 @@ from typing import NamedTuple
 import polars as pl
 import pyarrow as pa
 
-from postroom.projections.fold import MESSAGES, Folded, columns_read, fold_pieces, fold_range
-from postroom.projections.logs import Log
-from postroom.projections.logs.columns import arrow_schema
+from postroom.projections.fold import MESSAGES, FoldResult, columns_read, fold_pieces, fold_range
+from postroom.projections.log_columns import arrow_schema
 from postroom.projections.models.messages import Parked
-from postroom.projections.parking import parking
+from postroom.projections.parking import with_parking
+from postroom.projections.plan import Part, Plan
+from postroom.projections.ports.log_reader import LogReader
+from postroom.projections.ports.read_model_store import PartWriter
 from postroom.projections.projection import Projection
-from postroom.projections.sinks import Part, Plan, Writer
 
 
 class Work(NamedTuple):
-    """What tasks did: records read, rows written, and seconds taken, each summed over all tasks."""
+    """Work of tasks: records read, rows written, and seconds spent, each summed over all tasks."""
 
     records: int = 0
     rows: int = 0
@@ -31,102 +32,93 @@ class Work(NamedTuple):
     write: float = 0.0
 
     def plus(self, other: "Work") -> "Work":
-        """Return the work of both."""
-        return Work(
-            self.records + other.records,
-            self.rows + other.rows,
-            self.read + other.read,
-            self.fold + other.fold,
-            self.write + other.write,
-        )
+        """Return the sum."""
+        return Work(*(mine + theirs for mine, theirs in zip(self, other, strict=True)))  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)
 class Folding:
-    """How tasks fold; it is sent to them, where nothing shows it.
+    """Context that tasks fold parts with; it is pickled and sent to them.
 
     Arguments:
-        log: of the store.
-        wanted: the projections that are folded.
+        log: reader of the store's log.
+        projections: projections to fold, by name.
     """
 
-    log: Log
+    log: LogReader
     plan: Plan
-    wanted: Mapping[str, Projection]
+    projections: Mapping[str, Projection]
 
     def read(self, part: Part) -> pl.DataFrame:
-        """Return the records of ranges of the log, as far as they are folded."""
-        columns = columns_read(parking(self.wanted, []))
+        """Return the log records of a part, with the columns that the projections need."""
+        columns = columns_read(with_parking(self.projections, []))
         batches = self.log.read(part.ranges, columns)
-        records = pl.from_arrow(pa.Table.from_batches(batches, arrow_schema(columns)))
-        assert isinstance(records, pl.DataFrame)
-        return records
+        return pl.DataFrame(pa.Table.from_batches(batches, arrow_schema(columns)))
 
-    def fold(self, part: Part, records: pl.DataFrame) -> Folded:
-        """Return what ranges of the log tell."""
+    def fold(self, part: Part, records: pl.DataFrame) -> FoldResult:
+        """Fold the records of a part."""
         parked: list[Parked] = []
-        wanted = parking(self.wanted, parked)
-        folded = fold_range(records, wanted, [each.cut for each in part.ranges])
-        folded.parked += parked
-        return folded
+        projections = with_parking(self.projections, parked)
+        result = fold_range(records, projections, [each.extent for each in part.ranges])
+        result.parked += parked
+        return result
 
-    def fold_rest(self, pieces: Mapping[str, pl.DataFrame]) -> Folded:
-        """Return what all pieces of some messages tell.
+    def fold_rest(self, pieces: Mapping[str, pl.DataFrame]) -> FoldResult:
+        """Fold all pieces of some messages.
 
-        Messages whose records retention began to remove while the log was read are left out: their later
-        events may have gone before they were read, so what was folded of them is not certain.
+        Messages whose `MessageSent` retention removed while the log was read are left out: later events may
+        have been removed before they were read.
         """
         partials = pieces[MESSAGES]
-        for before, after in self.plan.removed or ():
+        for before, after in self.plan.truncated or ():
             partials = partials.filter(
                 ~pl.col("id").is_between(before, after, closed="left").fill_null(False)
             )
         parked: list[Parked] = []
-        folded = fold_pieces({**pieces, MESSAGES: partials}, parking(self.wanted, parked), self.plan.cuts)
-        folded.parked += parked
-        return folded
+        projections = with_parking(self.projections, parked)
+        result = fold_pieces({**pieces, MESSAGES: partials}, projections, self.plan.extents)
+        result.parked += parked
+        return result
 
 
 @dataclass(frozen=True)
-class Job(Folding):
-    """What the tasks of a rebuild do.
+class RebuildTasks(Folding):
+    """Tasks of a rebuild; parts that are already written are skipped.
 
     Arguments:
-        writer: of the version that is built.
+        writer: writer of the version that is built.
     """
 
-    writer: Writer
+    writer: PartWriter
 
-    def fold_part(self, part: Part) -> Work:
-        """Fold ranges of the log and write what they tell, unless that was done before."""
-        if self.writer.is_done(part.name):
-            return Work()
+    def run(self, part: Part) -> Iterator[Work]:
+        """Fold a part of the log or a bucket of pieces, and write the result."""
+        if not self.writer.is_done(part.name):
+            yield self._fold_ranges(part) if part.bucket is None else self._fold_bucket(part, part.bucket)
+
+    def _fold_ranges(self, part: Part) -> Work:
         with _timed() as read:
             records = self.read(part)
         with _timed() as fold:
-            folded = self.fold(part, records)
-        return self._written(part, folded, Work(records.height, read=read[0], fold=fold[0]))
+            result = self.fold(part, records)
+        return self._write(part, result, Work(records.height, read=read[0], fold=fold[0]))
 
-    def fold_bucket(self, part: Part) -> Work:
-        """Fold what the ranges left over of a bucket's messages and write it, unless that was done before."""
-        if self.writer.is_done(part.name):
-            return Work()
-        assert part.bucket is not None
+    def _fold_bucket(self, part: Part, bucket: int) -> Work:
         with _timed() as read:
-            pieces = self.writer.pieces(part.bucket)
+            pieces = self.writer.pieces(bucket)
         with _timed() as fold:
-            folded = self.fold_rest(pieces)
-        return self._written(part, folded, Work(read=read[0], fold=fold[0]))
+            result = self.fold_rest(pieces)
+        return self._write(part, result, Work(read=read[0], fold=fold[0]))
 
-    def _written(self, part: Part, folded: Folded, work: Work) -> Work:
+    def _write(self, part: Part, result: FoldResult, work: Work) -> Work:
         with _timed() as write:
-            rows = self.writer.write(part.name, folded)
+            rows = self.writer.write(part.name, result)
         return work._replace(rows=rows, write=write[0])
 
 
 @contextmanager
 def _timed() -> Iterator[list[float]]:
-    """Yield a list that has the seconds taken when the context is over."""
+    """Yield a list that receives the duration (s) when the context ends."""
     seconds: list[float] = []
     began = time.perf_counter()
     yield seconds

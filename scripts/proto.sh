@@ -1,23 +1,32 @@
 #!/bin/sh
-# Write the Python code of every .proto beside it; with --check, only say whether what is there is up to date.
+# Write the Python code and the descriptors of every .proto beside it; with --check, only check that they are up to date.
+# Lints them, and refuses changes that break the clients of the descriptors that are there.
 set -eu
 cd "$(dirname "$0")/.."
 
 # Through these links the generated modules get the names they are imported by: postroom.domain..., not domain...
 source=tests/typing
-out=$source
-if [ "${1:-}" = --check ]; then
-    out=$(mktemp -d)
-    trap 'rm -rf "$out"' EXIT
-fi
+out=$(mktemp -d)
+trap 'rm -rf "$out"' EXIT
+
+fail() {
+    echo "$*" >&2
+    exit 1
+}
 
 protos=$(cd "$source" && find -L postroom -name '*.proto' | LC_ALL=C sort)
 for proto in $protos; do
-    .venv/bin/python-grpc-tools-protoc -I "$source" --python_out="$out" --pyi_out="$out" "$source/$proto"
-    [ "$out" = "$source" ] && continue
-    for generated in "${proto%.proto}_pb2.py" "${proto%.proto}_pb2.pyi"; do
+    name=${proto%.proto}
+    mkdir -p "$out/${name%/*}"
+    .venv/bin/python-grpc-tools-protoc -I "$source" --python_out="$out" --pyi_out="$out" \
+        --include_imports --descriptor_set_out="$out/$name.binpb" "$source/$proto"
+    .venv/bin/buf lint "$out/$name.binpb" --config buf.yaml
+    [ ! -e "$source/$name.binpb" ] || .venv/bin/buf breaking "$out/$name.binpb" --against "$source/$name.binpb" \
+        --config buf.yaml || fail "${proto#postroom/} breaks its clients; add to it instead of changing it."
+    for generated in "${name}_pb2.py" "${name}_pb2.pyi" "$name.binpb"; do
         cmp -s "$out/$generated" "$source/$generated" && continue
-        echo "${generated#postroom/} is not what ${proto#postroom/} generates: run 'make proto' and commit the result." >&2
-        exit 1
+        [ "${1:-}" != --check ] ||
+            fail "${generated#postroom/} is not what ${proto#postroom/} generates: run 'make proto' and commit the result."
+        cp "$out/$generated" "$source/$generated"
     done
 done

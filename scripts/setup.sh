@@ -15,7 +15,7 @@ is_recent() {
 
 # PYTHON, when set, is the user's choice; otherwise the first interpreter on PATH that is recent enough.
 find_python() {
-    for candidate in ${PYTHON:-python3 python3.13 python3.12 python3.11 python}; do
+    for candidate in ${PYTHON:-python3 python3.14 python3.13 python3.12 python3.11 python}; do
         if is_recent "$candidate"; then
             "$candidate" -c 'import sys; print(sys.executable)'
             return

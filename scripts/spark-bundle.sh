@@ -1,5 +1,5 @@
 #!/bin/sh
-# Put what a Spark cluster needs into dist/, or the folder given (docs/spark.md tells how it is used):
+# Build the files for a Spark cluster in dist/ or the directory named as argument; docs/spark.md explains their use:
 #   postroom-spark.zip       the code, for --py-files
 #   postroom-env.tar.gz      the packages it needs, native ones included, for --archives
 #   rebuild.py, ...          the entry points: modules of projections/ that can be run
@@ -36,7 +36,7 @@ PYTHON
 
 "$bin/uv" venv --quiet --no-project --python "$bin/python" "$work/env"
 "$bin/python" - "$work"/postroom-*.whl "$work/env" <<'PYTHON'
-"""Copy the packages that a wheel's extra `spark` needs, except Spark itself, which every node has."""
+"""Copy the packages that a wheel's extras `spark` and `postgres` need, except Spark itself, which every node has."""
 
 import shutil
 import sys
@@ -55,6 +55,10 @@ target = Path(sysconfig.get_path("platlib", vars={"base": env, "platbase": env})
 packages: dict[tuple[str, frozenset[str]], Distribution] = {}
 
 
+(info,) = (entry for entry in ZipPath(wheel).iterdir() if entry.name.endswith(".dist-info"))
+own = PathDistribution(info).requires or []
+
+
 def collect(requirements: Iterable[str], extras: set[str]) -> None:
     """Add to `packages` what is required, and what that requires."""
     for requirement in map(Requirement, requirements):
@@ -62,14 +66,16 @@ def collect(requirements: Iterable[str], extras: set[str]) -> None:
         if marker and not any(marker.evaluate({"extra": extra}) for extra in {"", *extras}):
             continue
         name = canonicalize_name(requirement.name)
+        if name == "postroom":  # an extra that includes others
+            collect(own, requirement.extras)
+            continue
         key = (name, frozenset(requirement.extras))
         if name != "pyspark" and key not in packages:
             packages[key] = distribution(name)
             collect(packages[key].requires or [], requirement.extras)
 
 
-(info,) = (entry for entry in ZipPath(wheel).iterdir() if entry.name.endswith(".dist-info"))
-collect(PathDistribution(info).requires or [], {"spark"})
+collect(own, {"spark", "postgres"})
 for package in {name: package for (name, _), package in packages.items()}.values():
     for file in package.files or []:
         source = installed / file

@@ -1,1 +1,1 @@
-"""The command line `postroom`: a thin shell around the handlers; each command loads what it needs."""
+"""The command line `postroom`: each command imports only what it needs."""

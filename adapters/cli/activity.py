@@ -1,4 +1,4 @@
-"""`postroom activity`: how many events of which type happened to which topic, by hour or day."""
+"""`postroom activity`: event counts by hour or day, topic and type."""
 
 from contextlib import closing
 from datetime import UTC, datetime
@@ -7,33 +7,33 @@ from typing import Annotated
 import msgspec
 from typer import Argument, Option
 
-from postroom.adapters.cli.failures import NOTHING
-from postroom.adapters.cli.moments import parse_moment
+from postroom.adapters.cli.exit_codes import NOTHING
 from postroom.adapters.cli.session import Session
+from postroom.adapters.cli.time_arguments import parse_moment
 from postroom.adapters.cli.values import WrongUsage
 
 
 def activity(
     session: Session,
-    period: Annotated[str, Argument(metavar="hour|day", help="What to count by; days are UTC days.")] = "day",
+    period: Annotated[str, Argument(metavar="hour|day", help="Period to count by, in UTC.")] = "day",
     topic: Annotated[
-        list[str] | None, Option(metavar="GLOB", help="Only topics like this; may be repeated.")
+        list[str] | None, Option(metavar="GLOB", help="Only topics that match; may be repeated.")
     ] = None,
     since: Annotated[
-        str | None, Option(metavar="TIME", help="Only what began then or later: RFC 3339, or an age like 7d.")
+        str | None, Option(metavar="TIME", help="First period: RFC 3339, or an age such as 7d.")
     ] = None,
-    until: Annotated[str | None, Option(metavar="TIME", help="Only what began before.")] = None,
-    limit: Annotated[int, Option(help="Rows a page, up to 1000.")] = 100,
-    cursor: Annotated[str | None, Option(help="Go on after the page that printed this.")] = None,
+    until: Annotated[str | None, Option(metavar="TIME", help="End (exclusive), in the same format.")] = None,
+    limit: Annotated[int, Option(help="Rows per page, up to 1000.")] = 100,
+    cursor: Annotated[str | None, Option(help="Continue after the page that printed this cursor.")] = None,
 ) -> int | None:
-    """Count events by hour or day, topic and type, the latest first, as far as the read models are.
+    """Count events by hour or day, topic and type, latest first, as of the read models.
 
-    Topics are empty for what happened to a mailbox itself, such as another owner.
+    The topic is empty for events of the mailbox itself, such as a change of its owner.
     """
     from postroom.adapters.compose import open_read_models
     from postroom.application.ports.read_models import ActivityFilter
 
-    wanted = ActivityFilter(
+    criteria = ActivityFilter(
         period=period,
         mailbox=session.settings.mailbox,
         topics=tuple(topic or ()),
@@ -43,7 +43,7 @@ def activity(
         cursor=cursor,
     )
     with closing(open_read_models(session.existing_store())) as models:
-        page = models.activity(wanted)
+        page = models.activity(criteria)
     if session.out.as_json:
         session.out.json({"period": period, **msgspec.structs.asdict(page)})
     else:
@@ -52,7 +52,7 @@ def activity(
             [(_start(each.starts_at, period), each.topic, each.event, each.events) for each in page.items],
         )
         if page.next_cursor is not None:
-            session.out.note(f"There is more: add --cursor {page.next_cursor}")
+            session.out.note(f"There is more; continue with --cursor {page.next_cursor}.")
     return None if page.items else NOTHING
 
 
@@ -61,7 +61,9 @@ def _micros(option: str, text: str | None) -> int | None:
         return None
     moment = parse_moment(text, datetime.now(UTC))
     if isinstance(moment, int):
-        raise WrongUsage(f"{option} {text!r} is no time; write 2026-01-31T08:00:00Z, or an age such as 7d.")
+        raise WrongUsage(
+            f"{option} {text!r} is not a time; write 2026-01-31T08:00:00Z, or an age such as 7d."
+        )
     return round(moment.timestamp() * 1_000_000)
 
 

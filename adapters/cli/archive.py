@@ -1,13 +1,14 @@
-"""`postroom archive`: what retention stored of the logs before it removed it."""
+"""`postroom archive`: log segments that retention archived before it removed them."""
 
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from postroom.adapters.cli.failures import NOTHING
-from postroom.adapters.cli.moments import Archive
+from postroom.adapters.cli.exit_codes import NOTHING
 from postroom.adapters.cli.session import Session
+from postroom.adapters.cli.time_arguments import Archive
 from postroom.adapters.cli.values import WrongUsage
+from postroom.application.pluralize import pluralize
 from postroom.domain.errors import NotFound
 
 if TYPE_CHECKING:
@@ -16,21 +17,21 @@ if TYPE_CHECKING:
 
 
 def list_segments(session: Session, archive: Archive = None) -> int | None:
-    """List the segments of every mailbox: which positions each holds, and how large it is.
+    """List the segments of each mailbox with their log positions and sizes.
 
-    Segments may overlap: what is in several is read once.
+    Segments may overlap; readers skip the duplicates.
     """
-    opened, names = _open(session, archive)
+    log_archive, names = _open(session, archive)
     segments = [
         {
             "mailbox": name,
             "first": segment.first,
             "last": segment.last,
             "records": segment.last - segment.first + 1,
-            "bytes": opened.size(segment),
+            "bytes": log_archive.size(segment),
         }
         for name in names
-        for segment in opened.segments(name)
+        for segment in log_archive.segments(name)
     ]
     if session.out.as_json:
         session.out.json({"segments": segments})
@@ -41,59 +42,63 @@ def list_segments(session: Session, archive: Archive = None) -> int | None:
 
 
 def verify(session: Session, archive: Archive = None) -> int | None:
-    """Recompute every hash of what is archived, and say whether the logs of the store go on where it ends."""
-    from postroom.adapters.compose import MEMORY, list_mailboxes, read_mailbox
+    """Recompute the hashes of all segments, and check that the logs of the store continue them."""
+    from postroom.adapters.compose import list_mailboxes, read_mailbox
+    from postroom.adapters.compose.store import MEMORY
     from postroom.application.queries.verify_archive import VerifyArchive
 
-    opened, names = _open(session, archive)
+    log_archive, names = _open(session, archive)
     present = [] if session.store == MEMORY else list_mailboxes(session.store)
-    found: list[ArchiveVerification] = []
+    verifications: list[ArchiveVerification] = []
     for name in names:
         log = read_mailbox(session.store, name) if name in present else nullcontext()
-        with log as reader, session.out.progress(f"Verifying {name}") as move:
-            verified = VerifyArchive(opened)(
+        with log as reader, session.out.progress(f"Verifying {name}") as advance:
+            verification = VerifyArchive(log_archive)(
                 name,
                 None if reader is None else reader.log,
-                lambda position, move=move: move(position, f"position {position:,}"),  # type: ignore[misc]
+                lambda position, advance=advance: advance(position, f"position {position:,}"),  # type: ignore[misc]
             )
-            found += [] if verified is None else [verified]
+            verifications += [] if verification is None else [verification]
     if session.out.as_json:
-        session.out.json({"mailboxes": found})
+        session.out.json({"mailboxes": verifications})
     else:
-        for each in found:
-            _tell(session, each)
-    return None if found else NOTHING
+        for each in verifications:
+            _show(session, each)
+    return None if verifications else NOTHING
 
 
-def _tell(session: Session, each: "ArchiveVerification") -> None:
+def _show(session: Session, each: "ArchiveVerification") -> None:
     out = session.out
     extent = f"records {each.first:,} to {each.last:,}"
-    out.line(f"{each.mailbox}: intact, {extent}, {each.records:,} in {each.segments:,} segments")
+    segments = pluralize(each.segments, "segment")
+    out.line(f"{each.mailbox}: intact, {extent}, {each.records:,} in {segments}")
     for gap in each.gaps:
         out.line(f"  positions {gap.first:,} to {gap.last:,} were removed without being archived")
     if each.log_first is None:
-        out.line(f"  the store {session.shown_store} has no log that goes on from there")
+        out.line(f"  the store {session.shown_store} has no log that continues it")
     else:
-        out.line(f"  its log goes on in {session.shown_store}, which holds it from {each.log_first:,} on")
+        out.line(f"  the log in {session.shown_store} continues it, from position {each.log_first:,}")
 
 
-def _open(session: Session, given: str | None) -> tuple["LogArchive", list[str]]:
-    """Return the archive, and which mailboxes to look at: the one that was named, else all of it.
+def _open(session: Session, archive: str | None) -> tuple["LogArchive", list[str]]:
+    """Return the archive and the mailboxes to read: the one of `--mailbox`, or all.
 
-    Raises: WrongUsage when no archive is named, NotFound when it isn't there or lacks the mailbox.
+    Raises: WrongUsage if no folder is configured, NotFound if the folder or the mailbox does not exist.
     """
     from postroom.adapters.compose import open_archive
 
-    folder = session.archive(given)
+    folder = session.archive(archive)
     if folder is None:
-        raise WrongUsage("No archive is named; give --archive FOLDER, or [archive] folder in postroom.toml.")
+        raise WrongUsage(
+            "No archive is configured; pass --archive FOLDER, or set folder in [archive] of postroom.toml."
+        )
     if not Path(folder).is_dir():
-        raise NotFound(f"There is no archive at {folder} yet: retention has stored nothing there.")
-    archive = open_archive(folder)
-    names = archive.mailboxes()
-    asked = session.settings.mailbox
-    if asked is None:
-        return archive, names
-    if asked not in names:
-        raise NotFound(f"The archive {folder} has nothing of mailbox {asked}; it has {', '.join(names)}.")
-    return archive, [asked]
+        raise NotFound(f"There is no archive at {folder} yet: retention has archived nothing.")
+    log_archive = open_archive(folder)
+    names = log_archive.mailboxes()
+    mailbox = session.settings.mailbox
+    if mailbox is None:
+        return log_archive, names
+    if mailbox not in names:
+        raise NotFound(f"The archive {folder} has no mailbox {mailbox}; it has {', '.join(names)}.")
+    return log_archive, [mailbox]

@@ -1,6 +1,7 @@
-"""What makes a function a command: options that all share, settings, errors as one line, an exit code."""
+"""Wrapper of every command: shared options, settings, one-line errors and exit codes."""
 
 import asyncio
+import copy
 import inspect
 import os
 import sys
@@ -10,15 +11,16 @@ from typing import Annotated, Any
 
 import typer
 
-from postroom.adapters.cli.failures import BROKEN_PIPE, INTERRUPTED, REFUSED, describe, exit_code
+from postroom.adapters.cli.exit_codes import BROKEN_PIPE, INTERRUPTED, REFUSED, describe, exit_code
 from postroom.adapters.cli.output import Output
 from postroom.adapters.cli.session import Session
 from postroom.adapters.cli.settings import load_settings
+from postroom.application.extras import explain_missing_extra
 from postroom.domain.errors import PostroomError
 
 PANEL = "Options of every command"
 Flags = dict[str, Any]
-"""What the shared options say, by name; None or False where they say nothing."""
+"""The shared options by name; None or False if omitted."""
 
 
 def _shared(type_: Any, *names: str, **options: Any) -> Any:
@@ -30,12 +32,13 @@ _OPTIONS = {
         str | None,
         "--store",
         metavar="PATH",
-        help="SQLite file, or postgresql://... URL; default postroom.db. [POSTROOM_STORE]",
+        help="SQLite file or postgresql:// URL; default postroom.db. [POSTROOM_STORE]",
     ),
     "mailbox": _shared(
         str | None, "--mailbox", metavar="NAME@PROXY", help="Mailbox to use. [POSTROOM_MAILBOX]"
     ),
-    "as_json": _shared(bool, "--json", help="Answer in JSON, and report errors in JSON."),
+    "as_json": _shared(bool, "--json", help="Write results and errors as JSON."),
+    "wide": _shared(bool, "--wide", help="Show tables with all columns and full values."),
     "config": _shared(str | None, "--config", metavar="FILE", help="Settings file; default ./postroom.toml."),
     "durability": _shared(
         str | None,
@@ -48,6 +51,9 @@ _OPTIONS = {
         "--log-level",
         metavar="LEVEL",
         help="Log on stderr: debug, info, warning (default) or error.",
+    ),
+    "accept_clock": _shared(
+        bool, "--accept-clock", help="Accept a system clock that is far ahead of the last log record."
     ),
     "debug": _shared(bool, "--debug", help="Show the traceback of an error."),
 }
@@ -62,76 +68,94 @@ _PARAMETERS = [
 ]
 
 
-def add_command(app: typer.Typer, name: str, function: Callable[..., Any], **options: Any) -> None:
-    """Add a command to `app`.
+def as_command(function: Callable[..., Any]) -> Callable[..., None]:
+    """Return a callable for Typer that runs `function` with a session and exits with its code.
 
     Arguments:
         function: takes a `Session` and then its own parameters; may be async. Returns an exit code or None.
-        options: as `typer.Typer.command` takes them.
     """
 
-    def run(ctx: typer.Context, **given: Any) -> None:
-        flags = merge_flags(ctx.obj or {}, {each.name: given.pop(each.name) for each in shared})
-        command = ctx.command_path.partition(" ")[2]
-        raise typer.Exit(_guarded(flags, lambda: _run(command, flags, function, given)))
+    def run(ctx: typer.Context, **arguments: Any) -> None:
+        ctx.obj = flags = _merge(ctx.obj or {}, {each.name: arguments.pop(each.name) for each in shared})
+        if ctx.invoked_subcommand is None:
+            command = ctx.command_path.partition(" ")[2]
+            raise typer.Exit(_report_errors(flags, lambda: _run(command, flags, function, arguments)))
 
     own = list(inspect.signature(function).parameters.values())[1:]
-    # A shared option whose name a command takes for itself can be given before the command.
+    # A shared option that the command redefines, such as --config of ingest, goes before the command.
     shared = [parameter for parameter in _PARAMETERS if parameter.name not in {each.name for each in own}]
-    context = inspect.Parameter("ctx", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context)
-    own = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in own]
-    _sign(run, [context, *own, *shared])
-    run.__doc__ = function.__doc__
-    app.command(name, **options)(run)
+    _set_signature(run, function, [*own, *shared])
+    return run
 
 
-def add_shared_options(app: typer.Typer, function: Callable[..., None]) -> None:
-    """Let `app` take the shared options before its command too.
+def as_root(function: Callable[..., None]) -> Callable[..., None]:
+    """Return a callable for Typer that parses the shared options before a command.
 
     Arguments:
-        function: is called with the context and any options of its own.
+        function: called with the context and its own options.
     """
 
-    def run(ctx: typer.Context, **given: Any) -> None:
-        ctx.obj = {name: given.pop(name) for name in _OPTIONS}
-        function(ctx, **given)
+    def run(ctx: typer.Context, **arguments: Any) -> None:
+        ctx.obj = {name: arguments.pop(name) for name in _OPTIONS}
+        function(ctx, **arguments)
 
-    own = [
-        p.replace(kind=inspect.Parameter.KEYWORD_ONLY)
-        for p in inspect.signature(function).parameters.values()
-    ]
-    context = inspect.Parameter("ctx", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context)
-    _sign(run, [context, *own[1:], *_PARAMETERS])
-    run.__doc__ = function.__doc__
-    app.callback(invoke_without_command=True)(run)
+    _set_signature(run, function, [*list(inspect.signature(function).parameters.values())[1:], *_PARAMETERS])
+    return run
 
 
-def merge_flags(outer: Flags, inner: Flags) -> Flags:
-    """Return the shared options given before and after the command; those after it win."""
-    return {name: inner.get(name) or outer.get(name) for name in _OPTIONS}
+def escape(text: str | None) -> str | None:
+    """Return help text with its brackets escaped: Rich reads `[nats.url]` as markup and drops it."""
+    return text and text.replace("[", "\\[")
 
 
-def _sign(function: Any, parameters: list[inspect.Parameter]) -> None:
-    function.__signature__ = inspect.Signature(parameters)
-    function.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+def _set_signature(run: Any, function: Callable[..., Any], parameters: list[inspect.Parameter]) -> None:
+    """Set the signature and help text that Typer reads."""
+    context = inspect.Parameter("ctx", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
+    parameters = [context, *map(_escape_help, parameters)]
+    run.__signature__ = inspect.Signature(parameters)
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    run.__doc__ = escape(function.__doc__)
 
 
-def _run(command: str, flags: Flags, function: Callable[..., Any], given: dict[str, Any]) -> int:
+def _escape_help(parameter: inspect.Parameter) -> inspect.Parameter:
+    hint, option = parameter.annotation.__origin__, copy.copy(parameter.annotation.__metadata__[0])
+    option.help = escape(option.help)
+    return parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=Annotated[hint, option])
+
+
+def _merge(outer: Flags, inner: Flags) -> Flags:
+    """Merge the shared options before and after the command; those after it take precedence."""
+    return {name: outer.get(name) if inner.get(name) in (None, False) else inner[name] for name in _OPTIONS}
+
+
+def _run(command: str, flags: Flags, function: Callable[..., Any], arguments: dict[str, Any]) -> int:
     settings = load_settings(flags, os.environ, flags["config"])
     from postroom.adapters.cli.logs import configure_logs
 
     configure_logs(settings.log_level)
-    session = Session(command, settings, Output(flags["as_json"]))
-    answer = function(session, **given)
+    output = Output(flags["as_json"], wide=flags["wide"])
+    session = Session(command, settings, output, accept_clock=flags["accept_clock"])
+    answer = function(session, **arguments)
     code = asyncio.run(answer) if inspect.iscoroutine(answer) else answer
     session.out.flush()
     return code or 0
 
 
-def _guarded(flags: Flags, run: Callable[[], int]) -> int:
+def _describe_os_error(error: OSError | UnicodeEncodeError) -> str:
+    """Return one sentence with the file and the reason."""
+    if isinstance(error, UnicodeEncodeError):
+        return f"The argument {error.object!r} is not valid UTF-8."
+    if error.filename is None:
+        return f"The operating system reports: {error}."
+    return f"{error.filename}: {error.strerror}."
+
+
+def _report_errors(flags: Flags, run: Callable[[], int]) -> int:
+    """Run a command and return its exit code; write an error as one line instead of a traceback."""
     out = Output(flags["as_json"])
     try:
-        return run()
+        with explain_missing_extra():
+            return run()
     except PostroomError as error:
         if flags["debug"]:
             traceback.print_exc()
@@ -141,14 +165,21 @@ def _guarded(flags: Flags, run: Callable[[], int]) -> int:
         out.error({"code": "E_INTERRUPTED", "message": "Interrupted."})
         return INTERRUPTED
     except BrokenPipeError:
-        # Whoever read our output has left; without this Python complains once more when it exits.
+        # The reader of stdout is gone; otherwise Python reports a second BrokenPipeError at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return BROKEN_PIPE
     except typer.BadParameter:
         raise
-    except Exception as error:
+    except (OSError, UnicodeEncodeError) as error:
         if flags["debug"]:
             traceback.print_exc()
-        hint = "" if flags["debug"] else " Run it again with --debug and report what it shows."
-        out.error({"code": "E_DEFECT", "message": f"This is a defect of Postroom: {error!r}.{hint}"})
+        out.error({"code": "E_IO", "message": _describe_os_error(error)})
+        return REFUSED
+    except Exception as error:
+        from postroom.application.telemetry import summarize
+
+        if flags["debug"]:
+            traceback.print_exc()
+        hint = "" if flags["debug"] else " Run it again with --debug and report the traceback."
+        out.error({"code": "E_DEFECT", "message": f"This is a defect of Postroom: {summarize(error)}.{hint}"})
         return REFUSED

@@ -1,44 +1,42 @@
-"""`postroom project contexts`: what waits in the outbox and the inbox of each context."""
+"""`postroom project contexts`: the backlog of the outbox and the inbox of each context."""
 
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
 from postroom.adapters.cli.session import Session
-from postroom.adapters.cli.values import format_duration
 
 if TYPE_CHECKING:
-    from postroom.adapters.compose.messaging import MessagingSettings
+    from postroom.adapters.compose.contexts import MessagingSettings
 
 Database = Annotated[
     str | None,
-    Option("--messaging", metavar="URL", help="Count that service's first. \\[messaging.database]"),
+    Option("--messaging", metavar="URL", help="Database of the service. [messaging.database]"),
 ]
 Context = Annotated[
-    str | None, Option("--context", metavar="NAME", help="What its rows are called. \\[messaging.context]")
+    str | None, Option("--context", metavar="NAME", help="Name of the context. [messaging.context]")
 ]
 
 
 def contexts(session: Session, database: Database = None, context: Context = None) -> None:
-    """Tell what waits in the outbox and the inbox of each context, as it was counted last.
+    """Show the backlog of the outbox and the inbox of each context, as of the last count.
 
-    The context of the settings, or the one named here, is counted first; `postroom project follow` does so
-    every few seconds.
+    The configured context is counted now; `postroom project follow` counts it every few seconds.
     """
+    from postroom.adapters.cli.tables import Time
     from postroom.adapters.compose import open_read_models
-    from postroom.adapters.compose.contexts import refresh_contexts
+    from postroom.adapters.compose.contexts import context_backlogs
 
     store = session.existing_store()
-    messaging = messaging_of(session, database, context)
+    messaging = messaging_settings(session, database, context)
     if messaging is not None:
-        refresh_contexts(store, messaging.database, messaging.context, messaging.tables)
+        context_backlogs(store, messaging).refresh()
     with closing(open_read_models(store)) as models:
-        found = models.contexts()
+        backlogs = models.contexts()
     if session.out.as_json:
-        session.out.json({"contexts": found})
+        session.out.json({"contexts": backlogs})
         return
     session.out.table(
         ("context", "box", "waiting", "parked", "oldest", "counted"),
@@ -48,42 +46,35 @@ def contexts(session: Session, database: Database = None, context: Context = Non
                 each.box,
                 each.count,
                 each.parked,
-                _age(each.oldest_at, each.as_of),
-                _time(each.as_of),
+                None if each.oldest_at is None else Time(each.oldest_at, each.as_of),
+                Time(each.as_of),
             )
-            for each in found
+            for each in backlogs
         ],
     )
 
 
 @contextmanager
 def refreshed_contexts(session: Session, store: str) -> Iterator[None]:
-    """Count what waits in the context of the settings, if there is one, while the context manager lasts."""
-    messaging = messaging_of(session)
+    """Refresh the backlog of the configured context, if there is one, until the context manager exits."""
+    messaging = messaging_settings(session)
     if messaging is None:
         yield
         return
-    from postroom.adapters.compose.contexts import contexts_refreshed
+    from postroom.adapters.compose.contexts import context_backlogs
 
-    with contexts_refreshed(store, messaging.database, messaging.context, messaging.tables):
+    backlogs = context_backlogs(store, messaging)
+    with backlogs.refreshing():
         yield
 
 
-def messaging_of(
+def messaging_settings(
     session: Session, database: str | None = None, context: str | None = None
 ) -> "MessagingSettings | None":
-    """Return where outbox and inbox are that the settings or options name; None where they name none."""
+    """Return the database and context of the service; None if no database is configured."""
     if database is None and "database" not in session.settings.sections.get("messaging", {}):
         return None
-    from postroom.adapters.compose.messaging import MessagingSettings
+    from postroom.adapters.compose.contexts import MessagingSettings
 
-    given = {"database": database, "context": context}
-    return session.settings.section("messaging", MessagingSettings, given)
-
-
-def _age(since: int | None, now: int) -> str | None:
-    return None if since is None else format_duration(max(0, now - since) / 1_000)
-
-
-def _time(at: int) -> str:
-    return f"{datetime.fromtimestamp(at / 1_000_000, UTC):%Y-%m-%dT%H:%M:%SZ}"
+    flags = {"database": database, "context": context}
+    return session.settings.section("messaging", MessagingSettings, flags)

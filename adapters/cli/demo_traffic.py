@@ -1,4 +1,4 @@
-"""Traffic for the demo: a shop's messages, always the same ones, and the consumers that work them off."""
+"""Traffic of the demo: the messages of a shop, the same in every run, and their consumers."""
 
 import asyncio
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ from postroom.application.messages import NewMessage
 from postroom.domain.errors import Rejected, Saturated
 
 if TYPE_CHECKING:
-    from postroom.adapters.compose import Postroom
+    from postroom.adapters.compose.connect import SharedMailbox
     from postroom.application.messages import ReceivedMessage
 
 MESSAGES = 20_000
@@ -24,7 +24,7 @@ IDLE_SECONDS = 0.02
 
 
 def generate(count: int = MESSAGES) -> Iterator[NewMessage]:
-    """Yield `count` messages; some are sent twice, and some can't be processed by anyone."""
+    """Yield `count` messages; some are duplicates, and some can't be processed."""
     random = Random(SEED)
     recent: list[NewMessage] = []
     for number in range(count):
@@ -51,30 +51,30 @@ def generate(count: int = MESSAGES) -> Iterator[NewMessage]:
 
 
 class Sender:
-    """Send everything in batches; wait when the mailbox is full."""
+    """A sender of all messages in batches, which waits while the mailbox is saturated."""
 
-    def __init__(self, postroom: "Postroom", count: int = MESSAGES) -> None:
+    def __init__(self, postroom: "SharedMailbox", count: int = MESSAGES) -> None:
         self._postroom = postroom
         self._count = count
         self.sent = self.duplicates = 0
 
     async def __call__(self) -> None:
-        """Send until all is accepted."""
+        """Send until all messages are accepted."""
         messages = list(generate(self._count))
         for start in range(0, len(messages), BATCH):
-            waiting = messages[start : start + BATCH]
-            while waiting:
-                answers = await self._postroom.send_batch(waiting)
-                full = [
+            batch = messages[start : start + BATCH]
+            while batch:
+                answers = await self._postroom.send_batch(batch)
+                refused = [
                     message
-                    for message, answer in zip(waiting, answers, strict=True)
+                    for message, answer in zip(batch, answers, strict=True)
                     if isinstance(answer, Saturated)
                 ]
                 for answer in answers:
                     self._count_answer(answer)
-                if full:
+                if refused:
                     await asyncio.sleep(IDLE_SECONDS)
-                waiting = full
+                batch = refused
 
     def _count_answer(self, answer: object) -> None:
         if isinstance(answer, Rejected):
@@ -86,37 +86,37 @@ class Sender:
 
 
 class Consumer:
-    """Receive, work, ack; nack what can't be processed.
+    """A consumer that acknowledges messages, and returns those that can't be processed.
 
     Arguments:
-        hangs_after: stop working after so many messages, with the next batch in hand; None never does.
+        hangs_after: stop after this many messages, with the next batch in flight; None never stops.
     """
 
-    def __init__(self, postroom: "Postroom", name: str, hangs_after: int | None = None) -> None:
+    def __init__(self, postroom: "SharedMailbox", name: str, hangs_after: int | None = None) -> None:
         self._postroom = postroom
         self._hangs_after = hangs_after
         self.name = name
         self.acked = self.nacked = 0
-        self.held: list[str] = []
+        self.unsettled: list[str] = []
         self.hangs = asyncio.Event()
 
     async def __call__(self) -> None:
-        """Work until cancelled."""
+        """Process messages until cancelled."""
         while True:
-            worked = False
+            idle = True
             for topic in TOPICS:
                 messages = await self._postroom.receive_messages(
                     topic, max_messages=BATCH, consumer=self.name
                 )
                 if messages:
-                    worked = True
-                    await self._work(messages)
-            if not worked:
+                    idle = False
+                    await self._process(messages)
+            if idle:
                 await asyncio.sleep(IDLE_SECONDS)
 
-    async def _work(self, messages: "list[ReceivedMessage]") -> None:
+    async def _process(self, messages: "list[ReceivedMessage]") -> None:
         if self._hangs_after is not None and self.acked >= self._hangs_after:
-            self.held = [message.message_id for message in messages]
+            self.unsettled = [message.message_id for message in messages]
             self.hangs.set()
             await asyncio.Event().wait()
         good = []

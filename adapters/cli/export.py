@@ -1,14 +1,15 @@
-"""`postroom export`: what a search finds, as files for other tools."""
+"""`postroom export`: search results as files for other tools."""
 
 import time
 from typing import TYPE_CHECKING, Annotated, cast, get_args
 
 from typer import Argument, Option
 
-from postroom.adapters.cli.failures import NOTHING
+from postroom.adapters.cli.exit_codes import NOTHING
 from postroom.adapters.cli.filters import takes_filter
 from postroom.adapters.cli.session import Session
 from postroom.adapters.cli.values import WrongUsage
+from postroom.application.pluralize import pluralize
 
 if TYPE_CHECKING:
     from postroom.adapters.compose.export import Format
@@ -18,50 +19,50 @@ if TYPE_CHECKING:
 @takes_filter
 def export(
     session: Session,
-    wanted: "EventFilter",
-    format_: Annotated[str, Argument(metavar="parquet|delta|csv|json", help="How to write them.")],
-    folder: Annotated[str, Argument(metavar="FOLDER", help="Where to; made where missing.")],
+    criteria: "EventFilter",
+    format_: Annotated[str, Argument(metavar="parquet|delta|csv|json", help="File format.")],
+    folder: Annotated[str, Argument(metavar="FOLDER", help="Target folder; created if missing.")],
     by: Annotated[
-        str, Option(metavar="topic|day", help="Partition by day and topic, or only by day.")
+        str, Option(metavar="topic|day", help="Partition by day and topic, or by day only.")
     ] = "topic",
-    envelope: Annotated[bool, Option("--envelope/--no-envelope", help="With whole envelopes.")] = True,
-    payload: Annotated[bool, Option("--payload", help="With payloads that are not encrypted.")] = False,
-    overwrite: Annotated[bool, Option("--overwrite", help="Replace an export that is there.")] = False,
+    envelope: Annotated[bool, Option("--envelope/--no-envelope", help="Include the envelopes.")] = True,
+    payload: Annotated[bool, Option("--payload", help="Include payloads that are not encrypted.")] = False,
+    overwrite: Annotated[bool, Option("--overwrite", help="Replace an existing export.")] = False,
 ) -> int | None:
-    """Export all messages that a search finds, by day and topic, as of the last `postroom project rebuild`.
+    """Export the messages that a search finds, as of the read models.
 
-    The folder holds the whole export in the end; whatever happens before, it is left as it was.
+    The export appears in the folder only when it is complete; a failure leaves the folder as it was.
     """
     from postroom.adapters.compose.export import Format, export_messages
 
     if format_ not in get_args(Format):
-        raise WrongUsage(f"The format {format_!r} must be one of {', '.join(get_args(Format))}.")
+        raise WrongUsage(f"Unknown format {format_!r}; expected one of {', '.join(get_args(Format))}.")
     if by not in ("topic", "day"):
-        raise WrongUsage(f"--by {by!r} must be topic or day.")
+        raise WrongUsage(f"Unknown --by {by!r}; expected topic or day.")
     began = time.monotonic()
 
     def rate(messages: int) -> float:
         return messages / max(time.monotonic() - began, 0.001)
 
-    with session.out.progress(f"Exporting to {folder}") as move:
-        source, written = export_messages(
+    with session.out.progress(f"Exporting to {folder}") as advance:
+        source, size = export_messages(
             session.existing_store(),
-            wanted,
+            criteria,
             cast("Format", format_),
             folder,
             by_topic=by == "topic",
             envelope=envelope,
             payload=payload,
             overwrite=overwrite,
-            progress=lambda done: move(done, f"{done:,} messages, {rate(done):,.0f}/s"),
+            progress=lambda done: advance(done, f"{done:,} messages, {rate(done):,.0f}/s"),
         )
     if session.out.as_json:
         facts = {
             "folder": folder,
             "format": format_,
             "messages": source.messages,
-            "files": written.files,
-            "bytes": written.bytes,
+            "files": size.files,
+            "bytes": size.bytes,
             "version": source.version,
             "positions": source.positions,
             "filter": source.filter,
@@ -70,7 +71,8 @@ def export(
         session.out.json(facts)
     else:
         session.out.line(
-            f"{source.messages:,} messages in {written.files:,} files ({written.bytes:,} bytes) in {folder}, "
+            f"{pluralize(source.messages, 'message')} in {pluralize(size.files, 'file')} "
+            f"({pluralize(size.bytes, 'byte')}) in {folder}, "
             f"of version {source.version} of the read models; {rate(source.messages):,.0f} messages/s"
         )
     return None if source.messages else NOTHING

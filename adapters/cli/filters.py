@@ -1,4 +1,4 @@
-"""The options that say which messages are meant, the same for every command that searches."""
+"""Search options, shared by every command that selects messages."""
 
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 def search_filter(
     session: Session,
     text: Annotated[
-        str | None, Argument(help="Parts of text that must all occur in some header, as in 'smith 0f3a'.")
+        str | None, Argument(help="Substrings that must all occur in headers, as in 'smith 0f3a'.")
     ] = None,
     match: Annotated[
         str | None,
         Option(
             metavar="'WORD WOR*'",
-            help="Whole words, or their beginnings, that must all occur in headers or in opted-in bodies.",
+            help="Words or prefixes that must all occur in headers or in searched bodies. [search.bodies]",
         ),
     ] = None,
     topic: Annotated[
@@ -35,18 +35,21 @@ def search_filter(
         list[str] | None, Option(help="ready, in_flight, acked, dead, expired or archived; may be repeated.")
     ] = None,
     since: Annotated[
-        str | None, Option(metavar="TIME", help="Not before: RFC 3339, ms, or an age like 2h.")
+        str | None,
+        Option(metavar="TIME", help="Published at or after: RFC 3339, ms since 1970, or an age such as 2h."),
     ] = None,
-    until: Annotated[str | None, Option(metavar="TIME", help="Not after, the same way.")] = None,
+    until: Annotated[
+        str | None, Option(metavar="TIME", help="Published at or before, in the same format.")
+    ] = None,
     id_: Annotated[str | None, Option("--id", help="Message id.")] = None,
-    correlation_id: Annotated[str | None, Option()] = None,
-    trace_id: Annotated[str | None, Option()] = None,
-    namespace: Annotated[str | None, Option()] = None,
+    correlation_id: Annotated[str | None, Option(help="Correlation id.")] = None,
+    trace_id: Annotated[str | None, Option(help="Trace id.")] = None,
+    namespace: Annotated[str | None, Option(help="Namespace.")] = None,
     header: Annotated[
         list[str] | None, Option(metavar="NAME=VALUE", help="Custom header; may be repeated.")
     ] = None,
 ) -> "EventFilter":
-    """Return the filter that a command's options spell."""
+    """Return the filter that the options of a command describe."""
     from postroom.domain.search import EventFilter, parse_status
 
     now = datetime.now(UTC)
@@ -68,19 +71,18 @@ def search_filter(
 
 
 def takes_filter(command: Callable[..., int | None]) -> Callable[..., int | None]:
-    """Give a command the options of `search_filter`, and call it with the filter that they spell."""
+    """Add the options of `search_filter` to a command, and call it with the filter that they describe."""
     options = list(signature(search_filter).parameters.values())[1:]
     session, _, *own = signature(command).parameters.values()
 
     @wraps(command)
-    def run(session: Session, **given: Any) -> int | None:
-        spelled = {option.name: given.pop(option.name) for option in options if option.name in given}
-        wanted = search_filter(session, **spelled)
-        return command(session, wanted, **given)
+    def run(session: Session, **arguments: Any) -> int | None:
+        filters = {each.name: arguments.pop(each.name) for each in options if each.name in arguments}
+        return command(session, search_filter(session, **filters), **arguments)
 
-    arguments = [each for each in own if each.default is each.empty]  # Python wants those first
-    others = [each for each in own if each.default is not each.empty]
+    required = [each for each in own if each.default is each.empty]  # Python requires them to be first
+    optional = [each for each in own if each.default is not each.empty]
     run.__signature__ = signature(command).replace(  # type: ignore[attr-defined]
-        parameters=[session, *arguments, *options, *others]
+        parameters=[session, *required, *options, *optional]
     )
     return run

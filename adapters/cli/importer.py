@@ -1,4 +1,4 @@
-"""`postroom import`: NDJSON files into a mailbox, as often as you like."""
+"""`postroom import`: import NDJSON files into a mailbox, idempotently."""
 
 import asyncio
 import gzip
@@ -6,89 +6,96 @@ import io
 import sys
 import time
 import zlib
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 from typer import Argument, Option
 
 from postroom.adapters.cli.session import ARCHIVE_MAILBOX, MEMORY, Session
 from postroom.adapters.cli.values import WrongUsage, parse_pairs
-from postroom.domain.errors import InvalidRequest, Rejected, Saturated
+from postroom.application.pluralize import pluralize
+from postroom.domain.errors import InvalidRequest, Rejected, Saturated, WrongMode
 
 if TYPE_CHECKING:
-    from postroom.adapters.compose import Postroom
-    from postroom.application.importing import RecordMapping
+    from postroom.adapters.compose.connect import SharedMailbox
+    from postroom.application.ingest.file_import import RecordMapping
     from postroom.application.messages import Sent
 
 BATCH = 500
-LINES_A_TURN = 50
-"""Lines read before the mailbox gets its turn: it stores the batch before while this one gathers."""
+LINES_PER_TURN = 50
+"""Lines read between yields to the event loop, which stores the previous batch in the meantime."""
 SATURATED_TRIES = 5
 MAX_LINE_BYTES = 16 << 20
-LISTED = 20
+MAX_NOTES = 20
 
 
 async def import_file(
     session: Session,
-    file: Annotated[str, Argument(metavar="FILE", help="NDJSON, also gzipped; - reads standard input.")],
+    file: Annotated[str, Argument(metavar="FILE", help="NDJSON, optionally gzipped; - reads stdin.")],
     topic: Annotated[
         str | None,
         Option(
             metavar="TEMPLATE",
-            help="Read any JSON, with this topic, such as github.{event}.{action}; "
-            "a segment whose field is null or missing is left out.",
+            help="Read lines as any JSON and send them to this topic, such as github.{event}.{action}; "
+            "segments whose field is null or missing are left out.",
         ),
     ] = None,
     header: Annotated[
         list[str] | None,
         Option(
             metavar="NAME=PATH",
-            help="Header from a field, such as principal=sender.login; may be repeated. Known are principal, "
-            "correlation_id, trace_id, span_id and content_type; other names become custom headers.",
+            help="Header from a field, such as principal=sender.login; may be repeated. principal, "
+            "correlation_id, trace_id, span_id and content_type are standard, others are custom headers.",
         ),
     ] = None,
-    key: Annotated[str | None, Option(metavar="PATH", help="Field with the sticky key.")] = None,
+    key: Annotated[str | None, Option(metavar="PATH", help="Field of the sticky key.")] = None,
     time_: Annotated[
         str | None,
         Option(
-            "--time", metavar="PATH", help="Field with the publish time: RFC 3339, or s or ms since 1970."
+            "--time", metavar="PATH", help="Field of the publish time: RFC 3339, or s, ms or µs since 1970."
         ),
     ] = None,
     id_: Annotated[
         str | None,
-        Option("--id", metavar="PATH", help="Field with the message id; default from line and content."),
+        Option(
+            "--id",
+            metavar="PATH",
+            help="Field of the message id; default: derived from line number and content.",
+        ),
     ] = None,
     deliver: Annotated[
-        bool, Option("--deliver", help="Put them into the queues of a mailbox, to be received.")
+        bool, Option("--deliver", help="Queue the messages for delivery instead of archiving them.")
     ] = False,
     on_error: Annotated[
-        str, Option(metavar="fail|skip", help="What to do at a line that can't be imported.")
+        str, Option(metavar="fail|skip", help="Stop at a line that can't be imported, or skip it.")
     ] = "fail",
     validation: Annotated[
-        str, Option(metavar="strict|warn|disabled", help="How closely to look at envelopes.")
+        str, Option(metavar="strict|warn|disabled", help="How strictly envelopes are validated.")
     ] = "strict",
 ) -> None:
-    """Import messages from a file; importing it again, after a kill or next week, adds nothing.
+    """Import messages from a file; importing a file again adds only messages that are missing.
 
-    A line is a CloudEvent, a PrismEnvelope in base64 or, with --topic, any JSON. Messages are archived:
-    stored and searched, not delivered, in archive@local or the mailbox that --mailbox names, unless --deliver
-    is given. With the store memory: it is a dry run.
+    A line is a CloudEvent, a PrismEnvelope in base64 or, with --topic, any JSON. The messages are archived in
+    archive@local or the mailbox of --mailbox: stored and searchable, but not delivered unless --deliver is
+    set. With the store memory: it is a dry run.
     """
     _one_of("--on-error", on_error, ("fail", "skip"))
     _one_of("--validation", validation, ("strict", "warn", "disabled"))
     mapping = _mapping(topic, header or [], key, time_, id_)
     mailbox = session.settings.mailbox or (session.mailbox if deliver else ARCHIVE_MAILBOX)
-    async with session.own(mailbox, create=True, mode="queue" if deliver else "archive") as postroom:
-        _check_mode(postroom, deliver)
+    async with _use(session, mailbox, deliver) as postroom:
         run = _Import(postroom, mapping, _name(file), on_error == "skip", validation)
-        with _opened(file) as source, session.out.progress(f"Importing {_name(file)}", source.size) as move:
-            await run(source, move)
+        with (
+            _open_source(file) as source,
+            session.out.progress(f"Importing {_name(file)}", source.size) as advance,
+        ):
+            await run(source, advance)
     _report(session, run, mailbox)
 
 
 class _Source:
-    """Lines of a file, gzipped or not, and how far it has been read."""
+    """Lines of a file, gzipped or not, and the number of bytes read."""
 
     def __init__(self, raw: io.BufferedReader, name: str, size: int | None) -> None:
         self.size = size
@@ -98,31 +105,34 @@ class _Source:
         self._lines = gzip.GzipFile(fileobj=raw) if gzipped else raw
 
     def read(self) -> int:
-        """Return how many bytes of the file have been read."""
+        """Return the number of bytes read from the file."""
         return self._raw.tell() if self.size is not None else 0
 
     def __iter__(self) -> Iterator[tuple[int, bytes]]:
-        """Yield line numbers and lines without their ends, blank lines left out."""
+        """Yield line numbers and lines without their line feeds, except blank lines."""
         number = 0
         try:
             while line := self._lines.readline(MAX_LINE_BYTES):
                 number += 1
                 if len(line) == MAX_LINE_BYTES:
-                    raise InvalidRequest(
-                        f"{self._name}, line {number}: it is longer than {MAX_LINE_BYTES} bytes."
-                    )
+                    raise InvalidRequest(f"{self._name}, line {number}: longer than {MAX_LINE_BYTES} bytes.")
                 line = line.removesuffix(b"\n").removesuffix(b"\r")
                 if line.strip():
                     yield number, line
         except (OSError, EOFError, zlib.error) as error:
-            raise InvalidRequest(f"{self._name} can't be read beyond line {number}: {error}.") from error
+            raise InvalidRequest(f"{self._name} can't be read after line {number}: {error}.") from error
 
 
 class _Import:
-    """One run over one file, and its counts."""
+    """Import of one file, with its counts."""
 
     def __init__(
-        self, postroom: "Postroom", mapping: "RecordMapping | None", name: str, skip: bool, validation: str
+        self,
+        postroom: "SharedMailbox",
+        mapping: "RecordMapping | None",
+        name: str,
+        skip: bool,
+        validation: str,
     ) -> None:
         self._postroom = postroom
         self._mapping = mapping
@@ -136,9 +146,9 @@ class _Import:
         self.problems: list[tuple[int, str]] = []
         self.seconds = 0.0
 
-    async def __call__(self, source: _Source, move: Callable[[float, str], None]) -> None:
-        """Import everything; what was read before an error is stored when the error is raised."""
-        from postroom.application.importing import read_record
+    async def __call__(self, source: _Source, advance: Callable[[float, str], None]) -> None:
+        """Import all lines; those before an error are stored when it is raised."""
+        from postroom.application.ingest.file_import import read_record
 
         began = time.monotonic()
         lines = iter(source)
@@ -159,28 +169,28 @@ class _Import:
                 continue
             if len(self._batch) >= BATCH or (self._batch and type(record) is not type(self._batch[0][1])):
                 await self._flush()
-                move(source.read(), f"{self.read:,} lines")
+                advance(source.read(), f"{self.read:,} lines")
             self._batch.append((number, record))
-            if self.read % LINES_A_TURN == 0:
+            if self.read % LINES_PER_TURN == 0:
                 await asyncio.sleep(0)
         await self._finish()
         self.seconds = time.monotonic() - began
 
     async def _flush(self) -> None:
-        """Begin to send what has gathered, once the batch before it is stored."""
+        """Start sending the collected batch when the previous one is stored."""
         if self._sending is not None:
             await self._sending
         batch, self._batch = self._batch, []
         self._sending = asyncio.create_task(self._store(batch))
 
     async def _finish(self) -> None:
-        """Store all that has gathered."""
+        """Store the collected lines and wait until they are durable."""
         await self._flush()
         await self._flush()
 
     async def _store(self, batch: list[tuple[int, Any]]) -> None:
-        """Send a batch; what a full mailbox refuses is sent again for a while."""
-        for tries_left in reversed(range(SATURATED_TRIES)):
+        """Send a batch; retry messages refused by a saturated mailbox, a few times."""
+        for remaining in reversed(range(SATURATED_TRIES)):
             if not batch:
                 return
             answers = await self._send(batch)
@@ -196,9 +206,9 @@ class _Import:
             batch = [item for item, _ in full]
             if batch:
                 saturated = full[0][1]
-                if not tries_left:
+                if not remaining:
                     where = f"{self._name}, line {batch[0][0]}"
-                    raise Saturated(f"{where}: {saturated} {_AGAIN}", saturated.retry_after_ms)
+                    raise Saturated(f"{where}: {saturated} {_RETRY_HINT}", saturated.retry_after_ms)
                 await asyncio.sleep(saturated.retry_after_ms / 1_000)
 
     async def _send(self, batch: list[tuple[int, Any]]) -> "list[Sent | Rejected]":
@@ -207,14 +217,16 @@ class _Import:
             return await self._postroom.send_batch(records)
         from postroom.domain.envelope.validation import ValidationMode
 
-        found: list[tuple[int, str]] = []
+        problems: list[tuple[int, str]] = []
         answers = await self._postroom.send_envelopes(
             records,
             validation=ValidationMode(self._validation),
-            on_problem=lambda index, problem: found.append((index, problem.message)),
+            on_problem=lambda index, problem: problems.append((index, problem.message)),
         )
         self.problems += [
-            (batch[index][0], message) for index, message in found if not isinstance(answers[index], Rejected)
+            (batch[index][0], message)
+            for index, message in problems
+            if not isinstance(answers[index], Rejected)
         ]
         return answers
 
@@ -222,20 +234,22 @@ class _Import:
         if self._skip:
             self.skipped.append((number, str(error)))
             return
-        raise type(error)(f"{self._name}, line {number}: {error} {_AGAIN} Or add --on-error skip.")
+        raise type(error)(f"{self._name}, line {number}: {error} {_RETRY_HINT} Or add --on-error skip.")
 
 
-_AGAIN = "All lines before it are stored; mend the cause and import again, which adds only what is missing."
+_RETRY_HINT = (
+    "All lines before it are stored; correct it and import the file again, which adds only the missing lines."
+)
 
 
 def _mapping(
     topic: str | None, headers: list[str], key: str | None, time: str | None, id_: str | None
 ) -> "RecordMapping | None":
-    from postroom.application.importing import RecordMapping, TopicTemplate, parse_path
+    from postroom.application.ingest.file_import import RecordMapping, TopicTemplate, parse_path
 
     if topic is None:
         if headers or key or time or id_:
-            raise WrongUsage("--header, --key, --time and --id say how to read any JSON; add --topic.")
+            raise WrongUsage("--header, --key, --time and --id require --topic.")
         return None
     return RecordMapping(
         topic=TopicTemplate(topic),
@@ -246,26 +260,29 @@ def _mapping(
     )
 
 
-def _check_mode(postroom: "Postroom", deliver: bool) -> None:
-    mailbox = postroom.engine.mailbox
-    if deliver and mailbox.mode == "archive":
+@asynccontextmanager
+async def _use(session: Session, mailbox: str, deliver: bool) -> AsyncIterator["SharedMailbox"]:
+    try:
+        async with session.use(mailbox, create=True, mode="queue" if deliver else "archive") as postroom:
+            yield postroom
+    except WrongMode as error:
+        if deliver:
+            raise InvalidRequest(
+                f"Mailbox {mailbox} is an archive, which delivers no messages; leave out --deliver."
+            ) from error
         raise InvalidRequest(
-            f"Mailbox {mailbox.name} is an archive and delivers nothing; leave --deliver out."
-        )
-    if not deliver and mailbox.mode == "queue":
-        raise InvalidRequest(
-            f"Mailbox {mailbox.name} delivers its messages; add --deliver to import into its queues, "
-            "or name an archive with --mailbox."
-        )
+            f"Mailbox {mailbox} is a queue; add --deliver to queue the messages, or name an archive with "
+            "--mailbox."
+        ) from error
 
 
 @contextmanager
-def _opened(file: str) -> Iterator[_Source]:
+def _open_source(file: str) -> Iterator[_Source]:
     if file == "-":
         yield _Source(cast(io.BufferedReader, sys.stdin.buffer), "stdin", None)
         return
     try:
-        raw = open(file, "rb")  # noqa: SIM115  # closed below, by the caller's context
+        raw = open(file, "rb")  # noqa: SIM115  # closed below
     except OSError as error:
         raise InvalidRequest(f"The file {file} can't be read: {error.strerror}.") from error
     with raw:
@@ -292,21 +309,22 @@ def _report(session: Session, run: _Import, mailbox: str) -> None:
         )
         return
     notes = [f"line {number}: {reason}" for number, reason in run.skipped]
-    notes += [f"line {number} is stored, but: {problem}" for number, problem in run.problems]
-    for note in notes[:LISTED]:
+    notes += [f"line {number} is stored, with a problem: {problem}" for number, problem in run.problems]
+    for note in notes[:MAX_NOTES]:
         session.out.note(note)
-    if len(notes) > LISTED:
-        session.out.note(f"... and {len(notes) - LISTED:,} more; --json lists all.")
-    where = "nowhere, for memory: keeps nothing" if session.store == MEMORY else mailbox
+    if len(notes) > MAX_NOTES:
+        session.out.note(f"... and {len(notes) - MAX_NOTES:,} more; see all with --json.")
+    where = "memory: (dry run)" if session.store == MEMORY else mailbox
     session.out.line(
-        f"{run.read:,} lines read, {run.stored:,} stored in {where}, {run.duplicates:,} known already, "
+        f"{pluralize(run.read, 'line')} read, {run.stored:,} stored in {where}, "
+        f"{pluralize(run.duplicates, 'duplicate')}, "
         f"{len(run.skipped):,} skipped; {rate:,} lines/s"
     )
 
 
 def _one_of(option: str, value: str, allowed: tuple[str, ...]) -> None:
     if value not in allowed:
-        raise WrongUsage(f"{option} {value!r} must be one of {', '.join(allowed)}.")
+        raise WrongUsage(f"Unknown {option} {value!r}; expected one of {', '.join(allowed)}.")
 
 
 def _name(file: str) -> str:

@@ -1,123 +1,130 @@
-"""`postroom inbox`: the worker, and what operators do about messages that could not be dealt with."""
+"""`postroom inbox`: the worker, and administration of its inbox and dead letters."""
 
 import asyncio
 import signal
-import time
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
-from typer import Option
+from typer import Argument, Option
 
-from postroom.adapters.cli.failures import REFUSED
+from postroom.adapters.cli.exit_codes import REFUSED
+from postroom.adapters.cli.messaging import show_backlog, show_cleanup
 from postroom.adapters.cli.session import Session
 from postroom.adapters.cli.streams import consumer_definition
-from postroom.adapters.cli.values import WrongUsage, format_duration, parse_duration
+from postroom.adapters.cli.values import WrongUsage, parse_duration
+from postroom.application.pluralize import pluralize
 
 if TYPE_CHECKING:
-    from postroom.adapters.compose.inbox import InboxSettings, Letter, MessagingSettings
-    from postroom.domain.streams import ConsumerDefinition
+    from postroom.adapters.compose.inbox import (
+        DeadLetterAdmin,
+        InboxDeadLetter,
+        InboxSettings,
+        MessagingSettings,
+    )
+    from postroom.adapters.compose.streams import ConsumerDefinition
 
 Database = Annotated[
-    str | None, Option("--database", metavar="URL", help="The service's own database. (messaging.database)")
+    str | None, Option("--database", metavar="URL", help="Database of the service. [messaging.database]")
 ]
 Context = Annotated[
     str | None,
-    Option("--context", metavar="NAME", help="Whose inbox it is, such as sea. (messaging.context)"),
+    Option("--context", metavar="NAME", help="Context of the inbox, such as sea. [messaging.context]"),
 ]
-Nats = Annotated[str | None, Option("--nats", metavar="URL", help="Where NATS is. (nats.url)")]
+Nats = Annotated[str | None, Option("--nats", metavar="URL", help="NATS URL. [nats.url]")]
 Consumer = Annotated[
     str | None,
-    Option("--consumer", metavar="NAME", help="One of those defined, or STREAM/DURABLE. (inbox.consumer)"),
+    Option(
+        "--consumer",
+        metavar="NAME",
+        help="Consumer defined in [consumers], or STREAM/DURABLE. [inbox.consumer]",
+    ),
 ]
 Handler = Annotated[
-    str | None, Option("--handler", metavar="URL", help="Where events are posted to. (inbox.handler)")
+    str | None, Option("--handler", metavar="URL", help="URL that events are posted to. [inbox.handler]")
 ]
 Allow = Annotated[
     list[str] | None,
     Option(
         "--allow",
         metavar="'PREFIX [NETWORK...]'",
-        help="What the handler's URL must begin with, and where it may lie. (inbox.allow)",
+        help="Permitted URL prefix of the handler, and its networks; may be repeated. [inbox.allow]",
     ),
 ]
 Subject = Annotated[
-    str, Option("--subject", metavar="SUBJECT", help="Only of these original subjects; * and > allowed.")
+    str,
+    Option(
+        "--subject",
+        metavar="SUBJECT",
+        help="Only dead letters of this original subject; * and > are wildcards.",
+    ),
 ]
-OfConsumer = Annotated[str | None, Option("--consumer", metavar="DURABLE", help="Only of this consumer.")]
+OfConsumer = Annotated[
+    str | None, Option("--consumer", metavar="DURABLE", help="Only dead letters of this consumer.")
+]
 
 
 async def consume(
     session: Session,
-    once: Annotated[bool, Option("--once", help="Deal with what is there, then end.")] = False,
+    once: Annotated[bool, Option("--once", help="Process the pending messages, then exit.")] = False,
     consumer: Consumer = None,
     handler: Handler = None,
     allow: Allow = None,
     concurrency: Annotated[
-        int | None, Option(metavar="N", help="Messages in hand at once. (inbox.concurrency)")
+        int | None, Option(metavar="N", help="Maximum number of messages in progress. [inbox.concurrency]")
     ] = None,
     database: Database = None,
     context: Context = None,
     nats: Nats = None,
 ) -> None:
-    """Take messages of a stream to their handler, each until it is dealt with once, until interrupted.
+    """Deliver messages of a stream to the handler, until interrupted.
 
-    200 and 409 acknowledge a message, 422 makes it a dead letter, and all else is tried again. Any number of
-    workers may run beside each other.
+    200 and 409 acknowledge a message, 422 dead-letters it, and everything else is retried. Several workers
+    share the messages.
     """
     from postroom.adapters.compose.inbox import NatsSettings, open_worker
 
-    given = {"consumer": consumer, "handler": handler, "allow": allow, "concurrency": concurrency}
-    messaging, settings = _settings(session, database, context, given)
+    options = {"consumer": consumer, "handler": handler, "allow": allow, "concurrency": concurrency}
+    messaging, settings = _settings(session, database, context, options)
     definition = _consumer(session, settings.consumer)
     where = session.settings.section("nats", NatsSettings, {"url": nats})
     stop = asyncio.Event()
     async with open_worker(messaging, where, definition, settings) as worker:
-        _on_signals(stop)
-        session.out.note(f"Taking messages of {definition.name} to {settings.handler}.")
+        _stop_on_signals(stop)
+        session.out.note(f"Delivering messages of {definition.name} to {settings.handler}.")
         await worker.run(stop, until_idle=once)
-    done = worker.counts
-    if session.out.as_json:
-        session.out.json(done)
-    else:
-        session.out.line(
-            f"{done['processed']:,} processed, {done['duplicate']:,} were before, {done['failed']:,} failed "
-            f"and to be tried again, {done['dead_lettered']:,} dead letters"
-        )
+    counts = worker.counts
+    session.out.result(
+        counts,
+        f"{counts['processed']:,} processed, {pluralize(counts['duplicate'], 'duplicate')}, "
+        f"{counts['failed']:,} failed and will be retried, "
+        f"{pluralize(counts['dead_lettered'], 'dead letter')}",
+    )
 
 
 async def backlog(session: Session, database: Database = None, context: Context = None) -> None:
-    """Count the messages that are received and not dealt with, and tell since when the oldest waits."""
+    """Count the received messages that are not processed yet, and show the age of the oldest."""
     from postroom.adapters.compose.inbox import open_inbox
 
     messaging, settings = _settings(session, database, context)
     async with open_inbox(messaging, settings) as inbox:
-        found = await inbox.get_backlog()
-    if session.out.as_json:
-        session.out.json(found)
-    else:
-        session.out.table(
-            ("context", "count", "oldest"),
-            [
-                (
-                    found.context,
-                    found.count,
-                    None if found.oldest_at is None else _age(found.oldest_at.timestamp()),
-                )
-            ],
-        )
+        answer = await inbox.get_backlog()
+    show_backlog(session, answer)
 
 
 async def cleanup(
     session: Session,
     older_than: Annotated[
         str | None,
-        Option("--older-than", metavar="DURATION", help="Since they were processed. (inbox.retention)"),
+        Option("--older-than", metavar="DURATION", help="Age since processing. [inbox.retention]"),
     ] = None,
     database: Database = None,
 ) -> None:
-    """Forget messages that were processed long ago; what is unprocessed or a dead letter stays.
+    """Delete messages processed longer ago than the retention; others and dead letters are never deleted.
 
-    A message that comes again afterwards is dealt with again: keep them for longer than the stream does.
+    A message redelivered after its deletion is processed again, so the retention must exceed the stream's.
     """
     from postroom.adapters.compose.inbox import open_inbox
 
@@ -126,93 +133,122 @@ async def cleanup(
         settings = msgspec.structs.replace(settings, retention_ms=parse_duration(older_than))
     async with open_inbox(messaging, settings) as inbox:
         removed = await inbox.cleanup.clean()
-    if session.out.as_json:
-        session.out.json({"removed": removed})
-    elif removed is None:
-        session.out.line("another cleanup is at work, so this one left it to that")
-    else:
-        session.out.line(f"{removed:,} processed messages removed")
+    show_cleanup(session, removed, "processed message")
 
 
 async def list_dead_letters(
     session: Session,
     subject: Subject = ">",
     consumer: OfConsumer = None,
-    limit: Annotated[int, Option(min=1, help="Dead letters at most.")] = 100,
+    limit: Annotated[int, Option(min=1, help="Maximum number of dead letters.")] = 100,
     database: Database = None,
     context: Context = None,
     nats: Nats = None,
 ) -> None:
-    """List dead letters in the order of the stream they came from, with what they died of."""
-    from postroom.adapters.compose.inbox import NatsSettings, open_dead_letters
-
-    messaging, settings = _settings(session, database, context)
-    where = session.settings.section("nats", NatsSettings, {"url": nats})
-    async with open_dead_letters(messaging, where, settings, only_look=True) as office:
-        letters = await office.list(subject, consumer)
+    """List dead letters in the order of their original stream, with the reason."""
+    async with _open_admin(session, database, context, nats) as admin:
+        letters = await admin.list(subject, consumer)
     _show(session, letters[:limit])
     if len(letters) > limit:
-        session.out.note(f"There are {len(letters):,}; see more with --limit.")
+        session.out.note(f"There are {len(letters):,}; show more with --limit.")
 
 
 async def redrive(
     session: Session,
-    dry_run: Annotated[bool, Option("--dry-run", help="Only show what would be put back.")] = False,
+    dry_run: Annotated[bool, Option("--dry-run", help="Only show what would be redriven.")] = False,
     subject: Subject = ">",
     consumer: OfConsumer = None,
-    limit: Annotated[int | None, Option(min=1, help="Dead letters at most; the first ones.")] = None,
+    limit: Annotated[int | None, Option(min=1, help="Maximum number of dead letters.")] = None,
     handler: Handler = None,
     allow: Allow = None,
     database: Database = None,
     context: Context = None,
     nats: Nats = None,
 ) -> int:
-    """Hand dead letters to the handler again, in the order of the stream they came from, one at a time.
+    """Deliver dead letters to the handler again, one at a time, in the order of their original stream.
 
-    Those that are processed leave the dead letters. One that fails stays, and so do the later ones of its
-    aggregate.
+    Those processed are removed. One that fails remains, as do the later dead letters of its aggregate.
     """
-    from postroom.adapters.compose.inbox import NatsSettings, open_dead_letters
-
-    messaging, settings = _settings(session, database, context, {"handler": handler, "allow": allow})
-    where = session.settings.section("nats", NatsSettings, {"url": nats})
-    endings: dict[str, int] = {}
-    async with open_dead_letters(messaging, where, settings, only_look=dry_run) as office:
-        letters = (await office.list(subject, consumer))[:limit]
+    outcomes: Counter[str] = Counter()
+    options = None if dry_run else {"handler": handler, "allow": allow}
+    async with _open_admin(session, database, context, nats, options) as admin:
+        letters = (await admin.list(subject, consumer))[:limit]
         if dry_run:
             _show(session, letters)
             return 0
-        async for each in office.redrive(letters):
-            endings[each.ending] = endings.get(each.ending, 0) + 1
+        async for each in admin.redrive(letters):
+            outcomes[each.outcome] += 1
             if each.reason and not session.out.as_json:
-                session.out.line(f"{each.letter.record.message_id} {each.ending}: {each.reason}")
-    if session.out.as_json:
-        session.out.json(endings)
-    else:
-        session.out.line(
-            f"{endings.get('processed', 0):,} processed, {endings.get('duplicate', 0):,} were before, "
-            f"{endings.get('failed', 0):,} failed, {endings.get('held', 0):,} held back behind those"
-        )
-    return REFUSED if endings.get("failed") else 0
+                session.out.line(f"{each.letter.record.message_id} {each.outcome}: {each.reason}")
+    session.out.result(
+        outcomes,
+        f"{outcomes['processed']:,} processed, {pluralize(outcomes['duplicate'], 'duplicate')}, "
+        f"{outcomes['failed']:,} failed, {outcomes['held']:,} held back by those",
+    )
+    return REFUSED if outcomes["failed"] else 0
+
+
+async def discard(
+    session: Session,
+    ids: Annotated[
+        list[str] | None, Argument(metavar="[ID]...", help="Message ids as listed, or Nats-Msg-Ids.")
+    ] = None,
+    every: Annotated[bool, Option("--all", help="Discard all that match --subject and --consumer.")] = False,
+    reason: Annotated[
+        str, Option(help="Why; recorded in the message's history.")
+    ] = "discarded by an operator",
+    subject: Subject = ">",
+    consumer: OfConsumer = None,
+    database: Database = None,
+    context: Context = None,
+    nats: Nats = None,
+) -> None:
+    """Remove dead letters without processing them; each remains in the history of its message."""
+    if bool(ids) == every:
+        raise WrongUsage("Name the dead letters to discard, or pass --all; see postroom inbox dlq list.")
+    async with _open_admin(session, database, context, nats) as admin:
+        letters = await admin.list(subject, consumer, ids or ())
+        await admin.discard(letters, reason)
+    session.out.result(
+        {"discarded": len(letters)},
+        f"{pluralize(len(letters), 'dead letter')} discarded; kept in the history, table aggregate_events",
+    )
+
+
+@asynccontextmanager
+async def _open_admin(
+    session: Session,
+    database: str | None,
+    context: str | None,
+    nats: str | None,
+    handler: dict[str, Any] | None = None,
+) -> AsyncIterator["DeadLetterAdmin"]:
+    """Open the dead letters; `handler` has the options of the handler, None only lists and discards."""
+    from postroom.adapters.compose.inbox import NatsSettings, open_dead_letters
+
+    messaging, settings = _settings(session, database, context, handler)
+    where = session.settings.section("nats", NatsSettings, {"url": nats})
+    async with open_dead_letters(messaging, where, settings, can_redrive=handler is not None) as admin:
+        yield admin
 
 
 def _settings(
     session: Session,
     database: str | None,
     context: str | None = None,
-    given: dict[str, Any] | None = None,
+    options: dict[str, Any] | None = None,
 ) -> "tuple[MessagingSettings, InboxSettings]":
     from postroom.adapters.compose.inbox import InboxSettings, MessagingSettings
 
     return (
         session.settings.section("messaging", MessagingSettings, {"database": database, "context": context}),
-        session.settings.section("inbox", InboxSettings, given),
+        session.settings.section("inbox", InboxSettings, options),
     )
 
 
 def _consumer(session: Session, name: str) -> "ConsumerDefinition":
-    """Return the consumer to read: the one that is named, or the only one that is defined."""
-    from postroom.domain.streams import ConsumerDefinition
+    """Return the consumer of that name, or without a name the only one that is defined."""
+    from postroom.adapters.compose.streams import ConsumerDefinition
 
     defined = session.settings.sections["consumers"]
     file = session.settings.file or "postroom.toml"
@@ -224,15 +260,15 @@ def _consumer(session: Session, name: str) -> "ConsumerDefinition":
     if not name and len(defined) == 1:
         ((only, table),) = defined.items()
         return consumer_definition(only, table, file)
-    known = ", ".join(defined) or "there are none yet"
+    names = ", ".join(defined) or "none are defined"
     raise WrongUsage(
-        f"Say which consumer to read: --consumer with one of [consumers] in {file} ({known}), or with "
-        "STREAM/DURABLE of one that is there."
+        f"No consumer is selected; pass --consumer with one of [consumers] in {file} ({names}), or with "
+        "STREAM/DURABLE of an existing one."
     )
 
 
-def _on_signals(stop: asyncio.Event) -> None:
-    """Finish what is in hand at the first signal, and end at once at the second."""
+def _stop_on_signals(stop: asyncio.Event) -> None:
+    """Finish the messages in progress after the first signal; cancel them after the second."""
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
     assert task is not None
 
@@ -245,26 +281,25 @@ def _on_signals(stop: asyncio.Event) -> None:
         loop.add_signal_handler(number, end)
 
 
-def _show(session: Session, letters: "list[Letter]") -> None:
+def _show(session: Session, letters: "list[InboxDeadLetter]") -> None:
     if session.out.as_json:
         session.out.json({"dead_letters": [letter.record for letter in letters]})
         return
+    from postroom.adapters.cli.tables import Id, time_or_text
+
     session.out.table(
-        ("message", "subject", "sequence", "reason", "attempts", "last error", "at"),
+        ("message", "subject", "sequence", "reason", "attempts", "last error", "age"),
         [
             (
-                record.message_id,
+                Id(record.message_id),
                 record.original_subject,
                 record.sequence,
                 record.reason,
                 record.attempts,
                 record.last_error,
-                record.at,
+                time_or_text(record.at),
             )
             for record in (letter.record for letter in letters)
         ],
+        only_wide=("sequence", "attempts"),
     )
-
-
-def _age(since: float) -> str:
-    return format_duration(max(0, int((time.time() - since) * 1_000)))

@@ -1,22 +1,49 @@
-"""Logging of the command line: events on stderr, for people on a terminal and as JSON lines elsewhere."""
+"""Logging of the command line: one line per event on stderr, text on a terminal, else JSON."""
 
+import json
 import logging
 import sys
+from datetime import UTC, datetime
+
+from postroom.application.telemetry import ROOT, LogEvent
+
+
+class TextFormatter(logging.Formatter):
+    """A formatter of lines for people: time, level, event, `key=value` fields, then the traceback if any."""
+
+    def __init__(self) -> None:
+        super().__init__("%(asctime)s %(levelname)-7s %(message)s")
+
+    def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:  # noqa: N802  # logging's
+        """Return the record's time as RFC 3339."""
+        return _rfc3339(record)
+
+
+class JsonFormatter(logging.Formatter):
+    """A formatter of JSON lines: `event`, `level`, `timestamp`, `exception` and the event's fields."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the record as one line of JSON in ASCII."""
+        event = record.msg if isinstance(record.msg, LogEvent) else LogEvent(record.getMessage(), {})
+        line = {
+            **event.fields,
+            "event": event.name,
+            "level": record.levelname.lower(),
+            "timestamp": _rfc3339(record),
+        }
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return json.dumps(line, default=str)
 
 
 def configure_logs(level: str) -> None:
-    """Send structlog's events of `level` and above to stderr; no event carries payloads or auth tokens."""
-    import structlog
+    """Log Postroom's events of `level` and above, and other libraries' warnings, to stderr."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(TextFormatter() if sys.stderr.isatty() else JsonFormatter())
+    logging.basicConfig(handlers=[handler], level=logging.WARNING, force=True)
+    logging.getLogger(ROOT).setLevel(level.upper())
 
-    on_terminal = sys.stderr.isatty()
-    structlog.configure(
-        processors=[
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso", utc=True),
-            *([] if on_terminal else [structlog.processors.dict_tracebacks]),
-            structlog.dev.ConsoleRenderer() if on_terminal else structlog.processors.JSONRenderer(),
-        ],
-        wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
-        cache_logger_on_first_use=True,
-    )
+
+def _rfc3339(record: logging.LogRecord) -> str:
+    time = datetime.fromtimestamp(record.created, UTC)
+    return time.isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -1,4 +1,4 @@
-"""`postroom send`, `recv`, `ack`, `nack`, `extend`: the life of a message."""
+"""`postroom send`, `peek`, `recv`, `ack`, `nack` and `extend`: sending and consuming messages."""
 
 import sys
 from collections.abc import Awaitable, Callable, Sequence
@@ -8,18 +8,28 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
-from postroom.adapters.cli.failures import NOTHING, describe, exit_code
+from postroom.adapters.cli.exit_codes import NOTHING, describe, exit_code
 from postroom.adapters.cli.session import Session
-from postroom.adapters.cli.values import WrongUsage, parse_duration, parse_pairs, read_words, readable
+from postroom.adapters.cli.values import (
+    WrongUsage,
+    format_duration,
+    parse_duration,
+    parse_pairs,
+    read_words,
+    readable,
+)
+from postroom.application.pluralize import pluralize
 from postroom.domain.errors import InvalidRequest, Rejected
+from postroom.domain.policy import DEFAULT_MAX_BYTES, DEFAULT_MAX_MESSAGES
 
 if TYPE_CHECKING:
-    from postroom.adapters.compose import Postroom
+    from postroom.adapters.compose.connect import SharedMailbox
     from postroom.application.messages import ReceivedMessage
+    from postroom.application.query_results import PeekedMessage
     from postroom.domain.message import Receipt
 
 Receipts = Annotated[
-    list[str], Argument(metavar="RECEIPT...", help="Receipts that recv printed; - reads them from stdin.")
+    list[str], Argument(metavar="RECEIPT...", help="Receipts from recv; - reads them from stdin.")
 ]
 
 
@@ -32,29 +42,37 @@ async def send(
         str | None, Option(help="Sticky key: messages with the same key keep their order.")
     ] = None,
     idem_key: Annotated[
-        str | None, Option(help="Sending again with this key and payload adds nothing.")
+        str | None, Option(help="Idempotency key: sending the same payload with it again adds nothing.")
     ] = None,
     attr: Annotated[
         list[str] | None, Option(metavar="NAME=VALUE", help="Custom header; may be repeated.")
     ] = None,
-    id_: Annotated[str | None, Option("--id", help="Message id of your own, unique for ever.")] = None,
-    delay: Annotated[str, Option(metavar="DURATION", help="Hide the message for this long first.")] = "0",
-    ttl: Annotated[
-        str, Option(metavar="DURATION", help="Dead-letter it when undelivered for this long.")
-    ] = "0",
-    priority: Annotated[int, Option(min=0, max=10, help="Noted in the envelope for consumers.")] = 5,
-    content_type: Annotated[str | None, Option(help="Media type of the payload.")] = None,
-    principal: Annotated[str | None, Option(help="Who publishes it.")] = None,
-    correlation_id: Annotated[
-        str | None, Option(help="Id that ties the messages of one request together.")
+    id_: Annotated[
+        str | None,
+        Option(
+            "--id",
+            help="Message id; default: a new UUIDv7. Sending it again with the same payload adds nothing.",
+        ),
     ] = None,
+    delay: Annotated[
+        str, Option(metavar="DURATION", help="Deliver it after this time at the earliest.")
+    ] = "0",
+    ttl: Annotated[
+        str, Option(metavar="DURATION", help="Dead-letter it if it is not delivered within this time.")
+    ] = "0",
+    priority: Annotated[
+        int, Option(min=0, max=10, help="Priority in the envelope; does not change the order.")
+    ] = 5,
+    content_type: Annotated[str | None, Option(help="Media type of the payload.")] = None,
+    principal: Annotated[str | None, Option(help="Publisher.")] = None,
+    correlation_id: Annotated[str | None, Option(help="Id shared by all messages of one request.")] = None,
     causality_parent: Annotated[str | None, Option(help="Id of the message that caused this one.")] = None,
-    trace_id: Annotated[str | None, Option()] = None,
-    span_id: Annotated[str | None, Option()] = None,
-    schema_url: Annotated[str | None, Option()] = None,
-    schema_version: Annotated[str | None, Option()] = None,
+    trace_id: Annotated[str | None, Option(help="Trace id, for distributed tracing.")] = None,
+    span_id: Annotated[str | None, Option(help="Span id, for distributed tracing.")] = None,
+    schema_url: Annotated[str | None, Option(help="Schema of the payload.")] = None,
+    schema_version: Annotated[str | None, Option(help="Version of that schema.")] = None,
 ) -> None:
-    """Send a message, and print its id once it is durable."""
+    """Send a message, and print its id when it is durable."""
     from postroom.application.messages import NewMessage
 
     message = NewMessage(
@@ -76,97 +94,142 @@ async def send(
         schema_url=schema_url,
         schema_version=schema_version,
     )
-    async with session.own(create=True) as postroom:
+    async with session.use(create=True) as postroom:
         sent = await postroom.send_message(message)
     if session.out.as_json:
         session.out.json({"msg_id": sent.message_id, "duplicate": sent.duplicate})
     else:
         session.out.line(sent.message_id)
         if sent.duplicate:
-            session.out.note("It had been sent before; nothing was added.")
+            session.out.note("Duplicate: the message was sent before, nothing was added.")
+
+
+def peek(
+    session: Session,
+    topic: Annotated[str, Argument(help="Topic.")],
+    limit: Annotated[int, Option("--max", help="Maximum number of messages.")] = 10,
+) -> int | None:
+    """Show the next ready messages without receiving them.
+
+    Nothing is hidden, counted as an attempt or written to the log, and it works while another process owns
+    the mailbox. With --json it prints one JSON object a line.
+    """
+    with session.read(session.mailbox) as reader:
+        messages = reader.peek_messages(topic, limit=limit)
+    for number, message in enumerate(messages):
+        _show_peeked(session, message, first=not number)
+    if not messages:
+        session.out.note(f"Topic {topic} has no ready messages.")
+        return NOTHING
+    return None
 
 
 async def recv(
     session: Session,
-    topic: Annotated[str, Argument(help="Topic to receive from.")],
-    max_messages: Annotated[int, Option("--max", help="Messages at most.")] = 32,
-    max_bytes: Annotated[int, Option(help="Payload bytes of all together; one message always fits.")] = 512
-    << 10,
+    topic: Annotated[str, Argument(help="Topic.")],
+    max_messages: Annotated[int, Option("--max", help="Maximum number of messages.")] = DEFAULT_MAX_MESSAGES,
+    max_bytes: Annotated[
+        int, Option(help="Maximum total of payload bytes; the first message is always delivered.")
+    ] = DEFAULT_MAX_BYTES,
     visibility: Annotated[
         str | None,
-        Option(metavar="DURATION", help="Hide them for this long; default as the topic's policy says."),
+        Option(
+            metavar="DURATION",
+            help="Time to hide them; default: the topic's policy, 30s unless changed.",
+        ),
     ] = None,
-    wait: Annotated[str, Option(metavar="DURATION", help="Wait this long for a message, up to 60s.")] = "0",
-    ack: Annotated[bool, Option("--ack", help="Settle them as soon as they are printed.")] = False,
-    consumer: Annotated[str | None, Option(help="Who receives, for the message's history.")] = None,
+    wait: Annotated[
+        str, Option(metavar="DURATION", help="Wait up to this long, at most 60s, for a message.")
+    ] = "0",
+    ack: Annotated[bool, Option("--ack", help="Acknowledge them as soon as they are printed.")] = False,
+    consumer: Annotated[str | None, Option(help="Name of the consumer, for the message's history.")] = None,
 ) -> int | None:
-    """Receive messages, oldest first, each with the receipt that settles it.
+    """Receive messages, oldest first, each with a receipt to acknowledge it.
 
-    The messages stay hidden until they are acked or nacked, or their visibility ends and they come again.
-    With --json it prints a JSON object a line.
+    A message stays hidden until it is acked or nacked, or its visibility ends and it is delivered again.
+    With --json it prints one JSON object a line. postroom peek shows messages without receiving them.
     """
-    async with session.own() as postroom:
+    from postroom.application.mailbox.receive import make_receive
+
+    wait_ms, visibility_ms = parse_duration(wait), None if visibility is None else parse_duration(visibility)
+    make_receive([topic], max_messages, max_bytes, visibility_ms, consumer)  # validates the arguments
+    # Owning a mailbox appends a record to its log; an empty topic is only read.
+    if not wait_ms and not session.has_work(topic):
+        return _note_empty(session, topic)
+    async with session.use() as postroom:
         messages = await postroom.receive_messages(
             topic,
             max_messages=max_messages,
             max_bytes=max_bytes,
-            visibility_ms=None if visibility is None else parse_duration(visibility),
-            wait_ms=parse_duration(wait),
+            visibility_ms=visibility_ms,
+            wait_ms=wait_ms,
             consumer=consumer,
         )
-        for message in messages:
-            _show_received(session, message)
+        for number, message in enumerate(messages):
+            _show_received(session, message, with_receipt=not ack, first=not number)
         session.out.flush()
+        policy = await postroom.get_topic_policy(topic) or session.settings.policy
         if ack:
             refusals = await postroom.ack_messages([message.receipt for message in messages])
             for refusal in refusals:
                 if refusal is not None:
                     raise refusal
     if not messages:
-        session.out.note(f"Topic {topic} has nothing to receive now.")
-        return NOTHING
+        return _note_empty(session, topic)
+    if not ack:
+        hidden = visibility or format_duration(policy.visibility_ms)
+        session.out.note(f"Hidden for {hidden}; acknowledge with: postroom ack RECEIPT")
     return None
 
 
+def _note_empty(session: Session, topic: str) -> int:
+    session.out.note(f"Topic {topic} has no ready messages.")
+    return NOTHING
+
+
 async def ack(session: Session, receipts: Receipts) -> int:
-    """Settle received messages for good; settling one again with the same receipt is fine."""
-    return await _settle(session, receipts, "acked", lambda postroom, given: postroom.ack_messages(given))
+    """Acknowledge received messages, so that they are not delivered again; idempotent."""
+    return await _settle(
+        session, receipts, "acked", lambda postroom, receipts: postroom.ack_messages(receipts)
+    )
 
 
 async def nack(
     session: Session,
     receipts: Receipts,
-    reason: Annotated[str | None, Option(help="What went wrong; kept with the message.")] = None,
+    reason: Annotated[
+        str | None, Option(help="What went wrong; recorded as the message's last error.")
+    ] = None,
     delay: Annotated[
-        str | None, Option(metavar="DURATION", help="Hide them for exactly this long instead of the backoff.")
+        str | None, Option(metavar="DURATION", help="Redeliver after exactly this time; default: backoff.")
     ] = None,
 ) -> int:
-    """Give received messages back: they come again later, or are dead letters after their last attempt."""
+    """Return received messages for redelivery; after their last attempt they become dead letters."""
     delay_ms = None if delay is None else parse_duration(delay)
     return await _settle(
         session,
         receipts,
         "nacked",
-        lambda postroom, given: postroom.nack_messages(given, reason=reason, delay_ms=delay_ms),
+        lambda postroom, receipts: postroom.nack_messages(receipts, reason=reason, delay_ms=delay_ms),
     )
 
 
 async def extend(
     session: Session,
     receipts: Receipts,
-    visibility: Annotated[str, Option(metavar="DURATION", help="Hide them for this long from now.")],
+    visibility: Annotated[str, Option(metavar="DURATION", help="Time to hide them, from now.")],
 ) -> int:
-    """Hide received messages for longer, so that they don't come again while they are worked on."""
+    """Extend the visibility of received messages that are still being processed."""
     visibility_ms = parse_duration(visibility)
     return await _settle(
         session,
         receipts,
         "extended",
-        lambda postroom, given: postroom.extend_visibility(given, visibility_ms),
+        lambda postroom, receipts: postroom.extend_visibility(receipts, visibility_ms),
     )
 
 
-Settle = Callable[["Postroom", Sequence["Receipt"]], Awaitable[list[Rejected | None]]]
+Settle = Callable[["SharedMailbox", Sequence["Receipt"]], Awaitable[list[Rejected | None]]]
 
 
 async def _settle(session: Session, tokens: list[str], done: str, settle: Settle) -> int:
@@ -174,7 +237,7 @@ async def _settle(session: Session, tokens: list[str], done: str, settle: Settle
 
     tokens = read_words(tokens, sys.stdin.buffer)
     receipts = [read_receipt(token) for token in tokens]
-    async with session.own() as postroom:
+    async with session.use() as postroom:
         refusals = await settle(postroom, receipts)
     if session.out.as_json:
         session.out.json(
@@ -190,22 +253,44 @@ async def _settle(session: Session, tokens: list[str], done: str, settle: Settle
     return max((exit_code(refusal) for refusal in refusals if refusal is not None), default=0)
 
 
-def _show_received(session: Session, message: "ReceivedMessage") -> None:
+def _show_received(session: Session, message: "ReceivedMessage", *, with_receipt: bool, first: bool) -> None:
     text, is_text = readable(message.payload)
     if session.out.as_json:
         facts: dict[str, Any] = message.to_json()
         session.out.json(facts | ({"payload": text} if is_text else {}))
         return
-    facts = message.to_json()
-    session.out.line(
-        f"{message.message_id}  {message.topic}  attempt {message.attempt}  receipt {facts['receipt']}"
+    if not first:
+        session.out.line()
+    receipt = message.to_json()["receipt"] if with_receipt else None
+    session.out.facts([("message", message.message_id), ("attempt", message.attempt), ("receipt", receipt)])
+    session.out.payload(text, is_text)
+
+
+def _show_peeked(session: Session, message: "PeekedMessage", *, first: bool) -> None:
+    text, is_text = (None, True) if message.payload is None else readable(message.payload)
+    if session.out.as_json:
+        facts = {name: getattr(message, name) for name in message.__struct_fields__ if name != "payload"}
+        session.out.json(facts | ({"payload": text} if is_text else {"payload_b64": text}))
+        return
+    from postroom.adapters.cli.tables import Time
+
+    if not first:
+        session.out.line()
+    session.out.facts(
+        [
+            ("message", message.message_id),
+            ("sent", f"{Time(message.sent_at).age} ago, {pluralize(message.attempts, 'attempt')}"),
+        ]
     )
-    session.out.line(text if is_text else f"base64:{text}")
+    if text is None:
+        session.out.line("(not intact: the stored bytes do not match their hash)")
+    else:
+        session.out.payload(text, is_text)
 
 
 def _payload(payload: str, file: str | None) -> bytes:
     if file is not None and payload != "-":
-        raise WrongUsage("The payload was given both as text and with --file; give it once.")
+        raise WrongUsage("PAYLOAD and --file exclude each other; omit one.")
     if file is None and payload != "-":
         return payload.encode("utf-8", "surrogateescape")
     try:
@@ -220,5 +305,5 @@ def _payload(payload: str, file: str | None) -> bytes:
 def _seconds(duration: str) -> int:
     ms = parse_duration(duration)
     if ms % 1_000:
-        raise WrongUsage(f"--ttl {duration} is no whole number of seconds; round it.")
+        raise WrongUsage(f"--ttl {duration} is not a whole number of seconds; round it.")
     return ms // 1_000

@@ -1,4 +1,4 @@
-"""`postroom migrate`: PostgreSQL databases are brought up to this version, when somebody says so."""
+"""`postroom migrate`: create and update the tables of PostgreSQL databases."""
 
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,45 +15,46 @@ def migrate(
     session: Session,
     messaging: Annotated[
         str | None,
-        Option(metavar="URL", help="Database of outbox and inbox, too; default \\[messaging] database."),
+        Option(metavar="URL", help="Also migrate this database of outbox and inbox. [messaging.database]"),
     ] = None,
-    dry_run: Annotated[bool, Option("--dry-run", help="Only show what is to be done.")] = False,
+    dry_run: Annotated[bool, Option("--dry-run", help="Only list the migrations that would run.")] = False,
 ) -> None:
     """Create or update the tables of a PostgreSQL store, and of a database with outbox and inbox.
 
-    Run it once for a new database and again after Postroom was updated, as a user who may create tables;
-    nothing else in Postroom does. A store that is a file needs it never.
+    Run it for a new database and after every update of Postroom, as a user with the right to create tables;
+    no other command creates any. A SQLite store needs no migration.
     """
     from postroom.adapters.compose import is_database, shown_store
-    from postroom.adapters.compose.messaging import MessagingSettings
-    from postroom.adapters.compose.postgres import migrate_messaging, migrate_store
+    from postroom.adapters.compose.postgres import MessagingSettings, migrate_messaging, migrate_store
 
-    wanted = [(session.store, migrate_store)] if is_database(session.store) else []
+    targets = [(session.store, migrate_store)] if is_database(session.store) else []
     if messaging or session.settings.sections.get("messaging"):
         service = session.settings.section("messaging", MessagingSettings, {"database": messaging})
-        wanted.append((service.database, migrate_messaging))
-    if not wanted:
+        targets.append((service.database, migrate_messaging))
+    if not targets:
         raise WrongUsage(
-            f"There is nothing to migrate: the store {session.shown_store} is no database; name one with "
+            f"Nothing to migrate: the store {session.shown_store} is not a database; name one with "
             "--store postgresql://... or --messaging postgresql://..."
         )
-    found = [(shown_store(url), run(url, dry_run=dry_run)) for url, run in wanted]
+    results = [(shown_store(url), run(url, dry_run=dry_run)) for url, run in targets]
     if session.out.as_json:
-        session.out.json({"dry_run": dry_run, "databases": [_facts(*each) for each in found]})
+        session.out.json({"dry_run": dry_run, "databases": [_facts(*each) for each in results]})
         return
     state = "to be applied" if dry_run else "applied"
     rows = [
-        (name, f"{each.set}/{each.number:04d}_{each.name}", state) for name, done in found for each in done
+        (name, f"{each.set}/{each.number:04d}_{each.name}", state)
+        for name, migrations in results
+        for each in migrations
     ]
     if rows:
         session.out.table(("database", "migration", "state"), rows)
-    for name, done in found:
-        if not done:
+    for name, migrations in results:
+        if not migrations:
             session.out.line(f"{name} is up to date")
 
 
-def _facts(name: str, done: "list[Migration]") -> dict[str, object]:
+def _facts(name: str, migrations: "list[Migration]") -> dict[str, object]:
     return {
         "database": name,
-        "migrations": [{"set": each.set, "number": each.number, "name": each.name} for each in done],
+        "migrations": [{"set": each.set, "number": each.number, "name": each.name} for each in migrations],
     }

@@ -1,48 +1,48 @@
-"""`postroom outbox`: the relay, and what operators do about events that can't be published."""
+"""`postroom outbox`: the relay, and administration of its outbox."""
 
 import asyncio
 import signal
-import time
-from datetime import datetime
 from typing import TYPE_CHECKING, Annotated
 from uuid import UUID
 
 import msgspec
 from typer import Argument, Option
 
+from postroom.adapters.cli.messaging import show_backlog, show_cleanup
 from postroom.adapters.cli.session import Session
-from postroom.adapters.cli.values import WrongUsage, format_duration, parse_duration
+from postroom.adapters.cli.values import WrongUsage, parse_duration
+from postroom.application.pluralize import pluralize
 
 if TYPE_CHECKING:
     from postroom.adapters.compose.outbox import MessagingSettings, OutboxSettings
 
 Database = Annotated[
-    str | None, Option("--database", metavar="URL", help="The service's own database. \\[messaging.database]")
+    str | None, Option("--database", metavar="URL", help="Database of the service. [messaging.database]")
 ]
 Context = Annotated[
     str | None,
-    Option("--context", metavar="NAME", help="First word of the events' subjects. \\[messaging.context]"),
+    Option("--context", metavar="NAME", help="First token of the events' subjects. [messaging.context]"),
 ]
-Nats = Annotated[str | None, Option("--nats", metavar="URL", help="Where NATS is. \\[nats.url]")]
+Nats = Annotated[str | None, Option("--nats", metavar="URL", help="NATS URL. [nats.url]")]
 EventId = Annotated[list[str], Argument(metavar="ID...", help="Ids of events.")]
 
 
 async def relay(
     session: Session,
-    once: Annotated[bool, Option("--once", help="Publish what is there, then end.")] = False,
+    once: Annotated[bool, Option("--once", help="Publish the pending events, then exit.")] = False,
     database: Database = None,
     context: Context = None,
     nats: Nats = None,
 ) -> None:
     """Publish the events of an outbox to {context}.event.{name}.v{n}, until interrupted.
 
-    Any number of relays may run beside each other: the order of each aggregate is kept.
+    Several relays share the events and preserve the order of each aggregate.
     """
     from postroom.adapters.compose.relay import NatsSettings, open_relay
 
     messaging, settings = _settings(session, database, context)
     if not messaging.context:
-        raise WrongUsage("Say which context the events are of: --context, or context under [messaging].")
+        raise WrongUsage("No context is configured; pass --context, or set context under [messaging].")
     where = session.settings.section("nats", NatsSettings, {"url": nats})
     async with open_relay(messaging, where, settings) as running:
         loop = asyncio.get_running_loop()
@@ -52,113 +52,107 @@ async def relay(
             while await running.relay_once():
                 pass
         else:
-            session.out.note(f"Relaying the events of {messaging.context} to {where.url}.")
+            session.out.note(f"Relaying the events of {messaging.context} to {where.shown_url}.")
             await running.run()
-    done = running.relayed
-    if session.out.as_json:
-        session.out.json(done)
-    else:
-        session.out.line(
-            f"{done.published:,} published, {done.failed:,} refused and to be tried again, "
-            f"{done.parked:,} parked"
-        )
+    counts = running.counts
+    session.out.result(
+        counts,
+        f"{counts.published:,} published, {counts.failed:,} failed and will be retried, "
+        f"{counts.parked:,} parked",
+    )
 
 
 async def backlog(session: Session, database: Database = None, context: Context = None) -> None:
-    """Count the events that wait to be published, and tell since when the oldest does."""
+    """Count the events that are not published yet, and show the age of the oldest."""
     from postroom.adapters.compose.outbox import open_outbox
 
     messaging, settings = _settings(session, database, context)
     async with open_outbox(messaging, settings) as outbox:
-        found = await outbox.get_backlog()
-    if session.out.as_json:
-        session.out.json(found)
-    else:
-        session.out.table(
-            ("context", "count", "oldest"), [(found.context, found.count, _age(found.oldest_at))]
-        )
+        answer = await outbox.get_backlog()
+    show_backlog(session, answer)
 
 
 async def list_events(
     session: Session,
     parked: Annotated[
-        bool, Option("--parked", help="Only those that are not tried again by themselves.")
+        bool, Option("--parked", help="Only parked events, which are not retried automatically.")
     ] = False,
-    limit: Annotated[int, Option(min=1, help="Events at most.")] = 100,
+    limit: Annotated[int, Option(min=1, help="Maximum number of events.")] = 100,
     database: Database = None,
 ) -> None:
-    """List the events that the stream refused, oldest first, with the reason."""
+    """List the events that could not be published, oldest first, with the error."""
+    from postroom.adapters.cli.tables import Id, Time
     from postroom.adapters.compose.outbox import open_outbox
 
     messaging, settings = _settings(session, database)
     async with open_outbox(messaging, settings) as outbox:
-        found = await outbox.list_failed_events(limit, only_parked=parked)
+        events = await outbox.list_failed_events(limit, only_parked=parked)
     if session.out.as_json:
-        session.out.json({"events": found})
+        session.out.json({"events": events})
         return
     session.out.table(
-        ("event", "type", "aggregate", "attempts", "next attempt", "last error"),
+        ("event", "type", "aggregate", "attempts", "retry", "last error"),
         [
             (
-                each.id,
+                Id(each.id),
                 f"{each.event_type} v{each.event_version}",
                 f"{each.aggregate_type} {each.aggregate_id}",
                 each.attempts,
-                "never (parked)" if each.retry_at is None else f"{each.retry_at:%Y-%m-%d %H:%M:%S} UTC",
+                "parked" if each.retry_at is None else Time(each.retry_at),
                 each.error,
             )
-            for each in found
+            for each in events
         ],
+        only_wide=("aggregate", "attempts"),
     )
 
 
 async def retry(
     session: Session,
     ids: Annotated[list[str] | None, Argument(metavar="[ID]...", help="Ids of events.")] = None,
-    every: Annotated[bool, Option("--all", help="All that are parked.")] = False,
+    every: Annotated[bool, Option("--all", help="Retry all parked events.")] = False,
     database: Database = None,
 ) -> None:
-    """Have events that the stream refused tried again at once, with fresh attempts."""
+    """Retry failed events immediately, with their attempts reset."""
     from postroom.adapters.compose.outbox import open_outbox
 
     if bool(ids) == every:
-        raise WrongUsage("Name the events to retry, or all that are parked with --all; see outbox list.")
+        raise WrongUsage(
+            "Name the events to retry, or pass --all for all parked ones; see postroom outbox list."
+        )
     messaging, settings = _settings(session, database)
     async with open_outbox(messaging, settings) as outbox:
         count = await (outbox.retry_events.all() if every else outbox.retry_events(_ids(ids or [])))
-    if session.out.as_json:
-        session.out.json({"retried": count})
-    else:
-        session.out.line(f"{count:,} events are tried again")
+    session.out.result({"retried": count}, f"{pluralize(count, 'event')} will be retried")
 
 
 async def discard(
     session: Session,
     ids: EventId,
-    reason: Annotated[str, Option(help="Why; kept in the event's history.")] = "discarded by an operator",
+    reason: Annotated[str, Option(help="Why; recorded in the event's history.")] = "discarded by an operator",
     database: Database = None,
 ) -> None:
-    """Take events out of the outbox unpublished, so that the later ones of their aggregates go on."""
+    """Remove events without publishing them; this unblocks the later events of their aggregates."""
     from postroom.adapters.compose.outbox import open_outbox
 
     messaging, settings = _settings(session, database)
     async with open_outbox(messaging, settings) as outbox:
         count = await outbox.discard_events(_ids(ids), reason)
-    if session.out.as_json:
-        session.out.json({"discarded": count})
-    else:
-        session.out.line(f"{count:,} events discarded; their payloads are in aggregate_events")
+    session.out.result(
+        {"discarded": count},
+        f"{pluralize(count, 'event')} discarded; payloads are kept in table aggregate_events",
+    )
 
 
 async def cleanup(
     session: Session,
     older_than: Annotated[
         str | None,
-        Option("--older-than", metavar="DURATION", help="Since they were published. \\[outbox.retention]"),
+        Option("--older-than", metavar="DURATION", help="Age since publication. [outbox.retention]"),
     ] = None,
     database: Database = None,
 ) -> None:
-    """Remove events that were published long ago; what is unpublished stays, however old it is."""
+    """Delete events published longer ago than the retention; unpublished events are never deleted."""
     from postroom.adapters.compose.outbox import open_outbox
 
     messaging, settings = _settings(session, database)
@@ -166,12 +160,7 @@ async def cleanup(
         settings = msgspec.structs.replace(settings, retention_ms=parse_duration(older_than))
     async with open_outbox(messaging, settings) as outbox:
         removed = await outbox.cleanup.clean()
-    if session.out.as_json:
-        session.out.json({"removed": removed})
-    elif removed is None:
-        session.out.line("another cleanup is at work, so this one left it to that")
-    else:
-        session.out.line(f"{removed:,} published events removed")
+    show_cleanup(session, removed, "published event")
 
 
 def _settings(
@@ -179,9 +168,9 @@ def _settings(
 ) -> tuple["MessagingSettings", "OutboxSettings"]:
     from postroom.adapters.compose.outbox import MessagingSettings, OutboxSettings
 
-    given = {"database": database, "context": context}
+    options = {"database": database, "context": context}
     return (
-        session.settings.section("messaging", MessagingSettings, given),
+        session.settings.section("messaging", MessagingSettings, options),
         session.settings.section("outbox", OutboxSettings),
     )
 
@@ -190,8 +179,4 @@ def _ids(texts: list[str]) -> list[UUID]:
     try:
         return [UUID(text) for text in texts]
     except ValueError:
-        raise WrongUsage(f"Events have UUIDs for ids; one of {', '.join(texts)} is none.") from None
-
-
-def _age(since: datetime | None) -> str | None:
-    return None if since is None else format_duration(max(0, (time.time() - since.timestamp()) * 1_000))
+        raise WrongUsage(f"Event ids are UUIDs; one of {', '.join(texts)} is not.") from None

@@ -1,6 +1,7 @@
 """Output: tables and lines for people, JSON for machines; results on stdout, everything else on stderr."""
 
-import re
+import json
+import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -8,26 +9,44 @@ from typing import Any
 
 import msgspec
 
-PIPE_WIDTH = 500
-"""Columns where no terminal says how wide it is: enough never to cut an id."""
+from postroom.adapters.cli.values import printable
 
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+FALLBACK_SIZE = (80, 24)
+"""Columns and lines if stdout is not a terminal and COLUMNS is not set."""
 
 
 class Output:
-    """Write what a command answers."""
+    """Output of one command.
 
-    def __init__(self, as_json: bool) -> None:
-        """Take whether machines read this."""
+    Arguments:
+        as_json: write JSON.
+        wide: show tables with all columns and full values, regardless of the terminal's width.
+    """
+
+    def __init__(self, as_json: bool, *, wide: bool = False) -> None:
         self.as_json = as_json
+        self.wide = wide
 
     def json(self, value: Any) -> None:
-        """Write one JSON document on a line of its own."""
-        sys.stdout.write(msgspec.json.encode(value).decode() + "\n")
+        """Write one JSON document as a line."""
+        sys.stdout.write(_encode(value) + "\n")
 
     def line(self, text: str = "") -> None:
-        """Write a line for people."""
-        sys.stdout.write(without_control(text) + "\n")
+        """Write a line for people; line breaks in it are escaped."""
+        sys.stdout.write(printable(text, multiline=False) + "\n")
+
+    def result(self, value: Any, *lines: str) -> None:
+        """Write a result: a JSON document for machines, lines for people."""
+        if self.as_json:
+            self.json(value)
+        else:
+            for line in lines:
+                self.line(line)
+
+    def payload(self, text: str, is_text: bool) -> None:
+        """Write a payload for people: text without its last line feed, or base64."""
+        shown = printable(text.removesuffix("\n")) if is_text else f"base64:{text}"
+        sys.stdout.write(shown + "\n")
 
     def bytes(self, body: bytes) -> None:
         """Write bytes as they are."""
@@ -35,52 +54,52 @@ class Output:
         sys.stdout.buffer.write(body)
 
     def flush(self) -> None:
-        """See that all that was written has left this process."""
+        """Flush stdout."""
         sys.stdout.flush()
 
     def note(self, text: str) -> None:
-        """Tell people something beside the result."""
+        """Write a note for people to stderr."""
         if not self.as_json:
-            sys.stderr.write(without_control(text) + "\n")
+            sys.stderr.write(printable(text) + "\n")
 
     def error(self, facts: dict[str, Any]) -> None:
-        """Tell what went wrong: a JSON object for machines, else one line."""
+        """Write an error: a JSON object for machines, else one line."""
         if self.as_json:
-            sys.stderr.write(msgspec.json.encode(facts).decode() + "\n")
+            sys.stderr.write(_encode(facts) + "\n")
         else:
-            sys.stderr.write(f"postroom: {without_control(facts['message'])}\n")
+            sys.stderr.write(f"postroom: {printable(facts['message'], multiline=False)}\n")
 
-    def table(self, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-        """Write a table; numbers stand to the right, None is left empty."""
-        cells = [[_cell(value) for value in row] for row in rows]
-        if not cells:
+    def table(
+        self, columns: Sequence[str], rows: Iterable[Sequence[object]], *, only_wide: Iterable[str] = ()
+    ) -> None:
+        """Write a table that fits the terminal; see `postroom.adapters.cli.tables` for kinds of cells.
+
+        Arguments:
+            only_wide: columns that only `--wide` shows.
+        """
+        rows = list(rows)
+        if not rows:
             self.line("(none)")
             return
-        from rich import box
-        from rich.console import Console
-        from rich.table import Table
-        from rich.text import Text
+        # Imported late, because Rich takes long to load.
+        from postroom.adapters.cli.tables import render
 
-        table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-        for index, name in enumerate(columns):
-            numeric = all(_is_number(row[index]) for row in cells)
-            table.add_column(Text(name), justify="right" if numeric else "left", overflow="fold")
-        for row in cells:
-            table.add_row(*map(Text, row))
-        Console(file=sys.stdout, width=None if sys.stdout.isatty() else PIPE_WIDTH, highlight=False).print(
-            table
-        )
+        shown = [index for index, name in enumerate(columns) if self.wide or name not in {*only_wide}]
+        width = None if self.wide else shutil.get_terminal_size(FALLBACK_SIZE).columns
+        for line in render([columns[n] for n in shown], [[row[n] for n in shown] for row in rows], width):
+            sys.stdout.write(line + "\n")
 
     def facts(self, pairs: Iterable[tuple[str, object]]) -> None:
-        """Write names and values, a line each; those without a value are left out."""
-        present = [(name, _cell(value)) for name, value in pairs if value not in (None, "", {})]
+        """Write names and values, one pair a line; pairs without a value are omitted."""
+        present = [(name, value) for name, value in pairs if value not in (None, "", {})]
         width = max((len(name) for name, _ in present), default=0)
         for name, value in present:
-            self.line(f"{name:<{width}}  {value}")
+            text = f"{value:,}" if isinstance(value, int) else printable(str(value), multiline=False)
+            self.line(f"{printable(name, multiline=False):<{width}}  {text}")
 
     @contextmanager
     def progress(self, label: str, total: float | None = None) -> Iterator[Callable[[float, str], None]]:
-        """Show a bar on stderr, on a terminal only, while the context lasts; yield what moves it."""
+        """Show a progress bar on stderr if it is a terminal; yield the function that updates it."""
         if self.as_json or not sys.stderr.isatty():
             yield lambda done, detail: None
             return
@@ -88,9 +107,9 @@ class Output:
         from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
         columns = (
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(),
-            TextColumn("{task.fields[detail]}"),
+            TextColumn("{task.fields[detail]}", markup=False),
             TimeElapsedColumn(),
         )
         with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
@@ -98,18 +117,8 @@ class Output:
             yield lambda done, detail: bar.update(task, completed=done, detail=detail)
 
 
-def without_control(text: str) -> str:
-    """Return text with control characters spelled out, so that no message can take a terminal over."""
-    return _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
-
-
-def _cell(value: object) -> str:
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, int):
-        return f"{value:,}"
-    return "" if value is None else without_control(str(value))
-
-
-def _is_number(text: str) -> bool:
-    return not text or text.replace(",", "").isdecimal()
+def _encode(value: Any) -> str:
+    try:
+        return msgspec.json.encode(value).decode()
+    except UnicodeEncodeError:  # a lone surrogate, as in the name of a file that is not valid UTF-8
+        return json.dumps(msgspec.to_builtins(value))

@@ -1,44 +1,72 @@
-"""`postroom project rebuild`, `verify` and `roll-back`: versions of the read models that Spark builds."""
+"""`postroom project rebuild`, `status`, `verify` and `roll-back`: versions of the read models."""
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
+import msgspec
 from typer import Option
 
-from postroom.adapters.cli.failures import REFUSED
-from postroom.adapters.cli.search import body_rules
+from postroom.adapters.cli.exit_codes import REFUSED
 from postroom.adapters.cli.session import Session
+from postroom.adapters.cli.settings import InvalidSettings
+from postroom.application.extras import explain_missing_extra
+from postroom.application.pluralize import pluralize
+
+if TYPE_CHECKING:
+    from postroom.application.ports.read_models import ProjectionStatus
+    from postroom.domain.search import BodyRules
+
+MAX_PARKED = 10_000
+"""Maximum number of parked records that `--parked` lists."""
+SHOWN_PARKED = 5
+
+Archive = Annotated[
+    str | None,
+    Option("--archive", metavar="FOLDER", help="Also read the log segments that retention archived here."),
+]
+
+
+class SearchSettings(msgspec.Struct, frozen=True):
+    """Settings of `[search]`.
+
+    Arguments:
+        bodies: topics, or globs such as `github.*`, whose bodies are searched for words.
+    """
+
+    bodies: tuple[str, ...] = ()
 
 
 def rebuild(
     session: Session,
     only: Annotated[
-        str, Option(metavar="MODEL,...", help="Build these and keep the others; `search` is the messages.")
+        str,
+        Option(metavar="MODEL,...", help="Rebuild only these models; `search` is an alias of `mailbox`."),
     ] = "",
     to_position: Annotated[
         list[str] | None,
-        Option(metavar="[MAILBOX:]N", help="Read no further; may be repeated for several mailboxes."),
+        Option(metavar="[MAILBOX:]N", help="Stop at this log position; may be repeated, once per mailbox."),
     ] = None,
     compare: Annotated[
-        bool, Option("--compare", help="Tell how the rows differ from those that are served.")
+        bool, Option("--compare", help="Count the rows that differ from the served version.")
     ] = False,
     into: Annotated[
-        str | None, Option(metavar="TARGET", help="Build them elsewhere: parquet:, delta: or clickhouse:.")
-    ] = None,
-    archive: Annotated[
         str | None,
-        Option(metavar="FOLDER", help="Read what retention archived there, too."),
+        Option(
+            metavar="TARGET", help="Write to parquet:, delta:, clickhouse: or chdb: instead of the store."
+        ),
     ] = None,
+    archive: Archive = None,
     restart: Annotated[
-        bool, Option("--restart", help="Begin anew instead of going on with a rebuild that was killed.")
+        bool, Option("--restart", help="Start over instead of resuming an interrupted rebuild.")
     ] = False,
 ) -> None:
-    """Rebuild the read models from the logs with Spark, and switch to them when they are complete."""
-    from postroom.adapters.compose import rebuild_projections
+    """Rebuild the read models from the logs with Spark, and switch to the new version when it is complete."""
+    with explain_missing_extra("spark"):
+        from postroom.adapters.compose.projections import rebuild_projections
 
-    with session.out.progress("Starting Spark") as move:
+    with session.out.progress("Starting Spark") as advance:
         report = rebuild_projections(
             session.existing_store(),
-            lambda at: move(at.done / at.total if at.total else 0, at.told()),
+            lambda at: advance(at.done / at.total if at.total else 0, at.summary()),
             only=[name.strip() for name in only.split(",") if name.strip()],
             to_position=to_position or (),
             compare=compare,
@@ -47,44 +75,99 @@ def rebuild(
             bodies=body_rules(session),
             restart=restart,
         )
+    session.out.result(report, *report.summary().splitlines())
+
+
+def status(
+    session: Session,
+    parked: Annotated[
+        bool, Option("--parked", help="List all parked log records instead of the first 5.")
+    ] = False,
+) -> None:
+    """Show which version of the read models is served, its lag, and the parked log records."""
+    from postroom.adapters.compose import read_projections
+
+    with read_projections(session.existing_store()) as projections:
+        current = projections.get_projection_status(MAX_PARKED if parked else SHOWN_PARKED)
     if session.out.as_json:
-        session.out.json(report)
+        session.out.json(current)
     else:
-        session.out.line(report.told())
+        _show_status(session, current)
+
+
+def verify(session: Session, archive: Archive = None) -> int | None:
+    """Recompute the read models from the logs with Spark, and compare them with the served version."""
+    with explain_missing_extra("spark"):
+        from postroom.adapters.compose.projections import verify_projections
+
+    with session.out.progress("Starting Spark") as advance:
+        report = verify_projections(
+            session.existing_store(),
+            lambda at: advance(at.done / at.total if at.total else 0, at.summary()),
+            archive=archive,
+        )
+    session.out.result(report, *report.summary().splitlines())
+    return None if report.is_intact else REFUSED
 
 
 def roll_back(
     session: Session,
-    to: Annotated[int | None, Option(metavar="VERSION", help="Which; the one before by default.")] = None,
+    to: Annotated[
+        int | None, Option(metavar="VERSION", help="Version to serve; default: the previous one.")
+    ] = None,
 ) -> None:
     """Serve an earlier version of the read models again, at once."""
-    from postroom.adapters.compose import roll_back_projections
+    from postroom.adapters.compose.projections import roll_back_projections
 
     version = roll_back_projections(session.existing_store(), to)
-    if session.out.as_json:
-        session.out.json({"version": version})
-    else:
-        session.out.line(f"Version {version} is served again")
+    session.out.result({"version": version}, f"Version {version} is served again")
 
 
-def verify(
-    session: Session,
-    archive: Annotated[
-        str | None,
-        Option(metavar="FOLDER", help="Read what retention archived there, too."),
-    ] = None,
-) -> int | None:
-    """Recompute the read models from the logs with Spark, and compare them with those that are served."""
-    from postroom.adapters.compose import verify_projections
+def body_rules(session: Session) -> "BodyRules":
+    """Return which topics' bodies are searched, by the settings.
 
-    with session.out.progress("Starting Spark") as move:
-        report = verify_projections(
-            session.existing_store(),
-            lambda at: move(at.done / at.total if at.total else 0, at.told()),
-            archive=archive,
+    Raises: InvalidSettings for an empty topic.
+    """
+    from postroom.domain.search import BodyRules
+
+    topics = session.settings.section("search", SearchSettings).bodies
+    if "" in topics:
+        raise InvalidSettings(f"[search] in {session.settings.file}: bodies contains an empty topic.")
+    return BodyRules(topics)
+
+
+def _show_status(session: Session, current: "ProjectionStatus") -> None:
+    from postroom.adapters.cli.tables import Time
+
+    out = session.out
+    out.table(
+        ("mailbox", "position", "log end", "lag", "seconds"),
+        [
+            (lag.mailbox, lag.position, lag.head, lag.lag, f"{lag.seconds:.1f}" if lag.lag else None)
+            for lag in current.lags
+        ],
+    )
+    if current.active is not None:
+        out.line("followed: " + ("yes" if current.is_following else "no"))
+    if current.parked:
+        out.line(f"parked: {pluralize(current.parked, 'log record')} that could not be projected")
+        out.table(
+            ("mailbox", "position", "event", "error"),
+            [(each.mailbox, each.position, each.type, each.error) for each in current.parked_records],
         )
-    if session.out.as_json:
-        session.out.json(report)
-    else:
-        session.out.line(report.told())
-    return None if report.is_intact else REFUSED
+    out.table(
+        ("version", "status", "age", "messages", "seconds", "error"),
+        [
+            (
+                each.version,
+                each.status,
+                None if each.finished_at is None else Time(each.finished_at),
+                each.counts.get("mailbox"),
+                round(sum(each.seconds.values()), 1),
+                each.error,
+            )
+            for each in current.versions
+        ],
+    )
+    if current.active is None:
+        out.note("There is no version yet; run postroom project rebuild.")

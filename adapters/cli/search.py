@@ -1,195 +1,81 @@
-"""`postroom search`, `stats` and `project`: the read models that Spark builds from the logs."""
+"""`postroom search` and `stats`: queries on the read models."""
 
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-from datetime import UTC, datetime
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 from typer import Option
 
-from postroom.adapters.cli.failures import NOTHING
+from postroom.adapters.cli.exit_codes import NOTHING
 from postroom.adapters.cli.filters import takes_filter
 from postroom.adapters.cli.session import Session
-from postroom.adapters.cli.settings import InvalidSettings
 from postroom.adapters.cli.values import WrongUsage
+from postroom.application.pluralize import pluralize
 
 if TYPE_CHECKING:
     from postroom.adapters.compose import Projections
-    from postroom.application.ports.read_models import Version
-    from postroom.domain.search import BodyRules, EventFilter, FoundMessage
-
-
-class SearchSettings(msgspec.Struct, frozen=True):
-    """Say whose bodies are searched for words: topics, or globs such as `github.*`; nobody's by default."""
-
-    bodies: tuple[str, ...] = ()
-
-
-MAX_PARKED = 10_000
-"""Parked records that are listed at most."""
-SHOWN_PARKED = 5
+    from postroom.domain.search import EventFilter, FoundMessage
 
 
 @takes_filter
 def search(
     session: Session,
-    wanted: "EventFilter",
-    order: Annotated[str, Option(metavar="newest|oldest", help="Which end to start from.")] = "newest",
-    limit: Annotated[int, Option(help="Messages a page, up to 1000.")] = 100,
-    cursor: Annotated[str | None, Option(help="Go on after the page that printed this.")] = None,
-    every: Annotated[bool, Option("--all", help="All pages, not only one.")] = False,
+    criteria: "EventFilter",
+    order: Annotated[str, Option(metavar="newest|oldest", help="Which messages come first.")] = "newest",
+    limit: Annotated[int, Option(help="Messages per page, up to 1000.")] = 100,
+    cursor: Annotated[str | None, Option(help="Continue after the page that printed this cursor.")] = None,
+    every: Annotated[bool, Option("--all", help="Print all pages.")] = False,
     envelope: Annotated[bool, Option("--envelope", help="With --json, add the envelope in base64.")] = False,
 ) -> int | None:
-    """Search all messages there ever were, as of the last `postroom project rebuild`.
+    """Search all messages by their headers and words, as of the last `postroom project rebuild` or `follow`.
 
-    By their headers and, with --match, by the words of the bodies that the settings opted in.
-    With --json it prints a JSON object a line.
+    With --json it prints one JSON object a line.
     """
+    from postroom.adapters.compose import read_projections
     from postroom.domain.search import Order
 
     if order not in list(Order):
-        raise WrongUsage(f"--order {order!r} must be one of {', '.join(Order)}.")
-    wanted = msgspec.structs.replace(wanted, order=Order(order), limit=limit, cursor=cursor)
-    with _projections(session) as projections:
-        found = _show_pages(session, projections, wanted, every, envelope)
+        raise WrongUsage(f"Unknown --order {order!r}; expected {' or '.join(Order)}.")
+    criteria = msgspec.structs.replace(criteria, order=Order(order), limit=limit, cursor=cursor)
+    with read_projections(session.existing_store()) as projections:
+        count = _show_pages(session, projections, criteria, every, envelope)
         if not session.out.as_json:
             _note_lag(session, projections)
-    return None if found else NOTHING
+    return None if count else NOTHING
 
 
 def stats(session: Session) -> None:
-    """Sum up the archive as of the last rebuild: messages, bytes, first and last publish time."""
-    with _projections(session) as projections:
+    """Show the number of messages, their size, and the first and last publish time, as of the read models."""
+    from postroom.adapters.compose import read_projections
+
+    with read_projections(session.existing_store()) as projections:
         totals = projections.get_table_stats()
     if session.out.as_json:
         session.out.json(totals)
         return
+    from postroom.adapters.cli.tables import Time
+
+    oldest, newest = totals.oldest_event, totals.newest_event
     session.out.facts(
         [
             ("messages", totals.total_events),
             ("bytes on disk", totals.total_size_bytes),
-            ("oldest", _time(totals.oldest_event)),
-            ("newest", _time(totals.newest_event)),
+            ("oldest", None if oldest is None else Time(oldest * 1_000)),
+            ("newest", None if newest is None else Time(newest * 1_000)),
         ]
     )
 
 
-def project_status(
-    session: Session,
-    parked: Annotated[
-        bool, Option("--parked", help="List all log records that could not be folded, not only the first.")
-    ] = False,
-) -> None:
-    """Show which version of the read models is served, how far behind it is, and what had to be left out."""
-    with _projections(session) as projections:
-        status = projections.get_projection_status(MAX_PARKED if parked else SHOWN_PARKED)
-    if session.out.as_json:
-        session.out.json(status)
-        return
-    session.out.table(
-        ("mailbox", "read up to", "log ends at", "behind", "for"),
-        [
-            (lag.mailbox, lag.position, lag.head, lag.lag, f"{lag.seconds:.1f} s" if lag.lag else None)
-            for lag in status.lags
-        ],
-    )
-    if status.active is not None:
-        session.out.line("followed: " + ("yes" if status.is_following else "no"))
-    if status.parked:
-        session.out.line(f"parked: {status.parked:,} log records could not be folded and were left out")
-        session.out.table(
-            ("mailbox", "position", "event", "error"),
-            [(each.mailbox, each.position, each.type, each.error) for each in status.parked_records],
-        )
-    session.out.table(
-        ("version", "status", "built", "messages", "seconds", "error"),
-        [
-            (
-                each.version,
-                each.status,
-                _finished(each),
-                each.counts.get("mailbox"),
-                round(sum(each.seconds.values()), 1),
-                each.error,
-            )
-            for each in status.versions
-        ],
-    )
-    if status.active is None:
-        session.out.note("Nothing was built yet; run: postroom project rebuild")
+def as_json(message: "FoundMessage", envelope: bool) -> dict[str, Any]:
+    """Return a search result as JSON.
 
-
-def body_rules(session: Session) -> "BodyRules":
-    """Return whose bodies the settings opt in; raise InvalidSettings for what is no topic or glob."""
-    from postroom.domain.search import BodyRules
-
-    topics = session.settings.section("search", SearchSettings).bodies
-    if "" in topics:
-        raise InvalidSettings(f"[search] in {session.settings.file}: one of the bodies is an empty topic.")
-    return BodyRules(topics)
-
-
-@contextmanager
-def _projections(session: Session) -> Iterator["Projections"]:
-    from postroom.adapters.compose import read_projections
-
-    with read_projections(session.existing_store()) as projections:
-        yield projections
-
-
-def _show_pages(
-    session: Session, projections: "Projections", wanted: "EventFilter", every: bool, envelope: bool
-) -> int:
-    found = 0
-    while True:
-        page = projections.search_messages(wanted)
-        found += len(page.items)
-        if session.out.as_json:
-            for item in page.items:
-                session.out.json(as_json(item, envelope))
-        elif page.items:
-            session.out.table(
-                ("published", "topic", "principal", "status", "attempts", "message"),
-                [
-                    (
-                        _time(m.timestamp),
-                        m.topic,
-                        m.principal,
-                        m.status.name.lower(),
-                        m.attempts,
-                        m.message_id,
-                    )
-                    for m in page.items
-                ],
-            )
-        if page.next_cursor is None or not every:
-            break
-        wanted = msgspec.structs.replace(wanted, cursor=page.next_cursor, offset=0)
-    _tell_end(session, found, page.next_cursor)
-    return found
-
-
-def _tell_end(session: Session, found: int, next_cursor: str | None) -> None:
-    if next_cursor is not None and session.out.as_json:
-        sys.stderr.write(msgspec.json.encode({"next_cursor": next_cursor}).decode() + "\n")
-    session.out.note(f"{found:,} found" + (f"; more with --cursor {next_cursor}" if next_cursor else ""))
-
-
-def _note_lag(session: Session, projections: "Projections") -> None:
-    behind = sum(lag.lag for lag in projections.get_projection_status().lags)
-    if behind:
-        session.out.note(
-            f"The read models are {behind:,} log records behind; postroom project follow catches up."
-        )
-
-
-def as_json(found: "FoundMessage", envelope: bool) -> dict[str, Any]:
-    """Return a found message as JSON; its envelope, without the auth token, only where asked for."""
-    facts: dict[str, Any] = msgspec.structs.asdict(found)
+    Arguments:
+        envelope: include its envelope in base64, without the auth token.
+    """
+    facts: dict[str, Any] = msgspec.structs.asdict(message)
     blob = facts.pop("envelope_blob")
-    facts["status"] = found.status.name.lower()
+    facts["status"] = message.status.name.lower()
     if envelope:
         from postroom.domain.envelope.build import without_auth_token
 
@@ -197,11 +83,51 @@ def as_json(found: "FoundMessage", envelope: bool) -> dict[str, Any]:
     return facts
 
 
-def _time(ms: int | None) -> str | None:
-    if ms is None:
-        return None
-    return datetime.fromtimestamp(ms / 1_000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+def _show_pages(
+    session: Session, projections: "Projections", criteria: "EventFilter", every: bool, envelope: bool
+) -> int:
+    count = 0
+    while True:
+        page = projections.search_messages(criteria)
+        count += len(page.items)
+        if session.out.as_json:
+            for item in page.items:
+                session.out.json(as_json(item, envelope))
+        elif page.items:
+            _show_table(session, page.items)
+        if page.next_cursor is None or not every:
+            break
+        criteria = msgspec.structs.replace(criteria, cursor=page.next_cursor, offset=0)
+    if page.next_cursor is not None and session.out.as_json:
+        sys.stderr.write(msgspec.json.encode({"next_cursor": page.next_cursor}).decode() + "\n")
+    more = f"; continue with --cursor {page.next_cursor}" if page.next_cursor else ""
+    session.out.note(f"{count:,} found{more}")
+    return count
 
 
-def _finished(version: "Version") -> str | None:
-    return None if version.finished_at is None else _time(version.finished_at // 1_000)
+def _show_table(session: Session, messages: "Sequence[FoundMessage]") -> None:
+    from postroom.adapters.cli.tables import Id, Time
+
+    session.out.table(
+        ("message", "topic", "principal", "status", "attempts", "age"),
+        [
+            (
+                Id(each.message_id),
+                each.topic,
+                each.principal,
+                each.status.name.lower(),
+                each.attempts,
+                Time(each.timestamp * 1_000),
+            )
+            for each in messages
+        ],
+        only_wide=("attempts",),
+    )
+
+
+def _note_lag(session: Session, projections: "Projections") -> None:
+    lag = sum(each.lag for each in projections.get_projection_status().lags)
+    if lag:
+        session.out.note(
+            f"The read models are {pluralize(lag, 'log record')} behind; run postroom project follow --once."
+        )

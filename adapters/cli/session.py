@@ -1,4 +1,4 @@
-"""One run of a command: its settings and output, and how it comes to a mailbox."""
+"""Context of a command: its settings, its output, and access to mailboxes."""
 
 import os
 import socket
@@ -14,7 +14,8 @@ from postroom.adapters.cli.settings import Settings
 from postroom.domain.errors import InvalidRequest, NotFound
 
 if TYPE_CHECKING:
-    from postroom.adapters.compose import Postroom, Reader
+    from postroom.adapters.compose import Reader
+    from postroom.adapters.compose.connect import SharedMailbox
     from postroom.domain.mailbox.events import MailboxMode
 
 MEMORY = "memory:"
@@ -24,19 +25,41 @@ ARCHIVE_MAILBOX = "archive@local"
 
 
 class ArchiveSettings(msgspec.Struct, frozen=True):
-    """Say in which folder retention stores what it removes; None lets it go."""
+    """Settings of `[archive]`.
+
+    Arguments:
+        folder: where retention archives log records before it removes them; None discards them.
+    """
 
     folder: str | None = None
 
 
-class Session:
-    """What every command is given."""
+class RelaySettings(msgspec.Struct, frozen=True):
+    """Settings of `[relay]`.
 
-    def __init__(self, command: str, settings: Settings, out: Output) -> None:
-        """Take the command's name, for the log and for other processes that find the mailbox owned."""
+    Arguments:
+        databases: those, other than the store, in which `MailboxOutbox` records messages.
+    """
+
+    databases: tuple[str, ...] = ()
+
+
+class Session:
+    """Context of a command.
+
+    Arguments:
+        command: its name, shown to other processes that wait for the mailbox.
+    """
+
+    def __init__(self, command: str, settings: Settings, out: Output, *, accept_clock: bool = False) -> None:
         self.command = command
         self.settings = settings
         self.out = out
+        self._accept_clock = accept_clock
+
+    def with_settings(self, settings: Settings) -> "Session":
+        """Return a copy of the session with other settings."""
+        return Session(self.command, settings, self.out, accept_clock=self._accept_clock)
 
     @property
     def store(self) -> str:
@@ -45,103 +68,118 @@ class Session:
 
     @property
     def shown_store(self) -> str:
-        """Return the store as it may be shown: a database's URL without the password."""
+        """Return the store for display: a database URL without its password."""
         from postroom.adapters.compose import shown_store
 
         return shown_store(self.store)
 
     @property
     def mailbox(self) -> str:
-        """Return the mailbox to use where messages are queued."""
+        """Return the mailbox for commands on queues."""
         return self.settings.mailbox or QUEUE_MAILBOX
 
     def existing_store(self) -> str:
-        """Return the store that earlier commands wrote.
+        """Return the store after checking that it exists.
 
-        Raises: NotFound when it isn't there, InvalidRequest where it was in memory and so is gone.
+        Raises: NotFound when it does not exist, InvalidRequest for `memory:`.
         """
         if self.store == MEMORY:
             raise InvalidRequest(
-                f"The store memory: is gone when a command ends, so postroom {self.command} has nothing "
-                "to work on; name a file with --store or POSTROOM_STORE."
+                f"The store memory: ends with the command, so postroom {self.command} has nothing to read; "
+                "name a file with --store or POSTROOM_STORE."
             )
         from postroom.adapters.compose import is_database
 
         if not is_database(self.store) and not Path(self.store).is_file():
             raise NotFound(
-                f"There is no store at {self.store}; send or import a message to make one, "
+                f"There is no store at {self.store}; send or import a message to create it, "
                 "or name another with --store or POSTROOM_STORE."
             )
         return self.store
 
     def mailboxes(self) -> list[str]:
-        """Return the mailboxes to look at: the one that was named, else all of the store."""
+        """Return the mailboxes to read: the one of the settings, or all of the store."""
         from postroom.adapters.compose import list_mailboxes
 
         present = list_mailboxes(self.existing_store())
         if self.settings.mailbox is None:
             return present
-        return [_present(self.settings.mailbox, present, self.shown_store)]
+        return [_check_mailbox(self.settings.mailbox, present, self.shown_store)]
 
-    def archive(self, given: str | None = None) -> str | None:
-        """Return the folder of the archive: the one that was given, else that of the settings, if any.
+    def archive(self, folder: str | None = None) -> str | None:
+        """Return the archive's folder: `folder`, or that of the settings, if any.
 
-        Raises: NotFound when the one that was given isn't there.
+        Raises: NotFound if `folder` does not exist.
         """
-        if given is not None and not Path(given).is_dir():
-            raise NotFound(f"There is no archive at {given}; name the folder that retention stored in.")
-        return given or self.settings.section("archive", ArchiveSettings).folder
+        if folder is not None and not Path(folder).is_dir():
+            raise NotFound(f"There is no archive at {folder}; name the folder that retention archives to.")
+        return folder or self.settings.section("archive", ArchiveSettings).folder
 
     @contextmanager
     def read(self, mailbox: str, archive: str | None = None) -> Iterator["Reader"]:
-        """Query a mailbox and its archived past, whoever owns it.
+        """Open a mailbox and its archive for queries, whether or not another process owns it.
 
         Arguments:
-            archive: folder of the archive in place of the settings'.
+            archive: the archive's folder; None takes that of the settings.
         """
         from postroom.adapters.compose import read_mailbox
 
         with read_mailbox(self.existing_store(), mailbox, archive=self.archive(archive)) as reader:
             yield reader
 
+    def has_work(self, topic: str) -> bool:
+        """Return whether a topic has messages to deliver, or any message an overdue timer.
+
+        Raises: NotFound when the store or the mailbox is missing.
+        """
+        from postroom.adapters.compose import read_mailbox
+
+        with read_mailbox(self.existing_store(), self.mailbox) as reader:
+            return reader.has_work(topic)
+
     @asynccontextmanager
-    async def own(
-        self, mailbox: str | None = None, *, create: bool = False, mode: "MailboxMode" = "queue"
-    ) -> AsyncIterator["Postroom"]:
-        """Own a mailbox while the context lasts, with the topic policies of the settings in force.
+    async def use(
+        self, mailbox: str | None = None, *, create: bool = False, mode: "MailboxMode | None" = None
+    ) -> AsyncIterator["SharedMailbox"]:
+        """Use a mailbox until the context manager exits, with the topic policies of the settings applied.
+
+        If no process owns the mailbox, this one does; otherwise its commands go to the owner.
 
         Arguments:
-            create: make the store and the mailbox, in `mode`, where they are missing.
+            create: create the store and the mailbox, in `mode`, if they do not exist.
 
-        Raises: NotFound when they are missing and are not to be made.
+        Raises: NotFound when they do not exist and `create` is false.
         """
-        from postroom.adapters.compose import list_mailboxes, open_mailbox
+        from postroom.adapters.compose import OwnerSettings, list_mailboxes
+        from postroom.adapters.compose.connect import share_mailbox
 
         settings = self.settings
         name = mailbox or self.mailbox
         if not create:
-            _present(name, list_mailboxes(self.existing_store()), self.shown_store)
-        async with open_mailbox(
-            self.store,
-            name,
+            _check_mailbox(name, list_mailboxes(self.existing_store()), self.shown_store)
+        owner_settings = OwnerSettings(
             mode=mode,
             durability=settings.durability,
             limits=settings.limits,
             default_policy=settings.policy,
-            wait_ms=settings.owner_wait_ms,
             owner=f"postroom {self.command}, process {os.getpid()} on {socket.gethostname()}",
             archive=self.archive(),
-        ) as postroom:
+            accept_clock=self._accept_clock,
+            outboxes=settings.section("relay", RelaySettings).databases,
+        )
+        async with share_mailbox(
+            self.store, name, timeout_ms=settings.timeout_ms, settings=owner_settings
+        ) as shared:
             for topic, policy in settings.topics.items():
                 try:
-                    await postroom.set_topic_policy(topic, policy)
+                    await shared.set_topic_policy(topic, policy)
                 except InvalidRequest as error:
                     raise InvalidRequest(f'[topics."{topic}"] in {settings.file}: {error}') from error
-            yield postroom
+            yield shared
 
 
-def _present(mailbox: str, present: list[str], store: str) -> str:
+def _check_mailbox(mailbox: str, present: list[str], store: str) -> str:
     if mailbox not in present:
-        known = f"it has {', '.join(present)}" if present else "it has none yet"
-        raise NotFound(f"The store {store} has no mailbox {mailbox}; {known}. Name one with --mailbox.")
+        others = f"it has {', '.join(present)}" if present else "it has none yet"
+        raise NotFound(f"The store {store} has no mailbox {mailbox}; {others}. Name one with --mailbox.")
     return mailbox

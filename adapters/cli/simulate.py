@@ -1,4 +1,4 @@
-"""`postroom project simulate`: what another retry policy would have made of history."""
+"""`postroom project simulate`: the effect that another retry policy would have had on past messages."""
 
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
-from postroom.adapters.cli.failures import NOTHING
-from postroom.adapters.cli.moments import Archive, parse_moment
+from postroom.adapters.cli.exit_codes import NOTHING
 from postroom.adapters.cli.session import Session
+from postroom.adapters.cli.time_arguments import Archive, parse_moment
 from postroom.adapters.cli.values import WrongUsage, format_duration, parse_duration
+from postroom.application.pluralize import pluralize
 
 if TYPE_CHECKING:
     from postroom.application.queries.simulate_policy import Comparison
@@ -17,33 +18,31 @@ if TYPE_CHECKING:
 
 def simulate(
     session: Session,
-    max_attempts: Annotated[int | None, Option(help="Deliveries before a message dies.")] = None,
-    backoff_base: Annotated[str | None, Option(metavar="DURATION", help="What pauses grow from.")] = None,
-    backoff_max: Annotated[str | None, Option(metavar="DURATION", help="The longest pause.")] = None,
-    visibility: Annotated[
-        str | None, Option(metavar="DURATION", help="How long a delivery hides its message.")
+    max_attempts: Annotated[int | None, Option(help="Deliveries before a message is dead-lettered.")] = None,
+    backoff_base: Annotated[
+        str | None, Option(metavar="DURATION", help="First backoff; it doubles with each attempt.")
     ] = None,
+    backoff_max: Annotated[str | None, Option(metavar="DURATION", help="Longest backoff.")] = None,
+    visibility: Annotated[str | None, Option(metavar="DURATION", help="Visibility of a delivery.")] = None,
     start: Annotated[
         str | None,
-        Option(
-            "--from", metavar="POSITION|TIME", help="Messages sent from then on: position, RFC 3339, age."
-        ),
+        Option("--from", metavar="POSITION|TIME", help="First message: log position, RFC 3339, or age."),
     ] = None,
     end: Annotated[
-        str | None, Option("--to", metavar="POSITION|TIME", help="Messages sent before then, the same way.")
+        str | None, Option("--to", metavar="POSITION|TIME", help="End (exclusive), in the same format.")
     ] = None,
     topic: Annotated[
         list[str] | None, Option(help="Topic or glob such as admin.users.*; may be repeated.")
     ] = None,
     archive: Archive = None,
 ) -> int | None:
-    """Replay history under another retry policy, and compare dead letters, deliveries and time in queue.
+    """Replay past messages under another retry policy; compare dead letters, deliveries and time in queue.
 
-    What is not given stays as it was. History can't say how a delivery would have ended that never was:
-    figures that depend on such deliveries come as a range, from the best to the worst.
+    Omitted options keep their past values. How a delivery that never took place would have ended is
+    unknown, so figures that depend on one are shown as a range, from the best to the worst case.
     """
     from postroom.application.queries.simulate_policy import Simulation
-    from postroom.domain.what_if import Changes
+    from postroom.domain.policy_simulation import Changes
 
     changes = Changes(
         max_attempts=max_attempts,
@@ -53,81 +52,87 @@ def simulate(
     )
     if changes == Changes():
         raise WrongUsage(
-            "Say what would have been different: --max-attempts, --backoff-base, --backoff-max, --visibility."
+            "Pass at least one of --max-attempts, --backoff-base, --backoff-max and --visibility."
         )
     now = datetime.now(UTC)
     since, until = (None if text is None else parse_moment(text, now) for text in (start, end))
     names = session.mailboxes()
     if len(names) != 1 and (isinstance(since, int) or isinstance(until, int)):
-        raise WrongUsage("A position is one of one mailbox's log; name the mailbox with --mailbox.")
+        raise WrongUsage("A log position refers to one mailbox; name it with --mailbox.")
     simulation = Simulation(changes, session.settings.policy)
     for name in names:
-        with session.read(name, archive) as reader, session.out.progress(f"Replaying {name}") as move:
+        with session.read(name, archive) as reader, session.out.progress(f"Replaying {name}") as advance:
             reader.simulate_policy(
                 simulation,
                 start=since,
                 end=until,
                 topics=topic or (),
-                progress=lambda position, move=move: move(position, f"position {position:,}"),  # type: ignore[misc]
+                progress=lambda position, advance=advance: advance(position, f"position {position:,}"),  # type: ignore[misc]
             )
-    compared = simulation.comparison()
-    _show(session, compared)
-    return None if compared.messages else NOTHING
+    comparison = simulation.comparison()
+    _show(session, comparison)
+    return None if comparison.messages else NOTHING
 
 
 def _ms(duration: str | None) -> int | None:
     return None if duration is None else parse_duration(duration)
 
 
-def _show(session: Session, compared: "Comparison") -> None:
+def _show(session: Session, comparison: "Comparison") -> None:
     if session.out.as_json:
-        session.out.json(compared)
+        session.out.json(comparison)
         return
-    if not compared.messages:
-        session.out.note("No message was sent to these topics at that time.")
+    if not comparison.messages:
+        session.out.note("No message matches these topics and times.")
         return
-    rows = [_row(name, compared, field, "{:,}".format) for name, field in _COUNTS]
-    rows += [_row(name, compared, field, format_duration) for name, field in _TIMES]
-    session.out.table((f"of {compared.messages:,} messages", "was", "would have been"), rows)
-    for line in _findings(compared):
+    rows = [_row(name, comparison, field, "{:,}".format) for name, field in _COUNTS]
+    rows += [_row(name, comparison, field, format_duration) for name, field in _TIMES]
+    session.out.table((f"of {pluralize(comparison.messages, 'message')}", "actual", "simulated"), rows)
+    for line in _findings(comparison):
         session.out.line(line)
-    session.out.note(f"Assumed:\n{compared.assumptions}")
+    session.out.note(f"Assumptions:\n{comparison.assumptions}")
 
 
 _COUNTS = (
-    ("settled in the end", "settled"),
-    ("dead in the end", "dead"),
+    ("settled at the end", "settled"),
+    ("dead at the end", "dead"),
     ("removed", "removed"),
     ("still waiting or in flight", "waiting"),
-    ("ever a dead letter", "died"),
+    ("dead-lettered at any time", "dead_lettered"),
     ("deliveries", "deliveries"),
 )
 _TIMES = (
     ("time in queue, median", "queued_p50_ms"),
-    ("time in queue, 95 of 100", "queued_p95_ms"),
+    ("time in queue, p95", "queued_p95_ms"),
     ("time in queue, longest", "queued_max_ms"),
 )
 
 
-def _row(name: str, compared: "Comparison", field: str, text: Callable[[float], str]) -> tuple[str, str, str]:
-    was, *range_ = (getattr(each, field) for each in (compared.observed, compared.best, compared.worst))
+def _row(
+    name: str, comparison: "Comparison", field: str, text: Callable[[float], str]
+) -> tuple[str, str, str]:
+    actual, *range_ = (
+        getattr(each, field) for each in (comparison.observed, comparison.best, comparison.worst)
+    )
     low, high = text(min(range_)), text(max(range_))
-    return name, text(was), low if low == high else f"{low} to {high}"
+    return name, text(actual), low if low == high else f"{low} to {high}"
 
 
-def _findings(compared: "Comparison") -> list[str]:
-    findings = [f"Nothing changes for {compared.unchanged:,} messages."]
-    if compared.spared:
-        findings.append(f"{compared.spared:,} that became dead letters would surely have been settled.")
-    if compared.pending:
+def _findings(comparison: "Comparison") -> list[str]:
+    findings = [f"{pluralize(comparison.unchanged, 'message')} would be unaffected."]
+    if comparison.avoided:
+        findings.append(f"{pluralize(comparison.avoided, 'dead letter')} would certainly have been settled.")
+    if comparison.pending:
         findings.append(
-            f"{compared.pending:,} that became dead letters would still have been waiting when the log ends."
+            f"{pluralize(comparison.pending, 'dead letter')} would still be waiting at the end of the log."
         )
-    if compared.doomed:
-        findings.append(f"{compared.doomed:,} that did not become dead letters surely would have.")
-    if compared.undecided:
+    if comparison.caused:
         findings.append(
-            f"{compared.undecided:,} would have had deliveries that history knows nothing of, up to "
-            f"{compared.more_deliveries:,} in all: their end is unknown, so the figures are ranges."
+            f"{pluralize(comparison.caused, 'other message')} would certainly have been dead-lettered."
+        )
+    if comparison.undecided:
+        findings.append(
+            f"{pluralize(comparison.undecided, 'message')} would have had deliveries that never took place, "
+            f"up to {comparison.more_deliveries:,} in total; their outcome is unknown, so figures are ranges."
         )
     return findings

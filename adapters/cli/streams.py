@@ -1,63 +1,66 @@
-"""`postroom streams`: what the settings file says of streams and consumers (SDS-047 section 10)."""
+"""`postroom streams`: streams and consumers of the settings file, compared and applied."""
 
 import sys
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 import typer
 from typer import Option
 
-from postroom.adapters.cli.failures import DIFFERS, REFUSED
+from postroom.adapters.cli.exit_codes import DIFFERS, REFUSED
 from postroom.adapters.cli.session import Session
 from postroom.adapters.cli.settings import InvalidSettings, Settings, unknown_key
 from postroom.adapters.cli.values import WrongUsage, exact_duration, exact_size, parse_duration, parse_size
+from postroom.adapters.compose.streams import (
+    ConsumerDefinition,
+    Definition,
+    NatsSettings,
+    Plan,
+    StreamDefinition,
+    StreamStatus,
+    Value,
+    apply_plan,
+    make_plan,
+    open_streams,
+)
 from postroom.domain.errors import InvalidRequest
-from postroom.domain.streams import ConsumerDefinition, Definition, StreamDefinition, Value
-
-if TYPE_CHECKING:
-    from postroom.application.ports.streams import StreamStatus
-    from postroom.application.streams import Plan
 
 Kind = TypeVar("Kind", bound=msgspec.Struct)
 _SIZES = ("max_bytes", "max_msg_size")
-_WORKER_COUNTS = "server_max_deliver"
+_SERVER_LIMIT = "server_max_deliver"
 
 Replicas = Annotated[
     int | None,
     Option(
         "--replicas",
         metavar="N",
-        help="Servers that hold each stream; 1 where there is only one. [streams.replicas]",
+        help="Number of servers that store each stream. [streams.replicas]",
     ),
 ]
-Nats = Annotated[str | None, Option("--nats", metavar="URL", help="Where NATS is. [nats.url]")]
+Nats = Annotated[str | None, Option("--nats", metavar="URL", help="NATS URL. [nats.url]")]
 
 
 async def apply(
     session: Session,
-    yes: Annotated[bool, Option("--yes", "-y", help="Change without asking.")] = False,
+    yes: Annotated[bool, Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
     replicas: Replicas = None,
     nats: Nats = None,
 ) -> int:
-    """Show how streams and consumers differ from their definitions, then make and change them.
+    """Show how streams and consumers differ from their definitions, then create and update them.
 
-    What isn't defined is never touched, and nothing is ever deleted.
+    Streams and consumers without a definition are never changed, and nothing is ever deleted.
     """
-    from postroom.adapters.compose.streams import NatsSettings, open_streams
-    from postroom.application.streams import apply as carry_out
-    from postroom.application.streams import plan as make_plan
-
     definitions = read_definitions(session.settings, replicas)
     async with open_streams(session.settings.section("nats", NatsSettings, {"url": nats})) as streams:
         plan = await make_plan(streams, definitions)
-        possible = not any(each.refused for each in plan.differences)
+        possible = not any(each.refusal for each in plan.differences)
         if not session.out.as_json:
             _show(session, plan)
-        if plan.differences and possible and not yes and not _agreed(session):
+        if plan.differences and possible and not yes and not _confirmed(session):
             session.out.note("Nothing was changed.")
             return REFUSED
-        await carry_out(streams, plan)
+        await apply_plan(streams, plan)
     if session.out.as_json:
         session.out.json({"changed": plan.differences})
     elif plan.differences:
@@ -66,10 +69,7 @@ async def apply(
 
 
 async def diff(session: Session, replicas: Replicas = None, nats: Nats = None) -> int:
-    """Show how streams and consumers differ from their definitions; exit with 6 where they do."""
-    from postroom.adapters.compose.streams import NatsSettings, open_streams
-    from postroom.application.streams import plan as make_plan
-
+    """Show how streams and consumers differ from their definitions; exit with code 6 if they do."""
     definitions = read_definitions(session.settings, replicas)
     async with open_streams(session.settings.section("nats", NatsSettings, {"url": nats})) as streams:
         plan = await make_plan(streams, definitions)
@@ -81,30 +81,30 @@ async def diff(session: Session, replicas: Replicas = None, nats: Nats = None) -
 
 
 async def list_streams(session: Session, nats: Nats = None) -> None:
-    """List the streams of the server, what they hold, and how far their consumers are."""
-    from postroom.adapters.compose.streams import NatsSettings, open_streams
-
+    """List the streams of the server with their sizes, and the progress of their consumers."""
     async with open_streams(session.settings.section("nats", NatsSettings, {"url": nats})) as streams:
-        found = await streams.list_streams()
+        statuses = await streams.list_streams()
     if session.out.as_json:
-        session.out.json({"streams": found})
+        session.out.json({"streams": statuses})
         return
     columns = ("stream", "consumer", "subjects", "messages", "size", "waiting", "unsettled", "redelivered")
-    session.out.table(columns, [row for stream in found for row in _rows(stream)])
+    session.out.table(
+        columns, [row for stream in statuses for row in _rows(stream)], only_wide=("redelivered",)
+    )
 
 
 def read_definitions(settings: Settings, replicas: int | None = None) -> Sequence[Definition]:
     """Return the streams and consumers that the settings define.
 
     Arguments:
-        replicas: of every stream, whatever its definition says; None takes `replicas` of `[streams]`, if any.
+        replicas: overrides those of every definition; None takes `replicas` of `[streams]`, if any.
 
-    Raises: InvalidSettings naming the table and key, or when nothing is defined.
+    Raises: InvalidSettings naming the table and key, or if nothing is defined.
     """
     streams, consumers = dict(settings.sections["streams"]), dict(settings.sections["consumers"])
     file = settings.file or "postroom.toml"
-    wanted = streams.pop("replicas", None) if not isinstance(streams.get("replicas"), Mapping) else None
-    override = replicas if replicas is not None else wanted
+    default = streams.pop("replicas", None) if not isinstance(streams.get("replicas"), Mapping) else None
+    override = replicas if replicas is not None else default
     definitions: list[Definition] = []
     for name, table in streams.items():
         fields = _fields(table, StreamDefinition, f"[streams.{name}] in {file}")
@@ -115,14 +115,14 @@ def read_definitions(settings: Settings, replicas: int | None = None) -> Sequenc
         definitions.append(consumer_definition(name, table, file))
     if not definitions:
         raise InvalidSettings(
-            f"{file} defines no streams; add tables such as [streams.SEA_EVENTS], or begin with "
+            f"{file} defines no streams; add tables such as [streams.SEA_EVENTS], as in "
             "docs/examples/streams.toml."
         )
     return definitions
 
 
 def consumer_definition(name: str, table: object, file: str) -> ConsumerDefinition:
-    """Return the consumer that `[consumers.<name>]` defines; raise `InvalidSettings` naming what is wrong."""
+    """Return the consumer that `[consumers.<name>]` defines; raise `InvalidSettings` if it is invalid."""
     where = f"[consumers.{name}] in {file}"
     fields = _fields(table, ConsumerDefinition, where, ("filter_subject",))
     subject = fields.pop("filter_subject", None)
@@ -136,21 +136,21 @@ def consumer_definition(name: str, table: object, file: str) -> ConsumerDefiniti
 def _fields(table: object, kind: type[Definition], where: str, more: tuple[str, ...] = ()) -> dict[str, Any]:
     if not isinstance(table, Mapping):
         raise InvalidSettings(f"{where} must be a table, not {table!r}.")
-    known = {field.removesuffix("_ms"): field for field in (*kind.__struct_fields__, *more)}
-    known = {key: field for key, field in known.items() if key not in ("name", _WORKER_COUNTS)}
+    names = {field.removesuffix("_ms"): field for field in (*kind.__struct_fields__, *more)}
+    names = {key: field for key, field in names.items() if key not in ("name", _SERVER_LIMIT)}
     fields: dict[str, Any] = {}
     for key, value in table.items():
-        field = known.get(key.removesuffix("_ms"))
+        field = names.get(key.removesuffix("_ms"))
         if field is None:
-            raise InvalidSettings(f"{where} has no key {key!r}{unknown_key(key, tuple(known))}.")
+            raise InvalidSettings(f"{where} has no key {key!r}{unknown_key(key, tuple(names))}.")
         try:
-            fields[field] = _measured(field, value)
+            fields[field] = _parse_value(field, value)
         except WrongUsage as error:
             raise InvalidSettings(f"{where}: {key}: {error}") from None
     return fields
 
 
-def _measured(field: str, value: object) -> object:
+def _parse_value(field: str, value: object) -> object:
     if isinstance(value, str) and field.endswith("_ms"):
         return parse_duration(value)
     if isinstance(value, str) and field in _SIZES:
@@ -165,27 +165,29 @@ def _build(fields: Mapping[str, object], kind: type[Kind], where: str) -> Kind:
         raise InvalidSettings(f"{where}: {str(error).removesuffix('.')}.") from None
 
 
-def _show(session: Session, plan: "Plan") -> None:
+def _show(session: Session, plan: Plan) -> None:
     if not plan.differences:
-        session.out.line("Everything is as defined.")
+        session.out.line("Streams and consumers match their definitions.")
         return
+    from postroom.adapters.cli.tables import Prose
+
     rows = [
         (
-            {"create": "+", "update": "~"}[each.action] if not each.refused else "!",
+            {"create": "+", "update": "~"}[each.action] if not each.refusal else "!",
             each.kind,
             each.name,
             each.field.removesuffix("_ms"),
-            "" if each.action == "create" else written(each.field, each.is_),
-            written(each.field, each.becomes),
-            each.refused or each.note,
+            "" if each.action == "create" else format_value(each.field, each.current),
+            format_value(each.field, each.desired),
+            Prose(each.refusal or each.note or ""),
         )
         for each in plan.differences
     ]
-    session.out.table(("", "what", "name", "field", "is", "becomes", "note"), rows)
+    session.out.table(("", "what", "name", "field", "current", "desired", "note"), rows)
 
 
-def written(field: str, value: Value) -> str:
-    """Return a field's value as the settings file would say it."""
+def format_value(field: str, value: Value) -> str:
+    """Return a field's value in the format of the settings file."""
     if value is None:
         return "unlimited"
     if isinstance(value, tuple):
@@ -197,13 +199,13 @@ def written(field: str, value: Value) -> str:
     return exact_size(value) if field in _SIZES else str(value)
 
 
-def _agreed(session: Session) -> bool:
+def _confirmed(session: Session) -> bool:
     if session.out.as_json or not sys.stdin.isatty():
-        raise InvalidRequest("Nobody can be asked here; look at postroom streams diff, then add --yes.")
-    return typer.confirm("Change this?", err=True)
+        raise InvalidRequest("This needs confirmation; check with postroom streams diff, then add --yes.")
+    return typer.confirm("Apply these changes?", err=True)
 
 
-def _rows(stream: "StreamStatus") -> list[tuple[object, ...]]:
+def _rows(stream: StreamStatus) -> list[tuple[object, ...]]:
     subjects = ", ".join(stream.subjects)
     size = f"{stream.bytes / 1e6:,.1f} MB"
     first = (stream.name, None, subjects, stream.messages, size, None, None, None)

@@ -1,4 +1,4 @@
-"""Values as people type them: durations, times, `NAME=VALUE` pairs."""
+"""Values on the command line: durations, sizes, times, `NAME=VALUE` pairs, payloads."""
 
 import re
 from collections.abc import Iterable
@@ -17,26 +17,30 @@ _UNITS_BYTES = {"B": 1, "kB": 10**3, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB"
 }
 _SIZE = re.compile(r"(\d+(?:\.\d+)?) ?([kKMGT]i?B|B)\Z")
 _NUMBER = re.compile(r"-?\d+\Z")
+_UNSAFE = re.compile(
+    r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
+)
+"""Control characters, line and paragraph separators, bidirectional overrides, and lone surrogates."""
 
 
 class WrongUsage(InvalidRequest):
-    """An argument, option or setting can't be what it is; the message names it."""
+    """An argument, option or setting is invalid; the message names it."""
 
 
 def parse_duration(text: str) -> int:
     """Return a duration such as `500ms`, `5s` or `7d` in ms; raise `WrongUsage` for anything else."""
-    found = _DURATION.match(text.strip())
     if text.strip() == "0":
         return 0
-    if found is None:
+    match = _DURATION.match(text.strip())
+    if match is None:
         raise WrongUsage(
             f"{text!r} is not a duration; write a number and a unit, such as 500ms, 5s, 2m, 1h or 7d."
         )
-    return round(float(found[1]) * _UNITS_MS[found[2]])
+    return _whole(text, float(match[1]) * _UNITS_MS[match[2]])
 
 
 def format_duration(ms: float) -> str:
-    """Return a duration in the largest unit that keeps it readable."""
+    """Return a duration, rounded, in the largest unit that fits."""
     for unit, size in (("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1_000)):
         if ms >= size:
             return f"{ms / size:.3g}{unit}" if ms < 1_000 * size else f"{ms / size:.0f}{unit}"
@@ -45,23 +49,29 @@ def format_duration(ms: float) -> str:
 
 def parse_size(text: str) -> int:
     """Return a size such as `10GB` (10^10 bytes) in bytes; raise `WrongUsage` for anything else."""
-    found = _SIZE.match(text.strip())
-    if found is None or found[2] not in _UNITS_BYTES:
+    match = _SIZE.match(text.strip())
+    if match is None or match[2] not in _UNITS_BYTES:
         raise WrongUsage(
             f"{text!r} is not a size; write a number and a unit, such as 500kB, 64MB or 10GB (powers of "
             "1,000), or 64MiB or 10GiB (of 1,024)."
         )
-    return round(float(found[1]) * _UNITS_BYTES[found[2]])
+    return _whole(text, float(match[1]) * _UNITS_BYTES[match[2]])
+
+
+def _whole(text: str, value: float) -> int:
+    if value >= 1 << 63:
+        raise WrongUsage(f"{text[:40]!r} is too large.")
+    return round(value)
 
 
 def exact_duration(ms: int) -> str:
-    """Return a duration in the largest unit that expresses it whole."""
+    """Return a duration in the largest unit that expresses it exactly."""
     unit, size = next(each for each in reversed(_UNITS_MS.items()) if ms % each[1] == 0)
     return f"{ms // size}{unit}"
 
 
 def exact_size(size: int) -> str:
-    """Return a size in the unit that makes its whole number smallest."""
+    """Return a size in the unit that expresses it exactly in the fewest characters."""
     return min((f"{size // each}{unit}" for unit, each in _UNITS_BYTES.items() if size % each == 0), key=len)
 
 
@@ -82,26 +92,26 @@ def parse_time(text: str, now: datetime) -> int:
         time = datetime.fromisoformat(text)
     except ValueError:
         raise WrongUsage(
-            f"{text!r} is not a time; write 2026-01-31T08:00:00Z, ms since 1970, or an age like 2h."
+            f"{text!r} is not a time; write 2026-01-31T08:00:00Z, ms since 1970, or an age such as 2h."
         ) from None
     return round((time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp() * 1_000)
 
 
 def parse_pairs(texts: Iterable[str], option: str) -> dict[str, str]:
-    """Return `NAME=VALUE` texts as a mapping.
+    """Return `NAME=VALUE` arguments as a mapping.
 
     Arguments:
-        option: what the pairs were given with, for the message.
+        option: name of the option or argument, for the message.
 
-    Raises: WrongUsage when one has no name, or a name comes twice.
+    Raises: WrongUsage for an argument without a name, and for a repeated name.
     """
     pairs: dict[str, str] = {}
     for text in texts:
         name, equals, value = text.partition("=")
         if not name or not equals:
-            raise WrongUsage(f"{option} {text!r} has no name and value; write it as NAME=VALUE.")
+            raise WrongUsage(f"{option} {text!r} is not NAME=VALUE.")
         if name in pairs:
-            raise WrongUsage(f"{option} {name} was given twice; give it once.")
+            raise WrongUsage(f"{option} {name} is repeated; pass each name once.")
         pairs[name] = value
     return pairs
 
@@ -114,8 +124,23 @@ def read_words(arguments: list[str], stdin: BinaryIO) -> list[str]:
     return words
 
 
+def printable(text: str, *, multiline: bool = True) -> str:
+    """Return text with control characters, bidirectional overrides and lone surrogates escaped.
+
+    Arguments:
+        multiline: keep line feeds and tabs.
+    """
+    escaped = _UNSAFE.sub(lambda match: _escape(match[0]), text)
+    return escaped if multiline else escaped.replace("\n", "\\n").replace("\t", "\\t")
+
+
+def _escape(character: str) -> str:
+    code = ord(character)
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
+
+
 def readable(payload: bytes) -> tuple[str, bool]:
-    """Return a payload as text and True, or in base64 and False where it is no UTF-8."""
+    """Return a payload as text and True, or in base64 and False if it is not UTF-8."""
     try:
         return payload.decode(), True
     except UnicodeDecodeError:

@@ -1,102 +1,95 @@
-"""The one place that wires ports to adapters: open a store, get its handlers."""
+"""Composition of ports and adapters: opening stores and their handlers."""
 
 import asyncio
 import os
 import socket
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import NamedTuple, get_args
 
 import uuid_utils
 
-from postroom.adapters.memory.event_log import MemoryEventLog
-from postroom.adapters.memory.ownership import MemoryOwnership
+from postroom.adapters.compose.message_relay import relay_outboxes
+from postroom.adapters.compose.store import MEMORY, Store, open_store
+from postroom.adapters.local.paths import socket_path as make_socket_path
+from postroom.adapters.local.server import listening
 from postroom.adapters.postgres.url import is_url
 from postroom.adapters.sqlite.database import Durability
-from postroom.adapters.sqlite.event_log import SqliteEventLog, mailbox_names
-from postroom.adapters.sqlite.ownership import FileOwnership
 from postroom.adapters.system.clock import SystemClock
-from postroom.application.archived_log import ArchivedEventLog
-from postroom.application.commands.operate import PurgeTopic, ReprocessDeadLetters, SetTopicPolicy
-from postroom.application.commands.receive import ReceiveMessages
-from postroom.application.commands.send import SendBatch, SendEnvelopes, SendMessage
-from postroom.application.commands.settle import AckMessages, ExtendVisibility, NackMessages
-from postroom.application.engine import MailboxEngine
-from postroom.application.fold import fold
+from postroom.application.background import background_task
+from postroom.application.extras import explain_missing_extra
+from postroom.application.mailbox.archived_log import ArchivedEventLog
+from postroom.application.mailbox.engine import MailboxEngine
+from postroom.application.mailbox.fold import fold
+from postroom.application.mailbox.handlers import CommandHandlers
+from postroom.application.mailbox.ownership_watch import watch_ownership
+from postroom.application.mailbox.retention import DeleteOldEvents, Retention
 from postroom.application.ports.clock import Clock
-from postroom.application.ports.event_log import EventLog
+from postroom.application.ports.event_log import EventLog, EventLogReader
 from postroom.application.ports.log_archive import LogArchive
-from postroom.application.ports.ownership import Ownership
 from postroom.application.ports.read_models import ReadModels
-from postroom.application.prepare import Preparer
-from postroom.application.queries.at import StateAt
 from postroom.application.queries.explain_message import ExplainMessage
+from postroom.application.queries.get_backlog import GetBacklog
 from postroom.application.queries.get_message import GetMessage
 from postroom.application.queries.get_projection_status import GetProjectionStatus
 from postroom.application.queries.get_table_stats import GetTableStats
 from postroom.application.queries.get_topic_policy import GetTopicPolicy
-from postroom.application.queries.live import GetBacklog, ListDeadLetters
+from postroom.application.queries.list_dead_letters import ListDeadLetters
+from postroom.application.queries.log_time import LogTime
+from postroom.application.queries.owner_queries import OwnerQueries
+from postroom.application.queries.peek_messages import HasWork, PeekMessages
 from postroom.application.queries.search_messages import SearchMessages
 from postroom.application.queries.simulate_policy import SimulatePolicy
+from postroom.application.queries.time_travel import StateAt
 from postroom.application.queries.verify import VerifyLog
-from postroom.application.retention import keep_enforcing_retention
-from postroom.domain.errors import Unavailable
+from postroom.domain.arguments import (
+    check_choice,
+    check_int,
+    check_items,
+    check_optional_text,
+    check_path,
+    check_type,
+)
+from postroom.domain.errors import PostroomError
 from postroom.domain.mailbox.events import MailboxMode
-from postroom.domain.mailbox.state import TopicCount
-from postroom.domain.names import check_mailbox
-from postroom.domain.policy import MailboxLimits, TopicPolicy
+from postroom.domain.names import DEFAULT_MAILBOX, check_mailbox
+from postroom.domain.policy import MAX_DURATION_MS, MailboxLimits, TopicPolicy
 
-if TYPE_CHECKING:
-    from postroom.projections.rebuild import Progress, RebuildReport
-    from postroom.projections.verify import VerifyReport
-
-MEMORY = "memory:"
-DEFAULT_MAILBOX = "main@local"
 OWNERSHIP_WAIT_MS = 2_000
 
 
-class Postroom:
-    """The command handlers of one mailbox that this process owns; each is a plain async callable."""
+class Postroom(CommandHandlers, OwnerQueries):
+    """A mailbox that this process owns; see `Mailbox`."""
 
-    def __init__(self, engine: MailboxEngine, clock: Clock) -> None:
-        preparer = Preparer(engine.log.mailbox, clock.wall, uuid_utils.uuid7)
+    def __init__(self, engine: MailboxEngine, clock: Clock, archive: LogArchive | None = None) -> None:
+        CommandHandlers.__init__(self, engine, clock.wall, uuid_utils.uuid7)
+        OwnerQueries.__init__(self, engine)
         self.engine = engine
-        self.send_message = SendMessage(engine, preparer)
-        self.send_batch = SendBatch(engine, preparer)
-        self.send_envelopes = SendEnvelopes(engine, preparer)
-        self.receive_messages = ReceiveMessages(engine)
-        self.ack_messages = AckMessages(engine)
-        self.nack_messages = NackMessages(engine)
-        self.extend_visibility = ExtendVisibility(engine)
-        self.reprocess_dead_letters = ReprocessDeadLetters(engine)
-        self.purge_topic = PurgeTopic(engine)
-        self.set_topic_policy = SetTopicPolicy(engine)
-        self.get_message = GetMessage(engine.log, engine.now)
-        self.explain_message = ExplainMessage(engine.log, engine.now)
-        state_at = StateAt(engine.log, engine.now, lambda: engine.mailbox)
-        self.get_backlog = GetBacklog(state_at)
-        self.get_topic_policy = GetTopicPolicy(lambda: engine.mailbox)
-        self.list_dead_letters = ListDeadLetters(state_at, engine.log)
+        self.retention = Retention(engine, archive)
+        self.delete_old_events = DeleteOldEvents(self.retention)
 
 
 class Reader:
-    """The queries on one mailbox, for a process that does not own it; readers are never turned away."""
+    """The queries on one mailbox, for a process that does not own it; any number of readers is allowed."""
 
-    def __init__(self, log: EventLog, clock: Clock) -> None:
+    def __init__(self, log: EventLogReader, clock: Clock) -> None:
         self.log = log
-        self.get_message = GetMessage(log, clock.wall)
-        self.explain_message = ExplainMessage(log, clock.wall)
-        state_at = StateAt(log, clock.wall)
+        now = LogTime(log, clock)
+        self.get_message = GetMessage(log, now)
+        self.explain_message = ExplainMessage(log, now)
+        state_at = StateAt(log, now)
         self.get_backlog = GetBacklog(state_at)
         self.get_topic_policy = GetTopicPolicy(lambda: fold(log))
         self.list_dead_letters = ListDeadLetters(state_at, log)
+        self.peek_messages = PeekMessages(state_at, log)
+        self.has_work = HasWork(state_at)
         self.verify_log = VerifyLog(log)
         self.simulate_policy = SimulatePolicy(log)
 
 
 class Projections:
-    """The queries on the read models of a store, which show it as of the last rebuild."""
+    """The queries on the read models of a store, which show the log as of the last rebuild or update."""
 
     def __init__(self, read_models: ReadModels) -> None:
         self.search_messages = SearchMessages(read_models)
@@ -104,49 +97,129 @@ class Projections:
         self.get_projection_status = GetProjectionStatus(read_models)
 
 
+class OwnerSettings(NamedTuple):
+    """How a process opens a mailbox that it owns; see `open_mailbox`."""
+
+    mode: MailboxMode | None = None
+    durability: Durability = "full"
+    limits: MailboxLimits | None = None
+    default_policy: TopicPolicy | None = None
+    owner: str | None = None
+    archive: str | Path | None = None
+    accept_clock: bool = False
+    outboxes: Sequence[str] = ()
+
+    def check(self) -> "OwnerSettings":
+        """Return the settings, with a default owner, or raise InvalidRequest."""
+        if self.mode is not None:
+            check_choice("mode", self.mode, get_args(MailboxMode))
+        check_choice("durability", self.durability, get_args(Durability))
+        if self.limits is not None:
+            check_type("limits", self.limits, MailboxLimits).validate()
+        if self.default_policy is not None:
+            check_type("default_policy", self.default_policy, TopicPolicy).validate()
+        owner = check_optional_text("owner", self.owner)
+        if self.archive is not None:
+            check_path("archive", str(self.archive) if isinstance(self.archive, Path) else self.archive)
+        for address in check_items("outboxes", self.outboxes):
+            check_path("An outbox", address)
+        return self._replace(owner=owner or f"process {os.getpid()} on {socket.gethostname()}")
+
+
 @asynccontextmanager
 async def open_mailbox(
     store: str,
     mailbox: str = DEFAULT_MAILBOX,
     *,
-    mode: MailboxMode = "queue",
+    mode: MailboxMode | None = None,
     durability: Durability = "full",
     limits: MailboxLimits | None = None,
     default_policy: TopicPolicy | None = None,
     wait_ms: int = OWNERSHIP_WAIT_MS,
     owner: str | None = None,
     archive: str | Path | None = None,
+    accept_clock: bool = False,
+    outboxes: Sequence[str] = (),
 ) -> AsyncIterator[Postroom]:
-    """Own a mailbox for as long as the context lasts.
+    """Own a mailbox for as long as the context lasts; processes that `connect` to it call this one.
 
     Arguments:
-        store: path of a SQLite file, made where missing; `postgresql://...`, migrated before; or `memory:`,
-            which forgets everything at the end.
-        mailbox: `namespace@proxy`; made with `mode` where missing.
+        store: path of a SQLite file, created if it is missing; `postgresql://...`, already migrated; or
+            `memory:`, which is lost at the end.
+        mailbox: `namespace@proxy`; created if it is missing.
+        mode: `queue` or `archive`; None opens a mailbox in the mode it has, and creates a queue.
         durability: `full` survives power cuts, `relaxed` only process crashes.
-        wait_ms: how long to wait for the present owner to leave.
-        archive: folder for what retention removes, as Parquet; None lets it go.
+        wait_ms: how long to wait for the current owner to release it, in ms.
+        archive: folder for the records that retention removes, as Parquet; None discards them.
+        accept_clock: believe the wall clock after a restart of the machine, however far ahead it is.
+        outboxes: databases, other than the store, in which `MailboxOutbox` records messages for this mailbox:
+            paths of SQLite files and `postgresql://...`.
 
-    Raises: MailboxOwned, InvalidRequest for a malformed name, Unavailable when the store can't be used.
+    Raises: MailboxOwned, InvalidRequest for an argument that is malformed, of a wrong type or out of range,
+        Unavailable when the store can't be used, ImplausibleClock when the machine was restarted and its wall
+        clock is days ahead of the last record.
     """
     check_mailbox(mailbox)
-    owner = owner or f"process {os.getpid()} on {socket.gethostname()}"
-    clock = SystemClock()
-    can_shrink = limits is not None and limits.max_store_bytes is not None
-    log, ownership = await asyncio.to_thread(_storage, store, mailbox, durability, can_shrink)
+    settings = OwnerSettings(
+        mode, durability, limits, default_policy, owner, archive, accept_clock, outboxes
+    ).check()
+    check_int("wait_ms", wait_ms, 0, MAX_DURATION_MS)
+    async with own_mailbox(open_store(store), mailbox, settings, wait_ms) as postroom:
+        yield postroom
+
+
+@asynccontextmanager
+async def own_mailbox(
+    store: Store, mailbox: str, settings: OwnerSettings, wait_ms: int
+) -> AsyncIterator[Postroom]:
+    """Own a mailbox, and answer other processes at its socket; see `open_mailbox`."""
+    owner, clock, limits = settings.owner or "", SystemClock(), settings.limits
+    log = await _open_log(store, mailbox, settings)
+    async with AsyncExitStack() as opened:
+        opened.callback(log.close)
+        await opened.enter_async_context(store.ownership().acquire(mailbox, owner, wait_ms))
+        path = socket_path(store, mailbox)
+        server = None if path is None else await opened.enter_async_context(listening(path, mailbox))
+        log_archive = None if settings.archive is None else open_archive(settings.archive)
+        engine = MailboxEngine(log, clock, limits=limits, default_policy=settings.default_policy)
+        await engine.open(owner, settings.mode, accept_clock=settings.accept_clock)
+        opened.push_async_callback(engine.close)
+        postroom = Postroom(engine, clock, log_archive)
+        await opened.enter_async_context(background_task(postroom.retention.run()))
+        await opened.enter_async_context(background_task(watch_ownership(engine)))
+        await opened.enter_async_context(
+            relay_outboxes(store, settings.outboxes, mailbox, postroom.send_batch)
+        )
+        if server is not None:
+            server.serve(postroom)
+            opened.callback(server.stop_reading)
+        yield postroom
+
+
+async def _open_log(store: Store, mailbox: str, settings: OwnerSettings) -> EventLog:
+    """Open a log in a thread; one that is open only after the caller was cancelled is closed."""
+    limits = settings.limits
+    opening = asyncio.create_task(
+        asyncio.to_thread(
+            store.event_log,
+            mailbox,
+            durability=settings.durability,
+            can_shrink=limits is not None and limits.max_store_bytes is not None,
+        )
+    )
     try:
-        async with ownership.acquire(mailbox, owner, wait_ms):
-            kept = None if archive is None else open_archive(archive)
-            engine = MailboxEngine(log, clock, limits=limits, default_policy=default_policy, archive=kept)
-            await engine.open(owner, mode)
-            retention = asyncio.create_task(keep_enforcing_retention(engine))
-            try:
-                yield Postroom(engine, clock)
-            finally:
-                retention.cancel()
-                await engine.close()
-    finally:
-        log.close()
+        return await asyncio.shield(opening)
+    except asyncio.CancelledError:
+        with suppress(PostroomError):
+            (await opening).close()
+        raise
+
+
+def socket_path(store: Store, mailbox: str) -> Path | None:
+    """Return the path of a mailbox's socket; None if other processes can't reach its store."""
+    if store.identity == MEMORY:
+        return None
+    return make_socket_path(store.identity, mailbox, store.socket_path(mailbox))
 
 
 @contextmanager
@@ -161,7 +234,7 @@ def read_mailbox(
     Raises: NotFound when the store or the mailbox does not exist; Unavailable when it can't be read, or the
         archive is of another store; BrokenLog when records are missing between the two.
     """
-    log = _existing_log(store, check_mailbox(mailbox))
+    log = open_store(store).existing_log(check_mailbox(mailbox))
     try:
         # Looked for first, as PyArrow takes long to load.
         if archive is not None and (Path(archive) / mailbox).is_dir():
@@ -185,100 +258,34 @@ def read_projections(store: str) -> Iterator[Projections]:
         read_models.close()
 
 
+@explain_missing_extra()
 def open_read_models(store: str) -> ReadModels:
     """Return the read models of a store: a SQLite file or a PostgreSQL database."""
-    # Imported here, as SQLAlchemy takes long to load.
-    if is_url(store):
-        from postroom.adapters.postgres.read_models import PostgresReadModels
-
-        return PostgresReadModels(store)
-    from postroom.adapters.sqlite.read_models import SqliteReadModels
-
-    return SqliteReadModels(store)
-
-
-def rebuild_projections(
-    store: str, progress: "Callable[[Progress], None]", **options: Any
-) -> "RebuildReport":
-    """Rebuild the read models of a store with Spark; see `postroom.projections.rebuild.rebuild`."""
-    from postroom.projections.rebuild import rebuild
-
-    return rebuild(store, progress=progress, **options)
-
-
-def verify_projections(store: str, progress: "Callable[[Progress], None]", **options: Any) -> "VerifyReport":
-    """Compare the read models of a store with its log; see `postroom.projections.verify.verify`."""
-    from postroom.projections.verify import verify
-
-    def backlog_at(mailbox: str, position: int) -> list[TopicCount]:
-        with read_mailbox(store, mailbox) as reader:
-            return reader.get_backlog(at=position).shards
-
-    return verify(store, backlog_at=backlog_at, progress=progress, **options)
-
-
-def roll_back_projections(store: str, to: int | None = None) -> int:
-    """Serve an earlier version of a store's read models again; see `projections.sinks.Sink.roll_back`."""
-    from postroom.projections.sinks import open_sink
-
-    return open_sink(store).roll_back(to)
+    return open_store(store).read_models()
 
 
 def is_database(store: str) -> bool:
-    """Tell whether a store is a PostgreSQL database, not a file or memory."""
+    """Return whether a store is a PostgreSQL database, not a file or memory."""
     return is_url(store)
 
 
 def shown_store(store: str) -> str:
-    """Return a store's name as it may be shown: a database's without the password."""
-    if is_url(store):
-        from postroom.adapters.postgres.database import shown
-
-        return shown(store)
-    return store
+    """Return a store's name for messages, without a password."""
+    return open_store(store).where
 
 
+@explain_missing_extra()
 def list_mailboxes(store: str) -> list[str]:
     """Return the names of the mailboxes in a store, sorted; a file that does not exist yet has none."""
-    if is_url(store):
-        from postroom.adapters.postgres.event_log import mailbox_names as postgres_mailbox_names
-
-        return postgres_mailbox_names(store)
-    return mailbox_names(store)
+    return open_store(store).mailboxes()
 
 
 def open_archive(folder: str | Path) -> LogArchive:
     """Return the archive in which retention stores what it removes.
 
-    Raises: Unavailable when PyArrow is missing.
+    Raises: MissingExtra when PyArrow is not installed.
     """
-    try:
+    with explain_missing_extra("archive"):
         from postroom.adapters.parquet.log_archive import ParquetLogArchive
-    except ImportError:
-        raise Unavailable(
-            "Archiving what retention removes needs PyArrow, which is not installed; "
-            "run: pip install 'postroom[archive]'."
-        ) from None
+
     return ParquetLogArchive(folder)
-
-
-def _storage(
-    store: str, mailbox: str, durability: Durability, can_shrink: bool
-) -> tuple[EventLog, Ownership]:
-    if store == MEMORY:
-        return MemoryEventLog(mailbox), MemoryOwnership()
-    if is_url(store):
-        from postroom.adapters.postgres.event_log import PostgresEventLog  # psycopg takes long to load
-        from postroom.adapters.postgres.ownership import PostgresOwnership
-
-        return PostgresEventLog(store, mailbox, durability=durability), PostgresOwnership(store)
-    log = SqliteEventLog(store, mailbox, durability=durability, can_shrink=can_shrink)
-    return log, FileOwnership(store)
-
-
-def _existing_log(store: str, mailbox: str) -> EventLog:
-    if is_url(store):
-        from postroom.adapters.postgres.event_log import PostgresEventLog
-
-        return PostgresEventLog(store, mailbox, create_missing=False)
-    return SqliteEventLog(store, mailbox, create_missing=False)

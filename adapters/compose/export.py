@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Literal
 
 from postroom.adapters.compose import open_read_models
-from postroom.application.ports.export import Export, Source, Written
+from postroom.application.extras import explain_missing_extra
+from postroom.application.ports.export import Export, ExportSize, ExportSource
 from postroom.application.queries.export_messages import ExportMessages
-from postroom.domain.errors import Unavailable
 from postroom.domain.search import EventFilter
 
 Format = Literal["parquet", "delta", "csv", "json"]
@@ -16,7 +16,7 @@ Format = Literal["parquet", "delta", "csv", "json"]
 
 def export_messages(
     store: str,
-    wanted: EventFilter,
+    filter_: EventFilter,
     format_: Format,
     folder: str | Path,
     *,
@@ -25,19 +25,19 @@ def export_messages(
     payload: bool = False,
     overwrite: bool = False,
     progress: Callable[[int], None] = lambda _: None,
-) -> tuple[Source, Written]:
-    """Export the messages of a store that match, and return what was exported and what that amounts to.
+) -> tuple[ExportSource, ExportSize]:
+    """Export the messages that a filter matches; return a description of the export and its size.
 
     Arguments:
-        by_topic: partition by day and topic; else by day only.
-        folder: made where missing; it holds the whole export in the end, or is as it was.
-        envelope: with whole envelopes, but for the publishers' auth tokens.
-        payload: with payloads, where they are not encrypted.
+        by_topic: partition by day and topic; otherwise by day only.
+        folder: target, created if missing; it contains the complete export afterwards, or is unchanged.
+        envelope: include envelopes, without the publishers' auth tokens.
+        payload: include payloads that are not encrypted.
         overwrite: replace an export of the same format.
-        progress: called with the number of messages so far.
+        progress: called with the number of messages exported so far.
 
-    Raises: NotFound before the first rebuild; InvalidRequest when the folder holds something else;
-        Unavailable when the read models can't be read, the files can't be written, or a library is
+    Raises: NotFound before the first rebuild; InvalidRequest when the folder contains anything else than an
+        export; Unavailable when the read models can't be read, a file can't be written, or a library is
         missing.
     """
     with (
@@ -45,13 +45,13 @@ def export_messages(
         _open_export(format_, Path(folder).absolute(), by_topic, envelope, payload, overwrite) as export,
     ):
         query = ExportMessages(read_models, envelope=envelope, payload=payload)
-        return query(wanted, export, progress)
+        return query(filter_, export, progress)
 
 
 def _open_export(
     format_: Format, target: Path, by_topic: bool, envelope: bool, payload: bool, overwrite: bool
 ) -> AbstractContextManager[Export]:
-    # Imported here, as PyArrow takes long to load and not everybody has it.
+    # Imported here, because PyArrow is optional and slow to load.
     from postroom.adapters.export.files import export_files
 
     if format_ in ("csv", "json"):
@@ -59,16 +59,11 @@ def _open_export(
 
         text = CsvFile if format_ == "csv" else JsonFile
         return export_files(target, format_, by_topic, lambda path: text(path, envelope, payload), overwrite)
-    try:
+    with explain_missing_extra("delta" if format_ == "delta" else "archive"):
         from postroom.adapters.export.parquet import ParquetFile, export_schema
 
         schema = export_schema(envelope, payload, by_topic)
         if format_ == "parquet":
             return export_files(target, format_, by_topic, lambda path: ParquetFile(path, schema), overwrite)
         from postroom.adapters.export.delta import export_delta
-    except ImportError as error:
-        raise Unavailable(
-            f"Exporting as {format_} needs {error.name}, which is not installed; run: "
-            f"pip install 'postroom[{'delta' if format_ == 'delta' else 'archive'}]'."
-        ) from None
     return export_delta(target, schema, by_topic, overwrite)

@@ -1,32 +1,29 @@
-"""Wire what follows the read models of a store; apart, because polars takes long to load."""
+"""Wiring of followers; separate, because polars and PyArrow are slow to import."""
 
 from collections.abc import Iterator
-from contextlib import AbstractAsyncContextManager, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from pathlib import Path
 from threading import Event
 from typing import Literal
 
-from postroom.application.telemetry import Metric
-from postroom.domain.errors import Unavailable
+from postroom.adapters.compose.store import Store, open_log_reader, open_store
+from postroom.application.extras import explain_missing_extra
+from postroom.projections.follow import Follower
+from postroom.projections.incremental.counts import FollowCounts
+from postroom.projections.incremental.metrics import follow_metrics
+from postroom.projections.incremental.sizing import MAX_EVENTS
 
-try:
-    from postroom.projections.follow import MOST_EVENTS, FollowCounts, Follower
-except ImportError:
-    raise Unavailable(
-        "Following the read models needs polars and PyArrow, which are not installed; "
-        "run: pip install 'postroom[spark]'. A JVM is needed only with --engine spark."
-    ) from None
-
-__all__ = ["MOST_EVENTS", "Engine", "FollowCounts", "RunningFollower", "open_follower"]
+__all__ = ["MAX_EVENTS", "Engine", "FollowCounts", "RunningFollower", "make_follower", "open_follower"]
 
 Engine = Literal["local", "spark"]
 
 
 class RunningFollower:
-    """Keep the read models of a store up to date.
+    """A follower of a store's read models.
 
     Arguments:
-        engine: `local` looks at the log itself; `spark` is told by a structured stream. They apply the same.
+        engine: `local` polls the log itself; with `spark`, a structured stream triggers the same batches.
+        checkpoint: see `follow_with_spark`.
     """
 
     def __init__(self, follower: Follower, engine: Engine, checkpoint: str | Path | None) -> None:
@@ -37,80 +34,58 @@ class RunningFollower:
 
     @property
     def counts(self) -> FollowCounts:
-        """Return what was done."""
+        """Return the counters."""
         return self._follower.counts
 
     def stop(self) -> None:
-        """Let `run` return once the batch under way is applied."""
+        """End `run` after the batch under way."""
         self._stop.set()
 
     def run(self, *, once: bool = False) -> None:
-        """Follow until told to stop, through outages of the store; see `Follower.run`."""
+        """Follow until stopped, through outages of the store; see `Follower.run`."""
         if self._engine == "local":
             self._follower.run(self._stop, once=once)
             return
-        from postroom.projections.follow_spark import follow_with_spark
+        with explain_missing_extra():
+            from postroom.projections.spark.follow import follow_with_spark
 
         follow_with_spark(self._follower, self._stop, once=once, checkpoint=self._checkpoint)
 
-    def serve_metrics(self, port: int) -> AbstractAsyncContextManager[str]:
-        """Serve what `measure` yields at a loopback port while the context lasts, and yield the URL.
+    def serve_metrics(self, port: int) -> AbstractContextManager[str]:
+        """Serve the follower's metrics at a loopback port for the length of the context, and yield the URL.
 
-        Raises: Unavailable when the port can't be had.
+        Raises: Unavailable when the port can't be bound.
         """
-        from postroom.adapters.http.metrics import serve_metrics  # aiohttp takes long to load
+        with explain_missing_extra():
+            from postroom.adapters.http.metrics import serve_metrics
 
-        return serve_metrics(self.measure, port)
+        return serve_metrics(lambda: follow_metrics(self.counts), port)
 
-    def measure(self) -> Iterator[Metric]:
-        """Yield what there is to be watched."""
-        counts = self.counts
-        lags = [({"mailbox": name}, lag) for name, lag in sorted(counts.lags.items())]
-        yield Metric(
-            "postroom_follow_lag_events",
-            "gauge",
-            "Log records that the read models are behind.",
-            [(labels, lag.events) for labels, lag in lags],
-        )
-        yield Metric(
-            "postroom_follow_lag_seconds",
-            "gauge",
-            "How long the oldest of those records waits, at most.",
-            [(labels, round(lag.seconds, 3)) for labels, lag in lags],
-        )
-        for name, help_, value in (
-            ("events", "Log records applied.", counts.events),
-            ("batches", "Batches applied.", counts.batches),
-            ("seconds", "Seconds that applying took.", round(counts.seconds, 6)),
-            ("parked", "Log records that could not be folded and were left out.", counts.parked),
-            ("outages", "How often the store could not be used.", counts.outages),
-        ):
-            yield Metric(f"postroom_follow_{name}", "counter", help_, [({}, value)])
-        for name, help_, value in (
-            ("last_batch_events", "Log records of the last batch.", counts.last_events),
-            ("last_batch_seconds", "Seconds that the last batch took.", round(counts.last_seconds, 6)),
-            ("version", "Version of the read models that is brought up to date.", counts.version),
-        ):
-            yield Metric(f"postroom_follow_{name}", "gauge", help_, [({}, value)])
+
+def make_follower(store: Store, *, version: int | None = None, max_events: int = MAX_EVENTS) -> Follower:
+    """Return a follower of a store's read models; see `Follower`."""
+    return Follower(
+        store.read_model_updater(),
+        lambda archive: open_log_reader(store, archive),
+        version=version,
+        max_events=max_events,
+    )
 
 
 @contextmanager
 def open_follower(
-    store: str,
+    address: str,
     engine: Engine = "local",
     *,
     checkpoint: str | Path | None = None,
-    most_events: int = MOST_EVENTS,
+    max_events: int = MAX_EVENTS,
 ) -> Iterator[RunningFollower]:
-    """Have what follows a store, while the context lasts.
+    """Open a follower of a store while the context lasts.
 
     Arguments:
-        store: path of a SQLite store, or URL of a PostgreSQL one.
-        checkpoint: folder for Spark's notes; see `follow_with_spark`.
-        most_events: records of a batch, at most.
+        address: of the store.
+        checkpoint: Spark's checkpoint directory; see `follow_with_spark`.
+        max_events: records of a batch, at most.
     """
-    follower = Follower(store, most_events=most_events)
-    try:
+    with closing(make_follower(open_store(address), max_events=max_events)) as follower:
         yield RunningFollower(follower, engine, checkpoint)
-    finally:
-        follower.close()

@@ -1,83 +1,118 @@
-"""Wire ingestion: the source and the schemas of a namespace, and the mailbox they are stored in."""
+"""Wiring of ingestion: source, schemas and dead letters of a namespace."""
 
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from typing import NamedTuple
 
-from postroom.adapters.compose import Postroom
 from postroom.adapters.config.namespaces import find_namespace, load_namespaces
-from postroom.adapters.nats.connection import NatsSettings, connect
+from postroom.adapters.nats.connection import connect
+from postroom.adapters.nats.dead_letter_queue import JetStreamDeadLetterQueue
 from postroom.adapters.nats.publisher import JetStreamPublisher
-from postroom.adapters.nats.source import JetStreamSource, PullConsumer
+from postroom.adapters.nats.pull_consumer import PullConsumer
+from postroom.adapters.nats.settings import NatsSettings
+from postroom.adapters.nats.source import JetStreamSource
 from postroom.adapters.schemas.validator import SchemaValidator
+from postroom.application.extras import explain_missing_extra
 from postroom.application.ingest.batch import IngestSettings
-from postroom.application.ingest.counts import Ingested
+from postroom.application.ingest.counts import IngestCounts
 from postroom.application.ingest.dead_letters import DeadLetterSubject
 from postroom.application.ingest.ingester import Ingester
 from postroom.application.ingest.namespace import Namespace, NatsSource, RedisSource
+from postroom.application.ingest.redrive import IngestDeadLetter, IngestDeadLetterAdmin
+from postroom.application.mailbox.handlers import CommandHandlers
 from postroom.application.ports.source import Source
-from postroom.application.telemetry import logger
-from postroom.domain.errors import Unavailable
 
 __all__ = [
-    "Ingested",
+    "IngestCounts",
+    "IngestDeadLetter",
+    "IngestDeadLetterAdmin",
     "Ingester",
     "Namespace",
     "NatsSettings",
     "NatsSource",
+    "OpenNamespace",
     "RedisSource",
     "find_namespace",
     "load_namespaces",
+    "nats_settings",
+    "open_ingest_dead_letters",
     "open_ingester",
+    "open_namespace",
 ]
 
-ACK_WAIT_SECONDS = 30
-MAX_ACK_PENDING = 10_000
-MIN_PREFETCH = 1_000
-"""Messages asked for ahead at least: what arrives while one batch is prepared."""
+
+class OpenNamespace(NamedTuple):
+    """A namespace whose schemas are loaded and whose source is connected."""
+
+    namespace: Namespace
+    source: Source
+    payloads: SchemaValidator | None
+    dead_letters: DeadLetterSubject | None
+
+    def ingester(self, postroom: CommandHandlers) -> Ingester:
+        """Return an ingester into a mailbox.
+
+        Arguments:
+            postroom: the mailbox that the namespace names, in the mode `archive`.
+        """
+        namespace = self.namespace
+        return Ingester(
+            self.source,
+            postroom.send_envelopes,
+            IngestSettings(namespace.batch_size, namespace.envelope_validation, namespace.max_retries),
+            payloads=self.payloads,
+            dead_letters=self.dead_letters,
+        )
 
 
 @asynccontextmanager
-async def open_ingester(namespace: Namespace, postroom: Postroom) -> AsyncIterator[Ingester]:
-    """Be ready to ingest what a namespace says, into a mailbox that is owned, while the context lasts.
-
-    Arguments:
-        postroom: owns the mailbox that the namespace names, in the mode `archive`.
+async def open_namespace(namespace: Namespace) -> AsyncIterator[OpenNamespace]:
+    """Load the schemas of a namespace and connect to its source, for the length of the context.
 
     Raises:
-        InvalidRequest: schemas can't be read, or the consumer is not what the namespace says.
+        InvalidRequest: schemas can't be read, or the consumer differs from the namespace.
         NotFound: there is no such stream.
         Unavailable: the source can't be reached.
     """
-    async with AsyncExitStack() as opened:
+    async with AsyncExitStack() as stack:
         payloads = SchemaValidator(namespace.payload_schemas) if namespace.payload_schemas else None
         source = await _open_source(namespace)
-        opened.push_async_callback(source.close)
-        yield Ingester(
-            source,
-            postroom.send_envelopes,
-            IngestSettings(namespace.batch_size, namespace.envelope_validation, namespace.max_retries),
-            payloads=payloads,
-            dead_letters=await _dead_letters(namespace.source, opened),
-        )
+        stack.push_async_callback(source.close)
+        dead_letters = await _dead_letters(namespace.source, stack)
+        yield OpenNamespace(namespace, source, payloads, dead_letters)
+
+
+@asynccontextmanager
+async def open_ingester(namespace: Namespace, postroom: CommandHandlers) -> AsyncIterator[Ingester]:
+    """Open a namespace and ingest into a mailbox; see `open_namespace`."""
+    async with open_namespace(namespace) as source:
+        yield source.ingester(postroom)
+
+
+@asynccontextmanager
+async def open_ingest_dead_letters(nats: NatsSettings, subject: str) -> AsyncIterator[IngestDeadLetterAdmin]:
+    """Manage the dead letters at a dead-letter subject for the length of the context.
+
+    Raises: Unavailable when NATS can't be reached.
+    """
+    async with connect(nats, "postroom ingest dlq") as client:
+        queue, publisher = JetStreamDeadLetterQueue(client), JetStreamPublisher(client)
+        yield IngestDeadLetterAdmin(queue, publisher, subject)
 
 
 async def _open_source(namespace: Namespace) -> Source:
     config = namespace.source
     if isinstance(config, RedisSource):
-        try:
+        with explain_missing_extra():
             from postroom.adapters.redis.source import RedisStreamSource, StreamConsumer
-        except ImportError:
-            raise Unavailable(
-                "Ingesting from Redis needs redis-py, which is not installed; run: "
-                "pip install 'postroom[redis]'."
-            ) from None
+
         return await RedisStreamSource.open(
             StreamConsumer(
                 url=config.url,
                 stream=config.stream,
                 group=config.consumer_group,
                 field=config.field,
-                ack_wait_ms=(config.ack_wait_seconds or ACK_WAIT_SECONDS) * 1_000,
+                ack_wait_ms=config.ack_wait_seconds * 1_000,
             )
         )
     consumer = PullConsumer(
@@ -85,29 +120,22 @@ async def _open_source(namespace: Namespace) -> Source:
         stream=config.stream,
         subjects=(config.subject,),
         create=True,
-        ack_wait_ms=(config.ack_wait_seconds or ACK_WAIT_SECONDS) * 1_000,
-        max_ack_pending=config.max_ack_pending or MAX_ACK_PENDING,
+        ack_wait_ms=config.ack_wait_seconds * 1_000,
+        max_ack_pending=config.max_ack_pending,
     )
-    source = await JetStreamSource.open(
-        _nats(config), consumer, prefetch=max(MIN_PREFETCH, 2 * namespace.batch_size)
-    )
-    if source.max_deliver is not None:
-        logger().warning(
-            "ingest.deliveries_are_limited",
-            consumer=config.consumer_group,
-            max_deliver=source.max_deliver,
-            hint="while the store is away the server may give messages up; set max_deliver to -1",
-        )
-    return source
+    return await JetStreamSource.open(nats_settings(config), consumer, prefetch=namespace.prefetch)
 
 
-async def _dead_letters(config: NatsSource | RedisSource, opened: AsyncExitStack) -> DeadLetterSubject | None:
+async def _dead_letters(config: NatsSource | RedisSource, stack: AsyncExitStack) -> DeadLetterSubject | None:
     if isinstance(config, RedisSource) or config.dead_letter_subject is None:
         return None
-    # A connection of its own: that of the source takes a short way for messages, and waits for nothing else.
-    client = await opened.enter_async_context(connect(_nats(config), f"postroom {config.consumer_group} dlq"))
+    # A separate connection, because the source replaces the parser of its own.
+    client = await stack.enter_async_context(
+        connect(nats_settings(config), f"postroom {config.consumer_group} dlq")
+    )
     return DeadLetterSubject(JetStreamPublisher(client), config.dead_letter_subject, config.consumer_group)
 
 
-def _nats(config: NatsSource) -> NatsSettings:
+def nats_settings(config: NatsSource) -> NatsSettings:
+    """Return the address and credentials of a source."""
     return NatsSettings(url=config.url, credentials=config.credentials)

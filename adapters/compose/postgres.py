@@ -1,8 +1,9 @@
-"""Migrations of the databases that Postroom keeps something in."""
+"""Migrations of stores and of the outbox and inbox tables."""
 
+from postroom.adapters.postgres.messaging.settings import MessagingSettings
 from postroom.adapters.postgres.migrate import Migration, migrate
 
-__all__ = ["Migration", "migrate_messaging", "migrate_store"]
+__all__ = ["MessagingSettings", "Migration", "migrate_messaging", "migrate_store"]
 
 
 def migrate_store(url: str, *, dry_run: bool = False) -> list[Migration]:

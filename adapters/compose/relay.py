@@ -1,18 +1,19 @@
-"""Wire the relay of an outbox; apart, because the client of NATS takes long to load."""
+"""Wiring of the relay of an outbox; a module of its own, because the NATS client is slow to import."""
 
 import random
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 
-from postroom.adapters.compose.messaging import MessagingSettings
-from postroom.adapters.compose.outbox import OutboxSettings, open_repository
-from postroom.adapters.nats.connection import NatsSettings, connect
+from postroom.adapters.compose.outbox import new_cleanup, open_repository
+from postroom.adapters.nats.connection import connect
 from postroom.adapters.nats.publisher import JetStreamPublisher
+from postroom.adapters.nats.settings import NatsSettings
 from postroom.adapters.postgres.messaging.hints import PostgresHints
+from postroom.adapters.postgres.messaging.settings import MessagingSettings
 from postroom.adapters.system.clock import SystemClock
-from postroom.application.background import beside
-from postroom.application.outbox.cleanup import OutboxCleanup
+from postroom.application.background import background_task
 from postroom.application.outbox.relay import OutboxRelay
+from postroom.application.outbox.settings import OutboxSettings
 from postroom.domain.subject import check_token
 
 __all__ = ["MessagingSettings", "NatsSettings", "OutboxSettings", "open_relay"]
@@ -22,22 +23,25 @@ __all__ = ["MessagingSettings", "NatsSettings", "OutboxSettings", "open_relay"]
 async def open_relay(
     messaging: MessagingSettings, nats: NatsSettings, settings: OutboxSettings | None = None
 ) -> AsyncIterator[OutboxRelay]:
-    """Have a relay that publishes the events of a context, and cleans up, while the context manager lasts.
+    """Open a relay that publishes the events of a context, and a cleanup if configured.
 
-    Raises: Unavailable when NATS can't be reached, InvalidRequest when the context is no word of a subject.
+    Raises: Unavailable when NATS can't be reached, InvalidRequest if the context is no token of a subject.
     """
     settings = settings or OutboxSettings()
     check_token(messaging.context, "The context")
-    async with AsyncExitStack() as opened:
-        client = await opened.enter_async_context(connect(nats, "postroom outbox relay"))
+    async with AsyncExitStack() as stack:
+        client = await stack.enter_async_context(connect(nats, "postroom outbox relay"))
         repository = open_repository(messaging, settings, "postroom outbox relay")
-        opened.push_async_callback(repository.close)
+        stack.push_async_callback(repository.close)
         hints = None
         if settings.hints:
             hints = PostgresHints(messaging.database)
-            opened.push_async_callback(hints.close)
+            stack.push_async_callback(hints.close)
         if settings.cleanup_every_ms:
-            await opened.enter_async_context(_cleaning(messaging, settings))
+            connection = open_repository(messaging, settings, "postroom outbox cleanup")
+            stack.push_async_callback(connection.close)
+            cleanup = new_cleanup(connection, settings)
+            await stack.enter_async_context(background_task(cleanup.run(settings.cleanup_every_ms)))
         yield OutboxRelay(
             repository,
             JetStreamPublisher(client),
@@ -45,16 +49,5 @@ async def open_relay(
             random.random,
             messaging.context,
             hints=hints,
-            settings=settings.relay,
+            settings=settings,
         )
-
-
-@asynccontextmanager
-async def _cleaning(messaging: MessagingSettings, settings: OutboxSettings) -> AsyncIterator[None]:
-    repository = open_repository(messaging, settings, "postroom outbox cleanup")
-    cleanup = OutboxCleanup(repository, SystemClock(), random.random, retention_ms=settings.retention_ms)
-    try:
-        async with beside(cleanup.keep_cleaning(settings.cleanup_every_ms)):
-            yield
-    finally:
-        await repository.close()

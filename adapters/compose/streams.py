@@ -2,19 +2,47 @@
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
 
-from postroom.adapters.nats.connection import NatsSettings, connect
-from postroom.adapters.nats.streams import JetStreamStreams
-from postroom.application.ports.streams import Streams
+from postroom.adapters.nats.definitions import (
+    ConsumerDefinition,
+    Definition,
+    Difference,
+    StreamDefinition,
+    StreamStatus,
+    Value,
+)
+from postroom.adapters.nats.plan import Plan, apply_plan, make_plan
+from postroom.adapters.nats.settings import NatsSettings
+from postroom.application.extras import explain_missing_extra
 
-__all__ = ["NatsSettings", "open_streams"]
+if TYPE_CHECKING:
+    from postroom.adapters.nats.streams import JetStreamStreams
+
+__all__ = [
+    "ConsumerDefinition",
+    "Definition",
+    "Difference",
+    "NatsSettings",
+    "Plan",
+    "StreamDefinition",
+    "StreamStatus",
+    "Value",
+    "apply_plan",
+    "make_plan",
+    "open_streams",
+]
 
 
 @asynccontextmanager
-async def open_streams(nats: NatsSettings) -> AsyncIterator[Streams]:
-    """Manage the streams of a NATS server while the context lasts.
+async def open_streams(nats: NatsSettings) -> AsyncIterator["JetStreamStreams"]:
+    """Manage the streams of a NATS server for the length of the context.
 
     Raises: Unavailable when it can't be reached.
     """
+    with explain_missing_extra():
+        from postroom.adapters.nats.connection import connect
+        from postroom.adapters.nats.streams import JetStreamStreams
+
     async with connect(nats, "postroom streams") as client:
         yield JetStreamStreams(client)

@@ -1,15 +1,15 @@
-"""What a namespace file may say, key by key as RFC-037 has it, and as much of our own as it leaves open."""
+"""Structure of a namespace file: the keys of RFC-037 and our additions."""
 
 from pathlib import Path
 from typing import Annotated, Literal
 
 import msgspec
 
-from postroom.application.ingest.namespace import SchemaFormat
+from postroom.application.ingest.namespace import ACK_WAIT_SECONDS, MAX_ACK_PENDING, SchemaFormat
 from postroom.domain.envelope.validation import ValidationMode
 
 Positive = Annotated[int, msgspec.Meta(ge=1)]
-Above0 = Annotated[float, msgspec.Meta(gt=0)]
+PositiveNumber = Annotated[float, msgspec.Meta(gt=0)]
 IndexedHeader = Literal[
     "message_id",
     "timestamp",
@@ -30,7 +30,7 @@ SourceInterface = Literal["QueueInterface", "PubSubInterface"]
 
 
 class EnvelopeSchema(msgspec.Struct, frozen=True, kw_only=True):
-    """How envelopes are checked."""
+    """Validation of envelopes."""
 
     url: str | None = None
     version: Literal["v1"] = "v1"
@@ -40,7 +40,7 @@ class EnvelopeSchema(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TopicSchema(msgspec.Struct, frozen=True, kw_only=True):
-    """The schema of one topic's payloads; what it leaves out is as for all topics."""
+    """The schema of one topic's payloads; missing keys default to those of `PayloadSchemas`."""
 
     topic: str
     message_name: str | None = None
@@ -50,7 +50,7 @@ class TopicSchema(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PayloadSchemas(msgspec.Struct, frozen=True, kw_only=True):
-    """How payloads are checked."""
+    """Validation of payloads."""
 
     url: str | None = None
     version: str | None = None
@@ -62,14 +62,14 @@ class PayloadSchemas(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Schemas(msgspec.Struct, frozen=True, kw_only=True):
-    """How messages are checked before they are stored."""
+    """Validation of messages before they are stored."""
 
     envelope: EnvelopeSchema = EnvelopeSchema()
     payload: PayloadSchemas = PayloadSchemas()
 
 
 class NatsConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Where messages come from, on NATS."""
+    """Configuration of a NATS source."""
 
     url: str
     subject: str
@@ -77,38 +77,38 @@ class NatsConfig(msgspec.Struct, frozen=True, kw_only=True):
     durable: bool = True
     stream: str | None = None
     credentials: Path | None = None
-    ack_wait_seconds: Positive | None = None
-    max_ack_pending: Positive | None = None
+    ack_wait_seconds: Positive = ACK_WAIT_SECONDS
+    max_ack_pending: Positive = MAX_ACK_PENDING
     dead_letter_subject: str | None = None
 
 
 class NatsSlot(msgspec.Struct, frozen=True, kw_only=True, tag_field="backend", tag="nats"):
-    """The message source, where that is NATS."""
+    """The source slot with backend `nats`."""
 
     interfaces: tuple[SourceInterface, ...] = ()
     config: NatsConfig
 
 
 class RedisConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Where messages come from, on Redis."""
+    """Configuration of a Redis source."""
 
     url: str
     stream: str
     consumer_group: str
     durable: bool = True
     field: str = "data"
-    ack_wait_seconds: Positive | None = None
+    ack_wait_seconds: Positive = ACK_WAIT_SECONDS
 
 
 class RedisSlot(msgspec.Struct, frozen=True, kw_only=True, tag_field="backend", tag="redis"):
-    """The message source, where that is Redis."""
+    """The source slot with backend `redis`."""
 
     interfaces: tuple[SourceInterface, ...] = ()
     config: RedisConfig
 
 
 class SqliteConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Where messages are stored, in SQLite."""
+    """Configuration of SQLite storage."""
 
     database_path: Path
     mailbox: str | None = None
@@ -118,14 +118,14 @@ class SqliteConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SqliteSlot(msgspec.Struct, frozen=True, kw_only=True, tag_field="backend", tag="sqlite"):
-    """The storage, where that is SQLite."""
+    """The storage slot with backend `sqlite`."""
 
     interfaces: tuple[Literal["TableWriterInterface"], ...] = ()
     config: SqliteConfig
 
 
 class PostgresConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Where messages are stored, in PostgreSQL."""
+    """Configuration of PostgreSQL storage."""
 
     url: str
     mailbox: str | None = None
@@ -135,42 +135,42 @@ class PostgresConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PostgresSlot(msgspec.Struct, frozen=True, kw_only=True, tag_field="backend", tag="postgres"):
-    """The storage, where that is PostgreSQL."""
+    """The storage slot with backend `postgres`."""
 
     interfaces: tuple[Literal["TableWriterInterface"], ...] = ()
     config: PostgresConfig
 
 
 class SqliteQueryConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Where messages are searched, in SQLite."""
+    """Configuration of SQLite queries."""
 
     database_path: Path
     table_name: Literal["mailbox"] = "mailbox"
 
 
 class SqliteQuerySlot(msgspec.Struct, frozen=True, kw_only=True, tag_field="backend", tag="sqlite"):
-    """The query slot, where that is SQLite."""
+    """The query slot with backend `sqlite`."""
 
     interfaces: tuple[Literal["TableReaderInterface"], ...] = ()
     config: SqliteQueryConfig
 
 
 class PostgresQueryConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Where messages are searched, in PostgreSQL."""
+    """Configuration of PostgreSQL queries."""
 
     url: str
     table_name: Literal["mailbox"] = "mailbox"
 
 
 class PostgresQuerySlot(msgspec.Struct, frozen=True, kw_only=True, tag_field="backend", tag="postgres"):
-    """The query slot, where that is PostgreSQL."""
+    """The query slot with backend `postgres`."""
 
     interfaces: tuple[Literal["TableReaderInterface"], ...] = ()
     config: PostgresQueryConfig
 
 
 class Slots(msgspec.Struct, frozen=True, kw_only=True):
-    """What the namespace is plugged into."""
+    """The backends of a namespace."""
 
     message_source: NatsSlot | RedisSlot
     storage: SqliteSlot | PostgresSlot
@@ -178,14 +178,14 @@ class Slots(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RetentionPolicy(msgspec.Struct, frozen=True, kw_only=True):
-    """How long messages are kept, and how many bytes of them."""
+    """Limits on the age and total size of stored messages."""
 
     max_age_days: Positive | None = None
-    max_size_gb: Above0 | None = None
+    max_size_gb: PositiveNumber | None = None
 
 
 class Behavior(msgspec.Struct, frozen=True, kw_only=True):
-    """How messages are taken in and removed."""
+    """Settings of ingest and retention."""
 
     batch_size: Positive = 100
     auto_commit: bool = True

@@ -1,4 +1,4 @@
-"""Load RFC-037's namespace files; `docs/namespaces.md` describes them for those who write them."""
+"""RFC-037's namespace files; `docs/namespaces.md` documents them."""
 
 import re
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ from postroom.adapters.config.document import (
     SqliteQueryConfig,
     TopicSchema,
 )
-from postroom.adapters.config.reader import YamlReader, listed, suggested
+from postroom.adapters.config.reader import YamlReader, join_with_or, suggestion
 from postroom.application.ingest.namespace import (
     Namespace,
     NatsSource,
@@ -39,9 +39,9 @@ def load_namespaces(file: str | Path) -> tuple[Namespace, ...]:
     """Return the namespaces of a YAML file, in its order (RFC-037 pattern configuration).
 
     Arguments:
-        file: paths that stand in it are relative to its folder.
+        file: the YAML file; paths in it are relative to its folder.
 
-    Raises: InvalidRequest that says what is wrong where, with file, line and place.
+    Raises: InvalidRequest with file, line and key.
     """
     reader = YamlReader(Path(file))
     entries = reader.read(NamespaceFile).namespaces
@@ -53,7 +53,7 @@ def load_namespaces(file: str | Path) -> tuple[Namespace, ...]:
 
 
 def find_namespace(namespaces: tuple[Namespace, ...], name: str | None) -> Namespace:
-    """Return the namespace of a name, or of None the only one; raise `InvalidRequest` when there is none."""
+    """Return a namespace by name, or the only one; raise `InvalidRequest` when there is none."""
     names = [namespace.name for namespace in namespaces]
     if name is None and len(namespaces) == 1:
         return namespaces[0]
@@ -61,13 +61,13 @@ def find_namespace(namespaces: tuple[Namespace, ...], name: str | None) -> Names
         raise InvalidRequest(f"The file has several namespaces; name one of {', '.join(names)}.")
     if name not in names:
         raise InvalidRequest(
-            f"The file has no namespace {name!r}{suggested(name, names)}; it has {', '.join(names)}."
+            f"The file has no namespace {name!r}{suggestion(name, names)}; it has {', '.join(names)}."
         )
     return namespaces[names.index(name)]
 
 
 class _Resolver:
-    """Work out what an entry means: check what keys say together, and fill in what they leave out."""
+    """Resolver of an entry: checks its keys against each other and fills in defaults."""
 
     def __init__(self, reader: YamlReader, entry: NamespaceEntry, index: int) -> None:
         self._reader = reader
@@ -79,8 +79,8 @@ class _Resolver:
         if not behavior.auto_commit:
             raise self._refusal(
                 "behavior.auto_commit",
-                "is false, which would leave every message unacknowledged and make the source deliver all "
-                "of them for ever; leave it out, or make it true",
+                "is false, which would leave every message unacknowledged, so that the source redelivers "
+                "them for ever; omit it or set it to true",
             )
         storage = entry.slots.storage.config
         if isinstance(storage, PostgresConfig):
@@ -108,8 +108,8 @@ class _Resolver:
         if not config.durable:
             raise self._refusal(
                 f"{place}.durable",
-                "is false, which would lose what is published while nobody ingests; leave it out, or make it "
-                "true",
+                "is false, which would lose messages published while ingest is stopped; omit it or set it "
+                "to true",
             )
         if isinstance(slot, NatsSlot) and not _CONSUMER.match(config.consumer_group):
             raise self._refusal(
@@ -138,16 +138,18 @@ class _Resolver:
 
     def _mailbox(self) -> str:
         name = self._entry.name
-        given = self._entry.slots.storage.config.mailbox
+        configured = self._entry.slots.storage.config.mailbox
         place, mailbox = "name", f"{name}@{self._entry.slots.message_source.config.consumer_group}"
-        if given is not None:
-            place, mailbox = "slots.storage.config.mailbox", given
-            if not given.startswith(f"{name}@"):
-                raise self._refusal(place, f"is {given!r}; a mailbox of namespace {name} begins with {name}@")
+        if configured is not None:
+            place, mailbox = "slots.storage.config.mailbox", configured
+            if not configured.startswith(f"{name}@"):
+                raise self._refusal(
+                    place, f"is {configured!r}; a mailbox of namespace {name} begins with {name}@"
+                )
         try:
             return check_mailbox(mailbox)
         except InvalidRequest as error:
-            raise self._refusal(place, f"makes no mailbox: {str(error).rstrip('.')}") from error
+            raise self._refusal(place, f"makes an invalid mailbox name: {str(error).rstrip('.')}") from error
 
     def _check_query(self) -> None:
         query = self._entry.slots.query
@@ -155,8 +157,7 @@ class _Resolver:
         if query is not None and _database(query.config) != _database(storage.config):
             raise self._refusal(
                 "slots.query.config",
-                "names another database than slots.storage.config; messages are searched where they are "
-                "stored, so name the same, or leave the slot out",
+                "names another database than slots.storage.config; name the same one, or omit the slot",
             )
 
     def _retention_ms(self) -> int | None:
@@ -165,15 +166,15 @@ class _Resolver:
         if stored is not None and policy is not None and stored != policy:
             raise self._refusal(
                 "behavior.retention_policy.max_age_days",
-                f"is {policy}, but slots.storage.config.retention_days is {stored}; as what is removed is "
-                "gone, leave one of them out, or make them equal",
+                f"is {policy}, but slots.storage.config.retention_days is {stored}; omit one of "
+                "them or make them equal",
             )
         days = policy or stored
         return None if days is None else days * DAY_MS
 
-    def _check_url(self, place: str, url: str, known: tuple[str, ...]) -> None:
-        if not url.startswith(known):  # what it is stays unsaid: it may hold a password
-            raise self._refusal(f"{place}.url", f"must begin with {listed(known)}")
+    def _check_url(self, place: str, url: str, prefixes: tuple[str, ...]) -> None:
+        if not url.startswith(prefixes):  # the message omits the URL: it may contain a password
+            raise self._refusal(f"{place}.url", f"must begin with {join_with_or(prefixes)}")
 
     def _payload_schemas(self, payload: PayloadSchemas) -> Iterator[PayloadSchema]:
         for index, schema in enumerate(payload.schemas):
@@ -186,7 +187,7 @@ class _Resolver:
     def _payload_schema(
         self, payload: PayloadSchemas, schema: TopicSchema, format_: SchemaFormat
     ) -> PayloadSchema:
-        is_shared = format_ == payload.format  # a file of descriptors is of no use to a JSON Schema
+        is_shared = format_ == payload.format  # descriptors and JSON Schemas are different files
         return PayloadSchema(
             topic=schema.topic,
             format=format_,
@@ -212,6 +213,6 @@ def _check_distinct(reader: YamlReader, namespaces: tuple[Namespace, ...]) -> No
         if namespace.name in indexes:
             raise reader.refusal(
                 f"namespaces[{index}].name",
-                f"is {namespace.name!r}, as is namespaces[{indexes[namespace.name]}].name; make them differ",
+                f"is {namespace.name!r}, as is namespaces[{indexes[namespace.name]}].name; rename one",
             )
         indexes[namespace.name] = index

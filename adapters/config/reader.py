@@ -1,4 +1,4 @@
-"""Read a YAML file as structs, telling every mistake with its line and its place."""
+"""Reading YAML files into structs, with errors that name line and key."""
 
 from collections.abc import Iterable
 from difflib import get_close_matches
@@ -18,18 +18,15 @@ Struct = TypeVar("Struct", bound=msgspec.Struct)
 
 
 class YamlReader:
-    """Read one YAML file.
-
-    Places in it are written like `namespaces[0].slots.storage.backend`.
-    """
+    """Reader of one YAML file; keys in errors are written like `namespaces[0].slots.storage.backend`."""
 
     def __init__(self, file: Path) -> None:
-        """Take the file's path; paths that stand in the file are relative to its folder."""
+        """Take the file's path; paths in the file are relative to its folder."""
         self._file = file
         self._lines: dict[str, int] = {}
 
     def read(self, kind: type[Struct]) -> Struct:
-        """Return the file's content; raise `InvalidRequest` for what is unreadable, unknown or ill-typed."""
+        """Return the file's content; raise `InvalidRequest` when it is unreadable or invalid."""
         loader = self._open()
         try:
             node = loader.get_single_node()
@@ -49,10 +46,11 @@ class YamlReader:
         return value
 
     def refusal(self, place: str, problem: str) -> InvalidRequest:
-        """Return the error that says what is wrong at a place of the file that was read.
+        """Return the error about a key of the file.
 
         Arguments:
-            problem: goes on from the place, without a full stop: `is 3; it must be text`.
+            place: the key.
+            problem: predicate of the key, without a full stop: `is 3; it must be text`.
         """
         line = self._lines.get(place)
         where = f"{self._file}, line {line}" if line else f"{self._file}"
@@ -64,7 +62,7 @@ class YamlReader:
                 content = file.read(MAX_BYTES + 1)
         except OSError as error:
             raise InvalidRequest(
-                f"The file {self._file} can't be read: {error.strerror or error}; name one that exists."
+                f"The file {self._file} can't be read: {error.strerror or error}; name a file that exists."
             ) from error
         if len(content) > MAX_BYTES:
             raise InvalidRequest(f"{self._file} is larger than {MAX_BYTES} bytes; split it.")
@@ -87,7 +85,7 @@ class YamlReader:
                 return self._read(loader, node, types[0], place)
             case inspect.VarTupleType(item_type=item):
                 if not isinstance(node, yaml.SequenceNode):
-                    raise self.refusal(place, f"is {_shown(loader, node)}; it must be a list")
+                    raise self.refusal(place, f"is {_description(loader, node)}; it must be a list")
                 return tuple(
                     self._read(loader, one, item, f"{place}[{index}]") for index, one in enumerate(node.value)
                 )
@@ -101,15 +99,15 @@ class YamlReader:
         prefix = f"{place}." if place else ""
         kind = kinds[0]
         if kind.tag_field is not None:
-            kind = self._chosen(loader, entries.pop(kind.tag_field, None), kinds, place)
+            kind = self._tagged_struct(loader, entries.pop(kind.tag_field, None), kinds, place)
         fields = {field.encode_name: field for field in kind.fields}
-        known = (*fields, *([kind.tag_field] if kind.tag_field else []))
+        keys = (*fields, *([kind.tag_field] if kind.tag_field else []))
         for key, (key_node, _) in entries.items():
             if key not in fields:
                 self._lines[f"{prefix}{key}"] = key_node.start_mark.line + 1
                 self._lines[place] = key_node.start_mark.line + 1
                 raise self.refusal(
-                    place, f"has no key {key!r}{suggested(key, known)}; it knows {', '.join(known)}"
+                    place, f"has no key {key!r}{suggestion(key, keys)}; its keys are {', '.join(keys)}"
                 )
         values = {}
         for name, field in fields.items():
@@ -120,17 +118,17 @@ class YamlReader:
                 raise self.refusal(place, f"has no {name}; it must have one")
         return kind.cls(**values)
 
-    def _chosen(
+    def _tagged_struct(
         self,
         loader: yaml.SafeLoader,
         entry: tuple[yaml.Node, yaml.Node] | None,
         kinds: tuple[inspect.StructType, ...],
         place: str,
     ) -> inspect.StructType:
-        """Return which of several kinds of struct this is, as its field `backend` or the like says."""
+        """Return the struct that the tag field, such as `backend`, selects."""
         name, by_tag = kinds[0].tag_field, {str(kind.tag): kind for kind in kinds}
         if entry is None:
-            raise self.refusal(place, f"has no {name}; it must be {listed(by_tag)}")
+            raise self.refusal(place, f"has no {name}; it must be {join_with_or(by_tag)}")
         self._lines[f"{place}.{name}"] = entry[1].start_mark.line + 1
         value = _value(loader, entry[1])
         if value not in by_tag:
@@ -141,22 +139,22 @@ class YamlReader:
         self, loader: yaml.SafeLoader, node: yaml.Node, place: str
     ) -> dict[str, tuple[yaml.Node, yaml.Node]]:
         if not isinstance(node, yaml.MappingNode):
-            raise self.refusal(place, f"is {_shown(loader, node)}; it must be a mapping of keys to values")
-        own = set()
-        for key, _ in node.value:  # before merging: a key may repeat what `<<` brings in
+            raise self.refusal(place, f"is {_description(loader, node)}; it must be a mapping")
+        keys = set()
+        for key, _ in node.value:  # before merging: a key may override a merged one
             if not isinstance(key, yaml.ScalarNode):
                 self._lines[place] = key.start_mark.line + 1
-                raise self.refusal(place, f"has {_shown(loader, key)} for a key; keys must be text")
-            if key.value in own and key.tag != _MERGE:
+                raise self.refusal(place, f"has {_description(loader, key)} as a key; keys must be text")
+            if key.value in keys and key.tag != _MERGE:
                 self._lines[place] = key.start_mark.line + 1
                 raise self.refusal(place, f"has the key {key.value!r} twice; keep one of them")
-            own.add(key.value)
+            keys.add(key.value)
         loader.flatten_mapping(node)
         return {key.value: (key, value) for key, value in node.value}
 
     def _scalar(self, loader: yaml.SafeLoader, node: yaml.Node, kind: inspect.Type, place: str) -> Any:
         if node.tag == _NULL:
-            raise self.refusal(place, "has no value; give it one, or leave the key out")
+            raise self.refusal(place, "has no value; set one or omit the key")
         value = _value(loader, node)
         match kind:
             case inspect.LiteralType(values=values):
@@ -187,11 +185,11 @@ class YamlReader:
             case _:
                 text = self._typed(loader, node, place, value, str, "text")
                 if not text.strip() or not text.isprintable():
-                    raise self.refusal(place, f"is {text!r}; it must be text that can be seen")
+                    raise self.refusal(place, f"is {text!r}; it must be non-blank printable text")
                 return text
 
     def _typed(
-        self, loader: yaml.SafeLoader, node: yaml.Node, place: str, value: Any, kind: type, wanted: str
+        self, loader: yaml.SafeLoader, node: yaml.Node, place: str, value: Any, kind: type, expected: str
     ) -> Any:
         if type(value) is kind or (kind is float and type(value) is int):
             return value
@@ -200,7 +198,7 @@ class YamlReader:
             advice = ", so put it in quotes"
         elif node.tag == _TEXT and kind is not str:
             advice = ", without quotes" if node.style else ""  # type: ignore[attr-defined]  # scalars have it
-        raise self.refusal(place, f"is {_shown(loader, node)}; it must be {wanted}{advice}")
+        raise self.refusal(place, f"is {_description(loader, node)}; it must be {expected}{advice}")
 
     def _path(self, text: str, place: str) -> Path:
         if not text or "\0" in text:
@@ -208,38 +206,38 @@ class YamlReader:
         try:
             return self._file.parent / Path(text).expanduser()
         except RuntimeError:
-            raise self.refusal(place, f"is {text!r}, but whose home that is can't be told") from None
+            raise self.refusal(place, f"is {text!r}, but that home directory is unknown") from None
 
 
-def suggested(text: object, known: Iterable[str]) -> str:
-    """Return a question in brackets after what is likely a slip of the pen, else nothing."""
-    close = get_close_matches(str(text), list(known), 1)
+def suggestion(text: object, names: Iterable[str]) -> str:
+    """Return ` (did you mean ...?)` for a close match, else an empty string."""
+    close = get_close_matches(str(text), list(names), 1)
     return f" (did you mean {close[0]}?)" if close else ""
 
 
-def listed(names: Iterable[str]) -> str:
-    """Return names with commas and an `or` between them."""
+def join_with_or(names: Iterable[str]) -> str:
+    """Return names joined by commas and `or`."""
     *others, last = names
     return f"{', '.join(others)} or {last}" if others else last
 
 
-def _not_one_of(loader: yaml.SafeLoader, node: yaml.Node, known: Iterable[Any]) -> str:
-    names = [str(name) for name in known]
-    guess = suggested(_value(loader, node), names)
-    return f"is {_shown(loader, node)}{guess}; it must be {listed(names)}"
+def _not_one_of(loader: yaml.SafeLoader, node: yaml.Node, values: Iterable[Any]) -> str:
+    names = [str(value) for value in values]
+    guess = suggestion(_value(loader, node), names)
+    return f"is {_description(loader, node)}{guess}; it must be {join_with_or(names)}"
 
 
 def _value(loader: yaml.SafeLoader, node: yaml.Node) -> Any:
-    """Return a scalar as Python has it; None for a mapping or list, which is never what is asked for."""
+    """Return a scalar as a Python value; None for a mapping or list."""
     if not isinstance(node, yaml.ScalarNode):
         return None
     try:
         return loader.construct_object(node)
-    except (ValueError, OverflowError):  # such as a day that no calendar has
+    except (ValueError, OverflowError):  # such as 2026-02-30
         return None
 
 
-def _shown(loader: yaml.SafeLoader, node: yaml.Node) -> str:
+def _description(loader: yaml.SafeLoader, node: yaml.Node) -> str:
     if isinstance(node, yaml.MappingNode):
         return "a mapping"
     if isinstance(node, yaml.SequenceNode):

@@ -1,4 +1,4 @@
-"""An export as a Delta table, written by delta-rs: no JVM, no jar, and one commit for all of it."""
+"""An export as a Delta table, written by delta-rs in one commit."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -14,13 +14,13 @@ from deltalake.transaction import AddAction, CommitProperties, create_table_with
 from postroom.adapters.export.folder import whole_folder, writing
 from postroom.adapters.export.parquet import ParquetFile
 from postroom.adapters.export.partitions import Part, Partitions
-from postroom.application.ports.export import ExportedMessage, Source, Written
+from postroom.application.ports.export import ExportedMessage, ExportSize, ExportSource
 from postroom.domain.errors import InvalidRequest, Unavailable
 
 NAME = "postroom export"
-"""What the tables are called, by which ours are known."""
+"""Name in the metadata of every exported table; only tables with it are replaced."""
 SOURCE = "postroom_export"
-"""Where a commit says what it was made from."""
+"""Key of the source in the custom metadata of a commit."""
 PARTITION_COLUMNS = {"day": pa.field("day", pa.date32()), "topic": pa.field("topic", pa.string())}
 
 
@@ -28,13 +28,13 @@ PARTITION_COLUMNS = {"day": pa.field("day", pa.date32()), "topic": pa.field("top
 def export_delta(target: Path, schema: pa.Schema, by_topic: bool, overwrite: bool) -> Iterator["DeltaExport"]:
     """Write an export as a Delta table partitioned by day and topic.
 
-    Replacing one is a commit like any other: the table's history has the exports before.
+    Replacing an export commits a new version of the table, whose history retains the earlier exports.
 
     Arguments:
-        schema: of the files.
+        schema: columns of the files.
         by_topic: partition by day and topic; else by day only.
 
-    Raises: InvalidRequest when something else is there, Unavailable when it can't be written.
+    Raises: InvalidRequest when the target contains anything else, Unavailable when it can't be written.
     """
     if not (target / "_delta_log").is_dir():
         with whole_folder(target, "delta", overwrite) as folder, _files(folder, schema, by_topic) as export:
@@ -46,22 +46,25 @@ def export_delta(target: Path, schema: pa.Schema, by_topic: bool, overwrite: boo
 
 
 def _replaceable(target: Path, by_topic: bool, overwrite: bool) -> DeltaTable:
-    """Return the table in a folder when it may be replaced."""
+    """Return the table in a folder; raise `InvalidRequest` when it may not be replaced."""
     try:
         table = DeltaTable(target)
     except DeltaError as error:
         raise Unavailable(f"The Delta table {target} can't be read: {error}.") from error
-    facts = table.metadata()
-    if facts.name != NAME:
-        raise InvalidRequest(f"The folder {target} holds a Delta table that no export wrote; name another.")
+    metadata = table.metadata()
+    if metadata.name != NAME:
+        raise InvalidRequest(
+            f"The folder {target} contains a Delta table that is not an export; name another folder."
+        )
     if not overwrite:
         raise InvalidRequest(
-            f"The folder {target} holds an export already; add --overwrite to replace it, or name another."
+            f"The folder {target} already contains an export; add --overwrite to replace it, or name another "
+            "folder."
         )
-    if facts.partition_columns != _partition_columns(by_topic):
+    if metadata.partition_columns != _partition_columns(by_topic):
         raise InvalidRequest(
-            f"The Delta table {target} is partitioned by {' and '.join(facts.partition_columns)}; export it "
-            "--by the same, or name another folder."
+            f"The Delta table {target} is partitioned by {' and '.join(metadata.partition_columns)}; use the "
+            "same --by, or name another folder."
         )
     return table
 
@@ -70,7 +73,7 @@ def _replaceable(target: Path, by_topic: bool, overwrite: bool) -> DeltaTable:
 def _files(
     folder: Path, schema: pa.Schema, by_topic: bool, table: DeltaTable | None = None
 ) -> Iterator["DeltaExport"]:
-    """Write the files of an export, named like no other's; they go when they are not committed."""
+    """Yield an export whose files have unique names; remove them unless it is committed."""
     partitions = Partitions(folder, f"-{uuid4()}.parquet", by_topic, lambda path: ParquetFile(path, schema))
     try:
         yield DeltaExport(folder, schema, _partition_columns(by_topic), partitions, table)
@@ -83,7 +86,9 @@ class DeltaExport:
     """An export as a Delta table; see `Export`.
 
     Arguments:
-        schema: of the files. partitioned_by: which columns. table: the one that is replaced.
+        schema: columns of the files.
+        partitioned_by: the partition columns.
+        table: the table to replace; None creates one.
     """
 
     def __init__(
@@ -104,16 +109,16 @@ class DeltaExport:
         """Add messages; see `Export.write`."""
         self._partitions.write(messages)
 
-    def complete(self, source: Source) -> Written:
+    def complete(self, source: ExportSource) -> ExportSize:
         """Commit the files; see `Export.complete`."""
-        actions = [_added(part, self._folder) for part in self._partitions.close()]
+        actions = [_add_action(part, self._folder) for part in self._partitions.close()]
         try:
             self._commit(actions, source)
         except DeltaError as error:
             raise Unavailable(f"The Delta table {self._folder} can't be committed: {error}.") from error
-        return Written(len(actions), sum(action.size for action in actions))
+        return ExportSize(len(actions), sum(action.size for action in actions))
 
-    def _commit(self, actions: list[AddAction], source: Source) -> None:
+    def _commit(self, actions: list[AddAction], source: ExportSource) -> None:
         schema, by = Schema.from_arrow(self._schema), self._partitioned_by
         properties = CommitProperties(custom_metadata={SOURCE: msgspec.json.encode(source).decode()})
         if self._table is None:
@@ -130,13 +135,13 @@ def _partition_columns(by_topic: bool) -> list[str]:
     return ["day", "topic"] if by_topic else ["day"]
 
 
-def _added(part: Part, folder: Path) -> AddAction:
-    status = part.path.stat()
+def _add_action(part: Part, folder: Path) -> AddAction:
+    stat = part.path.stat()
     return AddAction(
         path=part.path.relative_to(folder).as_posix(),
-        size=status.st_size,
+        size=stat.st_size,
         partition_values=part.values,
-        modification_time=int(status.st_mtime * 1_000),
+        modification_time=int(stat.st_mtime * 1_000),
         data_change=True,
         stats=msgspec.json.encode({"numRecords": part.messages}).decode(),
     )

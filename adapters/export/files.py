@@ -6,7 +6,7 @@ from pathlib import Path
 
 from postroom.adapters.export.folder import Manifest, whole_folder, write_manifest
 from postroom.adapters.export.partitions import File, Partitions
-from postroom.application.ports.export import ExportedMessage, Source, Written
+from postroom.application.ports.export import ExportedMessage, ExportSize, ExportSource
 
 
 @contextmanager
@@ -17,9 +17,9 @@ def export_files(
 
     Arguments:
         by_topic: partition by day and topic; else by day only.
-        open_file: makes the file at a path.
+        open_file: creates the file at a path.
 
-    Raises: InvalidRequest when something else is there, Unavailable when it can't be written.
+    Raises: InvalidRequest when the target contains anything else, Unavailable when it can't be written.
     """
     with whole_folder(target, kind, overwrite) as folder:
         partitions = Partitions(folder, f".{kind}", by_topic, open_file)
@@ -42,9 +42,9 @@ class FilesExport:
         """Add messages; see `Export.write`."""
         self._partitions.write(messages)
 
-    def complete(self, source: Source) -> Written:
-        """Finish the files and say so; see `Export.complete`."""
+    def complete(self, source: ExportSource) -> ExportSize:
+        """Close the files and write the manifest; see `Export.complete`."""
         parts = self._partitions.close()
-        written = Written(len(parts), sum(part.path.stat().st_size for part in parts))
+        written = ExportSize(len(parts), sum(part.path.stat().st_size for part in parts))
         write_manifest(self._folder, Manifest(self._kind, source, written.files, written.bytes))
         return written

@@ -1,4 +1,4 @@
-"""The folder of an export: there it is whole, or it is not there."""
+"""The folder of an export, which becomes visible only when it is complete."""
 
 import fcntl
 import os
@@ -10,33 +10,34 @@ from tempfile import mkdtemp
 
 import msgspec
 
-from postroom.application.ports.export import Source
+from postroom.application.ports.export import ExportSource
 from postroom.domain.errors import InvalidRequest, Unavailable
 
 SUCCESS = "_SUCCESS"
-"""The file that tells tools a folder is complete; ours says what the export was made from."""
+"""Marker file of a complete folder, as Hadoop and Spark write it; ours contains the `Manifest`."""
 UNFINISHED, REPLACED = ".unfinished", ".replaced"
 
 
 class Manifest(msgspec.Struct, frozen=True):
-    """Describe an export (RFC 8259 JSON in its file `_SUCCESS`)."""
+    """The content of an export's `_SUCCESS` file, as JSON (RFC 8259)."""
 
     postroom_export: str
-    source: Source
+    source: ExportSource
     files: int
     bytes: int
 
 
 @contextmanager
 def whole_folder(target: Path, kind: str, overwrite: bool) -> Iterator[Path]:
-    """Yield an empty folder that becomes `target` when the context ends, and vanishes when that fails.
+    """Yield an empty folder that is renamed to `target` when the context ends, and removed on an error.
 
-    It is readable by its owner only. What a killed process left half-written beside it is removed.
+    Its mode is 0700. Incomplete folders of killed processes are removed.
 
     Arguments:
-        kind: the format. overwrite: replace an export of the same format.
+        kind: the format.
+        overwrite: replace an export of the same format.
 
-    Raises: InvalidRequest when something else is there, Unavailable when files can't be written there.
+    Raises: InvalidRequest when the target contains anything else, Unavailable when it can't be written.
     """
     with writing(target):
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -48,7 +49,7 @@ def whole_folder(target: Path, kind: str, overwrite: bool) -> Iterator[Path]:
                 yield folder
                 _sync(folder)
                 _check(target, kind, overwrite)
-                _put(folder, target)
+                _replace(folder, target)
         except BaseException:
             shutil.rmtree(folder, ignore_errors=True)
             raise
@@ -56,52 +57,55 @@ def whole_folder(target: Path, kind: str, overwrite: bool) -> Iterator[Path]:
 
 @contextmanager
 def writing(target: Path) -> Iterator[None]:
-    """Raise Unavailable for what the file system refuses."""
+    """Raise Unavailable in place of an OSError."""
     try:
         yield
     except OSError as error:
         raise Unavailable(
-            f"The export {target} can't be written: {error.strerror or error}. Check the folder, its "
-            "permissions and its disk; nothing of the export was kept."
+            f"The export {target} can't be written: {error.strerror or error}. Check that the folder is "
+            "writable and its disk has space. No partial export remains."
         ) from error
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
-    """Say in a folder that it is complete."""
+    """Mark a folder as complete."""
     (folder / SUCCESS).write_bytes(msgspec.json.format(msgspec.json.encode(manifest)) + b"\n")
 
 
 def _check(target: Path, kind: str, overwrite: bool) -> None:
-    """See that an export may be put there."""
+    """Raise `InvalidRequest` unless an export may be written to the folder."""
     if target.exists() and not target.is_dir():
         raise InvalidRequest(f"{target} is a file; name a folder for the export.")
     names = sorted(each.name for each in target.iterdir()) if target.exists() else []
     if not names:
         return
-    held = _held(target)
-    strange = [name for name in names if name != SUCCESS and not name.startswith("day=")]
-    if held is None or strange:
+    existing = _export_kind(target)
+    others = [name for name in names if name != SUCCESS and not name.startswith("day=")]
+    if existing is None or others:
         raise InvalidRequest(
-            f"The folder {target} holds more than an export as {kind}, such as {(strange or names)[0]}; name "
-            "one that is empty or not there yet."
+            f"The folder {target} contains files of other origin, such as {(others or names)[0]}; name "
+            "an empty folder or one that does not exist yet."
         )
-    if held != kind:
-        raise InvalidRequest(f"The folder {target} holds an export as {held}; name another for {kind}.")
+    if existing != kind:
+        raise InvalidRequest(
+            f"The folder {target} contains an export as {existing}; name another folder for {kind}."
+        )
     if not overwrite:
         raise InvalidRequest(
-            f"The folder {target} holds an export already; add --overwrite to replace it, or name another."
+            f"The folder {target} already contains an export; add --overwrite to replace it, or name another "
+            "folder."
         )
 
 
-def _held(target: Path) -> str | None:
+def _export_kind(target: Path) -> str | None:
     """Return the format of the export in a folder; None when there is none."""
     with suppress(FileNotFoundError, msgspec.MsgspecError):
         return msgspec.json.decode((target / SUCCESS).read_bytes(), type=Manifest).postroom_export
     return None
 
 
-def _put(folder: Path, target: Path) -> None:
-    """Give a folder the name of `target`, and remove what had it."""
+def _replace(folder: Path, target: Path) -> None:
+    """Rename a folder to `target`, and remove the export that it replaces."""
     if not (target / SUCCESS).exists():
         folder.rename(target)
         _sync_one(target.parent)
@@ -119,12 +123,12 @@ def _put(folder: Path, target: Path) -> None:
 
 
 def _clean_up(target: Path) -> None:
-    """Remove what killed processes left, and put back what one had only just set aside."""
+    """Remove the temporary folders of killed processes; restore an export whose replacement was cut short."""
     for each in target.parent.iterdir():
         if not each.name.startswith(f".{target.name}.") or each.suffix not in (UNFINISHED, REPLACED):
             continue
         with suppress(BlockingIOError), _locked(each):
-            if each.suffix == REPLACED and not target.exists() and _held(each) is not None:
+            if each.suffix == REPLACED and not target.exists() and _export_kind(each) is not None:
                 each.rename(target)
             else:
                 shutil.rmtree(each)
@@ -132,7 +136,7 @@ def _clean_up(target: Path) -> None:
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Hold a folder so that no process takes it for abandoned; raise BlockingIOError if one holds it."""
+    """Lock a folder that is in use; raise BlockingIOError when another process has locked it."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -8,6 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from postroom.application.ports.export import ExportedMessage
+from postroom.domain.message import Headers
 
 _TEXT, _BYTES, _LONG = pa.string(), pa.binary(), pa.int64()
 _COLUMNS = {
@@ -19,15 +20,7 @@ _COLUMNS = {
     "shard": _LONG,
     "status": _TEXT,
     "attempts": _LONG,
-    "content_type": _TEXT,
-    "schema_url": _TEXT,
-    "schema_version": _TEXT,
-    "encryption": _TEXT,
-    "correlation_id": _TEXT,
-    "principal": _TEXT,
-    "namespace": _TEXT,
-    "trace_id": _TEXT,
-    "span_id": _TEXT,
+    **dict.fromkeys(Headers.__struct_fields__[2:-1], _TEXT),
     "custom_headers": pa.map_(_TEXT, _TEXT),
     "envelope": _BYTES,
     "payload": _BYTES,
@@ -37,21 +30,21 @@ _REQUIRED = (
     "custom_headers",
 )
 _UNIQUE = ("message_id", "envelope", "payload")
-"""Columns whose values hardly ever repeat, so that a dictionary of them would be for nothing."""
+"""Columns of mostly distinct values, written without a dictionary."""
 
 
 def export_schema(envelope: bool, payload: bool, by_topic: bool) -> pa.Schema:
     """Return the columns of an export's files.
 
     Arguments:
-        envelope, payload: whether it has these.
-        by_topic: whether the topic is a partition's, and so no column of its files.
+        envelope, payload: whether to include these columns.
+        by_topic: whether topic is a partition column, and so omitted from the files.
     """
-    is_there = {"envelope": envelope, "payload": payload, "topic": not by_topic}
+    included = {"envelope": envelope, "payload": payload, "topic": not by_topic}
     return pa.schema(
         pa.field(name, kind, nullable=name not in _REQUIRED)
         for name, kind in _COLUMNS.items()
-        if is_there.get(name, True)
+        if included.get(name, True)
     )
 
 

@@ -1,6 +1,6 @@
-"""Messages spread over files by day and topic, with few files open and little in memory.
+"""Messages partitioned into files by day and topic, with bounded memory and open files.
 
-Folders are named as Hive names them and Spark, Polars and DuckDB read them.
+Folders follow the naming of Hive partitions, which Spark, Polars and DuckDB read.
 """
 
 from collections import Counter
@@ -12,14 +12,14 @@ from typing import NamedTuple, Protocol
 from postroom.application.ports.export import ExportedMessage
 from postroom.domain.errors import InvalidRequest
 
-HELD_BYTES = 64 << 20
-"""What is held in memory before it is written, counted in envelopes and payloads."""
+BUFFER_BYTES = 64 << 20
+"""Limit on the buffered envelopes and payloads."""
 MESSAGE_BYTES = 2_000
-"""What a message takes besides."""
+"""Estimated size of a message without its envelope and payload."""
 OPEN_FILES = 32
 MAX_NAME_BYTES = 255
 ESCAPED = frozenset("\"#%'*/:=?\\{[]^") | {chr(code) for code in (*range(1, 32), 127)}
-"""What Hive and Spark escape in the name of a folder."""
+"""Characters that Hive and Spark escape in the name of a folder."""
 DAY_MS = 86_400_000
 _EPOCH = date(1970, 1, 1)
 
@@ -35,10 +35,10 @@ class File(Protocol):
 
 
 class Part(NamedTuple):
-    """Describe a file that was written.
+    """A file that was written.
 
     Arguments:
-        values: by column, those that all its messages have and that are not in the file.
+        values: the values of its partition columns, which the file itself omits.
     """
 
     path: Path
@@ -47,16 +47,16 @@ class Part(NamedTuple):
 
 
 class Partitions:
-    """Write messages, which come oldest first, into as few files as bounded memory allows.
+    """Writer of messages, oldest first, into as few files as bounded memory allows.
 
-    Messages gather until their day is over or memory is used up. Then those of the largest topics are
-    written; their files stay open for more, unless others need one of the few that may be.
+    Messages are buffered until their day ends or the buffer is full. Then the largest topics are written
+    first; at most `OPEN_FILES` files stay open, and the least recently used is closed first.
 
     Arguments:
-        folder: in which those of the partitions are made, such as `day=2026-11-20/topic=github.push`.
-        suffix: what the names of files end with, which begin with `part-0`.
+        folder: parent of the partitions' folders, such as `day=2026-11-20/topic=github.push`.
+        suffix: end of the file names, such as `.csv` in `part-0.csv`.
         by_topic: partition by day and topic; else by day only.
-        open_file: makes the file at a path.
+        open_file: creates the file at a path.
     """
 
     def __init__(self, folder: Path, suffix: str, by_topic: bool, open_file: Callable[[Path], File]) -> None:
@@ -65,27 +65,27 @@ class Partitions:
         self._by_topic = by_topic
         self._open_file = open_file
         self._day = date.min
-        self._held: dict[str, list[ExportedMessage]] = {}
+        self._buffers: dict[str, list[ExportedMessage]] = {}
         self._bytes: Counter[str] = Counter()
         self._open: dict[str, _OpenPart] = {}
         self._files: Counter[str] = Counter()
         self._parts: list[Part] = []
 
     def write(self, messages: Sequence[ExportedMessage]) -> None:
-        """Add messages; raise InvalidRequest for a topic that no folder can be named after."""
+        """Add messages; raise InvalidRequest for a topic whose folder name would be too long."""
         for each in messages:
             day = day_of(each.message.timestamp)
             if day != self._day:
                 self._finish_day()
                 self._day = day
             topic = each.message.topic if self._by_topic else ""
-            self._held.setdefault(topic, []).append(each)
+            self._buffers.setdefault(topic, []).append(each)
             self._bytes[topic] += len(each.message.envelope_blob) + len(each.payload or b"") + MESSAGE_BYTES
-        if self._bytes.total() > HELD_BYTES:
+        if self._bytes.total() > BUFFER_BYTES:
             self._write_largest()
 
     def close(self) -> list[Part]:
-        """Write what is held, close every file and return them all."""
+        """Write the buffered messages, close every file and return them all."""
         self._finish_day()
         return self._parts
 
@@ -97,7 +97,7 @@ class Partitions:
             part.path.unlink(missing_ok=True)
 
     def _finish_day(self) -> None:
-        for topic in sorted(self._held):
+        for topic in sorted(self._buffers):
             self._flush(topic)
             self._close(topic)
         for topic in list(self._open):
@@ -107,19 +107,19 @@ class Partitions:
     def _write_largest(self) -> None:
         for topic, _ in self._bytes.most_common():
             self._flush(topic)
-            if self._bytes.total() <= HELD_BYTES // 2:
+            if self._bytes.total() <= BUFFER_BYTES // 2:
                 return
 
     def _flush(self, topic: str) -> None:
-        # Taken out and put back, it is the one that was used last.
-        part = self._open.pop(topic, None) or self._opened(topic)
+        # Reinserted at the end: the dict is in order of last use.
+        part = self._open.pop(topic, None) or self._open_part(topic)
         self._open[topic] = part
-        messages = self._held.pop(topic)
+        messages = self._buffers.pop(topic)
         del self._bytes[topic]
         part.file.write(messages)
         part.messages += len(messages)
 
-    def _opened(self, topic: str) -> "_OpenPart":
+    def _open_part(self, topic: str) -> "_OpenPart":
         while len(self._open) >= OPEN_FILES:
             self._close(next(iter(self._open)))
         values = {"day": self._day.isoformat(), **({"topic": topic} if self._by_topic else {})}
@@ -154,7 +154,7 @@ def _folder_name(column: str, value: str) -> str:
     name = f"{column}={escaped}"
     if len(name.encode()) > MAX_NAME_BYTES:
         raise InvalidRequest(
-            f"The {column} {value!r} is too long for the name of a folder; partition --by day, or choose "
-            "others with --topic."
+            f"The {column} {value!r} is too long for the name of a folder; use --by day, or select "
+            "other topics with --topic."
         )
     return name

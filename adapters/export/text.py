@@ -1,6 +1,6 @@
-"""Exported messages as text: a JSON object a line, or CSV with a line of names first.
+"""Exported messages as text: JSON Lines, or CSV with a header line.
 
-Unlike Parquet, each row has its topic: text is often read line by line, by tools that know no partitions.
+Unlike Parquet, each row has its topic: text is often read by tools without support for partitions.
 """
 
 import csv
@@ -14,6 +14,8 @@ import msgspec
 from postroom.application.ports.export import ExportedMessage
 from postroom.domain.search import FoundMessage
 
+_FORMULA_PREFIXES = ("=", "+", "-", "@", "\t", "\r", "\n", "'")
+"""First characters of text that a spreadsheet evaluates, and the apostrophe that marks text."""
 HEADERS = tuple(name for name in FoundMessage.__struct_fields__ if name != "envelope_blob")
 
 
@@ -44,7 +46,11 @@ class JsonFile:
 
 
 class CsvFile:
-    """A CSV file (RFC 4180) that is being written; what is missing is empty."""
+    """A CSV file (RFC 4180) that is being written; missing values are empty.
+
+    Text that a spreadsheet would evaluate as a formula, or that begins with an apostrophe, is preceded by an
+    apostrophe; remove one leading apostrophe to restore it.
+    """
 
     def __init__(self, path: Path, envelope: bool, payload: bool) -> None:
         columns = [*HEADERS, *["envelope_b64"] * envelope, *["payload", "payload_b64"] * payload]
@@ -65,7 +71,11 @@ def _csv_row(exported: ExportedMessage) -> dict[str, Any]:
     row = _headers(exported.message) | _payload(exported.payload)
     row["custom_headers"] = msgspec.json.encode(exported.message.custom_headers).decode()
     row["envelope_b64"] = None if exported.envelope is None else b64encode(exported.envelope).decode()
-    return row
+    return {name: value if name.endswith("_b64") else _escape_formula(value) for name, value in row.items()}
+
+
+def _escape_formula(value: Any) -> Any:
+    return f"'{value}" if isinstance(value, str) and value.startswith(_FORMULA_PREFIXES) else value
 
 
 def _headers(message: FoundMessage) -> dict[str, Any]:
@@ -75,7 +85,7 @@ def _headers(message: FoundMessage) -> dict[str, Any]:
 
 
 def _payload(payload: bytes | None) -> dict[str, str | None]:
-    """Return a payload as text or, where it is no UTF-8, in base64."""
+    """Return a payload as text, or in base64 if it is not UTF-8."""
     if payload is None:
         return {"payload": None, "payload_b64": None}
     try:

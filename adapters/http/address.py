@@ -1,4 +1,4 @@
-"""Which URLs requests may be sent to, and which addresses these may resolve to: no forged requests (SSRF)."""
+"""Permitted URLs of handlers, and permitted addresses of their hosts (protection against SSRF)."""
 
 import asyncio
 import re
@@ -23,9 +23,9 @@ Address = IPv4Address | IPv6Address
 Network = IPv4Network | IPv6Network
 
 _NAT64 = ip_network("64:ff9b::/96")
-# Not public in effect, though not all versions of Python say so: the metadata services of two clouds, what
-# reaches the hosts of NAT64 and 6to4 relays, and networks of benchmarks and shared address space.
-_NEVER = tuple(
+# Not public, although some Python versions classify them as global: cloud metadata services, NAT64 and 6to4
+# relays, benchmark networks, and shared address space.
+_NOT_PUBLIC = tuple(
     map(
         ip_network,
         ("192.0.0.0/24", "168.63.129.16/32", "100.64.0.0/10", "198.18.0.0/15", "64:ff9b:1::/48", "fec0::/10"),
@@ -37,12 +37,12 @@ _HIDDEN = re.compile(r"%(?:2e|2f|5c|00)", re.IGNORECASE)
 _PORTS = {"http": 80, "https": 443}
 
 
-class Allowed(NamedTuple):
+class AllowEntry(NamedTuple):
     """One entry of the allow-list.
 
     Arguments:
-        path: what the URL's path is, or is below of.
-        networks: where the host's addresses must lie; none stands for every public address.
+        path: the URL's path must equal it or be below it.
+        networks: networks that the host's addresses must be in; empty permits every public address.
     """
 
     scheme: str
@@ -52,21 +52,21 @@ class Allowed(NamedTuple):
     networks: tuple[Network, ...]
 
     def covers(self, url: URL) -> bool:
-        """Tell whether a checked URL begins with this one, on a boundary between two segments of its path."""
+        """Return whether this entry permits a parsed URL."""
         same_origin = (url.scheme, _host(url), url.port) == (self.scheme, self.host, self.port)
         below = url.raw_path == self.path or url.raw_path.startswith(self.path.rstrip("/") + "/")
         return same_origin and below
 
 
-def parse_allowed(entry: str) -> Allowed:
-    """Read one entry of the allow-list.
+def parse_allow_entry(entry: str) -> AllowEntry:
+    """Parse one entry of the allow-list.
 
     Arguments:
         entry: a host (`handlers.example.com`, HTTPS only) or a URL prefix (`http://sea-handlers:8000/handle`),
-            and after it, with spaces between, the networks its addresses must lie in (`10.0.0.0/8`). Without
-            networks only public addresses will do.
+            followed by the networks that its addresses must be in (`10.0.0.0/8`), separated by spaces.
+            Without networks only public addresses are permitted.
 
-    Raises: InvalidRequest saying what is wrong with it.
+    Raises: InvalidRequest for a malformed entry.
     """
     prefix, *networks = entry.split()
     url = _parse(prefix if "://" in prefix else f"https://{prefix}/", "The allowed handler")
@@ -74,31 +74,31 @@ def parse_allowed(entry: str) -> Allowed:
         parsed = tuple(ip_network(network) for network in networks)
     except ValueError as error:
         raise InvalidRequest(
-            f"The allowed handler {entry!r} has a network that is none: {error}; write such as 10.0.0.0/8."
+            f"The allowed handler {entry!r} has an invalid network: {error}; write it like 10.0.0.0/8."
         ) from None
-    return Allowed(url.scheme, _host(url), url.port or 0, url.raw_path, parsed)
+    return AllowEntry(url.scheme, _host(url), url.port or 0, url.raw_path, parsed)
 
 
 class Destination(NamedTuple):
-    """A URL that requests may be sent to, with the networks its host may be in."""
+    """A permitted URL, with the networks that its host may be in."""
 
     url: URL
     networks: tuple[Network, ...]
 
 
-def check_url(text: str, allowed: Iterable[Allowed]) -> Destination:
-    """Return a handler's URL, parsed by the very library that will connect to it.
+def check_url(text: str, allowed: Iterable[AllowEntry]) -> Destination:
+    """Check a handler's URL, parsed by the library that will connect to it.
 
     Raises:
-        InvalidRequest: it is malformed, or written so that two parsers could read it differently.
-        Forbidden: the allow-list has no entry for it, or its address is not allowed.
+        InvalidRequest: it is malformed, or parsers could interpret it differently.
+        Forbidden: the allow-list has no entry for it, or its address is not permitted.
     """
     url = _parse(text, "The handler's URL")
     entries = [entry for entry in allowed if entry.covers(url)]
     if not entries:
         raise Forbidden(
             f"The handler's URL {url.scheme}://{url.raw_authority}{url.raw_path} is not on the allow-list; "
-            "add its prefix to [inbox] allow, with the network of its addresses where they are not public."
+            "add its prefix to [inbox] allow, with the network of its addresses if they are not public."
         )
     networks = tuple(network for entry in entries for network in entry.networks)
     literal = _literal(_host(url))
@@ -108,44 +108,42 @@ def check_url(text: str, allowed: Iterable[Allowed]) -> Destination:
 
 
 def check_address(address: Address, networks: tuple[Network, ...], host: str) -> None:
-    """See that requests may be sent to an address.
+    """Check that an address is permitted.
 
-    Raises: Forbidden when it lies in none of the networks, or is not public where there are none.
+    Raises: Forbidden if it is in none of the networks, or, without networks, not public.
     """
     real = _embedded(address)
     if networks:
         if not any(real in network for network in networks):
             raise Forbidden(
-                f"{host} has the address {address}, which lies in none of the networks allowed for it; check "
-                "its name server, or [inbox] allow."
+                f"{host} has the address {address}, which is in none of its permitted networks; check its "
+                "name server, or [inbox] allow."
             )
-    elif not real.is_global or real.is_multicast or any(real in network for network in _NEVER):
+    elif not real.is_global or real.is_multicast or any(real in network for network in _NOT_PUBLIC):
         raise Forbidden(
-            f"{host} has the address {address}, which is not public; if that is meant, add its network to "
-            "the handler's entry in [inbox] allow."
+            f"{host} has the address {address}, which is not public; if that is intended, add its network "
+            "to the handler's entry in [inbox] allow."
         )
 
 
 class CheckedResolver(AbstractResolver):
-    """Resolve a host once for each connection, and hand out addresses only if all of them are allowed.
+    """Resolver that checks all addresses of a host, once per connection.
 
-    The connection is made to exactly these: a name that resolves differently the next time (DNS rebinding)
-    gains nothing.
+    The client connects only to the checked addresses, which prevents DNS rebinding.
     """
 
     def __init__(self, networks: tuple[Network, ...]) -> None:
-        """Take the networks that the host may be in."""
         self._networks = networks
 
     async def resolve(
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
     ) -> list[ResolveResult]:
-        """Return the host's addresses; raise OSError where there is none, or one is not allowed."""
-        found = await asyncio.get_running_loop().getaddrinfo(
+        """Return the host's addresses; raise `OSError` if there are none, or one is not permitted."""
+        infos = await asyncio.get_running_loop().getaddrinfo(
             host, port, type=socket.SOCK_STREAM, family=family, flags=socket.AI_ADDRCONFIG
         )
         results = []
-        for kind, _, protocol, _, where in found:
+        for kind, _, protocol, _, where in infos:
             try:
                 check_address(ip_address(where[0]), self._networks, host)
             except Forbidden as error:
@@ -163,30 +161,31 @@ class CheckedResolver(AbstractResolver):
         return results
 
     async def close(self) -> None:
-        """Do nothing: there is nothing to release."""
+        """Do nothing; the resolver has no resources."""
 
 
 def _parse(text: str, what: str) -> URL:
     advice = "write it like https://handlers.example.com/handle"
     if not _PLAIN.fullmatch(text) or "\\" in text or _HIDDEN.search(text) or ".." in text:
         raise InvalidRequest(
-            f"{what} {text!r} has spaces, dots or characters that readers of URLs disagree on; {advice}."
+            f"{what} {text!r} has spaces, `..` or characters that URL parsers interpret differently; "
+            f"{advice}."
         )
     try:
         url = URL(text)
     except ValueError as error:
-        raise InvalidRequest(f"{what} can't be read: {error}; {advice}.") from None
+        raise InvalidRequest(f"{what} is malformed: {error}; {advice}.") from None
     if url.scheme not in _PORTS or not url.raw_host:
         raise InvalidRequest(f"{what} must begin with https:// or an allowed http:// and a host; {advice}.")
     if url.raw_user is not None or url.raw_password is not None or "@" in url.raw_authority:
-        raise InvalidRequest(f"{what} has credentials in it; leave them out, requests are signed.")
+        raise InvalidRequest(f"{what} contains credentials; remove them, as requests are signed.")
     if url.raw_fragment:
         raise InvalidRequest(f"{what} has a fragment, which is never sent; {advice}.")
     host = _host(url)
     if _literal(host) is None and (not _HOST.fullmatch(host) or _looks_numeric(host)):
         raise InvalidRequest(
-            f"{what} names the host {host!r}, which is neither a name nor an address as addresses are "
-            f"written; {advice}."
+            f"{what} has the host {host!r}, which is neither a host name nor an address in standard "
+            f"notation; {advice}."
         )
     return url
 
@@ -196,7 +195,7 @@ def _host(url: URL) -> str:
 
 
 def _looks_numeric(host: str) -> bool:
-    """Tell whether resolvers would take a name for an address: `2130706433`, `0x7f.1`, `0177.0.0.1`."""
+    """Return whether resolvers would interpret a name as an address: `2130706433`, `0x7f.1`, `0177.0.0.1`."""
     last = host.rpartition(".")[2]
     return last.isdecimal() or last.startswith("0x")
 
@@ -209,7 +208,7 @@ def _literal(host: str) -> Address | None:
 
 
 def _embedded(address: Address) -> Address:
-    """Return the IPv4 address that an IPv6 address leads to, if it is such a one."""
+    """Return the IPv4 address embedded in an IPv6 address, or else the address."""
     if not isinstance(address, IPv6Address):
         return address
     if address in _NAT64:

@@ -1,4 +1,4 @@
-"""Handing events to a service by HTTP (SDS-047 PORT-047-005 `EventHandler`, section 12)."""
+"""The event handler port over HTTP (SDS-047 PORT-047-005 `EventHandler`, section 12)."""
 
 import time
 from collections.abc import Iterable, Sequence
@@ -7,28 +7,29 @@ from types import TracebackType
 import aiohttp
 import msgspec
 
-from postroom.adapters.http.address import CheckedResolver, check_url, parse_allowed
+from postroom.adapters.http.address import CheckedResolver, check_url, parse_allow_entry
+from postroom.adapters.http.response import classify_response
 from postroom.adapters.http.signature import check_keys, sign
+from postroom.application.inbox.settings import TIMEOUT_MS
 from postroom.application.ports.event_handler import HandlerRequest
-from postroom.domain.inbox import HandlerResult, result_of
+from postroom.domain.inbox import HandlerResult
 
-TIMEOUT_MS = 60_000
 CONNECT_TIMEOUT_SECONDS = 10
 MAX_RESPONSE_BYTES = 64 << 10
 SHOWN_CHARACTERS = 500
 MAX_CONNECTIONS = 100
-# Less than servers keep an idle connection (uvicorn: 5 s), else some requests meet one that is being closed.
+# Shorter than the idle timeout of servers (uvicorn: 5 s), so that no request is sent on a closing connection.
 KEEPALIVE_SECONDS = 4
 
 
 class HttpEventHandler:
-    """POST events to a handler, signed; to its own checked address only, and following no redirect.
+    """Handler that is called with signed POST requests, at permitted addresses and without redirects.
 
     Arguments:
-        url: the handler's.
-        allow: URLs and networks that requests may go to; see `parse_allowed`. Nothing else is ever called.
+        url: URL of the handler.
+        allow: permitted URLs and networks; see `parse_allow_entry`.
         keys: signing keys, the current one first.
-        timeout_ms: how long the handler may take to answer.
+        timeout_ms: how long the handler may take to respond.
     """
 
     def __init__(
@@ -41,7 +42,7 @@ class HttpEventHandler:
         max_response_bytes: int = MAX_RESPONSE_BYTES,
         max_connections: int = MAX_CONNECTIONS,
     ) -> None:
-        destination = check_url(url, [parse_allowed(entry) for entry in allow])
+        destination = check_url(url, [parse_allow_entry(entry) for entry in allow])
         self._url = destination.url
         self._shown = destination.url.with_query(None)
         self._networks = destination.networks
@@ -52,24 +53,22 @@ class HttpEventHandler:
         self._session: aiohttp.ClientSession | None = None
 
     async def handle(self, request: HandlerRequest) -> HandlerResult:
-        """POST an event and return what the handler's answer, or its silence, means."""
+        """POST an event and classify the response; a missing response is a failure."""
         body = msgspec.json.encode(request)
         headers = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
-        headers |= sign(body, int(time.time()), self._keys)
+        headers |= sign(request.message_id, body, int(time.time()), self._keys)
         try:
-            async with self._opened().post(
+            async with self._get_session().post(
                 self._url, data=body, headers=headers, allow_redirects=False
             ) as response:
-                said = await self._read(response)
-                retry_after_ms = _milliseconds(response.headers.get("Retry-After", ""))
-                return result_of(response.status, said, retry_after_ms)
+                text = await self._read(response)
+                return classify_response(response.status, text, response.headers.get("Retry-After", ""))
         except TimeoutError:
-            return HandlerResult("failed", f"{self._shown} did not answer within {self._timeout_ms:,} ms")
+            return HandlerResult("failed", f"{self._shown} did not respond within {self._timeout_ms:,} ms")
         except (aiohttp.ClientError, OSError, ValueError) as error:
-            cause = getattr(
-                error, "os_error", error
-            )  # aiohttp's own text leaves out why an address is refused
-            return HandlerResult("failed", f"{self._shown} gave no answer: {str(cause) or repr(cause)}")
+            # The text of aiohttp's own error omits why an address was refused.
+            cause = getattr(error, "os_error", error)
+            return HandlerResult("failed", f"{self._shown} gave no response: {str(cause) or repr(cause)}")
 
     async def close(self) -> None:
         """Close all connections; closing twice is fine."""
@@ -85,7 +84,7 @@ class HttpEventHandler:
     ) -> None:
         await self.close()
 
-    def _opened(self) -> aiohttp.ClientSession:
+    def _get_session(self) -> aiohttp.ClientSession:
         if self._session is None:
             connector = aiohttp.TCPConnector(
                 resolver=CheckedResolver(self._networks),
@@ -105,7 +104,7 @@ class HttpEventHandler:
         return self._session
 
     async def _read(self, response: aiohttp.ClientResponse) -> str:
-        """Return how the body begins; a longer one than allowed is not read to its end."""
+        """Return the beginning of the body, and read no more than the maximum size."""
         body = b""
         while len(body) < self._max_response_bytes:
             chunk = await response.content.read(self._max_response_bytes - len(body))
@@ -115,8 +114,3 @@ class HttpEventHandler:
         else:
             response.close()
         return body[: 4 * SHOWN_CHARACTERS].decode("utf-8", "replace")[:SHOWN_CHARACTERS].strip()
-
-
-def _milliseconds(retry_after: str) -> int | None:
-    seconds = retry_after.strip()
-    return int(seconds) * 1_000 if seconds.isascii() and seconds.isdecimal() and len(seconds) < 8 else None

@@ -1,59 +1,61 @@
-"""Metrics as OpenMetrics text, for whatever scrapes them."""
+"""Metrics over HTTP, in the text formats of Prometheus and OpenMetrics."""
 
-from collections.abc import AsyncIterator, Callable, Iterable
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 
-from aiohttp import web
+from prometheus_client import start_http_server
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.registry import Collector, CollectorRegistry
 
 from postroom.application.telemetry import Metric
 from postroom.domain.errors import Unavailable
 
-CONTENT_TYPE = "application/openmetrics-text; version=1.0.0; charset=utf-8"
+_FAMILIES = {"counter": CounterMetricFamily, "gauge": GaugeMetricFamily}
 
 
-@asynccontextmanager
-async def serve_metrics(
+@contextmanager
+def serve_metrics(
     measure: Callable[[], Iterable[Metric]], port: int, host: str = "127.0.0.1"
-) -> AsyncIterator[str]:
+) -> Iterator[str]:
     """Serve metrics at `/metrics` while the context lasts, and yield the URL.
 
     Arguments:
-        measure: called for every request.
-        port: 0 for any that is free.
+        measure: returns the metrics; called for every request, in another thread.
+        port: 0 for any free port.
 
-    Raises: Unavailable when the port can't be had.
+    Raises: Unavailable when the port can't be bound.
     """
-
-    async def answer(request: web.Request) -> web.Response:
-        return web.Response(body=render(measure()).encode(), headers={"Content-Type": CONTENT_TYPE})
-
-    app = web.Application()
-    app.router.add_get("/metrics", answer)
-    runner = web.AppRunner(app, access_log=None)
-    await runner.setup()
+    registry = CollectorRegistry()
+    registry.register(_Measurements(measure))
     try:
-        try:
-            await web.TCPSite(runner, host, port).start()
-        except OSError as error:
-            raise Unavailable(
-                f"Metrics can't be served at {host}:{port}: {error.strerror}; choose another --metrics-port."
-            ) from error
-        yield f"http://{host}:{runner.addresses[0][1]}/metrics"
+        server, thread = start_http_server(port, host, registry)
+    except OSError as error:
+        raise Unavailable(
+            f"Metrics can't be served at {host}:{port}: {error.strerror}; choose another --metrics-port."
+        ) from error
+    try:
+        yield f"http://{host}:{server.server_port}/metrics"
     finally:
-        await runner.cleanup()
+        server.shutdown()
+        server.server_close()
+        thread.join()
 
 
-def render(metrics: Iterable[Metric]) -> str:
-    """Return metrics as OpenMetrics text."""
-    lines = []
-    for metric in metrics:
-        lines += [f"# TYPE {metric.name} {metric.kind}", f"# HELP {metric.name} {_escaped(metric.help)}"]
-        suffix = "_total" if metric.kind == "counter" else ""
-        for labels, value in metric.samples:
-            written = ",".join(f'{name}="{_escaped(text)}"' for name, text in labels.items())
-            lines.append(f"{metric.name}{suffix}{'{' + written + '}' if written else ''} {value}")
-    return "\n".join((*lines, "# EOF", ""))
+class _Measurements(Collector):
+    """Collector that calls a function at every scrape."""
 
+    def __init__(self, measure: Callable[[], Iterable[Metric]]) -> None:
+        self._measure = measure
 
-def _escaped(text: str) -> str:
-    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    def collect(self) -> "Iterator[CounterMetricFamily | GaugeMetricFamily]":
+        """Yield the metrics of one scrape."""
+        for metric in self._measure():
+            names = list(metric.samples[0][0]) if metric.samples else []
+            family = _FAMILIES[metric.kind](metric.name, metric.help, labels=names)
+            for labels, value in metric.samples:
+                family.add_metric(list(labels.values()), value)
+            yield family
+
+    def describe(self) -> "Iterator[CounterMetricFamily | GaugeMetricFamily]":
+        """Yield nothing, so that registration doesn't call the function; names are unique."""
+        yield from ()

@@ -1,30 +1,34 @@
-"""Signatures of requests: how the worker proves to a handler that a request is its own.
+"""Signatures of requests, by which handlers authenticate the worker: Standard Webhooks, with symmetric keys.
 
-A request carries `Postroom-Timestamp: 1766959200` (Unix seconds) and `Postroom-Signature: v1=<hex>`, the
-HMAC-SHA256 of the timestamp, a dot and the body as sent. With two keys, while one replaces the other, it
-carries a signature by each: `v1=<hex>,v1=<hex>`; a handler that knows either accepts it.
+A request carries `webhook-id`, `webhook-timestamp` (Unix seconds) and `webhook-signature`, `v1,` and the
+HMAC-SHA256 of id, timestamp and body, joined by dots, in base64. With two keys, while one replaces the other,
+it carries two signatures; a handler accepts it with either key.
 """
 
-import hmac
-import time
+import re
+from base64 import b64decode
 from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from uuid import NAMESPACE_URL, uuid5
 
+from standardwebhooks import Webhook, WebhookVerificationError
+
+from postroom.application.inbox.settings import InboxSettings
 from postroom.domain.errors import InvalidRequest, Unauthenticated
 
-TIMESTAMP_HEADER = "Postroom-Timestamp"
-SIGNATURE_HEADER = "Postroom-Signature"
-TOLERANCE_SECONDS = 300
 MIN_KEY_BYTES = 16
-_SCHEME = "v1="
-_MAX_SIGNATURES = 8
+_PREFIX = "whsec_"
+_HEADER_ID = re.compile(r"[!-\-/-~]{1,255}")
+"""Ids that are valid in the header and in the signed text: visible ASCII without dots."""
 
 
 def check_keys(keys: Iterable[str | bytes]) -> tuple[bytes, ...]:
-    """Return signing keys as bytes.
+    """Return signing keys as bytes; text that begins with `whsec_` is base64.
 
-    Raises: InvalidRequest when there is none or one is too short to be a secret; no message shows a key.
+    Raises: InvalidRequest if there is none, or one is malformed or too short; errors don't contain keys.
     """
-    checked = tuple(key.encode() if isinstance(key, str) else key for key in keys)
+    checked = tuple(map(_key_bytes, keys))
     if not checked:
         raise InvalidRequest(
             "Requests to handlers are signed and there is no key; set [inbox] signing_key_file, or "
@@ -37,55 +41,81 @@ def check_keys(keys: Iterable[str | bytes]) -> tuple[bytes, ...]:
     return checked
 
 
-def sign(body: bytes, timestamp: int, keys: Iterable[bytes]) -> dict[str, str]:
+def read_keys(settings: InboxSettings) -> list[str]:
+    """Return the signing keys that are set, from the settings or from files, the current one first.
+
+    Raises: InvalidRequest if a file can't be read.
+    """
+    current = _read_key(settings.signing_key, settings.signing_key_file, "signing_key_file")
+    previous = _read_key(
+        settings.previous_signing_key, settings.previous_signing_key_file, "previous_signing_key_file"
+    )
+    return [key for key in (current, previous) if key]
+
+
+def _read_key(key: str, file: str, setting: str) -> str:
+    if key or not file:
+        return key
+    try:
+        return Path(file).read_text("utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or type(error).__name__
+        raise InvalidRequest(f"The file {file} of [inbox] {setting} can't be read: {reason}.") from None
+
+
+def sign(message_id: str, body: bytes, timestamp: int, keys: Iterable[bytes]) -> dict[str, str]:
     """Return the headers that sign a body.
 
     Arguments:
+        message_id: replaced by a UUID derived from it if it is not valid in a header.
         timestamp: Unix seconds, UTC.
-        keys: the current one first; each gives a signature.
+        keys: the current one first; there is one signature for each.
     """
-    signatures = (_SCHEME + _digest(body, str(timestamp), key).hex() for key in keys)
-    return {TIMESTAMP_HEADER: str(timestamp), SIGNATURE_HEADER: ",".join(signatures)}
+    if not _HEADER_ID.fullmatch(message_id):
+        message_id = str(uuid5(NAMESPACE_URL, message_id))
+    at, text = datetime.fromtimestamp(timestamp, UTC), body.decode()
+    signatures = (Webhook(key).sign(message_id, at, text) for key in keys)
+    return {
+        "webhook-id": message_id,
+        "webhook-timestamp": str(timestamp),
+        "webhook-signature": " ".join(signatures),
+    }
 
 
 def verify_signature(
-    headers: Mapping[str, str],
-    body: bytes,
-    keys: str | bytes | Iterable[str | bytes],
-    *,
-    now: float | None = None,
-    tolerance_seconds: int = TOLERANCE_SECONDS,
+    headers: Mapping[str, str], body: bytes, keys: str | bytes | Iterable[str | bytes]
 ) -> None:
-    """See that a request was signed with one of the keys, not long ago; call it before reading the body.
+    """Verify that a request was signed with one of the keys, within five minutes of now.
+
+    Call it before decoding the body.
 
     Arguments:
-        headers: of the request, as FastAPI, Starlette and aiohttp give them.
+        headers: of the request, as FastAPI, Starlette and aiohttp provide them.
         body: the body's bytes exactly as received, such as `await request.body()`.
         keys: the key, or two of them while one replaces the other.
-        now: Unix seconds; None asks the clock.
-        tolerance_seconds: how far the timestamp may be from now.
 
     Raises: Unauthenticated, to be answered with 401.
     """
-    accepted = check_keys((keys,) if isinstance(keys, str | bytes) else keys)
-    by_name = {name.lower(): value for name, value in headers.items()}
-    stamp, given = by_name.get(TIMESTAMP_HEADER.lower(), ""), by_name.get(SIGNATURE_HEADER.lower(), "")
-    if not (stamp.isascii() and stamp.isdecimal() and len(stamp) <= 12):
-        raise Unauthenticated(f"The request has no {TIMESTAMP_HEADER} of Unix seconds; send it signed.")
-    if abs((time.time() if now is None else now) - int(stamp)) > tolerance_seconds:
-        raise Unauthenticated(
-            f"The request was signed more than {tolerance_seconds} s ago, or the clocks differ by as much; "
-            "set them right and send it again."
-        )
-    signatures = [
-        part.strip().removeprefix(_SCHEME).encode()
-        for part in given.split(",")[:_MAX_SIGNATURES]
-        if part.strip().startswith(_SCHEME)
-    ]
-    expected = [_digest(body, stamp, key).hex().encode() for key in accepted]
-    if not any(hmac.compare_digest(one, other) for one in signatures for other in expected):
-        raise Unauthenticated(f"The {SIGNATURE_HEADER} of the request is of none of the keys; check them.")
+    reason = ""
+    for key in check_keys((keys,) if isinstance(keys, str | bytes) else keys):
+        try:
+            Webhook(key).verify(body, dict(headers), json_parse=False)
+        except WebhookVerificationError as error:
+            reason = str(error)
+        except ValueError:
+            reason = "malformed header or body"
+        else:
+            return
+    raise Unauthenticated(f"The signature of the request is invalid: {reason}. Check keys and clocks.")
 
 
-def _digest(body: bytes, timestamp: str, key: bytes) -> bytes:
-    return hmac.digest(key, timestamp.encode() + b"." + body, "sha256")
+def _key_bytes(key: str | bytes) -> bytes:
+    if isinstance(key, bytes):
+        return key
+    if not key.startswith(_PREFIX):
+        return key.encode()
+    secret = key.removeprefix(_PREFIX)
+    try:
+        return b64decode(secret + "=" * (-len(secret) % 4), validate=True)
+    except ValueError:
+        raise InvalidRequest(f"A signing key that begins with {_PREFIX} must be base64.") from None

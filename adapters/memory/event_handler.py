@@ -1,18 +1,19 @@
-"""The event handler port over a function of this process: a worker without HTTP in between."""
+"""The event handler port over a function in this process, without HTTP."""
 
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 from postroom.application.ports.event_handler import HandlerRequest
+from postroom.application.telemetry import summarize
 from postroom.domain.errors import DuplicateInboxMessage, PoisonMessage
 from postroom.domain.inbox import PROCESSED, HandlerResult
 
 
 class FunctionEventHandler:
-    """Hand events to a coroutine function, such as what `pipeline` returns.
+    """Handler that calls a coroutine function, such as the result of `pipeline`.
 
-    Returning means processed. Raising `DuplicateInboxMessage` says that it was before, `PoisonMessage` that
-    it never will be, and everything else that it may be tried again.
+    Returning means processed. `DuplicateInboxMessage` means already processed, `PoisonMessage` poison, and
+    any other error is a failure that is retried.
     """
 
     def __init__(self, function: Callable[[HandlerRequest], Awaitable[Any]]) -> None:
@@ -20,7 +21,7 @@ class FunctionEventHandler:
         self._function = function
 
     async def handle(self, request: HandlerRequest) -> HandlerResult:
-        """Call the function and return what its ending means."""
+        """Call the function and return the result."""
         try:
             await self._function(request)
         except DuplicateInboxMessage:
@@ -28,7 +29,7 @@ class FunctionEventHandler:
         except PoisonMessage as error:
             return HandlerResult("poison", str(error))
         except Exception as error:
-            return HandlerResult("failed", repr(error))
+            return HandlerResult("failed", summarize(error))
         return PROCESSED
 
     async def close(self) -> None:

@@ -1,4 +1,4 @@
-"""The event log port in plain memory: amnesia, nothing ever touches a disk (svc-mailbox I-9)."""
+"""The event log port in memory: nothing is written to a disk (svc-mailbox I-9)."""
 
 from bisect import bisect_left
 from collections import defaultdict
@@ -13,11 +13,11 @@ from postroom.domain.errors import Fenced, Unavailable, WrongPosition
 from postroom.domain.record import CHAIN, Record
 
 RECORD_BYTES = 1_000
-"""What a record takes beside its bytes."""
+"""Estimated size of a record without its state and envelope."""
 
 
 class MemoryEventLog:
-    """Keep a mailbox's records in a list."""
+    """The records of a mailbox in a list."""
 
     durability = "nothing"
 
@@ -41,13 +41,13 @@ class MemoryEventLog:
                 if epoch > records[0].epoch:
                     raise Fenced(self.mailbox, records[0].epoch, epoch)
                 raise WrongPosition(self.mailbox, records[0].position - 1, end)
-            self._refuse_repeated(records)
+            self._refuse_duplicates(records)
             self._records += records
             for record in records:
                 self._streams[record.stream].append(record)
 
     def read(self, after: int = 0, limit: int | None = None) -> Iterator[Record]:
-        """Yield whole records in the order of their positions; see `EventLog.read`."""
+        """Yield whole records in the order of their positions; see `EventLogReader.read`."""
         while limit is None or limit > 0:
             with self._lock:
                 start = max(0, after - self._removed)
@@ -60,27 +60,33 @@ class MemoryEventLog:
             limit = None if limit is None else limit - len(records)
 
     def replay(self, after: int = 0) -> Iterator[tuple[Any, ...]]:
-        """Yield the columns up to `state` of each record; see `EventLog.replay`."""
+        """Yield the columns up to `state` of each record; see `EventLogReader.replay`."""
         return (record[:CHAIN] for record in self.read(after))
 
-    def history(self, stream: bytes) -> list[Record]:
-        """Return the records of one stream; see `EventLog.history`."""
+    def read_stream(self, stream: bytes) -> list[Record]:
+        """Return the records of one stream; see `EventLogReader.read_stream`."""
         with self._lock:
             return list(self._streams.get(stream, ()))
 
-    def known(self, streams: Iterable[bytes]) -> set[bytes]:
-        """Return which streams have records; see `EventLog.known`."""
+    def existing_streams(self, streams: Iterable[bytes]) -> set[bytes]:
+        """Return which streams have records; see `EventLogReader.existing_streams`."""
         with self._lock:
             return {stream for stream in streams if stream in self._streams}
 
+    def replay_first(self, streams: Iterable[bytes]) -> Iterator[tuple[Any, ...]]:
+        """Yield the first records of streams; see `EventLogReader.replay_first`."""
+        with self._lock:
+            first = [self._streams[stream][0] for stream in streams if stream in self._streams]
+        return (record[:CHAIN] for record in first if record.version == 1)
+
     def at_positions(self, positions: Sequence[int]) -> dict[int, Record]:
-        """Return the records at these positions; see `EventLog.at_positions`."""
+        """Return the records at these positions; see `EventLogReader.at_positions`."""
         with self._lock:
             places = ((position, position - self._removed - 1) for position in positions)
             return {p: self._records[i] for p, i in places if 0 <= i < len(self._records)}
 
     def head(self) -> Head | None:
-        """Return where the log ends; see `EventLog.head`."""
+        """Return the end of the log; see `EventLogReader.head`."""
         with self._lock:
             if not self._records:
                 return None
@@ -88,12 +94,12 @@ class MemoryEventLog:
             return Head(last.position, last.at, last.chain, last.epoch)
 
     def first_position(self) -> int | None:
-        """Return the first position kept; see `EventLog.first_position`."""
+        """Return the position of the oldest record; see `EventLogReader.first_position`."""
         with self._lock:
             return self._records[0].position if self._records else None
 
     def position_before(self, at: int) -> int:
-        """Return the last position before log time `at`; see `EventLog.position_before`."""
+        """Return the last position before log time `at`; see `EventLogReader.position_before`."""
         with self._lock:
             return self._removed + bisect_left(self._records, at, key=attrgetter("at"))
 
@@ -111,57 +117,60 @@ class MemoryEventLog:
         with self._lock:
             count = max(0, min(through - self._removed, limit, len(self._records)))
             for record in islice(self._records, count):
-                kept = self._streams[record.stream]
-                del kept[0]
-                if not kept:
+                records = self._streams[record.stream]
+                del records[0]
+                if not records:
                     del self._streams[record.stream]
             del self._records[:count]
             self._removed += count
             return count
 
     def size(self) -> LogSize:
-        """Return about how large the log is; see `EventLog.size`."""
+        """Return the estimated size of the log; see `EventLog.size`."""
         with self._lock:
             size = sum(map(_size, self._records))
         return LogSize(size, size)
 
-    def give_back(self, limit: int) -> int:
-        """Give nothing back: what is removed leaves memory by itself."""
+    def reclaim_space(self, limit: int) -> int:
+        """Return 0: removed records are freed at once."""
         return 0
 
     def save_snapshot(self, snapshot: StoredSnapshot) -> None:
-        """Keep a snapshot and drop all but the newest two."""
+        """Save a snapshot and drop all but the newest two."""
         with self._lock:
-            older = [kept for kept in self._snapshots if kept.position < snapshot.position]
+            older = [each for each in self._snapshots if each.position < snapshot.position]
             self._snapshots = [snapshot, *older[:1]]
 
     def snapshots(self) -> Iterator[StoredSnapshot]:
-        """Yield the kept snapshots, newest first."""
+        """Yield the saved snapshots, newest first."""
         with self._lock:
             return iter(list(self._snapshots))
 
     def seal(self, seal: Seal) -> None:
-        """Keep where the log ends now."""
-        self._seal = seal
+        """Save the end of the log; see `EventLog.seal`."""
+        with self._lock:
+            if self._seal is None or seal.position > self._seal.position:
+                self._seal = seal
 
     def sealed(self) -> Seal | None:
-        """Return where the log ended when its owner last left, or None."""
+        """Return the seal of the last owner, or None."""
         return self._seal
 
     def close(self) -> None:
-        """Keep everything: memory goes with its last reference."""
+        """Do nothing: the records are freed with the last reference to the log."""
 
-    def _refuse_repeated(self, records: Sequence[Record]) -> None:
+    def _refuse_duplicates(self, records: Sequence[Record]) -> None:
         versions = {(record.stream, record.version) for record in records}
-        is_repeated = len(versions) < len(records) or any(
-            kept.version == record.version
+        has_duplicates = len(versions) < len(records) or any(
+            stored.version == record.version
             for record in records
             if record.stream in self._streams and self._streams[record.stream][-1].version >= record.version
-            for kept in self._streams[record.stream]
+            for stored in self._streams[record.stream]
         )
-        if is_repeated:
+        if has_duplicates:
             raise Unavailable(
-                f"The log of mailbox {self.mailbox} holds a version of a stream already; nothing was kept."
+                f"The log of mailbox {self.mailbox} already has a record with the same stream and "
+                "version; nothing was appended."
             )
 
 

@@ -1,4 +1,4 @@
-"""The ownership port for one process: whoever asks first owns the mailbox."""
+"""The ownership port within one process."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -6,25 +6,36 @@ from contextlib import asynccontextmanager
 
 from postroom.domain.errors import MailboxOwned
 
-POLL_MS = 20
+POLL_SECONDS = 0.02
 
 
 class MemoryOwnership:
-    """Let one engine of this process own each mailbox."""
+    """Ownership of mailboxes by the engines of this process."""
 
     def __init__(self) -> None:
-        self._owners: dict[str, str] = {}
+        self._owners: dict[str, tuple[str, object]] = {}
 
     @asynccontextmanager
     async def acquire(self, mailbox: str, owner: str, wait_ms: int) -> AsyncIterator[None]:
         """Own the mailbox while the context lasts; see `Ownership.acquire`."""
+        now = asyncio.get_running_loop().time
+        deadline = now() + wait_ms / 1_000
         while mailbox in self._owners:
-            if wait_ms <= 0:
-                raise MailboxOwned(mailbox, self._owners[mailbox])
-            await asyncio.sleep(POLL_MS / 1_000)
-            wait_ms -= POLL_MS
-        self._owners[mailbox] = owner
+            if now() >= deadline:
+                raise MailboxOwned(mailbox, self._owners[mailbox][0])
+            await asyncio.sleep(POLL_SECONDS)
+        ownership = self._owners[mailbox] = owner, object()
         try:
             yield
         finally:
+            if self._owners.get(mailbox) is ownership:
+                del self._owners[mailbox]
+
+    async def incumbent(self, mailbox: str) -> str | None:
+        """Return a token of the present ownership; see `Ownership.incumbent`."""
+        return repr(self._owners[mailbox]) if mailbox in self._owners else None
+
+    async def evict(self, mailbox: str, incumbent: str) -> None:
+        """End an ownership; see `Ownership.evict`."""
+        if await self.incumbent(mailbox) == incumbent:
             del self._owners[mailbox]

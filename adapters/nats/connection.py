@@ -1,80 +1,88 @@
 """Connections to NATS."""
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any
 
-import msgspec
 from nats.aio.client import Client
 from nats.errors import Error
 
-from postroom.application.telemetry import logger
+from postroom.adapters.nats.client import SupervisedClient
+from postroom.adapters.nats.settings import NatsSettings
+from postroom.application.background import cancel_and_wait
+from postroom.application.telemetry import logger, summarize
 from postroom.domain.errors import Unavailable
 
 CONNECT_TIMEOUT_SECONDS = 3.0
-
-
-class NatsSettings(msgspec.Struct, frozen=True):
-    """Say where NATS is.
-
-    Arguments:
-        url: one or more, with commas between them.
-        credentials: path of a credentials file; None connects without.
-    """
-
-    url: str = "nats://127.0.0.1:4222"
-    credentials: str | None = None
+PING_SECONDS, MAX_UNANSWERED_PINGS = 3, 2
+"""A connection without data from the server for 9 s is replaced."""
 
 
 @asynccontextmanager
 async def connect(settings: NatsSettings, name: str) -> AsyncIterator[Client]:
-    """Be connected to NATS while the context lasts; a lost connection is made again for as long as it takes.
+    """Connect to NATS while the context lasts; a lost or stalled connection is replaced.
 
     Arguments:
-        name: what the server shows as the client's name.
+        name: the client's name, as the server reports it.
 
-    Raises: Unavailable when nobody answers.
+    Raises: Unavailable when no server answers.
     """
-    client = Client()
+    client = SupervisedClient()
     refused: Exception | None = None
     connected = False
 
-    async def note(error: Exception) -> None:
+    async def on_error(error: Exception) -> None:
         nonlocal refused
         refused = error
         if connected:
-            logger().warning("nats.error", client=name, error=repr(error))
+            logger().warning("nats.error", client=name, error=summarize(error))
 
-    async def note_disconnect() -> None:
+    async def on_disconnect() -> None:
         if not client.is_closed:
-            logger().warning("nats.disconnected", client=name, url=settings.url)
+            logger().warning("nats.disconnected", client=name, url=settings.shown_url)
 
-    async def note_reconnect() -> None:
-        logger().info("nats.reconnected", client=name, url=settings.url)
+    async def on_reconnect() -> None:
+        logger().info("nats.reconnected", client=name, url=settings.shown_url)
 
     try:
-        async with asyncio.timeout(CONNECT_TIMEOUT_SECONDS):  # the client itself would try for ever
-            await client.connect(
+        await _within(
+            CONNECT_TIMEOUT_SECONDS,  # the client itself would retry forever
+            client.connect(
                 settings.url.split(","),
                 name=name,
                 user_credentials=settings.credentials,
                 allow_reconnect=True,
                 max_reconnect_attempts=-1,
-                reconnect_time_wait=0.2,  # type: ignore[arg-type]  # it takes fractions too
-                error_cb=note,
-                disconnected_cb=note_disconnect,
-                reconnected_cb=note_reconnect,
-            )
+                reconnect_time_wait=0.2,  # type: ignore[arg-type]  # it accepts fractions
+                ping_interval=PING_SECONDS,
+                max_outstanding_pings=MAX_UNANSWERED_PINGS,
+                error_cb=on_error,
+                disconnected_cb=on_disconnect,
+                reconnected_cb=on_reconnect,
+            ),
+        )
+        connected = True
+        yield client
     except (Error, OSError, TimeoutError) as error:
-        await client.close()
-        why = refused or error
+        if connected:
+            raise
+        reason = refused or error
         raise Unavailable(
-            f"NATS at {settings.url} can't be reached: {str(why) or type(why).__name__}. "
+            f"NATS at {settings.shown_url} can't be reached: {str(reason) or type(reason).__name__}. "
             "Check [nats] url and that the server runs."
         ) from error
-    connected = True
-    try:
-        yield client
     finally:
-        with suppress(Error, OSError, TimeoutError):
-            await client.close()
+        await client.close()
+
+
+async def _within(seconds: float, work: Coroutine[Any, Any, None]) -> None:
+    """Await work until a timeout, then cancel it repeatedly, because nats-py may drop a cancellation."""
+    task = asyncio.create_task(work)
+    try:
+        await asyncio.wait([task], timeout=seconds)
+        if not task.done():
+            raise TimeoutError
+        task.result()
+    finally:
+        await cancel_and_wait(task)

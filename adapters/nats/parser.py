@@ -1,9 +1,9 @@
-"""A short way through nats-py for the messages of one subscription.
+"""A fast path through nats-py for the messages of one subscription.
 
-Most of what nats-py does per message is of no use to a pull consumer that takes 20,000 of them a second: it
-parses all headers, builds a `Msg`, and queues it for somebody who takes it out under a timeout of its own.
-This parser cuts what was read from the socket into protocol messages, hands those of one subscription over as
-they stand, and leaves all else to nats-py: connecting, authentication, TLS, reconnects, other subscriptions.
+For every message, nats-py parses all headers, builds a `Msg`, and queues it for a reader with a timeout,
+which is too slow for a pull consumer of 20,000 messages a second. This parser splits the bytes from the
+socket into protocol messages, delivers those of one subscription as bytes, and passes others to nats-py,
+which remains responsible for connections, authentication, TLS and other subscriptions.
 """
 
 from collections.abc import Callable
@@ -13,19 +13,19 @@ from nats.errors import ProtocolError
 from nats.protocol.parser import Parser
 
 Deliver = Callable[[bytes, bytes | None, bytes, bytes], None]
-"""Take subject, reply subject, raw headers and data of one message."""
+"""Callback with subject, reply subject, raw headers and data of one message."""
 
 _LINE_END = b"\r\n"
 _ENDS = len(_LINE_END)
 
 
-class ShortCutParser(Parser):
-    """Parse what a server sends.
+class FastPathParser(Parser):
+    """Parser of the NATS protocol that delivers the messages of one subscription itself.
 
     Arguments:
-        subscription: the number of the subscription whose messages take the short way.
-        deliver: is called with each of them.
-        wake: is called when all of them that were read together have been delivered.
+        subscription: id of the subscription.
+        deliver: called with each message.
+        wake: called after all messages of one read are delivered.
     """
 
     def __init__(self, client: Client, subscription: int, deliver: Deliver, wake: Callable[[], None]) -> None:
@@ -35,13 +35,14 @@ class ShortCutParser(Parser):
         self._wake = wake
 
     def reset(self) -> None:
-        """Forget what was read; nats-py calls this when a connection ends."""
+        """Drop unparsed bytes; called by nats-py when a connection ends."""
         super().reset()
         self._unread = bytearray()
         self._needed = 0
 
     async def parse(self, data: bytes = b"") -> None:
-        """Parse what was read from the socket; the beginning of a message waits for the rest of it."""
+        """Parse bytes from the socket; an incomplete message is buffered."""
+        self.nc._pings_outstanding = 0  # any data shows that the server is alive
         unread = self._unread
         unread += data
         if len(unread) < self._needed:

@@ -1,4 +1,4 @@
-"""Streams and consumers of JetStream, through its API in JSON: what we don't define stays as it is."""
+"""Streams and consumers of JetStream, through its JSON API, which preserves fields without a definition."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -7,12 +7,16 @@ import msgspec
 from nats.aio.client import Client
 from nats.errors import Error as NatsError
 
-from postroom.application.ports.streams import ConsumerStatus, StreamStatus
+from postroom.adapters.nats.definitions import (
+    ConsumerDefinition,
+    ConsumerStatus,
+    StreamDefinition,
+    StreamStatus,
+)
 from postroom.domain.errors import InvalidRequest, Unavailable
-from postroom.domain.streams import ConsumerDefinition, StreamDefinition
 
 MAX_DELIVER = "postroom.max_deliver"
-"""Key of a consumer's metadata: after how many attempts the worker dead-letters a message."""
+"""Key of a consumer's metadata: attempts after which the worker dead-letters a message."""
 
 _API = "$JS.API"
 _TIMEOUT_SECONDS = 5.0
@@ -39,7 +43,7 @@ _CONSUMER_KEYS = {
 }
 
 
-class _Refused(Exception):
+class _RefusedError(Exception):
     def __init__(self, code: int, number: int, reason: str) -> None:
         super().__init__(f"{reason} (NATS error {number})")
         self.code = code
@@ -47,53 +51,56 @@ class _Refused(Exception):
 
 
 class JetStreamStreams:
-    """Manage the streams of a NATS server or cluster; see the port `Streams`."""
+    """Streams and consumers of a NATS server or cluster, queried, created and updated; nothing is deleted.
+
+    Raises: Unavailable when the server can't be reached or can't answer.
+    """
 
     def __init__(self, client: Client) -> None:
         self._client = client
 
     async def find_stream(self, name: str) -> StreamDefinition | None:
-        """Return what a stream is, or None where there is none."""
+        """Return the configuration of a stream, or None if it doesn't exist."""
         config = await self._stream_config(name)
         if config is None:
             return None
-        fields = _read(_STREAM_KEYS, config)
+        fields = _from_config(_STREAM_KEYS, config)
         return msgspec.convert({"name": name, "subjects": (), **fields}, StreamDefinition)
 
     async def find_consumer(self, stream: str, durable: str) -> ConsumerDefinition | None:
-        """Return what a consumer is, or None where there is none."""
+        """Return the configuration of a consumer, or None if it doesn't exist."""
         config = await self._consumer_config(stream, durable)
         if config is None:
             return None
         server_limit = _limit(config.get("max_deliver"))
-        counted = config.get("metadata", {}).get(MAX_DELIVER, "")
+        attempts = config.get("metadata", {}).get(MAX_DELIVER, "")
         subjects = config.get("filter_subjects") or [config.get("filter_subject", "")]
         return ConsumerDefinition(
             stream=stream,
             durable=durable,
             filter_subjects=tuple(filter(None, subjects)),
-            max_deliver=int(counted) if counted.isdecimal() else server_limit,
+            max_deliver=int(attempts) if attempts.isdecimal() else server_limit,
             server_max_deliver=server_limit,
-            **_read(_CONSUMER_KEYS, config),
+            **_from_config(_CONSUMER_KEYS, config),
         )
 
     async def create_stream(self, definition: StreamDefinition) -> None:
-        """Make a stream; see `Streams.create_stream`."""
-        config = {"name": definition.name} | _written(_STREAM_KEYS, definition)
+        """Create a stream; raise `InvalidRequest` if the server refuses."""
+        config = {"name": definition.name} | _to_config(_STREAM_KEYS, definition)
         await self._change(f"Stream {definition.name}", f"STREAM.CREATE.{definition.name}", config)
 
     async def update_stream(self, definition: StreamDefinition) -> None:
-        """Change what the definition mentions; see `Streams.update_stream`."""
+        """Update the fields that a definition sets; raise `InvalidRequest` if the server refuses."""
         config = await self._stream_config(definition.name) or {}
-        config |= _written(_STREAM_KEYS, definition)
+        config |= _to_config(_STREAM_KEYS, definition)
         await self._change(f"Stream {definition.name}", f"STREAM.UPDATE.{definition.name}", config)
 
     async def create_consumer(self, definition: ConsumerDefinition) -> None:
-        """Make a consumer; see `Streams.create_consumer`."""
+        """Create a consumer; raise `InvalidRequest` if the server refuses."""
         await self._put_consumer(definition, {"durable_name": definition.durable}, "create")
 
     async def update_consumer(self, definition: ConsumerDefinition) -> None:
-        """Change what the definition mentions; see `Streams.update_consumer`."""
+        """Update the fields that a definition sets; raise `InvalidRequest` if the server refuses."""
         config = await self._consumer_config(definition.stream, definition.durable) or {}
         await self._put_consumer(definition, config, "update")
 
@@ -124,9 +131,11 @@ class JetStreamStreams:
     ) -> None:
         metadata = config.get("metadata", {})
         attempts = definition.max_deliver or metadata.get(MAX_DELIVER) or _limit(config.get("max_deliver"))
-        if attempts:  # a limit that the server kept so far is kept by the worker from now on
+        if attempts:  # the worker enforces the limit from now on
             config["metadata"] = metadata | {MAX_DELIVER: str(attempts)}
-        config |= _written(_CONSUMER_KEYS, definition) | {"max_deliver": definition.server_max_deliver or -1}
+        config |= _to_config(_CONSUMER_KEYS, definition) | {
+            "max_deliver": definition.server_max_deliver or -1
+        }
         if definition.filter_subjects is not None:
             config.pop("filter_subject", None)
             config["filter_subjects"] = definition.filter_subjects
@@ -146,7 +155,7 @@ class JetStreamStreams:
     async def _config(self, where: str, *absent: int) -> dict[str, Any] | None:
         try:
             answer = await self._ask(where, None)
-        except _Refused as refused:
+        except _RefusedError as refused:
             if refused.number in absent:
                 return None
             raise Unavailable(f"NATS could not answer {where}: {refused}; try again.") from refused
@@ -154,24 +163,24 @@ class JetStreamStreams:
         return config
 
     async def _pages(self, where: str, key: str) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = []
+        items: list[dict[str, Any]] = []
         while True:
             try:
-                page = await self._ask(where, {"offset": len(found)})
-            except _Refused as refused:
+                page = await self._ask(where, {"offset": len(items)})
+            except _RefusedError as refused:
                 raise Unavailable(f"NATS could not answer {where}: {refused}; try again.") from refused
-            found += page.get(key) or []
-            if len(found) >= page["total"] or not page.get(key):
-                return found
+            items += page.get(key) or []
+            if len(items) >= page["total"] or not page.get(key):
+                return items
 
     async def _change(self, what: str, where: str, request: Mapping[str, Any]) -> None:
         try:
             await self._ask(where, request)
-        except _Refused as refused:
+        except _RefusedError as refused:
             if refused.code >= 500 and refused.number not in _NOT_ENOUGH_SERVERS:
                 raise Unavailable(f"{what} could not be changed: {refused}; try again.") from refused
             hint = (
-                "ask for fewer with --replicas or [streams] replicas"
+                "set fewer with --replicas or [streams] replicas"
                 if refused.number in _NOT_ENOUGH_SERVERS
                 else "correct its definition"
             )
@@ -183,12 +192,12 @@ class JetStreamStreams:
             message = await self._client.request(f"{_API}.{where}", body, timeout=_TIMEOUT_SECONDS)
         except (NatsError, OSError, TimeoutError) as error:
             raise Unavailable(
-                f"JetStream did not answer {where}: {str(error) or type(error).__name__}; check that the "
+                f"JetStream did not reply to {where}: {str(error) or type(error).__name__}; check that the "
                 "server runs with JetStream on and that its cluster has a leader."
             ) from error
         answer: dict[str, Any] = msgspec.json.decode(message.data)
         if error_ := answer.get("error"):
-            raise _Refused(
+            raise _RefusedError(
                 error_.get("code", 500),
                 error_.get("err_code", 0),
                 error_.get("description", "no reason given"),
@@ -199,29 +208,29 @@ class JetStreamStreams:
 _NOT_ENOUGH_SERVERS = (10074, 10005)  # more replicas than servers: alone, or in a cluster
 
 
-def _read(keys: Mapping[str, str], config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what NATS says in the fields of a definition."""
-    found: dict[str, Any] = {}
+def _from_config(keys: Mapping[str, str], config: Mapping[str, Any]) -> dict[str, Any]:
+    """Convert a configuration of NATS to the fields of a definition."""
+    fields: dict[str, Any] = {}
     for field, key in keys.items():
         value = config.get(key)
         if field.endswith("_ms"):
             value = (value or 0) // _NS
         if isinstance(value, list):
             value = tuple(value)
-        found[field] = _limit(value) if isinstance(value, int) else value
-    return found
+        fields[field] = _limit(value) if isinstance(value, int) else value
+    return fields
 
 
-def _written(keys: Mapping[str, str], definition: msgspec.Struct) -> dict[str, Any]:
-    """Return what a definition mentions in the words of NATS."""
-    mentioned = {field: getattr(definition, field) for field in keys}
+def _to_config(keys: Mapping[str, str], definition: msgspec.Struct) -> dict[str, Any]:
+    """Convert the fields that a definition sets to a configuration of NATS."""
+    values = {field: getattr(definition, field) for field in keys}
     return {
         keys[field]: value * _NS if field.endswith("_ms") else value
-        for field, value in mentioned.items()
+        for field, value in values.items()
         if value is not None
     }
 
 
 def _limit(value: int | None) -> int | None:
-    """Return a limit, None where there is none: NATS says 0 or -1 then."""
+    """Return a limit, or None if it is 0 or -1, which mean unlimited in NATS."""
     return value if value is not None and value > 0 else None

@@ -1,4 +1,4 @@
-"""The log archive port over a folder of Parquet files, one a segment, which any data tool can read."""
+"""The log archive port over a folder of Parquet files, one per segment."""
 
 import os
 import re
@@ -41,7 +41,7 @@ _REPEATING += ["principal", "namespace", "custom_headers"]
 
 
 class Part(NamedTuple):
-    """Positions `first` to `last`, and the file that holds them."""
+    """A range of positions, and the file that contains it."""
 
     first: int
     last: int
@@ -49,20 +49,20 @@ class Part(NamedTuple):
 
 
 class ParquetLogArchive:
-    """Keep segments as `{folder}/{mailbox}/{first}-{last}.parquet`, readable by their owner only.
+    """An archive of segments `{folder}/{mailbox}/{first}-{last}.parquet`, with file mode 0600.
 
-    A file appears under its name when it is complete and on the disk, never before. Its metadata names
-    mailbox, positions and the chain hashes at both ends, so that it can be verified by itself.
+    A temporary file is synced and renamed when it is complete. Its metadata contains the mailbox, the
+    positions and the chain hashes at both ends, so that each file can be verified alone.
 
     Arguments:
-        folder: made where missing.
+        folder: created if it is missing.
     """
 
     def __init__(self, folder: str | Path) -> None:
         self._folder = Path(folder)
 
     def store(self, mailbox: str, records: Sequence[Record], before: bytes | None) -> Segment:
-        """Keep records as one file; see `LogArchive.store`."""
+        """Store records as one file; see `LogArchive.store`."""
         last = records[-1]
         segment = Segment(mailbox, records[0].position, last.position, before, last.chain)
         folder = self._folder / mailbox
@@ -73,7 +73,7 @@ class ParquetLogArchive:
         return segment
 
     def mailboxes(self) -> list[str]:
-        """Return which mailboxes have a file; see `LogArchive.mailboxes`."""
+        """Return the mailboxes that have a file; see `LogArchive.mailboxes`."""
         with _unavailable(self._folder, "read"):
             if not self._folder.is_dir():
                 return []
@@ -85,7 +85,7 @@ class ParquetLogArchive:
         return [_segment(mailbox, file) for file in self.files(mailbox)]
 
     def last_segment(self, mailbox: str) -> Segment | None:
-        """Return the segment that reaches furthest; see `LogArchive.last_segment`."""
+        """Return the segment with the highest position; see `LogArchive.last_segment`."""
         last = max(self.files(mailbox), key=lambda file: file.last, default=None)
         return None if last is None else _segment(mailbox, last)
 
@@ -99,7 +99,7 @@ class ParquetLogArchive:
             if previous is not None:
                 _check_continues(segment, previous, file)
             for record in _records(segment, file):
-                if previous is not None and not _agrees(record, previous):
+                if previous is not None and not _same_history(record, previous):
                     raise _another_history(segment, file)
                 if record.position > after:
                     yield record
@@ -111,44 +111,41 @@ class ParquetLogArchive:
         for part in self.parts(mailbox, after + 1):
             yield from _rows(part, Record._fields[:CHAIN])
 
-    def history(self, mailbox: str, stream: bytes) -> list[Record]:
-        """Return the records of one stream; see `LogArchive.history`."""
-        is_its = pc.field("stream") == pa.scalar(stream, _TYPES["stream"])
+    def read_stream(self, mailbox: str, stream: bytes) -> list[Record]:
+        """Return the records of one stream; see `LogArchive.read_stream`."""
+        in_stream = pc.field("stream") == pa.scalar(stream, _TYPES["stream"])
         positions = [
-            position for part in self.parts(mailbox) for (position,) in _rows(part, ["position"], is_its)
+            position for part in self.parts(mailbox) for (position,) in _rows(part, ["position"], in_stream)
         ]
         return list(self.at_positions(mailbox, positions).values())
 
     def at_positions(self, mailbox: str, positions: Sequence[int]) -> dict[int, Record]:
         """Return the records at these positions; see `LogArchive.at_positions`."""
-        found: dict[int, Record] = {}
+        records: dict[int, Record] = {}
         for part in self.parts(mailbox) if positions else ():
-            wanted = [position for position in positions if part.first <= position <= part.last]
-            if wanted:
-                is_wanted = pc.field("position").isin(wanted)
-                found |= {row[0]: Record._make(row) for row in _rows(part, Record._fields, is_wanted)}
-        return found
+            selected = [position for position in positions if part.first <= position <= part.last]
+            if selected:
+                is_selected = pc.field("position").isin(selected)
+                records |= {row[0]: Record._make(row) for row in _rows(part, Record._fields, is_selected)}
+        return records
 
     def position_before(self, mailbox: str, at: int) -> int:
         """Return the last position before log time `at`; see `LogArchive.position_before`."""
         is_before = pc.field("at") < at
         for part in reversed(self.parts(mailbox)):  # log time never decreases
-            found = [position for (position,) in _rows(part, ["position"], is_before)]
-            if found:
-                return int(found[-1])
+            before = [position for (position,) in _rows(part, ["position"], is_before)]
+            if before:
+                return int(before[-1])
         return 0
 
     def size(self, segment: Segment) -> int:
-        """Return how many bytes the segment's file takes; see `LogArchive.size`."""
+        """Return the size of the segment's file in bytes; see `LogArchive.size`."""
         path = self._folder / segment.mailbox / _name(segment.first, segment.last)
         with _unavailable(path, "read"):
             return path.stat().st_size
 
     def parts(self, mailbox: str, first: int = 1, last: int | None = None) -> list[Part]:
-        """Return where the positions from `first` to `last` are, each once, in their order.
-
-        Those that are not archived are left out.
-        """
+        """Return the files of the archived positions from `first` to `last`, in order, without overlaps."""
         parts = []
         for file in self.files(mailbox):
             start = max(file.first, first)
@@ -172,21 +169,21 @@ def scan(
 ) -> Iterator[pa.RecordBatch]:
     """Yield columns of the records of a part in the order of their positions, not verified.
 
-    What can't be wanted, by what the file says of its row groups and columns, is not read from the disk.
+    Row groups and columns that can't match, by the statistics of the file, are not read.
 
     Arguments:
-        where: an expression over the columns of `SCHEMA`; only records for which it is true are wanted.
-        rows: how many at most are yielded at once.
+        where: an expression over the columns of `SCHEMA` that selects records.
+        rows: largest number of records in a batch.
 
     Raises: Unavailable when the file can't be read.
     """
     position = pc.field("position")
-    wanted = (position >= part.first) & (position <= part.last)
+    in_part = (position >= part.first) & (position <= part.last)
     with _unavailable(part.path, "read"):
-        opened = ds.dataset(part.path, schema=SCHEMA, format="parquet")
-        yield from opened.to_batches(
+        dataset = ds.dataset(part.path, schema=SCHEMA, format="parquet")
+        yield from dataset.to_batches(
             columns=list(columns),
-            filter=wanted if where is None else wanted & where,
+            filter=in_part if where is None else in_part & where,
             batch_size=rows,
             use_threads=False,
             batch_readahead=1,
@@ -208,7 +205,7 @@ def _name(first: int, last: int) -> str:
 def _table(segment: Segment, records: Sequence[Record]) -> pa.Table:
     columns = zip(*records, strict=True)
     arrays = [pa.array(column, field.type) for column, field in zip(columns, SCHEMA, strict=True)]
-    facts = {
+    metadata = {
         "postroom.format": FORMAT,
         "postroom.mailbox": segment.mailbox,
         "postroom.first": str(segment.first),
@@ -216,12 +213,12 @@ def _table(segment: Segment, records: Sequence[Record]) -> pa.Table:
         "postroom.chain": segment.chain.hex(),
     }
     if segment.before is not None:
-        facts["postroom.before"] = segment.before.hex()
-    return pa.Table.from_arrays(arrays, schema=SCHEMA.with_metadata(facts))
+        metadata["postroom.before"] = segment.before.hex()
+    return pa.Table.from_arrays(arrays, schema=SCHEMA.with_metadata(metadata))
 
 
 def _write(table: pa.Table, path: Path) -> None:
-    descriptor, temporary = mkstemp(_TEMPORARY, ".", path.parent)  # for its owner only
+    descriptor, temporary = mkstemp(_TEMPORARY, ".", path.parent)  # mode 0600
     try:
         with os.fdopen(descriptor, "wb") as file:
             pq.write_table(
@@ -253,40 +250,41 @@ def _sync_folder(folder: Path) -> None:
 
 
 def _remove_unfinished(folder: Path) -> None:
-    """Remove what a crash left half-written: whoever archives owns the mailbox, so nobody else is at it."""
-    for left in folder.glob(f".*{_TEMPORARY}"):
-        left.unlink(missing_ok=True)
+    """Remove the incomplete files of a crash; only the mailbox's owner writes any."""
+    for file in folder.glob(f".*{_TEMPORARY}"):
+        file.unlink(missing_ok=True)
 
 
 def _segment(mailbox: str, file: Part) -> Segment:
     with _unavailable(file.path, "read"):
-        facts = pq.read_schema(file.path).metadata or {}
-    before = facts.get(b"postroom.before")
+        metadata = pq.read_schema(file.path).metadata or {}
+    before = metadata.get(b"postroom.before")
     try:
         segment = Segment(
-            facts[b"postroom.mailbox"].decode(),
-            int(facts[b"postroom.first"]),
-            int(facts[b"postroom.last"]),
+            metadata[b"postroom.mailbox"].decode(),
+            int(metadata[b"postroom.first"]),
+            int(metadata[b"postroom.last"]),
             None if before is None else bytes.fromhex(before.decode()),
-            bytes.fromhex(facts[b"postroom.chain"].decode()),
+            bytes.fromhex(metadata[b"postroom.chain"].decode()),
         )
     except (KeyError, ValueError):
         segment = None
     if segment is None or segment[:3] != (mailbox, file.first, file.last):
         raise BrokenLog(
-            f"The archive file {file.path} does not say that it holds positions {file.first} to {file.last} "
-            f"of mailbox {mailbox}: it was renamed or is not one of ours. Restore it from a backup.",
+            f"The metadata of the archive file {file.path} does not describe positions {file.first} to "
+            f"{file.last} of mailbox {mailbox}: it was renamed or not written by Postroom. Restore it from a "
+            "backup.",
             file.first,
         )
     return segment
 
 
 def _records(segment: Segment, file: Part) -> Iterator[Record]:
-    """Yield the records of one file, all of which and no others must be there."""
-    records = _unverified(file)
+    """Yield the records of one file, verified to be complete."""
+    records = _read_records(file)
     chain, last = segment.before, segment.first - 1
     if chain is None:
-        for record in records:  # nobody knows what the first is chained to
+        for record in records:  # the hash before the first record is unknown
             yield record
             chain, last = record.chain, record.position
             break
@@ -295,20 +293,20 @@ def _records(segment: Segment, file: Part) -> Iterator[Record]:
             yield record
             chain, last = record.chain, record.position
     except BrokenLog as error:
-        said = f"The archive file {file.path} does not hold together. {error}"
-        raise BrokenLog(said, error.position) from error
+        message = f"The archive file {file.path} was altered. {error}"
+        raise BrokenLog(message, error.position) from error
     if (last, chain) != (segment.last, segment.chain):
         raise _another_history(segment, file)
 
 
-def _unverified(file: Part) -> Iterator[Record]:
-    with _unavailable(file.path, "read"), pq.ParquetFile(file.path) as opened:
-        for batch in opened.iter_batches(READ_ROWS, columns=list(Record._fields)):
+def _read_records(file: Part) -> Iterator[Record]:
+    with _unavailable(file.path, "read"), pq.ParquetFile(file.path) as parquet:
+        for batch in parquet.iter_batches(READ_ROWS, columns=list(Record._fields)):
             yield from map(Record._make, zip(*(column.to_pylist() for column in batch.columns), strict=True))
 
 
-def _agrees(record: Record, previous: Segment) -> bool:
-    """Tell whether segments that overlap hold the same record where the earlier one ends."""
+def _same_history(record: Record, previous: Segment) -> bool:
+    """Return whether overlapping segments contain the same record at the end of the earlier one."""
     return record.position != previous.last or record.chain == previous.chain
 
 
@@ -325,17 +323,17 @@ def _check_continues(segment: Segment, previous: Segment, file: Part) -> None:
 
 def _another_history(segment: Segment, file: Part) -> BrokenLog:
     return BrokenLog(
-        f"The archive file {file.path} does not go with the ones before it or with its own last hash: it was "
-        "altered or comes from another store. Restore it from a backup.",
+        f"The archive file {file.path} does not match the hashes of the files before it or its own last "
+        "hash: it was altered or comes from another store. Restore it from a backup.",
         segment.first,
     )
 
 
 @contextmanager
-def _unavailable(path: Path, what: str) -> Iterator[None]:
+def _unavailable(path: Path, action: str) -> Iterator[None]:
     try:
         yield
     except (OSError, ValueError, pa.ArrowException) as error:
         raise Unavailable(
-            f"The archive {path} can't be {what}: {error}. Check the folder, its permissions and its disk."
+            f"The archive {path} can't be {action}: {error}. Check the folder, its permissions and its disk."
         ) from error

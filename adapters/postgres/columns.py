@@ -1,7 +1,7 @@
-"""Records on their way into PostgreSQL and back: columns in its binary format, and text it would refuse.
+"""Conversion of records to and from PostgreSQL: columns in its binary format, and escaped text.
 
-One `INSERT ... SELECT FROM unnest(...)` takes an append of any size in one round trip. Packing the arrays
-here costs a fifth of what psycopg needs, which looks at the items one by one (ADR 0010).
+One `INSERT ... SELECT FROM unnest(...)` appends any number of records in one round trip. Packing the arrays
+here takes a fifth of psycopg's time, which adapts items one by one (ADR 0010).
 """
 
 from collections.abc import Callable, Sequence
@@ -12,27 +12,24 @@ from typing import Any, NamedTuple, get_type_hints
 from psycopg.adapt import Buffer, Dumper
 from psycopg.pq import Format
 
-from postroom.domain.record import Record
-
-POSITIONS = 1 << 40
-"""Places per mailbox: a record's place is the mailbox's id times this, plus its position."""
+from postroom.domain.record import POSITIONS_PER_MAILBOX, Record
 
 _NULL = pack("!i", -1)
 _SIZES = tuple(pack("!i", size) for size in range(4_096))
 
-# PostgreSQL's text holds every character but U+0000: that is written as two, and so is the first of them.
+# PostgreSQL's text can't contain U+0000. It is escaped as two characters, and so is the escape character.
 ESCAPE = "\x1a"
 INDEXED_CHARS = 255
-"""Characters of long text that an index of the read models begins with: its entries are bounded."""
-_NUL, _ITSELF = f"{ESCAPE}0", f"{ESCAPE}1"
+"""Length of the prefix of long text in indexes of the read models, whose entries are limited in size."""
+_ESCAPED_NUL, _ESCAPED_ESCAPE = f"{ESCAPE}0", f"{ESCAPE}1"
 
 
 class Packed(bytes):
-    """A value in PostgreSQL's binary format; its type is the one that the statement casts it to."""
+    """A value in PostgreSQL's binary format, of the type that the statement casts it to."""
 
 
 class PackedDumper(Dumper):
-    """Hand a `Packed` value over as it is."""
+    """Dumper that passes a `Packed` value unchanged."""
 
     format = Format.BINARY
     oid = 0
@@ -43,7 +40,7 @@ class PackedDumper(Dumper):
 
 
 class Kind(NamedTuple):
-    """A column type: its name and number in PostgreSQL, and how its values are packed without their sizes."""
+    """A column type: its name and oid in PostgreSQL, and the function that packs its values without sizes."""
 
     name: str
     oid: int
@@ -73,19 +70,19 @@ KINDS = tuple(
 def insert(mailbox: int, records: Sequence[Record]) -> tuple[str, list[Packed]]:
     """Return the statement that appends these records, with its values.
 
-    It inserts nothing where retention removed the first record's place. A column that is the same in all
-    rows is handed over once, and not at all where it is absent: a group shares its time and epoch, and
-    headers are mostly absent.
+    It inserts nothing if retention removed the first record's position. A column with the same value in all
+    rows is passed once, and omitted if it is NULL: a batch shares its time and epoch, and most headers are
+    absent.
 
     Arguments:
         mailbox: the mailbox's id.
     """
     columns: list[Sequence[Any]] = list(zip(*records, strict=True))
-    columns[0] = [mailbox * POSITIONS + position for position in columns[0]]
+    columns[0] = [mailbox * POSITIONS_PER_MAILBOX + position for position in columns[0]]
     count = len(records)
-    same = [i > 0 and column.count(column[0]) == count for i, column in enumerate(columns)]
-    varying = tuple(i for i in range(len(columns)) if not same[i])
-    shared = tuple(i for i in range(len(columns)) if same[i] and columns[i][0] is not None)
+    is_shared = [i > 0 and column.count(column[0]) == count for i, column in enumerate(columns)]
+    varying = tuple(i for i in range(len(columns)) if not is_shared[i])
+    shared = tuple(i for i in range(len(columns)) if is_shared[i] and columns[i][0] is not None)
     values = [Packed(KINDS[i].pack(columns[i][:1])[0]) for i in shared]
     values += [_array(KINDS[i], columns[i]) for i in varying]
     values += map(Packed, _KINDS[int].pack((mailbox, records[0].position)))
@@ -104,7 +101,7 @@ def _statement(varying: tuple[int, ...], shared: tuple[int, ...]) -> str:
 
 
 def array(type_: type, values: Sequence[Any]) -> Packed:
-    """Return an array of integers, texts or bytes, or None in their place, to be cast to `kind_name[]`."""
+    """Return an array of integers, texts or bytes, with None for NULL, to be cast to `kind_name[]`."""
     kind = _KINDS[type_]
     if values.count(None) == len(values):
         return Packed(pack("!iiIii", 1, 1, kind.oid, len(values), 1) + _NULL * len(values))
@@ -112,12 +109,12 @@ def array(type_: type, values: Sequence[Any]) -> Packed:
 
 
 def array_head(type_: type, count: int, *, has_null: bool) -> bytes:
-    """Return what an array begins with, before its items: each its size, or -1 for None, and its bytes."""
+    """Return the header of an array; each item follows as its size (-1 for NULL) and its bytes."""
     return pack("!iiIii", 1, has_null, _KINDS[type_].oid, count, 1)
 
 
 def kind_name(type_: type) -> str:
-    """Return what a type is called in PostgreSQL."""
+    """Return the name of a type in PostgreSQL."""
     return _KINDS[type_].name
 
 
@@ -135,18 +132,18 @@ def _array(kind: Kind, values: Sequence[Any]) -> Packed:
     return Packed(b"".join(parts))
 
 
-def restored(row: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return a row that was read as it was before it was packed."""
+def unescape_row(row: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return a row with its text unescaped."""
     if any(type(value) is str and ESCAPE in value for value in row):
         return tuple(unescape(value) if type(value) is str else value for value in row)
     return row
 
 
 def escape(text: str) -> str:
-    """Return text as PostgreSQL can hold it."""
-    return text.replace(ESCAPE, _ITSELF).replace("\x00", _NUL)
+    """Escape text for storage in PostgreSQL."""
+    return text.replace(ESCAPE, _ESCAPED_ESCAPE).replace("\x00", _ESCAPED_NUL)
 
 
 def unescape(text: str) -> str:
-    """Return the text that `escape` was given."""
-    return text.replace(_NUL, "\x00").replace(_ITSELF, ESCAPE)
+    """Reverse `escape`."""
+    return text.replace(_ESCAPED_NUL, "\x00").replace(_ESCAPED_ESCAPE, ESCAPE)

@@ -1,5 +1,6 @@
-"""A PostgreSQL database: how it is named, connected to, and what is said when it fails."""
+"""Connections to a PostgreSQL database, and errors about it."""
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from threading import Lock
@@ -17,36 +18,37 @@ AsyncConnection = psycopg.AsyncConnection[tuple[Any, ...]]
 CONNECT_TIMEOUT_SECONDS = 5
 _DEFAULTS: dict[str, Any] = {
     "connect_timeout": CONNECT_TIMEOUT_SECONDS,
-    # A server that vanished without a word is noticed after 20 to 30 seconds, not after two hours.
+    # A lost server is detected after 20 to 30 seconds instead of two hours.
     "keepalives": 1,
     "keepalives_idle": 10,
     "keepalives_interval": 5,
     "keepalives_count": 3,
     "tcp_user_timeout": 30_000,
 }
+_LOCAL_HOSTS = ("", "localhost", "127.0.0.1", "::1")
 _NO_CONNECTION = ("08", "28", "3D", "53300", "57P")
-"""Codes of connections that failed, were refused, or ended by the server."""
+"""Prefixes of the SQLSTATE of connections that failed, were refused, or were ended by the server."""
 NAME_BYTES = 63
-"""What the server keeps of a connection's name."""
+"""Limit of an application name; the server truncates longer ones."""
 
 
 def shown(url: str) -> str:
-    """Return the URL as it may be shown: without the password and all options.
+    """Return the URL for messages: without the password and all options.
 
-    Raises: InvalidRequest when it can't be read.
+    Raises: InvalidRequest for a malformed URL.
     """
-    given = _parameters(url)
-    user = f"{given['user']}@" if "user" in given else ""
-    port = f":{given['port']}" if "port" in given else ""
-    return f"postgresql://{user}{given.get('host', '')}{port}/{given.get('dbname', '')}"
+    parameters = _parameters(url)
+    user = f"{parameters['user']}@" if "user" in parameters else ""
+    port = f":{parameters['port']}" if "port" in parameters else ""
+    return f"postgresql://{user}{parameters.get('host', '')}{port}/{parameters.get('dbname', '')}"
 
 
 def connect(url: str, name: str) -> Connection:
-    """Open a connection whose every statement is a transaction by itself, unless one is opened explicitly.
+    """Open a connection in autocommit mode.
 
     Arguments:
-        url: `postgresql://user:password@host:port/database`; its options win over ours.
-        name: what the server shows as the connection's application name.
+        url: `postgresql://user:password@host:port/database`; its options override the defaults.
+        name: the connection's application name, which the server shows.
 
     Raises: Unavailable when the server can't be reached or refuses, InvalidRequest for a malformed URL.
     """
@@ -61,10 +63,10 @@ async def connect_async(url: str, name: str) -> AsyncConnection:
 
 
 class Reconnecting:
-    """A connection that several threads take turns with, made again by the next one when it was lost.
+    """A connection that one thread at a time uses; it is reopened at the next use after it was lost.
 
     Arguments:
-        open_: makes the connection, ready for use.
+        open_: opens and configures a connection.
     """
 
     def __init__(self, open_: Callable[[], Connection]) -> None:
@@ -75,14 +77,14 @@ class Reconnecting:
 
     @property
     def is_connected(self) -> bool:
-        """Tell whether there is a connection that was not lost, as far as anybody knows."""
+        """Return whether there is a connection that is not known to be lost."""
         return self._connection is not None
 
     @contextmanager
     def use(self) -> Iterator[Connection]:
-        """Use the connection while the context lasts, alone.
+        """Use the connection exclusively while the context lasts.
 
-        Raises: Unavailable when it was closed for good.
+        Raises: Unavailable after `close`.
         """
         with self._lock:
             if self._closed:
@@ -97,7 +99,7 @@ class Reconnecting:
                     self._connection = None
 
     def close(self) -> None:
-        """Close the connection for good; closing twice is fine."""
+        """Close the connection permanently; idempotent."""
         with self._lock:
             self._closed = True
             if self._connection is not None:
@@ -107,7 +109,7 @@ class Reconnecting:
 
 @contextmanager
 def closing_on_failure(connection: Connection) -> Iterator[None]:
-    """Close a connection that could not be made ready for use."""
+    """Close a connection if its configuration fails."""
     try:
         yield
     except BaseException:
@@ -115,9 +117,20 @@ def closing_on_failure(connection: Connection) -> Iterator[None]:
         raise
 
 
+def identity(url: str) -> str:
+    """Return server and database of a URL, the same for all spellings of this host."""
+    parameters = _parameters(url)
+    hosts = str(parameters.get("host") or os.environ.get("PGHOST", "")).split(",")
+    is_local = all(host in _LOCAL_HOSTS or host.startswith("/") for host in hosts)
+    port = parameters.get("port") or os.environ.get("PGPORT") or 5_432
+    user = parameters.get("user") or os.environ.get("PGUSER", "")
+    database = parameters.get("dbname") or os.environ.get("PGDATABASE") or user
+    return f"postgresql {'local' if is_local else ','.join(hosts)} {port} {database}"
+
+
 @contextmanager
 def unavailable(url: str) -> Iterator[None]:
-    """Raise `Unavailable` in one sentence, without a password, for any error of the database inside."""
+    """Raise `Unavailable`, without the password, in place of a database error."""
     try:
         yield
     except psycopg.Error as error:
@@ -125,17 +138,21 @@ def unavailable(url: str) -> Iterator[None]:
 
 
 def describe(error: psycopg.Error, url: str) -> Unavailable:
-    """Return what an error of the database is to its user, in one sentence."""
-    said = error.diag.message_primary or str(error).partition("\n")[0]
-    reason = " ".join(said.removeprefix("connection failed:").split()).rstrip(".") or type(error).__name__
-    if error.sqlstate is None or error.sqlstate.startswith(_NO_CONNECTION):
+    """Return a database error as `Unavailable`, in one sentence."""
+    message = error.diag.message_primary or str(error).partition("\n")[0]
+    reason = " ".join(message.removeprefix("connection failed:").split()).rstrip(".") or type(error).__name__
+    is_lost = error.sqlstate is None and isinstance(error, psycopg.OperationalError)
+    if is_lost or (error.sqlstate or "").startswith(_NO_CONNECTION):
         return Unavailable(
             f"The database {shown(url)} can't be reached: {reason}. Check its URL and that the server runs."
         )
     if isinstance(error, psycopg.errors.InsufficientPrivilege):
         return Unavailable(
-            f"The database {shown(url)} forbids what Postroom needs: {reason}; grant it to the user."
+            f"The database {shown(url)} denies a privilege that Postroom needs: {reason}; grant it to the "
+            "user."
         )
+    if error.sqlstate is None:
+        return Unavailable(f"A statement can't be sent to the database {shown(url)}: {reason}.")
     return Unavailable(f"The database {shown(url)} refused a statement: {reason}.")
 
 
@@ -145,15 +162,17 @@ def _arguments(url: str, name: str) -> dict[str, Any]:
 
 
 def _parameters(url: str) -> dict[str, Any]:
-    given: dict[str, Any] = {}
-    with suppress(psycopg.Error):  # it repeats a piece of the URL, perhaps of the password
-        given = conninfo_to_dict(url)
-    ports = str(given.get("port", "0")).replace(",", "")
-    # An @ or / of the password's own ends it early, and the rest of it would be taken for host and database.
-    strays = "@" in f"{given.get('host', '')}{given.get('dbname', '')}" or not ports.isdecimal()
-    if not given or strays or not is_url(url):
+    parameters: dict[str, Any] = {}
+    with suppress(psycopg.Error):  # its message may contain part of the password
+        parameters = conninfo_to_dict(url)
+    ports = str(parameters.get("port", "0")).replace(",", "")
+    # An unescaped @ or / in the password ends it early, and the rest is parsed as host and database.
+    is_ambiguous = (
+        "@" in f"{parameters.get('host', '')}{parameters.get('dbname', '')}" or not ports.isdecimal()
+    )
+    if not parameters or is_ambiguous or not is_url(url):
         raise InvalidRequest(
-            "The PostgreSQL URL can't be read; write postgresql://user:password@host:port/database, with "
+            "The PostgreSQL URL is malformed; write postgresql://user:password@host:port/database, with "
             "special characters of the password as %XX."
         )
-    return given
+    return parameters

@@ -1,11 +1,11 @@
--- Statements of the PostgreSQL event log, each under its name; `base` is the place before the mailbox's first record.
--- Reads name a range of places, so that the planner leaves all other mailboxes' partitions out.
+-- Statements of the PostgreSQL event log; `base` is the place before the mailbox's first record.
+-- Reads have a range of places, so that the planner prunes the partitions of other mailboxes.
 
 -- name: configure_writer
 SELECT
     set_config('statement_timeout', %(timeout)s, false),
     set_config('idle_session_timeout', '0', false),
-    -- Only what is weaker than asked for is changed: an operator may have chosen more than `on`.
+    -- Only `off` is changed: an operator may have chosen a stronger setting than `on`.
     set_config('synchronous_commit', CASE
         WHEN %(relaxed)s THEN 'off'
         WHEN current_setting('synchronous_commit') = 'off' THEN 'on'
@@ -24,9 +24,9 @@ SELECT
     set_config('default_transaction_read_only', 'on', false),
     set_config('statement_timeout', %(timeout)s, false),
     set_config('idle_session_timeout', '0', false),
-    -- A plan for places that are known leaves partitions out before it locks any.
+    -- A custom plan prunes partitions before locking them.
     set_config('plan_cache_mode', 'force_custom_plan', false),
-    -- New partitions have no statistics yet; every read of ours has its index.
+    -- New partitions have no statistics yet; every query here has an index.
     set_config('enable_seqscan', 'off', false),
     set_config('enable_bitmapscan', 'off', false),
     set_config('jit', 'off', false);
@@ -74,19 +74,25 @@ SELECT place - %(base)s, stream, version, epoch, type, at, topic, shard, attempt
        namespace, trace_id, span_id, custom_headers, envelope
 FROM postroom.log WHERE place = ANY(%(places)s);
 
--- name: history
+-- name: read_stream
 SELECT place - %(base)s, stream, version, epoch, type, at, topic, shard, attempt, due, reason, state, chain,
        timestamp, message_id, content_type, schema_url, schema_version, encryption, correlation_id, principal,
        namespace, trace_id, span_id, custom_headers, envelope
 FROM postroom.log
--- No version is below 0: that is said for a planner without statistics, which else may go by place.
+-- `version >= 0` is always true: it makes a planner without statistics prefer the index on stream and version.
 WHERE stream = %(stream)s AND version >= 0 AND place > %(base)s AND place <= %(top)s ORDER BY version;
 
--- name: known
-SELECT asked.stream FROM unnest(%(streams)s::bytea[]) AS asked (stream), LATERAL (
+-- name: existing_streams
+SELECT input.stream FROM unnest(%(streams)s::bytea[]) AS input (stream), LATERAL (
     SELECT 1 FROM postroom.log
-    WHERE stream = asked.stream AND version >= 0 AND place > %(base)s AND place <= %(top)s LIMIT 1
-) AS found;
+    WHERE stream = input.stream AND version >= 0 AND place > %(base)s AND place <= %(top)s LIMIT 1
+) AS existing;
+
+-- name: replay_first
+SELECT place - %(base)s, log.stream, version, epoch, type, at, topic, shard, attempt, due, reason, state
+FROM unnest(%(streams)s::bytea[]) AS input (stream)
+JOIN postroom.log ON log.stream = input.stream
+WHERE version = 1 AND place > %(base)s AND place <= %(top)s;
 
 -- name: mark_removed
 UPDATE postroom.mailbox_names SET removed_through = greatest(removed_through, %(through)s) WHERE id = %(id)s;
@@ -116,7 +122,7 @@ FROM (
 ) AS partitions;
 
 -- name: sizes
--- A row and its places in the indexes take about 250 bytes beside what its large values do.
+-- A row and its index entries take about 250 bytes in addition to its large values.
 SELECT max(place) - %(base)s, sum(bytes)::bigint FROM (
     SELECT place, 250 + length(state) + coalesce(pg_column_size(envelope), 0)
         + coalesce(pg_column_size(custom_headers), 0) AS bytes
@@ -140,8 +146,10 @@ WHERE place > %(base)s AND place <= %(top)s ORDER BY place DESC;
 SELECT place - %(base)s, chain, state FROM postroom.snapshot WHERE place = %(base)s + %(position)s;
 
 -- name: seal
+-- A stale owner that closes late must not overwrite a newer seal.
 INSERT INTO postroom.seal (base, position, chain) VALUES (%(base)s, %(position)s, %(chain)s)
-ON CONFLICT (base) DO UPDATE SET position = excluded.position, chain = excluded.chain;
+ON CONFLICT (base) DO UPDATE SET position = excluded.position, chain = excluded.chain
+WHERE excluded.position > seal.position;
 
 -- name: sealed
 SELECT position, chain FROM postroom.seal WHERE base = %(base)s;

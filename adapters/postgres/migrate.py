@@ -1,11 +1,11 @@
-"""Numbered migrations: how a database gets the tables of Postroom, and how it is told that it has them.
+"""Numbered migrations, which create the tables of Postroom, and the check that a database has them.
 
 A set is a folder under `migrations/`: `store` (the event log), `messaging` (outbox and inbox). Its files
-`NNNN_name.sql` are applied in their order, each in a transaction of its own, and never edited afterwards.
+`NNNN_name.sql` are applied in order, each in its own transaction, and never edited afterwards.
 Nothing else in Postroom changes a schema.
 
-A database is migrated before the processes that use it are replaced. So a migration leaves intact what the
-version before it runs: it adds, and removes only what that version had stopped using.
+A database is migrated before the processes that use it are replaced. So a migration must be compatible with
+the previous release: it adds, and removes only what that release no longer uses.
 """
 
 import re
@@ -25,7 +25,7 @@ from postroom.domain.errors import InvalidRequest, Unavailable
 
 LOCK_TIMEOUT = "60s"
 SCHEMAS = {"store": "postroom"}
-"""The schema in which a set keeps its tables; those of others are where the search path says."""
+"""The schema of a set's tables; sets without one use the search path."""
 _SQL = statements("postroom.adapters.postgres", "migrate.sql")
 _FILE = re.compile(r"(\d{4})_(\w+)\.sql")
 
@@ -47,33 +47,33 @@ def migrations(set_: str) -> tuple[Migration, ...]:
     Raises: InvalidRequest when there is no such set.
     """
     folder = files("postroom.adapters.postgres").joinpath("migrations")
-    known = sorted(each.name for each in folder.iterdir() if each.is_dir())
-    if set_ not in known:
-        raise InvalidRequest(f"There are no migrations {set_!r}; there are {', '.join(known)}.")
-    found = []
+    sets = sorted(each.name for each in folder.iterdir() if each.is_dir())
+    if set_ not in sets:
+        raise InvalidRequest(f"There is no set of migrations {set_!r}; the sets are {', '.join(sets)}.")
+    steps = []
     for file in folder.joinpath(set_).iterdir():
         if match := _FILE.fullmatch(file.name):
             text = file.read_text("utf-8")
             checksum = sha256(text.encode()).hexdigest()
-            found.append(Migration(set_, int(match[1]), match[2], checksum, text))
-    return tuple(sorted(found))
+            steps.append(Migration(set_, int(match[1]), match[2], checksum, text))
+    return tuple(sorted(steps))
 
 
 def migrate(url: str, set_: str, *, target: int | None = None, dry_run: bool = False) -> list[Migration]:
-    """Apply the migrations of a set that a database lacks; two that do so at once take turns.
+    """Apply the migrations of a set that a database lacks; concurrent calls are serialized by a lock.
 
     Arguments:
-        url: the database, as a user who may create there.
-        target: number of the last one to apply; None applies all.
+        url: the database, with a user who may create tables.
+        target: number of the last migration to apply; None applies all.
         dry_run: change nothing.
 
     Returns: the migrations that were applied, or would be.
-    Raises: Unavailable when the database can't be reached, refuses, or was migrated by other code than this.
+    Raises: Unavailable when the database can't be used, or has migrations that differ from these.
     """
     with closing(connect(url, "postroom migrate")) as connection, unavailable(url):
         if dry_run:
             return _pending(connection, url, set_, target)
-        with _alone(connection, url):
+        with _migration_lock(connection, url):
             pending = _pending(connection, url, set_, target)
             if pending:
                 _prepare(connection, set_)
@@ -83,34 +83,34 @@ def migrate(url: str, set_: str, *, target: int | None = None, dry_run: bool = F
 
 
 def check(url: str, set_: str) -> None:
-    """See that a database has all migrations of a set; this changes nothing.
+    """Check that a database has all migrations of a set.
 
-    Raises: Unavailable that says to run `postroom migrate`.
+    Raises: Unavailable when migrations are missing.
     """
     with closing(connect(url, "postroom")) as connection:
         check_connection(connection, url, set_)
 
 
 def check_connection(connection: Connection, url: str, set_: str) -> None:
-    """See that the database at the end of a connection has all migrations of a set, as `check` does."""
+    """Check through an open connection that a database has all migrations of a set; see `check`."""
     with unavailable(url):
         if _pending(connection, url, set_, None, ahead=1):
             option = "--store" if set_ == "store" else f"--{set_}"
             raise Unavailable(
                 f"The database {shown(url)} lacks tables of this version of Postroom; run "
-                f"`postroom migrate {option} URL` once, as a user who may create them."
+                f"`postroom migrate {option} URL` as a user who may create tables."
             )
 
 
 @contextmanager
-def _alone(connection: Connection, url: str) -> Iterator[None]:
-    """Keep other migrations out while the context lasts."""
+def _migration_lock(connection: Connection, url: str) -> Iterator[None]:
+    """Hold the lock of migrations while the context lasts."""
     connection.execute(_SQL["limit_waiting"], {"timeout": LOCK_TIMEOUT})
     try:
         connection.execute(_SQL["lock"])
     except psycopg.errors.LockNotAvailable as error:
         raise Unavailable(
-            f"Somebody else has been migrating {shown(url)} for {LOCK_TIMEOUT}; retry when that is done."
+            f"Another process has been migrating {shown(url)} for {LOCK_TIMEOUT}; retry when it is done."
         ) from error
     yield  # the lock ends with the connection
 
@@ -118,28 +118,28 @@ def _alone(connection: Connection, url: str) -> Iterator[None]:
 def _pending(
     connection: Connection, url: str, set_: str, target: int | None, ahead: int = 0
 ) -> list[Migration]:
-    """Return what is still to be applied, after seeing that what was applied is what we would have.
+    """Return the migrations still to be applied, after checking those that were applied.
 
     Arguments:
-        ahead: how many migrations that are unknown here may have been applied on top of those that are known.
+        ahead: number of later, unknown migrations that are tolerated in the database.
     """
-    known = {migration.number: migration for migration in migrations(set_)}
+    ours = {migration.number: migration for migration in migrations(set_)}
     applied = _applied(connection, set_)
     for number, name, checksum in applied:
-        if number not in known:
-            if number <= max(known) + ahead:
+        if number not in ours:
+            if number <= max(ours) + ahead:
                 continue
             raise Unavailable(
                 f"The database {shown(url)} has the migration {set_}/{number:04d}_{name}, which this version "
-                "of Postroom does not know; install the version that migrated it, or a later one."
+                "of Postroom does not have; install the version that migrated it, or a later one."
             )
-        if known[number].checksum != checksum:
+        if ours[number].checksum != checksum:
             raise Unavailable(
-                f"The migration {set_}/{number:04d}_{name} was another one when {shown(url)} was migrated; "
-                "migrations are never edited, so install Postroom as it was released."
+                f"The migration {set_}/{number:04d}_{name} differs from the one applied to {shown(url)}; "
+                "migrations must not be edited, so reinstall a released version of Postroom."
             )
-    last = max(known) if target is None else target
-    return [known[number] for number in sorted(known) if len(applied) < number <= last]
+    last = max(ours) if target is None else target
+    return [ours[number] for number in sorted(ours) if len(applied) < number <= last]
 
 
 def _applied(connection: Connection, set_: str) -> list[tuple[int, str, str]]:
@@ -160,10 +160,10 @@ def _prepare(connection: Connection, set_: str) -> None:
 def _apply(connection: Connection, migration: Migration) -> None:
     with connection.transaction():
         connection.execute(migration.text.encode())
-        facts = {"set": migration.set, "number": migration.number, "name": migration.name}
+        values = {"set": migration.set, "number": migration.number, "name": migration.name}
         connection.execute(
             sql.SQL(_SQL["record"]).format(table=_table(migration.set)),
-            facts | {"checksum": migration.checksum},
+            values | {"checksum": migration.checksum},
         )
 
 

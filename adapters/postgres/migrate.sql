@@ -1,4 +1,4 @@
--- What migrating needs to know and keep. `{table}` is `postroom_migrations`, in the schema of the set.
+-- Bookkeeping of migrations; `{table}` is `postroom_migrations`, in the schema of the set.
 
 -- name: limit_waiting
 SELECT set_config('lock_timeout', %(timeout)s, false);

@@ -1,4 +1,4 @@
-"""The ownership port over PostgreSQL's advisory locks; the server frees them when their connection ends."""
+"""The ownership port over PostgreSQL's advisory locks, released when their connection ends."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -6,24 +6,26 @@ from contextlib import asynccontextmanager, suppress
 
 import psycopg
 
-from postroom.adapters.postgres.database import AsyncConnection, connect_async, unavailable
+from postroom.adapters.postgres.database import AsyncConnection, connect_async, shown, unavailable
 from postroom.adapters.sql.statements import statements
-from postroom.application.background import beside
+from postroom.application.background import background_task
+from postroom.application.forks import set_close_on_fork
 from postroom.application.telemetry import logger
 from postroom.domain.errors import MailboxOwned, Unavailable
 
-POLL_MS = 20
-KEEP_SECONDS = 5.0
-"""How often an owner looks whether its lock is still there."""
+POLL_SECONDS = 0.02
+CHECK_SECONDS = 2.0
+"""Interval at which an owner checks that its lock's connection is alive."""
+END_SESSION_WAIT_MS = 5_000
 
 _SQL = statements("postroom.adapters.postgres", "ownership.sql")
 
 
 class PostgresOwnership:
-    """Own a mailbox of a database by an advisory lock on a connection of its own, whose name is the owner's.
+    """Ownership of a mailbox by an advisory lock, whose connection has the owner as its application name.
 
-    The lock only keeps others from trying: should it be lost with its connection and somebody else take the
-    mailbox over, the log refuses whatever the former owner appends.
+    The lock only prevents conflicts. If its connection is lost and another process takes the mailbox over,
+    the log refuses the appends of the former owner.
     """
 
     def __init__(self, url: str) -> None:
@@ -33,65 +35,105 @@ class PostgresOwnership:
     async def acquire(self, mailbox: str, owner: str, wait_ms: int) -> AsyncIterator[None]:
         """Own the mailbox while the context lasts; see `Ownership.acquire`."""
         lock = _Lock(self._url, mailbox, owner)
+        now = asyncio.get_running_loop().time
+        deadline = now() + wait_ms / 1_000
         try:
             while not await lock.try_acquire():
-                if wait_ms <= 0:
+                if now() >= deadline:
                     raise MailboxOwned(mailbox, await lock.holder())
-                await asyncio.sleep(POLL_MS / 1_000)
-                wait_ms -= POLL_MS
-            async with beside(lock.keep()):
+                await asyncio.sleep(POLL_SECONDS)
+            async with background_task(lock.keep()):
                 yield
         finally:
             await lock.close()
 
+    async def incumbent(self, mailbox: str) -> str | None:
+        """Return the session that has the lock; see `Ownership.incumbent`."""
+        session = await self._fetch("incumbent", mailbox=mailbox)
+        return None if session is None else str(session)
+
+    async def evict(self, mailbox: str, incumbent: str) -> None:
+        """End the session that has the lock; see `Ownership.evict`."""
+        await self._fetch("evict", incumbent=incumbent, wait_ms=END_SESSION_WAIT_MS)
+
+    async def _fetch(self, statement: str, **values: object) -> object:
+        connection = await connect_async(self._url, "postroom ownership")
+        try:
+            with unavailable(self._url):
+                row = await (await connection.execute(_SQL[statement], values)).fetchone()
+        finally:
+            await connection.close()
+        return row[0] if row else None
+
 
 class _Lock:
-    """The lock of one mailbox, and the connection that it lives as long as."""
+    """The lock of one mailbox and its connection."""
 
     def __init__(self, url: str, mailbox: str, owner: str) -> None:
         self._url = url
         self._mailbox = {"mailbox": mailbox}
         self._owner = owner
         self._connection: AsyncConnection | None = None
+        self._descriptor: int | None = None
+        self._pid: int | None = None
 
     async def try_acquire(self) -> bool:
         if self._connection is None:
             self._connection = await connect_async(self._url, self._owner)
+            self._descriptor = self._connection.fileno()
+            set_close_on_fork(self._descriptor, True)
             with unavailable(self._url):
                 await self._connection.execute(_SQL["configure"])
-        return bool(await self._ask("try_lock"))
+            await self._end_lost_session()
+            self._pid = self._connection.info.backend_pid
+        return bool(await self._fetch("try_lock"))
 
     async def holder(self) -> str:
-        return str(await self._ask("holder") or "")
+        return str(await self._fetch("holder") or "")
 
     async def keep(self) -> None:
-        """Take the lock again when its connection was lost, as by a restart of the server.
+        """Reacquire the lock after its connection is lost, for example by a restart of the server.
 
-        Once somebody else has it the log is theirs: then it is left alone.
+        Stop when another process has acquired it: that process owns the log.
         """
         while True:
-            await asyncio.sleep(KEEP_SECONDS)
+            await asyncio.sleep(CHECK_SECONDS)
             try:
                 if self._connection is not None:
-                    await self._ask("still_there")
-                elif not await self.try_acquire():
+                    await self._fetch("ping")
+                    continue
+            except Unavailable as error:
+                logger().warning("mailbox.lock_lost", **self._mailbox, error=str(error))
+                await self.close()
+            try:
+                if not await self.try_acquire():
                     logger().warning("mailbox.lock_taken_over", **self._mailbox, owner=await self.holder())
                     return
             except Unavailable as error:
-                logger().warning("mailbox.lock_lost", **self._mailbox, error=str(error))
+                logger().warning("mailbox.lock_unavailable", **self._mailbox, error=str(error))
                 await self.close()
 
     async def close(self) -> None:
         if self._connection is not None:
             connection, self._connection = self._connection, None
+            if self._descriptor is not None:
+                set_close_on_fork(self._descriptor, False)
             try:
-                with suppress(psycopg.Error):  # the server frees it too, once it sees that we are gone
+                with suppress(psycopg.Error):  # the server releases it with the connection
                     await connection.execute(_SQL["unlock"])
             finally:
                 await connection.close()
 
-    async def _ask(self, statement: str) -> object:
-        assert self._connection is not None  # only asked once it was made
+    async def _end_lost_session(self) -> None:
+        """End the session of a lost connection, which has the lock until the server notices the loss."""
+        lost = {"pid": self._pid, "wait_ms": END_SESSION_WAIT_MS}
+        if self._pid is not None and await self._fetch("end_session", **lost) is False:
+            raise Unavailable(
+                f"The database {shown(self._url)} still has the session of a lost connection; retry shortly."
+            )
+
+    async def _fetch(self, statement: str, **values: object) -> object:
+        assert self._connection is not None  # `try_acquire` opens it
         with unavailable(self._url):
-            found = await (await self._connection.execute(_SQL[statement], self._mailbox)).fetchone()
-        return found[0] if found else None
+            row = await (await self._connection.execute(_SQL[statement], self._mailbox | values)).fetchone()
+        return row[0] if row else None

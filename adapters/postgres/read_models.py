@@ -1,4 +1,4 @@
-"""The read models port over the PostgreSQL tables that `projections/rebuild.py` writes beside the log."""
+"""The read models port over the tables of a PostgreSQL store."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -29,22 +29,22 @@ from postroom.adapters.sql.read_models import SqlReadModels
 from postroom.adapters.sql.statements import statements
 from postroom.adapters.sql.tables import ReadModelTables
 from postroom.domain.errors import Unavailable
-from postroom.domain.words import Word
+from postroom.domain.tokenizer import Word
 
 STATEMENT_TIMEOUT = "60s"
 UNBOUNDED = ("principal", "correlation_id", "trace_id", "namespace", "name", "value")
-"""Columns whose text may be longer than an index holds; the index begins with its first characters."""
+"""Columns whose text may exceed the size of an index entry, and is indexed by its first characters."""
 
 _SQL = statements("postroom.adapters.postgres", "read_models.sql")
 
 
 class PostgresReadModels(SqlReadModels):
-    """Answer searches from a PostgreSQL database; every call reads one moment of it and never writes.
+    """Queries on a PostgreSQL database; each call reads one snapshot, and the first one connects.
 
     Arguments:
-        url: of the database that holds the store.
+        url: URL of the store's database.
 
-    Raises: InvalidRequest for a malformed URL; the database is only looked for when it is asked.
+    Raises: InvalidRequest for a malformed URL.
     """
 
     def __init__(self, url: str) -> None:
@@ -55,7 +55,7 @@ class PostgresReadModels(SqlReadModels):
         ).execution_options(schema_translate_map={None: "postroom"})
 
     def close(self) -> None:
-        """Close the connections; closing twice is fine."""
+        """Close the connections; idempotent."""
         self._engine.dispose()
 
     def _connect(self) -> "psycopg.Connection[tuple[Any, ...]]":
@@ -70,7 +70,7 @@ class PostgresReadModels(SqlReadModels):
             raise
         return connection
 
-    def _is_there(self) -> bool:
+    def _exists(self) -> bool:
         return True
 
     @contextmanager
@@ -83,15 +83,15 @@ class PostgresReadModels(SqlReadModels):
         except psycopg.Error as error:
             raise self._unavailable(error) from error
 
-    def _be_patient(self, db: Connection) -> None:
-        db.exec_driver_sql(_SQL["be_patient"])
+    def _disable_timeout(self, db: Connection) -> None:
+        db.exec_driver_sql(_SQL["disable_timeout"])
 
     def _unavailable(self, error: object) -> Unavailable:
         assert isinstance(error, psycopg.Error)
         if isinstance(error, psycopg.errors.UndefinedTable | psycopg.errors.InvalidSchemaName):
             return Unavailable(
                 f"The database {self._shown} lacks tables of this version of Postroom; run "
-                "`postroom migrate --store URL` once, as a user who may create them."
+                "`postroom migrate --store URL` as a user who may create tables."
             )
         if isinstance(error, psycopg.errors.UndefinedColumn):
             return Unavailable(
@@ -125,22 +125,22 @@ class PostgresReadModels(SqlReadModels):
 
 
 class StoredText(TypeDecorator[str]):
-    """Text as the log and its read models store it: without what PostgreSQL can't hold."""
+    """Text with the characters escaped that PostgreSQL can't store."""
 
     impl = Text
     cache_ok = True
 
     def process_bind_param(self, value: str | None, dialect: object) -> str | None:
-        """Return text as it is stored."""
+        """Return escaped text."""
         return None if value is None else escape(value)
 
     def process_result_value(self, value: str | None, dialect: object) -> str | None:
-        """Return text as it was."""
+        """Return unescaped text."""
         return unescape(value) if value is not None and ESCAPE in value else value
 
 
 class _PostgresDialect:
-    """How PostgreSQL looks values up in one array, and text in its indexes of trigrams and of words."""
+    """Lookups by arrays, and text search by indexes of trigrams and of words; see `Dialect`."""
 
     text = StoredText
 
@@ -148,7 +148,7 @@ class _PostgresDialect:
         if column.key not in UNBOUNDED:
             return column == value
         stored = escape(value)
-        starts = _start(column) == stored[:INDEXED_CHARS]
+        starts = _indexed_prefix(column) == stored[:INDEXED_CHARS]
         return starts if len(stored) < INDEXED_CHARS else starts & (column == value)
 
     def among(self, column: ColumnElement[Any], values: Sequence[str]) -> ColumnElement[bool]:
@@ -156,21 +156,21 @@ class _PostgresDialect:
         if column.key not in UNBOUNDED:
             return is_any
         starts = [escape(value)[:INDEXED_CHARS] for value in values]
-        return (_start(column) == any_(literal(starts, ARRAY(Text)))) & is_any
+        return (_indexed_prefix(column) == any_(literal(starts, ARRAY(Text)))) & is_any
 
     def is_any(self, column: ColumnElement[Any], ids: Sequence[int]) -> ColumnElement[bool]:
         has_id: ColumnElement[bool] = column == any_(literal(list(ids), ARRAY(BigInteger)))
         return has_id
 
     def with_parts(self, tables: ReadModelTables, parts: Sequence[str]) -> Select[Any] | None:
-        # By the index of trigrams where there is one, else by reading all text, which is narrow.
+        # By the trigram index if pg_trgm is installed, else by a scan of the narrow table `text`.
         if not parts:
             return None
         text = tables.text.c
         return select(text.id).where(*(text.text.contains(part, autoescape=True) for part in parts))
 
     def with_words(self, tables: ReadModelTables, words: Sequence[Word]) -> Select[Any]:
-        # A cast, not to_tsquery, which would parse and stem: these are words already.
+        # A cast instead of to_tsquery, which would parse and stem words.
         query = " & ".join(f"'{word.text}'{':*' if word.is_prefix else ''}" for word in words)
         text = tables.text.c
         lexemes = func.array_to_tsvector(
@@ -179,5 +179,5 @@ class _PostgresDialect:
         return select(text.id).where(lexemes.op("@@")(cast(query, TSQUERY)))
 
 
-def _start(column: ColumnElement[Any]) -> ColumnElement[str]:
+def _indexed_prefix(column: ColumnElement[Any]) -> ColumnElement[str]:
     return func.left(column, literal_column(str(INDEXED_CHARS)), type_=Text)

@@ -1,14 +1,14 @@
--- What answering from the read models needs beside the queries that are built.
+-- Statements of queries on the read models, in addition to the generated ones.
 
 -- name: configure
 SELECT
     set_config('application_name', 'postroom search', false),
     set_config('statement_timeout', %(timeout)s, false),
-    -- Plans for the very words and names that are asked for; they cost little to make.
+    -- Custom plans use the values of each query, and cost little.
     set_config('plan_cache_mode', 'force_custom_plan', false),
     set_config('jit', 'off', false);
 
--- name: be_patient
+-- name: disable_timeout
 SET LOCAL statement_timeout = 0;
 
 -- name: heads

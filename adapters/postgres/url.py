@@ -1,8 +1,8 @@
-"""How a PostgreSQL database is told from other stores; apart, so that asking loads no driver."""
+"""Recognizing PostgreSQL URLs, in a separate module that does not import the driver."""
 
 SCHEMES = ("postgresql://", "postgres://")
 
 
 def is_url(store: str) -> bool:
-    """Tell whether a store is a PostgreSQL database, by its URL."""
+    """Return whether the address of a store is a PostgreSQL URL."""
     return store.startswith(SCHEMES)

@@ -1,6 +1,6 @@
--- Let deliveries come again once they have been idle for as long as is still missing.
--- KEYS: the stream. ARGV: group, consumer, ms that they count as having been idle, then the ids of the entries.
--- What another consumer has got by now stays with it: a late answer changes nothing there.
+-- Set the idle time of deliveries, so that they are claimed again after the rest of the ack wait.
+-- KEYS: the stream. ARGV: group, consumer, idle time in ms, then the ids of the entries.
+-- Entries that another consumer has claimed are not changed.
 for index = 4, #ARGV do
     local mine = redis.call('XPENDING', KEYS[1], ARGV[1], ARGV[index], ARGV[index], 1, ARGV[2])
     if #mine > 0 then

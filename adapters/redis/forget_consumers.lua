@@ -1,5 +1,5 @@
--- Forget consumers that hold nothing and have done nothing for a while: every process that reads leaves a name.
--- KEYS: the stream. ARGV: group, ms of idleness. In one step, because with a consumer goes what it holds.
+-- Remove idle consumers without pending entries: every process that reads creates a consumer.
+-- KEYS: the stream. ARGV: group, idle time in ms. Atomic, because deleting a consumer deletes its pending entries.
 for _, consumer in ipairs(redis.call('XINFO', 'CONSUMERS', KEYS[1], ARGV[1])) do
     local fields = {}
     for index = 1, #consumer, 2 do

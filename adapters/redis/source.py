@@ -20,23 +20,23 @@ from postroom.application.telemetry import logger
 from postroom.domain.errors import InvalidRequest, Unavailable
 
 TIMEOUT_SECONDS = 5.0
-"""How long a server may take to answer, beyond what it was asked to wait."""
+"""Time within which a server answers, in addition to the time that a read blocks."""
 BLOCK_MS = 1_000
-"""How long one read waits at most, so that closing and redelivery don't wait long for it."""
+"""Maximum duration of a blocking read, which delays closing and redelivery."""
 FORGET_CONSUMERS_MS = 24 * 60 * 60 * 1_000
 
 T = TypeVar("T")
 
 
 class StreamConsumer(msgspec.Struct, frozen=True, kw_only=True):
-    """Say which stream is read, and as which consumer group.
+    """A Redis stream and one of its consumer groups.
 
     Arguments:
-        url: `redis://`, `rediss://` or `unix://`, as redis-py takes it.
+        url: `redis://`, `rediss://` or `unix://`, as in redis-py.
         stream: key of the stream.
-        group: made where it is missing, to read the stream from its beginning.
-        field: of an entry, whose value is the message; an entry with one field only may name it as it likes.
-        ack_wait_ms: how long a delivery may stay unsettled before it comes again.
+        group: the consumer group; created at the beginning of the stream if it is missing.
+        field: the field with the message; an entry with a single field may name it differently.
+        ack_wait_ms: how long a delivery may stay unsettled before the message is redelivered.
     """
 
     url: str
@@ -47,11 +47,11 @@ class StreamConsumer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RedisStreamSource:
-    """Read a stream as one consumer of its group, and settle every delivery by itself. Made by `open`.
+    """One consumer of a consumer group, whose deliveries are settled one by one; created by `open`.
 
-    A delivery that nobody settled comes again, to whichever consumer asks first, when it has been idle for
-    `ack_wait_ms`; Redis counts deliveries and idleness by itself, so a crash of either side loses neither. To
-    hand one back for a while is to tell Redis how idle it is; for longer than `ack_wait_ms` we remind it.
+    An unsettled entry that has been idle for `ack_wait_ms` is claimed by the next consumer that fetches.
+    Redis stores delivery counts and idle times, so they survive a crash of either side. A delayed redelivery
+    sets the idle time of the entry; a delay longer than `ack_wait_ms` is renewed by this process.
     """
 
     def __init__(self, client: Redis, consumer: StreamConsumer) -> None:
@@ -66,25 +66,24 @@ class RedisStreamSource:
             files(__package__).joinpath("forget_consumers.lua").read_text("utf-8")
         )
         self.ack_wait_ms = consumer.ack_wait_ms
-        self._look_every = min(max(consumer.ack_wait_ms / 10_000, 0.05), 1.0)
-        self._look_at = 0.0
+        self._claim_interval = min(max(consumer.ack_wait_ms / 10_000, 0.05), 1.0)
+        self._claim_at = 0.0
         self._deferred: dict[bytes, float] = {}
-        self._remind_at = float("inf")
+        self._renew_at = float("inf")
         self._closed = False
 
     @classmethod
     async def open(cls, consumer: StreamConsumer) -> "RedisStreamSource":
-        """Connect, and find or make the group.
+        """Connect, and create the group if it is missing.
 
         Raises:
-            InvalidRequest: the URL is none, the key holds something else than a stream, or Redis doesn't let
-                us in.
+            InvalidRequest: the URL is malformed, the key is not a stream, or Redis refuses the credentials.
             Unavailable: Redis can't be reached.
         """
         client = _client(consumer)
         source = cls(client, consumer)
         try:
-            await source._ask("opened", source._make_group)
+            await source._ask("opened", source._create_group)
             await source._ask("opened", source._forget_consumers, FORGET_CONSUMERS_MS)
         except BaseException:
             await client.aclose()
@@ -92,38 +91,38 @@ class RedisStreamSource:
         return source
 
     async def fetch(self, limit: int, wait_ms: int) -> Sequence[SourceMessage]:
-        """Return up to `limit` messages, first those that come again; see `Source.fetch`."""
+        """Return up to `limit` messages, redelivered ones first; see `Source.fetch`."""
         deadline = _now() + wait_ms / 1_000
         while True:
-            messages = await self._again(limit) if self._is_time_to_look() else []
+            messages = await self._claim_idle(limit) if self._is_claim_due() else []
             if not messages:
-                messages = await self._new(limit, min(deadline, self._look_at))
+                messages = await self._read_new(limit, min(deadline, self._claim_at))
             if messages or _now() >= deadline:
                 return messages
 
     async def ack(self, messages: Sequence[SourceMessage]) -> None:
-        """Settle deliveries for good; see `Source.ack`."""
+        """Ack deliveries; see `Source.ack`."""
         if messages:
             ids = [message.token for message in messages]
             await self._ask("answered", self._client.xack, self._stream, self._group, *ids)
-            self._no_longer_defer(ids)
+            self._forget_deferred(ids)
 
-    async def nak(self, messages: Sequence[SourceMessage], delay_ms: int) -> None:
-        """Ask for deliveries again after a while; see `Source.nak`.
+    async def nack(self, messages: Sequence[SourceMessage], delay_ms: int) -> None:
+        """Request redelivery after a delay; see `Source.nack`.
 
-        Should this source be gone by then, they come after `ack_wait_ms` at the latest.
+        If this source is closed earlier, the messages are redelivered after `ack_wait_ms` at the latest.
         """
         if messages:
             ids = [message.token for message in messages]
             await self._set_remaining(ids, delay_ms)
             now = _now()
-            self._look_at = min(self._look_at, now + delay_ms / 1_000)
+            self._claim_at = min(self._claim_at, now + delay_ms / 1_000)
             if delay_ms > self.ack_wait_ms:
                 self._deferred |= dict.fromkeys(ids, now + delay_ms / 1_000)
-                self._remind_at = min(self._remind_at, now + self.ack_wait_ms / 2_000)
+                self._renew_at = min(self._renew_at, now + self.ack_wait_ms / 2_000)
 
-    async def keep(self, messages: Sequence[SourceMessage]) -> None:
-        """Let the time that deliveries may stay unsettled begin anew; see `Source.keep`."""
+    async def extend(self, messages: Sequence[SourceMessage]) -> None:
+        """Restart the ack wait of deliveries; see `Source.extend`."""
         if messages:
             await self._set_remaining([message.token for message in messages], self.ack_wait_ms)
 
@@ -135,14 +134,14 @@ class RedisStreamSource:
 
     # -- reading ---
 
-    async def _new(self, limit: int, until: float) -> list[SourceMessage]:
-        """Read what was never delivered before, and wait for it until then."""
+    async def _read_new(self, limit: int, until: float) -> list[SourceMessage]:
+        """Read entries that were never delivered, waiting until `until` for the first."""
         wait_ms = min(round((until - _now()) * 1_000), BLOCK_MS)
         try:
             answer = await self._ask("read", self._read, limit, wait_ms if wait_ms > 0 else None)
         except _NoGroup:
             logger().warning("source.group_missing", stream=self._stream, group=self._group)
-            await self._ask("read", self._make_group)
+            await self._ask("read", self._create_group)
             return []
         return [self._message(id_, fields, 1) for _, entries in answer for id_, fields in entries]
 
@@ -151,12 +150,12 @@ class RedisStreamSource:
             self._group, self._name, {self._stream: ">"}, count=limit, block=wait_ms
         )
 
-    async def _again(self, limit: int) -> list[SourceMessage]:
-        """Take over what has been idle too long, whoever had it."""
+    async def _claim_idle(self, limit: int) -> list[SourceMessage]:
+        """Claim entries of any consumer that have been idle for `ack_wait_ms`."""
         now = _now()
-        self._look_at = now + self._look_every
-        if now >= self._remind_at:
-            await self._remind(now)
+        self._claim_at = now + self._claim_interval
+        if now >= self._renew_at:
+            await self._renew_deferred(now)
         try:
             pending = await self._ask("read", self._pending, limit)
         except _NoGroup:
@@ -164,26 +163,26 @@ class RedisStreamSource:
         if not pending:
             return []
         if len(pending) == limit:
-            self._look_at = now
+            self._claim_at = now
         counts = {each["message_id"]: each["times_delivered"] for each in pending}
         claimed = await self._ask("read", self._claim, list(counts))
-        self._no_longer_defer(list(counts))
-        there = [(id_, fields) for id_, fields in claimed if fields is not None]
-        await self._settle_removed(counts.keys() - {id_ for id_, _ in there})
-        return [self._message(id_, fields, counts[id_] + 1) for id_, fields in there]
+        self._forget_deferred(list(counts))
+        present = [(id_, fields) for id_, fields in claimed if fields is not None]
+        await self._ack_trimmed(counts.keys() - {id_ for id_, _ in present})
+        return [self._message(id_, fields, counts[id_] + 1) for id_, fields in present]
 
     def _pending(self, limit: int) -> Awaitable[Any]:
         return self._client.xpending_range(self._stream, self._group, "-", "+", limit, idle=self.ack_wait_ms)
 
     def _claim(self, ids: list[Any]) -> Awaitable[Any]:
-        # Only what is still as idle: of several that claim the same entry, one gets it.
+        # Claims only entries that are still idle, so one of several concurrent consumers gets each entry.
         return self._client.xclaim(self._stream, self._group, self._name, self.ack_wait_ms, ids)
 
-    async def _settle_removed(self, ids: set[bytes]) -> None:
-        """Settle what the stream dropped before anybody settled it: it can't be delivered any more."""
+    async def _ack_trimmed(self, ids: set[bytes]) -> None:
+        """Ack entries that were trimmed from the stream before they were acked."""
         for id_ in sorted(ids):
             if await self._ask("read", self._client.xrange, self._stream, id_, id_):
-                continue  # somebody else claimed it before us
+                continue  # another consumer claimed it first
             if await self._ask("answered", self._client.xack, self._stream, self._group, id_):
                 logger().error("source.message_trimmed", stream=self._stream, sequence=id_.decode())
 
@@ -198,33 +197,33 @@ class RedisStreamSource:
         }
         return SourceMessage(self._stream, fields.get(name, b""), headers, delivered, id_.decode(), id_)
 
-    def _is_time_to_look(self) -> bool:
-        return _now() >= self._look_at
+    def _is_claim_due(self) -> bool:
+        return _now() >= self._claim_at
 
-    # -- deferring ---
+    # -- delays ---
 
     async def _set_remaining(self, ids: Sequence[bytes], remaining_ms: float) -> None:
-        """Let deliveries come again after a while, `ack_wait_ms` at most."""
+        """Set the time until redelivery, `ack_wait_ms` at most."""
         idle = max(0, self.ack_wait_ms - round(remaining_ms))
         await self._ask("answered", self._run, self._defer, [self._group, self._name, idle, *ids])
 
-    async def _remind(self, now: float) -> None:
-        """Tell Redis again what is deferred for longer than it can be told at once."""
+    async def _renew_deferred(self, now: float) -> None:
+        """Renew delays that are longer than `ack_wait_ms`, which Redis can't store."""
         for due in set(self._deferred.values()):
-            ids = [id_ for id_, its in self._deferred.items() if its == due]
+            ids = [id_ for id_, at in self._deferred.items() if at == due]
             await self._set_remaining(ids, (due - now) * 1_000)
             if due - now <= self.ack_wait_ms / 1_000:
-                self._no_longer_defer(ids)
-        self._remind_at = now + self.ack_wait_ms / 2_000 if self._deferred else float("inf")
+                self._forget_deferred(ids)
+        self._renew_at = now + self.ack_wait_ms / 2_000 if self._deferred else float("inf")
 
-    def _no_longer_defer(self, ids: Sequence[bytes]) -> None:
+    def _forget_deferred(self, ids: Sequence[bytes]) -> None:
         if self._deferred:
             for id_ in ids:
                 self._deferred.pop(id_, None)
 
-    # -- asking ---
+    # -- requests ---
 
-    async def _make_group(self) -> None:
+    async def _create_group(self) -> None:
         try:
             await self._client.xgroup_create(self._stream, self._group, id="0", mkstream=True)
         except ResponseError as error:
@@ -238,31 +237,31 @@ class RedisStreamSource:
         await script(keys=[self._stream], args=arguments)
 
     async def _ask(self, what: str, ask: Callable[..., Awaitable[T]], *arguments: Any, **named: Any) -> T:
-        """Ask Redis, and tell what is wrong in words of ours."""
-        described = f"Redis stream {self._stream} of {self._where}"
+        """Send a request, and translate its errors."""
+        label = f"Redis stream {self._stream} of {self._where}"
         if self._closed:
-            raise Unavailable(f"{described} can't be {what}: it was closed.")
+            raise Unavailable(f"{label} can't be {what}: it was closed.")
         try:
             return await ask(*arguments, **named)
         except AuthenticationError as error:
-            raise InvalidRequest(f"{described} can't be {what}: {error}; check the URL's user.") from error
+            raise InvalidRequest(f"{label} can't be {what}: {error}; check the URL's user.") from error
         except ResponseError as error:
             if "NOGROUP" in str(error):
-                raise _NoGroup(f"{described} has no group {self._group}; it is made again.") from error
+                raise _NoGroup(f"{label} has no group {self._group}; it is created again.") from error
             if str(error).startswith(("WRONGTYPE", "NOPERM", "ERR unknown command")):
                 raise InvalidRequest(
-                    f"{described} can't be {what}: {error}; name a stream that may be read with groups."
+                    f"{label} can't be {what}: {error}; name a stream that supports consumer groups."
                 ) from error
-            raise Unavailable(f"{described} can't be {what}: {error}.") from error
+            raise Unavailable(f"{label} can't be {what}: {error}.") from error
         except (RedisError, OSError, TimeoutError) as error:
             raise Unavailable(
-                f"{described} can't be {what}: {str(error) or type(error).__name__}. "
-                "It is tried again when Redis answers."
+                f"{label} can't be {what}: {str(error) or type(error).__name__}. "
+                "It is retried when Redis is available."
             ) from error
 
 
 class _NoGroup(Unavailable):
-    """The group is gone, as after Redis lost its data."""
+    """The group is missing, for example after Redis lost its data."""
 
 
 def _client(consumer: StreamConsumer) -> Redis:
@@ -272,13 +271,13 @@ def _client(consumer: StreamConsumer) -> Redis:
             client_name="postroom",
             decode_responses=False,
             protocol=2,
-            retry=Retry(NoBackoff(), 1),  # at once, as a connection may be stale; whoever asks backs off
+            retry=Retry(NoBackoff(), 1),  # once, for a stale connection; the caller backs off
             socket_connect_timeout=TIMEOUT_SECONDS,
             socket_timeout=TIMEOUT_SECONDS + BLOCK_MS / 1_000,
         )
     except ValueError as error:
         raise InvalidRequest(
-            f"The URL of Redis stream {consumer.stream} can't be used: {error}; write redis://host:6379/0."
+            f"The URL of Redis stream {consumer.stream} is invalid: {error}; write redis://host:6379/0."
         ) from error
 
 

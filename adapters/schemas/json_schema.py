@@ -1,4 +1,4 @@
-"""Check payloads against a JSON Schema."""
+"""Validation of payloads against a JSON Schema."""
 
 from collections.abc import Iterator
 from itertools import islice
@@ -13,19 +13,19 @@ from google.protobuf import any_pb2
 from postroom.domain.errors import InvalidRequest
 
 MAX_PROBLEMS = 5
-"""Problems named for one payload: enough to see what is wrong, few enough to read."""
+"""Limit on the problems reported for one payload."""
 MASK = "the value"
-"""Stands in problems for what payloads hold: it may be personal data, and problems are logged."""
+"""Replaces values of the payload in problems: they may be personal data, and problems are logged."""
 
 
 class JsonSchema:
-    """Check JSON payloads by the draft that the schema's `$schema` names, 2020-12 where it names none.
+    """A JSON Schema, of the draft in its `$schema` or 2020-12.
 
-    A `$ref` may lead to other files in the schema's folder, and nowhere else: nothing is ever fetched.
+    A `$ref` may only refer to files in the schema's folder; nothing is fetched over a network.
     """
 
     def __init__(self, file: Path) -> None:
-        """Take the schema of a file; raise `InvalidRequest` when it can't be read or is no JSON Schema."""
+        """Compile the schema in a file; raise `InvalidRequest` when it can't be read or is invalid."""
         schema, references = _read(file), _References(file.absolute().parent)
         try:
             self._validator = jsonschema_rs.validator_for(
@@ -35,10 +35,10 @@ class JsonSchema:
             problem = references.problem or str(error)
             if isinstance(error, jsonschema_rs.ValidationError) and not references.problem:
                 problem = f"{_place(error.instance_path)}{error.message}"
-            raise InvalidRequest(f"{file} is no JSON Schema that can be used: {problem}.") from error
+            raise InvalidRequest(f"{file} is not a valid JSON Schema: {problem}.") from error
 
     def problems(self, payload: any_pb2.Any, data: bytes) -> Iterator[str]:
-        """Yield what is wrong with a payload, in words that go on from `the payload`.
+        """Yield a payload's problems, each as a predicate of `the payload`.
 
         Arguments:
             data: the payload's value, decompressed.
@@ -46,20 +46,20 @@ class JsonSchema:
         try:
             value = msgspec.json.decode(data)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            yield f"is no JSON: {error}"
+            yield f"is not JSON: {error}"
             return
         except RecursionError:
-            yield "is JSON that is nested too deeply to be checked"
+            yield "is JSON that is nested too deeply"
             return
         try:
-            for found in islice(self._validator.iter_errors(value), MAX_PROBLEMS):
-                yield f"breaks its schema: {_place(found.instance_path)}{found.message}"
+            for violation in islice(self._validator.iter_errors(value), MAX_PROBLEMS):
+                yield f"violates its schema: {_place(violation.instance_path)}{violation.message}"
         except (ValueError, OverflowError) as error:
-            yield f"can't be checked: {error}"
+            yield f"can't be validated: {error}"
 
 
 class _References:
-    """Answer what a schema refers to, and remember why one was not answered."""
+    """Retriever of the files that a schema refers to; it stores the reason why one can't be read."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder.resolve()
@@ -70,9 +70,7 @@ class _References:
         path = Path(unquote(parts.path)).resolve()
         try:
             if parts.scheme != "file" or not path.is_relative_to(self._folder):
-                raise InvalidRequest(
-                    f"it refers to {uri}, but only files in its own folder are read, and nothing is fetched."
-                )
+                raise InvalidRequest(f"it refers to {uri}; only files in the schema's folder are read.")
             return _read(path)
         except InvalidRequest as error:
             self.problem = str(error).removesuffix(".")
@@ -87,9 +85,9 @@ def _read(file: Path) -> Any:
             f"The schema {file} can't be read: {error.strerror or error}; name a file that exists."
         ) from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise InvalidRequest(f"The schema {file} is no JSON: {error}.") from error
+        raise InvalidRequest(f"The schema {file} is not JSON: {error}.") from error
 
 
 def _place(path: list[str | int]) -> str:
-    """Return where in a document something is, as the beginning of a sentence."""
+    """Return a location in a document as the prefix of a message."""
     return f"at /{'/'.join(map(str, path))}: " if path else ""

@@ -1,4 +1,4 @@
-"""Check payloads against protobuf messages, as a FileDescriptorSet describes them."""
+"""Validation of payloads against protobuf messages in a FileDescriptorSet."""
 
 from collections.abc import Iterator
 from difflib import get_close_matches
@@ -17,86 +17,87 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 from postroom.domain.errors import InvalidRequest
 
 MAX_PROBLEMS = 5
-"""Unknown fields named for one payload: enough to see what is wrong, few enough to read."""
+"""Limit on the problems of each kind reported for one payload."""
 
 
 class ProtobufSchema:
-    """Check payloads of one protobuf message type."""
+    """A protobuf message type that payloads are validated against."""
 
     def __init__(self, descriptors: "Descriptors", message_name: str, *, allows_unknown_fields: bool) -> None:
-        """Take a message's name, with or without its package; raise `InvalidRequest` if there is no such."""
+        """Find a message by name, with or without its package; raise `InvalidRequest` when it is missing."""
         self._descriptor = descriptors.find(message_name)
         self._parse = GetMessageClass(self._descriptor).FromString
         self._allows_unknown_fields = allows_unknown_fields
 
     def problems(self, payload: any_pb2.Any, data: bytes) -> Iterator[str]:
-        """Yield what is wrong with a payload, in words that go on from `the payload`.
+        """Yield a payload's problems, each as a predicate of `the payload`.
 
         Arguments:
             data: the payload's value, decompressed.
         """
         name = self._descriptor.full_name
-        named = payload.type_url.rpartition("/")[2]
-        if named and named != name:
-            yield f"is said to be a {named}, not a {name}"
+        type_name = payload.type_url.rpartition("/")[2]
+        if type_name and type_name != name:
+            yield f"has the type {type_name}, not {name}"
             return
         try:
             message = self._parse(data)
         except DecodeError:
-            yield f"is no {name}: its bytes can't be decoded as one"
+            yield f"can't be decoded as {name}"
             return
-        for field in islice(_missing(message), MAX_PROBLEMS):
-            yield f"is no whole {name}: it lacks the required field {field}"
+        for field in islice(_missing_fields(message), MAX_PROBLEMS):
+            yield f"lacks the required field {field} of {name}"
         if not self._allows_unknown_fields:
             size = len(message.SerializePartialToString())
-            message.DiscardUnknownFields()  # looks everywhere, and far faster than we could
+            message.DiscardUnknownFields()  # recursive, and much faster than Python
             if len(message.SerializePartialToString()) != size:
                 for place in islice(_unknown_fields(self._parse(data), ""), MAX_PROBLEMS):
-                    yield f"has a field that {name} doesn't know: {place}"
+                    yield f"has a field that {name} does not define: {place}"
 
 
 class Descriptors:
-    """The messages that one file describes."""
+    """The message types in a FileDescriptorSet."""
 
     def __init__(self, file: Path) -> None:
         """Read a FileDescriptorSet, as `protoc --include_imports --descriptor_set_out` writes it.
 
-        Raises: InvalidRequest when it can't be read or used.
+        Raises: InvalidRequest when it can't be read or is invalid.
         """
         self._file = file
         self._pool = DescriptorPool()
         self._names: list[str] = []
-        for described in _read(file).file:
+        for descriptor in _read(file).file:
             try:
-                self._pool.Add(described)
+                self._pool.Add(descriptor)
             except TypeError as error:
                 raise InvalidRequest(
-                    f"The descriptors in {file} can't be used, as {described.name} does not fit the others "
+                    f"The descriptors in {file} are inconsistent at {descriptor.name} "
                     f"({error}); write them with protoc --include_imports."
                 ) from error
-            prefix = f"{described.package}." if described.package else ""
-            self._names += _message_names(described.message_type, prefix)
+            prefix = f"{descriptor.package}." if descriptor.package else ""
+            self._names += _message_names(descriptor.message_type, prefix)
         if not self._names:
             raise InvalidRequest(
-                f"{file} describes no message; write it with protoc --include_imports --descriptor_set_out."
+                f"{file} contains no message type; write it with protoc --include_imports "
+                "--descriptor_set_out."
             )
 
     def find(self, name: str) -> Descriptor:
-        """Return the message of a name, with or without its package; raise `InvalidRequest` if none is it."""
-        found = [full for full in self._names if full == name or full.endswith(f".{name}")]
-        if name in found:  # a whole name is never mistaken for the end of another
-            found = [name]
-        if not found:
+        """Return a message type by name, with or without its package; raise `InvalidRequest` when missing."""
+        matches = [full for full in self._names if full == name or full.endswith(f".{name}")]
+        if name in matches:  # an exact match wins over suffixes
+            matches = [name]
+        if not matches:
             close = get_close_matches(name, [*self._names, *(n.rpartition(".")[2] for n in self._names)], 1)
             raise InvalidRequest(
-                f"{self._file} describes no message {name}"
+                f"{self._file} contains no message type {name}"
                 f"{f' (did you mean {close[0]}?)' if close else ''}; it has {_some(self._names)}."
             )
-        if len(found) > 1:
+        if len(matches) > 1:
             raise InvalidRequest(
-                f"{self._file} describes several messages {name}; name one of {_some(found)}."
+                f"{self._file} contains several message types {name}; name one of {_some(matches)}."
             )
-        return self._pool.FindMessageTypeByName(found[0])
+        return self._pool.FindMessageTypeByName(matches[0])
 
 
 def _read(file: Path) -> FileDescriptorSet:
@@ -113,7 +114,7 @@ def _read(file: Path) -> FileDescriptorSet:
         ) from error
     except DecodeError:
         raise InvalidRequest(
-            f"{file} is no FileDescriptorSet; write it with protoc --include_imports --descriptor_set_out."
+            f"{file} is not a FileDescriptorSet; write it with protoc --include_imports --descriptor_set_out."
         ) from None
 
 
@@ -130,15 +131,15 @@ def _some(names: list[str]) -> str:
     return ", ".join(names[:10]) + (f" and {len(names) - 10} more" if len(names) > 10 else "")
 
 
-def _missing(message: Any) -> list[str]:  # the stubs don't know the method
-    """Return the places of required fields that a message lacks."""
+def _missing_fields(message: Any) -> list[str]:  # the method is missing from the stubs
+    """Return the paths of missing required fields."""
     missing: list[str] = message.FindInitializationErrors()
     return missing
 
 
 def _unknown_fields(message: Message, place: str) -> Iterator[str]:
-    """Yield where a message has unknown fields, such as `customer.number 7`."""
-    unknown_fields: Any = UnknownFieldSet(message)  # the stubs don't know that it is a sequence
+    """Yield the paths of unknown fields, such as `customer.number 7`."""
+    unknown_fields: Any = UnknownFieldSet(message)  # the stubs don't declare it a sequence
     for unknown in unknown_fields:
         yield f"{place}number {unknown.field_number}"
     for field, value in message.ListFields():
@@ -148,7 +149,7 @@ def _unknown_fields(message: Message, place: str) -> Iterator[str]:
 
 
 def _messages_in(field: FieldDescriptor, value: Any) -> Iterator[tuple[Message, str]]:
-    """Yield the messages in a field's value, each with its place in it."""
+    """Yield the messages in a field's value, each with its index."""
     kind = field.message_type
     if not field.is_repeated:
         yield value, ""

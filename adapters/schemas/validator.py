@@ -1,4 +1,4 @@
-"""The payload validator port over the schemas that a namespace names, topic by topic."""
+"""The payload validator port over the schemas of a namespace, by topic."""
 
 import zlib
 from collections.abc import Iterator, Sequence
@@ -18,8 +18,8 @@ from postroom.domain.errors import InvalidRequest
 from postroom.domain.search import topic_matches
 
 MAX_DECOMPRESSED_BYTES = 64 << 20
-"""Bounds what a small payload can blow up to."""
-_KNOWN_TOPICS = 10_000
+"""Limit of a payload's size after decompression."""
+_MAX_CACHED_TOPICS = 10_000
 _WINDOW_BITS = {"gzip": zlib.MAX_WBITS | 16, "deflate": zlib.MAX_WBITS}
 
 
@@ -31,36 +31,36 @@ class _Rule(NamedTuple):
     topic: str
     """Exact name or glob."""
     schema: _Schema | None
-    """None checks nothing."""
+    """None: the payload is not validated."""
     mode: ValidationMode
 
 
 class SchemaValidator:
-    """Check payloads by the first schema whose topic matches; schemas are compiled once."""
+    """A payload validator that applies the first schema whose topic matches."""
 
     def __init__(self, schemas: Sequence[PayloadSchema]) -> None:
-        """Take the schemas in order.
+        """Compile the schemas.
 
-        Raises: InvalidRequest when a file can't be used, or none is named though validation is strict.
+        Raises: InvalidRequest when a file is invalid, or missing although validation is strict.
         """
         descriptors: dict[Path, Descriptors] = {}
         self._rules = [_Rule(one.topic, _compile(one, descriptors), one.validation) for one in schemas]
         self._by_topic: dict[str, _Rule | None] = {}
 
     def validate(self, envelope: PrismEnvelope) -> PayloadValidation:
-        """Check one payload; see `PayloadValidator.validate`."""
+        """Validate a payload; see `PayloadValidator.validate`."""
         metadata = envelope.metadata
         rule = self._rule(metadata.topic)
         if rule is None or rule.schema is None or envelope.security.HasField("encryption"):
             return ACCEPTED
         try:
-            data = _decompressed(envelope.payload.value, metadata.content_encoding)
+            data = _decompress(envelope.payload.value, metadata.content_encoding)
             problems = tuple(rule.schema.problems(envelope.payload, data))
         except InvalidRequest as error:
             problems = (str(error),)
         if not problems:
             return ACCEPTED
-        # Not which message: what is wrong with many is told once.
+        # No message id: equal problems of many messages are reported once.
         return PayloadValidation(
             rule.mode == ValidationMode.WARN,
             tuple(f"The payload on {metadata.topic} {problem}." for problem in problems),
@@ -70,51 +70,51 @@ class SchemaValidator:
         if topic in self._by_topic:
             return self._by_topic[topic]
         rule = next((rule for rule in self._rules if topic_matches(rule.topic, topic)), None)
-        if len(self._by_topic) < _KNOWN_TOPICS:
+        if len(self._by_topic) < _MAX_CACHED_TOPICS:
             self._by_topic[topic] = rule
         return rule
 
 
-def _compile(wanted: PayloadSchema, descriptors: dict[Path, Descriptors]) -> _Schema | None:
-    """Return what checks the payloads of a topic, or None where they are not checked.
+def _compile(schema: PayloadSchema, descriptors: dict[Path, Descriptors]) -> _Schema | None:
+    """Return the schema of a topic, or None when its payloads are not validated.
 
     Arguments:
-        descriptors: those that were read already, by their file.
+        descriptors: cache of descriptors by file.
     """
-    if wanted.validation == ValidationMode.DISABLED:
+    if schema.validation == ValidationMode.DISABLED:
         return None
-    if wanted.file is None:
-        if wanted.validation == ValidationMode.STRICT:
+    if schema.file is None:
+        if schema.validation == ValidationMode.STRICT:
             raise InvalidRequest(
-                f"Payloads of topic {wanted.topic} can't be validated without a schema; name its `file`, or "
-                "make its `validation` warn or disabled."
+                f"Payloads of topic {schema.topic} can't be validated without a schema; name its `file`, or "
+                "set its `validation` to warn or disabled."
             )
-        logger().warning("ingest.payloads_unchecked", topic=wanted.topic, reason="no schema file is named")
+        logger().warning("ingest.payloads_unchecked", topic=schema.topic, reason="no schema file is named")
         return None
-    if wanted.format == SchemaFormat.JSON_SCHEMA:
-        return JsonSchema(wanted.file)
-    if wanted.file not in descriptors:
-        descriptors[wanted.file] = Descriptors(wanted.file)
+    if schema.format == SchemaFormat.JSON_SCHEMA:
+        return JsonSchema(schema.file)
+    if schema.file not in descriptors:
+        descriptors[schema.file] = Descriptors(schema.file)
     return ProtobufSchema(
-        descriptors[wanted.file],
-        wanted.message_name or "",
-        allows_unknown_fields=wanted.allows_unknown_fields,
+        descriptors[schema.file],
+        schema.message_name or "",
+        allows_unknown_fields=schema.allows_unknown_fields,
     )
 
 
-def _decompressed(data: bytes, encoding: str) -> bytes:
-    """Return a payload's bytes without compression; raise `InvalidRequest` when they can't be had."""
+def _decompress(data: bytes, encoding: str) -> bytes:
+    """Return a payload decompressed; raise `InvalidRequest` when that fails."""
     if encoding in ("", "identity"):
         return data
     if encoding not in _WINDOW_BITS:
-        raise InvalidRequest(f"is encoded with {encoding!r}, which can't be opened to check it")
+        raise InvalidRequest(f"is encoded with {encoding!r}, which is not supported")
     decompressor = zlib.decompressobj(_WINDOW_BITS[encoding])
     try:
-        opened = decompressor.decompress(data, MAX_DECOMPRESSED_BYTES)
+        decompressed = decompressor.decompress(data, MAX_DECOMPRESSED_BYTES)
     except zlib.error as error:
-        raise InvalidRequest(f"is not {encoding}: {error}") from error
-    if len(opened) == MAX_DECOMPRESSED_BYTES:
-        raise InvalidRequest(f"has more than {MAX_DECOMPRESSED_BYTES} bytes in its {encoding}")
+        raise InvalidRequest(f"is not valid {encoding}: {error}") from error
+    if len(decompressed) == MAX_DECOMPRESSED_BYTES:
+        raise InvalidRequest(f"has more than {MAX_DECOMPRESSED_BYTES} bytes when decompressed")
     if not decompressor.eof or decompressor.unused_data:
-        raise InvalidRequest(f"is {'longer' if decompressor.eof else 'shorter'} than its {encoding} says")
-    return opened
+        raise InvalidRequest(f"has {'trailing' if decompressor.eof else 'incomplete'} {encoding} data")
+    return decompressed

@@ -1,1 +1,1 @@
-"""What the SQL stores share: the read models' tables and the queries over them."""
+"""The read models in SQL, shared by SQLite and PostgreSQL: their tables, updates and queries."""

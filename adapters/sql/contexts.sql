@@ -1,6 +1,6 @@
--- The backlog of contexts, beside the versions of the read models: it is counted anew, not folded from the log.
+-- The backlog of contexts is counted, not folded from the log, and so independent of versions.
 
--- name: keep
+-- name: save
 INSERT INTO {schema}context_backlog (context, box, count, parked, oldest_at, as_of)
 VALUES (:context, :box, :count, :parked, :oldest_at, :as_of)
 ON CONFLICT (context, box) DO UPDATE

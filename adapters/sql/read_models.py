@@ -1,4 +1,4 @@
-"""The read models port over SQL tables, whichever database holds them."""
+"""The read models port over SQL tables in any database."""
 
 import time
 from abc import ABC, abstractmethod
@@ -23,19 +23,19 @@ from postroom.adapters.sql.tables import (
 from postroom.application.ports.read_models import (
     SHOWN_PARKED,
     ActivityCount,
+    ActivityCursor,
     ActivityFilter,
     ActivityPage,
-    ActivityPlace,
+    BacklogCursor,
     BacklogFilter,
     BacklogPage,
     ContextBacklog,
     DeadLetter,
     DeadLetterFilter,
+    DeadLettering,
     DeadLetterPage,
-    EarlierDeath,
     MailboxLag,
     ParkedRecord,
-    Place,
     ProjectionStatus,
     Scan,
     ShardBacklog,
@@ -53,16 +53,16 @@ from postroom.domain.search import (
     topic_matches,
 )
 
-FEW = 2_000
-"""Rows that are sorted and checked without a thought; a condition true for more is unselective."""
-FEW_ENOUGH = 100
-"""Rows so few that looking for a condition that holds for fewer is not worth it."""
+MAX_SELECTIVE_ROWS = 2_000
+"""Limit on the rows of a selective condition, which are sorted and filtered."""
+SUFFICIENT_ROWS = 100
+"""A condition with at most this many rows is used without comparing others."""
 SHOWN_VERSIONS = 10
-SCANNED_ROWS = 200
-"""Rows that a scan holds at a time: few, as each may bring an envelope of a MiB."""
+SCAN_PAGE_ROWS = 200
+"""Rows per page of a scan: few, because an envelope may be a MiB."""
 
 _decode_json = msgspec.json.Decoder().decode
-_decode_lineage = msgspec.json.Decoder(tuple[EarlierDeath, ...]).decode
+_decode_lineage = msgspec.json.Decoder(tuple[DeadLettering, ...]).decode
 _decode_headers = msgspec.json.Decoder(dict[str, str]).decode
 _STATUS = {status.name.lower(): status for status in Status} | {"delayed": Status.READY}
 _ITEM_FIELDS = tuple(
@@ -72,11 +72,11 @@ _item_values = attrgetter(*_ITEM_FIELDS)
 
 
 class SqlReadModels(ABC):
-    """Answer searches from SQL tables; every call reads one version, in one transaction.
+    """Queries on SQL tables; each call reads one version, in one transaction.
 
     Arguments:
-        store: the store, as its user is told about it.
-        dialect: how its database spells what each spells in its own way.
+        store: the store's name for messages, without a password.
+        dialect: the dialect of its database.
     """
 
     def __init__(self, store: str, dialect: Dialect) -> None:
@@ -85,27 +85,27 @@ class SqlReadModels(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Release what is held; closing twice is fine."""
+        """Close the connections; idempotent."""
 
     @abstractmethod
-    def _is_there(self) -> bool:
-        """Tell whether there is a catalog of versions at all."""
+    def _exists(self) -> bool:
+        """Return whether there is a catalog of versions."""
 
     @abstractmethod
     def _transaction(self) -> AbstractContextManager[Connection]:
-        """Read at one moment; raise Unavailable for what the database says otherwise."""
+        """Read from one snapshot; raise Unavailable for errors of the database."""
 
     @abstractmethod
-    def _be_patient(self, db: Connection) -> None:
-        """Let the statements of this transaction take as long as they need."""
+    def _disable_timeout(self, db: Connection) -> None:
+        """Disable the statement timeout of this transaction."""
 
     @abstractmethod
     def _size(self, db: Connection) -> int:
-        """Return the bytes that the read models take, all their versions included."""
+        """Return the size of the read models in bytes, including all versions."""
 
     @abstractmethod
     def _heads(self) -> Iterable[tuple[str, int]]:
-        """Yield the mailboxes of the store, sorted, and where the log of each ends."""
+        """Yield the mailboxes of the store, sorted, with the last position of each log."""
 
     @abstractmethod
     def _at(self, mailbox: str, position: int) -> int | None:
@@ -113,93 +113,95 @@ class SqlReadModels(ABC):
 
     @abstractmethod
     def _is_following(self) -> bool:
-        """Tell whether a process keeps the read models up to date: what it locks is free when it ends."""
+        """Return whether a follower holds its lock."""
 
     @abstractmethod
     def _is_rebuild_running(self) -> bool:
-        """Tell whether the process that builds is alive: what it locks is free when it ends."""
+        """Return whether a rebuild holds its lock."""
 
-    def search(self, wanted: EventFilter) -> SearchPage:
+    def search(self, filter_: EventFilter) -> SearchPage:
         """Return one page of matching messages; see `ReadModels.search`."""
         with self._reading() as (db, tables):
-            topics = _topics(db, tables, wanted.topics)
+            topics = _topics(db, tables, filter_.topics)
             if topics == []:
                 return SearchPage(())
-            query = SearchQuery(wanted, tables, topics, self._dialect)
+            query = SearchQuery(filter_, tables, topics, self._dialect)
             rows = db.execute(query.page(_choose(db, query))).all()
-        items = tuple(map(_found, rows[: wanted.limit]))
-        last = rows[wanted.limit - 1] if len(rows) > wanted.limit else None
+        items = tuple(map(_message, rows[: filter_.limit]))
+        last = rows[filter_.limit - 1] if len(rows) > filter_.limit else None
         return SearchPage(items, Cursor(last.timestamp, last.id).encode() if last is not None else None)
 
     @contextmanager
-    def scan(self, wanted: EventFilter) -> Iterator[Scan]:
+    def scan(self, filter_: EventFilter) -> Iterator[Scan]:
         """Read all matching messages in one transaction; see `ReadModels.scan`."""
-        wanted = msgspec.structs.replace(wanted, order=Order.OLDEST_FIRST, offset=0, cursor=None)
+        filter_ = msgspec.structs.replace(filter_, order=Order.OLDEST_FIRST, offset=0, cursor=None)
         with self._reading() as (db, tables):
-            self._be_patient(db)
+            self._disable_timeout(db)
             version = db.execute(select(projection).where(projection.c.version == tables.version)).one()
-            yield Scan(tables.version, _covered(db, version), self._scanned(db, tables, wanted))
+            yield Scan(tables.version, _positions(db, version), self._scan_pages(db, tables, filter_))
 
-    def _scanned(
-        self, db: Connection, tables: ReadModelTables, wanted: EventFilter
+    def _scan_pages(
+        self, db: Connection, tables: ReadModelTables, filter_: EventFilter
     ) -> Iterator[Sequence[FoundMessage]]:
-        topics = _topics(db, tables, wanted.topics)
+        topics = _topics(db, tables, filter_.topics)
         if topics == []:
             return
-        query = SearchQuery(wanted, tables, topics, self._dialect)
-        everything = query.everything(_choose(db, query))
-        with db.execute(everything, execution_options={"yield_per": SCANNED_ROWS}) as rows:
+        query = SearchQuery(filter_, tables, topics, self._dialect)
+        statement = query.all_rows(_choose(db, query))
+        with db.execute(statement, execution_options={"yield_per": SCAN_PAGE_ROWS}) as rows:
             for page in rows.partitions():
-                yield list(map(_found, page))
+                yield list(map(_message, page))
 
     def get(self, message_id: str, mailbox: str | None = None) -> FoundMessage:
         """Return one message; see `ReadModels.get`."""
         page = self.search(EventFilter(message_id=message_id, mailbox=mailbox, limit=1))
         if not page.items:
             raise NotFound(
-                f"The read models have no message {message_id}; if it was sent lately, run "
+                f"The read models have no message {message_id}; if it was sent recently, run "
                 "`postroom project rebuild`."
             )
         return page.items[0]
 
-    def backlog(self, wanted: BacklogFilter) -> BacklogPage:
+    def backlog(self, filter_: BacklogFilter) -> BacklogPage:
         """Return one page of the backlog; see `ReadModels.backlog`."""
         with self._reading("backlog") as (db, tables):
-            topics = _topics(db, tables, wanted.topics)
-            rows = db.execute(backlog_page(wanted, tables, topics, self._dialect)).all()
-        items = tuple(ShardBacklog(*row) for row in rows[: wanted.limit])
-        last = items[-1] if len(rows) > wanted.limit else None
-        return BacklogPage(items, Place(last.mailbox, last.topic, last.shard).encode() if last else None)
+            topics = _topics(db, tables, filter_.topics)
+            rows = db.execute(backlog_page(filter_, tables, topics, self._dialect)).all()
+        items = tuple(ShardBacklog(*row) for row in rows[: filter_.limit])
+        last = items[-1] if len(rows) > filter_.limit else None
+        return BacklogPage(
+            items, BacklogCursor(last.mailbox, last.topic, last.shard).encode() if last else None
+        )
 
-    def dead_letters(self, wanted: DeadLetterFilter) -> DeadLetterPage:
+    def dead_letters(self, filter_: DeadLetterFilter) -> DeadLetterPage:
         """Return one page of the dead letters; see `ReadModels.dead_letters`."""
         with self._reading("dead_letters") as (db, tables):
-            topics = _topics(db, tables, wanted.topics)
-            rows = db.execute(dead_letter_page(wanted, tables, topics, self._dialect)).all()
-        items = tuple(map(_dead_letter, rows[: wanted.limit]))
-        last = items[-1] if len(rows) > wanted.limit else None
+            topics = _topics(db, tables, filter_.topics)
+            rows = db.execute(dead_letter_page(filter_, tables, topics, self._dialect)).all()
+        items = tuple(map(_dead_letter, rows[: filter_.limit]))
+        last = items[-1] if len(rows) > filter_.limit else None
         return DeadLetterPage(items, Cursor(last.last_seen, last.id).encode() if last else None)
 
-    def activity(self, wanted: ActivityFilter) -> ActivityPage:
+    def activity(self, filter_: ActivityFilter) -> ActivityPage:
         """Return one page of the activity; see `ReadModels.activity`."""
         with self._reading("activity") as (db, tables):
-            topics = _topics(db, tables, wanted.topics)
-            rows = db.execute(activity_page(wanted, tables, topics, self._dialect)).all()
+            topics = _topics(db, tables, filter_.topics)
+            rows = db.execute(activity_page(filter_, tables, topics, self._dialect)).all()
         items = tuple(
             ActivityCount(starts_at, topic, event, int(events), first_at, last_at)
-            for starts_at, topic, event, events, first_at, last_at in rows[: wanted.limit]
+            for starts_at, topic, event, events, first_at, last_at in rows[: filter_.limit]
         )
-        last = items[-1] if len(rows) > wanted.limit else None
+        last = items[-1] if len(rows) > filter_.limit else None
         return ActivityPage(
-            items, ActivityPlace(last.starts_at, last.topic, last.event).encode() if last else None
+            items, ActivityCursor(last.starts_at, last.topic, last.event).encode() if last else None
         )
 
     def contexts(self) -> tuple[ContextBacklog, ...]:
         """Return the backlog of the contexts; see `ReadModels.contexts`."""
-        if not self._is_there():
+        if not self._exists():
             return ()
         with self._transaction() as db:
-            # A file that an earlier release wrote has no such table.
+            # The file of an earlier release lacks the table.
             if db.dialect.name == "sqlite" and not inspect(db).has_table(context_backlog.name):
                 return ()
             rows = db.execute(
@@ -208,7 +210,7 @@ class SqlReadModels(ABC):
             return tuple(ContextBacklog(*row) for row in rows)
 
     def stats(self) -> TableStats:
-        """Sum the archive up; the bytes are those of all versions of the read models."""
+        """Return totals of messages; the size includes all versions of the read models."""
         with self._reading() as (db, tables):
             topic = tables.topic.c
             sums = (func.sum(topic.messages), func.min(topic.first_timestamp), func.max(topic.last_timestamp))
@@ -216,27 +218,27 @@ class SqlReadModels(ABC):
             return TableStats(int(total or 0), self._size(db), oldest, newest)
 
     def status(self, shown_parked: int = SHOWN_PARKED) -> ProjectionStatus:
-        """Tell what is served and how far behind it is; see `ReadModels.status`."""
+        """Return the active version and its lag; see `ReadModels.status`."""
         newest = select(projection).order_by(projection.c.version.desc()).limit(SHOWN_VERSIONS)
         active: list[Row[Any]] = []
         rows: list[Row[Any]] = []
         parked: tuple[ParkedRecord, ...] = ()
-        covered: dict[str, int] = {}
-        left_out = 0
-        if self._is_there():
+        positions: dict[str, int] = {}
+        parked_count = 0
+        if self._exists():
             with self._transaction() as db:
                 active = list(db.execute(select(projection).where(projection.c.status == "active")).all())
                 rows = list(db.execute(newest).all())
                 if active:
-                    covered = _covered(db, active[0])
-                    left_out, parked = _parked(db, active[0].version, shown_parked)
+                    positions = _positions(db, active[0])
+                    parked_count, parked = _parked(db, active[0].version, shown_parked)
         building = next((row for row in rows if row.status == "building"), None)
         is_running = building is not None and self._is_rebuild_running()
         return ProjectionStatus(
             _version(active[0]) if active else None,
-            tuple(self._lags(covered)),
+            tuple(self._lags(positions)),
             bool(active) and self._is_following(),
-            left_out,
+            parked_count,
             parked,
             _version(building) if building is not None and is_running else None,
             tuple(map(_version, rows)),
@@ -244,7 +246,7 @@ class SqlReadModels(ABC):
 
     @contextmanager
     def _reading(self, model: str = "mailbox") -> Iterator[tuple[Connection, ReadModelTables]]:
-        if not self._is_there():
+        if not self._exists():
             raise self._not_built()
         with self._transaction() as db:
             active = select(projection.c.version, projection.c.models).where(projection.c.status == "active")
@@ -264,21 +266,21 @@ class SqlReadModels(ABC):
             f"The store {self._shown} has no read models yet; build them with `postroom project rebuild`."
         )
 
-    def _lags(self, covered: Mapping[str, int]) -> Iterator[MailboxLag]:
+    def _lags(self, positions: Mapping[str, int]) -> Iterator[MailboxLag]:
         now = time.time()
         for name, head in self._heads():
-            position = covered.get(name, 0)
+            position = positions.get(name, 0)
             since = self._at(name, position) if head > position else None
             seconds = 0.0 if since is None else max(0.0, round(now - since / 1e6, 3))
             yield MailboxLag(name, position, head, max(0, head - position), seconds)
 
 
-def _covered(db: Connection, version: Row[Any]) -> dict[str, int]:
-    """Return how far a version has come; one that an earlier release built stands where its cut was."""
+def _positions(db: Connection, version: Row[Any]) -> dict[str, int]:
+    """Return the positions that a version includes; one of an earlier release has only extents, no cursor."""
     cursor = projection_cursor.c
     rows = db.execute(select(cursor.mailbox, cursor.position).where(cursor.version == version.version)).all()
     if version.models is None:
-        return {cut["name"]: cut["last"] for cut in _decode_json(version.cuts)}
+        return {extent["name"]: extent["last"] for extent in _decode_json(version.cuts)}
     return {row.mailbox: row.position for row in rows}
 
 
@@ -295,21 +297,21 @@ def _parked(db: Connection, version: int, shown: int) -> tuple[int, tuple[Parked
 
 
 def _topics(db: Connection, tables: ReadModelTables, patterns: Sequence[str]) -> list[str] | None:
-    """Return the topics that names and globs stand for; None when there are no patterns."""
+    """Return the topics that match names or globs; None when there are no patterns."""
     if not patterns:
         return None
     if not any("*" in pattern for pattern in patterns):
         return list(dict.fromkeys(patterns))
-    known = db.scalars(select(tables.topic.c.topic)).all()
-    return [topic for topic in known if any(topic_matches(pattern, topic) for pattern in patterns)]
+    topics = db.scalars(select(tables.topic.c.topic)).all()
+    return [topic for topic in topics if any(topic_matches(pattern, topic) for pattern in patterns)]
 
 
 def _choose(db: Connection, query: SearchQuery) -> Lead:
-    """Return the condition true for the fewest messages, counting each no further than the best so far."""
+    """Return the access path with the fewest rows; counting stops at the fewest so far."""
     leads = query.leads()
     if len(leads) == 1 and isinstance(leads[0], Lead):
         return leads[0]
-    best, fewest = query.by_time, FEW
+    best, fewest = query.by_time, MAX_SELECTIVE_ROWS
     for lead in leads:
         if isinstance(lead, Candidates):
             ids = db.scalars(lead.ids.limit(fewest)).all()
@@ -319,12 +321,12 @@ def _choose(db: Connection, query: SearchQuery) -> Lead:
             count = int(db.execute(query.count(lead, fewest)).scalar_one())
             if count < fewest or best.field == "time":
                 best, fewest = lead, count
-        if fewest <= FEW_ENOUGH:
+        if fewest <= SUFFICIENT_ROWS:
             break
     return best
 
 
-def _found(row: Row[Any]) -> FoundMessage:
+def _message(row: Row[Any]) -> FoundMessage:
     return FoundMessage(
         **dict(zip(_ITEM_FIELDS, _item_values(row), strict=True)),
         status=_STATUS[row.status],
@@ -334,8 +336,7 @@ def _found(row: Row[Any]) -> FoundMessage:
 
 def _dead_letter(row: Row[Any]) -> DeadLetter:
     lineage = _decode_lineage(row.lineage) if row.lineage else ()
-    facts = row._asdict() | {"lineage": lineage}
-    return DeadLetter(**facts)
+    return DeadLetter(**row._asdict() | {"lineage": lineage})
 
 
 def _version(row: Row[Any]) -> Version:

@@ -1,14 +1,14 @@
-"""Statements kept in `.sql` files, each under its name."""
+"""Named statements in `.sql` files."""
 
 import re
 from importlib.resources import files
 
 
 def statements(package: str, resource: str) -> dict[str, str]:
-    """Return the statements of a `.sql` file of a package, by the names written above them.
+    """Return the statements of a `.sql` file in a package, by name.
 
     Arguments:
-        resource: the file's name; above each statement stands `-- name: its_name`.
+        resource: the file's name; a comment `-- name: its_name` precedes each statement.
     """
     text = files(package).joinpath(resource).read_text("utf-8")
     parts = re.split(r"^-- name: (\w+)$", text, flags=re.MULTILINE)

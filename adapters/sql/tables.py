@@ -1,4 +1,4 @@
-"""The tables of the read models, one set a version (`projections/models` says what their columns mean)."""
+"""The tables of the read models, one set for each version; `projections/models` defines the columns."""
 
 from collections.abc import Mapping
 from functools import lru_cache
@@ -8,6 +8,8 @@ import msgspec
 from sqlalchemy import BigInteger, Column, LargeBinary, MetaData, Table, Text
 from sqlalchemy.types import TypeEngine
 
+from postroom.domain.message import Headers
+
 projection = Table(
     "projection",
     MetaData(),
@@ -15,7 +17,7 @@ projection = Table(
     *(Column(name, Text) for name in ("status", "owner", "cuts", "counts", "seconds", "error", "models")),
     *(Column(name, BigInteger) for name in ("started_at", "finished_at")),
 )
-"""Every version that was ever built, and which one is active."""
+"""All versions, with their status."""
 
 projection_cursor = Table(
     "projection_cursor",
@@ -25,7 +27,7 @@ projection_cursor = Table(
     Column("mailbox", Text),
     Column("position", BigInteger),
 )
-"""How far a version has come."""
+"""The log positions that a version includes."""
 
 projection_parked = Table(
     "projection_parked",
@@ -41,12 +43,12 @@ context_backlog = Table(
     *(Column(name, Text) for name in ("context", "box")),
     *(Column(name, BigInteger) for name in ("count", "parked", "oldest_at", "as_of")),
 )
-"""What waits in outbox and inbox of each context, as it was counted last; of no version."""
+"""The backlog of each context's outbox and inbox at its last count; independent of versions."""
 
+_HEADERS = (f"{name}:int" if name == "timestamp" else name for name in Headers.__struct_fields__)
 _COLUMNS = {
-    "mailbox": """
-        id:int message_id timestamp:int topic content_type schema_url schema_version encryption correlation_id
-        principal namespace trace_id span_id custom_headers mailbox position:int shard:int status attempts:int
+    "mailbox": f"""
+        id:int topic {" ".join(_HEADERS)} mailbox position:int shard:int status attempts:int
         envelope_blob:bytes
     """,
     "backlog": "mailbox topic shard:int ready:int in_flight:int delayed:int dead:int oldest_at:int",
@@ -62,24 +64,25 @@ _COLUMNS = {
 
 
 _OF_MESSAGES = ("header", "topic", "text", "text_index", "word_index")
-"""The tables that the model `mailbox` has beside its own."""
+"""Additional tables of the model `mailbox`."""
 
 _decode_models = msgspec.json.Decoder(dict[str, int]).decode
 
 
 class ReadModelTables:
-    """The tables of one version; only the columns that queries read are declared.
+    """The tables of one version, with the columns that queries read.
 
     Arguments:
-        models: JSON of the models it has, each with the version whose table it is in; None of one that an
-            earlier release built, whose dead letters lack columns.
-        text: type of the columns that hold text.
+        models: JSON object of its models, each with the version whose table it uses; None for a version of an
+            earlier release, whose dead letters lack columns.
+        text: type of text columns.
     """
 
     def __init__(self, version: int, models: str | None, text: type[TypeEngine[str]]) -> None:
-        own = dict.fromkeys(("mailbox", "backlog"), version)
         self.version = version
-        self.models = own if models is None else _decode_models(models)
+        self.models = (
+            dict.fromkeys(("mailbox", "backlog"), version) if models is None else _decode_models(models)
+        )
         types = {"int": BigInteger, "bytes": LargeBinary, "": text}
         tables = {name: _table(self.name(name), columns, types) for name, columns in _COLUMNS.items()}
         self.mailbox, self.backlog, self.dead_letters = (
@@ -89,14 +92,14 @@ class ReadModelTables:
         self.header, self.topic, self.text = (tables[name] for name in ("header", "topic", "text"))
 
     def name(self, table: str) -> str:
-        """Return what a table of this version is called; a model may be shared with an earlier version."""
+        """Return the name of a table; a model may be shared with an earlier version."""
         model = "mailbox" if table in _OF_MESSAGES else table
         return f"{table}_v{self.models.get(model, self.version)}"
 
 
 @lru_cache(maxsize=4)
 def tables_of(version: int, models: str | None, text: Any) -> ReadModelTables:
-    """Return the tables of a version; the same objects again, so that compiled statements are found again."""
+    """Return the tables of a version, cached so that SQLAlchemy reuses compiled statements."""
     return ReadModelTables(version, models, text)
 
 

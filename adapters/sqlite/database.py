@@ -1,4 +1,4 @@
-"""A SQLite store file: how it is created and connected to."""
+"""Creating and connecting to a SQLite store file."""
 
 import os
 import sqlite3
@@ -11,23 +11,21 @@ from postroom.domain.errors import Unavailable
 
 Durability = Literal["full", "relaxed"]
 
-BUSY_TIMEOUT_MS = 5_000
-CHECKPOINT_PAGES = 4_000
+BUSY_TIMEOUT_MS, BULK_BUSY_TIMEOUT_MS = 5_000, 30_000
+CHECKPOINT_PAGES, BULK_CHECKPOINT_PAGES = 4_000, 10_000
 
 
 def create(path: Path, *, can_shrink: bool = False) -> None:
-    """Create the store file with its tables where it is missing, readable by its owner only (RFC-037: 0600).
+    """Create the store file with its tables if it is missing, with mode 0600 (RFC-037).
 
     Arguments:
-        can_shrink: make the file so that it can give space back to the disk bit by bit, which costs every
-            append a little; a file that is there stays as it was made.
+        can_shrink: enable incremental vacuum, so that freed space can be reclaimed, at a small cost per
+            append; an existing file is not changed.
 
-    Raises: Unavailable when the file can't be made there or is no SQLite file.
+    Raises: Unavailable when the file can't be created or is not a SQLite file.
     """
     try:
-        # Only where there is none: closing a file that SQLite has open drops this process's locks on it.
-        with suppress(FileExistsError):
-            os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
+        create_file(path)
         with closing(connect(path, can_shrink=can_shrink)) as connection:
             connection.executescript(files(__package__).joinpath("schema.sql").read_text("utf-8"))
     except (OSError, sqlite3.Error) as error:
@@ -36,35 +34,48 @@ def create(path: Path, *, can_shrink: bool = False) -> None:
         ) from error
 
 
-def connect(path: Path, durability: Durability = "full", *, can_shrink: bool = False) -> sqlite3.Connection:
+def create_file(path: Path) -> None:
+    """Create an empty file with mode 0600 if it is missing."""
+    # Never open an existing file: closing it would drop the POSIX locks of SQLite in this process.
+    with suppress(FileExistsError):
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
+
+
+def connect(
+    path: Path, durability: Durability = "full", *, can_shrink: bool = False, cache_kib: int | None = None
+) -> sqlite3.Connection:
     """Open a connection for writing.
 
     Arguments:
         durability: `full` syncs every commit to the disk; `relaxed` may lose the last commits in a power cut,
-            but never when only the process dies (ADR 0005).
-        can_shrink: see `create`; without effect on a file that has tables.
+            but never when only the process crashes (ADR 0005).
+        can_shrink: see `create`; ignored for a file that has tables.
+        cache_kib: page cache in KiB for bulk writes, which also have a longer busy timeout and fewer
+            checkpoints; None for ordinary writes.
     """
+    is_bulk = cache_kib is not None
     connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, cached_statements=128)
-    return _configured(
+    return _configure(
         connection,
-        f"busy_timeout = {BUSY_TIMEOUT_MS}",
+        f"busy_timeout = {BULK_BUSY_TIMEOUT_MS if is_bulk else BUSY_TIMEOUT_MS}",
         *(["auto_vacuum = INCREMENTAL"] if can_shrink else []),  # before the first page is written
         "journal_mode = WAL",
         f"synchronous = {'FULL' if durability == 'full' else 'NORMAL'}",
-        f"wal_autocheckpoint = {CHECKPOINT_PAGES}",
+        f"wal_autocheckpoint = {BULK_CHECKPOINT_PAGES if is_bulk else CHECKPOINT_PAGES}",
         "journal_size_limit = 67108864",
+        *([f"cache_size = -{cache_kib}"] if is_bulk else []),
     )
 
 
 def connect_reader(path: Path) -> sqlite3.Connection:
-    """Open a connection that can only read; readers never wait for the writer nor hold it up."""
+    """Open a read-only connection; readers and the writer don't block each other."""
     connection = sqlite3.connect(
         f"{path.absolute().as_uri()}?mode=ro", uri=True, isolation_level=None, check_same_thread=False
     )
-    return _configured(connection, f"busy_timeout = {BUSY_TIMEOUT_MS}")
+    return _configure(connection, f"busy_timeout = {BUSY_TIMEOUT_MS}")
 
 
-def _configured(connection: sqlite3.Connection, *pragmas: str) -> sqlite3.Connection:
+def _configure(connection: sqlite3.Connection, *pragmas: str) -> sqlite3.Connection:
     try:
         for pragma in pragmas:
             connection.execute(f"PRAGMA {pragma}")

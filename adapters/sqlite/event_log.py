@@ -13,22 +13,19 @@ from postroom.adapters.sql.statements import statements
 from postroom.adapters.sqlite.database import Durability, connect, connect_reader, create
 from postroom.application.ports.event_log import Head, LogSize, Seal, StoredSnapshot
 from postroom.domain.errors import Fenced, NotFound, Unavailable, WrongPosition
-from postroom.domain.record import Record
-
-POSITIONS = 1 << 40
-"""Places per mailbox: a record's place is the mailbox's id times this, plus its position."""
+from postroom.domain.record import POSITIONS_PER_MAILBOX, Record
 
 _SQL = statements("postroom.adapters.sqlite", "log.sql")
 _CHUNK_ROWS = 2_000
 SIZE_ROWS = 1 << 12
-"""Records whose sizes are added up at once."""
-# SQLite takes 32,766 values a statement; records of messages have the most columns.
+"""Limit on the records whose sizes one statement sums."""
+# SQLite accepts 32,766 values per statement; records of messages have the most columns.
 _MAX_ROWS = 1_024
 _COLUMNS = ("place", *Record._fields[1:])
 
 
 class SqliteEventLog:
-    """Keep a mailbox's records in a SQLite file: WAL mode, one transaction and one sync an append."""
+    """The records of a mailbox in a SQLite file in WAL mode: one transaction and one sync per append."""
 
     def __init__(
         self,
@@ -43,11 +40,11 @@ class SqliteEventLog:
 
         Arguments:
             durability: see `postroom.adapters.sqlite.database.connect`.
-            create_missing: make the file and the mailbox where missing; else they must exist and the log
-                only reads.
-            can_shrink: make a file that is missing so that it can give space back to the disk.
+            create_missing: create the file and the mailbox if they are missing; otherwise they must exist,
+                and the log is read-only.
+            can_shrink: create a missing file so that space freed by truncation can be reclaimed.
 
-        Raises: NotFound when it must exist and doesn't, Unavailable when the file can't be used.
+        Raises: NotFound when the file or the mailbox is missing, Unavailable when the file can't be used.
         """
         self.path = Path(path)
         self.mailbox = mailbox
@@ -59,26 +56,26 @@ class SqliteEventLog:
             create(self.path, can_shrink=can_shrink)
         elif not self.path.exists():
             raise NotFound(
-                f"There is no store at {path}; name one that exists, or send a message to create it."
+                f"There is no store at {path}; name an existing file, or send a message to create it."
             )
-        with ExitStack() as opened:
+        with ExitStack() as connections:
             if create_missing:
-                self._writer = opened.enter_context(closing(connect(self.path, durability)))
-            self._reader = opened.enter_context(closing(connect_reader(self.path)))
-            self._base = self._mailbox_id() * POSITIONS
-            opened.pop_all()
-        self._bounds = {"base": self._base, "top": self._base + POSITIONS - 1}
+                self._writer = connections.enter_context(closing(connect(self.path, durability)))
+            self._reader = connections.enter_context(closing(connect_reader(self.path)))
+            self._base = self._mailbox_id() * POSITIONS_PER_MAILBOX
+            connections.pop_all()
+        self._bounds = {"base": self._base, "top": self._base + POSITIONS_PER_MAILBOX - 1}
 
     @property
     def durability(self) -> str:
-        """Say what an append survives."""
+        """Return what an append survives; see `EventLog.durability`."""
         return "power-cut" if self._durability == "full" else "process-crash"
 
     def append(self, records: Sequence[Record]) -> None:
         """Append records, all or none; see `EventLog.append`."""
         if not records:
             return
-        writer = self._writer_or_refusal()
+        writer = self._require_writer()
         statements = _inserts(self._base, records)
         with self._lock:
             try:
@@ -91,50 +88,55 @@ class SqliteEventLog:
                 self._end = None
                 if isinstance(error, sqlite3.IntegrityError):
                     self._check_end(writer, records[0])
-                raise Unavailable(f"The store {self.path} did not take an append: {error}.") from error
-            if not inserted:  # retention went past our place, so somebody else owns the log by now
+                raise Unavailable(f"The store {self.path} can't be appended to: {error}.") from error
+            if not inserted:  # retention removed this position, so another process owns the log
                 self._end = None
                 self._check_end(writer, records[0])
-                raise Unavailable(f"The store {self.path} did not take an append; open the mailbox again.")
+                raise Unavailable(f"The store {self.path} rejected an append; open the mailbox again.")
             self._end = records[-1].position
 
     def read(self, after: int = 0, limit: int | None = None) -> Iterator[Record]:
-        """Yield whole records in the order of their positions; see `EventLog.read`."""
+        """Yield whole records in the order of their positions; see `EventLogReader.read`."""
         return map(Record._make, self._scan("read", after, limit))
 
     def replay(self, after: int = 0) -> Iterator[tuple[Any, ...]]:
-        """Yield the columns up to `state` of each record; see `EventLog.replay`."""
+        """Yield the columns up to `state` of each record; see `EventLogReader.replay`."""
         return self._scan("replay", after, None)
 
-    def history(self, stream: bytes) -> list[Record]:
-        """Return the records of one stream; see `EventLog.history`."""
-        return [Record._make(row) for row in self._fetch("history", stream=stream)]
+    def read_stream(self, stream: bytes) -> list[Record]:
+        """Return the records of one stream; see `EventLogReader.read_stream`."""
+        return [Record._make(row) for row in self._fetch("read_stream", stream=stream)]
 
-    def known(self, streams: Iterable[bytes]) -> set[bytes]:
-        """Return which streams have records; see `EventLog.known`."""
-        return {stream for stream in streams if self._fetch("known", stream=stream)}
+    def existing_streams(self, streams: Iterable[bytes]) -> set[bytes]:
+        """Return which streams have records; see `EventLogReader.existing_streams`."""
+        return {stream for stream in streams if self._fetch("existing_streams", stream=stream)}
+
+    def replay_first(self, streams: Iterable[bytes]) -> Iterator[tuple[Any, ...]]:
+        """Yield the first records of streams; see `EventLogReader.replay_first`."""
+        for stream in streams:
+            yield from self._fetch("replay_first", stream=stream)
 
     def at_positions(self, positions: Sequence[int]) -> dict[int, Record]:
-        """Return the records at these positions; see `EventLog.at_positions`."""
-        found: dict[int, Record] = {}
+        """Return the records at these positions; see `EventLogReader.at_positions`."""
+        records: dict[int, Record] = {}
         for position in positions:
             for row in self._fetch("read", after=position - 1, limit=1):
                 if row[0] == position:
-                    found[position] = Record._make(row)
-        return found
+                    records[position] = Record._make(row)
+        return records
 
     def head(self) -> Head | None:
-        """Return where the log ends; see `EventLog.head`."""
+        """Return the end of the log; see `EventLogReader.head`."""
         rows = self._fetch("head")
         return Head(*rows[0]) if rows else None
 
     def first_position(self) -> int | None:
-        """Return the first position kept; see `EventLog.first_position`."""
+        """Return the position of the oldest record; see `EventLogReader.first_position`."""
         first: int | None = self._fetch("first_position")[0][0]
         return first
 
     def position_before(self, at: int) -> int:
-        """Return the last position before log time `at`; log time never decreases, so halving finds it."""
+        """Return the last position before log time `at`; a binary search, as log time never decreases."""
         head, low = self.head(), self.first_position()
         if head is None or low is None:
             return 0
@@ -154,73 +156,75 @@ class SqliteEventLog:
             return 0
         through, rows = first - 1, SIZE_ROWS
         while rows:
-            last, taken = self._fetch("sizes", after=through, limit=rows)[0]
+            last, total = self._fetch("sizes", after=through, limit=rows)[0]
             if last is None:
                 break
-            if taken <= size:
-                through, size = last, size - taken
-            else:  # too many at once: look closer
+            if total <= size:
+                through, size = last, size - total
+            else:  # the limit is within this batch: use smaller ones
                 rows //= 8
         return max(through, first)
 
     def truncate(self, through: int, limit: int) -> int:
         """Remove the oldest records through `through`; see `EventLog.truncate`."""
-        self._write("mark_removed", through=through, id=self._base // POSITIONS)
+        self._write("mark_removed", through=through, id=self._base // POSITIONS_PER_MAILBOX)
         return self._write("truncate", through=through, limit=limit)
 
     def size(self) -> LogSize:
-        """Return how large the log is; see `EventLog.size`.
+        """Return the size of the log; see `EventLog.size`.
 
-        Of a file that several mailboxes share, each has as large a part as it has records.
+        The size of a file with several mailboxes is divided in proportion to their records.
         """
         pages, free, page_bytes, records, all_records = self._fetch("size")[0]
         return LogSize((pages - free) * page_bytes * records // max(all_records, 1), pages * page_bytes)
 
-    def give_back(self, limit: int) -> int:
-        """Move what stands at the file's end into free pages, and cut it off; see `EventLog.give_back`."""
+    def reclaim_space(self, limit: int) -> int:
+        """Truncate the file after moving its last pages into free ones; see `EventLog.reclaim_space`."""
         pages, page_bytes, can_shrink = self._fetch("free")[0]
         if not can_shrink:
             return 0
-        writer = self._writer_or_refusal()
+        writer = self._require_writer()
         with self._lock:
-            try:  # a script, as nothing else takes every step of this pragma
+            try:  # `execute` would stop this pragma after its first step
                 writer.executescript(f"PRAGMA incremental_vacuum({max(1, limit // page_bytes)})")
             except sqlite3.Error as error:
                 raise Unavailable(f"The store {self.path} can't be written: {error}.") from error
         return int((pages - self._fetch("free")[0][0]) * page_bytes)
 
     def save_snapshot(self, snapshot: StoredSnapshot) -> None:
-        """Keep a snapshot and drop all but the newest two."""
+        """Save a snapshot and drop all but the newest two."""
         self._write("save_snapshot", position=snapshot.position, chain=snapshot.chain, state=snapshot.state)
         self._write("drop_old_snapshots")
 
     def snapshots(self) -> Iterator[StoredSnapshot]:
-        """Yield the kept snapshots, newest first."""
+        """Yield the saved snapshots, newest first."""
         for (position,) in self._fetch("snapshot_positions"):
             for row in self._fetch("snapshot", position=position):
                 yield StoredSnapshot(*row)
 
     def seal(self, seal: Seal) -> None:
-        """Keep where the log ends now."""
+        """Save the end of the log; see `EventLog.seal`."""
         self._write("seal", position=seal.position, chain=seal.chain)
 
     def sealed(self) -> Seal | None:
-        """Return where the log ended when its owner last left, or None."""
+        """Return the seal of the last owner, or None."""
         rows = self._fetch("sealed")
         return Seal(*rows[0]) if rows else None
 
     def close(self) -> None:
-        """Close the file; closing twice is fine."""
+        """Close the file; idempotent."""
         with self._lock:
             self._reader.close()
             if self._writer is not None:
                 self._writer.close()
 
     def _mailbox_id(self) -> int:
-        if self._writer is not None:
-            self._writer.execute(_SQL["add_mailbox"], {"name": self.mailbox})
+        name = {"name": self.mailbox}
         try:
-            row = self._reader.execute(_SQL["mailbox_id"], {"name": self.mailbox}).fetchone()
+            row = self._reader.execute(_SQL["mailbox_id"], name).fetchone()
+            if row is None and self._writer is not None:
+                self._writer.execute(_SQL["add_mailbox"], name)
+                row = self._reader.execute(_SQL["mailbox_id"], name).fetchone()
         except sqlite3.Error as error:
             raise Unavailable(f"The store {self.path} can't be read: {error}.") from error
         if row is None:
@@ -230,7 +234,7 @@ class SqliteEventLog:
         return int(row[0])
 
     def _check_end(self, writer: sqlite3.Connection, first: Record) -> None:
-        # Looked up once; afterwards, whoever else appends takes a place of ours, and the insert collides.
+        # Read once: afterwards, an append by another owner makes ours fail on the primary key.
         epoch = 0
         if self._end is None:
             row = writer.execute(_SQL["head"], self._bounds).fetchone()
@@ -241,9 +245,9 @@ class SqliteEventLog:
                 raise Fenced(self.mailbox, first.epoch, epoch)
             raise WrongPosition(self.mailbox, first.position - 1, end)
 
-    def _writer_or_refusal(self) -> sqlite3.Connection:
+    def _require_writer(self) -> sqlite3.Connection:
         if self._writer is None:
-            raise Unavailable(f"The store {self.path} was opened for reading only.")
+            raise Unavailable(f"The store {self.path} was opened read-only.")
         return self._writer
 
     def _fetch(self, statement: str, **values: Any) -> list[tuple[Any, ...]]:
@@ -254,7 +258,7 @@ class SqliteEventLog:
                 raise Unavailable(f"The store {self.path} can't be read: {error}.") from error
 
     def _write(self, statement: str, **values: Any) -> int:
-        writer = self._writer_or_refusal()
+        writer = self._require_writer()
         with self._lock:
             try:
                 return writer.execute(_SQL[statement], self._bounds | values).rowcount
@@ -262,7 +266,7 @@ class SqliteEventLog:
                 raise Unavailable(f"The store {self.path} can't be written: {error}.") from error
 
     def _scan(self, statement: str, after: int, limit: int | None) -> Iterator[tuple[Any, ...]]:
-        # In chunks, so that a slow reader never pins old pages and keeps the WAL from being reused.
+        # In chunks: a long read transaction would prevent the WAL from being checkpointed and reused.
         while limit is None or limit > 0:
             size = _CHUNK_ROWS if limit is None else min(limit, _CHUNK_ROWS)
             rows = self._fetch(statement, after=after, limit=size)
@@ -276,7 +280,7 @@ class SqliteEventLog:
 def mailbox_names(path: str | Path) -> list[str]:
     """Return the names of the mailboxes in a store, sorted; none when the file does not exist.
 
-    Raises: Unavailable when it is no store.
+    Raises: Unavailable when the file is not a store.
     """
     if not Path(path).exists():
         return []
@@ -288,19 +292,19 @@ def mailbox_names(path: str | Path) -> list[str]:
             reader.close()
     except sqlite3.Error as error:
         raise Unavailable(
-            f"The store {path} can't be read: {error}. Name a file that Postroom made."
+            f"The store {path} can't be read: {error}. Name a file that Postroom created."
         ) from error
 
 
 def _inserts(base: int, records: Sequence[Record]) -> list[tuple[str, list[Any]]]:
     """Return the statements that insert these records, with their values.
 
-    Handing a value over costs Python as much as SQLite needs to store it, so a column that is the same in all
-    rows is handed over once: most are, as a group shares its time and epoch, and headers are mostly absent.
+    Binding a value costs as much as storing it, so a column with the same value in all rows is bound once: a
+    batch shares its time and epoch, and most headers are absent.
     """
     messages = [record for record in records if record.envelope is not None]
     others = [record for record in records if record.envelope is None]
-    place = [base // POSITIONS, records[0].position]
+    place = [base // POSITIONS_PER_MAILBOX, records[0].position]
     return [
         _insert(base, rows[start : start + _MAX_ROWS], place)
         for rows in (messages, others)
@@ -321,20 +325,20 @@ def _insert(base: int, records: Sequence[Record], place: list[int]) -> tuple[str
 
 
 def _statement_rows(count: int) -> int:
-    """Round up to one of few sizes, at most a quarter more, so that statements are prepared once."""
+    """Round up, by at most a quarter, to one of few sizes, so that prepared statements are reused."""
     step = 1 << max(0, count.bit_length() - 3)
     return -(-count // step) * step
 
 
 @lru_cache(256)
 def _insert_statement(varying: tuple[int, ...], size: int) -> str:
-    """Return an INSERT of `size` rows that skips the all-NULL ones behind the last record.
+    """Return an INSERT of `size` rows that skips the all-NULL rows after the last record.
 
-    One statement for all rows runs outside Python's interpreter lock from the first row to the sync;
-    statements by the row would take the lock back between them, each time waiting for the deciding thread.
+    One statement for all rows releases the interpreter lock from the first row to the sync; one statement per
+    row would have to reacquire it after each row.
 
     Arguments:
-        varying: indexes of the columns whose values come by row; the others' come once, in front.
+        varying: indexes of the columns that are bound per row; the others are bound once, before them.
     """
     selected = [f"rows.column{varying.index(i) + 1}" if i in varying else c for i, c in enumerate(_COLUMNS)]
     shared = ", ".join(f"? AS {column}" for i, column in enumerate(_COLUMNS) if i not in varying)

@@ -1,4 +1,4 @@
--- Statements of the SQLite event log, each under its name. `:base` is the mailbox's first place.
+-- Statements of the SQLite event log; `:base` is the place before the mailbox's first record.
 
 -- name: add_mailbox
 INSERT OR IGNORE INTO mailbox_names (name) VALUES (:name);
@@ -29,14 +29,18 @@ FROM log WHERE place > :base + :after AND place <= :top ORDER BY place LIMIT :li
 SELECT place - :base, stream, version, epoch, type, at, topic, shard, attempt, due, reason, state
 FROM log WHERE place > :base + :after AND place <= :top ORDER BY place LIMIT :limit;
 
--- name: history
+-- name: read_stream
 SELECT place - :base, stream, version, epoch, type, at, topic, shard, attempt, due, reason, state, chain,
        timestamp, message_id, content_type, schema_url, schema_version, encryption, correlation_id, principal,
        namespace, trace_id, span_id, custom_headers, envelope
 FROM log WHERE stream = :stream AND place > :base AND place <= :top ORDER BY version;
 
--- name: known
+-- name: existing_streams
 SELECT 1 FROM log WHERE stream = :stream AND place > :base AND place <= :top LIMIT 1;
+
+-- name: replay_first
+SELECT place - :base, stream, version, epoch, type, at, topic, shard, attempt, due, reason, state
+FROM log WHERE stream = :stream AND version = 1 AND place > :base AND place <= :top;
 
 -- name: mark_removed
 UPDATE mailbox_names SET removed_through = max(removed_through, :through) WHERE id = :id;
@@ -56,7 +60,7 @@ SELECT page_count, freelist_count, page_size,
 FROM pragma_page_count, pragma_freelist_count, pragma_page_size;
 
 -- name: sizes
--- A row and its places in the indexes take about 150 bytes beside what its blobs do.
+-- A row and its index entries take about 150 bytes in addition to its blobs.
 SELECT max(place) - :base, sum(bytes) FROM (
     SELECT place, 150 + length(state) + coalesce(length(envelope), 0) + coalesce(length(custom_headers), 0) AS bytes
     FROM log WHERE place > :base + :after AND place <= :top ORDER BY place LIMIT :limit
@@ -81,7 +85,10 @@ SELECT place - :base FROM snapshot WHERE place > :base AND place <= :top ORDER B
 SELECT place - :base, chain, state FROM snapshot WHERE place = :base + :position;
 
 -- name: seal
-INSERT OR REPLACE INTO seal (base, position, chain) VALUES (:base, :position, :chain);
+-- A stale owner that closes late must not overwrite a newer seal.
+INSERT INTO seal (base, position, chain) VALUES (:base, :position, :chain)
+ON CONFLICT (base) DO UPDATE SET position = excluded.position, chain = excluded.chain
+WHERE excluded.position > seal.position;
 
 -- name: sealed
 SELECT position, chain FROM seal WHERE base = :base;

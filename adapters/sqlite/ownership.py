@@ -1,45 +1,88 @@
-"""The ownership port over file locks beside a SQLite store; the kernel frees them when a process dies."""
+"""The ownership port over lock files next to a SQLite store; the kernel releases them with the process."""
 
 import asyncio
 import fcntl
 import os
+import uuid
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from urllib.parse import quote
 
+from postroom.application.forks import set_close_on_fork
 from postroom.domain.errors import MailboxOwned
 
-POLL_MS = 20
+POLL_SECONDS = 0.02
 
 
 class FileOwnership:
-    """Own a mailbox of a store by locking the file `<store>-owner-<mailbox>`, which names the owner."""
+    """Ownership of a mailbox by a lock on the file `<store>-owner-<mailbox>`, which names the owner.
+
+    Its second line is unique to each ownership. Eviction removes the file, with the lock of the process that
+    hangs; the next owner creates another.
+    """
 
     def __init__(self, store: str | Path) -> None:
-        self._store = Path(store)
+        self._store = Path(os.path.realpath(store))  # a store has one lock, also by a symbolic link
 
     @asynccontextmanager
     async def acquire(self, mailbox: str, owner: str, wait_ms: int) -> AsyncIterator[None]:
         """Own the mailbox while the context lasts; see `Ownership.acquire`."""
-        path = self._store.with_name(f"{self._store.name}-owner-{quote(mailbox, safe='@$')}")
-        descriptor = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        path = self._path(mailbox)
+        now = asyncio.get_running_loop().time
+        deadline = now() + wait_ms / 1_000
+        while (descriptor := _lock(path)) is None:
+            if now() >= deadline:
+                raise MailboxOwned(mailbox, _read(path).partition("\n")[0])
+            await asyncio.sleep(POLL_SECONDS)
+        set_close_on_fork(descriptor, True)
         try:
-            while not _lock(descriptor):
-                if wait_ms <= 0:
-                    raise MailboxOwned(mailbox, os.pread(descriptor, 1_000, 0).decode("utf-8", "replace"))
-                await asyncio.sleep(POLL_MS / 1_000)
-                wait_ms -= POLL_MS
             os.ftruncate(descriptor, 0)
-            os.pwrite(descriptor, owner.encode(), 0)
+            os.pwrite(descriptor, f"{' '.join(owner.split())}\n{uuid.uuid4().hex}".encode(), 0)
             yield
         finally:
+            set_close_on_fork(descriptor, False)
             os.close(descriptor)
 
+    async def incumbent(self, mailbox: str) -> str | None:
+        """Return what the lock file says; see `Ownership.incumbent`."""
+        return _read(self._path(mailbox)) or None
 
-def _lock(descriptor: int) -> bool:
+    async def evict(self, mailbox: str, incumbent: str) -> None:
+        """Remove the lock file; see `Ownership.evict`."""
+        path = self._path(mailbox)
+        folder = os.open(path.parent, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)  # so that two don't remove one after the other
+            if _read(path) == incumbent:
+                path.unlink()
+        except BlockingIOError:
+            pass
+        finally:
+            os.close(folder)
+
+    def _path(self, mailbox: str) -> Path:
+        return self._store.with_name(f"{self._store.name}-owner-{quote(mailbox, safe='@$')}")
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_bytes()[:1_000].decode("utf-8", "replace")
+    except FileNotFoundError:
+        return ""
+
+
+def _lock(path: Path) -> int | None:
+    """Return the descriptor of the locked file; None while another process has the lock."""
+    descriptor = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
+        if os.path.samestat(os.fstat(descriptor), path.stat()):
+            return descriptor
+    except (BlockingIOError, FileNotFoundError):  # locked, or removed in the meantime
+        pass
+    except BaseException:
+        os.close(descriptor)
+        raise
+    os.close(descriptor)
+    return None

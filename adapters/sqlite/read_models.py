@@ -1,4 +1,4 @@
-"""The read models port over the SQLite file that `projections/rebuild.py` writes beside the store."""
+"""The read models port over the read-model file of a SQLite store."""
 
 import fcntl
 import sqlite3
@@ -27,29 +27,29 @@ from postroom.adapters.sql.read_models import SqlReadModels
 from postroom.adapters.sql.statements import statements
 from postroom.adapters.sql.tables import ReadModelTables
 from postroom.adapters.sqlite.database import connect_reader
-from postroom.application.ports.read_models import follow_lock_path, rebuild_lock_path, views_path
+from postroom.adapters.sqlite.read_model_file import follow_lock_path, rebuild_lock_path, views_path
 from postroom.domain.errors import Unavailable
-from postroom.domain.words import Word
+from postroom.domain.tokenizer import Word
 
 TRIGRAM = 3
-"""Characters a part of text needs for its index to know it."""
+"""Minimum length of a part of text that the trigram index can find."""
 
 _SQL = statements("postroom.adapters.sqlite", "views.sql")
 _encode_json = msgspec.json.Encoder().encode
 
 
 class SqliteReadModels(SqlReadModels):
-    """Answer searches from a SQLite read-model file.
+    """Queries on a SQLite read-model file.
 
     Arguments:
-        store: path of the SQLite store whose read models these are.
+        store: path of the SQLite store.
     """
 
     def __init__(self, store: str | Path) -> None:
         super().__init__(str(store), _SqliteDialect())
         self._store = Path(store)
         self._path = views_path(store)
-        # AUTOCOMMIT hands transactions over to us: readers must see the version and its tables at one moment.
+        # AUTOCOMMIT disables SQLAlchemy's transactions: ours read a version and its tables in one snapshot.
         self._engine = create_engine(
             "sqlite+pysqlite://",
             creator=lambda: connect_reader(self._path),
@@ -58,10 +58,10 @@ class SqliteReadModels(SqlReadModels):
         )
 
     def close(self) -> None:
-        """Close the file; closing twice is fine."""
+        """Close the file; idempotent."""
         self._engine.dispose()
 
-    def _is_there(self) -> bool:
+    def _exists(self) -> bool:
         return self._path.exists()
 
     @contextmanager
@@ -79,8 +79,8 @@ class SqliteReadModels(SqlReadModels):
                 f"The read models {self._path} can't be read: {reason}; rebuild them."
             ) from error
 
-    def _be_patient(self, db: Connection) -> None:
-        """Do nothing: no statement is ever interrupted."""
+    def _disable_timeout(self, db: Connection) -> None:
+        """Do nothing: statements have no timeout."""
 
     def _size(self, db: Connection) -> int:
         return self._path.stat().st_size
@@ -113,7 +113,7 @@ def _is_locked(path: Path) -> bool:
 
 
 class _SqliteDialect:
-    """How SQLite looks values up in one parameter, and text in its indexes of trigrams and of words."""
+    """Lookups by JSON arrays, and text search by FTS5 indexes of trigrams and of words; see `Dialect`."""
 
     text = Text
 
@@ -129,17 +129,16 @@ class _SqliteDialect:
         return column_.in_(select(each.c.value))
 
     def with_parts(self, tables: ReadModelTables, parts: Sequence[str]) -> Select[Any] | None:
-        # The index knows which three-letter pieces occur in a message, not where: it narrows, the text
-        # decides.
-        pieces = {part[at : at + TRIGRAM] for part in parts for at in range(len(part) - TRIGRAM + 1)}
-        return _found(tables, "text_index", map(_quoted, sorted(pieces))) if pieces else None
+        # The index has no positions of trigrams: it returns candidates, which are checked against the text.
+        trigrams = {part[at : at + TRIGRAM] for part in parts for at in range(len(part) - TRIGRAM + 1)}
+        return _matches(tables, "text_index", map(_quoted, sorted(trigrams))) if trigrams else None
 
     def with_words(self, tables: ReadModelTables, words: Sequence[Word]) -> Select[Any]:
         terms = (_quoted(word.text) + (" *" if word.is_prefix else "") for word in words)
-        return _found(tables, "word_index", terms)
+        return _matches(tables, "word_index", terms)
 
 
-def _found(tables: ReadModelTables, name: str, terms: Iterable[str]) -> Select[Any]:
+def _matches(tables: ReadModelTables, name: str, terms: Iterable[str]) -> Select[Any]:
     index = table(tables.name(name), column("rowid"))
     return select(index.c.rowid).where(literal_column(index.name).op("MATCH")(" AND ".join(terms)))
 

@@ -1,13 +1,13 @@
--- The event log of every mailbox in this file. Rows are only ever inserted, until retention removes whole ranges.
+-- The event log of every mailbox in this file. Rows are inserted, never updated; retention deletes ranges.
 
--- `removed_through` is the last position that retention removed: nobody may append there again.
+-- `removed_through` is the last position that retention removed; appends up to it are rejected.
 CREATE TABLE IF NOT EXISTS mailbox_names (
     id              INTEGER PRIMARY KEY,
     name            TEXT NOT NULL UNIQUE,
     removed_through INTEGER NOT NULL DEFAULT 0
 ) STRICT;
 
--- `place` is mailbox id * 2^40 + position: one integer key keeps each mailbox's records together and in order.
+-- `place` is mailbox id * 2^40 + position: one integer key clusters the records of a mailbox in order.
 CREATE TABLE IF NOT EXISTS log (
     place          INTEGER PRIMARY KEY,
     stream         BLOB NOT NULL,
@@ -37,7 +37,7 @@ CREATE TABLE IF NOT EXISTS log (
     envelope       BLOB
 ) STRICT;
 
--- `place >> 40` is the mailbox: an id that a sender chose may be in several.
+-- `place >> 40` is the mailbox: several mailboxes may have the same sender's id.
 CREATE UNIQUE INDEX IF NOT EXISTS log_stream ON log (stream, version, place >> 40);
 
 CREATE TABLE IF NOT EXISTS snapshot (
@@ -46,7 +46,7 @@ CREATE TABLE IF NOT EXISTS snapshot (
     state BLOB NOT NULL
 ) STRICT;
 
--- Where each mailbox's log ended when its owner last left.
+-- The end of each mailbox's log when its last owner closed it.
 CREATE TABLE IF NOT EXISTS seal (
     base     INTEGER PRIMARY KEY,
     position INTEGER NOT NULL,

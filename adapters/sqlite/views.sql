@@ -1,4 +1,4 @@
--- What the status of the read models needs to know of the store.
+-- Queries on the store for the status of the read models.
 
 -- name: heads
 SELECT name, coalesce((

@@ -6,12 +6,12 @@ from functools import cache
 from pathlib import Path
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-# Where there is one, the clock that also counts while the machine sleeps.
+# On Linux, CLOCK_BOOTTIME also advances while the machine is suspended.
 _UPTIME = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
 class SystemClock:
-    """Tell the machine's time."""
+    """The clocks of the machine."""
 
     def wall(self) -> int:
         """Return µs since 1970 UTC."""
@@ -22,7 +22,7 @@ class SystemClock:
         return time.clock_gettime_ns(_UPTIME) // 1_000
 
     def boot(self) -> str:
-        """Return the kernel's id of this boot; without one, an id of this process, which no other shares."""
+        """Return the kernel's id of this boot; without one, an id unique to this process."""
         return _boot()
 
 

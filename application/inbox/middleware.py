@@ -1,15 +1,17 @@
-"""Middlewares that make a handler's effect happen once: `acknowledge(transaction(inbox(outbox(handler))))`.
+"""Middlewares for idempotent handlers: `acknowledge(transaction(inbox(outbox(handler))))`.
 
-Each takes a handler and returns one. They stand in this order; any may be left out, but `inbox` and `outbox`
-need a `transaction` around them:
+Each takes a handler and returns one. Nest them in this order. Any may be omitted, but `inbox` and `outbox`
+require a `transaction` around them:
 
-- `acknowledge` settles the delivery when all within has succeeded, and asks for it again when not;
-- `transaction` opens a transaction, and commits it when the handler returns;
-- `inbox` notes the message as the first statement of that transaction; one that was noted before is a
-  duplicate, for which the handler isn't called;
-- `outbox` records what the handler returns in the same transaction, for the relay to publish.
+- `acknowledge` acknowledges the message if the inner handler succeeds, and nacks it otherwise;
+- `transaction` begins a transaction, and commits it when the handler returns;
+- `inbox` inserts the message id as the first statement of that transaction; for a duplicate, the handler
+  isn't called;
+- `outbox` records the events that the handler returns in the same transaction, for the relay to publish.
 
-Handlers stay unaware: repositories ask `current_transaction` for the session or connection to write with.
+All but `acknowledge` are middlewares of a `Worker`, too, whose requests are messages of a mailbox.
+
+Handlers and repositories get the session or connection to write with from `current_transaction`.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
@@ -20,23 +22,24 @@ from typing import Any, TypeVar
 import msgspec
 
 from postroom.application.inbox.request import read_request
+from postroom.application.messages import ReceivedMessage
 from postroom.application.ports.event_handler import HandlerRequest
 from postroom.application.ports.source import Source, SourceMessage
-from postroom.application.telemetry import logger
+from postroom.application.telemetry import logger, summarize
 from postroom.domain.errors import InvalidRequest
 
 Handler = Callable[[HandlerRequest], Awaitable[Sequence[Any] | None]]
-"""Deal with an event, and return the events to record in the outbox, if any."""
+"""Handle an event, and return the events to record in the outbox, if any."""
 Middleware = Callable[[Handler], Handler]
 Begin = Callable[[], AbstractAsyncContextManager[Any]]
-"""Open a transaction that commits when the context ends well and is rolled back when it doesn't."""
+"""Begin a transaction that is committed when the context ends, or rolled back after an error."""
 Deduplicate = Callable[[Any, HandlerRequest], Awaitable[bool]]
-"""Note a message in a transaction, and tell whether it is new."""
+"""Insert a message id in a transaction, and return whether it is new."""
 Record = Callable[[Any, HandlerRequest, Sequence[Any]], Awaitable[None]]
 """Record the events that a handler returned, in a transaction."""
 
 ORDER = ("acknowledge", "transaction", "inbox", "outbox")
-ADVICE = "stand them in the order acknowledge, transaction, inbox, outbox, handler, each once"
+ADVICE = "nest them as acknowledge, transaction, inbox, outbox, handler, each once"
 _STAGES = "postroom_stages"
 _Next = TypeVar("_Next", bound=Callable[..., Any])
 
@@ -49,23 +52,28 @@ _scope: ContextVar[_Scope | None] = ContextVar("postroom_transaction", default=N
 
 
 def current_transaction() -> Any:
-    """Return the transaction in which the event at hand is dealt with.
+    """Return the transaction of the current event.
 
-    That is a SQLAlchemy `AsyncSession` or `AsyncConnection`, or a psycopg `AsyncConnection`, whichever
-    `transaction` was given. Don't commit it: that is done when the handler has returned.
+    It is a SQLAlchemy `AsyncSession` or `AsyncConnection`, or a psycopg `AsyncConnection`, depending on the
+    argument of `transaction`. Don't commit it: `transaction` does so when the handler returns.
 
     Raises: InvalidRequest outside of `transaction`.
     """
     scope = _scope.get()
     if scope is None:
-        raise InvalidRequest(f"There is no transaction here; wrap the handler in `transaction`: {ADVICE}.")
+        raise InvalidRequest(f"No transaction is open; wrap the handler in `transaction`: {ADVICE}.")
     return scope.transaction
 
 
-def pipeline(*stages: Any) -> Any:
-    """Return `a(b(c(handler)))` for `a, b, c, handler`: middlewares as they are read, the handler last.
+def subject_of(request: HandlerRequest | ReceivedMessage) -> str:
+    """Return the subject of an event, or the topic of a mailbox's message."""
+    return request.topic if isinstance(request, ReceivedMessage) else request.subject
 
-    Raises: InvalidRequest when they stand in a wrong order.
+
+def pipeline(*stages: Any) -> Any:
+    """Return `a(b(c(handler)))` for `a, b, c, handler`.
+
+    Raises: InvalidRequest if the middlewares are nested in the wrong order.
     """
     *middlewares, handler = stages
     for middleware in reversed(middlewares):
@@ -76,10 +84,10 @@ def pipeline(*stages: Any) -> Any:
 def make_acknowledge(
     source: Source, delay_ms: Callable[[int], int]
 ) -> Callable[[Handler], Callable[[SourceMessage], Awaitable[None]]]:
-    """Make the middleware that settles deliveries: acked after success, asked for again after a failure.
+    """Return the middleware that acknowledges messages after success and nacks them after failure.
 
     Arguments:
-        delay_ms: how long to wait for the next delivery, given which one has failed, counted from 1.
+        delay_ms: returns the delay of the next delivery; called with the number of the failed one.
     """
 
     def acknowledge(next_: Handler) -> Callable[[SourceMessage], Awaitable[None]]:
@@ -94,9 +102,9 @@ def make_acknowledge(
                     sequence=message.sequence,
                     delivered=message.delivered,
                     delay_ms=delay,
-                    error=repr(error),
+                    error=summarize(error),
                 )
-                await source.nak([message], delay)
+                await source.nack([message], delay)
             else:
                 await source.ack([message])
 
@@ -106,14 +114,14 @@ def make_acknowledge(
 
 
 def make_transaction(begin: Begin) -> Middleware:
-    """Make the middleware that deals with each event in a transaction of its own."""
+    """Return the middleware that begins a transaction for each event."""
 
     def transaction(next_: Handler) -> Handler:
         async def handle(request: HandlerRequest) -> Sequence[Any] | None:
             if _scope.get() is not None:
-                raise InvalidRequest(f"There is a transaction here already; {ADVICE}.")
-            async with begin() as opened:
-                token = _scope.set(_Scope(opened))
+                raise InvalidRequest(f"A transaction is already open; {ADVICE}.")
+            async with begin() as connection:
+                token = _scope.set(_Scope(connection))
                 try:
                     return await next_(request)
                 finally:
@@ -125,18 +133,18 @@ def make_transaction(begin: Begin) -> Middleware:
 
 
 def make_inbox(deduplicate: Deduplicate) -> Middleware:
-    """Make the middleware that leaves out events which were dealt with before (SDS-047 POL-047-003)."""
+    """Return the middleware that skips messages that were already processed (SDS-047 POL-047-003)."""
 
     def inbox(next_: Handler) -> Handler:
         async def handle(request: HandlerRequest) -> Sequence[Any] | None:
             transaction = current_transaction()
             if not request.message_id:
                 raise InvalidRequest(
-                    f"A message of {request.subject} has no id, so the inbox can't tell whether it came "
-                    "before; publish it with a Nats-Msg-Id."
+                    f"A message of {subject_of(request)} has no id, so the inbox can't detect duplicates; "
+                    "publish it with a Nats-Msg-Id."
                 )
             if not await deduplicate(transaction, request):
-                logger().info("inbox.duplicate", message_id=request.message_id, subject=request.subject)
+                logger().info("inbox.duplicate", message_id=request.message_id, subject=subject_of(request))
                 return None
             return await next_(request)
 
@@ -146,7 +154,7 @@ def make_inbox(deduplicate: Deduplicate) -> Middleware:
 
 
 def make_outbox(record: Record) -> Middleware:
-    """Make the middleware that records what the handler returns, and returns nothing itself."""
+    """Return the middleware that records the events that the handler returns, and returns nothing itself."""
 
     def outbox(next_: Handler) -> Handler:
         async def handle(request: HandlerRequest) -> Sequence[Any] | None:
@@ -162,10 +170,10 @@ def make_outbox(record: Record) -> Middleware:
 
 
 def _staged(name: str, inner: Any, handler: _Next) -> _Next:
-    """Note which middlewares a handler is made of, after seeing that this one may stand around the others."""
-    within: tuple[str, ...] = getattr(inner, _STAGES, ())
-    misplaced = [other for other in within if ORDER.index(other) <= ORDER.index(name)]
+    """Check the order of nested middlewares, and record it as an attribute of the handler."""
+    inner_stages: tuple[str, ...] = getattr(inner, _STAGES, ())
+    misplaced = [other for other in inner_stages if ORDER.index(other) <= ORDER.index(name)]
     if misplaced:
-        raise InvalidRequest(f"The middleware {name} stands outside of {misplaced[0]}; {ADVICE}.")
-    setattr(handler, _STAGES, (name, *within))
+        raise InvalidRequest(f"The middleware {name} must not be outside of {misplaced[0]}; {ADVICE}.")
+    setattr(handler, _STAGES, (name, *inner_stages))
     return handler

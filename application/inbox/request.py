@@ -1,4 +1,4 @@
-"""What a handler is asked, read from a message as the relay publishes it, or as any other publisher does."""
+"""Conversion of messages, from a relay or any other publisher, to requests to a handler."""
 
 from typing import Any
 from uuid import UUID
@@ -24,30 +24,30 @@ _decode = msgspec.json.Decoder().decode
 
 
 class Unreadable(InvalidRequest):
-    """A message isn't what SDS-047 section 12 can hand to a handler; it won't get better by trying again."""
+    """The message can't be read as a request (SDS-047 section 12), and no retry changes that."""
 
 
 def read_request(message: SourceMessage) -> HandlerRequest:
-    """Return what the handler is asked about a message (SDS-047 section 12).
+    """Return the request to a handler (SDS-047 section 12).
 
-    Type and version of the event come from the relay's headers, else from the subject
-    `{context}.event.{name}.v{n}`, else the type is the whole subject. The message id is empty where there is
-    none.
+    Event type and version are read from the relay's headers, or else from a subject of the form
+    `{context}.event.{name}.v{n}`. For any other subject, the type is the whole subject and the version 1. A
+    missing message id is empty text.
 
-    Raises: Unreadable when the payload is not JSON.
+    Raises: Unreadable if the payload is not JSON.
     """
     headers = message.headers
     try:
-        named = EventSubject.parse(message.subject)
+        event_subject = EventSubject.parse(message.subject)
     except InvalidRequest:
-        named = None
+        event_subject = None
     version = headers.get(EVENT_VERSION, "")
     has_version = version.isdecimal() and len(version) <= MAX_VERSION_DIGITS
     return HandlerRequest(
         message_id=headers.get(MESSAGE_ID, ""),
         subject=message.subject,
-        event_type=headers.get(EVENT_TYPE) or (named.name if named else message.subject),
-        event_version=int(version) if has_version else named.version if named else 1,
+        event_type=headers.get(EVENT_TYPE) or (event_subject.name if event_subject else message.subject),
+        event_version=int(version) if has_version else event_subject.version if event_subject else 1,
         occurred_at=headers.get(OCCURRED_AT),
         correlation_id=headers.get(CORRELATION_ID),
         causation_id=headers.get(CAUSATION_ID),
@@ -56,9 +56,9 @@ def read_request(message: SourceMessage) -> HandlerRequest:
 
 
 def inbox_id(message_id: str) -> UUID:
-    """Return the id under which an inbox knows a message: its own, or a UUID named after one that is none.
+    """Return the inbox id for a message id: the same UUID, or a UUID derived from other text.
 
-    Raises: Unreadable when it is too long.
+    Raises: Unreadable if it is too long.
     """
     try:
         return UUID(bytes=message_stream("inbox", message_id))

@@ -1,177 +1,68 @@
-"""The inbox worker: takes messages from a stream and has each dealt with once (SDS-047 `InboxConsumer`).
+"""The inbox worker: delivers each message of a stream once to a handler (SDS-047 `InboxConsumer`).
 
-The worker counts the attempts itself, in the inbox, and lets no server count them: a server that reaches its
-limit stops delivering, and a message whose worker was killed during the last delivery would then be in no
-queue and no dead letter (nats-server#7817). A message that comes once more than it may is dead-lettered
-without being tried.
+The worker counts attempts in the inbox. With a limit on the server, a message whose worker is killed during
+the last delivery would be neither redelivered nor dead-lettered (nats-server#7817). A message that has
+reached `max_deliver` attempts is dead-lettered without calling the handler again.
 """
 
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Literal
-from uuid import UUID
 
 import msgspec
 
-from postroom.application.background import end
-from postroom.application.inbox.dead_letters import DeadLetters
-from postroom.application.inbox.request import Unreadable, inbox_id, read_request
-from postroom.application.outbox.message import AGGREGATE_ID, AGGREGATE_TYPE, MESSAGE_ID
+from postroom.application.background import cancel_and_wait
+from postroom.application.inbox.delivery import Delivery
+from postroom.application.outbox.message import AGGREGATE_ID, AGGREGATE_TYPE
 from postroom.application.ports.clock import Clock
-from postroom.application.ports.event_handler import EventHandler
-from postroom.application.ports.inbox_repository import InboxRepository
 from postroom.application.ports.source import Source, SourceMessage
 from postroom.application.telemetry import logger
 from postroom.domain.errors import DuplicateInboxMessage, NotFound, PostroomError
 from postroom.domain.inbox import (
     Acknowledge,
-    DeadLetter,
     DeliveryPolicy,
-    HandlerResult,
-    InboxMessage,
     Redeliver,
-    Settlement,
-    settle,
-    spent,
+    RouteToDeadLetter,
 )
 from postroom.domain.policy import backoff_ms
 
 FETCH_WAIT_MS = 500
 IDLE_MS = 100
-"""How long nothing must come until a worker that ends when idle does."""
+"""How long a worker with `until_idle` waits for messages before it ends."""
 PAUSE_SECONDS = 1.0
-"""How long to wait after the source failed."""
-KEEPS_PER_ACK_WAIT = 3
+"""Pause after the source failed."""
+EXTENSIONS_PER_ACK_WAIT = 3
 BEHIND_MS = 50
-"""How much later than a failed message those that wait for it come again."""
+"""Delay between the redelivery of a failed message and that of messages waiting for it."""
 
-Place = tuple[int, ...]
-"""Where a message stands in its stream."""
-Ending = Literal["processed", "duplicate", "dead_lettered", "failed", "postponed"]
+StreamPosition = tuple[int, ...]
+"""Position of a message in its stream."""
+DeliveryOutcome = Literal["processed", "duplicate", "dead_lettered", "failed", "postponed"]
 
 
-class Ended(msgspec.Struct, frozen=True):
-    """What a delivery came to.
+class DeliveryResult(msgspec.Struct, frozen=True):
+    """Outcome of a delivery.
 
     Arguments:
-        redeliver_ms: in how many ms the message comes again; None when it is settled.
+        redeliver_ms: delay of the next delivery; None if the message is settled.
     """
 
-    ending: Ending
+    outcome: DeliveryOutcome
     redeliver_ms: int | None = None
 
 
-class Delivery:
-    """Have one message dealt with, and note in the inbox and on the dead-letter subject what became of it."""
-
-    def __init__(
-        self,
-        inbox: InboxRepository,
-        handler: EventHandler,
-        dead_letters: DeadLetters,
-        clock: Clock,
-        policy: DeliveryPolicy,
-        *,
-        stream: str,
-        jitter: Callable[[], float] = random.random,
-    ) -> None:
-        """Take the ports, and the name of the stream that messages without an id are named after."""
-        self._inbox = inbox
-        self._handler = handler
-        self._dead_letters = dead_letters
-        self._clock = clock
-        self._policy = policy
-        self._stream = stream
-        self._jitter = jitter
-
-    async def deliver(self, message: SourceMessage) -> Settlement:
-        """Deal with a delivery, and return what is left to do: to acknowledge it, or to ask for it again.
-
-        A dead letter has been published when this returns `DeadLetter`.
-
-        Raises:
-            DuplicateInboxMessage: it was dealt with before; acknowledge it.
-            PostroomError: the inbox or the dead-letter subject can't be used; ask for it again.
-        """
-        message_id = identify(message, self._stream)
-        known = await self._inbox.insert(message_id, message.subject, self._clock.wall())
-        settlement = spent(known, self._policy) or settle(
-            await ask(self._handler, message, message_id),
-            known.attempts,
-            message.delivered,
-            self._policy,
-            self._jitter(),
-        )
-        await self._note(message, known, settlement)
-        return settlement
-
-    async def give_up(self, message: SourceMessage, error: PostroomError) -> None:
-        """Dead-letter a message that the inbox can't be told of, since its server won't deliver it again."""
-        letter = DeadLetter("max_deliver", str(error))
-        await self._publish(message, identify(message, self._stream), letter, message.delivered)
-
-    async def _note(self, message: SourceMessage, known: InboxMessage, settlement: Settlement) -> None:
-        match settlement:
-            case Acknowledge():
-                await self._inbox.mark_processed(known.message_id, self._now(known))
-            case DeadLetter():
-                # Published first: whatever ends us in between, the message is either there or comes again.
-                await self._publish(message, known.message_id, settlement, known.attempts)
-                await self._inbox.mark_dead_lettered(
-                    known.message_id, f"{settlement.reason}: {settlement.last_error}", self._now(known)
-                )
-            case Redeliver():
-                await self._inbox.record_error(known.message_id, settlement.last_error, self._now(known))
-
-    async def _publish(
-        self, message: SourceMessage, message_id: UUID, letter: DeadLetter, attempts: int
-    ) -> None:
-        await self._dead_letters.publish(message, str(message_id), letter, attempts, self._clock.wall())
-        logger().warning(
-            "inbox.dead_lettered",
-            message_id=str(message_id),
-            subject=message.subject,
-            reason=letter.reason,
-            last_error=letter.last_error,
-            attempts=attempts,
-        )
-
-    def _now(self, message: InboxMessage) -> int:
-        # Another worker whose clock is ahead may have received it first.
-        return max(self._clock.wall(), message.received_at)
-
-
-async def ask(handler: EventHandler, message: SourceMessage, message_id: UUID) -> HandlerResult:
-    """Hand a message to its handler and return what it said.
-
-    Arguments:
-        message_id: what the message is called where it doesn't say so itself.
-    """
-    try:
-        request = read_request(message)
-    except Unreadable as error:
-        return HandlerResult("unreadable", str(error))
-    if not request.message_id:
-        request = msgspec.structs.replace(request, message_id=str(message_id))
-    try:
-        return await handler.handle(request)
-    except Exception as error:
-        logger().exception("inbox.handler_defect", message_id=request.message_id)
-        return HandlerResult("failed", repr(error))
-
-
 class InboxWorker:
-    """Deliver messages of a source, several at a time, those of one aggregate one after another.
+    """Consumer of a source that delivers messages in parallel, but those of one lane in order.
 
-    A message that fails holds back the later ones of its aggregate until it comes again, and each of these
-    the ones after it, as far as this worker sees them; for the strict order of a whole stream, give its
-    consumer a `max_ack_pending` of 1.
+    A lane is an aggregate or a message id, so a duplicate waits for the first delivery. After a failure,
+    later messages of the lane that this worker receives are postponed until the failed one is redelivered. To
+    process a whole stream in strict order, set its consumer's `max_ack_pending` to 1.
 
     Arguments:
-        concurrency: messages in hand at once.
+        concurrency: maximum number of messages in progress.
         ack_wait_ms: how long the source waits for a message to be settled.
     """
 
@@ -194,30 +85,30 @@ class InboxWorker:
         self._ack_wait_ms = ack_wait_ms
         self._jitter = jitter
         self._lanes: dict[str, asyncio.Task[None]] = {}
-        self._held: dict[str, dict[Place, _Hold]] = {}
-        self._in_hand: dict[int, SourceMessage] = {}
+        self._holds: dict[str, dict[StreamPosition, _Hold]] = {}
+        self._in_progress: dict[int, SourceMessage] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._stopping = False
-        self.counts: Counter[Ending] = Counter()
-        """How deliveries ended since the worker started."""
+        self.counts: Counter[DeliveryOutcome] = Counter()
+        """Deliveries since the worker started, by outcome."""
 
     async def run(self, stop: asyncio.Event, *, until_idle: bool = False) -> None:
-        """Work until told to stop, and then finish what is in hand.
+        """Process messages until `stop` is set, then finish those in progress.
 
         Arguments:
-            until_idle: stop as soon as nothing is in hand and nothing comes.
+            until_idle: return when no message is in progress and none arrives.
 
-        Raises: NotFound when the consumer is gone.
+        Raises: NotFound when the consumer was deleted.
         """
         self._stopping = False
-        keeper = asyncio.create_task(self._keep())
+        extender = asyncio.create_task(self._extend_deadlines())
         try:
             while not stop.is_set():
-                fetched = await self._fetch(stop, IDLE_MS if until_idle else FETCH_WAIT_MS)
-                # What comes again comes in no order.
-                for message in sorted(fetched, key=lambda each: place(each.sequence)):
+                messages = await self._fetch(stop, IDLE_MS if until_idle else FETCH_WAIT_MS)
+                # Redeliveries arrive in any order.
+                for message in sorted(messages, key=lambda each: stream_position(each.sequence)):
                     self._start(message)
-                if until_idle and not fetched and not self._tasks:
+                if until_idle and not messages and not self._tasks:
                     break
         finally:
             self._stopping = True
@@ -225,10 +116,10 @@ class InboxWorker:
                 if self._tasks:
                     await asyncio.wait(self._tasks)
             finally:
-                await end(keeper, *self._tasks)
+                await cancel_and_wait(extender, *self._tasks)
 
     async def _fetch(self, stop: asyncio.Event, wait_ms: int) -> list[SourceMessage]:
-        """Return what comes while there is room for it."""
+        """Fetch messages when fewer than `concurrency` are in progress."""
         if len(self._tasks) >= self._concurrency:
             await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
             if stop.is_set():
@@ -245,71 +136,77 @@ class InboxWorker:
             return []
 
     def _start(self, message: SourceMessage) -> None:
-        lane = lane_of(message)
-        task = asyncio.create_task(self._work(message, lane, self._lanes.get(lane)))
-        self._lanes[lane] = task
+        lanes = (lane_key(message), f"id {self._delivery.message_id(message)}")
+        ahead = {self._lanes[lane] for lane in lanes if lane in self._lanes}
+        task = asyncio.create_task(self._work(message, lanes, ahead))
+        self._lanes.update(dict.fromkeys(lanes, task))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _work(self, message: SourceMessage, lane: str, ahead: asyncio.Task[None] | None) -> None:
-        self._in_hand[id(message)] = message
+    async def _work(
+        self, message: SourceMessage, lanes: Iterable[str], ahead: set[asyncio.Task[None]]
+    ) -> None:
+        self._in_progress[id(message)] = message
         try:
-            if ahead is not None:
-                await asyncio.wait([ahead])
+            if ahead:
+                await asyncio.wait(ahead)
             if self._stopping and not self._is_last(message):
-                await self._settle(message, Ended("postponed", 0))
+                await self._settle(message, DeliveryResult("postponed", 0))
             else:
-                await self._settle(message, await self._end(message, lane))
-        except PostroomError as error:  # not settled: it comes again by itself
+                await self._settle(message, await self._deliver_in_order(message, lanes))
+        except PostroomError as error:  # not settled, so it is delivered again
             logger().warning("inbox.settling_failed", sequence=message.sequence, error=str(error))
         except Exception:
             logger().exception("inbox.defect", subject=message.subject, sequence=message.sequence)
         finally:
-            del self._in_hand[id(message)]
-            if self._lanes.get(lane) is asyncio.current_task():
-                del self._lanes[lane]
+            del self._in_progress[id(message)]
+            for lane in lanes:
+                if self._lanes.get(lane) is asyncio.current_task():
+                    del self._lanes[lane]
 
-    async def _end(self, message: SourceMessage, lane: str) -> Ended:
-        """Deliver a message, unless an earlier one of its aggregate is still to come again."""
+    async def _deliver_in_order(self, message: SourceMessage, lanes: Iterable[str]) -> DeliveryResult:
+        """Deliver a message, or postpone it while an earlier one of its lanes awaits redelivery."""
         now = self._clock.uptime() // 1_000
-        at = place(message.sequence)
-        held = {key: hold for key, hold in self._held.get(lane, {}).items() if now < hold.forget_at}
-        ahead = [hold.until for key, hold in held.items() if key < at]
+        at = stream_position(message.sequence)
+        for lane in lanes:
+            self._forget(lane, now)
+        ahead = [hold.until for lane in lanes for key, hold in self._holds.get(lane, {}).items() if key < at]
         if ahead and not self._is_last(message):
-            ended = Ended("postponed", max(min(ahead) - now, 0) + BEHIND_MS)
+            result = DeliveryResult("postponed", max(min(ahead) - now, 0) + BEHIND_MS)
         else:
-            ended = await self._delivered(message)
+            result = await self._deliver(message)
             now = self._clock.uptime() // 1_000
-        held.pop(at, None)
-        if ended.redeliver_ms is not None:
-            until = now + ended.redeliver_ms
-            held[at] = _Hold(until, until + self._ack_wait_ms)
-            self._forget(now)
-        if held:
-            self._held[lane] = held
-        else:
-            self._held.pop(lane, None)
-        return ended
+        for lane in lanes:
+            self._holds.get(lane, {}).pop(at, None)
+            if result.redeliver_ms is not None:
+                until = now + result.redeliver_ms
+                self._holds.setdefault(lane, {})[at] = _Hold(until, until + self._ack_wait_ms)
+        if result.redeliver_ms is not None:
+            for lane in list(self._holds):
+                self._forget(lane, now)
+        return result
 
-    def _forget(self, now: int) -> None:
-        """Forget the aggregates all of whose messages another worker must have got."""
-        for lane, held in list(self._held.items()):
-            if all(hold.forget_at <= now for hold in held.values()):
-                del self._held[lane]
+    def _forget(self, lane: str, now: int) -> None:
+        """Remove expired holds of a lane, and the lane if none remains."""
+        holds = self._holds.get(lane, {})
+        for key in [key for key, hold in holds.items() if hold.forget_at <= now]:
+            del holds[key]
+        if not holds:
+            self._holds.pop(lane, None)
 
-    async def _delivered(self, message: SourceMessage) -> Ended:
+    async def _deliver(self, message: SourceMessage) -> DeliveryResult:
         try:
             settlement = await self._delivery.deliver(message)
         except DuplicateInboxMessage as duplicate:
             logger().info("inbox.duplicate", sequence=message.sequence, reason=str(duplicate))
-            return Ended("duplicate")
+            return DeliveryResult("duplicate")
         except PostroomError as error:
             return await self._postpone(message, error)
         match settlement:
             case Acknowledge():
-                return Ended("processed")
-            case DeadLetter():
-                return Ended("dead_lettered")
+                return DeliveryResult("processed")
+            case RouteToDeadLetter():
+                return DeliveryResult("dead_lettered")
             case Redeliver():
                 logger().warning(
                     "inbox.delivery_failed",
@@ -318,13 +215,13 @@ class InboxWorker:
                     error=settlement.last_error,
                     redeliver_ms=settlement.delay_ms,
                 )
-                return Ended("failed", settlement.delay_ms)
+                return DeliveryResult("failed", settlement.delay_ms)
 
-    async def _postpone(self, message: SourceMessage, error: PostroomError) -> Ended:
-        """Deal with a message that couldn't be delivered at all: it waits, or its server forgets it."""
+    async def _postpone(self, message: SourceMessage, error: PostroomError) -> DeliveryResult:
+        """Request redelivery of a message that couldn't be delivered; dead-letter it on the last delivery."""
         if self._is_last(message):
-            await self._delivery.give_up(message, error)
-            return Ended("dead_lettered")
+            await self._delivery.dead_letter(message, error)
+            return DeliveryResult("dead_lettered")
         delay_ms = backoff_ms(self._policy, message.delivered, self._jitter())
         logger().warning(
             "inbox.delivery_impossible",
@@ -333,58 +230,50 @@ class InboxWorker:
             error=str(error),
             redeliver_ms=delay_ms,
         )
-        return Ended("failed", delay_ms)
+        return DeliveryResult("failed", delay_ms)
 
     def _is_last(self, message: SourceMessage) -> bool:
-        """Tell whether the message's server won't deliver it again, whatever we ask for."""
+        """Return whether the server won't deliver the message again."""
         limit = self._policy.server_limit
         return limit is not None and message.delivered >= limit
 
-    async def _settle(self, message: SourceMessage, ended: Ended) -> None:
-        self.counts[ended.ending] += 1
-        if ended.redeliver_ms is None:
+    async def _settle(self, message: SourceMessage, result: DeliveryResult) -> None:
+        self.counts[result.outcome] += 1
+        if result.redeliver_ms is None:
             await self._source.ack([message])
         else:
-            await self._source.nak([message], ended.redeliver_ms)
+            await self._source.nack([message], result.redeliver_ms)
 
-    async def _keep(self) -> None:
-        """Keep what is in hand from being delivered again, for as long as its handler works."""
+    async def _extend_deadlines(self) -> None:
+        """Extend the deadlines of messages in progress while their handlers run."""
         while True:
-            await asyncio.sleep(self._ack_wait_ms / KEEPS_PER_ACK_WAIT / 1_000)
+            await asyncio.sleep(self._ack_wait_ms / EXTENSIONS_PER_ACK_WAIT / 1_000)
             try:
-                await self._source.keep(list(self._in_hand.values()))
+                await self._source.extend(list(self._in_progress.values()))
             except PostroomError as error:
-                logger().warning("inbox.keeping_failed", error=str(error))
+                logger().warning("inbox.extend_failed", error=str(error))
 
 
 class _Hold(msgspec.Struct, frozen=True):
-    """A message is to come again, and later ones of its aggregate wait for it; in ms of uptime.
+    """A failed message for which later messages of its lanes wait; times in ms of uptime.
 
     Arguments:
-        until: when it comes.
-        forget_at: when to wait no longer; another worker must have got it.
+        until: when it is redelivered.
+        forget_at: when to stop waiting, assuming that another worker received it.
     """
 
     until: int
     forget_at: int
 
 
-def identify(message: SourceMessage, stream: str) -> UUID:
-    """Return the id of a message in the inbox; one without an id is named after its place in the stream."""
-    try:
-        return inbox_id(message.headers.get(MESSAGE_ID) or f"{stream}/{message.sequence}")
-    except Unreadable:
-        return inbox_id(f"{stream}/{message.sequence}")
-
-
-def place(sequence: str) -> Place:
-    """Return what sorts messages as they stand in their stream: the number, or numbers, of the sequence."""
+def stream_position(sequence: str) -> StreamPosition:
+    """Return the number or numbers of a sequence, for sorting by position in the stream."""
     return tuple(int(part) for part in sequence.split("-") if part.isdecimal())
 
 
-def lane_of(message: SourceMessage) -> str:
-    """Return what messages have in common that must be delivered one after another."""
+def lane_key(message: SourceMessage) -> str:
+    """Return the lane of a message: its aggregate, or else its sequence."""
     headers = message.headers
     if AGGREGATE_ID in headers:
-        return f"{headers.get(AGGREGATE_TYPE, '')}/{headers[AGGREGATE_ID]}"
-    return f"#{message.sequence}"
+        return f"aggregate {headers.get(AGGREGATE_TYPE, '')}/{headers[AGGREGATE_ID]}"
+    return f"sequence {message.sequence}"

@@ -1,19 +1,21 @@
-"""Storing one batch of messages, whatever the store does meanwhile (RFC-037 error handling).
+"""Ingestion of one batch of messages, through outages of the store (RFC-037 error handling).
 
-A store that is down must not make a whole stream into dead letters. So a batch that fails is tried again for
-as long as it takes; after `max_retries` its messages are stored one by one, and only one that fails again and
-again, while others are stored, is poison.
+An outage of the store must not dead-letter a whole stream. A failed batch is retried without limit; after
+`max_retries` its messages are stored one by one, and only a message that fails repeatedly while others are
+stored counts as poison.
 """
 
 import asyncio
+import random
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 
 import msgspec
 
-from postroom.application.commands.send import SendEnvelopes
-from postroom.application.ingest.counts import Ingested
+from postroom.application.backoff import OutageBackoff
+from postroom.application.ingest.counts import IngestCounts
 from postroom.application.ingest.dead_letters import DeadLetterSubject
+from postroom.application.mailbox.send import SendEnvelopes
 from postroom.application.ports.payload_validator import PayloadValidator
 from postroom.application.ports.source import Source, SourceMessage
 from postroom.application.telemetry import logger
@@ -28,25 +30,25 @@ from postroom.domain.errors import (
     Unavailable,
     WrongPosition,
 )
+from postroom.domain.policy import backoff_ms
 
-PAUSE_BASE_MS, PAUSE_MAX_MS = 100, 5_000
-"""Between attempts to reach a store or a stream that is down."""
-ASIDE_MS = 60_000
-"""When a message comes again that can't be stored, and for which there is no dead-letter subject."""
+DEFER_MS = 60_000
+"""Delay until the redelivery of a message that can't be stored and has no dead-letter subject."""
 MAX_PROBLEMS = 100
-"""Different problems that are told at once; what else there is is only counted."""
+"""Maximum number of distinct problems in one report; others are counted together."""
 DOWN_AFTER = 3
-"""How many messages of one pass fail, and none is stored, before the store counts as down."""
-_OVER = (Fenced, WrongPosition, MailboxOwned)
+"""Number of failures in one pass, without a success, after which the store is assumed to be down."""
+BACKOFF = OutageBackoff(100, 5_000)
+_OWNERSHIP_LOST = (Fenced, WrongPosition, MailboxOwned)
 
 
 class IngestSettings(msgspec.Struct, frozen=True):
-    """Say how messages are taken in.
+    """Settings of an ingester.
 
     Arguments:
         batch_size: messages stored together, at most.
-        validation: how closely to look at envelopes.
-        max_retries: how often storing is tried again before messages are stored one by one.
+        validation: how strictly envelopes are validated.
+        max_retries: retries of a batch before its messages are stored one by one.
     """
 
     batch_size: int = 100
@@ -54,12 +56,16 @@ class IngestSettings(msgspec.Struct, frozen=True):
     max_retries: int = 3
 
 
-class Stopped(Exception):  # no error: it was asked for
-    """The ingester was told to stop while a batch could not be stored; the source has its messages still."""
+class Stopped(Exception):  # not an error
+    """The ingester was stopped while a batch could not be stored; the source redelivers its messages."""
 
 
-class Batches:
-    """What all batches of an ingester share."""
+class BatchIngester:
+    """Ingestion of batches; several may be in progress at once.
+
+    Arguments:
+        jitter: returns uniform random numbers in [0, 1).
+    """
 
     def __init__(
         self,
@@ -68,38 +74,40 @@ class Batches:
         settings: IngestSettings,
         payloads: PayloadValidator | None,
         dead_letters: DeadLetterSubject | None,
+        jitter: Callable[[], float] = random.random,
     ) -> None:
-        self.counts = Ingested()
+        self.counts = IngestCounts()
         self.stopping = asyncio.Event()
         self._source = source
         self._send_envelopes = send_envelopes
         self._settings = settings
         self._payloads = payloads
         self._dead_letters = dead_letters
+        self._jitter = jitter
         self._problems: dict[tuple[str, str], int] = {}
 
     async def ingest(self, messages: Sequence[SourceMessage]) -> None:
         """Store messages, then settle them.
 
         Raises:
-            Stopped: it was told to stop before they were stored; they come again.
-            Fenced, WrongPosition, MailboxOwned: somebody else owns the mailbox.
+            Stopped: the ingester was stopped before the messages were stored; they are redelivered.
+            Fenced, WrongPosition, MailboxOwned: another process owns the mailbox.
         """
         batch = _Batch(messages)
         try:
             await self._store(batch)
         except (Stopped, PostroomError):
             with suppress(Unavailable):
-                await self._source.nak(messages, 0)
+                await self._source.nack(messages, 0)
             raise
-        if batch.aside:
-            aside = {message.sequence for message in batch.aside}
-            messages = [message for message in messages if message.sequence not in aside]
-            await self._persist(batch.aside, lambda: self._source.nak(batch.aside, ASIDE_MS))
-        await self._persist(messages, lambda: self._source.ack(messages))
+        if batch.deferred:
+            deferred = {message.sequence for message in batch.deferred}
+            messages = [message for message in messages if message.sequence not in deferred]
+            await self._retry(batch.deferred, lambda: self._source.nack(batch.deferred, DEFER_MS))
+        await self._retry(messages, lambda: self._source.ack(messages))
 
     def report_problems(self) -> None:
-        """Log what was wrong with messages that were stored all the same, once a kind and topic."""
+        """Log the problems of messages that were stored in spite of them, one line per problem."""
         problems, self._problems = self._problems, {}
         for (kind, text), times in problems.items():
             logger().warning("ingest.problem", kind=kind, problem=text, messages=times)
@@ -114,7 +122,7 @@ class Batches:
                     full, retry_after_ms = await self._send(batch, pending)
                 else:
                     full, retry_after_ms = await self._send_singly(batch, pending), 0
-            except _OVER:
+            except _OWNERSHIP_LOST:
                 raise
             except Saturated as saturated:
                 full, retry_after_ms = pending, saturated.retry_after_ms
@@ -126,21 +134,21 @@ class Batches:
                 if not retry_after_ms:
                     failures += 1
                     self.counts.retries += 1
-                await self._pause(pending, retry_after_ms or _backoff_ms(failures))
+                await self._pause(pending, retry_after_ms or self._backoff_ms(failures))
 
     async def _send(
         self, batch: "_Batch", messages: Sequence[SourceMessage]
     ) -> tuple[Sequence[SourceMessage], int]:
-        """Store messages and deal with those that are refused for good.
+        """Store messages; dead-letter or skip those that are permanently refused.
 
-        Returns: those that a full mailbox has no room for, and when it may have, in ms.
+        Returns: the messages refused by a full mailbox, and the time in ms after which to retry them.
         """
-        found: list[tuple[int, EnvelopeProblem]] = []
+        problems: list[tuple[int, EnvelopeProblem]] = []
         answers = await self._send_envelopes(
             [message.data for message in messages],
             validation=self._settings.validation,
             payloads=self._payloads,
-            on_problem=lambda index, problem: found.append((index, problem)),
+            on_problem=lambda index, problem: problems.append((index, problem)),
         )
         full: list[SourceMessage] = []
         retry_after_ms = duplicates = stored = 0
@@ -155,7 +163,7 @@ class Batches:
                 await self._refuse(batch, message, str(answer))
         self.counts.duplicates += duplicates
         self.counts.stored += stored - duplicates
-        for index, problem in found:
+        for index, problem in problems:
             if not isinstance(answers[index], Rejected):
                 key = (problem.kind.value, problem.message)
                 if key not in self._problems and len(self._problems) >= MAX_PROBLEMS:
@@ -166,99 +174,98 @@ class Batches:
     async def _send_singly(
         self, batch: "_Batch", messages: Sequence[SourceMessage]
     ) -> Sequence[SourceMessage]:
-        """Store messages one by one, to find those that fail while others don't; return what is left."""
-        left: list[SourceMessage] = []
+        """Store messages one by one, to isolate those that always fail; return those to retry."""
+        remaining: list[SourceMessage] = []
         stored = False
         for at, message in enumerate(messages):
-            if len(left) == DOWN_AFTER and not stored:  # begin with others next time
-                return [*messages[at:], *left]
+            if len(remaining) == DOWN_AFTER and not stored:  # try the others first next time
+                return [*messages[at:], *remaining]
             try:
                 full, _ = await self._send(batch, [message])
-                left += full
+                remaining += full
                 stored = True
-            except _OVER:
+            except _OWNERSHIP_LOST:
                 raise
             except Unavailable as error:
-                if batch.note_failure(message, self.counts.stored) > self._settings.max_retries:
-                    logger().error("ingest.poison", **_described(message), error=str(error))
-                    await self._set_apart(batch, message, str(error))
+                if batch.count_failure(message, self.counts.stored) > self._settings.max_retries:
+                    logger().error("ingest.poison", **_log_fields(message), error=str(error))
+                    await self._dead_letter(batch, message, str(error))
                 else:
-                    left.append(message)
-        return left
+                    remaining.append(message)
+        return remaining
 
-    # -- what can't be stored ---
+    # -- messages that can't be stored ---
 
     async def _refuse(self, batch: "_Batch", message: SourceMessage, reason: str) -> None:
-        """Dead-letter a message that is refused for what it is, or skip it (RFC-037: skip, log a warning)."""
+        """Dead-letter a malformed message, or without a dead-letter subject log and skip it (RFC-037)."""
         if self._dead_letters is not None:
-            await self._set_apart(batch, message, reason)
+            await self._dead_letter(batch, message, reason)
         else:
-            logger().warning("ingest.skipped", **_described(message), reason=reason)
+            logger().warning("ingest.skipped", **_log_fields(message), reason=reason)
             self.counts.skipped += 1
 
-    async def _set_apart(self, batch: "_Batch", message: SourceMessage, reason: str) -> None:
-        """Dead-letter a message, or leave it to the source where that isn't possible: never drop it."""
+    async def _dead_letter(self, batch: "_Batch", message: SourceMessage, reason: str) -> None:
+        """Dead-letter a message; if that is impossible, defer its redelivery, so that it is not lost."""
         dead_letters = self._dead_letters
         if dead_letters is not None:
             try:
-                await self._persist(batch.messages, lambda: dead_letters.publish(message, reason))
+                await self._retry(batch.messages, lambda: dead_letters.publish(message, reason))
             except InvalidRequest as error:
-                logger().error("ingest.dead_letter_refused", **_described(message), error=str(error))
+                logger().error("ingest.dead_letter_refused", **_log_fields(message), error=str(error))
             else:
-                logger().warning("ingest.dead_lettered", **_described(message), reason=reason)
+                logger().warning("ingest.dead_lettered", **_log_fields(message), reason=reason)
                 self.counts.dead_lettered += 1
                 return
-        self.counts.set_aside += 1
-        batch.aside.append(message)
+        self.counts.deferred += 1
+        batch.deferred.append(message)
 
-    # -- patience ---
+    # -- retries ---
 
-    async def _persist(self, messages: Sequence[SourceMessage], act: Callable[[], Awaitable[None]]) -> None:
-        """Do what may fail while NATS is away, until it is done."""
+    async def _retry(self, messages: Sequence[SourceMessage], action: Callable[[], Awaitable[None]]) -> None:
+        """Retry an action until the source is available."""
         failures = 0
         while True:
             try:
-                return await act()
+                return await action()
             except Unavailable as error:
                 failures += 1
                 logger().warning("ingest.source_unavailable", error=str(error))
-                await self._pause(messages, _backoff_ms(failures))
+                await self._pause(messages, self._backoff_ms(failures))
 
     async def _pause(self, messages: Sequence[SourceMessage], ms: int) -> None:
-        """Wait, and let the source know that it need not deliver these messages again."""
+        """Wait, and extend the deadlines of these messages; raise `Stopped` when stopped."""
         if self.stopping.is_set():
             raise Stopped
         with suppress(Unavailable):
-            await self._source.keep(messages)
+            await self._source.extend(messages)
         with suppress(TimeoutError):
             async with asyncio.timeout(ms / 1_000):
                 await self.stopping.wait()
 
+    def _backoff_ms(self, failures: int) -> int:
+        return backoff_ms(BACKOFF, failures, self._jitter())
+
 
 class _Batch:
-    """Messages that came together, and what is known of those that make trouble."""
+    """A batch of messages, with the number of failures of each."""
 
     def __init__(self, messages: Sequence[SourceMessage]) -> None:
         self.messages = messages
-        self.aside: list[SourceMessage] = []
+        self.deferred: list[SourceMessage] = []
         self._failures: dict[str, tuple[int, int]] = {}
 
-    def note_failure(self, message: SourceMessage, stored: int) -> int:
-        """Return how often a message failed alone, not counting when nothing else was stored in between.
+    def count_failure(self, message: SourceMessage, stored: int) -> int:
+        """Count a failure of a single message if others were stored since the last one; return the count.
 
         Arguments:
-            stored: how many messages have been stored so far, of all batches.
+            stored: number of messages stored so far, of all batches.
         """
-        failures, stored_then = self._failures.get(message.sequence, (0, -1))
-        if stored > stored_then:
+        failures, stored_before = self._failures.get(message.sequence, (0, -1))
+        if stored > stored_before:
             self._failures[message.sequence] = (failures + 1, stored)
             return failures + 1
         return failures
 
 
-def _described(message: SourceMessage) -> dict[str, object]:
+def _log_fields(message: SourceMessage) -> dict[str, object]:
     return {"subject": message.subject, "sequence": message.sequence, "bytes": len(message.data)}
-
-
-def _backoff_ms(failures: int) -> int:
-    return min(PAUSE_MAX_MS, PAUSE_BASE_MS << min(failures - 1, 10))

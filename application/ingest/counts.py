@@ -1,19 +1,19 @@
-"""What an ingester did so far."""
+"""Counts of an ingester."""
 
 import msgspec
 
 
-class Ingested(msgspec.Struct):
-    """Count messages by what became of them; a message that comes again is counted again.
+class IngestCounts(msgspec.Struct):
+    """Numbers of messages by outcome; a redelivered message is counted again.
 
     Arguments:
-        received: taken from the source.
+        received: fetched from the source.
         stored: new to the log.
-        duplicates: known to the log already.
-        skipped: can't be stored, and dropped with a warning.
-        dead_lettered: can't be stored, and published to the dead-letter subject.
-        set_aside: can't be stored now, and left to the source, which delivers them again later.
-        retries: times that storing a batch was tried again.
+        duplicates: already in the log.
+        skipped: malformed, logged and acknowledged.
+        dead_lettered: published to the dead-letter subject because they could not be stored.
+        deferred: could not be stored; the source redelivers them later.
+        retries: attempts to store a batch after the first.
     """
 
     received: int = 0
@@ -21,5 +21,5 @@ class Ingested(msgspec.Struct):
     duplicates: int = 0
     skipped: int = 0
     dead_lettered: int = 0
-    set_aside: int = 0
+    deferred: int = 0
     retries: int = 0

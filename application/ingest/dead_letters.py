@@ -1,4 +1,4 @@
-"""Dead letters of ingestion: a message as it came, and why it could not be stored (RFC-037)."""
+"""Dead letters of ingestion: the message unchanged, and the reason why it could not be stored (RFC-037)."""
 
 import re
 
@@ -7,10 +7,16 @@ from blake3 import blake3
 from postroom.application.ports.publisher import Publisher
 from postroom.application.ports.source import SourceMessage
 
+MESSAGE_ID = "Nats-Msg-Id"
 REASON = "Postroom-Reason"
 ORIGINAL_SUBJECT = "Postroom-Original-Subject"
 ORIGINAL_SEQUENCE = "Postroom-Original-Sequence"
+ORIGINAL_MESSAGE_ID = "Postroom-Original-Msg-Id"
 CONSUMER = "Postroom-Consumer"
+DEAD_LETTER_HEADERS = frozenset(
+    {MESSAGE_ID, REASON, ORIGINAL_SUBJECT, ORIGINAL_SEQUENCE, ORIGINAL_MESSAGE_ID, CONSUMER}
+)
+"""Headers of a dead letter in addition to those of the message."""
 
 MAX_REASON_CHARS = 1_000
 _NAME = re.compile(r"[!-9;-~]+\Z")
@@ -18,11 +24,11 @@ _LINE_BREAKS = re.compile(r"[\r\n]+")
 
 
 class DeadLetterSubject:
-    """Publish messages that can't be stored, with their bytes unchanged.
+    """Publisher of messages that can't be stored, with their bytes unchanged.
 
     Arguments:
-        subject: where to; a stream has to keep it.
-        consumer: the durable consumer that they were delivered by.
+        subject: the dead-letter subject, which a stream must store.
+        consumer: the durable consumer that delivered them.
     """
 
     def __init__(self, publisher: Publisher, subject: str, consumer: str) -> None:
@@ -31,23 +37,25 @@ class DeadLetterSubject:
         self._consumer = consumer
 
     async def publish(self, message: SourceMessage, reason: str) -> None:
-        """Publish a message and return once a stream has stored it; the same one again adds nothing.
+        """Publish a message and return once a stream has stored it; repeated calls store it once.
 
-        Raises: InvalidRequest when no stream takes it, Unavailable when it is unknown whether one did.
+        Raises: InvalidRequest when no stream accepts it, Unavailable when it is unknown whether one did.
         """
-        # What begins with Nats- orders the server to do something, such as to roll a subject up.
+        # Headers that begin with Nats- are instructions to the server, such as Nats-Rollup.
         headers = {
             name: _line(value)
             for name, value in message.headers.items()
-            if _NAME.match(name) and not name.lower().startswith("nats-")
+            if _NAME.match(name) and not name.lower().startswith("nats-") and name not in DEAD_LETTER_HEADERS
         }
+        if original_id := _line(message.headers.get(MESSAGE_ID, "")):
+            headers[ORIGINAL_MESSAGE_ID] = original_id
         digest = blake3(message.data).hexdigest(16)
         headers |= {
             REASON: _line(reason)[:MAX_REASON_CHARS],
             ORIGINAL_SUBJECT: message.subject,
             ORIGINAL_SEQUENCE: message.sequence,
             CONSUMER: self._consumer,
-            "Nats-Msg-Id": f"dlq:{self._consumer}:{message.sequence}:{digest}",
+            MESSAGE_ID: f"dlq:{self._consumer}:{message.sequence}:{digest}",
         }
         await self._publisher.publish(self._subject, message.data, headers)
 

@@ -1,4 +1,4 @@
-"""Say what a namespace ingests, from where, into which mailbox, and what it keeps (RFC-037 configuration)."""
+"""Configuration of a namespace: source, validation, mailbox and retention (RFC-037)."""
 
 from enum import StrEnum
 from pathlib import Path
@@ -8,22 +8,27 @@ import msgspec
 from postroom.domain.envelope.validation import ValidationMode
 from postroom.domain.policy import MailboxLimits
 
+ACK_WAIT_SECONDS = 30
+MAX_ACK_PENDING = 10_000
+MIN_PREFETCH = 1_000
+
 
 class SchemaFormat(StrEnum):
-    """Name the schema languages that payloads can be checked against."""
+    """Schema languages that payloads can be validated against."""
 
     PROTOBUF = "protobuf"
     JSON_SCHEMA = "json-schema"
 
 
 class PayloadSchema(msgspec.Struct, frozen=True, kw_only=True):
-    """Say which schema the payloads of a topic have, and what it leads to when they don't.
+    """Schema of the payloads of a topic.
 
     Arguments:
         topic: exact name or glob (see `postroom.domain.search.topic_matches`).
-        message_name: of the protobuf message, with or without its package; a JSON Schema needs none.
-        file: a FileDescriptorSet or a JSON Schema; None where the namespace names none.
-        allows_unknown_fields: whether a protobuf payload may have fields that its descriptor doesn't know.
+        message_name: name of the protobuf message, with or without its package; not used for JSON Schema.
+        file: a FileDescriptorSet or a JSON Schema; None validates nothing.
+        validation: whether a payload that violates the schema is refused, logged or ignored.
+        allows_unknown_fields: whether a protobuf payload may have fields that its descriptor lacks.
     """
 
     topic: str
@@ -35,15 +40,16 @@ class PayloadSchema(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NatsSource(msgspec.Struct, frozen=True, kw_only=True):
-    """Say which JetStream subject is consumed, by a durable consumer named `consumer_group`.
+    """A JetStream subject, consumed by the durable consumer `consumer_group`.
 
     Arguments:
         subject: may have the wildcards `*` and `>`.
-        stream: None takes the stream that has the subject.
-        credentials: path of a credentials file; None connects without.
-        ack_wait_seconds: how long a delivery may stay unacknowledged before it comes again.
+        stream: None selects the stream that stores the subject.
+        credentials: path of a credentials file; None connects without credentials.
+        ack_wait_seconds: how long a delivery may stay unacknowledged before the message is redelivered.
         max_ack_pending: deliveries that may be unacknowledged at once.
-        dead_letter_subject: where messages go that can't be stored; None skips and logs them.
+        dead_letter_subject: subject for messages that can't be stored; None skips malformed ones
+            with a warning.
     """
 
     url: str
@@ -51,38 +57,38 @@ class NatsSource(msgspec.Struct, frozen=True, kw_only=True):
     consumer_group: str
     stream: str | None = None
     credentials: str | None = None
-    ack_wait_seconds: int | None = None
-    max_ack_pending: int | None = None
+    ack_wait_seconds: int = ACK_WAIT_SECONDS
+    max_ack_pending: int = MAX_ACK_PENDING
     dead_letter_subject: str | None = None
 
 
 class RedisSource(msgspec.Struct, frozen=True, kw_only=True):
-    """Say which Redis stream is consumed, by the consumer group `consumer_group`.
+    """A Redis stream, consumed by the consumer group `consumer_group`.
 
     Arguments:
         stream: the stream's key.
-        field: of an entry, whose value is the envelope; an entry with one field only may name it as it likes.
-        ack_wait_seconds: how long a delivery may stay unacknowledged before it comes again.
+        field: the field with the envelope; an entry with a single field may name it differently.
+        ack_wait_seconds: how long a delivery may stay unacknowledged before the message is redelivered.
     """
 
     url: str
     stream: str
     consumer_group: str
     field: str
-    ack_wait_seconds: int | None = None
+    ack_wait_seconds: int = ACK_WAIT_SECONDS
 
 
 class Namespace(msgspec.Struct, frozen=True, kw_only=True):
-    """Say what one namespace ingests and keeps, with everything worked out that its file leaves to defaults.
+    """Configuration of one namespace, with defaults resolved.
 
     Arguments:
-        mailbox: where its messages are stored, an archive.
+        mailbox: name of the archive mailbox that stores its messages.
         store: path of a SQLite file or URL of a PostgreSQL database.
-        payload_schemas: in the order of the file; the first whose topic matches counts.
+        payload_schemas: in the order of the file; the first whose topic matches applies.
         batch_size: messages stored together.
-        max_retries: how often storing is tried again before a message counts as failed.
-        history_retention_ms: age at which messages are removed; None leaves it to the mailbox's settings.
-        max_store_bytes: size at which the oldest messages are removed; None for no bound.
+        max_retries: retries of a batch before its messages are stored one by one.
+        history_retention_ms: age at which messages are removed; None uses the mailbox's settings.
+        max_store_bytes: size at which the oldest messages are removed; None is unlimited.
     """
 
     name: str
@@ -97,10 +103,15 @@ class Namespace(msgspec.Struct, frozen=True, kw_only=True):
     history_retention_ms: int | None
     max_store_bytes: int | None
 
+    @property
+    def prefetch(self) -> int:
+        """Return the number of messages requested ahead, which arrive while a batch is prepared."""
+        return max(MIN_PREFETCH, 2 * self.batch_size)
+
     def limits(self, base: MailboxLimits) -> MailboxLimits:
-        """Return the limits of its mailbox: those it names itself, and `base` for all others."""
-        named = {
+        """Return the limits of the mailbox: those of `base`, overridden by the namespace's."""
+        overrides = {
             "history_retention_ms": self.history_retention_ms,
             "max_store_bytes": self.max_store_bytes,
         }
-        return msgspec.structs.replace(base, **{name: value for name, value in named.items() if value})
+        return msgspec.structs.replace(base, **{name: value for name, value in overrides.items() if value})

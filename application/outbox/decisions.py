@@ -1,15 +1,33 @@
-"""How a command on an outbox event becomes what a repository writes."""
+"""Decisions on outbox events loaded from the table."""
 
-from postroom.application.ports.outbox_repository import Decided, Stored
-from postroom.domain.outbox import OutboxCommand, decide, evolve
+from postroom.application.ports.outbox_repository import Decision, OutboxRow
+from postroom.domain.outbox import OutboxCommand, OutboxEvent, OutboxEventRecorded, decide, evolve
 
 
-def decide_on(stored: Stored, command: OutboxCommand, now: int) -> Decided:
-    """Return the new state of a stored event, and the events that lead there; none where nothing changes.
+def decide_on(row: OutboxRow, command: OutboxCommand, now: int) -> Decision:
+    """Return the new state of an event, and the events to append to its history; empty if nothing changes.
 
-    An event that was inserted by plain SQL gets the beginning of its history now.
+    The history of an event that was inserted by plain SQL starts with its first change.
     """
-    event, changes = stored.event, decide(command, stored.event, now)
+    event, changes = row.event, decide(command, row.event, now)
     for change in changes:
         event = evolve(event, change)
-    return Decided(event, (*stored.began, *changes) if changes else ())
+    if changes and not row.has_history:
+        changes.insert(0, _recorded(row.event, now))
+    return Decision(event, changes)
+
+
+def _recorded(event: OutboxEvent, now: int) -> OutboxEventRecorded:
+    return OutboxEventRecorded(
+        event.id.bytes,
+        1,
+        now,
+        event.aggregate_type,
+        event.aggregate_id,
+        event.event_type,
+        event.event_version,
+        event.occurred_at,
+        event.correlation.correlation_id,
+        event.correlation.causation_id,
+        event.traceparent,
+    )

@@ -1,9 +1,8 @@
-"""How an outbox event looks on the stream: its JSON payload as data, and all else as headers."""
+"""The published form of an outbox event: the payload as data, all other fields as headers."""
 
 from datetime import UTC, datetime, timedelta
 
 from postroom.domain.outbox import OutboxEvent
-from postroom.domain.subject import NatsMsgId
 
 MESSAGE_ID = "Nats-Msg-Id"
 EVENT_TYPE = "Event-Type"
@@ -19,12 +18,13 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def headers_of(event: OutboxEvent) -> dict[str, str]:
-    """Return the headers under which an event is published; what it doesn't have is left out.
+    """Return the headers of an event's message, without those of absent fields.
 
     `Occurred-At` is RFC 3339 in UTC with microseconds.
     """
+    assert event.occurred_at is not None, "rows without a readable time are parked, not published"
     headers = {
-        MESSAGE_ID: NatsMsgId.of(event.id).value,
+        MESSAGE_ID: str(event.id),
         EVENT_TYPE: event.event_type,
         EVENT_VERSION: str(event.event_version),
         OCCURRED_AT: _rfc_3339(event.occurred_at),

@@ -1,5 +1,6 @@
-"""Events as a service hands them to its outbox."""
+"""New events, as a service passes them to its outbox."""
 
+import json
 import re
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
@@ -12,29 +13,28 @@ from postroom.domain.errors import InvalidOutboxEvent
 from postroom.domain.outbox import OutboxEventRecorded, RecordOutboxEvent, decide
 from postroom.domain.subject import CorrelationContext
 
-MAX_PAYLOAD_BYTES = 1_000_000
-"""What fits into a message of a NATS server as it is installed, with headers and some room."""
-
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_YEAR_1 = (datetime(1, 1, 1, tzinfo=UTC) - _EPOCH) // timedelta(microseconds=1)
 _NUL = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder().decode
 
 
 class NewEvent(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Describe an event to record in the outbox (SDS-047 section 2.1 `OutboxEvent`).
+    """An event to record in the outbox (SDS-047 section 2.1 `OutboxEvent`).
 
     Arguments:
-        aggregate_type, aggregate_id: what the event is about; events of one aggregate keep their order.
-        event_type: one word of the subject `{context}.event.{event_type}.v{event_version}`.
-        payload: anything JSON can say; `msgspec.Raw` is taken for JSON already.
-        occurred_at: with a time zone; None is now.
+        aggregate_type, aggregate_id: the aggregate that the event is about; its events keep their order. Ids
+            that are integers or UUIDs are stored as text.
+        event_type: one token of the subject `{context}.event.{event_type}.v{event_version}`.
+        payload: any value that JSON can represent; `msgspec.Raw` holds encoded JSON.
+        occurred_at: with a time zone; None means now.
         traceparent: W3C trace context, published as the header of that name.
-        id: unique for ever; None makes a UUIDv7.
+        id: globally unique; None generates a UUIDv7.
     """
 
     aggregate_type: str
-    aggregate_id: str
+    aggregate_id: str | int | UUID
     event_type: str
     payload: Any
     event_version: int = 1
@@ -45,28 +45,30 @@ class NewEvent(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     id: UUID | None = None
 
 
-class Recorded(NamedTuple):
-    """What recording an event amounts to: the event of its history, and its payload as JSON."""
+class RecordedEvent(NamedTuple):
+    """The stored form of a new event: the first event of its history, and its payload as JSON."""
 
     event: OutboxEventRecorded
     payload: bytes
 
 
-def decide_recorded(
-    new: NewEvent, now: int, make_id: Callable[[], UUID], max_payload_bytes: int = MAX_PAYLOAD_BYTES
-) -> Recorded:
-    """Return what a new event is recorded as.
+def record_event(new: NewEvent, now: int, make_id: Callable[[], UUID]) -> RecordedEvent:
+    """Validate a new event and return its stored form.
 
     Arguments:
         now: µs since 1970 UTC.
+        make_id: generates the id of an event without one.
 
     Raises: InvalidOutboxEvent (SDS-047 POL-047-001), FutureEvent (POL-047-002).
     """
+    if not isinstance(new, NewEvent):
+        raise InvalidOutboxEvent(f"The outbox records NewEvent objects; this is a {_type_name(new)}.")
     id_ = make_id() if new.id is None else _uuid(new.id, "id")
+    _check_types(id_, new)
     command = RecordOutboxEvent(
         id_,
         new.aggregate_type,
-        new.aggregate_id,
+        str(new.aggregate_id),
         new.event_type,
         new.event_version,
         now if new.occurred_at is None else _micros(id_, new.occurred_at),
@@ -78,14 +80,46 @@ def decide_recorded(
     )
     (event,) = decide(command, None, now)
     assert isinstance(event, OutboxEventRecorded)
-    return Recorded(event, _json(id_, new.payload, max_payload_bytes))
+    return RecordedEvent(event, _json(id_, new.payload))
 
 
-def _uuid(given: Any, name: str) -> UUID:
+def check_size(id_: UUID, published_bytes: int, max_bytes: int) -> None:
+    """Raise `InvalidOutboxEvent` if a payload in its published form exceeds the limit."""
+    if published_bytes > max_bytes:
+        raise InvalidOutboxEvent(
+            f"Outbox event {id_}: the payload has {published_bytes:,} bytes as published, more than "
+            f"{max_bytes:,}; send a reference to the data instead, or raise max_payload_bytes and NATS's "
+            "max_payload."
+        )
+
+
+def _check_types(id_: UUID, new: NewEvent) -> None:
+    for name, types, expected in (
+        ("aggregate_type", str, "text"),
+        ("aggregate_id", str | int | UUID, "text, an integer or a UUID"),
+        ("event_type", str | None, "text"),
+        ("event_version", int, "an integer"),
+        ("occurred_at", datetime | None, "a datetime with a time zone"),
+        ("traceparent", str | None, "text"),
+    ):
+        value = getattr(new, name)
+        if isinstance(value, bool) or not isinstance(value, types):
+            raise InvalidOutboxEvent(
+                f"Outbox event {id_}: {name} must be {expected}; it was {_type_name(value)}."
+            )
+
+
+def _type_name(value: object) -> str:
+    return "None" if value is None else type(value).__qualname__
+
+
+def _uuid(value: Any, name: str) -> UUID:
     try:
-        return given if type(given) is UUID else UUID(str(given))  # other libraries have UUIDs of their own
+        return (
+            value if type(value) is UUID else UUID(str(value))
+        )  # other libraries define their own UUID classes
     except ValueError:
-        raise InvalidOutboxEvent(f"An outbox event's {name} must be a UUID; it was {given!r}.") from None
+        raise InvalidOutboxEvent(f"An outbox event's {name} must be a UUID; it was {value!r:.80}.") from None
 
 
 def _micros(id_: UUID, at: datetime) -> int:
@@ -93,27 +127,27 @@ def _micros(id_: UUID, at: datetime) -> int:
         raise InvalidOutboxEvent(
             f"Outbox event {id_}: occurred_at {at} has no time zone; use datetime.now(UTC)."
         )
-    return (at - _EPOCH) // timedelta(microseconds=1)
+    micros = (at - _EPOCH) // timedelta(microseconds=1)
+    if micros < _YEAR_1:
+        raise InvalidOutboxEvent(f"Outbox event {id_}: occurred_at {at} is before the year 1 in UTC.")
+    return micros
 
 
-def _json(id_: UUID, payload: Any, max_bytes: int) -> bytes:
+def _json(id_: UUID, payload: Any) -> bytes:
     if isinstance(payload, bytes | bytearray | memoryview):
         raise InvalidOutboxEvent(
-            f"Outbox event {id_}: the payload is bytes; wrap JSON as msgspec.Raw, or pass what it stands for."
+            f"Outbox event {id_}: the payload is bytes; wrap JSON as msgspec.Raw, or pass the decoded value."
         )
     try:
         text = _encode(payload)
         if isinstance(payload, msgspec.Raw):
             _decode(text)
+        elif b"null" in text:  # msgspec encodes NaN and infinity as null; json rejects them
+            json.dumps(msgspec.to_builtins(payload, str_keys=True), allow_nan=False)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise InvalidOutboxEvent(f"Outbox event {id_}: the payload is not JSON: {error}.") from error
     if _NUL.search(text):
         raise InvalidOutboxEvent(
-            f"Outbox event {id_}: the payload has a NUL character, which PostgreSQL can't keep; leave it out."
-        )
-    if len(text) > max_bytes:
-        raise InvalidOutboxEvent(
-            f"Outbox event {id_}: the payload has {len(text):,} bytes, more than {max_bytes:,}; send a "
-            "reference to the data instead, or raise max_payload_bytes and NATS's max_payload."
+            f"Outbox event {id_}: the payload has a NUL character, which PostgreSQL can't store; remove it."
         )
     return text

@@ -1,4 +1,4 @@
-"""What operators ask of an outbox, and do to events that can't be published."""
+"""Queries on an outbox, and commands of operators on events that can't be published."""
 
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
@@ -11,20 +11,26 @@ from postroom.application.ports.clock import Clock
 from postroom.application.ports.outbox_repository import (
     PARTITIONS,
     Backlog,
-    Decided,
+    Decision,
     OutboxClaim,
     OutboxRepository,
-    Stored,
+    OutboxRow,
 )
 from postroom.domain.errors import NotFound
-from postroom.domain.outbox import DiscardOutboxEvent, OutboxCommand, RetryOutboxEvent
+from postroom.domain.outbox import (
+    MAX_ERROR_CHARS,
+    DiscardOutboxEvent,
+    OutboxCommand,
+    OutboxEvent,
+    RetryOutboxEvent,
+)
 
 PAGE = 100
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class OutboxBacklog(msgspec.Struct, frozen=True):
-    """Answer to SDS-047 QRY-050: how many events are unpublished, and since when the oldest is."""
+    """Backlog of an outbox (SDS-047 QRY-050): number of unpublished events, and when the oldest occurred."""
 
     context: str
     count: int
@@ -32,14 +38,19 @@ class OutboxBacklog(msgspec.Struct, frozen=True):
 
 
 class FailedEvent(msgspec.Struct, frozen=True):
-    """Tell of an event that the stream refused; `retry_at` is None for one that is parked."""
+    """An event that could not be published.
+
+    Arguments:
+        occurred_at: None if it is outside the years 1 to 9999.
+        retry_at: None if the event is parked.
+    """
 
     id: UUID
     event_type: str
     event_version: int
     aggregate_type: str
     aggregate_id: str
-    occurred_at: datetime
+    occurred_at: datetime | None
     parked: bool
     attempts: int
     error: str | None
@@ -47,7 +58,7 @@ class FailedEvent(msgspec.Struct, frozen=True):
 
 
 class GetOutboxBacklog:
-    """Count what is unpublished (SDS-047 QRY-050)."""
+    """The query for the number of unpublished events (SDS-047 QRY-050)."""
 
     def __init__(self, repository: OutboxRepository, context: str) -> None:
         self._repository = repository
@@ -60,84 +71,90 @@ class GetOutboxBacklog:
 
 
 class ListFailedEvents:
-    """List the events that the stream refused."""
+    """The query for the events that could not be published."""
 
     def __init__(self, repository: OutboxRepository) -> None:
         self._repository = repository
 
     async def __call__(self, limit: int, *, only_parked: bool = False) -> list[FailedEvent]:
-        """Return up to `limit` of them, oldest first."""
+        """Return up to `limit` events, oldest first."""
         return [_failed(each) for each in await self._repository.find_failed(limit, only_parked=only_parked)]
 
 
 class RetryOutboxEvents:
-    """Have events tried again at once, with fresh attempts."""
+    """Command that makes events due at once, with their attempts reset."""
 
     def __init__(self, repository: OutboxRepository, clock: Clock) -> None:
         self._repository = repository
         self._clock = clock
 
     async def __call__(self, ids: Sequence[UUID]) -> int:
-        """Retry these events, all or none, and return how many had failed.
+        """Retry events, all or none, and return how many of them had failed.
 
-        Raises: NotFound for an unknown one, InvalidRequest for one that is published.
+        Raises: NotFound for an unknown event, InvalidRequest for one that is published.
         """
         async with self._repository.claim(range(PARTITIONS), wait=True) as claim:
-            decided = await _decide(claim, ids, lambda _: RetryOutboxEvent(), self._clock.wall())
-            await claim.retry(decided)
-            return len(decided)
+            decisions = await _decide(claim, ids, lambda _: RetryOutboxEvent(), self._clock.wall())
+            await claim.retry(decisions)
+            return len(decisions)
 
     async def all(self) -> int:
-        """Retry all that are parked, and return how many."""
+        """Retry all parked events and return their number."""
         count = 0
         while parked := await self._repository.find_failed(PAGE, only_parked=True):
-            count += await self([each.event.id for each in parked])
+            count += await self([event.id for event in parked])
         return count
 
 
 class DiscardOutboxEvents:
-    """Take events out of the outbox unpublished; their payloads stay in their histories."""
+    """Command that removes unpublished events from the outbox; their histories keep the payloads."""
 
     def __init__(self, repository: OutboxRepository, clock: Clock) -> None:
         self._repository = repository
         self._clock = clock
 
     async def __call__(self, ids: Sequence[UUID], reason: str) -> int:
-        """Discard these events, all or none, and return how many.
+        """Discard events, all or none, and return their number.
 
-        Raises: NotFound for an unknown one, InvalidRequest for one that is published.
+        If a payload can't be read, it is lost, and the reason in the event's history says so.
+
+        Raises: NotFound for an unknown event, InvalidRequest for one that is published.
         """
         async with self._repository.claim(range(PARTITIONS), wait=True) as claim:
-            decided = await _decide(
-                claim, ids, lambda stored: DiscardOutboxEvent(reason, stored.payload), self._clock.wall()
-            )
-            await claim.discard(decided)
-            return len(decided)
+            decisions = await _decide(claim, ids, lambda row: _discard(row, reason), self._clock.wall())
+            await claim.discard(decisions)
+            return len(decisions)
+
+
+def _discard(row: OutboxRow, reason: str) -> DiscardOutboxEvent:
+    if row.payload is None:
+        lost = f" (payload lost: {row.unreadable})"
+        reason = reason[: MAX_ERROR_CHARS - len(lost)] + lost
+    return DiscardOutboxEvent(reason, row.payload or b"")
 
 
 async def _decide(
-    claim: OutboxClaim, ids: Sequence[UUID], command: Callable[[Stored], OutboxCommand], now: int
-) -> list[Decided]:
-    found = {stored.event.id: stored for stored in await claim.find(ids)}
+    claim: OutboxClaim, ids: Sequence[UUID], command: Callable[[OutboxRow], OutboxCommand], now: int
+) -> list[Decision]:
+    rows = {row.event.id: row for row in await claim.find(ids)}
     for id_ in ids:
-        if id_ not in found:
+        if id_ not in rows:
             raise NotFound(
-                f"The outbox has no event {id_}: it was never recorded, or was discarded, or was published "
-                "long ago; check the id."
+                f"The outbox has no event {id_}: it was never recorded, was discarded, or was published and "
+                "cleaned up; check the id."
             )
-    decided = [decide_on(stored, command(stored), now) for stored in found.values()]
-    return [each for each in decided if each.changes]
+    decisions = [decide_on(row, command(row), now) for row in rows.values()]
+    return [decision for decision in decisions if decision.changes]
 
 
-def _failed(stored: Stored) -> FailedEvent:
-    event = stored.event
+def _failed(event: OutboxEvent) -> FailedEvent:
     return FailedEvent(
         event.id,
         event.event_type,
         event.event_version,
         event.aggregate_type,
         event.aggregate_id,
-        _EPOCH + timedelta(microseconds=event.occurred_at),
+        _time(event.occurred_at),
         event.status == "parked",
         event.publish_attempts,
         event.publish_error,

@@ -1,11 +1,11 @@
-"""The relay: publishes what stands in the outbox, and keeps the order of every aggregate (SDS-047 CMD-050).
+"""The relay: publishes the events of an outbox in the order of each aggregate (SDS-047 CMD-050).
 
-Aggregates are spread over partitions. A relay claims some partitions, publishes a batch of their events,
-notes what became of them, and lets go. Events of one aggregate go one after the other, each when the one
-before is stored: sent together, a first one that failed and a second one that didn't would change places.
+Aggregates are hashed to partitions. A relay claims some partitions, publishes a batch of their events,
+records the results, and releases the claim. Events of one aggregate are published one at a time: with several
+in flight, the next could be stored although one before it failed.
 
-There is no cursor: every look at the outbox asks for whatever is unpublished, so that an event whose
-transaction took long is found like any other.
+There is no cursor: every poll selects all unpublished events, so an event whose transaction commits late is
+published like any other.
 """
 
 import asyncio
@@ -15,46 +15,31 @@ from typing import Any
 
 import msgspec
 
-from postroom.application.background import end
+from postroom.application.background import cancel_and_wait
+from postroom.application.backoff import OutageBackoff
 from postroom.application.outbox.decisions import decide_on
 from postroom.application.outbox.message import headers_of
+from postroom.application.outbox.settings import OutboxSettings
 from postroom.application.ports.clock import Clock
 from postroom.application.ports.hints import Hints
-from postroom.application.ports.outbox_repository import PARTITIONS, OutboxClaim, OutboxRepository, Stored
+from postroom.application.ports.outbox_repository import PARTITIONS, OutboxClaim, OutboxRepository, OutboxRow
 from postroom.application.ports.publisher import Publisher
-from postroom.application.telemetry import logger
+from postroom.application.telemetry import logger, summarize
 from postroom.domain.errors import InvalidRequest, Unavailable
-from postroom.domain.outbox import MS, MarkFailed, MarkPublished, PublishPolicy
+from postroom.domain.outbox import MS, MarkFailed, MarkPublished, ParkOutboxEvent
+from postroom.domain.policy import backoff_ms
 from postroom.domain.subject import EventSubject
 
 PARTITIONS_AT_ONCE = 4
-"""A relay leaves the others to those who run beside it."""
-PAUSE_BASE_MS, PAUSE_MAX_MS = 250, 15_000
-"""Between attempts to reach a database or a stream that is down."""
-FRUITLESS_PAUSE = 4
-"""How many times longer than a look that found nothing the pause after it is at least."""
+"""Partitions claimed together; other relays can claim the rest."""
+BACKOFF = OutageBackoff(250, 15_000)
+"""Backoff while the database or the stream is down."""
+IDLE_PAUSE_FACTOR = 4
+"""The pause after a poll without events is at least this many times the poll's duration."""
 
 
-class RelaySettings(msgspec.Struct, frozen=True):
-    """Say how a relay works; times in ms.
-
-    Arguments:
-        batch: events published under one claim, at most.
-        concurrency: aggregates whose events are published at the same time.
-        poll_ms: how often to look for events when no hint comes.
-        claim_ms: for how long a claim lasts; publishing stops when two thirds of it are over.
-        policy: how often and how soon a refused event is tried again.
-    """
-
-    batch: int = 500
-    concurrency: int = 256
-    poll_ms: int = 500
-    claim_ms: int = 30_000
-    policy: PublishPolicy = PublishPolicy()
-
-
-class Relayed(msgspec.Struct):
-    """Count what became of events: published, refused and to be tried again, or refused for the last time."""
+class RelayCounts(msgspec.Struct):
+    """Numbers of events that were published, that failed and will be retried, and that were parked."""
 
     published: int = 0
     failed: int = 0
@@ -62,12 +47,12 @@ class Relayed(msgspec.Struct):
 
 
 class OutboxRelay:
-    """Publish the events of an outbox, as one of any number of relays.
+    """Publisher of the events of an outbox; any number of relays may run in parallel.
 
     Arguments:
-        context: the bounded context, first word of every subject.
-        hints: wake it before the next poll; None only polls.
-        random: draws numbers in [0, 1).
+        random: returns uniform random numbers in [0, 1).
+        context: the bounded context, first token of every subject.
+        hints: wake-ups between polls; None only polls.
     """
 
     def __init__(
@@ -79,7 +64,7 @@ class OutboxRelay:
         context: str,
         *,
         hints: Hints | None = None,
-        settings: RelaySettings | None = None,
+        settings: OutboxSettings | None = None,
     ) -> None:
         self._repository = repository
         self._publisher = publisher
@@ -87,73 +72,73 @@ class OutboxRelay:
         self._random = random
         self._context = context
         self._hints = hints
-        self._settings = settings or RelaySettings()
+        self._settings = settings or OutboxSettings()
         self._stopping = asyncio.Event()
-        self.relayed = Relayed()
+        self.counts = RelayCounts()
 
     def stop(self) -> None:
-        """Let `run` return once the batch under way is noted."""
+        """Make `run` return after the current batch is recorded."""
         self._stopping.set()
 
     async def run(self) -> None:
-        """Relay events until told to stop, through outages of the database and of the stream."""
+        """Relay events until stopped, through outages of the database and of the stream."""
         failures = 0
         while not self._stopping.is_set():
-            began = self._clock.uptime()
+            start = self._clock.uptime()
             try:
-                found = await self.relay_once()
+                count = await self.relay_once()
             except Unavailable as error:
                 failures += 1
-                pause = self._random() * min(PAUSE_MAX_MS, PAUSE_BASE_MS << min(failures, 10))
-                logger().warning("outbox.unavailable", error=str(error), pause_ms=int(pause))
+                pause = backoff_ms(BACKOFF, failures, self._random())
+                logger().warning("outbox.unavailable", error=str(error), pause_ms=pause)
                 await self._pause(pause, hinted=False)
                 continue
             failures = 0
-            if not found:
-                # Looking takes long where very many events are held back: then it is done less often.
-                took_ms = (self._clock.uptime() - began) / MS
-                # Relays that poll at different moments find an event sooner than those that poll together.
+            if not count:
+                # Polling is expensive while very many events are held back.
+                poll_duration_ms = (self._clock.uptime() - start) / MS
+                # Relays that poll at different times find events sooner than relays that poll in step.
                 jitter = 0.75 + self._random() / 2
                 await self._pause(
-                    max(self._settings.poll_ms, FRUITLESS_PAUSE * took_ms) * jitter, hinted=True
+                    max(self._settings.poll_ms, IDLE_PAUSE_FACTOR * poll_duration_ms) * jitter, hinted=True
                 )
 
     async def relay_once(self) -> int:
-        """Publish one batch from every partition that no other relay has claimed, and count what was found.
+        """Publish one batch from every partition that is not claimed; return the number of events.
 
-        Raises: Unavailable when the database or the stream can't be used; no attempt was counted for that.
+        Raises: Unavailable when the database or the stream can't be used; no attempts are counted then.
         """
         first = int(self._random() * PARTITIONS)
         partitions = [(first + n) % PARTITIONS for n in range(PARTITIONS)]
-        found = 0
+        count = 0
         for n in range(0, PARTITIONS, PARTITIONS_AT_ONCE):
             if not self._stopping.is_set():
-                found += await self._relay(partitions[n : n + PARTITIONS_AT_ONCE])
-        return found
+                count += await self._relay(partitions[n : n + PARTITIONS_AT_ONCE])
+        return count
 
     async def _relay(self, partitions: Sequence[int]) -> int:
         async with self._repository.claim(partitions) as claim:
             if not claim.partitions:
                 return 0
             deadline = self._clock.uptime() + self._settings.claim_ms * MS * 2 // 3
-            stored = await claim.find_unpublished(self._clock.wall(), self._settings.batch)
+            rows = await claim.find_unpublished(self._clock.wall(), self._settings.batch)
             batch = _Batch(self._publisher, self._context, lambda: self._clock.uptime() < deadline)
-            if stored:
-                await batch.publish(stored, self._settings.concurrency)
-                await self._note(claim, batch)
-        # Only now: what was stored before the outage is noted, and the claim is over.
+            if rows:
+                await batch.publish(rows, self._settings.concurrency)
+                await self._record(claim, batch)
+        # Raised after the commit, so that events stored before the outage are marked published.
         if batch.outage is not None:
             raise batch.outage
-        return len(stored)
+        return len(rows)
 
-    async def _note(self, claim: OutboxClaim, batch: "_Batch") -> None:
-        """Write down what became of a batch, in the claim's transaction."""
+    async def _record(self, claim: OutboxClaim, batch: "_Batch") -> None:
+        """Record the results of a batch in the claim's transaction."""
         now, policy = self._clock.wall(), self._settings.policy
-        published = [decide_on(stored, MarkPublished(subject), now) for stored, subject in batch.stored]
+        published = [decide_on(row, MarkPublished(subject), now) for row, subject in batch.published]
         failed = [
-            decide_on(stored, MarkFailed(str(error), policy, self._random()), now)
-            for stored, error in batch.refused
+            decide_on(row, MarkFailed(error, policy, self._random()), now) for row, error in batch.refused
         ]
+        failed += [decide_on(row, ParkOutboxEvent(reason), now) for row, reason in batch.unreadable]
         await claim.mark_published(published)
         await claim.increment_attempts(failed)
         parked = [event for event, _ in failed if event.status == "parked"]
@@ -164,9 +149,9 @@ class OutboxRelay:
                 event_type=event.event_type,
                 error=event.publish_error,
             )
-        self.relayed.published += len(published)
-        self.relayed.failed += len(failed) - len(parked)
-        self.relayed.parked += len(parked)
+        self.counts.published += len(published)
+        self.counts.failed += len(failed) - len(parked)
+        self.counts.parked += len(parked)
 
     async def _pause(self, ms: float, *, hinted: bool) -> None:
         waits: list[asyncio.Task[Any]] = [asyncio.create_task(self._stopping.wait())]
@@ -175,66 +160,75 @@ class OutboxRelay:
         try:
             await asyncio.wait(waits, timeout=ms / 1_000, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            await end(*waits)
+            await cancel_and_wait(*waits)
 
 
 class _Batch:
-    """One batch on its way to the stream, and what became of it.
+    """One batch of events, and the results of publishing it.
 
     Arguments:
-        may_go_on: tells whether the claim lasts long enough to publish one more event.
+        has_time: returns whether the claim lasts long enough to publish one more event.
     """
 
-    def __init__(self, publisher: Publisher, context: str, may_go_on: Callable[[], bool]) -> None:
+    def __init__(self, publisher: Publisher, context: str, has_time: Callable[[], bool]) -> None:
         self._publisher = publisher
         self._context = context
-        self._may_go_on = may_go_on
+        self._has_time = has_time
         self._started = 0
-        self._last_stored = 0
-        self._silent: list[tuple[int, Stored, Unavailable]] = []
-        self.stored: list[tuple[Stored, EventSubject]] = []
-        self.refused: list[tuple[Stored, Exception]] = []
+        self._last_published = 0
+        self._unanswered: list[tuple[int, OutboxRow, Unavailable]] = []
+        self.published: list[tuple[OutboxRow, EventSubject]] = []
+        self.refused: list[tuple[OutboxRow, str]] = []
+        self.unreadable: list[tuple[OutboxRow, str]] = []
         self.outage: Unavailable | None = None
 
-    async def publish(self, events: Sequence[Stored], concurrency: int) -> None:
-        """Publish events: of one aggregate one after the other, of several at the same time."""
-        lanes: dict[tuple[str, str], list[Stored]] = {}
-        for each in events:
-            lanes.setdefault((each.event.aggregate_type, each.event.aggregate_id), []).append(each)
+    async def publish(self, rows: Sequence[OutboxRow], concurrency: int) -> None:
+        """Publish events: sequentially within an aggregate, up to `concurrency` aggregates in parallel."""
+        lanes: dict[tuple[str, str], list[OutboxRow]] = {}
+        for row in rows:
+            lanes.setdefault((row.event.aggregate_type, row.event.aggregate_id), []).append(row)
         waiting = iter(lanes.values())
         async with asyncio.TaskGroup() as workers:
             for _ in range(min(concurrency, len(lanes))):
                 workers.create_task(self._work(waiting))
-        # A stream that stored what was sent later is there: then it is the event that it doesn't answer to.
-        for start, stored, error in self._silent:
-            if start < self._last_stored:
-                self.refused.append((stored, error))
+        # If the stream stored an event sent later, it is up, and the missing answer is due to this event.
+        for start, row, error in self._unanswered:
+            if start < self._last_published:
+                self.refused.append((row, str(error)))
             else:
                 self.outage = error
 
-    async def _work(self, lanes: Iterator[list[Stored]]) -> None:
+    async def _work(self, lanes: Iterator[list[OutboxRow]]) -> None:
         for lane in lanes:
-            for stored in lane:
-                if self._silent or not self._may_go_on():
+            for row in lane:
+                if self._unanswered or not self._has_time():
                     return
-                if not await self._publish_one(stored):
-                    break  # the later ones of this aggregate wait for it
+                if not await self._publish_one(row):
+                    break  # later events of this aggregate wait for it
 
-    async def _publish_one(self, stored: Stored) -> bool:
-        event = stored.event
+    async def _publish_one(self, row: OutboxRow) -> bool:
+        event = row.event
+        if row.unreadable is not None or row.payload is None:
+            reason = row.unreadable or "its payload can't be read"
+            self.unreadable.append((row, f"The event can't be published: {reason}. Correct or discard it."))
+            return False
         self._started += 1
         start = self._started
         try:
             subject = _subject(self._context, event.event_type, event.event_version)
-            await self._publisher.publish(subject.value, stored.payload, headers_of(event))
-        except InvalidRequest as error:
-            self.refused.append((stored, error))
-            return False
+            await self._publisher.publish(subject.value, row.payload, headers_of(event))
         except Unavailable as error:
-            self._silent.append((start, stored, error))
+            self._unanswered.append((start, row, error))
             return False
-        self._last_stored = max(self._last_stored, start)
-        self.stored.append((stored, subject))
+        except InvalidRequest as error:
+            self.refused.append((row, str(error)))
+            return False
+        except Exception as error:  # one event's defect must not stop the others
+            logger().exception("outbox.defect", outbox_id=str(event.id))
+            self.refused.append((row, summarize(error)))
+            return False
+        self._last_published = max(self._last_published, start)
+        self.published.append((row, subject))
         return True
 
 

@@ -1,4 +1,4 @@
-"""Port: the stream that dead letters lie in until somebody deals with them."""
+"""Port: a stream of dead letters."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -7,16 +7,16 @@ from postroom.application.ports.source import SourceMessage
 
 
 class DeadLetterQueue(Protocol):
-    """Look at dead letters and remove them; see `tests/conformance/dead_letter_queue.py`.
+    """A stream of dead letters; every adapter passes `tests/conformance/dead_letter_queue.py`.
 
-    Raises: Unavailable when the stream can't be reached, NotFound when there is none.
+    Raises: Unavailable when the stream can't be reached, NotFound when it does not exist.
     """
 
     async def read(self, subject: str, limit: int) -> Sequence[SourceMessage]:
-        """Return what lies at a subject, `*` and `>` allowed, in the order in which it came there.
+        """Return the oldest messages at a subject, `*` and `>` allowed, without settling them."""
 
-        Nothing is settled: to read is not to take away.
-        """
+    async def find(self, subject: str, sequence: str) -> SourceMessage | None:
+        """Return a message by its sequence in the stream, or None when `subject` has no such message."""
 
     async def remove(self, message: SourceMessage) -> None:
-        """Remove a message for good; one that is gone already is fine."""
+        """Remove a message permanently; removing it twice is fine."""

@@ -8,7 +8,7 @@ from postroom.domain.inbox import HandlerResult
 
 
 class HandlerRequest(msgspec.Struct, frozen=True, omit_defaults=False):
-    """What the handler is asked to deal with, with SDS-047's field names (section 12).
+    """Request to a handler, with SDS-047's field names (section 12).
 
     Arguments:
         occurred_at: RFC 3339, UTC.
@@ -25,10 +25,10 @@ class HandlerRequest(msgspec.Struct, frozen=True, omit_defaults=False):
 
 
 class EventHandler(Protocol):
-    """Hand events to the code that deals with them; see `tests/conformance/event_handler.py`."""
+    """Code that handles events; every adapter passes `tests/conformance/event_handler.py`."""
 
     async def handle(self, request: HandlerRequest) -> HandlerResult:
-        """Let the handler deal with an event and return what it said; not to answer is an answer too."""
+        """Handle an event and return the result; a missing response is a failure."""
 
     async def close(self) -> None:
         """Release connections; closing twice is fine."""

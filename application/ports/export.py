@@ -1,4 +1,4 @@
-"""Port: files for other tools, which hold the messages of a search."""
+"""Port: exports of the messages of a search to files for other tools."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
@@ -9,11 +9,11 @@ from postroom.domain.search import FoundMessage
 
 
 class ExportedMessage(NamedTuple):
-    """Hold a message as it is exported.
+    """A message to export.
 
     Arguments:
-        envelope: without the publisher's auth token; None where envelopes are left out.
-        payload: None where payloads are not asked for, and where this one is encrypted.
+        envelope: without the publisher's auth token; None if envelopes are not exported.
+        payload: None if payloads are not exported, or this one is encrypted.
     """
 
     message: FoundMessage
@@ -21,13 +21,13 @@ class ExportedMessage(NamedTuple):
     payload: bytes | None
 
 
-class Source(msgspec.Struct, frozen=True):
-    """Say what was exported.
+class ExportSource(msgspec.Struct, frozen=True):
+    """Origin of an export.
 
     Arguments:
-        filter: the fields of the `EventFilter` that were given.
-        version: of the read models. positions: by mailbox, how far its log had been read.
-        messages: how many there are.
+        filter: the fields of the `EventFilter` that were set.
+        version: version of the read models. positions: by mailbox, the last log position in them.
+        messages: the number of messages.
     """
 
     filter: Mapping[str, Any]
@@ -36,21 +36,21 @@ class Source(msgspec.Struct, frozen=True):
     messages: int
 
 
-class Written(msgspec.Struct, frozen=True):
-    """Say what an export amounts to."""
+class ExportSize(msgspec.Struct, frozen=True):
+    """The size of an export."""
 
     files: int
     bytes: int
 
 
 class Export(Protocol):
-    """An export that is being written; it is whole, or it is not there.
+    """An export that is being written; only a complete one becomes visible.
 
     All calls raise Unavailable when the files can't be written.
     """
 
     def write(self, messages: Sequence[ExportedMessage]) -> None:
-        """Add messages, which come oldest first."""
+        """Write messages, oldest first."""
 
-    def complete(self, source: Source) -> Written:
-        """Finish the export, which says what it was made from; nothing is added any more."""
+    def complete(self, source: ExportSource) -> ExportSize:
+        """Finish the export, and store its origin."""

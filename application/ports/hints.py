@@ -1,13 +1,13 @@
-"""Port: hints that there is something to do."""
+"""Port: hints that an outbox has new events."""
 
 from typing import Protocol
 
 
 class Hints(Protocol):
-    """Tell early that an outbox may have new events; hints may get lost or come for nothing."""
+    """Best-effort wake-ups of a relay: they may be lost or spurious."""
 
     async def wait(self) -> None:
-        """Return at the next hint, or at once where one came since the last call."""
+        """Return at the next hint, or at once if there was one since the last call."""
 
     async def close(self) -> None:
         """Stop listening; closing twice is fine."""

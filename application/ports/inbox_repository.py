@@ -1,4 +1,4 @@
-"""Port: the inbox table of a bounded context, as the worker sees it (SDS-047 PORT-047-002)."""
+"""Port: the inbox table of a bounded context, as the worker uses it (SDS-047 PORT-047-002)."""
 
 from contextlib import AbstractAsyncContextManager
 from typing import Protocol
@@ -9,45 +9,53 @@ from postroom.domain.inbox import InboxMessage
 
 
 class InboxRepository(Protocol):
-    """Remember which messages came and what became of them; see `tests/conformance/inbox_repository.py`.
+    """The messages that an inbox received, and their states; see `tests/conformance/inbox_repository.py`.
 
-    What changes a message returns it as it is now. All times are in µs UTC.
+    Changes return the message's new state. All times are in µs UTC.
 
-    Raises: Unavailable when the database can't be used, or somebody else is just changing the same message.
+    Raises: Unavailable when the database can't be used, or another transaction has locked the message.
     """
 
-    async def insert(self, message_id: UUID, subject: str, at: int, *, redrive: bool = False) -> InboxMessage:
-        """Note that a delivery of a message begins (SDS-047 CMD-051).
+    async def insert(
+        self, message_id: UUID, subject: str, at: int, *, redrive: bool = False, busy_ms: int = 0
+    ) -> InboxMessage:
+        """Record that a delivery of a message starts (SDS-047 CMD-051).
 
         Arguments:
-            redrive: begin it although the message is a dead letter.
+            redrive: start it although the message is a dead letter.
+            busy_ms: refuse while another delivery that started less than this ago is in progress.
 
-        Raises: DuplicateInboxMessage when it was dealt with before (SDS-047 POL-047-003).
+        Raises:
+            DuplicateInboxMessage: the message is settled (SDS-047 POL-047-003).
+            Unavailable: another delivery of the message is in progress.
         """
 
     async def mark_processed(self, message_id: UUID, at: int) -> InboxMessage:
-        """Note that the handler has dealt with the message; to do so twice changes nothing.
+        """Record that the handler processed the message; the second time changes nothing.
 
-        Raises: InvalidTimestamp when that was before it was received (SDS-047 POL-047-004).
+        Raises: InvalidTimestamp if `at` is before the message was received (SDS-047 POL-047-004).
         """
 
     async def record_error(self, message_id: UUID, error: str, at: int) -> InboxMessage:
-        """Note that a delivery failed and will be repeated."""
+        """Record that a delivery failed and the message will be delivered again."""
 
     async def mark_dead_lettered(self, message_id: UUID, reason: str, at: int) -> InboxMessage:
-        """Note that the message went to the dead-letter subject and won't come again by itself."""
+        """Record that the message was published to the dead-letter subject."""
 
-    async def backlog(self) -> Backlog:
-        """Count what is neither processed nor a dead letter (SDS-047 QRY-051)."""
+    async def mark_discarded(self, message_id: UUID, reason: str, letter: bytes, at: int) -> InboxMessage:
+        """Record that an operator discarded a dead letter, whose JSON the history keeps.
 
-    async def remove_processed(self, before: int, limit: int) -> int:
-        """Forget up to `limit` messages that were processed before a time, with their histories.
-
-        Returns: how many there were; fewer than `limit` when none is left.
+        Raises: NotFound if the inbox has no such message.
         """
 
-    def alone(self, task: str) -> AbstractAsyncContextManager[bool]:
-        """Try to be the only one to do a task on this inbox while the context lasts; yield whether one is."""
+    async def backlog(self) -> Backlog:
+        """Count messages that are neither processed nor dead-lettered (SDS-047 QRY-051)."""
+
+    async def delete_processed(self, before: int, limit: int) -> int | None:
+        """Delete up to `limit` messages processed before a time; None if another process does so."""
+
+    def exclusive(self, task: str) -> AbstractAsyncContextManager[bool]:
+        """Try to lock a task on this inbox while the context manager lasts; yield whether that succeeded."""
 
     async def close(self) -> None:
         """Release the connection; closing twice is fine."""

@@ -1,4 +1,4 @@
-"""Port: the outbox table of a bounded context, as relays and operators see it (SDS-047 PORT-047-001)."""
+"""Port: the outbox table of a bounded context, as relays and operators use it (SDS-047 PORT-047-001)."""
 
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
@@ -10,67 +10,74 @@ import msgspec
 from postroom.domain.outbox import OutboxChange, OutboxEvent
 
 PARTITIONS = 16
-"""Groups of aggregates, by a hash of their names. All relays must agree on it, so it never changes."""
+"""Groups of aggregates, by a hash of type and id. All relays must agree on it, so it never changes."""
 
 
 class Backlog(msgspec.Struct, frozen=True):
-    """Answer to SDS-047 QRY-050 and QRY-051: how many wait, and since when the oldest does (µs, UTC)."""
+    """Number of unpublished events or unsettled messages, and the oldest one's time (SDS-047 QRY-050, 051).
+
+    Arguments:
+        oldest_at: µs UTC; None if there are none, or none has a representable time.
+    """
 
     count: int
     oldest_at: int | None
 
 
-class Stored(NamedTuple):
-    """An event as it stands in the outbox, and its payload as JSON.
+class OutboxRow(NamedTuple):
+    """A row of the outbox table.
 
     Arguments:
-        began: the beginning of its history where it has none yet, because it was inserted by plain SQL.
+        payload: JSON; None if it can't be read.
+        has_history: False for an event inserted by plain SQL, until its first change.
+        unreadable: why the event can't be published; None if it can.
     """
 
     event: OutboxEvent
-    payload: bytes
-    began: tuple[OutboxChange, ...] = ()
+    payload: bytes | None
+    has_history: bool = True
+    unreadable: str | None = None
 
 
-class Decided(NamedTuple):
-    """What was decided on an event: its new state, and the new events of its history."""
+class Decision(NamedTuple):
+    """The new state of an outbox event, and the new events of its history."""
 
     event: OutboxEvent
     changes: Sequence[OutboxChange]
 
 
 class OutboxClaim(Protocol):
-    """Some partitions of the outbox, in one transaction that ends with the claim."""
+    """Exclusive access to some partitions of the outbox, in one transaction."""
 
     @property
     def partitions(self) -> Sequence[int]:
-        """Return the partitions that nobody else may change meanwhile."""
+        """Return the claimed partitions."""
 
-    async def find_unpublished(self, now: int, limit: int) -> Sequence[Stored]:
-        """Return events to publish, oldest first: those of one aggregate in the order they were recorded.
+    async def find_unpublished(self, now: int, limit: int) -> Sequence[OutboxRow]:
+        """Return events to publish, oldest first: those of one aggregate in the order of recording.
 
-        What waits for a retry until after `now` (µs, UTC) or is parked is left out, and so are the later
-        events of its aggregate.
+        Events that are parked, or due after `now` (µs UTC), are omitted with all later events of their
+        aggregates. An event that can't be read is returned as an unreadable row, and the others as usual.
         """
 
-    async def find(self, ids: Sequence[UUID]) -> Sequence[Stored]:
-        """Return those of these events that are in the outbox."""
+    async def find(self, ids: Sequence[UUID]) -> Sequence[OutboxRow]:
+        """Return the events with these ids that are in the outbox."""
 
-    async def mark_published(self, decided: Sequence[Decided]) -> None:
-        """Note that events are on the stream (SDS-047 CMD-050)."""
+    async def mark_published(self, decisions: Sequence[Decision]) -> None:
+        """Record that the stream stored events (SDS-047 CMD-050)."""
 
-    async def increment_attempts(self, decided: Sequence[Decided]) -> None:
-        """Note that publishing events failed, when they are tried again, and which are parked."""
+    async def increment_attempts(self, decisions: Sequence[Decision]) -> None:
+        """Record failed attempts, with the times of the next ones, and parked events."""
 
-    async def retry(self, decided: Sequence[Decided]) -> None:
-        """Have events tried again at once."""
+    async def retry(self, decisions: Sequence[Decision]) -> None:
+        """Make events due at once."""
 
-    async def discard(self, decided: Sequence[Decided]) -> None:
-        """Remove events unpublished; their histories stay."""
+    async def discard(self, decisions: Sequence[Decision]) -> None:
+        """Remove events without publishing them; their histories remain."""
 
 
 class OutboxRepository(Protocol):
-    """Find and mark outbox events; every adapter passes `tests/conformance/outbox_repository.py`.
+    """Access to outbox events; every adapter passes `tests/conformance/outbox_repository.py`.
 
     Raises: Unavailable when the database can't be used.
     """
@@ -78,23 +85,23 @@ class OutboxRepository(Protocol):
     def claim(
         self, partitions: Sequence[int], *, wait: bool = False
     ) -> AbstractAsyncContextManager[OutboxClaim]:
-        """Be the only one to change the events of partitions, for as long as the context lasts.
+        """Get exclusive access to partitions while the context manager lasts.
 
-        The claim ends with the connection at the latest, and when nothing was heard of it for as long as the
-        adapter was told. What was noted is kept when the context ends without an error.
+        The claim ends with the connection at the latest, and after the idle time that the adapter is
+        configured with. Changes are committed when the context ends without an error.
 
         Arguments:
-            wait: for partitions that others have claimed, instead of leaving them out.
+            wait: wait for partitions that others have claimed instead of omitting them.
         """
 
-    async def find_failed(self, limit: int, *, only_parked: bool) -> Sequence[Stored]:
-        """Return events that were refused, oldest first: those tried again, and those parked."""
+    async def find_failed(self, limit: int, *, only_parked: bool) -> Sequence[OutboxEvent]:
+        """Return events whose publishing failed, oldest first: those to be retried, and those parked."""
 
     async def backlog(self) -> Backlog:
-        """Count what is unpublished (SDS-047 QRY-050)."""
+        """Count unpublished events (SDS-047 QRY-050)."""
 
     async def delete_published(self, before: int, limit: int) -> int | None:
-        """Remove up to `limit` events published before a time (µs, UTC); None when somebody else is at it."""
+        """Delete up to `limit` events published before a time (µs UTC); None if another process does so."""
 
     async def close(self) -> None:
         """Release the connection; closing twice is fine."""

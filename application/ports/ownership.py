@@ -1,18 +1,33 @@
-"""Port: who may write to a mailbox."""
+"""Port: ownership of mailboxes."""
 
 from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
 
 class Ownership(Protocol):
-    """Let exactly one process own a mailbox at a time; it ends with the process at the latest."""
+    """Exclusive ownership of a mailbox by one process; it ends when the process does, at the latest."""
 
     def acquire(self, mailbox: str, owner: str, wait_ms: int) -> AbstractAsyncContextManager[None]:
-        """Own the mailbox for as long as the context lasts.
+        """Own the mailbox while the context lasts.
 
         Arguments:
-            owner: who asks, in words an operator understands.
-            wait_ms: how long to wait for the present owner to leave.
+            owner: name of the process, shown to operators.
+            wait_ms: how long to wait for the current owner to release it.
 
-        Raises: MailboxOwned when somebody else still owns it after that.
+        Raises: MailboxOwned when another process owns it for longer than that.
+        """
+
+    async def incumbent(self, mailbox: str) -> str | None:
+        """Return a token of the present ownership, different for each; None if nobody owns the mailbox.
+
+        Raises: Unavailable when the store can't be used.
+        """
+
+    async def evict(self, mailbox: str, incumbent: str) -> None:
+        """End the ownership of a process that hangs, so that another may acquire it.
+
+        Does nothing when the mailbox has a later owner by now. The process that is evicted is not told: the
+        log refuses what it appends, as soon as the next owner has taken the log over (ADR 0042).
+
+        Raises: Unavailable when the store can't be used.
         """

@@ -1,4 +1,4 @@
-"""Port: whether payloads are what their topics' schemas say (RFC-037 schema validation, step 4)."""
+"""Port: validation of payloads against the schemas of their topics (RFC-037 schema validation, step 4)."""
 
 from typing import Protocol
 
@@ -7,10 +7,10 @@ from postroom.domain.envelope.v1.envelope_pb2 import PrismEnvelope
 
 
 class PayloadValidator(Protocol):
-    """Check the payloads of envelopes against the schemas of their topics; may be called from any thread."""
+    """Validator of payloads against the schemas of their topics; may be called from any thread."""
 
     def validate(self, envelope: PrismEnvelope) -> PayloadValidation:
-        """Check one payload; raises nothing, what is wrong stands in the result.
+        """Validate one payload; problems are returned, not raised.
 
-        A topic without a schema accepts everything, and so does one whose payload is encrypted.
+        A payload that is encrypted, or whose topic has no schema, is accepted.
         """

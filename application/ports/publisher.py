@@ -1,4 +1,4 @@
-"""Port: a stream that messages are published to (SDS-047 PORT-047-003 `JetStreamPublisher`)."""
+"""Port: publishing to a stream (SDS-047 PORT-047-003 `JetStreamPublisher`)."""
 
 from collections.abc import Mapping
 from typing import Protocol
@@ -6,8 +6,8 @@ from typing import Protocol
 import msgspec
 
 
-class Published(msgspec.Struct, frozen=True):
-    """Say where the stream stored a message, and whether it held one of the same `Nats-Msg-Id` already."""
+class PublishAck(msgspec.Struct, frozen=True):
+    """Acknowledgement of a stream: the message's position, and whether its `Nats-Msg-Id` was a duplicate."""
 
     stream: str
     sequence: int
@@ -15,13 +15,13 @@ class Published(msgspec.Struct, frozen=True):
 
 
 class Publisher(Protocol):
-    """Publish to a persistent stream; every adapter passes `tests/conformance/publisher.py`."""
+    """Publisher to persistent streams; every adapter passes `tests/conformance/publisher.py`."""
 
-    async def publish(self, subject: str, payload: bytes, headers: Mapping[str, str]) -> Published:
+    async def publish(self, subject: str, payload: bytes, headers: Mapping[str, str]) -> PublishAck:
         """Publish one message and return once the stream has stored it.
 
         Raises:
-            InvalidRequest: the stream refuses this message and always will (no stream, too large).
+            InvalidRequest: the stream refuses this message (no stream at the subject, too large).
             Unavailable: it is unknown whether the message was stored; publish it again.
         """
 

@@ -1,11 +1,11 @@
-"""`ExportMessages`: write all that a search finds to files for other tools."""
+"""`ExportMessages`: write the messages that match a filter to files for other tools."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
 
-from postroom.application.ports.export import Export, ExportedMessage, Source, Written
+from postroom.application.ports.export import Export, ExportedMessage, ExportSize, ExportSource
 from postroom.application.ports.read_models import ReadModels
 from postroom.domain.envelope.build import open_envelope, without_auth_token
 from postroom.domain.search import EventFilter, FoundMessage
@@ -14,55 +14,56 @@ PAGING = ("order", "limit", "offset", "cursor")
 
 
 class ExportMessages:
-    """Export from the archive as it stood at the last rebuild, all at one moment and little at a time."""
+    """An export from one version of the read models, as a consistent snapshot and page by page."""
 
     def __init__(self, read_models: ReadModels, *, envelope: bool = True, payload: bool = False) -> None:
         """Take the read models of a store.
 
         Arguments:
-            envelope: export whole envelopes. payload: export payloads that are not encrypted.
+            envelope: include envelopes.
+            payload: include payloads that are not encrypted.
         """
         self._read_models = read_models
         self._envelope = envelope
         self._payload = payload
 
     def __call__(
-        self, wanted: EventFilter, export: Export, progress: Callable[[int], None] = lambda _: None
-    ) -> tuple[Source, Written]:
-        """Write every message that matches, and return what was exported and what that amounts to.
+        self, filter_: EventFilter, export: Export, progress: Callable[[int], None] = lambda _: None
+    ) -> tuple[ExportSource, ExportSize]:
+        """Write every message that matches; return the source of the export and its size.
 
         Arguments:
-            progress: called with the number of messages so far, as the work goes on.
+            progress: called with the number of messages written so far.
 
         Raises: NotFound before the first rebuild, Unavailable when the read models can't be read or the files
             can't be written.
         """
         messages = 0
-        with self._read_models.scan(wanted) as scan:
+        with self._read_models.scan(filter_) as scan:
             for page in scan.pages:
-                export.write([self._exported(found) for found in page])
+                export.write([self._exported(message) for message in page])
                 messages += len(page)
                 progress(messages)
-        source = Source(_given(wanted), scan.version, scan.positions, messages)
+        source = ExportSource(_criteria(filter_), scan.version, scan.positions, messages)
         return source, export.complete(source)
 
-    def _exported(self, found: FoundMessage) -> ExportedMessage:
-        blob = found.envelope_blob
+    def _exported(self, message: FoundMessage) -> ExportedMessage:
+        blob = message.envelope_blob
         return ExportedMessage(
-            found,
+            message,
             without_auth_token(blob) if self._envelope else None,
-            open_envelope(blob).payload if self._payload and found.encryption is None else None,
+            open_envelope(blob).payload if self._payload and message.encryption is None else None,
         )
 
 
-def _given(wanted: EventFilter) -> Mapping[str, Any]:
-    """Return the fields of a filter that narrow it; pages are none of an export's business."""
-    anything = msgspec.structs.asdict(EventFilter())
-    given = {
+def _criteria(filter_: EventFilter) -> Mapping[str, Any]:
+    """Return the criteria of a filter that are set, without paging."""
+    defaults = msgspec.structs.asdict(EventFilter())
+    criteria = {
         name: value
-        for name, value in msgspec.structs.asdict(wanted).items()
-        if value != anything[name] and name not in PAGING
+        for name, value in msgspec.structs.asdict(filter_).items()
+        if value != defaults[name] and name not in PAGING
     }
-    if wanted.statuses:
-        given["statuses"] = [status.name.lower() for status in wanted.statuses]
-    return given
+    if filter_.statuses:
+        criteria["statuses"] = [status.name.lower() for status in filter_.statuses]
+    return criteria

@@ -1,63 +1,35 @@
-"""`GetMessage`: one message with its whole history, straight from the log."""
+"""`GetMessage`: one message with its history, from the log."""
 
 from collections.abc import Callable
-from typing import Any
 
 import msgspec
 
-from postroom.application.codec import to_event
-from postroom.application.fold import fold_message
+from postroom.application.mailbox.codec import is_intact, to_event
+from postroom.application.mailbox.fold import fold_message
 from postroom.application.messages import rfc3339
-from postroom.application.ports.event_log import EventLog
+from postroom.application.ports.event_log import EventLogReader
+from postroom.application.query_results import HistoryEntry, MessageDetail
 from postroom.domain.envelope.headers import MailboxItem
 from postroom.domain.errors import NotFound
-from postroom.domain.integrity import is_intact
 from postroom.domain.message import READY, Message, MessageEvent, MessageSent, Status
 from postroom.domain.names import message_id, message_stream
 from postroom.domain.record import Record
 
 
-class HistoryEntry(msgspec.Struct, frozen=True):
-    """One event of a message: when it happened, its place in the log, the owner's epoch, and its facts."""
-
-    position: int
-    at: str
-    event: str
-    epoch: int
-    facts: dict[str, Any]
-
-
-class MessageDetail(msgspec.Struct, frozen=True):
-    """A message as it stands now, with its headers and all that happened to it."""
-
-    mailbox: str
-    message_id: str
-    topic: str
-    shard: int
-    status: str
-    attempt: int
-    redriven: int
-    reason: str | None
-    last_error: str | None
-    intact: bool
-    item: MailboxItem
-    history: list[HistoryEntry]
-
-
 class GetMessage:
-    """Look one message up by its id; needs no ownership and no read model."""
+    """A query for one message by its id; needs no ownership and no read model."""
 
-    def __init__(self, log: EventLog, wall: Callable[[], int]) -> None:
-        """Take the mailbox's log and the wall clock in µs."""
+    def __init__(self, log: EventLogReader, now: Callable[[], int]) -> None:
+        """Take the mailbox's log and its log time now in µs."""
         self._log = log
-        self._wall = wall
+        self._now = now
 
     def __call__(self, id_: str) -> MessageDetail:
         """Return the message with its history.
 
         Raises: NotFound when the log has no such message, or retention removed it.
         """
-        records = self._log.history(message_stream(self._log.mailbox, id_))
+        records = self._log.read_stream(message_stream(self._log.mailbox, id_))
         events = [to_event(record) for record in records]
         if not events or not isinstance(events[0], MessageSent):
             raise NotFound(
@@ -72,19 +44,19 @@ class GetMessage:
             message_id(sent.stream, sent.headers.message_id),
             message.topic,
             message.shard,
-            status_name(message, self._wall()),
+            status_name(message, self._now()),
             message.attempt,
             message.redriven,
             message.reason,
             message.last_error,
-            is_intact(sent),
+            is_intact(records[0]),
             _item(sent),
             [_entry(record, event) for record, event in zip(records, events, strict=True)],  # type: ignore[arg-type]
         )
 
 
 def status_name(message: Message, now: int) -> str:
-    """Return a message's status as users read it; a ready message is `delayed` until its `due`."""
+    """Return the name of a message's status; a ready message is `delayed` until its `due`."""
     if message.status == READY and message.due > now:
         return "delayed"
     return Status(message.status).name.lower()

@@ -1,20 +1,20 @@
-"""`GetProjectionStatus`: which version of the read models is served, and how far behind the log it is."""
+"""`GetProjectionStatus`: the versions of the read models and their lag behind the log."""
 
 from postroom.application.ports.read_models import SHOWN_PARKED, ProjectionStatus, ReadModels
 
 
 class GetProjectionStatus:
-    """Tell how fresh the read models are."""
+    """A query for the status of the read models."""
 
     def __init__(self, read_models: ReadModels) -> None:
         """Take the read models of a store."""
         self._read_models = read_models
 
     def __call__(self, shown_parked: int = SHOWN_PARKED) -> ProjectionStatus:
-        """Return the status; it is no error that nothing was built yet.
+        """Return the status; before the first rebuild it has no versions.
 
         Arguments:
-            shown_parked: how many of the parked records to name.
+            shown_parked: number of parked records to list.
 
         Raises: Unavailable when the read models can't be read.
         """

@@ -1,11 +1,11 @@
-"""`GetTableStats`: sum the archive up (RFC-037 `GetTableStats`)."""
+"""`GetTableStats`: totals of the read models (RFC-037 `GetTableStats`)."""
 
 from postroom.application.ports.read_models import ReadModels
 from postroom.domain.search import TableStats
 
 
 class GetTableStats:
-    """Count what the archive held at the last rebuild."""
+    """A query for the totals of all messages."""
 
     def __init__(self, read_models: ReadModels) -> None:
         """Take the read models of a store."""

@@ -1,4 +1,4 @@
-"""`GetTopicPolicy`: what an operator set for a topic."""
+"""`GetTopicPolicy`: the policy that was set for a topic."""
 
 from collections.abc import Callable
 
@@ -8,14 +8,14 @@ from postroom.domain.policy import TopicPolicy
 
 
 class GetTopicPolicy:
-    """Look up the policy that the log records for a topic (svc-mailbox P-9)."""
+    """A query for the policy recorded for a topic (svc-mailbox P-9)."""
 
     def __init__(self, state: Callable[[], Mailbox]) -> None:
         """Take the source of the mailbox's state."""
         self._state = state
 
     def __call__(self, topic: str) -> TopicPolicy | None:
-        """Return the policy set for `topic`; None where none was, and the owner's default holds.
+        """Return the policy set for `topic`; None when the default policy applies.
 
         Raises: InvalidRequest for a malformed name.
         """

@@ -1,15 +1,15 @@
-"""Where a dead letter came from: its original subject, and every death and redrive before the last death."""
+"""Lineage of a dead letter: its original subject and every dead-lettering and redrive."""
 
 from typing import Any
 
 import msgspec
 
 from postroom.application.ingest.dead_letters import ORIGINAL_SUBJECT
-from postroom.application.queries.get_message import MessageDetail
+from postroom.application.query_results import MessageDetail
 
 
-class Death(msgspec.Struct):
-    """Tell when a message died and of what, and when it was put back; None while it is dead."""
+class DeadLettering(msgspec.Struct):
+    """A dead-lettering: time, reason, attempt, error, and time of the redrive; None while it is dead."""
 
     at: str
     reason: str
@@ -19,23 +19,25 @@ class Death(msgspec.Struct):
 
 
 class Lineage(msgspec.Struct, frozen=True):
-    """Tell where a message came from and how often it died, the first time first.
+    """The origin of a message and its dead-letterings, oldest first.
 
     Arguments:
-        original_subject: where it was published before it was ingested; its topic where it was sent itself.
+        original_subject: subject it was ingested from; its topic when it was sent directly.
     """
 
     original_subject: str
-    deaths: list[Death]
+    dead_letterings: list[DeadLettering]
 
 
 def lineage_of(detail: MessageDetail) -> Lineage:
     """Return the lineage of a message, from its history."""
-    deaths: list[Death] = []
+    dead_letterings: list[DeadLettering] = []
     for entry in detail.history:
         facts: dict[str, Any] = entry.facts
         if entry.event == "MessageDeadLettered":
-            deaths.append(Death(entry.at, facts["reason"], facts["attempt"], facts.get("last_error")))
-        elif entry.event == "MessageRedriven" and deaths:
-            deaths[-1].redriven_at = entry.at
-    return Lineage(detail.item.custom_headers.get(ORIGINAL_SUBJECT, detail.topic), deaths)
+            dead_letterings.append(
+                DeadLettering(entry.at, facts["reason"], facts["attempt"], facts.get("last_error"))
+            )
+        elif entry.event == "MessageRedriven" and dead_letterings:
+            dead_letterings[-1].redriven_at = entry.at
+    return Lineage(detail.item.custom_headers.get(ORIGINAL_SUBJECT, detail.topic), dead_letterings)

@@ -1,4 +1,4 @@
-"""`SimulatePolicy`: replay history under another policy; compare dead letters, attempts and time in queue."""
+"""`SimulatePolicy`: replay history under another policy; compare dead letters, deliveries and queueing."""
 
 from array import array
 from collections.abc import Callable, Sequence
@@ -8,45 +8,47 @@ from math import ceil
 
 import msgspec
 
-from postroom.application.codec import to_event, to_events
-from postroom.application.fold import fold
-from postroom.application.ports.event_log import EventLog
-from postroom.application.queries.at import Moment, to_us
-from postroom.domain.course import Course, begin, follow, take_over
+from postroom.application.mailbox.codec import to_event, to_events
+from postroom.application.mailbox.fold import fold
+from postroom.application.ports.event_log import EventLogReader
+from postroom.application.queries.time_travel import to_us
+from postroom.application.query_results import Moment
 from postroom.domain.event import Event
 from postroom.domain.mailbox.events import OwnershipTaken, TopicPolicySet
 from postroom.domain.message import MessageSent
+from postroom.domain.message_history import MessageHistory, begin, follow, take_over
 from postroom.domain.names import mailbox_stream
 from postroom.domain.policy import TopicPolicy
+from postroom.domain.policy_simulation import Changes, Outcome, observe, simulate
 from postroom.domain.search import topic_matches
-from postroom.domain.what_if import Changes, Fate, observe, simulate
 
 PROGRESS_RECORDS = 10_000
 
 ASSUMPTIONS = """\
-Each delivery ends as it did, after as long a work, and is made as long after the message is ready.
-Messages do not get into each other's way.
-Pauses keep their luck, scaled to the other policy; those that never were draw theirs from a hash.
-Of a delivery that history knows nothing of, the better figure says that it succeeds, the worse that it and
-all that follow fail as the last one did.
-Operators redrive and purge what is there when they did; what came after tells of deliveries then and later.
+The n-th delivery of a message has its recorded outcome, duration and pick-up delay.
+Messages do not affect each other.
+Jitter is preserved and rescaled to the new policy; delays that were not recorded get theirs from a hash.
+A delivery that was not recorded has an unknown outcome: the best case assumes that it succeeds, the worst
+case that it and all later ones fail as the last recorded one did.
+Redrives and purges happen at the recorded times. Deliveries recorded after a redrive determine the outcomes
+of deliveries at that time or later.
 """
 
 
 class Figures(msgspec.Struct, frozen=True):
-    """What became of the messages together; times in ms, by nearest rank.
+    """Totals over all messages; times in ms, percentiles by nearest rank.
 
     Arguments:
-        settled, dead, removed, waiting: how many stand so in the end; together all messages.
-        died: how many were dead letters at least once.
-        queued_ms: time ready, delayed or in flight, summed over redrives: median, 95th percentile, longest.
+        settled, dead, removed, waiting: number of messages by final status; their sum is all messages.
+        dead_lettered: number of messages that were dead-lettered at least once.
+        queued_p50_ms, queued_p95_ms, queued_max_ms: time ready, delayed or in flight, summed over redrives.
     """
 
     settled: int
     dead: int
     removed: int
     waiting: int
-    died: int
+    dead_lettered: int
     deliveries: int
     queued_p50_ms: float
     queued_p95_ms: float
@@ -54,22 +56,22 @@ class Figures(msgspec.Struct, frozen=True):
 
 
 class Comparison(msgspec.Struct, frozen=True):
-    """History as it was, and at best and at worst under the changes.
+    """The recorded history, compared with the best and the worst case under the changes.
 
     Arguments:
-        unchanged: messages to which exactly the same would have happened.
-        spared: messages that died and surely would have been settled.
-        pending: messages that died and surely would not have yet, but be waiting when the log ends.
-        doomed: messages that did not die and surely would have.
-        undecided: messages of which history does not tell all; `more_deliveries` is the most that they
-            would have had beyond what it tells.
+        unchanged: number of messages with the recorded outcome in both cases.
+        avoided: dead-lettered messages that are settled in both cases.
+        pending: dead-lettered messages that are still waiting at the end of the log in both cases.
+        caused: messages that were not dead-lettered, and are in both cases.
+        undecided: messages with deliveries that were not recorded in the worst case.
+        more_deliveries: the number of these deliveries.
     """
 
     messages: int
     unchanged: int
-    spared: int
+    avoided: int
     pending: int
-    doomed: int
+    caused: int
     undecided: int
     more_deliveries: int
     observed: Figures
@@ -79,27 +81,27 @@ class Comparison(msgspec.Struct, frozen=True):
 
 
 class _Totals:
-    """Add fates up."""
+    """Sums over the outcomes of messages."""
 
     def __init__(self) -> None:
         self._outcomes = {"settled": 0, "dead": 0, "removed": 0, "waiting": 0}
-        self._died = 0
+        self._dead_lettered = 0
         self._deliveries = 0
         self._queued = array("q")
 
-    def add(self, fate: Fate) -> None:
-        """Count one message."""
-        self._outcomes[fate.outcome] += 1
-        self._died += fate.deaths > 0
-        self._deliveries += fate.deliveries
-        self._queued.append(fate.queued)
+    def add(self, outcome: Outcome) -> None:
+        """Add the outcome of one message."""
+        self._outcomes[outcome.status] += 1
+        self._dead_lettered += outcome.dead_letterings > 0
+        self._deliveries += outcome.deliveries
+        self._queued.append(outcome.queued)
 
     def figures(self) -> Figures:
         """Return the totals."""
         queued = sorted(self._queued) or [0]
         median, most, longest = (queued[ceil(rank * len(queued)) - 1] / 1_000 for rank in (0.5, 0.95, 1.0))
         return Figures(
-            died=self._died,
+            dead_lettered=self._dead_lettered,
             deliveries=self._deliveries,
             queued_p50_ms=median,
             queued_p95_ms=most,
@@ -109,34 +111,40 @@ class _Totals:
 
 
 class Simulation:
-    """Compare messages one by one, of one mailbox or of many."""
+    """Accumulated comparison of the messages of one or more mailboxes."""
 
     def __init__(self, changes: Changes, default_policy: TopicPolicy | None = None) -> None:
-        """Take the changes, and what topics promised where the log does not say."""
+        """Take the changes.
+
+        Arguments:
+            default_policy: policy of topics for which the log contains none.
+        """
         self._changes = changes
         self._default_policy = default_policy or TopicPolicy()
         self._totals = _Totals(), _Totals(), _Totals()
-        self._counts = dict.fromkeys(("messages", "unchanged", "spared", "pending", "doomed", "undecided"), 0)
+        self._counts = dict.fromkeys(
+            ("messages", "unchanged", "avoided", "pending", "caused", "undecided"), 0
+        )
         self._more_deliveries = 0
 
-    def add(self, course: Course, end: int) -> None:
-        """Simulate one message until `end` (µs)."""
-        observed = observe(course, end)
-        best, worst = simulate(course, self._changes, self._default_policy, end)
-        for totals, fate in zip(self._totals, (observed, best, worst), strict=True):
-            totals.add(fate)
+    def add(self, history: MessageHistory, end: int) -> None:
+        """Simulate one message until `end` (µs), and add its outcomes."""
+        observed = observe(history, end)
+        best, worst = simulate(history, self._changes, self._default_policy, end)
+        for totals, outcome in zip(self._totals, (observed, best, worst), strict=True):
+            totals.add(outcome)
         counts = self._counts
         counts["messages"] += 1
         counts["unchanged"] += best == observed == worst
         counts["undecided"] += worst.assumed > 0
-        if observed.deaths and not worst.deaths:
-            counts["spared"] += worst.outcome == "settled"
-            counts["pending"] += best.outcome == worst.outcome == "waiting"
-        counts["doomed"] += not observed.deaths and best.deaths > 0
+        if observed.dead_letterings and not worst.dead_letterings:
+            counts["avoided"] += worst.status == "settled"
+            counts["pending"] += best.status == worst.status == "waiting"
+        counts["caused"] += not observed.dead_letterings and best.dead_letterings > 0
         self._more_deliveries += worst.assumed
 
     def comparison(self) -> Comparison:
-        """Return what all messages amount to."""
+        """Return the comparison of all messages added so far."""
         observed, best, worst = (totals.figures() for totals in self._totals)
         return Comparison(
             more_deliveries=self._more_deliveries,
@@ -149,12 +157,12 @@ class Simulation:
 
 
 class SimulatePolicy:
-    """Replay a mailbox's history under another policy; needs no ownership and no read model.
+    """A replay of a mailbox's history under another policy; needs no ownership and no read model.
 
-    Messages whose beginning retention removed are left out.
+    Messages whose `MessageSent` retention removed are left out.
     """
 
-    def __init__(self, log: EventLog) -> None:
+    def __init__(self, log: EventLogReader) -> None:
         self._log = log
 
     def __call__(
@@ -169,11 +177,11 @@ class SimulatePolicy:
         """Add this mailbox's messages to a simulation; each is followed to the end of the log.
 
         Arguments:
-            start, end: only messages sent from `start` on and before `end`.
-            topics: only these, names or globs; none means all.
-            progress: is told the position reached, now and then.
+            start, end: include messages sent from `start` on and before `end`.
+            topics: include topics that match one of these names or globs; all when empty.
+            progress: called with the position, every 10,000 records.
 
-        Raises: BrokenLog when the log holds what this version can't read.
+        Raises: BrokenLog when the log contains a record that this version can't read.
         """
         log = self._log
         head = log.head()
@@ -181,17 +189,17 @@ class SimulatePolicy:
             return
         first = self._position_from(start, 1)
         before = self._position_from(end, head.position + 1)
-        chosen = _Chosen(first, before, tuple(topics), self._policies_before(first))
+        histories = _Histories(first, before, tuple(topics), self._policies_before(first))
         after = first - 1
-        rows, again = tee(islice(log.replay(after), max(0, head.position - after)))
-        for row, event in zip(rows, to_events(again), strict=True):
-            course = chosen.take(row[0], row[3], event)
-            if course is not None:
-                simulation.add(course, head.at)
+        rows, same_rows = tee(islice(log.replay(after), max(0, head.position - after)))
+        for row, event in zip(rows, to_events(same_rows), strict=True):
+            history = histories.add(row[0], row[3], event)
+            if history is not None:
+                simulation.add(history, head.at)
             if row[0] % PROGRESS_RECORDS == 0:
                 progress(row[0])
-        for course in chosen.unsettled.values():
-            simulation.add(course, head.at)
+        for history in histories.unsettled.values():
+            simulation.add(history, head.at)
 
     def _position_from(self, moment: Moment | None, default: int) -> int:
         """Return the first position at or after a moment."""
@@ -202,47 +210,49 @@ class SimulatePolicy:
         return max(1, moment)
 
     def _policies_before(self, position: int) -> dict[str, TopicPolicy]:
-        """Return what topics promised before a position, as far as the log still tells."""
-        known = [
+        """Return the policies in force before a position, as far as the log still contains them."""
+        changes = [
             (record.position, event)
-            for record in self._log.history(mailbox_stream(self._log.mailbox))
+            for record in self._log.read_stream(mailbox_stream(self._log.mailbox))
             if isinstance(event := to_event(record), TopicPolicySet)
         ]
-        told = {event.topic for _, event in known}
-        # Set before all that retention left, and never since.
-        policies = {topic: policy for topic, policy in fold(self._log).policies.items() if topic not in told}
-        return policies | {event.topic: event.policy for at, event in known if at < position}
+        changed_topics = {event.topic for _, event in changes}
+        # Their records were removed by retention; they were not changed since.
+        policies = {
+            topic: policy for topic, policy in fold(self._log).policies.items() if topic not in changed_topics
+        }
+        return policies | {event.topic: event.policy for at, event in changes if at < position}
 
 
-class _Chosen:
-    """Follow the messages that a simulation is about, from record to record."""
+class _Histories:
+    """Histories of the selected messages, built record by record."""
 
     def __init__(
         self, first: int, before: int, topics: tuple[str, ...], policies: dict[str, TopicPolicy]
     ) -> None:
-        self.unsettled: dict[bytes, Course] = {}
+        self.unsettled: dict[bytes, MessageHistory] = {}
         self._first = first
         self._before = before
         self._topics = topics
         self._policies = policies
 
-    def take(self, position: int, epoch: int, event: Event) -> Course | None:
-        """Note what happened; return the course of a message that is settled by it."""
+    def add(self, position: int, epoch: int, event: Event) -> MessageHistory | None:
+        """Add a record; return the history of the message that it settles, if any."""
         if isinstance(event, MessageSent):
             self._begin(event, position, epoch)
         elif isinstance(event, OwnershipTaken):
-            for course in self.unsettled.values():
-                take_over(course, event, position)
+            for history in self.unsettled.values():
+                take_over(history, event, position)
         elif isinstance(event, TopicPolicySet):
             self._policies[event.topic] = event.policy
         elif event.stream in self.unsettled:
-            course = self.unsettled[event.stream]
-            follow(course, event, position, epoch, self._policies.get(course.topic))  # type: ignore[arg-type]
-            if course.is_settled:
+            history = self.unsettled[event.stream]
+            follow(history, event, position, epoch, self._policies.get(history.topic))  # type: ignore[arg-type]
+            if history.is_settled:
                 return self.unsettled.pop(event.stream)
         return None
 
     def _begin(self, event: MessageSent, position: int, epoch: int) -> None:
-        is_chosen = not self._topics or any(topic_matches(topic, event.topic) for topic in self._topics)
-        if self._first <= position < self._before and is_chosen and event.due is not None:
+        is_selected = not self._topics or any(topic_matches(topic, event.topic) for topic in self._topics)
+        if self._first <= position < self._before and is_selected and event.due is not None:
             self.unsettled[event.stream] = begin(event, position, epoch)

@@ -1,16 +1,14 @@
-"""`VerifyLog`: check that no record of a log was cut, moved or edited, and every message is intact."""
+"""`VerifyLog`: verify that no record of a log was removed, moved or altered."""
 
 from collections.abc import Callable
 
 import msgspec
 
-from postroom.application.codec import to_event
-from postroom.application.fold import check_seal
-from postroom.application.ports.event_log import EventLog
+from postroom.application.mailbox.codec import is_intact, to_event
+from postroom.application.mailbox.fold import check_seal
+from postroom.application.ports.event_log import EventLogReader
 from postroom.domain.errors import BrokenLog
-from postroom.domain.integrity import is_intact
 from postroom.domain.mailbox.events import LogTruncated
-from postroom.domain.message import MessageSent
 from postroom.domain.names import mailbox_stream
 from postroom.domain.record import GENESIS, Record, chained
 
@@ -18,9 +16,9 @@ PROGRESS_RECORDS = 10_000
 
 
 class Verification(msgspec.Struct, frozen=True):
-    """What was checked: records from `first` to `last`, and the chain hash of the last one, as hex.
+    """The verified records, `first` to `last`, and the chain hash of the last one in hex.
 
-    Whoever keeps `last` and `chain` outside the store can prove later that nothing before it was rewritten.
+    Stored elsewhere, `last` and `chain` let a later verification detect a log that was rewritten or cut.
     """
 
     mailbox: str
@@ -31,9 +29,9 @@ class Verification(msgspec.Struct, frozen=True):
 
 
 class VerifyLog:
-    """Recompute every hash of a mailbox's log (svc-mailbox I-12, and the chain of records)."""
+    """A verification of every hash of a mailbox's log: of messages (svc-mailbox I-12) and of the chain."""
 
-    def __init__(self, log: EventLog) -> None:
+    def __init__(self, log: EventLogReader) -> None:
         self._log = log
 
     def __call__(
@@ -46,11 +44,11 @@ class VerifyLog:
         """Verify the whole log.
 
         Arguments:
-            expected_last, expected_chain: what an earlier verification reported; finds a log cut or
-                rewritten since.
-            progress: is told the position reached, every 10,000 records.
+            expected_last, expected_chain: result of an earlier verification; detects a log that was cut
+                or rewritten since.
+            progress: called with the position, every 10,000 records.
 
-        Raises: BrokenLog naming the first position that does not hold.
+        Raises: BrokenLog with the first position that fails.
         """
         start, chain = self._start()
         last, messages = start, 0
@@ -58,7 +56,7 @@ class VerifyLog:
             last, chain = record.position, record.chain
             if last == expected_last and chain.hex() != expected_chain:
                 raise BrokenLog(
-                    f"The log record at position {last} has another chain hash than before: the log was "
+                    f"The log record at position {last} has a different chain hash than before: the log was "
                     "rewritten. Restore the store from a backup.",
                     last,
                 )
@@ -75,34 +73,33 @@ class VerifyLog:
         return Verification(self._log.mailbox, start + 1, last, messages, chain.hex())
 
     def _start(self) -> tuple[int, bytes]:
-        """Return where to start: position 0, or where retention cut, with the chain hash recorded there."""
+        """Return the position before the first record, and the chain hash to continue from."""
         first = self._log.first_position()
         if first is None or first == 1:
             return 0, GENESIS
         truncations = [
             event
-            for record in self._log.history(mailbox_stream(self._log.mailbox))
+            for record in self._log.read_stream(mailbox_stream(self._log.mailbox))
             if isinstance(event := to_event(record), LogTruncated)
         ]
-        fitting = [each for each in truncations if each.through >= first - 1]
-        if fitting:
-            oldest = min(fitting, key=lambda truncation: truncation.through)
+        candidates = [each for each in truncations if each.through >= first - 1]
+        if candidates:
+            oldest = min(candidates, key=lambda truncation: truncation.through)
             return oldest.through, oldest.link
         raise BrokenLog(
-            f"The log of mailbox {self._log.mailbox} starts at position {first}, and no retention accounts "
-            "for it. Restore the store from a backup.",
+            f"The log of mailbox {self._log.mailbox} starts at position {first}, but no retention is "
+            "recorded for the positions before it. Restore the store from a backup.",
             first,
         )
 
 
 def _is_intact_message(record: Record) -> bool:
-    """Tell whether the record is a message, which then is intact; raise `BrokenLog` where it isn't."""
+    """Return whether a record contains a message; raise `BrokenLog` when its envelope was altered."""
     if record.envelope is None:
         return False
-    event = to_event(record)
-    if isinstance(event, MessageSent) and not is_intact(event):
+    if not is_intact(record):
         raise BrokenLog(
-            f"The message at position {record.position} does not match its payload hash: its envelope was "
+            f"The message at position {record.position} does not match its hashes: its envelope was "
             "altered. Restore the store from a backup.",
             record.position,
         )

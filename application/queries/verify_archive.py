@@ -1,30 +1,30 @@
-"""`VerifyArchive`: check that nothing archived of a mailbox was lost or altered, and that its log goes on."""
+"""`VerifyArchive`: verify that a mailbox's archive is complete, unaltered and continued by its log."""
 
 from collections.abc import Callable
 
 import msgspec
 
-from postroom.application.archived_log import check_history
-from postroom.application.ports.event_log import EventLog
+from postroom.application.mailbox.archived_log import check_history
+from postroom.application.ports.event_log import EventLogReader
 from postroom.application.ports.log_archive import LogArchive
 
 PROGRESS_RECORDS = 10_000
 
 
 class Gap(msgspec.Struct, frozen=True):
-    """Positions, both included, that neither archive nor log holds: they went without being archived."""
+    """Positions, both inclusive, that are neither in the archive nor in the log."""
 
     first: int
     last: int
 
 
 class ArchiveVerification(msgspec.Struct, frozen=True):
-    """What was checked of an archive: its records from `first` to `last`, all but those in `gaps`.
+    """The verified records of an archive, `first` to `last` without `gaps`.
 
     Arguments:
-        segments, records: how many there are; what is in several segments counts once.
+        segments, records: their numbers; a record in several segments counts once.
         chain: hash of the last record, as hex.
-        log_first: where the mailbox's log begins; None when it is empty or there is none to compare with.
+        log_first: first position of the mailbox's log; None when it is empty or was not compared.
     """
 
     mailbox: str
@@ -38,21 +38,24 @@ class ArchiveVerification(msgspec.Struct, frozen=True):
 
 
 class VerifyArchive:
-    """Recompute every hash of what is archived of a mailbox, and compare its end with the mailbox's log."""
+    """A verification of every hash of a mailbox's archive, and of its continuation by the log."""
 
     def __init__(self, archive: LogArchive) -> None:
         self._archive = archive
 
     def __call__(
-        self, mailbox: str, log: EventLog | None = None, progress: Callable[[int], None] = lambda _: None
+        self,
+        mailbox: str,
+        log: EventLogReader | None = None,
+        progress: Callable[[int], None] = lambda _: None,
     ) -> ArchiveVerification | None:
-        """Return what was found, or None where nothing is archived.
+        """Return the verification, or None when nothing is archived.
 
         Arguments:
-            log: of the same mailbox, where there is one.
-            progress: is told the position reached, every 10,000 records.
+            log: the mailbox's log, if it exists.
+            progress: called with the position, every 10,000 records.
 
-        Raises: BrokenLog when something was lost or altered, Unavailable when the log has another history.
+        Raises: BrokenLog when records are missing or altered, Unavailable when the log differs.
         """
         log_first = None if log is None else log.first_position()
         end = self._archive.last_segment(mailbox)

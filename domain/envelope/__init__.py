@@ -1,1 +1,1 @@
-"""The PrismEnvelope: built for what is sent, opened for what is received, indexed for search (RFC-037)."""
+"""Building, opening, validation and indexing of `PrismEnvelope` (RFC-037)."""

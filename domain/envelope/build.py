@@ -1,7 +1,7 @@
-"""Build the envelope of a message sent through our own API, and open it for the consumer.
+"""Building of envelopes for senders, and opening of envelopes for consumers.
 
-Both run once for every message, so they are written for speed: fields are set one by one, which the protobuf
-runtime does faster than constructor arguments, and a sub-message comes to be only when something is in it.
+Both run once per message and are optimized for it: setting fields one by one is faster in protobuf than
+constructor arguments, and a sub-message is created only when it has a field.
 """
 
 from collections.abc import Mapping
@@ -46,12 +46,17 @@ def build_envelope(
     schema_url: str | None = None,
     schema_version: str | None = None,
 ) -> bytes:
-    """Return the serialized envelope of one message; None and empty text both leave a field out.
+    """Return the serialized envelope of a message; None and empty text both omit a field.
 
-    published_at_us: microseconds since 1970, UTC. payload: opaque bytes, `Any{type_url: ""}` on the wire.
-    attrs: become the extensions; text is written as UTF-8. encryption: the algorithm the payload is
-    encrypted with, if any. priority: 0 to 10. ttl_seconds: seconds until the message expires, 0 for never.
-    Raises `InvalidRequest` if a value has the wrong type or range.
+    Arguments:
+        published_at_us: microseconds since 1970, UTC.
+        payload: opaque bytes, `Any{type_url: ""}` on the wire.
+        attrs: extensions; text is encoded as UTF-8.
+        encryption: algorithm that the payload is encrypted with.
+        priority: 0 to 10.
+        ttl_seconds: seconds until the message expires; 0 means never.
+
+    Raises: InvalidRequest for a value of the wrong type or range.
     """
     envelope = PrismEnvelope()
     try:
@@ -88,7 +93,7 @@ def build_envelope(
         return envelope.SerializeToString()
     except (TypeError, ValueError, AttributeError) as error:
         raise InvalidRequest(
-            f"The headers of message {message_id!r} can't be written into an envelope ({error}); "
+            f"The headers of message {message_id!r} can't be encoded ({error}); "
             "send text for headers and bytes for the payload."
         ) from error
 
@@ -96,7 +101,7 @@ def build_envelope(
 def _set_numbers(metadata: PrismMetadata, published_at_us: int, priority: int, ttl_seconds: int) -> None:
     if not _FIRST_US <= published_at_us <= _LAST_US:
         raise InvalidRequest(
-            f"The publish time {published_at_us} us lies outside years 1 to 9999; "
+            f"The publish time {published_at_us} us is outside years 1 to 9999; "
             "give microseconds since 1970-01-01 UTC."
         )
     published_at = metadata.published_at
@@ -112,9 +117,9 @@ def _set_numbers(metadata: PrismMetadata, published_at_us: int, priority: int, t
 
 
 class OpenedEnvelope:
-    """Read an envelope's payload and the headers a consumer needs, each decoded when it is asked for.
+    """An envelope's payload and the headers that consumers need, each decoded on access.
 
-    Text that the envelope doesn't carry is None. The auth token can't be read from here.
+    Missing text is None. The auth token is not accessible.
     """
 
     __slots__ = ("_envelope", "_metadata")
@@ -125,12 +130,12 @@ class OpenedEnvelope:
 
     @property
     def message_id(self) -> str:
-        """The message's id; empty where the envelope carries none."""
+        """The message id; empty when missing."""
         return self._metadata.message_id
 
     @property
     def topic(self) -> str:
-        """The topic the message was published to; empty where the envelope carries none."""
+        """The topic the message was published to; empty when missing."""
         return self._metadata.topic
 
     @property
@@ -140,22 +145,22 @@ class OpenedEnvelope:
 
     @property
     def payload(self) -> bytes:
-        """The payload's bytes, as the publisher gave them."""
+        """The payload as published."""
         return self._envelope.payload.value
 
     @property
     def attrs(self) -> dict[str, str]:
-        """The extensions as text, bytes that are no text in base64 (see `extension_text`)."""
+        """The extensions as text; see `extension_text`."""
         return custom_headers(self._envelope.extensions)
 
     @property
     def extensions(self) -> dict[str, bytes]:
-        """The extensions as the bytes on the wire."""
+        """The extensions as bytes."""
         return dict(self._envelope.extensions)
 
     @property
     def published_at_us(self) -> int | None:
-        """When the message was published, in microseconds since 1970, UTC; None if missing or impossible."""
+        """Publish time in microseconds since 1970, UTC; None when missing or out of range."""
         if not self._metadata.HasField("published_at"):
             return None
         published_at = self._metadata.published_at
@@ -170,7 +175,7 @@ class OpenedEnvelope:
 
     @property
     def content_encoding(self) -> str | None:
-        """How the payload was compressed, if it was."""
+        """The payload's compression."""
         return self._metadata.content_encoding or None
 
     @property
@@ -180,35 +185,61 @@ class OpenedEnvelope:
 
     @property
     def ttl_seconds(self) -> int:
-        """Seconds after `published_at_us` at which the message expires; 0 (or below) for never."""
+        """Seconds from `published_at_us` to expiry; 0 or less means never."""
         return self._metadata.ttl_seconds
 
     @property
     def correlation_id(self) -> str | None:
-        """The id that ties the messages of one request together."""
+        """Id shared by the messages of one request."""
         return self._metadata.correlation_id or None
 
     @property
     def causality_parent(self) -> str | None:
-        """The id of the message that caused this one."""
+        """Id of the message that caused this one."""
         return self._metadata.causality_parent or None
 
     @property
     def principal(self) -> str | None:
-        """Who published the message."""
+        """The publisher."""
         return self._envelope.security.publisher_id or None
+
+    @property
+    def encryption(self) -> str | None:
+        """The algorithm that the payload is encrypted with."""
+        return self._envelope.security.encryption.algorithm or None
+
+    @property
+    def trace_id(self) -> str | None:
+        """The trace id, for distributed tracing."""
+        return self._envelope.observability.trace_id or None
+
+    @property
+    def span_id(self) -> str | None:
+        """The span id, for distributed tracing."""
+        return self._envelope.observability.span_id or None
+
+    @property
+    def schema_url(self) -> str | None:
+        """The schema of the payload."""
+        return self._envelope.schema.schema_url or None
+
+    @property
+    def schema_version(self) -> str | None:
+        """The version of that schema."""
+        return self._envelope.schema.schema_version or None
 
 
 def open_envelope(blob: bytes) -> OpenedEnvelope:
-    """Open a serialized envelope for reading; raise `InvalidRequest` if the bytes are no envelope."""
+    """Open a serialized envelope for reading; raise `InvalidRequest` when the bytes are not one."""
     return OpenedEnvelope(parse_envelope(blob))
 
 
 def without_auth_token(blob: bytes) -> bytes:
-    """Return the envelope as it may be handed to a consumer: the very same bytes if it carries no auth token.
+    """Return an envelope without its auth token; without one, the same bytes.
 
-    With a token the envelope is encoded anew without it; every other field, known or not, is kept.
-    Raises `InvalidRequest` if the bytes are no envelope.
+    Every other field, including unknown ones, is preserved.
+
+    Raises: InvalidRequest when the bytes are not an envelope.
     """
     envelope = parse_envelope(blob)
     if not envelope.security.auth_token:

@@ -1,6 +1,6 @@
-"""Extract the headers that make a stored envelope searchable (RFC-037 header table).
+"""Headers extracted from a stored envelope for search (RFC-037 header table).
 
-The envelope's bytes are opaque otherwise: what was received is what is stored, unknown fields included.
+The envelope itself is stored byte for byte, unknown fields included.
 """
 
 from base64 import b64decode, b64encode
@@ -17,16 +17,18 @@ from postroom.domain.errors import InvalidRequest
 __all__ = ["MailboxItem", "extension_bytes", "extension_text", "extract_mailbox_item", "parse_envelope"]
 
 BINARY_PREFIX = "base64:"
+LABELS = "observability.labels."
+"""Prefix of custom headers indexed from `observability.labels`."""
 
-# What google.protobuf.Timestamp may hold: 0001-01-01 to 9999-12-31, UTC.
+# The range of google.protobuf.Timestamp: 0001-01-01 to 9999-12-31, UTC.
 FIRST_SECOND = -62_135_596_800
 LAST_SECOND = 253_402_300_799
 
 
 class MailboxItem(msgspec.Struct, frozen=True, kw_only=True):
-    """Hold one stored envelope and the headers it is found by (RFC-037 `MailboxItem`).
+    """A stored envelope and its headers (RFC-037 `MailboxItem`).
 
-    A header that the envelope doesn't carry is None. `timestamp` is in ms since 1970, UTC.
+    A header that is missing from the envelope is None. `timestamp` is in ms since 1970, UTC.
     """
 
     message_id: str
@@ -45,9 +47,9 @@ class MailboxItem(msgspec.Struct, frozen=True, kw_only=True):
     envelope_blob: bytes
 
     def reconstruct_envelope(self) -> PrismEnvelope:
-        """Return the whole envelope, without the publisher's auth token, which is never delivered.
+        """Return the envelope without the publisher's auth token (RFC-037 `ReconstructEnvelope`).
 
-        Raises `InvalidRequest` if the stored bytes are no envelope (RFC-037 `ReconstructEnvelope`).
+        Raises: InvalidRequest when the stored bytes are not an envelope.
         """
         envelope = parse_envelope(self.envelope_blob)
         if envelope.HasField("security"):
@@ -55,7 +57,7 @@ class MailboxItem(msgspec.Struct, frozen=True, kw_only=True):
         return envelope
 
     def __repr__(self) -> str:
-        # The bytes may hold an auth token, and a repr ends up in logs.
+        # The envelope may contain an auth token, and a repr ends up in logs.
         shown = (
             f"<{len(self.envelope_blob)} bytes>" if name == "envelope_blob" else repr(getattr(self, name))
             for name in self.__struct_fields__
@@ -67,17 +69,21 @@ class MailboxItem(msgspec.Struct, frozen=True, kw_only=True):
 def extract_mailbox_item(
     blob: bytes, *, received_at: int = 0, envelope: PrismEnvelope | None = None
 ) -> MailboxItem:
-    """Extract every row of RFC-037's header table from an envelope's bytes, which are kept as received.
+    """Extract RFC-037's headers from an envelope.
 
-    blob: the serialized envelope. received_at: ms since 1970, UTC; stands in for a publish time that is
-    missing or outside years 1 to 9999, because the table's `timestamp` is never NULL. For the same reason
-    an envelope without message id gets one made from its bytes, the same whenever those bytes come again.
-    envelope: what the bytes say, where they have been parsed already.
-    Raises `InvalidRequest` if the bytes are no envelope.
+    An envelope without a message id gets one derived from its bytes. Labels are indexed as custom headers
+    named `observability.labels.<name>`, unless an extension has that name.
+
+    Arguments:
+        blob: the serialized envelope.
+        received_at: ms since 1970, UTC; replaces a publish time that is missing or outside years 1 to 9999.
+        envelope: the parsed `blob`, to avoid parsing it again.
+
+    Raises: InvalidRequest when the bytes are not an envelope.
     """
     if envelope is None:
         envelope = parse_envelope(blob)
-    # Reading an absent sub-message gives its defaults, so an absent one and an empty string look alike.
+    # An absent sub-message reads as its defaults, so an absent field and an empty string are the same.
     metadata = envelope.metadata
     security = envelope.security
     observability = envelope.observability
@@ -96,33 +102,37 @@ def extract_mailbox_item(
         namespace=metadata.namespace or None,
         trace_id=observability.trace_id or None,
         span_id=observability.span_id or None,
-        custom_headers=custom_headers(envelope.extensions),
+        custom_headers=_labels(observability.labels) | custom_headers(envelope.extensions),
         envelope_blob=blob,
     )
 
 
 def parse_envelope(blob: bytes) -> PrismEnvelope:
-    """Parse an envelope's bytes; raise `InvalidRequest` if they are no envelope."""
+    """Parse an envelope; raise `InvalidRequest` when the bytes are not one."""
     try:
         return PrismEnvelope.FromString(blob)
     except DecodeError:
-        # The parser's own message adds nothing a sender could act on.
+        # The parser's message contains nothing useful to a sender.
         raise InvalidRequest(
-            f"The {len(blob)} bytes given as envelope are not a PrismEnvelope; "
+            f"The envelope of {len(blob)} bytes is not a PrismEnvelope; "
             "send the protobuf encoding of prism.envelope.v1.PrismEnvelope."
         ) from None
 
 
 def custom_headers(extensions: Mapping[str, bytes]) -> dict[str, str]:
-    """Return an envelope's extensions as text, each as `extension_text` writes it."""
+    """Return an envelope's extensions as text; see `extension_text`."""
     return {name: extension_text(extensions[name]) for name in extensions}
 
 
-def extension_text(value: bytes) -> str:
-    """Return an extension's value as text: itself where it is UTF-8, else `base64:` and its base64.
+def _labels(labels: Mapping[str, str]) -> dict[str, str]:
+    return {f"{LABELS}{name}": extension_text(labels[name].encode()) for name in labels}
 
-    The two can't be confused: text that itself begins with `base64:` is written in base64 too. So is
-    text with a NUL, which PostgreSQL's text can't hold. `extension_bytes` is the inverse.
+
+def extension_text(value: bytes) -> str:
+    """Return an extension's value as text: its UTF-8, or `base64:` followed by its base64.
+
+    Text that begins with `base64:` or contains a NUL, which PostgreSQL's text type refuses, is written in
+    base64 too. `extension_bytes` is the inverse.
     """
     try:
         text = value.decode()
@@ -134,14 +144,14 @@ def extension_text(value: bytes) -> str:
 
 
 def extension_bytes(text: str) -> bytes:
-    """Return the bytes that `extension_text` wrote as `text`."""
+    """Return the bytes of an extension; the inverse of `extension_text`."""
     if text.startswith(BINARY_PREFIX):
         return b64decode(text[len(BINARY_PREFIX) :])
     return text.encode()
 
 
 def is_valid_timestamp(timestamp: Timestamp) -> bool:
-    """Tell whether a timestamp lies in years 1 to 9999 with nanoseconds below a second."""
+    """Return whether a timestamp is in years 1 to 9999 and has 0 to 999,999,999 nanoseconds."""
     return FIRST_SECOND <= timestamp.seconds <= LAST_SECOND and 0 <= timestamp.nanos < 1_000_000_000
 
 

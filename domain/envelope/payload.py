@@ -1,4 +1,4 @@
-"""What the validation of a payload tells (RFC-037 schema enforcement modes)."""
+"""Result of a payload validation (RFC-037 schema enforcement modes)."""
 
 import msgspec
 
@@ -6,10 +6,10 @@ __all__ = ["ACCEPTED", "PayloadValidation"]
 
 
 class PayloadValidation(msgspec.Struct, frozen=True):
-    """Tell whether a message may be stored as far as its payload goes, and all that is wrong with it.
+    """Whether a payload is accepted, and its problems.
 
     Arguments:
-        problems: a sentence each, naming topic and place; in mode `warn` they are accepted.
+        problems: one sentence each, with topic and location; in mode `warn` they are accepted.
     """
 
     is_accepted: bool

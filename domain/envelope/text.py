@@ -1,4 +1,4 @@
-"""Read an envelope's payload as text, where it is text that anybody may read."""
+"""Payloads as plain text, for full-text search."""
 
 import json
 import re
@@ -12,14 +12,14 @@ _ESCAPES = re.compile(r'(?:\\u[0-9a-fA-F]{4})+|\\["\\/bfnrt]')
 
 
 def payload_text(blob: bytes, max_chars: int) -> str | None:
-    """Return the beginning of an envelope's payload as text; of JSON, with its escapes resolved.
+    """Return the beginning of an envelope's payload as text, JSON with its escapes resolved.
 
-    Text is a payload in UTF-8 whose content type is `text/*`, `*/json`, `*+json` or not given. None for any
-    other, for one that is encrypted, compressed or a packed message, and where the bytes are no envelope.
+    A payload is text when it is UTF-8 and its content type is `text/*`, `*/json`, `*+json` or missing. The
+    result is None for any other, for an encrypted, compressed or packed payload, and for an invalid envelope.
 
     Arguments:
         blob: the serialized envelope.
-        max_chars: characters of the payload to read, an escape counted as it is written.
+        max_chars: number of characters to read, counted before escapes are resolved.
     """
     try:
         envelope = parse_envelope(blob)
@@ -36,7 +36,7 @@ def payload_text(blob: bytes, max_chars: int) -> str | None:
         return None
     text = text[:max_chars]
     is_json = "json" in content_type.lower() or text.lstrip()[:1] in ("{", "[")
-    return _ESCAPES.sub(_unescaped, text) if is_json and "\\" in text else text
+    return _ESCAPES.sub(_unescape, text) if is_json and "\\" in text else text
 
 
 def _may_be_text(content_type: str) -> bool:
@@ -44,6 +44,6 @@ def _may_be_text(content_type: str) -> bool:
     return media.startswith("text/") or media.endswith(("/json", "+json"))
 
 
-def _unescaped(escapes: re.Match[str]) -> str:
+def _unescape(escapes: re.Match[str]) -> str:
     text: str = json.loads(f'"{escapes[0]}"')
     return text

@@ -1,4 +1,4 @@
-"""Validate the structure of an envelope before it is stored (RFC-037 schema validation)."""
+"""Structural validation of envelopes before they are stored (RFC-037 schema validation)."""
 
 from collections.abc import Iterator
 from enum import StrEnum
@@ -21,15 +21,15 @@ __all__ = [
 
 
 class ValidationMode(StrEnum):
-    """Say what an envelope's problems lead to (RFC-037 schema enforcement modes)."""
+    """How problems of an envelope are handled (RFC-037 schema enforcement modes)."""
 
     STRICT = "strict"  # refuse the envelope
     WARN = "warn"  # store it, report the problems
-    DISABLED = "disabled"  # store it, look for no problems
+    DISABLED = "disabled"  # store it unchecked
 
 
 class ProblemKind(StrEnum):
-    """Name what can be wrong with an envelope."""
+    """Kind of a problem of an envelope."""
 
     UNREADABLE = "unreadable"
     UNSUPPORTED_VERSION = "unsupported_version"
@@ -41,20 +41,20 @@ class ProblemKind(StrEnum):
     INVALID_PAYLOAD = "invalid_payload"
 
 
-# Reported in strict mode but never a reason to refuse: a newer version is read as well as we can, and the
-# time of arrival stands in for a publish time that is missing.
+# Reported in strict mode, but not refused: compatible fields of a newer version are read, and the time of
+# arrival replaces a missing publish time.
 _WARNINGS = frozenset({ProblemKind.UNSUPPORTED_VERSION, ProblemKind.MISSING_TIMESTAMP})
 
 
 class EnvelopeProblem(msgspec.Struct, frozen=True):
-    """Describe one problem of an envelope in one sentence."""
+    """A problem of an envelope, in one sentence."""
 
     kind: ProblemKind
     message: str
 
 
 class EnvelopeValidation(msgspec.Struct, frozen=True):
-    """Tell whether an envelope may be stored, and everything that is wrong with it."""
+    """Whether an envelope is accepted, and its problems."""
 
     is_accepted: bool
     problems: tuple[EnvelopeProblem, ...] = ()
@@ -63,8 +63,7 @@ class EnvelopeValidation(msgspec.Struct, frozen=True):
 def validate_envelope(blob: bytes, mode: ValidationMode = ValidationMode.STRICT) -> EnvelopeValidation:
     """Validate a serialized envelope (RFC-037 schema validation, steps 1 to 3).
 
-    Bytes that can't be parsed are refused in every mode, since no header could be extracted from them
-    (RFC-037 error handling: skip, with a warning). Raises nothing: what is wrong stands in the result.
+    Bytes that can't be parsed are refused in every mode (RFC-037 error handling: skip, with a warning).
     """
     try:
         envelope = parse_envelope(blob)
@@ -76,7 +75,7 @@ def validate_envelope(blob: bytes, mode: ValidationMode = ValidationMode.STRICT)
 def check_envelope(
     envelope: PrismEnvelope, mode: ValidationMode = ValidationMode.STRICT
 ) -> EnvelopeValidation:
-    """Validate an envelope that was parsed already; see `validate_envelope`."""
+    """Validate a parsed envelope; see `validate_envelope`."""
     if mode == ValidationMode.DISABLED:
         return EnvelopeValidation(True)
     problems = tuple(_problems(envelope))
@@ -88,8 +87,8 @@ def _problems(envelope: PrismEnvelope) -> Iterator[EnvelopeProblem]:
     if envelope.envelope_version != ENVELOPE_VERSION:
         yield EnvelopeProblem(
             ProblemKind.UNSUPPORTED_VERSION,
-            f"The envelope is of version {envelope.envelope_version}, not {ENVELOPE_VERSION}: "
-            f"fields that version {ENVELOPE_VERSION} doesn't know are kept but not indexed.",
+            f"The envelope has version {envelope.envelope_version}, not {ENVELOPE_VERSION}: "
+            "newer fields are stored but not indexed.",
         )
     if envelope.HasField("metadata"):
         yield from _metadata_problems(envelope.metadata)
@@ -104,19 +103,19 @@ def _metadata_problems(metadata: PrismMetadata) -> Iterator[EnvelopeProblem]:
     if not metadata.message_id:
         yield EnvelopeProblem(
             ProblemKind.MISSING_MESSAGE_ID,
-            "The envelope has no message id; set metadata.message_id to one that is never used again.",
+            "The envelope has no message id; set metadata.message_id to a unique id.",
         )
     if not metadata.topic:
         yield EnvelopeProblem(ProblemKind.MISSING_TOPIC, "The envelope has no topic; set metadata.topic.")
     if not metadata.HasField("published_at"):
         yield EnvelopeProblem(
             ProblemKind.MISSING_TIMESTAMP,
-            "The envelope has no publish time, so its time of arrival stands in; set metadata.published_at.",
+            "The envelope has no publish time, so its time of arrival is used; set metadata.published_at.",
         )
     elif not is_valid_timestamp(metadata.published_at):
         time = metadata.published_at
         yield EnvelopeProblem(
             ProblemKind.INVALID_TIMESTAMP,
-            f"The publish time, {time.seconds} s and {time.nanos} ns, is no time in years 1 to 9999; "
+            f"The publish time, {time.seconds} s and {time.nanos} ns, is outside years 1 to 9999; "
             "set metadata.published_at to seconds since 1970 UTC and 0 to 999,999,999 ns.",
         )

@@ -1,1 +1,1 @@
-"""The Mailbox aggregate: a single-writer log, and the queues that are a fold of it."""
+"""The Mailbox aggregate: queues derived from a single-writer log."""

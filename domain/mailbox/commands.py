@@ -1,4 +1,4 @@
-"""Commands that a mailbox decides on. What needed I/O or chance to find out is a field of the command."""
+"""Commands of a mailbox; facts that require I/O or randomness are fields of the commands."""
 
 import msgspec
 
@@ -8,17 +8,18 @@ from postroom.domain.policy import TopicPolicy
 
 
 class Send(msgspec.Struct, frozen=True, gc=False):
-    """Accept a message (svc-mailbox C-1 `SEND`).
+    """Command to accept a message (svc-mailbox C-1 `SEND`).
 
     Arguments:
-        message: its stream id, 16 bytes, new.
-        sticky_key: messages with the same key share a shard; None shares by topic (svc-mailbox P-6).
+        message: the new message's stream id, 16 bytes.
+        sticky_key: messages with the same key share a shard; None uses the topic's name (svc-mailbox P-6).
         size: payload bytes.
-        deliver_after_ms: hide it for this long first.
-        ttl_ms: dead-letter it when undelivered for this long; None leaves it to the topic's retention.
-        envelope: the `PrismEnvelope` bytes, stored as they are.
-        outside_id: whether the sender chose the message's id; such ids are unique for ever (RFC-037).
-        known: whether the log already holds a message with this id.
+        deliver_after_ms: delay before the first delivery.
+        ttl_ms: age at which it is dead-lettered if undelivered; None uses the topic's retention.
+        envelope: the `PrismEnvelope` bytes, stored unchanged.
+        has_external_id: whether the sender chose the message's id; such ids are never reused (RFC-037).
+        existing_hash: payload hash of the existing message with this id, empty if it can't be read any more;
+            None if the id is new.
     """
 
     message: bytes
@@ -32,20 +33,21 @@ class Send(msgspec.Struct, frozen=True, gc=False):
     sticky_key: str | None = None
     deliver_after_ms: int = 0
     ttl_ms: int | None = None
-    outside_id: bool = False
-    known: bool = False
+    has_external_id: bool = False
+    existing_hash: bytes | None = None
 
 
 class Receive(msgspec.Struct, frozen=True, gc=False):
-    """Deliver ready messages of a topic (svc-mailbox C-1 `RECV`).
+    """Command to deliver ready messages of topics (svc-mailbox C-1 `RECV`).
 
     Arguments:
-        visibility_ms: how long they stay hidden; None takes the topic's.
+        topics: in the order in which they are served.
+        visibility_ms: how long they stay hidden; None uses the policy of each topic.
         max_messages, max_bytes: bounds of this delivery; at least one ready message is always delivered.
-        corrupt: messages whose stored bytes failed their hash check: they are quarantined instead.
+        corrupt: messages to quarantine instead, as their stored bytes failed the hash check.
     """
 
-    topic: str
+    topics: tuple[str, ...]
     max_messages: int
     max_bytes: int
     visibility_ms: int | None = None
@@ -54,42 +56,49 @@ class Receive(msgspec.Struct, frozen=True, gc=False):
 
 
 class Ack(msgspec.Struct, frozen=True, gc=False):
-    """Settle a delivery (svc-mailbox C-1 `ACK`).
+    """Command to settle a delivery (svc-mailbox C-1 `ACK`).
 
     Arguments:
-        settled: what the log says of the message, where the mailbox holds it no more; None when it knows
-            nothing.
+        stored_message: the message read from the log if the mailbox no longer holds it; None if the log does
+            not hold it either.
     """
 
     receipt: Receipt
-    settled: Message | None = None
+    stored_message: Message | None = None
 
 
 class Nack(msgspec.Struct, frozen=True, gc=False):
-    """Give a delivery back (svc-mailbox C-1 `NACK`); `jitter` is a uniform random number in [0, 1)."""
+    """Command to fail a delivery (svc-mailbox C-1 `NACK`).
+
+    Arguments:
+        jitter: a uniform random number in [0, 1).
+        reason: the consumer's reason.
+        delay_ms: time until the next delivery; None uses the policy's backoff.
+        stored_message: see `Ack`.
+    """
 
     receipt: Receipt
     jitter: float
     reason: str | None = None
     delay_ms: int | None = None
-    settled: Message | None = None
+    stored_message: Message | None = None
 
 
 class Extend(msgspec.Struct, frozen=True, gc=False):
-    """Hide a received message for `visibility_ms` from now on."""
+    """Command to hide a received message for `visibility_ms` from now on (svc-mailbox C-1 `EXTEND`)."""
 
     receipt: Receipt
     visibility_ms: int
-    settled: Message | None = None
+    stored_message: Message | None = None
 
 
-class Reprocess(msgspec.Struct, frozen=True, gc=False):
-    """Put dead letters of a topic back into its queues, oldest first (svc-mailbox C-4).
+class Redrive(msgspec.Struct, frozen=True, gc=False):
+    """Command to redrive dead letters of a topic, oldest first (svc-mailbox C-4).
 
     Arguments:
-        limit: how many at most.
-        reason: only those that died of this.
-        messages: only these stream ids.
+        limit: maximum number of messages.
+        reason: redrive only those dead-lettered for this reason.
+        messages: redrive only these stream ids.
     """
 
     topic: str
@@ -99,7 +108,7 @@ class Reprocess(msgspec.Struct, frozen=True, gc=False):
 
 
 class Purge(msgspec.Struct, frozen=True, gc=False):
-    """Remove messages of a topic that are not in flight: dead letters, waiting ones, or both."""
+    """Command to remove dead letters, ready messages, or both from a topic."""
 
     topic: str
     dead: bool = True
@@ -108,27 +117,28 @@ class Purge(msgspec.Struct, frozen=True, gc=False):
 
 
 class SetPolicy(msgspec.Struct, frozen=True, gc=False):
-    """Set what a topic promises; its shard count is fixed once it holds messages."""
+    """Command to set the policy of a topic; the shard count can change only while the topic is empty."""
 
     topic: str
     policy: TopicPolicy
 
 
 class Sweep(msgspec.Struct, frozen=True, gc=False):
-    """End what has run out of time: deliveries, undelivered messages, dead letters (svc-mailbox C-3)."""
+    """Command to time out deliveries and expire messages (svc-mailbox C-3)."""
 
     limit: int = 1_000
 
 
 class TakeOwnership(msgspec.Struct, frozen=True, gc=False):
-    """Become the only writer, under the next epoch; create the mailbox where it is new.
+    """Command to become the only writer, under the next epoch; creates the mailbox if it does not exist.
 
     Arguments:
+        mode: expected mode; None accepts any, and creates a queue.
         boot, uptime, clock_continues: see `OwnershipTaken`.
     """
 
     name: str
-    mode: MailboxMode
+    mode: MailboxMode | None
     owner: str
     boot: str
     uptime: int
@@ -136,12 +146,12 @@ class TakeOwnership(msgspec.Struct, frozen=True, gc=False):
 
 
 class Truncate(msgspec.Struct, frozen=True, gc=False):
-    """Drop the log's records up to `through`, whose chain hash is `link`."""
+    """Command to remove the log's records up to `through`, whose chain hash is `link`."""
 
     through: int
     link: bytes
 
 
 Command = (
-    Send | Receive | Ack | Nack | Extend | Reprocess | Purge | SetPolicy | Sweep | TakeOwnership | Truncate
+    Send | Receive | Ack | Nack | Extend | Redrive | Purge | SetPolicy | Sweep | TakeOwnership | Truncate
 )

@@ -1,4 +1,4 @@
-"""What a mailbox answers to a command: `decide(command, state, now) -> events`, or a typed rejection."""
+"""The mailbox's decider: `decide(command, state, now) -> events`, or a `Rejected`."""
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
@@ -7,8 +7,16 @@ from typing import Any
 
 from blake3 import blake3
 
-from postroom.domain.errors import FrameTooLarge, InvalidRequest, NotFound, Saturated
+from postroom.domain.errors import (
+    FrameTooLarge,
+    IdempotencyConflict,
+    InvalidRequest,
+    NotFound,
+    Saturated,
+    WrongMode,
+)
 from postroom.domain.event import Event
+from postroom.domain.integrity import b3
 from postroom.domain.mailbox.commands import (
     Ack,
     Command,
@@ -16,7 +24,7 @@ from postroom.domain.mailbox.commands import (
     Nack,
     Purge,
     Receive,
-    Reprocess,
+    Redrive,
     Send,
     SetPolicy,
     Sweep,
@@ -35,6 +43,8 @@ from postroom.domain.message import (
     MessageEvent,
     MessageSent,
     Receipt,
+)
+from postroom.domain.message_decisions import (
     ack,
     dead_letter,
     expire,
@@ -44,18 +54,18 @@ from postroom.domain.message import (
     redrive,
     time_out,
 )
-from postroom.domain.names import mailbox_stream
-from postroom.domain.policy import MIN_VISIBILITY_MS, SATURATED_RETRY_MS, TopicPolicy
+from postroom.domain.names import mailbox_stream, message_id
+from postroom.domain.policy import SATURATED_RETRY_MS, TopicPolicy, check_visibility
 
 
 def decide(command: Command, mailbox: Mailbox, now: int) -> Sequence[Event]:
-    """Return the events that `command` causes, none where it changes nothing.
+    """Return the events that `command` causes; empty if it changes nothing.
 
     Arguments:
-        mailbox: the state, which is only read.
-        now: log time, µs; not before the mailbox's last event.
+        mailbox: the state; it is not changed.
+        now: log time, µs; at or after the mailbox's last event.
 
-    Raises: a `Rejected`; then nothing happened.
+    Raises: a `Rejected` when the command is refused.
     """
     decider = _DECIDE[type(command)]
     return decider(command, mailbox, now)
@@ -63,39 +73,37 @@ def decide(command: Command, mailbox: Mailbox, now: int) -> Sequence[Event]:
 
 @lru_cache(65_536)
 def shard_of(key: str, shards: int) -> int:
-    """Return the shard of a sticky key: a hash, the same in every process and version (svc-mailbox P-6)."""
+    """Return the shard of a sticky key, by a hash that never changes (svc-mailbox P-6)."""
     return int.from_bytes(blake3(key.encode()).digest(8), "big") % shards
 
 
 def deliverable(command: Receive, mailbox: Mailbox, now: int) -> list[Message]:
     """Return the messages that `command` would deliver or quarantine, in order, oldest first per shard."""
-    topic = mailbox.topics.get(command.topic)
-    if topic is None:
-        return []
-    room = min(command.max_messages, mailbox.limits.in_flight_ceiling - mailbox.in_flight)
-    chosen: list[Message] = []
+    topics = [mailbox.topics[name] for name in command.topics if name in mailbox.topics]
+    remaining = min(command.max_messages, mailbox.limits.in_flight_ceiling - mailbox.in_flight)
+    messages: list[Message] = []
     size = 0
     corrupt = command.corrupt
-    for message in _in_turn(topic, mailbox.position, now):
+    for message in chain.from_iterable(_ready_messages(topic, mailbox.position, now) for topic in topics):
         if message.stream in corrupt:
-            chosen.append(message)
+            messages.append(message)
             continue
-        if message.expires_at <= now:  # the next sweep ends it
+        if message.expires_at <= now:  # the next sweep dead-letters it
             continue
-        if room <= 0 or (size and size + message.size > command.max_bytes):
+        if remaining <= 0 or (size and size + message.size > command.max_bytes):
             break
-        room -= 1
+        remaining -= 1
         size += message.size or 1
-        chosen.append(message)
-    return chosen
+        messages.append(message)
+    return messages
 
 
-def _in_turn(topic: Topic, turn: int, now: int) -> Iterator[Message]:
-    """Yield a topic's ready messages by shard, starting at another one each time, so that none starves."""
+def _ready_messages(topic: Topic, offset: int, now: int) -> Iterator[Message]:
+    """Yield a topic's ready messages by shard; the first shard rotates with `offset`, so none starves."""
     numbers = sorted(topic.shards)
     if len(numbers) == 1:
         return topic.shards[numbers[0]].ready(now)
-    start = turn % len(numbers) if numbers else 0
+    start = offset % len(numbers) if numbers else 0
     return chain.from_iterable(topic.shards[n].ready(now) for n in numbers[start:] + numbers[:start])
 
 
@@ -105,39 +113,61 @@ def _send(command: Send, mailbox: Mailbox, now: int) -> list[Event]:
             f"Message on topic {command.topic} is {len(command.envelope)} bytes with its envelope; "
             f"a frame holds at most {mailbox.limits.frame_bytes}. Send a reference to the data instead."
         )
-    if command.known or command.message in mailbox.messages:
-        return []
-    if mailbox.mode == "archive":
-        return [_sent(command, 0, None, 0, now)]
+    if command.existing_hash is not None or command.message in mailbox.messages:
+        return _check_duplicate(command)
     topic = mailbox.topics.get(command.topic)
     policy = topic.policy if topic is not None else mailbox.policy(command.topic)
-    shard = shard_of(command.sticky_key or command.topic, policy.shards)
-    if topic is not None:
-        if command.idem_key is not None and not topic.window.admit(
+    if topic is not None and command.idem_key is not None:
+        is_new = topic.window.admit(
             command.topic,
             command.idem_key,
             command.payload_hash,
             capacity=policy.replay_capacity,
             window=policy.replay_window_ms * MS,
             now=now,
-        ):
+        )
+        if not is_new:
             return []
-        queue = topic.shards.get(shard)
-        if queue is not None and queue.size >= policy.shard_capacity:
-            raise Saturated(
-                f"Shard {shard} of topic {command.topic} is full with {policy.shard_capacity} messages; "
-                "retry later, receive faster, or raise shard_capacity in its policy.",
-                SATURATED_RETRY_MS,
-            )
-    elif len(mailbox.topics) >= mailbox.limits.topics:
+    is_archived = mailbox.mode == "archive"
+    if topic is None and not (is_archived and command.idem_key is None) and not mailbox.has_room(now):
         raise Saturated(
             f"Mailbox {mailbox.name} holds its limit of {mailbox.limits.topics} topics; use one of them.",
             SATURATED_RETRY_MS,
         )
-    due = now + command.deliver_after_ms * MS
-    ttl_ms = policy.ready_retention_ms if command.ttl_ms is None else command.ttl_ms
-    expires_at = now + min(ttl_ms, policy.ready_retention_ms) * MS
-    return [_sent(command, shard, due, expires_at, now)]
+    if is_archived:
+        return [_sent(command, 0, None, 0, now)]
+    return [_enqueue(command, topic, policy, now)]
+
+
+def _check_duplicate(command: Send) -> list[Event]:
+    """Accept a message whose id exists, if its payload is the same."""
+    if not command.existing_hash or command.existing_hash == command.payload_hash:
+        return []
+    raise IdempotencyConflict(
+        f"Message id {message_id(command.message, command.headers.message_id)} exists with payload hash "
+        f"{b3(command.existing_hash)}, but was sent again with {b3(command.payload_hash)} on topic "
+        f"{command.topic}; send the other payload under another id."
+    )
+
+
+def _enqueue(command: Send, topic: Topic | None, policy: TopicPolicy, now: int) -> MessageSent:
+    ttl_ms = policy.ready_retention_ms
+    if command.ttl_ms is not None:
+        ttl_ms = min(ttl_ms, command.ttl_ms)
+    if command.deliver_after_ms and command.deliver_after_ms >= ttl_ms:
+        raise InvalidRequest(
+            f"deliver_after_ms must be below the {ttl_ms} ms after which an undelivered message of topic "
+            f"{command.topic} is dead-lettered; it was {command.deliver_after_ms}."
+        )
+    shard = shard_of(command.sticky_key or command.topic, policy.shards)
+    queue = topic.shards.get(shard) if topic is not None else None
+    if queue is not None and queue.size >= policy.shard_capacity:
+        raise Saturated(
+            f"Shard {shard} of topic {command.topic} is full with {policy.shard_capacity} messages; "
+            "retry later, receive faster, or raise shard_capacity in its policy.",
+            SATURATED_RETRY_MS,
+        )
+    return _sent(command, shard, now + command.deliver_after_ms * MS, now + ttl_ms * MS, now)
 
 
 def _sent(command: Send, shard: int, due: int | None, expires_at: int, now: int) -> MessageSent:
@@ -164,35 +194,37 @@ def _receive(command: Receive, mailbox: Mailbox, now: int) -> list[MessageEvent]
             f"max_messages must be between 1 and {mailbox.limits.max_messages}; it was "
             f"{command.max_messages}."
         )
-    policy = mailbox.policy(command.topic)
-    visibility_ms = _visibility(
-        policy.visibility_ms if command.visibility_ms is None else command.visibility_ms
-    )
-    chosen = deliverable(command, mailbox, now)
-    if not chosen and mailbox.in_flight >= mailbox.limits.in_flight_ceiling:
-        alarm = mailbox.next_alarm()
+    if command.visibility_ms is not None:
+        check_visibility(command.visibility_ms)
+    messages = deliverable(command, mailbox, now)
+    if not messages and mailbox.in_flight >= mailbox.limits.in_flight_ceiling:
+        timer = mailbox.next_timer()
         raise Saturated(
             f"Mailbox {mailbox.name} has its limit of {mailbox.limits.in_flight_ceiling} messages in flight; "
             "ack or nack some, or retry when a delivery times out.",
-            max(1, (alarm - now) // MS) if alarm is not None else SATURATED_RETRY_MS,
+            max(1, (timer - now) // MS) if timer is not None else SATURATED_RETRY_MS,
         )
+    policies = {name: mailbox.policy(name) for name in command.topics}
+    visibilities = {name: command.visibility_ms or each.visibility_ms for name, each in policies.items()}
     corrupt, consumer = command.corrupt, command.consumer
     if not corrupt:
-        return [receive(message, visibility_ms, consumer, now) for message in chosen]
+        return [receive(message, visibilities[message.topic], consumer, now) for message in messages]
     return [
-        dead_letter(message, "integrity", "stored bytes do not match their hash", policy, now)
+        dead_letter(
+            message, "integrity", "stored bytes do not match their hash", policies[message.topic], now
+        )
         if message.stream in corrupt
-        else receive(message, visibility_ms, consumer, now)
-        for message in chosen
+        else receive(message, visibilities[message.topic], consumer, now)
+        for message in messages
     ]
 
 
 def _ack(command: Ack, mailbox: Mailbox, now: int) -> list[MessageEvent]:
-    return ack(_held(command.receipt, command.settled, mailbox), command.receipt, now)
+    return ack(_find_message(command.receipt, command.stored_message, mailbox), command.receipt, now)
 
 
 def _nack(command: Nack, mailbox: Mailbox, now: int) -> list[MessageEvent]:
-    message = _held(command.receipt, command.settled, mailbox)
+    message = _find_message(command.receipt, command.stored_message, mailbox)
     return nack(
         message,
         command.receipt,
@@ -205,31 +237,25 @@ def _nack(command: Nack, mailbox: Mailbox, now: int) -> list[MessageEvent]:
 
 
 def _extend(command: Extend, mailbox: Mailbox, now: int) -> list[MessageEvent]:
-    message = _held(command.receipt, command.settled, mailbox)
-    visibility_ms = _visibility(command.visibility_ms)
+    message = _find_message(command.receipt, command.stored_message, mailbox)
+    visibility_ms = check_visibility(command.visibility_ms)
     return extend(message, command.receipt, visibility_ms, mailbox.policy(message.topic), now)
 
 
-def _held(receipt: Receipt, settled: Message | None, mailbox: Mailbox) -> Message:
-    message = mailbox.messages.get(receipt.message) or settled
+def _find_message(receipt: Receipt, stored_message: Message | None, mailbox: Mailbox) -> Message:
+    message = mailbox.messages.get(receipt.message) or stored_message
     if message is None:
         raise NotFound(
-            f"Mailbox {mailbox.name} knows no message {receipt.message.hex()}; check the receipt and the "
+            f"Mailbox {mailbox.name} has no message {receipt.message.hex()}; check the receipt and the "
             "mailbox."
         )
     return message
 
 
-def _visibility(visibility_ms: int) -> int:
-    if visibility_ms < MIN_VISIBILITY_MS:
-        raise InvalidRequest(f"visibility_ms must be at least {MIN_VISIBILITY_MS}; it was {visibility_ms}.")
-    return visibility_ms
-
-
-def _reprocess(command: Reprocess, mailbox: Mailbox, now: int) -> list[MessageEvent]:
-    topic = _known_topic(command.topic, mailbox)
+def _redrive(command: Redrive, mailbox: Mailbox, now: int) -> list[MessageEvent]:
+    topic = _topic(command.topic, mailbox)
     events: list[MessageEvent] = []
-    room = {n: topic.policy.shard_capacity - shard.size for n, shard in topic.shards.items()}
+    free = {n: topic.policy.shard_capacity - shard.size for n, shard in topic.shards.items()}
     for stream, message in topic.dead.items():
         if len(events) >= command.limit:
             break
@@ -237,29 +263,28 @@ def _reprocess(command: Reprocess, mailbox: Mailbox, now: int) -> list[MessageEv
             continue
         if command.messages is not None and stream not in command.messages:
             continue
-        left = room.setdefault(message.shard, topic.policy.shard_capacity)
-        if left <= 0:
+        if free.setdefault(message.shard, topic.policy.shard_capacity) <= 0:
             if events:
                 break
             raise Saturated(
                 f"Shard {message.shard} of topic {topic.name} is full with {topic.policy.shard_capacity} "
-                "messages; receive some before reprocessing its dead letters.",
+                "messages; receive some before redriving its dead letters.",
                 SATURATED_RETRY_MS,
             )
-        room[message.shard] = left - 1
+        free[message.shard] -= 1
         events.append(redrive(message, topic.policy, now))
     return events
 
 
 def _purge(command: Purge, mailbox: Mailbox, now: int) -> list[MessageEvent]:
-    topic = _known_topic(command.topic, mailbox)
-    doomed: list[Message] = list(topic.dead.values()) if command.dead else []
+    topic = _topic(command.topic, mailbox)
+    messages: list[Message] = list(topic.dead.values()) if command.dead else []
     if command.ready:
-        doomed += [m for m in mailbox.messages.values() if m.topic == command.topic and m.status == READY]
-    return [expire(message, "purged", now) for message in doomed[: command.limit]]
+        messages += [m for m in mailbox.messages.values() if m.topic == command.topic and m.status == READY]
+    return [expire(message, "purged", now) for message in messages[: command.limit]]
 
 
-def _known_topic(name: str, mailbox: Mailbox) -> Topic:
+def _topic(name: str, mailbox: Mailbox) -> Topic:
     topic = mailbox.topics.get(name)
     if topic is None:
         raise NotFound(
@@ -278,6 +303,12 @@ def _set_policy(command: SetPolicy, mailbox: Mailbox, now: int) -> list[Event]:
         )
     if policy == mailbox.policies.get(command.topic):
         return []
+    if command.topic not in mailbox.policies and len(mailbox.policies) >= mailbox.limits.topics:
+        raise Saturated(
+            f"Mailbox {mailbox.name} has policies for its limit of {mailbox.limits.topics} topics; change "
+            "one of them, or raise the limit.",
+            SATURATED_RETRY_MS,
+        )
     stream, version = mailbox_stream(mailbox.name), mailbox.version + 1
     return [TopicPolicySet(stream, version, now, command.topic, policy)]
 
@@ -291,17 +322,17 @@ def _sweep(command: Sweep, mailbox: Mailbox, now: int) -> list[MessageEvent]:
         elif message.status == DEAD:
             events.append(expire(message, "retention", now))
         else:
-            events.append(dead_letter(message, _lateness(message, policy), None, policy, now))
+            events.append(dead_letter(message, _expiry_reason(message, policy), None, policy, now))
     if events:
         return events
-    for name in sorted(mailbox.crowded):
+    for name in sorted(mailbox.over_capacity):
         topic = mailbox.topics[name]
         excess = len(topic.dead) - topic.policy.dead_capacity
         events += [expire(message, "capacity", now) for message in islice(topic.dead.values(), excess)]
     return events
 
 
-def _lateness(message: Message, policy: TopicPolicy) -> DeadReason:
+def _expiry_reason(message: Message, policy: TopicPolicy) -> DeadReason:
     by_retention = message.expires_at - message.sent_at >= policy.ready_retention_ms * MS
     return "retention_expired" if by_retention else "ttl_expired"
 
@@ -311,9 +342,11 @@ def _take_ownership(command: TakeOwnership, mailbox: Mailbox, now: int) -> list[
     version = mailbox.version + 1
     events: list[Event] = []
     if version == 1:
-        events.append(MailboxCreated(stream, version, now, command.name, command.mode))
+        events.append(MailboxCreated(stream, version, now, command.name, command.mode or "queue"))
         version += 1
-    taken = OwnershipTaken(
+    elif command.mode is not None and command.mode != mailbox.mode:
+        raise WrongMode(mailbox.name, mailbox.mode, command.mode)
+    ownership = OwnershipTaken(
         stream,
         version,
         now,
@@ -323,7 +356,7 @@ def _take_ownership(command: TakeOwnership, mailbox: Mailbox, now: int) -> list[
         command.uptime,
         command.clock_continues,
     )
-    return [*events, taken]
+    return [*events, ownership]
 
 
 def _truncate(command: Truncate, mailbox: Mailbox, now: int) -> list[Event]:
@@ -339,7 +372,7 @@ _DECIDE: dict[type, Callable[[Any, Mailbox, int], Sequence[Event]]] = {
     Ack: _ack,
     Nack: _nack,
     Extend: _extend,
-    Reprocess: _reprocess,
+    Redrive: _redrive,
     Purge: _purge,
     SetPolicy: _set_policy,
     Sweep: _sweep,

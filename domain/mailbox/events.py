@@ -9,7 +9,7 @@ MailboxMode = Literal["queue", "archive"]
 
 
 class MailboxCreated(Event, frozen=True, gc=False):
-    """The mailbox came into being, to queue messages or only to archive them (RFC-037)."""
+    """The mailbox was created as a queue or as an archive (RFC-037)."""
 
     name: str
     mode: MailboxMode
@@ -19,10 +19,10 @@ class OwnershipTaken(Event, frozen=True, gc=False):
     """A process became the only writer; `epoch` fences every older owner (RFC-049).
 
     Arguments:
-        boot, uptime: the machine boot and its monotonic reading in µs, so that the next owner on the same
-            boot can go on with the same log time (svc-mailbox I-17).
-        clock_continues: whether log time went on from the owner before; if not, messages in flight get
-            their full visibility again, so that none reappears early, and idempotency keys their full window.
+        boot, uptime: the machine's boot id and monotonic clock in µs, from which the next owner on the same
+            boot continues log time (svc-mailbox I-17).
+        clock_continues: whether log time continues from the previous owner's; if not, visibility timeouts and
+            replay windows restart, and expiry pauses for a while.
     """
 
     epoch: int
@@ -33,7 +33,7 @@ class OwnershipTaken(Event, frozen=True, gc=False):
 
 
 class TopicPolicySet(Event, frozen=True, gc=False):
-    """An operator set what a topic promises (svc-mailbox P-9)."""
+    """An operator set the policy of a topic (svc-mailbox P-9)."""
 
     topic: str
     policy: TopicPolicy

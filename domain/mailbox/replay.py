@@ -1,4 +1,4 @@
-"""The replay window: which idempotency keys a topic has seen lately, and with what payload."""
+"""The replay window: recent idempotency keys of a topic, with the hashes of their payloads."""
 
 from collections import OrderedDict
 from itertools import islice
@@ -8,8 +8,8 @@ import msgspec
 from postroom.domain.errors import IdempotencyConflict, Saturated
 
 
-class Remembered(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """What was sent under an idempotency key, and when (µs)."""
+class ReplayEntry(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """Entry of an idempotency key: the message sent with it, the payload's hash, and the send time (µs)."""
 
     message: bytes
     payload_hash: bytes
@@ -17,48 +17,46 @@ class Remembered(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
 
 class ReplayWindow:
-    """Remember `idem_key -> (message, payload_hash, at)` for `T_replay` (svc-mailbox C-2, I-13).
+    """Bounded table `idem_key -> (message, payload_hash, at)` of the last `T_replay` (svc-mailbox C-2, I-13).
 
-    The table is bounded, and a key never leaves it inside the window: when it is full of such keys, new ones
-    are refused. Entries are kept in the order of their time, so that expired ones stand in front.
+    A key is never evicted within the window; when the table is full of unexpired keys, new ones are refused.
+    Entries are ordered by time, so expired ones come first.
     """
 
     __slots__ = ("_keys",)
 
-    def __init__(self, keys: dict[str, Remembered] | None = None) -> None:
-        self._keys: OrderedDict[str, Remembered] = OrderedDict(keys or {})
+    def __init__(self, keys: dict[str, ReplayEntry] | None = None) -> None:
+        self._keys: OrderedDict[str, ReplayEntry] = OrderedDict(keys or {})
 
     def __len__(self) -> int:
         return len(self._keys)
 
-    def recall(self, key: str, since: int) -> Remembered | None:
-        """Return what was sent under `key` after `since` (µs), or None."""
-        found = self._keys.get(key)
-        return found if found is not None and found.at > since else None
+    def find(self, key: str, since: int) -> ReplayEntry | None:
+        """Return the entry of `key` if it was sent after `since` (µs), or None."""
+        entry = self._keys.get(key)
+        return entry if entry is not None and entry.at > since else None
 
     def admit(
         self, topic: str, key: str, payload_hash: bytes, *, capacity: int, window: int, now: int
     ) -> bool:
-        """Tell whether `key` is new; a repeat with the same payload is not (svc-mailbox I-2).
+        """Return True for a new key and False for a repetition with the same payload (svc-mailbox I-2).
 
         Arguments:
-            capacity: how many keys may be remembered at once.
+            capacity: maximum number of remembered keys.
             window, now: in µs.
 
-        Raises: IdempotencyConflict on a repeat with another payload, Saturated when no key can be forgotten
-        yet.
+        Raises: IdempotencyConflict on a repetition with another payload, Saturated when the window is full.
         """
-        found = self.recall(key, now - window)
-        if found is not None:
-            if found.payload_hash == payload_hash:
+        first = self.find(key, now - window)
+        if first is not None:
+            if first.payload_hash == payload_hash:
                 return False
             raise IdempotencyConflict(
                 f"Idempotency key {key!r} on topic {topic} was used for another payload within the replay "
-                "window; "
-                "send the changed payload under a new key."
+                "window; send the other payload under a new key."
             )
         if len(self._keys) >= capacity:
-            # A capacity that was lowered may leave more keys than it allows: count from the newest.
+            # There are more keys than `capacity` if that was lowered; count from the newest.
             oldest = next(islice(self._keys.values(), len(self._keys) - capacity, None))
             if oldest.at > now - window:
                 raise Saturated(
@@ -68,25 +66,29 @@ class ReplayWindow:
                 )
         return True
 
-    def remember(self, key: str, remembered: Remembered, window: int) -> None:
-        """Keep a key for the window, and forget those whose window is over at its time."""
-        self.forget(remembered.at - window)
+    def add(self, key: str, entry: ReplayEntry, window: int) -> None:
+        """Add a key, and drop the keys that have expired by its time."""
+        self.drop_until(entry.at - window)
         keys = self._keys
-        if key in keys:  # used again after its window: it goes to the back of the line
+        if key in keys:  # reused after its window: move the entry to the end
             del keys[key]
-        keys[key] = remembered
+        keys[key] = entry
 
-    def forget(self, time: int) -> None:
-        """Forget the keys remembered at or before `time` (µs)."""
+    def drop_until(self, time: int) -> None:
+        """Drop the keys added at or before `time` (µs)."""
         keys = self._keys
         while keys and next(iter(keys.values())).at <= time:
             keys.popitem(last=False)
 
-    def restart(self, at: int) -> None:
-        """Let every key's window begin again at `at` (µs): nobody knows how much of it has passed."""
-        for key, seen in self._keys.items():
-            self._keys[key] = Remembered(seen.message, seen.payload_hash, at)
+    def is_expired(self, time: int) -> bool:
+        """Return whether all keys were added at or before `time` (µs)."""
+        return not self._keys or next(reversed(self._keys.values())).at <= time
 
-    def since(self, time: int) -> dict[str, Remembered]:
-        """Return the keys remembered after `time` (µs), oldest first."""
-        return {key: seen for key, seen in self._keys.items() if seen.at > time}
+    def restart(self, at: int) -> None:
+        """Restart every key's window at `at` (µs), because the elapsed time is unknown."""
+        for key, entry in self._keys.items():
+            self._keys[key] = ReplayEntry(entry.message, entry.payload_hash, at)
+
+    def since(self, time: int) -> dict[str, ReplayEntry]:
+        """Return the keys added after `time` (µs), oldest first."""
+        return {key: entry for key, entry in self._keys.items() if entry.at > time}

@@ -1,4 +1,4 @@
-"""A shard: one FIFO queue of a topic, as a fold of its messages' events."""
+"""Shards: the FIFO queues of a topic."""
 
 import heapq
 from bisect import bisect_left, insort
@@ -13,13 +13,12 @@ _by_position = attrgetter("position")
 
 
 class Shard:
-    """Keep the messages of one shard that wait for delivery, in the order in which they were sent.
+    """FIFO queue of ready and delayed messages, in send order.
 
-    New messages join `_fresh`, whose order is the log's. Messages that come back (nacked, timed out,
-    redriven, or whose delay ended) join `_returned`, kept sorted, so that they go before everything sent
-    later: FIFO per shard survives a redelivery (svc-mailbox I-14). Messages with a future `due` wait in the
-        heap
-    `_delayed`.
+    New messages are appended to `_fresh`, which is in log order. Requeued and redriven messages, and those
+    whose delay ended, are inserted into `_returned`, sorted by position: they are delivered before messages
+    that were sent later, so order within a shard survives redelivery (svc-mailbox I-14). Messages with a
+    future `due` are in the heap `_delayed`.
     """
 
     __slots__ = ("_delayed", "_fresh", "_returned", "_waiting", "in_flight")
@@ -28,7 +27,7 @@ class Shard:
         self._fresh: deque[Message] = deque()
         self._returned: list[Message] = []
         self._delayed: list[tuple[int, int, Message]] = []
-        # stream id -> the queue that holds the live reference; others are stale and get skipped
+        # The queue with a message's live entry, by stream id; entries in other queues are stale and skipped.
         self._waiting: dict[bytes, object] = {}
         self.in_flight = 0
 
@@ -39,11 +38,11 @@ class Shard:
 
     @property
     def size(self) -> int:
-        """Count unsettled messages, in flight included: what `shard_capacity` bounds (svc-mailbox I-5)."""
+        """Count the messages that `shard_capacity` bounds: ready, delayed and in flight (svc-mailbox I-5)."""
         return len(self._waiting) + self.in_flight
 
     def enqueue(self, message: Message, now: int) -> None:
-        """Let a ready message wait for its delivery; `now` in µs tells whether it is delayed."""
+        """Add a message to the queue, delayed if its `due` is after `now` (µs)."""
         if message.due > now:
             heapq.heappush(self._delayed, (message.due, message.position, message))
             self._waiting[message.stream] = self._delayed
@@ -55,7 +54,7 @@ class Shard:
             self._waiting[message.stream] = self._returned
 
     def dequeue(self, message: Message) -> None:
-        """Take a waiting message out; one from the middle of the line leaves a stale reference behind."""
+        """Remove a waiting message; in the middle of `_fresh` or `_delayed`, its entry becomes stale."""
         queue = self._waiting.pop(message.stream)
         if queue is self._fresh:
             if self._fresh[0] is message:
@@ -64,7 +63,7 @@ class Shard:
             del self._returned[bisect_left(self._returned, message.position, key=_by_position)]
 
     def ready(self, now: int) -> Iterator[Message]:
-        """Yield the messages that may be delivered at `now` (µs), oldest first, without taking them out."""
+        """Yield the messages that may be delivered at `now` (µs), oldest first, without removing them."""
         if self._delayed:
             self._promote(now)
         fresh = self._fresh
@@ -95,7 +94,7 @@ class Shard:
         return sum(1 for queue in self._waiting.values() if queue is self._delayed)
 
     def _promote(self, now: int) -> None:
-        """Move delayed messages whose time has come: time passing is no event, so reading may do it."""
+        """Move messages whose delay has ended to `_returned`; time is not an event, so reads may do this."""
         delayed = self._delayed
         while delayed and delayed[0][0] <= now:
             entry = heapq.heappop(delayed)

@@ -1,21 +1,21 @@
-"""Snapshots: a mailbox's state as bytes, so that opening it needs only the tail of its log."""
+"""Snapshots: serialised states of a mailbox, which shorten the part of the log to replay."""
 
 from operator import attrgetter
 
 import msgspec
 
 from postroom.domain.mailbox.events import MailboxMode
-from postroom.domain.mailbox.replay import Remembered, ReplayWindow
+from postroom.domain.mailbox.replay import ReplayEntry, ReplayWindow
 from postroom.domain.mailbox.state import Clock, Mailbox, Topic
 from postroom.domain.message import DEAD, IN_FLIGHT, MS, READY, Message
 from postroom.domain.policy import MailboxLimits, TopicPolicy
 
 VERSION = 2
-"""Raise this when the snapshot's or a message's fields change: snapshots of other versions are ignored."""
+"""Increment when fields of `Snapshot` or `Message` change; snapshots of other versions are ignored."""
 
 
 class Snapshot(msgspec.Struct, frozen=True, array_like=True):
-    """State of a mailbox after the event at `position`; queues and alarms are rebuilt from the messages."""
+    """State of a mailbox after the event at `position`; queues and timers are rebuilt from the messages."""
 
     version: int
     position: int
@@ -29,7 +29,8 @@ class Snapshot(msgspec.Struct, frozen=True, array_like=True):
     archived: int
     policies: dict[str, TopicPolicy]
     messages: list[Message]
-    windows: dict[str, dict[str, Remembered]]
+    windows: dict[str, dict[str, ReplayEntry]]
+    expiry_resumes_at: int = 0
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -55,23 +56,24 @@ def take_snapshot(mailbox: Mailbox) -> bytes:
             mailbox.truncated_through,
             mailbox.archived,
             mailbox.policies,
-            _in_order(mailbox),
+            _ordered_messages(mailbox),
             windows,
+            mailbox.expiry_resumes_at,
         )
     )
 
 
-def _in_order(mailbox: Mailbox) -> list[Message]:
-    """Return the messages as sent, then the dead letters as they died: the order in which they expire."""
-    alive = [message for message in mailbox.messages.values() if message.status != DEAD]
-    alive.sort(key=attrgetter("position"))
-    return [*alive, *(message for topic in mailbox.topics.values() for message in topic.dead.values())]
+def _ordered_messages(mailbox: Mailbox) -> list[Message]:
+    """Return the live messages in send order, then the dead letters in the order in which they expire."""
+    live = [message for message in mailbox.messages.values() if message.status != DEAD]
+    live.sort(key=attrgetter("position"))
+    return [*live, *(message for topic in mailbox.topics.values() for message in topic.dead.values())]
 
 
 def restore_snapshot(
     state: bytes, name: str, limits: MailboxLimits | None = None, default_policy: TopicPolicy | None = None
 ) -> Mailbox | None:
-    """Return the mailbox that a snapshot holds, or None when this version can't read it."""
+    """Return the mailbox of a snapshot, or None if its version is not supported."""
     try:
         saved = _decode(state)
     except msgspec.MsgspecError:
@@ -88,15 +90,16 @@ def restore_snapshot(
     mailbox.mode = saved.mode
     mailbox.truncated_through = saved.truncated_through
     mailbox.archived = saved.archived
+    mailbox.expiry_resumes_at = saved.expiry_resumes_at
     mailbox.policies = saved.policies
     for topic_name, keys in saved.windows.items():
         mailbox.topics[topic_name] = Topic(topic_name, mailbox.policy(topic_name), ReplayWindow(keys))
     for message in saved.messages:
-        _put_back(mailbox, message)
+        _restore_message(mailbox, message)
     return mailbox
 
 
-def _put_back(mailbox: Mailbox, message: Message) -> None:
+def _restore_message(mailbox: Mailbox, message: Message) -> None:
     mailbox.messages[message.stream] = message
     topic = mailbox.topic(message.topic)
     if message.status == READY:
@@ -107,5 +110,5 @@ def _put_back(mailbox: Mailbox, message: Message) -> None:
     elif message.status == DEAD:
         topic.dead[message.stream] = message
         if len(topic.dead) > topic.policy.dead_capacity:
-            mailbox.crowded.add(topic.name)
-    mailbox.set_alarm(message)
+            mailbox.over_capacity.add(topic.name)
+    mailbox.set_timer(message)

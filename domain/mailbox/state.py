@@ -1,12 +1,12 @@
-"""State of a mailbox and how events change it: `evolve(state, event) -> state`."""
+"""State of a mailbox, and `evolve(state, event) -> state`."""
 
 from collections.abc import Callable
+from itertools import islice
 from typing import Any
 
 import msgspec
 
 from postroom.domain.event import Event
-from postroom.domain.mailbox.alarms import Alarms
 from postroom.domain.mailbox.events import (
     LogTruncated,
     MailboxCreated,
@@ -14,8 +14,9 @@ from postroom.domain.mailbox.events import (
     OwnershipTaken,
     TopicPolicySet,
 )
-from postroom.domain.mailbox.replay import Remembered, ReplayWindow
+from postroom.domain.mailbox.replay import ReplayEntry, ReplayWindow
 from postroom.domain.mailbox.shard import Shard
+from postroom.domain.mailbox.timers import Timers
 from postroom.domain.message import (
     ARCHIVED,
     DEAD,
@@ -36,13 +37,15 @@ from postroom.domain.message import (
 from postroom.domain.message import evolve as evolve_message
 from postroom.domain.policy import MailboxLimits, TopicPolicy
 
-_WAITING = (READY, DEAD)
+_EXPIRING = (READY, DEAD)
 
-ALARMS_BETWEEN_TIDYING = 1_024
+TIMERS_BETWEEN_REBUILDS = 1_024
+EXPIRY_GRACE_MS = 5 * 60 * 1_000
+"""Pause of expiry after log time restarted at a wall clock that may be wrong (ADR 0029)."""
 
 
 class Clock(msgspec.Struct, frozen=True, array_like=True):
-    """Tie log time to a monotonic clock: at `uptime` µs after `boot`, it was `at` (svc-mailbox I-17)."""
+    """Log time `at` (µs) at one reading of a monotonic clock, `uptime` µs after `boot` (svc-mailbox I-17)."""
 
     boot: str
     uptime: int
@@ -50,7 +53,7 @@ class Clock(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Topic:
-    """One destination: its shards, its dead letters, its replay window."""
+    """Destination of messages: its shards, dead letters and replay window."""
 
     __slots__ = ("dead", "name", "policy", "shards", "window")
 
@@ -62,22 +65,33 @@ class Topic:
         self.window = window or ReplayWindow()
 
     def shard(self, number: int) -> Shard:
-        """Return a shard of this topic, made when it is first named."""
+        """Return a shard of this topic, creating it on first use."""
         shard = self.shards.get(number)
         if shard is None:
             shard = self.shards[number] = Shard()
         return shard
 
+    def count_deliverable(self, now: int, limit: int) -> int:
+        """Return how many messages could be delivered at `now` (µs), counted up to `limit`."""
+        ready = (message for shard in self.shards.values() for message in shard.ready(now))
+        return sum(1 for _ in islice((m for m in ready if m.expires_at > now), limit))
+
     @property
     def is_empty(self) -> bool:
-        """Tell whether the topic holds no message, so that its shard count may change."""
+        """Return whether the topic has no messages, so that its shard count may change."""
         return not self.dead and all(shard.size == 0 for shard in self.shards.values())
+
+    def is_idle(self, now: int) -> bool:
+        """Return whether the topic has no messages and no idempotency keys at `now` (µs)."""
+        return self.is_empty and self.window.is_expired(now - self.policy.replay_window_ms * MS)
 
 
 class Mailbox:
-    """The queues of one mailbox, as a fold of its log.
+    """State of a mailbox: its queues, derived from its log.
 
-    `position` is that of the last event folded; as positions have no gaps, counting is enough.
+    Arguments:
+        position: of the last event applied; counted, as positions have no gaps.
+        over_capacity: names of the topics with more dead letters than their `dead_capacity`.
     """
 
     def __init__(
@@ -94,63 +108,76 @@ class Mailbox:
         self.at = 0
         self.clock: Clock | None = None
         self.truncated_through = 0
+        self.expiry_resumes_at = 0
         self.in_flight = 0
         self.archived = 0
         self.topics: dict[str, Topic] = {}
         self.messages: dict[bytes, Message] = {}
         self.policies: dict[str, TopicPolicy] = {}
-        self.crowded: set[str] = set()
-        self._until_tidy = ALARMS_BETWEEN_TIDYING
-        self._deadlines = Alarms(_deadline_of)
-        self._expiries = Alarms(_expiry_of)
+        self.over_capacity: set[str] = set()
+        self._until_rebuild = TIMERS_BETWEEN_REBUILDS
+        self._deadlines = Timers(_deadline_of)
+        self._expiries = Timers(_expiry_of)
 
     def policy(self, topic: str) -> TopicPolicy:
-        """Return what a topic promises: what an operator set, else the default."""
-        found = self.topics.get(topic)
-        return found.policy if found is not None else self.policies.get(topic, self.default_policy)
+        """Return the policy of a topic: the one that an operator set, else the default."""
+        current = self.topics.get(topic)
+        return current.policy if current is not None else self.policies.get(topic, self.default_policy)
 
     def topic(self, name: str) -> Topic:
-        """Return a topic, made when it is first named."""
-        found = self.topics.get(name)
-        if found is None:
-            found = self.topics[name] = Topic(name, self.policies.get(name, self.default_policy))
-        return found
+        """Return a topic, creating it on first use."""
+        topic = self.topics.get(name)
+        if topic is None:
+            topic = self.topics[name] = Topic(name, self.policies.get(name, self.default_policy))
+        return topic
+
+    def has_room(self, now: int) -> bool:
+        """Return whether a new topic is allowed at `now` (µs); idle topics do not count."""
+        return len(self.topics) < self.limits.topics or any(
+            topic.is_idle(now) for topic in self.topics.values()
+        )
+
+    def drop_idle_topics(self, now: int) -> None:
+        """Drop the topics that are idle at `now` (µs)."""
+        self.topics = {name: topic for name, topic in self.topics.items() if not topic.is_idle(now)}
 
     def overdue(self, now: int, limit: int) -> list[Message]:
-        """Return up to `limit` messages that have run out of time at `now` (µs), oldest first."""
+        """Return up to `limit` messages that have timed out or expired at `now` (µs), oldest first."""
         due = self._deadlines.due(now, limit)
-        due += self._expiries.due(now, limit - len(due))
+        if now >= self.expiry_resumes_at:
+            due += self._expiries.due(now, limit - len(due))
         return sorted(due, key=lambda message: message.position)
 
     def needs_sweep(self, now: int) -> bool:
-        """Tell whether a `Sweep` at `now` (µs) would find something to end."""
-        alarm = self.next_alarm()
-        return bool(self.crowded) or (alarm is not None and alarm <= now)
+        """Return whether a `Sweep` at `now` (µs) would cause events."""
+        timer = self.next_timer()
+        return bool(self.over_capacity) or (timer is not None and timer <= now)
 
-    def next_alarm(self) -> int | None:
-        """Return the µs at which the next message runs out of time, or None."""
+    def next_timer(self) -> int | None:
+        """Return when the next message times out or expires (µs), or None."""
         deadline, expiry = self._deadlines.next(), self._expiries.next()
-        if deadline is None or expiry is None:
-            return expiry if deadline is None else deadline
-        return min(deadline, expiry)
+        if expiry is None:
+            return deadline
+        expiry = max(expiry, self.expiry_resumes_at)
+        return expiry if deadline is None else min(deadline, expiry)
 
-    def set_alarm(self, message: Message) -> None:
-        """Note when the message next runs out of time."""
+    def set_timer(self, message: Message) -> None:
+        """Set the timer of the message's visibility timeout or expiry."""
         if message.status == IN_FLIGHT:
             self._deadlines.set(message.due, message)
         else:
             self._expiries.set(message.expires_at, message)
-        self._until_tidy -= 1
-        if self._until_tidy <= 0:
-            self._tidy_alarms()
+        self._until_rebuild -= 1
+        if self._until_rebuild <= 0:
+            self._drop_stale_timers()
 
-    def _tidy_alarms(self) -> None:
-        """Forget stale alarms once they outnumber the live ones; until then looking would cost more."""
+    def _drop_stale_timers(self) -> None:
+        """Drop stale timers if they outnumber the live ones; called rarely, as it costs a scan."""
         live = len(self.messages)
         if len(self._deadlines) + len(self._expiries) > 2 * live:
             self._deadlines.rebuild(self.messages.values())
             self._expiries.rebuild(self.messages.values())
-        self._until_tidy = max(ALARMS_BETWEEN_TIDYING, live)
+        self._until_rebuild = max(TIMERS_BETWEEN_REBUILDS, live)
 
 
 def _deadline_of(message: Message) -> int | None:
@@ -159,15 +186,15 @@ def _deadline_of(message: Message) -> int | None:
 
 
 def _expiry_of(message: Message) -> int | None:
-    """Return when retention or TTL ends the message's wait, or the dead letter (svc-mailbox P-9)."""
-    return message.expires_at if message.status in _WAITING else None
+    """Return when the ready message or dead letter expires (svc-mailbox P-9)."""
+    return message.expires_at if message.status in _EXPIRING else None
 
 
 def evolve(mailbox: Mailbox, event: Event) -> Mailbox:
-    """Fold one event into the mailbox, in place, and return it.
+    """Apply an event to the mailbox, in place, and return the mailbox.
 
-    The mailbox is the fold of up to millions of messages, so it is changed rather than copied; whoever can't
-    keep a change (an append failed) drops the whole state and folds the log again.
+    A mailbox may have millions of messages, so it is changed rather than copied. When an append fails, the
+    whole state is discarded and loaded from the log again.
     """
     mailbox.position += 1
     _EVOLVE[type(event)](mailbox, event)
@@ -177,16 +204,24 @@ def evolve(mailbox: Mailbox, event: Event) -> Mailbox:
 
 def _sent(mailbox: Mailbox, event: MessageSent) -> None:
     message = evolve_message(None, event, mailbox.position)
-    if message.status == ARCHIVED:
+    is_archived = message.status == ARCHIVED
+    if is_archived:
         mailbox.archived += 1
-        return
-    topic = mailbox.topics.get(event.topic) or mailbox.topic(event.topic)
+        if event.idem_key is None:
+            return
+    topic = mailbox.topics.get(event.topic)
+    if topic is None:
+        if len(mailbox.topics) >= mailbox.limits.topics:
+            mailbox.drop_idle_topics(event.at)
+        topic = mailbox.topic(event.topic)
     if event.idem_key is not None:
-        remembered = Remembered(event.stream, event.payload_hash, event.at)
-        topic.window.remember(event.idem_key, remembered, topic.policy.replay_window_ms * MS)
+        entry = ReplayEntry(event.stream, event.payload_hash, event.at)
+        topic.window.add(event.idem_key, entry, topic.policy.replay_window_ms * MS)
+    if is_archived:
+        return
     mailbox.messages[event.stream] = message
     topic.shard(event.shard).enqueue(message, event.at)
-    mailbox.set_alarm(message)
+    mailbox.set_timer(message)
 
 
 def _received(mailbox: Mailbox, event: MessageReceived) -> None:
@@ -196,45 +231,45 @@ def _received(mailbox: Mailbox, event: MessageReceived) -> None:
     shard.in_flight += 1
     mailbox.in_flight += 1
     evolve_message(message, event, 0, mailbox.epoch)
-    mailbox.set_alarm(message)
+    mailbox.set_timer(message)
 
 
 def _extended(mailbox: Mailbox, event: MessageVisibilityExtended) -> None:
-    mailbox.set_alarm(evolve_message(mailbox.messages[event.stream], event))
+    mailbox.set_timer(evolve_message(mailbox.messages[event.stream], event))
 
 
 def _requeued(mailbox: Mailbox, event: MessageRequeued) -> None:
-    message = _leave(mailbox, event.stream)
+    message = _detach(mailbox, event.stream)
     evolve_message(message, event)
     mailbox.topics[message.topic].shard(message.shard).enqueue(message, event.at)
-    mailbox.set_alarm(message)
+    mailbox.set_timer(message)
 
 
 def _settled(mailbox: Mailbox, event: MessageAcked | MessageExpired) -> None:
-    message = _leave(mailbox, event.stream)
-    evolve_message(message, event)  # its alarms and stale references now see that it is over
+    message = _detach(mailbox, event.stream)
+    evolve_message(message, event)  # makes its timers and queue entries stale
     del mailbox.messages[event.stream]
 
 
 def _dead_lettered(mailbox: Mailbox, event: MessageDeadLettered) -> None:
-    message = _leave(mailbox, event.stream)
+    message = _detach(mailbox, event.stream)
     evolve_message(message, event)
     topic = mailbox.topics[message.topic]
     topic.dead[event.stream] = message
     if len(topic.dead) > topic.policy.dead_capacity:
-        mailbox.crowded.add(topic.name)
-    mailbox.set_alarm(message)
+        mailbox.over_capacity.add(topic.name)
+    mailbox.set_timer(message)
 
 
 def _redriven(mailbox: Mailbox, event: MessageRedriven) -> None:
-    message = _leave(mailbox, event.stream)
+    message = _detach(mailbox, event.stream)
     evolve_message(message, event)
     mailbox.topics[message.topic].shard(message.shard).enqueue(message, event.at)
-    mailbox.set_alarm(message)
+    mailbox.set_timer(message)
 
 
-def _leave(mailbox: Mailbox, stream: bytes) -> Message:
-    """Take a message out of wherever its status has it: its shard, those in flight, the dead letters."""
+def _detach(mailbox: Mailbox, stream: bytes) -> Message:
+    """Remove a message from its shard, the in-flight count or the dead letters, depending on its status."""
     message = mailbox.messages[stream]
     topic = mailbox.topics[message.topic]
     if message.status == IN_FLIGHT:
@@ -245,7 +280,7 @@ def _leave(mailbox: Mailbox, stream: bytes) -> Message:
     else:
         del topic.dead[stream]
         if len(topic.dead) <= topic.policy.dead_capacity:
-            mailbox.crowded.discard(topic.name)
+            mailbox.over_capacity.discard(topic.name)
     return message
 
 
@@ -254,18 +289,19 @@ def _created(mailbox: Mailbox, event: MailboxCreated) -> None:
     mailbox.mode = event.mode
 
 
-def _ownership_taken(mailbox: Mailbox, event: OwnershipTaken) -> None:
+def _owner_changed(mailbox: Mailbox, event: OwnershipTaken) -> None:
     mailbox.version = event.version
     mailbox.epoch = event.epoch
     mailbox.owner = event.owner
     mailbox.clock = Clock(event.boot, event.uptime, event.at)
-    if not event.clock_continues:
+    if not event.clock_continues and event.epoch > 1:
+        mailbox.expiry_resumes_at = event.at + EXPIRY_GRACE_MS * MS
         for message in mailbox.messages.values():
             if message.status == IN_FLIGHT:
                 message.due = event.at + message.hidden
-                mailbox.set_alarm(message)
+                mailbox.set_timer(message)
         for topic in mailbox.topics.values():
-            topic.window.forget(mailbox.at - topic.policy.replay_window_ms * MS)
+            topic.window.drop_until(mailbox.at - topic.policy.replay_window_ms * MS)
             topic.window.restart(event.at)
 
 
@@ -274,12 +310,13 @@ def _policy_set(mailbox: Mailbox, event: TopicPolicySet) -> None:
     mailbox.policies[event.topic] = event.policy
     if event.topic in mailbox.topics:
         topic = mailbox.topics[event.topic]
-        topic.window.forget(event.at - topic.policy.replay_window_ms * MS)  # a longer window revives no key
+        # Before the new policy applies: a longer window must not revive expired keys.
+        topic.window.drop_until(event.at - topic.policy.replay_window_ms * MS)
         topic.policy = event.policy
         if len(topic.dead) > event.policy.dead_capacity:
-            mailbox.crowded.add(topic.name)
+            mailbox.over_capacity.add(topic.name)
         else:
-            mailbox.crowded.discard(topic.name)
+            mailbox.over_capacity.discard(topic.name)
 
 
 def _truncated(mailbox: Mailbox, event: LogTruncated) -> None:
@@ -297,14 +334,14 @@ _EVOLVE: dict[type[Event], Callable[[Mailbox, Any], None]] = {
     MessageRedriven: _redriven,
     MessageExpired: _settled,
     MailboxCreated: _created,
-    OwnershipTaken: _ownership_taken,
+    OwnershipTaken: _owner_changed,
     TopicPolicySet: _policy_set,
     LogTruncated: _truncated,
 }
 
 
 class TopicCount(msgspec.Struct, frozen=True):
-    """Count the messages of one shard by status, its dead letters included (svc-mailbox I-10)."""
+    """Number of messages of a shard by status (svc-mailbox I-10)."""
 
     topic: str
     shard: int
@@ -316,7 +353,7 @@ class TopicCount(msgspec.Struct, frozen=True):
 
 
 def count(mailbox: Mailbox, now: int) -> list[TopicCount]:
-    """Count unsettled messages by topic and shard at `now` (µs), with the oldest send time of each."""
+    """Return the message counts and the oldest send time of each shard at `now` (µs)."""
     rows: dict[tuple[str, int], list[int]] = {}
     oldest: dict[tuple[str, int], int] = {}
     for message in mailbox.messages.values():

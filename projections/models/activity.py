@@ -1,20 +1,16 @@
-"""Activity: how many events of which type happened to which topic, by hour and by day (RFC-037 phase 7)."""
-
-from collections.abc import Iterator
+"""Activity: number of events by mailbox, topic and type, in each hour and day (RFC-037 phase 7)."""
 
 import polars as pl
 
-from postroom.domain.record import Record
-from postroom.projections.cut import MailboxCut
-from postroom.projections.projection import Column, EventProjection, Row
+from postroom.projections.projection import Column, EventProjection
 
 PERIODS = {"hour": 3_600_000_000, "day": 86_400_000_000}
-"""What is counted by, in µs; days are UTC days."""
+"""Length of each period in µs; days are UTC days."""
 
 
 def fold(records: pl.DataFrame) -> pl.DataFrame:
     """Return a row for each mailbox, period, topic and event type."""
-    hours = _counted(
+    hours = _count_by_period(
         records.select(
             "mailbox",
             pl.lit("hour").alias("period"),
@@ -27,28 +23,13 @@ def fold(records: pl.DataFrame) -> pl.DataFrame:
         )
     )
     day = pl.col("starts_at") // PERIODS["day"] * PERIODS["day"]
-    days = _counted(hours.with_columns(pl.lit("day").alias("period"), day.alias("starts_at")))
+    days = _count_by_period(hours.with_columns(pl.lit("day").alias("period"), day.alias("starts_at")))
     return pl.concat([hours, days])
 
 
-def _counted(rows: pl.DataFrame) -> pl.DataFrame:
+def _count_by_period(rows: pl.DataFrame) -> pl.DataFrame:
     sums = (pl.col("events").sum(), pl.col("first_at").min(), pl.col("last_at").max())
     return rows.group_by("mailbox", "period", "starts_at", "topic", "event").agg(*sums)
-
-
-def reference(cut: MailboxCut, record: Record) -> Iterator[Row]:
-    """Yield what one record counts for: its hour and its day."""
-    for period, size in PERIODS.items():
-        yield {
-            "mailbox": cut.name,
-            "period": period,
-            "starts_at": record.at // size * size,
-            "topic": record.topic or "",
-            "event": record.type.partition(".")[0],
-            "events": 1,
-            "first_at": record.at,
-            "last_at": record.at,
-        }
 
 
 PROJECTION = EventProjection(
@@ -66,5 +47,4 @@ PROJECTION = EventProjection(
     indexes=(("period", "starts_at"),),
     reads=("mailbox", "at", "topic", "event"),
     fold=fold,
-    reference=reference,
 )

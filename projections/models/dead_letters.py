@@ -1,36 +1,31 @@
-"""Dead letters: every message that is dead, why, and how often it was put back before (svc-mailbox I-4)."""
-
-from collections.abc import Iterator
+"""Dead letters with their reason and their earlier dead-letterings and redrives (svc-mailbox I-4)."""
 
 import msgspec
 import polars as pl
 
 from postroom.application.ingest.dead_letters import ORIGINAL_SUBJECT
 from postroom.projections.fingerprint import fingerprint
-from postroom.projections.models.messages import Death
+from postroom.projections.models.messages import DeadLettering
 from postroom.projections.projection import Column, MessageProjection, Row
 
-_TAKEN_OVER = ("id", "mailbox", "topic", "shard", "message_id", "redriven")
-_USED = (*_TAKEN_OVER, "status", "created_at", "deaths", "custom_headers")
-_deaths = msgspec.json.Decoder(list[Death]).decode
+_COPIED = ("id", "mailbox", "topic", "shard", "message_id", "redriven")
+_USED = (*_COPIED, "status", "created_at", "dead_letterings", "custom_headers")
+_dead_letterings = msgspec.json.Decoder(list[DeadLettering]).decode
 _headers = msgspec.json.Decoder(dict[str, str]).decode
 _encode = msgspec.json.Encoder().encode
 
 
 def derive(messages: pl.DataFrame) -> pl.DataFrame:
-    """Return a row for every message that is dead."""
+    """Return a row for every dead letter."""
     dead = messages.filter(pl.col("status") == "dead").select(_USED)
-    rows = [row for message in dead.iter_rows(named=True) for row in reference(message)]
-    return pl.DataFrame(rows, schema=PROJECTION.schema)
+    return pl.DataFrame(list(map(dead_letter, dead.iter_rows(named=True))), schema=PROJECTION.schema)
 
 
-def reference(message: Row) -> Iterator[Row]:
-    """Yield the dead letter that a message is, if it is one."""
-    if message["status"] != "dead":
-        return
-    *earlier, last = _deaths(message["deaths"])
-    yield {
-        **{name: message[name] for name in _TAKEN_OVER},
+def dead_letter(message: Row) -> Row:
+    """Return the row of a dead letter."""
+    *earlier, last = _dead_letterings(message["dead_letterings"])
+    return {
+        **{name: message[name] for name in _COPIED},
         "original_subject": _original_subject(message["custom_headers"]) or message["topic"],
         "reason": last.reason,
         "attempt": last.attempt,
@@ -38,7 +33,7 @@ def reference(message: Row) -> Iterator[Row]:
         "fingerprint": fingerprint(last.reason, last.last_error),
         "first_seen": message["created_at"],
         "last_seen": last.at,
-        "redriven_at": max((death.redriven_at or 0 for death in earlier), default=0) or None,
+        "redriven_at": max((each.redriven_at or 0 for each in earlier), default=0) or None,
         "lineage": _encode(earlier).decode() if earlier else None,
     }
 
@@ -48,7 +43,7 @@ def _original_subject(custom_headers: str | None) -> str | None:
         return None
     try:
         return _headers(custom_headers).get(ORIGINAL_SUBJECT)
-    except msgspec.MsgspecError:  # written by somebody else: no reason to lose the dead letter
+    except msgspec.MsgspecError:  # written by another publisher; the row is kept without it
         return None
 
 
@@ -73,9 +68,10 @@ PROJECTION = MessageProjection(
     ),
     indexes=(("last_seen", "id"),),
     derive=derive,
-    reference=reference,
 )
-"""Messages that are dead: sent `first_seen`, dead since `last_seen`, put back `redriven_at` (log time in µs).
+"""Dead letters; times are log time in µs.
 
-`lineage` is JSON: the deaths before this one, each with the time at which the message was put back.
+    first_seen: when the message was sent. last_seen: when it was dead-lettered. redriven: number of redrives.
+    redriven_at: when it was last redriven. lineage: JSON of its earlier dead-letterings, each with the time
+    of the redrive.
 """

@@ -5,7 +5,7 @@ from abc import ABC, abstractmethod
 import pytest
 
 from postroom.application.ports.dead_letter_queue import DeadLetterQueue
-from postroom.domain.errors import NotFound
+from postroom.domain.errors import InvalidRequest, NotFound
 
 
 class Letterbox(ABC):
@@ -70,6 +70,22 @@ class DeadLetterQueueConformance:
             await queue.remove(message)
         assert [each.data for each in await queue.read("sea.dlq.>", 10)] == [b"2"]
 
+    async def test_a_message_is_found_by_its_number_at_its_subject_only(
+        self, letterbox: Letterbox, queue: DeadLetterQueue
+    ) -> None:
+        for subject in ("sea.dlq.a", "sea.dlq.b", "sea.dlq.a"):
+            await letterbox.put(subject, subject.encode(), {"Reason": "malformed"})
+        first, second, third = await queue.read("sea.dlq.>", 10)
+        assert await queue.find("sea.dlq.>", second.sequence) == second
+        assert await queue.find("sea.dlq.a", third.sequence) == third
+        assert await queue.find("sea.dlq.a", second.sequence) is None
+        await queue.remove(first)
+        assert await queue.find("sea.dlq.a", first.sequence) is None
+        assert await queue.find("sea.dlq.a", "4") is None
+        for number in ("x", "0", "-1", "9" * 30, ""):
+            with pytest.raises(InvalidRequest, match="not the number of a dead letter"):
+                await queue.find("sea.dlq.a", number)
+
     async def test_without_a_stream_there_is_a_clear_error(self, queue: DeadLetterQueue) -> None:
-        with pytest.raises(NotFound, match="No stream keeps other"):
+        with pytest.raises(NotFound, match="No stream has the subject other"):
             await queue.read("other.dlq.>", 10)

@@ -45,8 +45,8 @@ class EventLogConformance:
         assert log.first_position() is None
         assert list(log.read()) == []
         assert list(log.replay()) == []
-        assert log.history(stream(1)) == []
-        assert log.known([stream(1)]) == set()
+        assert log.read_stream(stream(1)) == []
+        assert log.existing_streams([stream(1)]) == set()
         assert log.at_positions([1]) == {}
         assert log.position_before(10**15) == 0
         assert list(log.snapshots()) == []
@@ -64,7 +64,7 @@ class EventLogConformance:
         full = Record(2, bytes(16), 2**31, 2**40, "Full.1", 2**62, *facts, *headers)
         log.append([bare, full])
         assert list(log.read()) == [bare, full]
-        assert log.history(stream(1)) == [bare]
+        assert log.read_stream(stream(1)) == [bare]
 
     def test_a_big_batch_of_mixed_events_is_one_append(self, log: EventLog) -> None:
         records = append(log, mixed(1_500, ONE))
@@ -132,7 +132,7 @@ class EventLogConformance:
         with pytest.raises(Fenced, match="taken over by epoch 2 while this process held epoch 1") as refused:
             old.append(stale)
         assert (refused.value.epoch, refused.value.newer) == (1, 2)
-        assert new.history(stream(2)) == []
+        assert new.read_stream(stream(2)) == []
 
     def test_a_stale_owner_is_fenced_though_retention_removed_the_place_it_wants(self, store: Store) -> None:
         old, new = store.open(), store.open()
@@ -160,7 +160,7 @@ class EventLogConformance:
         head = log.head()
         assert head is not None
         assert head.position == 1
-        assert log.known([stream(1), stream(2)]) == {stream(1)}
+        assert log.existing_streams([stream(1), stream(2)]) == {stream(1)}
         append(log, [sent(2), received(1)])
 
     def test_of_concurrent_appends_at_one_position_exactly_one_wins(self, store: Store) -> None:
@@ -219,14 +219,23 @@ class EventLogConformance:
         records = append(
             log, [sent(1), sent(2), received(1), received(2), MessageAcked(stream(1), 3, 1_000, 1)]
         )
-        assert log.history(stream(1)) == [records[0], records[2], records[4]]
-        assert log.history(stream(2)) == [records[1], records[3]]
-        assert log.history(stream(3)) == []
+        assert log.read_stream(stream(1)) == [records[0], records[2], records[4]]
+        assert log.read_stream(stream(2)) == [records[1], records[3]]
+        assert log.read_stream(stream(3)) == []
 
     def test_known_tells_which_streams_have_records(self, log: EventLog) -> None:
         append(log, [sent(n) for n in range(1, 20)])
-        assert log.known(stream(n) for n in (0, 1, 19, 20)) == {stream(1), stream(19)}
-        assert log.known([]) == set()
+        assert log.existing_streams(stream(n) for n in (0, 1, 19, 20)) == {stream(1), stream(19)}
+        assert log.existing_streams([]) == set()
+
+    def test_the_first_record_of_streams_is_found_as_far_as_retention_left_it(self, log: EventLog) -> None:
+        records = append(log, [sent(1), sent(2), received(1), sent(3), received(2)])
+        first = sorted(log.replay_first(stream(n) for n in (3, 1, 9, 2)))
+        assert first == [records[n][:CHAIN] for n in (0, 1, 3)]
+        assert list(log.replay_first([])) == []
+        assert log.truncate(through=2, limit=9) == 2
+        assert log.existing_streams([stream(1), stream(3)]) == {stream(1), stream(3)}
+        assert list(log.replay_first([stream(1), stream(3)])) == [records[3][:CHAIN]]
 
     def test_records_are_found_by_position_and_missing_ones_are_left_out(self, log: EventLog) -> None:
         records = append(log, mixed(12, ONE))
@@ -254,8 +263,8 @@ class EventLogConformance:
         assert list(log.read(after=3, limit=2)) == records[6:8]
         assert [row[0] for row in log.replay(8)] == [9, 10]
         assert log.at_positions([6, 7]) == {7: records[6]}
-        assert log.history(stream(6)) == []
-        assert log.known([stream(6), stream(7)]) == {stream(7)}
+        assert log.read_stream(stream(6)) == []
+        assert log.existing_streams([stream(6), stream(7)]) == {stream(7)}
         assert log.position_before(75) == 7
         assert log.position_before(5) == 6
 
@@ -264,13 +273,13 @@ class EventLogConformance:
         log.truncate(through=4, limit=100)
         records = append(log, [sent(6), received(5)])
         assert [record.position for record in log.read()] == [5, 6, 7]
-        assert log.history(stream(5))[-1] == records[-1]
+        assert log.read_stream(stream(5))[-1] == records[-1]
 
     def test_truncation_leaves_the_later_records_of_a_stream(self, log: EventLog) -> None:
         records = append(log, [sent(1), sent(2), received(1)])
         log.truncate(through=1, limit=100)
-        assert log.history(stream(1)) == [records[2]]
-        assert log.known([stream(1)]) == {stream(1)}
+        assert log.read_stream(stream(1)) == [records[2]]
+        assert log.existing_streams([stream(1)]) == {stream(1)}
 
     def test_the_newest_two_snapshots_are_kept_newest_first(self, log: EventLog) -> None:
         append(log, [sent(n) for n in range(1, 31)])
@@ -298,7 +307,7 @@ class EventLogConformance:
 
     def test_an_empty_log_takes_next_to_nothing(self, log: EventLog) -> None:
         assert 0 <= log.size().records < 200_000
-        assert log.give_back(1 << 20) == 0
+        assert log.reclaim_space(1 << 20) == 0
 
     def test_the_size_grows_with_what_is_appended_and_shrinks_with_what_is_removed(
         self, log: EventLog
@@ -307,7 +316,7 @@ class EventLogConformance:
         append(log, [sent(n, envelope=noise.randbytes(10_000)) for n in range(1, 401)])
         full = log.size()
         assert 4_000_000 < full.records < 8_000_000
-        assert full.held >= full.records
+        assert full.disk >= full.records
         log.truncate(through=300, limit=1_000)
         assert full.records / 5 < log.size().records < full.records / 3
 
@@ -336,6 +345,14 @@ class EventLogConformance:
         log.seal(Seal(2, records[1].chain))
         assert log.sealed() == Seal(2, records[1].chain)
 
+    def test_a_seal_only_advances(self, store: Store) -> None:
+        stale_owner, owner = store.open(), store.open()
+        records = append(owner, [sent(1), sent(2), sent(3)])
+        owner.seal(Seal(3, records[2].chain))
+        stale_owner.seal(Seal(2, records[1].chain))
+        assert owner.sealed() == Seal(3, records[2].chain)
+        assert stale_owner.sealed() == Seal(3, records[2].chain)
+
     def test_a_seal_outlives_the_records_that_came_before_it(self, log: EventLog) -> None:
         records = append(log, [sent(n) for n in range(1, 6)])
         log.seal(Seal(3, records[2].chain))
@@ -352,8 +369,8 @@ class EventLogConformance:
         assert list(one.read()) == mine
         assert list(two.read()) == theirs
         assert list(two.replay(1)) == [theirs[1][:CHAIN]]
-        assert two.history(stream(1)) == []
-        assert two.known([stream(1), stream(3)]) == {stream(3)}
+        assert two.read_stream(stream(1)) == []
+        assert two.existing_streams([stream(1), stream(3)]) == {stream(3)}
         assert two.at_positions([2, 3]) == {2: theirs[1]}
         assert list(two.snapshots()) == []
         assert two.position_before(100) == 2
@@ -368,7 +385,7 @@ class EventLogConformance:
         one, two = store.open(ONE), store.open(TWO)
         append(one, [created(ONE), sent(1)])
         (_, record) = append(two, [created(TWO), sent(1)])
-        assert two.history(stream(1)) == [record]
+        assert two.read_stream(stream(1)) == [record]
 
     def test_a_closed_log_may_be_closed_again(self, log: EventLog) -> None:
         append(log, [sent(1)])

@@ -7,7 +7,7 @@ from uuid import UUID, uuid4
 import pytest
 
 from postroom.application.ports.inbox_repository import InboxRepository
-from postroom.domain.errors import DuplicateInboxMessage, InvalidTimestamp, NotFound
+from postroom.domain.errors import DuplicateInboxMessage, InvalidTimestamp, NotFound, Unavailable
 
 SUBJECT = "vibespro.event.vibe_created.v1"
 SECOND = 1_000_000
@@ -30,6 +30,26 @@ class InboxRepositoryConformance:
         second = await inbox.insert(id_, SUBJECT, NOW + SECOND)
         assert (second.attempts, second.received_at, second.version) == (2, NOW, 2)
 
+    async def test_a_message_in_flight_is_busy_for_as_long_as_the_caller_says(self, inboxes: Inboxes) -> None:
+        one, other = inboxes(), inboxes()
+        id_ = uuid4()
+        await one.insert(id_, SUBJECT, NOW, busy_ms=1_000)
+        for now in (NOW, NOW + SECOND - 1, NOW - SECOND + 1):  # clocks of two workers differ
+            with pytest.raises(Unavailable, match="is being handled"):
+                await other.insert(id_, SUBJECT, now, busy_ms=1_000)
+        assert (await other.insert(id_, SUBJECT, NOW + SECOND, busy_ms=1_000)).attempts == 2
+        with pytest.raises(Unavailable, match="is being handled"):
+            await one.insert(id_, SUBJECT, NOW + SECOND, busy_ms=1_000)
+        assert (await one.insert(id_, SUBJECT, NOW + SECOND)).attempts == 3
+
+    async def test_a_message_that_failed_is_not_in_flight(self, inbox: InboxRepository) -> None:
+        id_ = uuid4()
+        await inbox.insert(id_, SUBJECT, NOW, busy_ms=1_000)
+        await inbox.record_error(id_, "HTTP 503", NOW)
+        assert (await inbox.insert(id_, SUBJECT, NOW, busy_ms=1_000)).attempts == 2
+        await inbox.mark_dead_lettered(id_, "poison", NOW)
+        assert (await inbox.insert(id_, SUBJECT, NOW, redrive=True, busy_ms=1_000)).attempts == 3
+
     async def test_a_processed_message_is_a_duplicate(self, inbox: InboxRepository) -> None:
         id_ = uuid4()
         await inbox.insert(id_, SUBJECT, NOW)
@@ -46,7 +66,7 @@ class InboxRepositoryConformance:
             await inbox.mark_processed(id_, NOW - 1)
         assert (await inbox.mark_processed(id_, NOW)).processed_at == NOW
 
-    async def test_errors_are_remembered(self, inbox: InboxRepository) -> None:
+    async def test_errors_are_stored(self, inbox: InboxRepository) -> None:
         id_ = uuid4()
         await inbox.insert(id_, SUBJECT, NOW)
         await inbox.record_error(id_, "HTTP 503: 'ü\x00;", NOW)
@@ -64,7 +84,20 @@ class InboxRepositoryConformance:
         assert (message.attempts, message.last_error) == (2, "poison: no total")
         assert (await inbox.mark_processed(id_, NOW)).is_settled
 
-    async def test_the_backlog_is_what_is_neither_processed_nor_dead(self, inbox: InboxRepository) -> None:
+    async def test_a_discarded_dead_letter_is_a_duplicate(self, inbox: InboxRepository) -> None:
+        id_ = uuid4()
+        with pytest.raises(NotFound):
+            await inbox.mark_discarded(id_, "a test order", b"{}", NOW)
+        await inbox.insert(id_, SUBJECT, NOW)
+        await inbox.mark_dead_lettered(id_, "poison", NOW)
+        message = await inbox.mark_discarded(id_, "a test order\x00", b"{}", NOW)
+        assert (message.version, message.dead_lettered_at) == (3, NOW)
+        with pytest.raises(DuplicateInboxMessage):
+            await inbox.insert(id_, SUBJECT, NOW)
+
+    async def test_the_backlog_counts_messages_that_are_neither_processed_nor_dead_lettered(
+        self, inbox: InboxRepository
+    ) -> None:
         assert (await inbox.backlog()).count == 0
         assert (await inbox.backlog()).oldest_at is None
         ids = [uuid4() for _ in range(4)]
@@ -75,7 +108,7 @@ class InboxRepositoryConformance:
         backlog = await inbox.backlog()
         assert (backlog.count, backlog.oldest_at) == (2, NOW + 2)
 
-    async def test_what_nobody_received_cannot_be_marked(self, inbox: InboxRepository) -> None:
+    async def test_a_message_that_was_not_received_cannot_be_marked(self, inbox: InboxRepository) -> None:
         with pytest.raises(NotFound):
             await inbox.mark_processed(uuid4(), NOW)
         with pytest.raises(NotFound):
@@ -102,7 +135,7 @@ class InboxRepositoryConformance:
         assert not isinstance(outcomes[1], BaseException)
         assert isinstance(outcomes[2], NotFound)
 
-    async def test_workers_share_what_they_know(self, inboxes: Inboxes) -> None:
+    async def test_workers_share_the_inbox(self, inboxes: Inboxes) -> None:
         one, other = inboxes(), inboxes()
         id_ = uuid4()
         assert (await one.insert(id_, SUBJECT, NOW)).attempts == 1
@@ -111,15 +144,15 @@ class InboxRepositoryConformance:
         with pytest.raises(DuplicateInboxMessage):
             await one.insert(id_, SUBJECT, NOW)
 
-    async def test_processed_messages_are_forgotten_oldest_first(self, inbox: InboxRepository) -> None:
+    async def test_processed_messages_are_deleted_oldest_first(self, inbox: InboxRepository) -> None:
         ids = [UUID(int=n) for n in range(5)]
         for age, id_ in enumerate(ids):
             await inbox.insert(id_, SUBJECT, NOW)
             if age < 4:
                 await inbox.mark_processed(id_, NOW + age)
-        assert await inbox.remove_processed(NOW + 3, 2) == 2
-        assert await inbox.remove_processed(NOW + 3, 2) == 1
-        assert await inbox.remove_processed(NOW + 3, 2) == 0
+        assert await inbox.delete_processed(NOW + 3, 2) == 2
+        assert await inbox.delete_processed(NOW + 3, 2) == 1
+        assert await inbox.delete_processed(NOW + 3, 2) == 0
         assert (await inbox.insert(ids[0], SUBJECT, NOW)).version == 1
         with pytest.raises(DuplicateInboxMessage):
             await inbox.insert(ids[3], SUBJECT, NOW)
@@ -127,11 +160,11 @@ class InboxRepositoryConformance:
 
     async def test_only_one_does_a_task_at_a_time(self, inboxes: Inboxes) -> None:
         one, other = inboxes(), inboxes()
-        async with one.alone("cleanup") as first, other.alone("cleanup") as second:
+        async with one.exclusive("cleanup") as first, other.exclusive("cleanup") as second:
             assert (first, second) == (True, False)
-            async with other.alone("redrive") as another:
+            async with other.exclusive("redrive") as another:
                 assert another
-        async with other.alone("cleanup") as third:
+        async with other.exclusive("cleanup") as third:
             assert third
 
     async def test_closing_twice_is_fine(self, inbox: InboxRepository) -> None:

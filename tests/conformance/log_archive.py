@@ -102,7 +102,7 @@ class LogArchiveConformance:
         kept = [record for record in RECORDS if record.position in stored]
         assert archive.at_positions(BOX, asked) == {p: RECORDS[p - 1] for p in asked if p in stored}
         for stream in {record.stream for record in RECORDS} | {bytes(16)}:
-            assert archive.history(BOX, stream) == [record for record in kept if record.stream == stream]
+            assert archive.read_stream(BOX, stream) == [record for record in kept if record.stream == stream]
         after = asked[0] if asked else 0
         assert list(archive.replay(BOX, after)) == [r[:CHAIN] for r in kept if r.position > after]
 

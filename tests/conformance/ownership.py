@@ -1,9 +1,11 @@
 """What every ownership promises: an adapter's test class inherits the suite and brings an `ownership`."""
 
 import asyncio
+import time
 
 import pytest
 
+from postroom.application.background import background_task
 from postroom.application.ports.ownership import Ownership
 from postroom.domain.errors import MailboxOwned
 
@@ -26,6 +28,22 @@ class OwnershipConformance:
             with pytest.raises(MailboxOwned, match="first"):
                 async with ownership.acquire(ONE, "second", 50):
                     pytest.fail("owned twice")
+
+    async def test_waiting_ends_in_time_though_every_attempt_is_slow(self, ownership: Ownership) -> None:
+        delays = 0
+
+        async def delay_every_attempt() -> None:
+            nonlocal delays
+            while True:
+                time.sleep(0.1)  # noqa: ASYNC251 - as a machine that is busy would
+                delays += 1
+                await asyncio.sleep(0)
+
+        async with ownership.acquire(ONE, "first", 0), background_task(delay_every_attempt()):
+            with pytest.raises(MailboxOwned, match="first"):
+                async with ownership.acquire(ONE, "second", 1_000):
+                    pytest.fail("owned twice")
+        assert delays < 40  # ten, and a few while it connects
 
     async def test_a_released_mailbox_goes_to_whoever_waits(self, ownership: Ownership) -> None:
         order: list[str] = []
@@ -84,3 +102,39 @@ class OwnershipConformance:
 
         await asyncio.gather(*(compete(number) for number in range(5)))
         assert sorted(turns) == [0, 1, 2, 3, 4]
+
+    async def test_an_owner_that_is_evicted_is_replaced_although_it_still_runs(
+        self, ownership: Ownership
+    ) -> None:
+        assert await ownership.incumbent(ONE) is None
+        async with ownership.acquire(ONE, "hangs", 0):
+            incumbent = await ownership.incumbent(ONE)
+            assert incumbent is not None
+            await ownership.evict(ONE, incumbent)
+            async with ownership.acquire(ONE, "next", PATIENT_MS):
+                assert await ownership.incumbent(ONE) != incumbent
+                with pytest.raises(MailboxOwned, match="next"):
+                    async with ownership.acquire(ONE, "third", 0):
+                        pytest.fail("owned twice")
+
+    async def test_the_next_owner_is_not_evicted_in_place_of_the_one_before(
+        self, ownership: Ownership
+    ) -> None:
+        async with ownership.acquire(ONE, "first", 0):
+            incumbent = await ownership.incumbent(ONE)
+        assert incumbent is not None
+        async with ownership.acquire(ONE, "second", PATIENT_MS):
+            await ownership.evict(ONE, incumbent)
+            with pytest.raises(MailboxOwned, match="second"):
+                async with ownership.acquire(ONE, "third", 0):
+                    pytest.fail("owned twice")
+
+    async def test_an_owner_that_was_evicted_leaves_the_next_one_in_place(self, ownership: Ownership) -> None:
+        next_ = ownership.acquire(ONE, "next", PATIENT_MS)
+        async with ownership.acquire(ONE, "hangs", 0):
+            await ownership.evict(ONE, await ownership.incumbent(ONE) or "")
+            await next_.__aenter__()
+        with pytest.raises(MailboxOwned, match="next"):
+            async with ownership.acquire(ONE, "third", 0):
+                pytest.fail("owned twice")
+        await next_.__aexit__(None, None, None)

@@ -59,7 +59,7 @@ class ActivityConformance:
         assert every(models, ActivityFilter(period="hour", limit=limit)) == whole
 
     def test_a_period_or_a_cursor_that_is_none_is_refused(self, models: ReadModels) -> None:
-        with pytest.raises(InvalidRequest, match="hour, day"):
+        with pytest.raises(InvalidRequest, match="expected hour or day"):
             ActivityFilter(period="week")
         with pytest.raises(InvalidRequest, match="next_cursor"):
             models.activity(ActivityFilter(cursor="x"))

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from postroom.application.codec import to_record
+from postroom.application.mailbox.codec import to_record
 from postroom.application.ports.event_log import EventLog
 from postroom.domain.event import Event
 from postroom.domain.mailbox.events import MailboxCreated, OwnershipTaken, TopicPolicySet
@@ -56,7 +56,7 @@ def created(mailbox: str, *, at: int = 1_000) -> MailboxCreated:
 
 
 def life(number: int, *, at: int = 1_000) -> list[Event]:
-    """Return a message's life up to its death, with absent and present values of every column."""
+    """Return a message's life up to its dead-lettering, with absent and present values of every column."""
     full = Headers(1, "ü-1", "text/plain", "s", "1", "aes", "c", "me", "ns", "t", "sp", {"k": "v", "ü": ""})
     return [
         sent(number, at=at, headers=full, envelope=bytes(range(256))),

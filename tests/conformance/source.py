@@ -120,7 +120,7 @@ class SourceConformance:
         source = await place.open()
         await place.publish(b"1", b"2")
         first = await fetch(source, 2)
-        await source.nak([first[0]], 0)
+        await source.nack([first[0]], 0)
         (again,) = await fetch(source, 1)
         assert (again.data, again.delivered) == (b"1", 2)
 
@@ -128,8 +128,8 @@ class SourceConformance:
         source = await place.open()
         await place.publish(b"soon", b"much later")
         soon, later = await fetch(source, 2)
-        await source.nak([later], PATIENT_MS * 3)
-        await source.nak([soon], NOTHING_MS)
+        await source.nack([later], PATIENT_MS * 3)
+        await source.nack([soon], NOTHING_MS)
         (again,) = await fetch(source, 1)
         assert (again.data, again.delivered) == (b"soon", 2)
         assert list(await source.fetch(10, NOTHING_MS)) == []
@@ -140,7 +140,7 @@ class SourceConformance:
         kept, _ = await fetch(source, 2)
         came: list[SourceMessage] = []
         while not came:
-            await source.keep([kept])
+            await source.extend([kept])
             came += await source.fetch(10, NOTHING_MS)
         assert bodies(came) == [b"forgotten"]
         await source.ack([kept, *came])
@@ -159,8 +159,8 @@ class SourceConformance:
     async def test_settling_nothing_is_fine(self, place: Place) -> None:
         source = await place.open()
         await source.ack([])
-        await source.nak([], 10)
-        await source.keep([])
+        await source.nack([], 10)
+        await source.extend([])
 
     async def test_acking_twice_is_fine(self, place: Place) -> None:
         source = await place.open()

@@ -25,7 +25,7 @@ async def soak():
             await mailbox.ack_messages([message.receipt for message in received[:50]])
             await mailbox.nack_messages([message.receipt for message in received[50:]], delay_ms=0)
         await mailbox.purge_topic("t", ready=True)
-        await mailbox.engine.enforce_retention()
+        await mailbox.retention.enforce_age()
 
 async def main():
     sys.addaudithook(watch)

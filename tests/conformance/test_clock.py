@@ -1,4 +1,4 @@
-"""What every clock promises."""
+"""The clock conformance suite on the system's clock and on those of the tests."""
 
 import subprocess
 import sys
@@ -7,25 +7,24 @@ import time
 import pytest
 
 from postroom.adapters.system.clock import SystemClock
-from postroom.application.ports.clock import Clock
+from tests.conformance.clock import ClockConformance
+from tests.support.clocks import ManualClock, SimulatedClock, TickingClock
 
 SHOW = "from postroom.adapters.system.clock import SystemClock as C; print(C().boot(), C().uptime())"
 
 
-@pytest.fixture(params=[SystemClock])
-def clock(request: pytest.FixtureRequest) -> Clock:
-    made: Clock = request.param()
-    return made
+@pytest.mark.parametrize(
+    "clock",
+    [SystemClock(), ManualClock(), TickingClock(), SimulatedClock()],
+    ids=lambda clock: type(clock).__name__,
+)
+class TestClock(ClockConformance):
+    pass
 
 
-def test_the_wall_clock_is_microseconds_since_1970(clock: Clock) -> None:
+def test_the_wall_clock_is_that_of_the_system() -> None:
     before = time.time_ns() // 1_000
-    assert before <= clock.wall() <= time.time_ns() // 1_000
-
-
-def test_uptime_never_goes_back(clock: Clock) -> None:
-    readings = [clock.uptime() for _ in range(1_000)]
-    assert readings == sorted(readings)
+    assert before <= SystemClock().wall() <= time.time_ns() // 1_000
 
 
 def test_all_processes_of_one_boot_share_uptime_and_boot_id() -> None:
@@ -36,3 +35,10 @@ def test_all_processes_of_one_boot_share_uptime_and_boot_id() -> None:
     ).stdout.split()
     assert shown[0] == clock.boot()
     assert before <= int(shown[1]) <= clock.uptime()
+
+
+@pytest.mark.parametrize("clock", [ManualClock(), SimulatedClock()], ids=lambda clock: type(clock).__name__)
+def test_a_reboot_changes_the_boot_id(clock: ManualClock | SimulatedClock) -> None:
+    before = clock.boot()
+    clock.reboot()
+    assert clock.boot() != before

@@ -158,7 +158,7 @@ async def test_a_handler_that_does_not_answer_in_time_has_failed(http: _HttpServ
     http.respond = hang
     result = await http.handler(timeout_ms=50).handle(request())
     assert result.outcome == "failed"
-    assert result.reason == f"http://127.0.0.1:{http.port}/handle did not answer within 50 ms"
+    assert result.reason == f"http://127.0.0.1:{http.port}/handle did not respond within 50 ms"
 
 
 async def test_a_body_that_drips_does_not_hold_the_worker(http: _HttpService) -> None:
@@ -219,7 +219,7 @@ async def test_a_handler_that_is_not_there_has_failed(http: _HttpService) -> Non
         result = await http.handler(url=url, allow=[f"{url} 127.0.0.0/8"]).handle(request())
     assert result.outcome == "failed"
     assert result.reason is not None
-    assert "gave no answer" in result.reason
+    assert "gave no response" in result.reason
 
 
 async def test_an_answer_that_is_no_http_has_failed(http: _HttpService) -> None:
@@ -247,7 +247,7 @@ async def test_a_name_that_leads_to_loopback_is_not_called(http: _HttpService) -
     assert (await allowed.handle(request())).outcome == "processed"
 
 
-async def test_what_is_not_allowed_is_refused_before_anything_is_sent() -> None:
+async def test_a_forbidden_address_is_refused_before_anything_is_sent() -> None:
     with pytest.raises(Forbidden, match="allow-list"):
         HttpEventHandler("https://evil.example/", allow=["https://handlers.example.com/"], keys=[KEY])
     with pytest.raises(Forbidden, match="not public"):

@@ -143,7 +143,7 @@ def test_a_file_that_is_no_store_is_refused_and_left_alone(tmp_path: Path) -> No
         SqliteEventLog(path, ONE)
     with pytest.raises(Unavailable, match=r"notes.txt can't be read: file is not a database"):
         SqliteEventLog(path, ONE, create_missing=False)
-    with pytest.raises(Unavailable, match="Name a file that Postroom made"):
+    with pytest.raises(Unavailable, match="Name a file that Postroom created"):
         mailbox_names(path)
     assert path.read_text() == text
     assert [file.name for file in tmp_path.iterdir()] == ["notes.txt"]
@@ -182,9 +182,9 @@ def test_opening_for_reading_creates_nothing(tmp_path: Path, sqlite_store: Sqlit
 def test_a_log_opened_for_reading_refuses_to_write(sqlite_store: SqliteStore) -> None:
     append(sqlite_store.open(), [sent(1)])
     reader = sqlite_store.open_reader()
-    with pytest.raises(Unavailable, match="opened for reading only"):
+    with pytest.raises(Unavailable, match="opened read-only"):
         append(reader, [sent(2)])
-    with pytest.raises(Unavailable, match="opened for reading only"):
+    with pytest.raises(Unavailable, match="opened read-only"):
         reader.truncate(1, 1)
 
 
@@ -219,16 +219,16 @@ def test_a_sqlite_file_that_can_shrink_gives_back_what_was_removed(tmp_path: Pat
     append(log, [sent(n, envelope=bytes(10_000)) for n in range(1, 401)])
     full = log.size()
     log.truncate(through=300, limit=1_000)
-    assert log.size().held == full.held
-    given = log.give_back(1 << 20)
+    assert log.size().disk == full.disk
+    given = log.reclaim_space(1 << 20)
     assert 0 < given < 1_100_000
-    assert log.size().held == full.held - given
-    while gone := log.give_back(1 << 20):
+    assert log.size().disk == full.disk - given
+    while gone := log.reclaim_space(1 << 20):
         given += gone
-    assert log.size().held == full.held - given < full.held / 2
+    assert log.size().disk == full.disk - given < full.disk / 2
     left = list(log.read())
     log.close()
-    assert path.stat().st_size == full.held - given
+    assert path.stat().st_size == full.disk - given
     again = SqliteEventLog(path, ONE)
     assert list(again.read()) == left
     again.close()
@@ -241,9 +241,9 @@ def test_a_sqlite_file_that_cannot_shrink_uses_again_what_was_removed(tmp_path: 
     append(log, [sent(n, envelope=bytes(10_000)) for n in range(1, 401)])
     full = log.size()
     log.truncate(through=300, limit=1_000)
-    assert log.give_back(1 << 20) == 0
+    assert log.reclaim_space(1 << 20) == 0
     append(log, [sent(n, envelope=bytes(10_000)) for n in range(401, 601)])
-    assert log.size().held == full.held
+    assert log.size().disk == full.disk
     log.close()
 
 
@@ -253,7 +253,7 @@ def test_of_a_postgresql_log_whole_partitions_go_but_for_the_newest(postgres_sto
     size = log.size()
     assert log.position_at_size(1_000) == 100
     log.truncate(through=100, limit=1_000)
-    assert log.size().held < size.held
+    assert log.size().disk < size.disk
     assert log.first_position() == 101
     log.truncate(through=200, limit=1_000)
     assert 201 < log.position_at_size(1_000) < 210

@@ -71,7 +71,7 @@ async def test_forgetting_a_message_forgets_its_history(inboxes: Inboxes, messag
     inbox, id_ = inboxes(), uuid4()
     await inbox.insert(id_, SUBJECT, NOW)
     await inbox.mark_processed(id_, NOW)
-    assert await inbox.remove_processed(NOW + 1, 10) == 1
+    assert await inbox.delete_processed(NOW + 1, 10) == 1
     assert history(messaging_database, id_) == []
 
 
@@ -128,3 +128,19 @@ async def test_without_its_tables_a_database_is_refused_with_a_reason(empty_data
     with pytest.raises(Unavailable, match="inbox_messages"):
         await inbox.insert(uuid4(), SUBJECT, NOW)
     await inbox.close()
+
+
+@pytest.mark.parametrize("column", ["received_at = '-infinity'", "attempts = 2147483647"])
+async def test_a_row_that_cannot_be_read_fails_no_other_message(
+    inboxes: Inboxes, messaging_database: str, column: str
+) -> None:
+    inbox, bad, good = inboxes(), uuid4(), [uuid4() for _ in range(20)]
+    await inbox.insert(bad, SUBJECT, NOW)
+    with psycopg.connect(messaging_database) as connection:
+        connection.execute(f"UPDATE inbox_messages SET {column} WHERE message_id = %s", (bad,))  # type: ignore[call-overload]
+    ids = [*good[:10], bad, *good[10:]]
+    outcomes = await asyncio.gather(*(inbox.insert(id_, SUBJECT, NOW) for id_ in ids), return_exceptions=True)
+    failed = {id_: each for id_, each in zip(ids, outcomes, strict=True) if isinstance(each, BaseException)}
+    assert list(failed) == [bad]
+    assert isinstance(failed[bad], Unavailable)
+    assert (await inbox.backlog()).count == 21

@@ -12,7 +12,6 @@ from postroom.adapters.postgres.messaging.tables import Tables
 from postroom.application.outbox.new_event import NewEvent
 from postroom.domain.errors import InvalidRequest, Unavailable
 from postroom.domain.event import Event
-from tests import outboxes
 from tests.conformance.outbox_repository import (
     ALL,
     LATER,
@@ -28,7 +27,8 @@ from tests.conformance.outbox_repository import (
     refuse,
     unpublished,
 )
-from tests.outboxes import names, order_placed
+from tests.support import outboxes
+from tests.support.outboxes import names, order_placed
 
 
 @pytest.fixture
@@ -89,7 +89,7 @@ async def test_an_event_inserted_by_plain_sql_gets_its_history_when_it_is_publis
 @pytest.mark.parametrize(
     "by_hand", ["UPDATE outbox_events SET published_at = now()", "DELETE FROM outbox_events"]
 )
-async def test_an_event_dealt_with_by_hand_holds_nothing_back(
+async def test_an_event_published_or_deleted_by_plain_sql_holds_nothing_back(
     repository: PostgresOutboxRepository, messaging_database: str, record: Record, by_hand: str
 ) -> None:
     first, second = record(order_placed("o-1", 1), order_placed("o-1", 2))
@@ -119,7 +119,7 @@ async def test_an_event_committed_late_is_not_held_back_by_a_later_one(
     assert ids(await unpublished(repository)) == [earlier]
 
 
-async def test_retries_that_somebody_deleted_by_hand_are_due_again(
+async def test_events_whose_retries_were_deleted_by_plain_sql_are_due(
     repository: PostgresOutboxRepository, messaging_database: str, record: Record, history: History
 ) -> None:
     (id_,) = record(order_placed("o-1", 1))
@@ -221,5 +221,5 @@ async def test_a_database_that_is_not_there_is_named_without_its_password() -> N
     repository = PostgresOutboxRepository("postgresql://me:secret@127.0.0.1:9/shop")
     with pytest.raises(Unavailable, match=r"postgresql://me@127\.0\.0\.1:9/shop can't be reached"):
         await repository.backlog()
-    with pytest.raises(InvalidRequest, match="The PostgreSQL URL can't be read"):
+    with pytest.raises(InvalidRequest, match="The PostgreSQL URL is malformed"):
         await PostgresOutboxRepository("shop").backlog()

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import LiteralString, NamedTuple
 
 import psycopg
 import pytest
@@ -17,6 +17,9 @@ from postroom.adapters.sqlite.ownership import FileOwnership
 from postroom.application.ports.ownership import Ownership
 from postroom.domain.errors import MailboxOwned
 from tests.conformance.ownership import ONE, PATIENT_MS, OwnershipConformance
+from tests.support.servers.postgres_proxy import Proxy
+
+DEADLINE_SECONDS = 120
 
 
 class TestMemoryOwnership(OwnershipConformance):
@@ -91,12 +94,19 @@ async def test_another_process_is_turned_away_until_the_owner_is_killed(shared: 
 # -- PostgreSQL only ---
 
 
-async def end_connections(url: str) -> None:
+async def end_connections(url: str, name: str) -> None:
     async with await psycopg.AsyncConnection.connect(url, autocommit=True) as connection:
         await connection.execute(
             "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity "
-            "WHERE datname = current_database() AND pid <> pg_backend_pid()"
+            "WHERE datname = current_database() AND application_name = %s",
+            (name,),
         )
+
+
+async def fetch(url: str, query: LiteralString) -> object:
+    async with await psycopg.AsyncConnection.connect(url, autocommit=True) as connection:
+        row = await (await connection.execute(query)).fetchone()
+    return row and row[0]
 
 
 async def owner_of(ownership: Ownership, mailbox: str) -> str:
@@ -110,38 +120,61 @@ async def owner_of(ownership: Ownership, mailbox: str) -> str:
 async def test_an_owner_whose_connection_was_lost_takes_its_lock_again(
     empty_database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("postroom.adapters.postgres.ownership.KEEP_SECONDS", 0.005)
+    monkeypatch.setattr("postroom.adapters.postgres.ownership.CHECK_SECONDS", 0.005)
     ownership = PostgresOwnership(empty_database)
-    async with ownership.acquire(ONE, "first", 0):
-        await end_connections(empty_database)
+    async with asyncio.timeout(DEADLINE_SECONDS), ownership.acquire(ONE, "first", 0):
+        await end_connections(empty_database, "first")
         while await owner_of(ownership, ONE) != "first":
             await asyncio.sleep(0.01)
     assert await owner_of(ownership, ONE) == ""
 
 
+async def test_an_owner_takes_its_lock_again_though_the_server_has_not_noticed_that_its_connection_was_lost(
+    empty_database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("postroom.adapters.postgres.ownership.CHECK_SECONDS", 0.005)
+    holder: LiteralString = "SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND granted"
+    with Proxy(empty_database) as proxy:
+        ownership = PostgresOwnership(proxy.url)
+        async with asyncio.timeout(DEADLINE_SECONDS), ownership.acquire(ONE, "first", 0):
+            lost = await fetch(empty_database, holder)
+            proxy.cut()
+            while await fetch(empty_database, holder) in (lost, None):
+                await asyncio.sleep(0.01)
+            assert await owner_of(ownership, ONE) == "first"
+        assert await owner_of(ownership, ONE) == ""
+
+
 async def test_a_lock_that_somebody_else_took_meanwhile_is_left_to_them(
     empty_database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("postroom.adapters.postgres.ownership.KEEP_SECONDS", 0.05)
+    monkeypatch.setattr("postroom.adapters.postgres.ownership.CHECK_SECONDS", 0.5)
     ownership = PostgresOwnership(empty_database)
-    asked_who_has_it = (
-        "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'first' AND query LIKE '%pg_locks%'"
+    has_seen_it: LiteralString = (
+        "SELECT count(*) = 1 FROM pg_stat_activity "
+        "WHERE application_name = 'first' AND query LIKE '%pg_locks%'"
     )
-    async with ownership.acquire(ONE, "first", 0):
-        while True:  # until the second is quicker than the first, which looks after its lock
-            await end_connections(empty_database)
-            try:
-                async with ownership.acquire(ONE, "second", 0):
-                    async with await psycopg.AsyncConnection.connect(
-                        empty_database, autocommit=True
-                    ) as connection:
-                        while (await (await connection.execute(asked_who_has_it)).fetchone()) == (0,):
-                            await asyncio.sleep(0.01)
-                    assert await owner_of(ownership, ONE) == "second"
-                    break
-            except MailboxOwned:
-                continue
-        assert await owner_of(ownership, ONE) == ""
+    taken, released = asyncio.Event(), asyncio.Event()
+
+    async def take_over() -> None:
+        async with ownership.acquire(ONE, "second", PATIENT_MS):
+            taken.set()
+            await released.wait()
+
+    async with (
+        asyncio.timeout(DEADLINE_SECONDS),
+        ownership.acquire(ONE, "first", 0),
+        asyncio.TaskGroup() as tasks,
+    ):
+        tasks.create_task(take_over())
+        while not taken.is_set():  # the first is sometimes quicker, though the second asks far more often
+            await end_connections(empty_database, "first")
+            await asyncio.sleep(0.1)
+        while not await fetch(empty_database, has_seen_it):
+            await asyncio.sleep(0.01)
+        assert await owner_of(ownership, ONE) == "second"
+        released.set()
+    assert await owner_of(ownership, ONE) == ""
 
 
 async def test_a_long_name_of_an_owner_is_cut_between_characters(empty_database: str) -> None:

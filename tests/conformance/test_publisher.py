@@ -1,4 +1,4 @@
-"""The publisher conformance suite on JetStream, and what only JetStream can refuse."""
+"""The publisher conformance suite on JetStream and on the tests' stream in memory."""
 
 import asyncio
 import os
@@ -9,12 +9,16 @@ from pathlib import Path
 import nats
 import pytest
 
-from postroom.adapters.embedded.nats import NatsServer
-from postroom.adapters.nats.connection import NatsSettings, connect
+from postroom.adapters.nats.connection import connect
 from postroom.adapters.nats.publisher import JetStreamPublisher
+from postroom.adapters.nats.settings import NatsSettings
 from postroom.application.ports.publisher import Publisher
 from postroom.domain.errors import InvalidRequest, Unavailable
 from tests.conformance.publisher import ORDERS, PublisherConformance, Stored
+from tests.support.memory_stream import MemoryStream
+from tests.support.servers.nats import NatsServer
+
+PATIENT_MS, IMPATIENT_MS = 60_000, 500
 
 
 @pytest.fixture
@@ -66,7 +70,43 @@ class TestJetStreamPublisher(PublisherConformance):
     @pytest.fixture
     async def publisher(self, server: NatsServer, stream: ServerStream) -> AsyncIterator[Publisher]:
         async with connect(NatsSettings(server.url), "test") as client:
-            yield JetStreamPublisher(client, timeout_ms=1_000)
+            yield JetStreamPublisher(client, timeout_ms=PATIENT_MS)
+
+    @pytest.fixture
+    async def impatient(self, server: NatsServer, stream: ServerStream) -> AsyncIterator[Publisher]:
+        async with connect(NatsSettings(server.url), "test") as client:
+            yield JetStreamPublisher(client, timeout_ms=IMPATIENT_MS)
+
+
+class InMemory:
+    def __init__(self, fake: MemoryStream) -> None:
+        self._fake = fake
+
+    async def messages(self) -> list[Stored]:
+        return [Stored(*message) for message in self._fake.messages]
+
+    async def stall(self) -> None:
+        self._fake.stall()
+
+    async def crash(self) -> None:
+        self._fake.crash()
+
+    async def restart(self) -> None:
+        self._fake.restart()
+
+
+class TestMemoryStream(PublisherConformance):
+    @pytest.fixture
+    def publisher(self) -> MemoryStream:
+        return MemoryStream()
+
+    @pytest.fixture
+    def impatient(self, publisher: MemoryStream) -> MemoryStream:
+        return publisher
+
+    @pytest.fixture
+    def stream(self, publisher: MemoryStream) -> InMemory:
+        return InMemory(publisher)
 
 
 async def test_a_full_stream_takes_messages_again_when_there_is_room(nats_url: str) -> None:

@@ -1,16 +1,17 @@
 """Activity, dead letters and contexts of the read models on SQLite and PostgreSQL."""
 
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from postroom.adapters.compose import open_read_models
+from postroom.adapters.sqlite.read_model_file import views_path
 from postroom.application.ingest.dead_letters import ORIGINAL_SUBJECT
 from postroom.application.messages import NewMessage
-from postroom.application.ports.read_models import ActivityFilter, DeadLetterFilter, ReadModels, views_path
+from postroom.application.ports.read_models import ActivityFilter, DeadLetterFilter, ReadModels
 from postroom.domain.errors import NotFound
 from postroom.projections.projection import Row
 from tests.conformance.read_models_activity import ActivityConformance
@@ -28,6 +29,7 @@ from tests.projections.histories import (
     live,
     reference,
 )
+from tests.support.fixtures import CreateDatabase
 
 INGESTED = NewMessage(
     topic="shop", payload=b"", message_id="order-1", attrs={ORIGINAL_SUBJECT: "orders.placed"}
@@ -35,7 +37,7 @@ INGESTED = NewMessage(
 TWICE: list[Step] = [
     Send(INGESTED),
     *POISON[1:],
-    Operate("reprocess", "shop"),
+    Operate("redrive", "shop"),
     Receive("shop"),
     Settle("nack", 2),
     Wait(300),
@@ -59,8 +61,8 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def database(create_database: Callable[[str | None], str], postgres_store_template: str) -> str:
-    url = create_database(postgres_store_template)
+def database(create_shared_database: CreateDatabase, postgres_store_template: str) -> str:
+    url = create_shared_database(postgres_store_template)
     fill(url)
     return url
 

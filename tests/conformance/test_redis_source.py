@@ -9,12 +9,12 @@ from uuid import uuid4
 import pytest
 from redis.asyncio import Redis
 
-from postroom.adapters.embedded.redis import RedisServer
 from postroom.adapters.redis import source as redis_source
 from postroom.adapters.redis.source import RedisStreamSource, StreamConsumer
 from postroom.application.ports.source import SourceMessage
 from postroom.domain.errors import InvalidRequest, Unavailable
 from tests.conformance.source import NOTHING_MS, PATIENT_MS, SHORT_MS, SourceConformance, bodies, fetch
+from tests.support.servers.redis import RedisServer
 
 GROUP = "reader"
 
@@ -76,7 +76,7 @@ async def test_what_was_there_before_the_group_is_read_from_its_beginning(place:
 async def test_a_while_may_be_longer_than_redis_can_be_told_at_once(place: RedisPlace) -> None:
     source = await place.open(ack_wait_ms=SHORT_MS)
     await place.publish(b"1")
-    await source.nak(await fetch(source, 1), SHORT_MS * 2)
+    await source.nack(await fetch(source, 1), SHORT_MS * 2)
     assert list(await source.fetch(1, SHORT_MS + NOTHING_MS)) == []
     (again,) = await fetch(source, 1)
     assert (again.data, again.delivered) == (b"1", 2)
@@ -88,8 +88,8 @@ async def test_a_late_answer_takes_nothing_from_whoever_has_the_message_now(plac
     missed = await fetch(late, 1)
     (taken,) = await fetch(prompt, 1)
     assert taken.delivered == 2
-    await late.nak(missed, 0)
-    await late.keep(missed)
+    await late.nack(missed, 0)
+    await late.extend(missed)
     assert list(await late.fetch(1, 0)) == []
     (pending,) = await place.client.xpending_range(place.stream, GROUP, "-", "+", 10)
     assert pending["times_delivered"] == 2
@@ -110,7 +110,7 @@ async def test_a_group_that_is_gone_is_made_again_and_reads_everything(place: Re
     await place.publish(b"1")
     await source.ack(await fetch(source, 1))
     await place.client.xgroup_destroy(place.stream, GROUP)
-    await source.keep([])
+    await source.extend([])
     (again,) = await fetch(source, 1)
     assert (again.data, again.delivered) == (b"1", 1)
 
@@ -145,7 +145,7 @@ async def test_a_wrong_password_is_refused_and_not_shown(place: RedisPlace) -> N
 
 @pytest.mark.parametrize("url", ["nats://127.0.0.1", "redis://127.0.0.1:port", "redis://127.0.0.1/0?db=x"])
 async def test_an_address_that_is_none_is_refused(url: str) -> None:
-    with pytest.raises(InvalidRequest, match=r"URL of Redis stream orders can't be used: .*; write redis://"):
+    with pytest.raises(InvalidRequest, match=r"URL of Redis stream orders is invalid: .*; write redis://"):
         await RedisStreamSource.open(StreamConsumer(url=url, stream="orders", group=GROUP))
 
 
@@ -168,7 +168,7 @@ async def test_reading_goes_on_after_the_server_was_killed(tmp_path: Path) -> No
         first, second = await fetch(source, 2)
         await source.ack([first])
         server.kill()
-        with pytest.raises(Unavailable, match="It is tried again when Redis answers"):
+        with pytest.raises(Unavailable, match="It is retried when Redis is available"):
             await source.fetch(1, NOTHING_MS)
         with pytest.raises(Unavailable, match="can't be answered"):
             await source.ack([second])

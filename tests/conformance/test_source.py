@@ -10,12 +10,13 @@ import nats
 import pytest
 from nats.js.api import AckPolicy, ConsumerConfig
 
-from postroom.adapters.embedded.nats import NatsServer
-from postroom.adapters.nats.connection import NatsSettings
-from postroom.adapters.nats.source import JetStreamSource, PullConsumer
+from postroom.adapters.nats.pull_consumer import PullConsumer
+from postroom.adapters.nats.settings import NatsSettings
+from postroom.adapters.nats.source import JetStreamSource
 from postroom.application.ports.source import SourceMessage
 from postroom.domain.errors import InvalidRequest, NotFound, Unavailable
 from tests.conformance.source import NOTHING_MS, PATIENT_MS, SHORT_MS, SourceConformance, bodies, fetch
+from tests.support.servers.nats import NatsServer
 
 STREAM, SUBJECT, DURABLE = "EVENTS", "acme.orders.placed", "reader"
 
@@ -119,7 +120,8 @@ async def test_a_new_consumer_may_begin_with_what_is_new(place: JetStreamPlace) 
 async def test_a_consumer_that_exists_keeps_what_it_has(place: JetStreamPlace) -> None:
     await place.stream.add_consumer(STREAM, ConsumerConfig(durable_name=DURABLE, ack_wait=7, max_deliver=20))
     source = await place.open(ack_wait_ms=1_000, max_deliver=-1)
-    assert (source.ack_wait_ms, source.max_deliver) == (7_000, 20)
+    assert source.ack_wait_ms == 7_000
+    assert (await place.stream.consumer_info(STREAM, DURABLE)).config.max_deliver == 20
 
 
 async def test_a_missing_stream_or_consumer_is_told_with_what_to_run(place: JetStreamPlace) -> None:
@@ -129,16 +131,16 @@ async def test_a_missing_stream_or_consumer_is_told_with_what_to_run(place: JetS
         await place.open(stream=None, subjects=("other.>",))
     with pytest.raises(NotFound, match=r"no consumer reader of stream EVENTS; .*postroom streams apply"):
         await place.open(create=False)
-    with pytest.raises(InvalidRequest, match="Neither a stream nor a subject"):
+    with pytest.raises(InvalidRequest, match="neither a stream nor a subject"):
         await place.open(stream=None)
 
 
 @pytest.mark.parametrize(
     ("config", "reason"),
     [
-        ({"deliver_subject": "push.here"}, "pushes"),
+        ({"deliver_subject": "push.here"}, "is a push consumer"),
         ({"ack_policy": AckPolicy.NONE}, "ack policy none"),
-        ({"filter_subject": "acme.audit.>"}, r"reads acme\.audit\.>, but the settings say acme\.orders\.>"),
+        ({"filter_subject": "acme.audit.>"}, r"reads acme\.audit\.>, but the settings name acme\.orders\.>"),
     ],
 )
 async def test_a_consumer_that_is_something_else_is_refused(
@@ -174,11 +176,12 @@ async def test_what_was_prefetched_and_not_fetched_is_handed_back(nats_url: str)
     async with AsyncExitStack() as opened:
         place = JetStreamPlace(nats_url, 100, opened)
         await place.begin()
+        ack_wait_ms = 10 * PATIENT_MS  # too long to wait for
         await place.publish(*[b"%d" % number for number in range(10)])
-        source = await place.open()
+        source = await place.open(ack_wait_ms=ack_wait_ms)
         await source.ack(await fetch(source, 1))
         await source.close()
-        again = await place.open()
+        again = await place.open(ack_wait_ms=ack_wait_ms)
         assert sorted(bodies(await fetch(again, 9))) == [b"%d" % number for number in range(1, 10)]
 
 

@@ -1,3 +1,4 @@
+import gzip
 import json
 import os
 import subprocess
@@ -10,7 +11,8 @@ import pytest
 
 SCRIPT = Path(sys.executable).with_name("postroom")
 ROOT = Path(__file__).parents[2]
-TIMEOUT_SECONDS = 240
+TIMEOUT_SECONDS = 900
+"""A command that hangs fails, also on a machine that is sixteen times as slow."""
 
 
 class Done(NamedTuple):
@@ -59,6 +61,27 @@ class Postroom:
         assert done.code == 0, done
         return done
 
+    def shell(self, command: str) -> str:
+        """Run a shell command; return what it prints on a terminal of 80 columns."""
+        done = subprocess.run(
+            command,
+            shell=True,
+            cwd=self.folder,
+            env=self.environment
+            | {
+                "PATH": f"{SCRIPT.parent}:{self.environment['PATH']}",
+                # Unbuffered, both reach one pipe in the order in which they reach a terminal.
+                "PYTHONUNBUFFERED": "1",
+                "COLUMNS": "80",
+            },
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            timeout=TIMEOUT_SECONDS,
+            check=False,
+        )
+        return done.stdout.decode()
+
     def start(self, *arguments: str, piped: bool = False) -> "subprocess.Popen[bytes]":
         return subprocess.Popen(
             [SCRIPT, *arguments],
@@ -82,9 +105,22 @@ def postroom(tmp_path: Path) -> Postroom:
     return Postroom(tmp_path)
 
 
-@pytest.fixture(scope="session")
-def webhooks() -> Path:
-    path = ROOT.parent / "shared" / "data" / "github-webhooks.ndjson.gz"
+WEBHOOKS = {
+    "sample": ROOT / "tests" / "support" / "webhooks.ndjson",
+    "recorded": ROOT.parent / "shared" / "data" / "github-webhooks.ndjson.gz",
+}
+
+
+@pytest.fixture(scope="session", params=WEBHOOKS)
+def webhooks(request: pytest.FixtureRequest) -> Path:
+    """A file of webhook deliveries: a small one of our own, and a larger one that need not be there."""
+    path: Path = WEBHOOKS[request.param]
     if not path.exists():
-        pytest.skip(f"the real webhook deliveries are not here: {path}")
+        pytest.skip(f"The recorded deliveries are not part of the repository; put them at {path}.")
     return path
+
+
+def read_lines(path: Path) -> list[bytes]:
+    """Return the lines of a file, which may be gzipped."""
+    with (gzip.open if path.suffix == ".gz" else open)(path, "rb") as file:
+        return [line.rstrip(b"\n") for line in file]

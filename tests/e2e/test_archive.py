@@ -46,7 +46,7 @@ async def retain(postroom, archive, rounds=1):
         limits = MailboxLimits(history_retention_ms=1)
         async with open_mailbox(str(postroom.store), MAILBOX, limits=limits, archive=archive) as mailbox:
             await asyncio.sleep(0.01)
-            removed.append(await mailbox.engine.enforce_retention())
+            removed.append(await mailbox.retention.enforce_age())
     return removed
 
 
@@ -76,7 +76,7 @@ async def test_looking_back_reaches_before_retention(postroom, died):
     assert postroom.ok("show", died, "--json", *option).json == shown
     assert postroom.ok("show", died, "--why", "--json", *option).json["story"] == account["story"]
     simulated = postroom.ok("project", "simulate", "--max-attempts", "5", "--json", *option).json
-    assert simulated["observed"]["died"] == simulation["observed"]["died"] == 1
+    assert simulated["observed"]["dead_lettered"] == simulation["observed"]["dead_lettered"] == 1
     verified = postroom.ok("verify", "--json", *option).json["mailboxes"][0]
     assert verified["first"] == 1
     assert verified["messages"] == 2
@@ -110,10 +110,10 @@ async def test_the_archive_is_verified_together_with_the_log_that_goes_on(postro
     assert told["log_first"] == removed + 1
     text = postroom.ok("archive", "verify", *option).out
     assert f"{MAILBOX}: intact, records 1 to {removed}" in text
-    assert f"its log goes on in postroom.db, which holds it from {removed + 1} on" in text
+    assert f"the log in postroom.db continues it, from position {removed + 1}" in text
 
     postroom.store.rename(postroom.folder / "elsewhere.db")
-    assert "has no log that goes on from there" in postroom.ok("archive", "verify", *option).out
+    assert "has no log that continues it" in postroom.ok("archive", "verify", *option).out
 
 
 async def test_an_archive_that_was_altered_or_is_another_store_s_is_found_out(postroom, died):
@@ -153,7 +153,7 @@ def test_an_archive_that_is_not_there_is_said_to_be_missing(postroom):
     missing = postroom("backlog", "--archive", "nowhere", "--json")
     assert (missing.code, missing.error["code"]) == (3, "E_NOT_FOUND")
     assert "There is no archive at nowhere" in missing.error["message"]
-    assert "give --archive FOLDER" in postroom("archive", "list").err
+    assert "pass --archive FOLDER" in postroom("archive", "list").err
     (postroom.folder / "postroom.toml").write_text('[archive]\nfolder = "later"\n')
     postroom.ok("backlog")  # retention has stored nothing yet
-    assert "retention has stored nothing there" in postroom("archive", "verify").err
+    assert "retention has archived nothing" in postroom("archive", "verify").err

@@ -10,7 +10,8 @@ from tests.e2e.conftest import ROOT, TIMEOUT_SECONDS
 def test_an_order_whose_shop_is_killed_before_its_event_is_published_is_shipped_once() -> None:
     environment = {k: v for k, v in os.environ.items() if not k.startswith("POSTROOM_")}
     done = subprocess.run(
-        [sys.executable, ROOT / "docs" / "examples" / "orders" / "run.py"],
+        [sys.executable, "-m", "docs.examples.orders.run"],
+        cwd=ROOT,
         env=environment,
         capture_output=True,
         text=True,

@@ -4,8 +4,8 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.conftest import Postroom
-from tests.exports import FORMATS, read_back
 from tests.projections.histories import build_without_spark
+from tests.support.exports import FORMATS, read_back
 
 
 @pytest.fixture

@@ -4,13 +4,24 @@ import subprocess
 import sys
 from contextlib import closing
 
+from tests.e2e.conftest import TIMEOUT_SECONDS
+
 
 def test_wrong_usage_is_one_line_and_exit_code_2(postroom):
     done = postroom("send", "--no-such-option")
 
     assert (done.code, done.out, done.err.count("\n")) == (2, "", 1)
     assert "--no-such-option" in done.err
-    assert postroom("--json", "sned").error["code"] == "E_USAGE"
+
+
+def test_an_unknown_command_names_the_closest_one(postroom):
+    done = postroom("--json", "sned")
+
+    assert (done.code, done.error["code"]) == (2, "E_USAGE")
+    assert done.error["message"] == "Unknown command 'sned'; did you mean send? See postroom --help."
+    assert postroom("dlq", "relist").err == (
+        "postroom: Unknown command 'relist'; did you mean list? See postroom dlq --help.\n"
+    )
 
 
 def test_the_version_and_the_exit_codes_are_told(postroom):
@@ -31,22 +42,47 @@ def test_a_store_in_memory_is_refused_where_it_makes_no_sense(postroom):
     assert (done.code, "memory:" in done.err) == (1, True)
 
 
-def test_a_mailbox_that_another_process_owns_is_named_and_can_still_be_read(postroom):
+def test_every_command_that_changes_a_mailbox_works_beside_the_process_that_owns_it(postroom, tmp_path):
+    postroom.ok("send", "idle", "x", "--delay", "1h")
+    lines = tmp_path / "lines.ndjson"
+    lines.write_text('{"n": 1}\n')
+    holder = postroom.start("recv", "idle", "--wait", "60s")
+    try:
+        postroom.wait_for_owner(holder)
+        postroom.ok("topic", "policy", "orders", "max_attempts=1")
+        postroom.ok("send", "orders", "1")
+        postroom.ok("import", str(lines), "--topic", "orders", "--deliver", "--mailbox", "main@local")
+        first, second = postroom.ok("recv", "orders", "--json").lines
+        extended = postroom.ok("extend", first["receipt"], "--visibility", "10s")
+        nacked = postroom.ok("nack", first["receipt"], "--reason", "broken")
+        acked = postroom.ok("ack", second["receipt"])
+        redriven = postroom.ok("dlq", "redrive", "orders")
+        read = postroom.ok("backlog", "--json").json
+        assert holder.poll() is None
+    finally:
+        holder.send_signal(signal.SIGINT)
+    _, said = holder.communicate(timeout=TIMEOUT_SECONDS)
+
+    assert [extended.out, nacked.out, acked.out] == ["1 extended\n", "1 nacked\n", "1 acked\n"]
+    assert redriven.out == "1 redriven to orders\n"
+    assert f"postroom recv, process {holder.pid} " in read["mailboxes"][0]["owner"]
+    assert (holder.returncode, said) == (130, b"postroom: Interrupted.\n")
+
+
+def test_an_owner_that_does_not_answer_in_time_is_a_temporary_failure(postroom):
     postroom.ok("send", "orders", "x", "--delay", "1h")
     holder = postroom.start("recv", "orders", "--wait", "60s")
     try:
         postroom.wait_for_owner(holder)
-        refused = postroom("send", "orders", "y", "--json", POSTROOM_OWNER_WAIT_MS="0")
-        read = postroom.ok("backlog", "--json").json
+        holder.send_signal(signal.SIGSTOP)
+        refused = postroom("send", "orders", "y", "--json", POSTROOM_TIMEOUT_MS="1000")
     finally:
+        holder.send_signal(signal.SIGCONT)
         holder.send_signal(signal.SIGINT)
-    _, said = holder.communicate(timeout=60)
+    holder.communicate(timeout=60)
 
-    assert (refused.code, refused.error["code"]) == (4, "E_OWNED")
-    assert f"postroom recv, process {holder.pid} " in refused.error["message"]
+    assert (refused.code, refused.error["code"]) == (4, "E_UNAVAILABLE")
     assert refused.error["retry_after_ms"] > 0
-    assert read["mailboxes"][0]["shards"][0]["delayed"] == 1
-    assert (holder.returncode, said) == (130, b"postroom: Interrupted.\n")
 
 
 def test_a_reader_that_leaves_early_is_no_error(postroom):
@@ -56,7 +92,7 @@ def test_a_reader_that_leaves_early_is_no_error(postroom):
 
     assert process.stderr.read() == b""
     process.stderr.close()
-    assert process.wait(timeout=60) == 141
+    assert process.wait(timeout=TIMEOUT_SECONDS) == 141
 
 
 def test_an_edited_log_is_found(postroom):
@@ -109,10 +145,37 @@ def test_an_unknown_setting_names_the_key_and_the_file(postroom):
     assert "did you mean visibility_ms?" in done.err
 
 
-def test_commands_start_without_what_they_do_not_need(postroom):
-    program = "import sys, postroom.adapters.cli.main; print(*sys.modules, sep='\\n')"
-    listing = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+def test_a_command_imports_only_what_it_needs(postroom):
+    program = (
+        "import sys; from postroom.adapters.cli import main; sys.argv = ['postroom', 'send', 'orders', 'x']\n"
+    )
+    program += "try: main.main()\nexcept SystemExit as end: print(*sys.modules, end.code, sep='\\n')"
+    listing = subprocess.run(
+        [sys.executable, "-c", program], cwd=postroom.folder, capture_output=True, text=True, check=True
+    )
     loaded = set(listing.stdout.split())
 
-    assert "postroom.adapters.cli.importer" in loaded
-    assert not loaded & {"pyspark", "sqlalchemy", "pyarrow", "rich", "structlog", "postroom.adapters.compose"}
+    assert {"0", "postroom.adapters.cli.messages"} <= loaded
+    assert not loaded & {"pyspark", "sqlalchemy", "pyarrow", "psycopg", "nats", "aiohttp", "rich", "pydantic"}
+    assert not loaded & {f"postroom.adapters.cli.{name}" for name in ("importer", "inbox", "demo", "search")}
+
+
+def test_records_altered_on_disk_end_with_exit_code_5_and_name_the_position(postroom):
+    postroom.ok("send", "orders", "first", "--id", "own-1")
+    postroom.ok("recv", "orders")
+    alter = "UPDATE log SET {} WHERE place % (1 << 40) = {}"
+    with closing(sqlite3.connect(postroom.store)) as connection, connection:
+        connection.execute(alter.format("principal = 'mallory'", 3))
+
+    shown = postroom("show", "own-1", "--json")
+    assert (shown.code, shown.json["intact"]) == (5, False)
+    with closing(sqlite3.connect(postroom.store)) as connection, connection:
+        connection.execute(alter.format("envelope = x'ffff'", 3))
+    shown = postroom("show", "own-1")
+    assert (shown.code, "NO: it was altered on disk" in shown.out) == (5, True)
+    with closing(sqlite3.connect(postroom.store)) as connection, connection:
+        connection.execute(alter.format("state = x'c1'", 5))
+    for command in (["recv", "orders"], ["backlog"], ["dlq", "list"], ["send", "orders", "second"]):
+        done = postroom(*command, "--json")
+        assert (done.code, done.error["code"]) == (5, "E_INTEGRITY")
+        assert "position 5 (MessageReceived.1) can't be decoded: it was altered." in done.error["message"]

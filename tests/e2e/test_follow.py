@@ -43,13 +43,17 @@ def test_it_follows_serves_metrics_and_ends_on_sigterm(postroom: Postroom, store
         postroom.ok("send", "orders", "-", "--store", store, stdin=b"second")
         while len(postroom.ok("search", "--store", store, "--json").lines) < 2:
             pass
-        with urllib.request.urlopen(found[1]) as answer:
+        request = urllib.request.Request(found[1], headers={"Accept": "application/openmetrics-text"})
+        with urllib.request.urlopen(request) as answer:
             metrics = answer.read().decode()
+        with urllib.request.urlopen(found[1]) as answer:
+            text = answer.read().decode()
         assert postroom.ok("project", "status", "--store", store, "--json").json["is_following"]
         process.send_signal(signal.SIGTERM)
         out, _ = process.communicate()
     assert process.returncode == 0
     assert re.search(r"in \d+ batches .* 0 parked", out)
+    assert "# TYPE postroom_follow_events_total counter" in text
     assert metrics.endswith("# EOF\n")
     assert 'postroom_follow_lag_events{mailbox="main@local"} 0' in metrics
     assert re.search(r"^postroom_follow_events_total [1-9]", metrics, re.MULTILINE)

@@ -17,7 +17,7 @@ import uvicorn
 from fastapi import FastAPI, Request, Response
 
 from postroom.adapters.http.signature import verify_signature
-from tests.e2e.conftest import SCRIPT, Postroom
+from tests.e2e.conftest import SCRIPT, TIMEOUT_SECONDS, Postroom
 
 KEY = "0123456789abcdef0123456789abcdef"
 IDS = {name: f"550e8400-e29b-41d4-a716-{n:012}" for n, name in enumerate(("fine", "known", "poison", "down"))}
@@ -112,7 +112,9 @@ def settled(database: str) -> list[tuple[str, bool]]:
         ).fetchall()
 
 
-def test_every_answer_has_its_consequence(inbox: Postroom, service: Service, messaging_database: str) -> None:
+def test_every_response_settles_its_message(
+    inbox: Postroom, service: Service, messaging_database: str
+) -> None:
     for _ in range(2):  # `down` comes again only after a while
         inbox.ok("inbox", "consume", "--once")
     assert settled(messaging_database) == [
@@ -142,33 +144,52 @@ def test_every_answer_has_its_consequence(inbox: Postroom, service: Service, mes
     assert inbox.ok("inbox", "backlog", "--json").json == {"context": "sea", "count": 0, "oldest_at": None}
 
 
-def test_dead_letters_are_put_back_when_the_service_is_well_again(
+def test_dead_letters_are_redriven_when_the_service_has_recovered(
     inbox: Postroom, service: Service, messaging_database: str
 ) -> None:
     for _ in range(2):
         inbox.ok("inbox", "consume", "--once")
     service.seen.clear()
     dry = inbox.ok("inbox", "dlq", "redrive", "--dry-run")
+    assert all(len(line) <= 80 for line in dry.out.splitlines())
     assert IDS["poison"] in dry.out
     assert service.seen == []
     failed = inbox("inbox", "dlq", "redrive", "--limit", "1")
     assert (failed.code, "1 failed" in failed.out) == (1, True)
     service.status |= {"poison": 200, "down": 200}
     done = inbox.ok("inbox", "dlq", "redrive")
-    assert done.out == "2 processed, 0 were before, 0 failed, 0 held back behind those\n"
+    assert done.out == "2 processed, 0 duplicates, 0 failed, 0 held back by those\n"
     assert [event["message_id"] for event in service.seen[1:]] == [IDS["poison"], IDS["down"]]
     assert inbox.ok("inbox", "dlq", "list").out == "(none)\n"
     assert all(processed for _, processed in settled(messaging_database))
 
 
-def test_processed_messages_are_forgotten(inbox: Postroom, messaging_database: str) -> None:
+def test_dead_letters_are_discarded_by_id_or_all(inbox: Postroom, messaging_database: str) -> None:
+    for _ in range(2):
+        inbox.ok("inbox", "consume", "--once")
+    for arguments in ((), (IDS["poison"], "--all")):
+        refused = inbox("inbox", "dlq", "discard", *arguments)
+        assert (refused.code, refused.err.count("\n")) == (2, 1)
+        assert "Name the dead letters to discard" in refused.err
+    missing = inbox("inbox", "dlq", "discard", "nobody", "--json")
+    assert (missing.code, missing.error["code"]) == (3, "E_NOT_FOUND")
+    discarded = inbox.ok("inbox", "dlq", "discard", IDS["poison"], "--reason", "a test order")
+    assert discarded.out == "1 dead letter discarded; kept in the history, table aggregate_events\n"
+    assert inbox.ok("inbox", "dlq", "discard", "--all", "--json").json == {"discarded": 1}
+    assert inbox.ok("inbox", "dlq", "list", "--json").json == {"dead_letters": []}
+    with psycopg.connect(messaging_database) as connection:
+        rows = connection.execute("SELECT count(*) FROM aggregate_events WHERE type LIKE '%Discarded.1'")
+        assert rows.fetchall() == [(2,)]
+
+
+def test_processed_messages_are_deleted(inbox: Postroom, messaging_database: str) -> None:
     inbox.ok("inbox", "consume", "--once")
     assert inbox.ok("inbox", "cleanup", "--json").json == {"removed": 0}
     assert inbox.ok("inbox", "cleanup", "--older-than", "1ms").out == "2 processed messages removed\n"
     assert [id_ for id_, _ in settled(messaging_database)] == [IDS["poison"], IDS["down"]]
 
 
-def test_a_worker_ends_well_when_it_is_told_to(inbox: Postroom, service: Service, tmp_path: Path) -> None:
+def test_a_worker_ends_cleanly_at_sigterm(inbox: Postroom, service: Service, tmp_path: Path) -> None:
     worker = subprocess.Popen(
         [SCRIPT, "inbox", "consume", "--json"],
         cwd=inbox.folder,
@@ -176,11 +197,11 @@ def test_a_worker_ends_well_when_it_is_told_to(inbox: Postroom, service: Service
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     )
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + TIMEOUT_SECONDS
     while len(service.seen) < 5 and time.monotonic() < deadline:
         time.sleep(0.02)
     worker.send_signal(signal.SIGTERM)
-    out, _ = worker.communicate(timeout=60)
+    out, _ = worker.communicate(timeout=TIMEOUT_SECONDS)
     assert worker.returncode == 0
     assert json.loads(out)["processed"] == 2
 
@@ -190,12 +211,12 @@ def test_the_key_is_shown_nowhere(inbox: Postroom, service: Service) -> None:
     assert KEY not in done.out + done.err
 
 
-def test_what_cannot_work_is_refused_in_one_sentence(inbox: Postroom) -> None:
+def test_invalid_configurations_are_refused_in_one_sentence(inbox: Postroom) -> None:
     for changes, says in [
         (("--handler", "http://169.254.169.254/latest"), "is not on the allow-list"),
-        (("--handler", "https://user:secret@example.com/"), "has credentials in it"),
-        (("--context", "other"), "No stream keeps other.dlq.>"),
-        (("--consumer", "nobody"), "Say which consumer to read"),
+        (("--handler", "https://user:secret@example.com/"), "contains credentials"),
+        (("--context", "other"), "No stream has the subject other.dlq.>"),
+        (("--consumer", "nobody"), "No consumer is selected"),
         (("--consumer", "NOWHERE/nobody"), "has no stream NOWHERE"),
         (("--database", "postgresql://postgres@127.0.0.1:1/x"), "can't be reached"),
     ]:
@@ -206,12 +227,12 @@ def test_what_cannot_work_is_refused_in_one_sentence(inbox: Postroom) -> None:
         assert "secret" not in done.err
 
 
-def test_settings_that_are_wrong_are_named(inbox: Postroom) -> None:
+def test_invalid_settings_are_named(inbox: Postroom) -> None:
     for name, value, says in [
         ("SIGNING_KEY_FILE", "", "there is no key"),
         ("SIGNING_KEY_FILE", "missing", "can't be read: No such file"),
-        ("HANDLER", "", "Say who deals with the events"),
-        ("HANDLERS", "x", "there is no key 'handlers'"),
+        ("HANDLER", "", "No handler is configured"),
+        ("HANDLERS", "x", "unknown key 'handlers'"),
     ]:
         done = inbox("inbox", "consume", "--once", **{f"POSTROOM_INBOX__{name}": value})
         assert done.code in (1, 2)

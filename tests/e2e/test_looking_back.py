@@ -60,12 +60,12 @@ def test_the_backlog_of_a_time_is_that_of_then(postroom, message_id):
 
 def test_a_moment_that_can_not_be_is_refused(postroom, message_id):
     assert postroom("backlog", "--at", "yesterday").code == 2
-    assert "is no moment; write a log position" in postroom("backlog", "--at", "yesterday").err
+    assert "is not a point in time; write a log position" in postroom("backlog", "--at", "yesterday").err
     beyond = postroom("dlq", "list", "--at", "999", "--json")
     assert (beyond.code, beyond.error["code"]) == (3, "E_NOT_FOUND")
     assert "in the future" in postroom("backlog", "--at", "2999-01-01").err
     postroom.ok("send", "mail", "x", "--mailbox", "other@local")
-    assert "name the mailbox with --mailbox" in postroom("backlog", "--at", "3").err
+    assert "name it with --mailbox" in postroom("backlog", "--at", "3").err
 
 
 def test_show_why_tells_what_happened_and_why_it_was_delivered_twice(postroom, message_id):
@@ -74,7 +74,7 @@ def test_show_why_tells_what_happened_and_why_it_was_delivered_twice(postroom, m
     assert (first["consumer"], first["ended"], first["error"]) == ("worker-1", "nacked", "not JSON")
     assert (second["consumer"], second["ended"], second["error"]) == ("worker-2", "nacked", "still not JSON")
     assert f"ended at position {first['ended_position']}" in second["why"]
-    assert account["now"].startswith("It is a dead letter since")
+    assert account["now"].startswith("It has been a dead letter since")
     told = postroom.ok("show", message_id, "--why").out
     assert "with idempotency key 'order-1'" in told
     assert "Why it was delivered 2 times:" in told
@@ -88,11 +88,11 @@ def test_simulate_says_what_is_known_and_gives_a_range_for_what_is_not(postroom,
     assert same["observed"] == same["best"] == same["worst"]
     assert (same["messages"], same["unchanged"], same["observed"]["dead"]) == (2, 2, 1)
     fewer = postroom.ok("project", "simulate", "--max-attempts", "1", "--topic", "ma*").out
-    assert "of 1 messages" in fewer
-    assert "Nothing changes for 0 messages." in fewer
+    assert "of 1 message" in fewer
+    assert "0 messages would be unaffected." in fewer
     more = postroom.ok("project", "simulate", "--max-attempts", "3", "--from", "1h", "--backoff-base", "1ms")
     assert "0 to 1" in more.out
-    assert "1 would have had deliveries that history knows nothing of, up to 1 in all" in more.out
-    assert "Assumed:" in more.err
+    assert "1 message would have had deliveries that never took place, up to 1 in total" in more.out
+    assert "Assumptions:" in more.err
     assert postroom("project", "simulate").code == 2
     assert postroom("project", "simulate", "--max-attempts", "3", "--topic", "nothing").code == 3

@@ -1,4 +1,9 @@
+import signal
+import time
+
 import pytest
+
+from tests.e2e.conftest import TIMEOUT_SECONDS
 
 
 def events(postroom, message_id):
@@ -60,7 +65,7 @@ def test_a_message_that_nobody_can_process_becomes_a_dead_letter_and_may_be_put_
     )
     assert "not JSON" in postroom.ok("dlq", "show", message_id).out
 
-    assert postroom.ok("dlq", "reprocess", "mail", "--json").json == {"reprocessed": 1}
+    assert postroom.ok("dlq", "redrive", "mail", "--json").json == {"redriven": 1}
     (again,) = postroom.ok("recv", "mail", "--json").lines
     assert (again["msg_id"], again["attempt"]) == (message_id, 1)
 
@@ -74,7 +79,7 @@ def test_dead_letters_are_purged_only_when_that_is_meant(postroom):
     unsure = postroom("dlq", "purge", "mail")
     assert (unsure.code, "--yes" in unsure.err) == (2, True)
     assert postroom.ok("dlq", "purge", "mail", "--yes", "--json").json == {"purged": 1}
-    assert postroom.ok("dlq", "list", "--json").json == {"dead_letters": []}
+    assert postroom.ok("dlq", "list", "--json").json["dead_letters"] == []
 
 
 def test_sending_again_under_a_key_adds_nothing_and_another_payload_is_refused(postroom):
@@ -105,7 +110,7 @@ def test_an_extended_message_stays_hidden_for_longer(postroom):
     postroom.ok("send", "orders", "x")
     (received,) = postroom.ok("recv", "orders", "--json").lines
 
-    postroom.ok("extend", received["receipt"], "--visibility", "20s")
+    postroom.ok("extend", received["receipt"], "--visibility", "10m")
 
     assert events(postroom, received["msg_id"])[-1] == "MessageVisibilityExtended"
     assert postroom("recv", "orders").code == 3
@@ -129,10 +134,107 @@ def test_people_get_tables_and_lines(postroom):
     message_id = postroom.ok("send", "orders", "a chair").out.strip()
 
     assert "orders" in postroom.ok("backlog").out
-    shown = postroom.ok("recv", "orders").out
-    assert f"{message_id}  orders  attempt 1  receipt " in shown
-    assert "a chair" in shown
+    received = postroom.ok("recv", "orders")
+    message, attempt, receipt, payload = received.out.splitlines()
+    assert (message, attempt, payload) == (f"message  {message_id}", "attempt  1", "a chair")
+    assert "Hidden for 30s; acknowledge with: postroom ack RECEIPT" in received.err
     assert "MessageReceived" in postroom.ok("show", message_id).out
+
+    label, token = receipt.split()
+    assert (label, postroom.ok("ack", token).out) == ("receipt", "1 acked\n")
+
+
+def test_looking_five_times_makes_no_dead_letter(postroom):
+    message_id = postroom.ok("send", "orders", "a chair", "--attr", "region=eu").out.strip()
+    before = postroom.store.stat().st_mtime_ns, postroom.ok("show", message_id, "--json").json
+
+    for _ in range(6):
+        (peeked,) = postroom.ok("peek", "orders", "--json").lines
+
+    sent_at = before[1]["history"][0]["at"]
+    assert peeked == {
+        "message_id": message_id,
+        "topic": "orders",
+        "shard": 6,
+        "attempts": 0,
+        "sent_at": sent_at,
+        "attrs": {"region": "eu"},
+        "payload": "a chair",
+    }
+    assert (postroom.store.stat().st_mtime_ns, postroom.ok("show", message_id, "--json").json) == before
+    assert postroom.ok("recv", "orders", "--json").lines[0]["attempt"] == 1
+
+
+def test_receiving_from_an_empty_topic_appends_nothing(postroom):
+    postroom.ok("send", "orders", "x", "--delay", "1h")
+    end = postroom.ok("verify", "--json").json
+
+    for topic in ("orders", "orders", "unknown"):
+        done = postroom("recv", topic)
+        assert (done.code, done.out) == (3, "")
+        assert "no ready messages" in done.err
+    assert postroom("recv", "orders", "--max", "0").code == 1
+    assert postroom("recv", "orders", "--visibility", "1ms").code == 1
+
+    assert postroom.ok("verify", "--json").json == end
+
+
+def test_receiving_from_an_empty_topic_ends_what_ran_out_of_time(postroom):
+    postroom.ok("topic", "policy", "jobs", "max_attempts=1")
+    message_id = postroom.ok("send", "jobs", "x").out.strip()
+    postroom.ok("recv", "jobs", "--visibility", "250ms")
+    time.sleep(0.3)
+
+    assert postroom("recv", "other").code == 3
+
+    assert events(postroom, message_id)[-1] == "MessageDeadLettered"
+
+
+def test_peek_shows_the_next_messages_in_the_order_they_are_received(postroom):
+    for number in range(4):
+        postroom.ok("send", "jobs", str(number))
+
+    shown = postroom.ok("peek", "jobs", "--max", "2").out.splitlines()
+
+    assert [shown[2], shown[6]] == ["0", "1"]
+    assert [each["payload"] for each in postroom.ok("recv", "jobs", "--max", "2", "--json").lines] == [
+        "0",
+        "1",
+    ]
+    assert [each["payload"] for each in postroom.ok("peek", "jobs", "--json").lines] == ["2", "3"]
+
+
+def test_peek_shows_what_is_ready_again_because_its_visibility_ended(postroom):
+    postroom.ok("send", "jobs", "x")
+    postroom.ok("recv", "jobs", "--visibility", "250ms")
+    time.sleep(0.3)
+
+    (peeked,) = postroom.ok("peek", "jobs", "--json").lines
+
+    assert (peeked["payload"], peeked["attempts"]) == ("x", 1)
+
+
+def test_peek_finds_nothing_in_a_topic_whose_messages_are_in_flight_or_unknown(postroom):
+    postroom.ok("send", "jobs", "x")
+    postroom.ok("recv", "jobs", "--visibility", "10m")
+
+    for topic in ("jobs", "unknown"):
+        done = postroom("peek", topic)
+        assert (done.code, done.out, done.err) == (3, "", f"Topic {topic} has no ready messages.\n")
+    assert postroom("peek", "jobs", "--max", "0").code == 1
+
+
+def test_peek_works_beside_the_owner_of_the_mailbox(postroom):
+    postroom.ok("send", "jobs", "x")
+    holder = postroom.start("recv", "orders", "--wait", "60s")
+    try:
+        postroom.wait_for_owner(holder)
+        (peeked,) = postroom.ok("peek", "jobs", "--json").lines
+    finally:
+        holder.send_signal(signal.SIGINT)
+        holder.communicate(timeout=TIMEOUT_SECONDS)
+
+    assert peeked["payload"] == "x"
 
 
 def test_what_a_sender_writes_can_not_take_a_terminal_over(postroom):

@@ -120,7 +120,7 @@ def test_the_rfc_s_file_ingests_from_nats(
     assert stored(postroom) == ["m-0", "m-1", "m-2", "m-3"]
     counts = done.lines[-1]
     assert (counts["received"], counts["stored"], counts["duplicates"], counts["skipped"]) == (7, 4, 1, 2)
-    assert "The payload on admin.users.created is no acme.admin.v1.UserCreatedEvent" in done.err
+    assert "The payload on admin.users.created can't be decoded as acme.admin.v1.UserCreatedEvent" in done.err
 
 
 def test_the_same_file_ingests_from_redis(

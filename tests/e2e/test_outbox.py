@@ -1,9 +1,11 @@
 import asyncio
 
+import psycopg
 import pytest
 
-from postroom.adapters.nats.connection import NatsSettings, connect
-from tests.outboxes import order_placed, record
+from postroom.adapters.nats.connection import connect
+from postroom.adapters.nats.settings import NatsSettings
+from tests.support.outboxes import order_placed, record
 
 
 @pytest.fixture
@@ -50,44 +52,58 @@ def test_an_operator_retries_and_discards_what_the_stream_refuses(configured, me
         order_placed("o-1", 2),
     )
     relayed = configured.ok("outbox", "relay", "--once").out
-    assert relayed == "0 published, 0 refused and to be tried again, 2 parked\n"
+    assert relayed == "0 published, 0 failed and will be retried, 2 parked\n"
 
     parked = configured.ok("outbox", "list", "--parked", "--json").json["events"]
     assert [(each["id"], each["attempts"]) for each in parked] == [(str(first), 1), (str(second), 1)]
-    assert "No stream listens at sea.event.order_paid.v1" in parked[0]["error"]
-    assert "never (parked)" in configured.ok("outbox", "list").out
+    assert "No stream has the subject sea.event.order_paid.v1" in parked[0]["error"]
+    assert "  parked  " in configured.ok("outbox", "list").out
 
-    assert configured.ok("outbox", "retry", str(first)).out == "1 events are tried again\n"
+    assert configured.ok("outbox", "retry", str(first)).out == "1 event will be retried\n"
     assert configured.ok("outbox", "retry", "--all", "--json").json == {"retried": 1}
     discarded = configured.ok("outbox", "discard", str(first), str(second), "--reason", "no longer needed")
-    assert discarded.out == "2 events discarded; their payloads are in aggregate_events\n"
+    assert discarded.out == "2 events discarded; payloads are kept in table aggregate_events\n"
     assert configured.ok("outbox", "relay", "--once", "--json").json["published"] == 1
 
     refused = configured("outbox", "discard", str(third), "--json")
     assert (refused.code, refused.error["code"]) == (1, "E_SCHEMA")
-    assert "is published already; nothing was changed" in refused.error["message"]
+    assert "is already published; nothing was changed" in refused.error["message"]
     missing = configured("outbox", "retry", str(first), "--json")
     assert (missing.code, missing.error["code"]) == (3, "E_NOT_FOUND")
+
+
+def test_an_operator_lists_retries_and_discards_a_row_that_cannot_be_read(configured, messaging_database):
+    bad, _ = record(messaging_database, order_placed("o-1", 1), order_placed("o-2", 1))
+    with psycopg.connect(messaging_database) as connection:
+        connection.execute("UPDATE outbox_events SET occurred_at = '-infinity' WHERE id = %s", (bad,))
+    relayed = {"published": 1, "failed": 0, "parked": 1}
+    assert configured.ok("outbox", "relay", "--once", "--json").json == relayed
+    (parked,) = configured.ok("outbox", "list", "--parked", "--json").json["events"]
+    assert (parked["id"], parked["occurred_at"]) == (str(bad), None)
+    assert "occurred_at is outside the years 1 to 9999" in parked["error"]
+    assert configured.ok("outbox", "backlog", "--json").json["oldest_at"] is None
+    assert configured.ok("outbox", "retry", str(bad), "--json").json == {"retried": 1}
+    assert configured.ok("outbox", "discard", str(bad), "--json").json == {"discarded": 1}
 
 
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
-        (("retry",), "Name the events to retry, or all that are parked with --all"),
-        (("retry", "--all", "1"), "Name the events to retry, or all that are parked with --all"),
-        (("retry", "order-1"), "Events have UUIDs for ids; one of order-1 is none"),
+        (("retry",), "Name the events to retry, or pass --all for all parked ones"),
+        (("retry", "--all", "1"), "Name the events to retry, or pass --all for all parked ones"),
+        (("retry", "order-1"), "Event ids are UUIDs; one of order-1 is not"),
         (("cleanup", "--older-than", "soon"), "'soon' is not a duration"),
-        (("relay",), "Say which context the events are of"),
+        (("relay",), "No context is configured"),
     ],
 )
-def test_wrong_usage_is_told_in_one_sentence(postroom, arguments, problem):
+def test_wrong_usage_is_reported_in_one_sentence(postroom, arguments, problem):
     done = postroom("outbox", *arguments, "--database", "postgresql://127.0.0.1:9/shop")
     assert done.code == 2
     assert problem in done.err
     assert done.err.count("\n") == 1
 
 
-def test_settings_out_of_bounds_and_missing_ones_are_told_with_their_place(postroom):
+def test_invalid_and_missing_settings_are_reported_with_their_section(postroom):
     done = postroom("outbox", "backlog", "--json")
     assert done.code == 2
     assert "[messaging] in postroom.toml, or POSTROOM_MESSAGING__" in done.error["message"]

@@ -6,8 +6,8 @@ import pytest
 
 from tests.conformance.test_read_models_activity import TWICE
 from tests.e2e.conftest import Postroom
-from tests.outboxes import order_placed, record
 from tests.projections.histories import build_without_spark, live
+from tests.support.outboxes import order_placed, record
 
 
 @pytest.fixture
@@ -40,11 +40,11 @@ def test_activity_that_there_is_none_of_ends_as_a_search_does_that_finds_nothing
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
-        (("week",), "'week' is none; give one of hour, day"),
-        (("--since", "100"), "--since '100' is no time"),
+        (("week",), "Unknown period 'week'; expected hour or day."),
+        (("--since", "100"), "--since '100' is not a time"),
     ],
 )
-def test_wrong_usage_is_told_in_one_sentence(
+def test_wrong_usage_is_reported_in_one_sentence(
     filled: Postroom, arguments: tuple[str, ...], problem: str
 ) -> None:
     failed = filled("activity", *arguments, "--json")
@@ -55,7 +55,7 @@ def test_wrong_usage_is_told_in_one_sentence(
 def test_a_dead_letter_is_shown_with_where_it_came_from_and_what_it_died_of_before(filled: Postroom) -> None:
     shown = filled.ok("dlq", "show", "order-1", "--json").json
     assert shown["original_subject"] == "orders.placed"
-    first, last = shown["deaths"]
+    first, last = shown["dead_letterings"]
     assert (first["reason"], first["attempt"], first["last_error"]) == (
         "max_attempts",
         2,
@@ -65,7 +65,7 @@ def test_a_dead_letter_is_shown_with_where_it_came_from_and_what_it_died_of_befo
     assert last["redriven_at"] is None
     text = filled.ok("dlq", "show", "order-1").out
     assert "orders.placed" in text
-    assert "max_attempts at attempt 2: timeout after 1 ms, put back 2025-06-15T" in text
+    assert "max_attempts at attempt 2: timeout after 1 ms, redriven 2025-06-15T" in text
 
 
 def test_what_waits_in_a_context_is_counted_and_kept(filled: Postroom, messaging_database: str) -> None:

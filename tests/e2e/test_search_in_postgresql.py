@@ -34,7 +34,7 @@ def test_a_database_is_searched_and_summed_up_and_says_how_far_behind_it_is(
     for match, count in (("LIMA refund", 3), ("order", 0), ("ord* number 2", 1)):
         answer = postroom("search", "--match", match, "--json", **there)
         assert len(answer.lines) == count
-    assert "no word in '*'" in postroom("search", "--match", "*", "--json", **there).error["message"]
+    assert "No word in '*'" in postroom("search", "--match", "*", "--json", **there).error["message"]
     totals = postroom.ok("stats", "--json", **there).json
     assert totals["total_events"] == 3
     assert totals["total_size_bytes"] > 0

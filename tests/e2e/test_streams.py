@@ -81,7 +81,7 @@ def test_the_example_file_asks_for_three_replicas_and_one_server_says_what_to_do
     done = streams("apply", "--yes", "--config", str(EXAMPLE), "--nats", streams.url)
     assert done.code == 1
     assert "replicas > 1 not supported" in done.error["message"]
-    assert "ask for fewer with --replicas or [streams] replicas" in done.error["message"]
+    assert "set fewer with --replicas or [streams] replicas" in done.error["message"]
 
 
 def test_a_difference_is_shown_to_scripts_by_exit_code_and_to_people_as_a_table(streams: Streams) -> None:
@@ -90,11 +90,11 @@ def test_a_difference_is_shown_to_scripts_by_exit_code_and_to_people_as_a_table(
     streams.define({"SEA_EVENTS": SEA | {"max_age": "3d", "max_bytes": "1GiB"}})
     differs = streams("diff")
     assert differs.code == 6
-    assert [(each["field"], each["is"], each["becomes"]) for each in differs.json["differences"]] == [
+    assert [(each["field"], each["current"], each["desired"]) for each in differs.json["differences"]] == [
         ("max_age_ms", 604_800_000, 259_200_000),
         ("max_bytes", None, 2**30),
     ]
-    shown = streams.postroom("streams", "diff").out
+    shown = streams.postroom("streams", "diff", "--wide").out
     assert [line.split()[:6] for line in shown.splitlines() if line.startswith("~") or "~ " in line] == [
         ["~", "stream", "SEA_EVENTS", "max_age", "7d", "3d"],
         ["~", "stream", "SEA_EVENTS", "max_bytes", "unlimited", "1GiB"],

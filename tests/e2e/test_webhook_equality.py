@@ -1,6 +1,5 @@
-"""Real deliveries, imported across a crash: search and export answer as a scan of the file does."""
+"""Webhook deliveries, imported across a crash: search and export answer as a scan of the file does."""
 
-import gzip
 import json
 import re
 import signal
@@ -18,16 +17,16 @@ from postroom.adapters.compose import read_projections
 from postroom.domain.envelope.build import open_envelope
 from postroom.domain.message import Status
 from postroom.domain.search import EventFilter
-from tests.e2e.conftest import Postroom
-from tests.exports import FORMATS, read_back
+from tests.e2e.conftest import Postroom, read_lines
+from tests.support.exports import FORMATS, read_back
 
 MAPPING = (
     *("--topic", "github.{event}.{action}", "--time", "payload.repository.updated_at"),
     *("--header", "principal=payload.sender.login", "--header", "repository=payload.repository.full_name"),
     *("--header", "sender=payload.sender.type"),
 )
-COPIES = 6
-"""How often the deliveries stand in the file that is imported: an import stores batches of 500 lines."""
+LINES = 1_600
+"""At least so many are imported: the deliveries are repeated, as an import stores batches of 500 lines."""
 
 
 class Delivery(NamedTuple):
@@ -112,6 +111,7 @@ FILTERS: dict[str, tuple[EventFilter, Matches]] = {
     "namespace": (EventFilter(namespace="archive"), lambda d: True),
     "another mailbox": (EventFilter(mailbox="main@local"), lambda d: False),
 }
+pytestmark = pytest.mark.timeout(3_600)  # the first test imports the file three times and starts Spark
 EDGES = ("2019-05-15T15:00:00", "2019-05-15T15:19:27", "2019-05-15T15:20:00", "2021-01-01T00:00:00")
 
 
@@ -131,9 +131,8 @@ for start in EDGES:
 
 @pytest.fixture(scope="module")
 def deliveries(webhooks: Path) -> list[Delivery]:
-    with gzip.open(webhooks, "rb") as file:
-        lines = [line.rstrip(b"\n") for line in file]
-    return [_delivery(line) for line in lines * COPIES]
+    lines = read_lines(webhooks)
+    return [_delivery(line) for line in lines * -(-LINES // len(lines))]
 
 
 @pytest.fixture(scope="module")

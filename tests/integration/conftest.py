@@ -4,9 +4,11 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
+from nats.aio.client import Client
 
 from postroom.adapters.compose import Postroom, open_mailbox
-from tests.integration.stores import MAILBOX
+from tests.integration.ingest_world import stream_of
+from tests.support.stores import MAILBOX, Place, memory_place, postgres_place, sqlite_place
 
 
 @pytest.fixture(params=["memory:", "sqlite", "postgres"])
@@ -23,3 +25,25 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 async def mailbox(store: str) -> AsyncIterator[Postroom]:
     async with open_mailbox(store, MAILBOX, durability="relaxed") as opened:
         yield opened
+
+
+@pytest.fixture(params=["memory", "sqlite", "postgres"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
+    places: dict[str, Callable[[], Place]] = {
+        "memory": memory_place,
+        "sqlite": lambda: sqlite_place(tmp_path),
+        "postgres": lambda: postgres_place(request.getfixturevalue("postgres_store")),
+    }
+    return places[request.param]()
+
+
+@pytest.fixture
+async def client(nats_url: str) -> AsyncIterator[Client]:
+    """Connect to a server with the streams of the ingestion tests."""
+    async with stream_of(nats_url) as client:
+        yield client
+
+
+@pytest.fixture
+def sqlite(tmp_path: Path) -> str:
+    return str(tmp_path / "store.db")

@@ -1,6 +1,6 @@
 """A follower that kills itself at one point: `follow_crash_worker.py STORE METHOD before|after CALL`.
 
-The method is one of `postroom.projections.apply.tables.SqlTables`; `CALL` counts from 1.
+The method is one of `postroom.adapters.sql.read_model_updater.SqlReadModelUpdater`; `CALL` counts from 1.
 """
 
 import os
@@ -8,15 +8,16 @@ import signal
 import sys
 from typing import Any
 
-from postroom.projections.apply.tables import SqlTables
-from postroom.projections.follow import Follower
+from postroom.adapters.compose.follow import make_follower
+from postroom.adapters.compose.store import open_store
+from postroom.adapters.sql.read_model_updater import SqlReadModelUpdater
 
 EVENTS_OF_A_BATCH = 7
 
 
 def crash_at(method: str, when: str, call: int) -> None:
     """End the process before or after a call of a method."""
-    real = getattr(SqlTables, method)
+    real = getattr(SqlReadModelUpdater, method)
     calls = 0
 
     def counted(*arguments: Any, **options: Any) -> Any:
@@ -29,13 +30,13 @@ def crash_at(method: str, when: str, call: int) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         return answer
 
-    setattr(SqlTables, method, counted)
+    setattr(SqlReadModelUpdater, method, counted)
 
 
 def main() -> None:
     store, method, when, call = sys.argv[1:]
     crash_at(method, when, int(call))
-    Follower(store, most_events=EVENTS_OF_A_BATCH).advance()
+    make_follower(open_store(store), max_events=EVENTS_OF_A_BATCH).advance()
 
 
 if __name__ == "__main__":

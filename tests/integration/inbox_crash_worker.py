@@ -12,14 +12,17 @@ from typing import Any
 import psycopg
 
 from postroom.adapters.memory.event_handler import FunctionEventHandler
-from postroom.adapters.nats.connection import NatsSettings, connect
+from postroom.adapters.nats.connection import connect
 from postroom.adapters.nats.publisher import JetStreamPublisher
-from postroom.adapters.nats.source import JetStreamSource, PullConsumer
+from postroom.adapters.nats.pull_consumer import PullConsumer
+from postroom.adapters.nats.settings import NatsSettings
+from postroom.adapters.nats.source import JetStreamSource
 from postroom.adapters.postgres.messaging.inbox import PostgresInbox
 from postroom.adapters.postgres.messaging.middleware import current_transaction, inbox, pipeline, transaction
 from postroom.adapters.system.clock import SystemClock
-from postroom.application.inbox.dead_letters import DeadLetters
-from postroom.application.inbox.worker import Delivery, InboxWorker
+from postroom.application.inbox.dead_letters import DeadLetterPublisher
+from postroom.application.inbox.delivery import Delivery
+from postroom.application.inbox.worker import InboxWorker
 from postroom.application.ports.event_handler import HandlerRequest
 from postroom.domain.errors import PoisonMessage
 from postroom.domain.inbox import DeliveryPolicy
@@ -80,7 +83,7 @@ async def main(nats_url: str, database: str, point: str, max_deliver: int) -> No
         delivery = Delivery(
             CrashAt(PostgresInbox(database), "inbox", point),
             CrashAt(FunctionEventHandler(order_handler(database)), "handler", point),
-            DeadLetters(publisher, "sea", "SHOP_EVENTS", "sea__from_shop"),
+            DeadLetterPublisher(publisher, "sea", "SHOP_EVENTS", "sea__from_shop"),
             clock,
             policy,
             stream="SHOP_EVENTS",

@@ -19,11 +19,11 @@ from postroom.adapters.compose.inbox import (
     open_worker,
 )
 from postroom.adapters.memory.event_handler import FunctionEventHandler
+from postroom.adapters.nats.definitions import ConsumerDefinition
+from postroom.application.inbox.dead_letter_admin import DeadLetterAdmin
 from postroom.application.inbox.dead_letters import DeadLetterRecord
-from postroom.application.inbox.redrive import DeadLetterOffice
 from postroom.application.inbox.worker import InboxWorker
 from postroom.application.ports.event_handler import HandlerRequest
-from postroom.domain.streams import ConsumerDefinition
 
 EVENTS, DLQ = "SHOP_EVENTS", "SEA_DLQ"
 SUBJECT = "shop.event.order_placed.v1"
@@ -37,6 +37,7 @@ CONSUMER = ConsumerDefinition(
 )
 SOON = InboxSettings(backoff_base_ms=5, backoff_max_ms=20, cleanup_every_ms=0)
 Handler = Callable[[HandlerRequest], Coroutine[Any, Any, Any]]
+WORK_SECONDS = 300
 
 
 class World:
@@ -86,8 +87,8 @@ class World:
         settings: InboxSettings = SOON,
         consumer: ConsumerDefinition = CONSUMER,
     ) -> InboxWorker:
-        """Have a worker deal with all there is, however often it comes again."""
-        async with self.worker(handler, settings, consumer) as worker:
+        """Have a worker deal with all there is, however often it comes again, within `WORK_SECONDS`."""
+        async with asyncio.timeout(WORK_SECONDS), self.worker(handler, settings, consumer) as worker:
             while True:
                 await worker.run(asyncio.Event(), until_idle=True)
                 info = await self.stream.consumer_info(consumer.stream, consumer.durable)
@@ -95,18 +96,18 @@ class World:
                     return worker
 
     @asynccontextmanager
-    async def office(
+    async def admin(
         self, handler: Handler | None, settings: InboxSettings = SOON
-    ) -> AsyncIterator[DeadLetterOffice]:
+    ) -> AsyncIterator[DeadLetterAdmin]:
         asked = None if handler is None else FunctionEventHandler(handler)
         async with open_dead_letters(
-            self.messaging, self.nats, settings, only_look=handler is None, handler=asked
-        ) as office:
-            yield office
+            self.messaging, self.nats, settings, can_redrive=handler is not None, handler=asked
+        ) as admin:
+            yield admin
 
     async def dead_letters(self) -> list[DeadLetterRecord]:
-        async with self.office(None) as office:
-            return [letter.record for letter in await office.list()]
+        async with self.admin(None) as admin:
+            return [letter.record for letter in await admin.list()]
 
     def rows(self, query: str) -> list[tuple[Any, ...]]:
         with psycopg.connect(self.messaging.database) as connection:

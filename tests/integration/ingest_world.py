@@ -8,16 +8,20 @@ from contextlib import asynccontextmanager
 import nats
 from nats.aio.client import Client
 
-from postroom.adapters.compose import read_mailbox
-from postroom.application.codec import to_event
+from postroom.adapters.compose import open_mailbox, read_mailbox
+from postroom.adapters.compose.ingest import open_ingester
+from postroom.application.ingest.counts import IngestCounts
+from postroom.application.ingest.ingester import Ingester
 from postroom.application.ingest.namespace import Namespace, NatsSource
+from postroom.application.mailbox.codec import to_event
 from postroom.domain.envelope.validation import ValidationMode
 from postroom.domain.message import MessageSent
 from postroom.domain.names import message_id
-from tests.integration.stores import envelope
+from tests.support.stores import envelope
 
 STREAM, SUBJECT, DURABLE, DEAD = "EVENTS", "acme.orders.placed", "archive", "dead.acme"
 MAILBOX = "acme@archive"
+IDLE_MS = 300
 
 
 def namespace(url: str, store: str, **fields: object) -> Namespace:
@@ -73,3 +77,29 @@ def stored(store: str) -> Counter[str]:
             for event in events
             if isinstance(event, MessageSent)
         )
+
+
+@asynccontextmanager
+async def ingesting(what: Namespace) -> AsyncIterator[Ingester]:
+    async with (
+        open_mailbox(what.store, what.mailbox, mode="archive", durability="relaxed") as postroom,
+        open_ingester(what, postroom) as ingester,
+    ):
+        yield ingester
+
+
+async def ingest(what: Namespace) -> IngestCounts:
+    async with ingesting(what) as ingester:
+        return await ingester.run(idle_ms=IDLE_MS)
+
+
+async def unacked(client: Client) -> int:
+    info = await client.jetstream().consumer_info(STREAM, DURABLE)
+    return (info.num_ack_pending or 0) + (info.num_pending or 0)
+
+
+async def dead_letters(client: Client) -> list[tuple[bytes, dict[str, str]]]:
+    stream = client.jetstream()
+    last = (await stream.stream_info("DEAD")).state.last_seq
+    found = [await stream.get_msg("DEAD", seq=number + 1) for number in range(last)]
+    return [(each.data or b"", each.headers or {}) for each in found]

@@ -13,24 +13,17 @@ from hypothesis import strategies as st
 from postroom.adapters.compose import Postroom, open_mailbox
 from postroom.adapters.memory.event_log import MemoryEventLog
 from postroom.adapters.parquet.log_archive import ParquetLogArchive
-from postroom.application import archiving
+from postroom.application.mailbox import archiving
 from postroom.application.messages import NewMessage
 from postroom.application.ports.event_log import EventLog
 from postroom.application.ports.log_archive import Segment
 from postroom.domain.errors import BrokenLog, Unavailable
 from postroom.domain.policy import DAY_MS, MailboxLimits
 from postroom.domain.record import GENESIS, Record, verify_chain
-from tests.integration.stores import MAILBOX, Place, memory_place, postgres_place, sqlite_place
+from tests.support.stores import MAILBOX, Place, memory_place
 
 TOPIC = "orders"
 LIMITS = MailboxLimits(history_retention_ms=DAY_MS)
-
-
-@pytest.fixture(params=["memory", "sqlite", "postgres"])
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
-    if request.param == "postgres":
-        return postgres_place(request.getfixturevalue("postgres_store"))
-    return memory_place() if request.param == "memory" else sqlite_place(tmp_path)
 
 
 @pytest.fixture
@@ -61,7 +54,7 @@ async def test_what_is_removed_is_archived_and_the_chain_holds_over_both(
             log = mailbox.engine.log
             written += log.read(written[-1].position if written else 0)
             place.clock.advance(2 * DAY_MS)
-            removed = await mailbox.engine.enforce_retention()
+            removed = await mailbox.retention.enforce_age()
             assert removed > 50
             written += log.read(written[-1].position)
             assert len(list(archive.read(MAILBOX))) == (log.first_position() or 0) - 1
@@ -77,7 +70,7 @@ async def test_a_long_past_is_archived_in_bounded_segments(
     async with place.open(limits=LIMITS, archive=archive) as mailbox:
         await live(mailbox, 30)
         place.clock.advance(2 * DAY_MS)
-        removed = await mailbox.engine.enforce_retention()
+        removed = await mailbox.retention.enforce_age()
         sizes = [each.last - each.first + 1 for each in archive.segments(MAILBOX)]
         assert sizes == [25, 25, 25, removed - 75]
 
@@ -90,7 +83,7 @@ async def test_segments_are_bounded_in_bytes_too(
         await mailbox.send_batch([NewMessage(topic=TOPIC, payload=b"x" * 600) for _ in range(9)])
         await live(mailbox, 0)
         place.clock.advance(2 * DAY_MS)
-        await mailbox.engine.enforce_retention()
+        await mailbox.retention.enforce_age()
         assert len(archive.segments(MAILBOX)) == 5
 
 
@@ -119,10 +112,10 @@ async def test_where_archiving_fails_nothing_is_removed(
         place.clock.advance(2 * DAY_MS)
         written = list(mailbox.engine.log.read())
         with pytest.raises(Unavailable, match="disk is full"):
-            await mailbox.engine.enforce_retention()
+            await mailbox.retention.enforce_age()
         assert list(mailbox.engine.log.read()) == written
         archive.room = 100
-        assert await mailbox.engine.enforce_retention() > 50
+        assert await mailbox.retention.enforce_age() > 50
         assert whole(mailbox.engine.log, archive)[: len(written)] == written
 
 
@@ -146,11 +139,11 @@ async def test_after_a_crash_between_archiving_and_removal_nothing_is_archived_t
         await live(mailbox, 20)
         place.clock.advance(2 * DAY_MS)
         with pytest.raises(Unavailable, match="process is dead"):
-            await mailbox.engine.enforce_retention()
+            await mailbox.retention.enforce_age()
     log.dies = False
     written = list(log.read())
     async with place.open(limits=LIMITS, archive=archive) as mailbox:
-        removed = await mailbox.engine.enforce_retention()
+        removed = await mailbox.retention.enforce_age()
         (segment,) = archive.segments(MAILBOX)
         assert removed == segment.last == len(list(archive.read(MAILBOX)))
         assert whole(log, archive)[: len(written)] == written
@@ -162,11 +155,11 @@ async def test_what_went_before_there_was_an_archive_leaves_a_gap_at_the_start_o
     async with place.open(limits=LIMITS) as mailbox:
         await live(mailbox, 10)
         place.clock.advance(2 * DAY_MS)
-        gone = await mailbox.engine.enforce_retention()
+        gone = await mailbox.retention.enforce_age()
     async with place.open(limits=LIMITS, archive=archive) as mailbox:
         await live(mailbox, 10)
         place.clock.advance(2 * DAY_MS)
-        await mailbox.engine.enforce_retention()
+        await mailbox.retention.enforce_age()
         kept = whole(mailbox.engine.log, archive)
         assert kept[0].position == gone + 1
         verify_chain(kept[1:], kept[0].chain, gone + 2)
@@ -184,10 +177,10 @@ async def test_an_archive_of_another_store_is_not_taken_for_the_past_of_this_one
             place.clock.advance(2 * DAY_MS)
             if refused:
                 with pytest.raises(Unavailable, match="name another archive folder"):
-                    await mailbox.engine.enforce_retention()
+                    await mailbox.retention.enforce_age()
                 assert mailbox.engine.log.first_position() == 1
             else:
-                await mailbox.engine.enforce_retention()
+                await mailbox.retention.enforce_age()
 
 
 async def test_a_log_that_was_altered_is_neither_archived_nor_removed(archive: ParquetLogArchive) -> None:
@@ -202,7 +195,7 @@ async def test_a_log_that_was_altered_is_neither_archived_nor_removed(archive: P
         await live(mailbox, 10)
         place.clock.advance(2 * DAY_MS)
         with pytest.raises(BrokenLog, match="position 7"):
-            await mailbox.engine.enforce_retention()
+            await mailbox.retention.enforce_age()
         assert log.first_position() == 1
     assert archive.segments(MAILBOX) == []
 
@@ -214,7 +207,7 @@ async def test_open_mailbox_archives_into_the_folder_it_is_given(tmp_path: Path)
     limits = MailboxLimits(history_retention_ms=1)
     async with open_mailbox(store, limits=limits, archive=folder) as mailbox:
         await asyncio.sleep(0.01)
-        removed = await mailbox.engine.enforce_retention()
+        removed = await mailbox.retention.enforce_age()
         assert removed > 10
     assert len(list(ParquetLogArchive(folder).read("main@local"))) == removed
 
@@ -288,7 +281,7 @@ async def _try(taken: list[tuple[int, int, int | None]], folder: Path) -> None:
             place.clock.advance(wait_ms)
             fate.writes_left = dies_after
             try:
-                await mailbox.engine.enforce_retention()
+                await mailbox.retention.enforce_age()
             except Unavailable as error:
                 assert "is dead" in str(error)  # noqa: PT017  # it need not fail
             fate.writes_left = None

@@ -1,6 +1,6 @@
-"""What waits in outbox and inbox of a context, as the read models tell it: what the live queries tell."""
+"""The stored backlog of a context's outbox and inbox equals the live one."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import closing
 from pathlib import Path
 from threading import Event
@@ -10,20 +10,24 @@ from uuid import uuid4
 import psycopg
 import pytest
 
-from postroom.adapters.compose import contexts, open_read_models
-from postroom.adapters.compose.contexts import contexts_refreshed, refresh_contexts
+from postroom.adapters.compose import open_read_models
+from postroom.adapters.compose.contexts import context_backlogs
 from postroom.adapters.compose.inbox import open_inbox
 from postroom.adapters.compose.outbox import MessagingSettings, open_outbox
+from postroom.adapters.compose.store import open_store
+from postroom.adapters.postgres.messaging.backlog import count_backlog
 from postroom.adapters.postgres.messaging.inbox import PostgresInbox
 from postroom.adapters.postgres.messaging.outbox import Outbox
 from postroom.adapters.postgres.messaging.tables import Tables
-from postroom.application.outbox.relay import RelaySettings
-from postroom.application.ports.read_models import ContextBacklog, views_path
+from postroom.adapters.sqlite.read_model_file import views_path
+from postroom.application.context_backlogs import ContextBacklogRefresher
+from postroom.application.outbox.settings import OutboxSettings
+from postroom.application.ports.read_models import ContextBacklog
 from postroom.domain.errors import InvalidRequest, NotFound, Unavailable
-from postroom.domain.outbox import PublishPolicy
 from postroom.domain.search import EventFilter
-from tests.outboxes import CONTEXT, MemoryStream, order_placed, record, relaying
 from tests.projections.histories import POISON, Store, build_without_spark, live
+from tests.support.memory_stream import MemoryStream
+from tests.support.outboxes import CONTEXT, order_placed, record, relaying
 
 SUBJECT = "land.event.ordered.v1"
 NOW = 1_766_959_200_000_000
@@ -53,7 +57,7 @@ def kept(store: Store) -> tuple[ContextBacklog, ...]:
 
 async def agree(store: Store, database: str, context: str = CONTEXT) -> dict[str, tuple[int, int]]:
     """Refresh, check that the read models tell what the live queries do, and return each box's counts."""
-    refresh_contexts(str(store), database, context)
+    context_backlogs(str(store), MessagingSettings(database, context)).refresh()
     told = {each.box: each for each in kept(store) if each.context == context}
     messaging = MessagingSettings(database, context)
     async with open_outbox(messaging) as outbox, open_inbox(messaging) as inbox:
@@ -73,7 +77,7 @@ async def test_events_count_until_they_are_published_and_are_parked_when_given_u
     assert await agree(store, messaging_database) == {"outbox": (0, 0), "inbox": (0, 0)}
     record(messaging_database, order_placed("o-1", 1), order_placed("o-1", 2), order_placed("o-2", 1))
     assert await agree(store, messaging_database) == {"outbox": (3, 0), "inbox": (0, 0)}
-    at_once = RelaySettings(policy=PublishPolicy(max_attempts=1))
+    at_once = OutboxSettings(max_attempts=1)
     async with relaying(messaging_database, MemoryStream(refuse), settings=at_once) as relay:
         while await relay.relay_once():
             pass
@@ -130,13 +134,11 @@ async def test_messages_count_until_they_are_processed_and_are_parked_as_dead_le
     assert await agree(store, messaging_database, "land") == {"outbox": (0, 0), "inbox": (0, 0)}
 
 
-def test_several_contexts_are_kept_beside_each_other_and_outlive_a_rebuild(
-    store: Store, messaging_database: str
-) -> None:
+def test_backlogs_of_several_contexts_survive_a_rebuild(store: Store, messaging_database: str) -> None:
     live(store, "box0@test", POISON)
     record(messaging_database, order_placed("o-1", 1))
-    refresh_contexts(str(store), messaging_database, "sea")
-    refresh_contexts(str(store), messaging_database, "land")
+    context_backlogs(str(store), MessagingSettings(messaging_database, "sea")).refresh()
+    context_backlogs(str(store), MessagingSettings(messaging_database, "land")).refresh()
     before = kept(store)
     build_without_spark(store)
     build_without_spark(store)
@@ -150,54 +152,54 @@ def test_several_contexts_are_kept_beside_each_other_and_outlive_a_rebuild(
 
 
 def test_a_count_that_was_overtaken_by_a_later_one_changes_nothing(
-    store: Store, messaging_database: str, monkeypatch: pytest.MonkeyPatch
+    store: Store, messaging_database: str
 ) -> None:
-    early = contexts.count_backlog(messaging_database, CONTEXT, Tables())
+    early = count_backlog(messaging_database, CONTEXT, Tables())
     record(messaging_database, order_placed("o-1", 1))
-    refresh_contexts(str(store), messaging_database, CONTEXT)
-    monkeypatch.setattr(contexts, "count_backlog", lambda *_: early)
-    refresh_contexts(str(store), messaging_database, CONTEXT)
+    context_backlogs(str(store), MessagingSettings(messaging_database, CONTEXT)).refresh()
+    open_store(str(store)).save_context_backlog(early)
     assert {each.box: each.count for each in kept(store)} == {"outbox": 1, "inbox": 0}
 
 
 def test_read_models_that_have_only_contexts_are_not_built_yet(store: Store, messaging_database: str) -> None:
-    refresh_contexts(str(store), messaging_database, CONTEXT)
+    context_backlogs(str(store), MessagingSettings(messaging_database, CONTEXT)).refresh()
     with closing(open_read_models(str(store))) as models:
         with pytest.raises(NotFound, match="postroom project rebuild"):
             models.search(EventFilter())
         assert models.status().active is None
 
 
-def test_a_database_that_is_not_there_says_so_and_leaves_what_was_counted(
+def test_an_unreachable_database_is_reported_and_changes_no_counts(
     store: Store, messaging_database: str
 ) -> None:
-    refresh_contexts(str(store), messaging_database, CONTEXT)
+    context_backlogs(str(store), MessagingSettings(messaging_database, CONTEXT)).refresh()
     before = kept(store)
     with pytest.raises(Unavailable, match=r"127\.0\.0\.1:1"):
-        refresh_contexts(str(store), "postgresql://nobody@127.0.0.1:1/none", CONTEXT)
+        context_backlogs(
+            str(store), MessagingSettings("postgresql://nobody@127.0.0.1:1/none", CONTEXT)
+        ).refresh()
     assert kept(store) == before
 
 
 def test_a_file_of_read_models_that_is_none_says_so(tmp_path: Path, messaging_database: str) -> None:
     views_path(tmp_path / "store.db").write_bytes(b"no database" * 100)
     with pytest.raises(Unavailable, match=r"store\.db-views"):
-        refresh_contexts(str(tmp_path / "store.db"), messaging_database, CONTEXT)
+        context_backlogs(str(tmp_path / "store.db"), MessagingSettings(messaging_database, CONTEXT)).refresh()
 
 
-def test_while_they_are_refreshed_a_failure_is_got_over(
-    store: Store, messaging_database: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    refreshed, refresh = Event(), contexts.refresh_contexts
+def test_a_failed_refresh_is_repeated(store: Store, messaging_database: str) -> None:
+    saved = Event()
     failures = [Unavailable("down"), Unavailable("still down")]
 
-    def failing(*arguments: str) -> object:
+    def count() -> list[ContextBacklog]:
         if failures:
             raise failures.pop()
-        found = refresh(*arguments)
-        refreshed.set()
-        return found
+        return count_backlog(messaging_database, CONTEXT, Tables())
 
-    monkeypatch.setattr(contexts, "refresh_contexts", failing)
-    with contexts_refreshed(str(store), messaging_database, CONTEXT, every_seconds=0.01):
-        assert refreshed.wait(30)
+    def save(backlogs: Sequence[ContextBacklog]) -> None:
+        open_store(str(store)).save_context_backlog(backlogs)
+        saved.set()
+
+    with ContextBacklogRefresher(count, save, CONTEXT).refreshing(every_seconds=0.01):
+        assert saved.wait(30)
     assert len(kept(store)) == 2

@@ -1,21 +1,26 @@
 """Two processes that both believe they own a mailbox of a store on disk: the log admits one (fencing)."""
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager, closing
 from pathlib import Path
 
+import psycopg
 import pytest
 
 from postroom.adapters.compose import Postroom, is_database, open_mailbox, read_mailbox
 from postroom.adapters.postgres.event_log import PostgresEventLog
 from postroom.adapters.sqlite.event_log import SqliteEventLog
 from postroom.adapters.system.clock import SystemClock
-from postroom.application.engine import MailboxEngine
+from postroom.application.mailbox.engine import MailboxEngine
+from postroom.application.mailbox.ownership_watch import watch_ownership
 from postroom.application.messages import NewMessage, Sent
+from postroom.application.ports.event_log import EventLog
 from postroom.domain.errors import Fenced, MailboxOwned
+from postroom.domain.policy import TopicPolicy
 
 MAILBOX = "main@local"
+DEADLINE_SECONDS = 240
 
 
 def message(number: int) -> NewMessage:
@@ -30,10 +35,14 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return url
 
 
+def open_log(store: str) -> EventLog:
+    return PostgresEventLog(store, MAILBOX) if is_database(store) else SqliteEventLog(store, MAILBOX)
+
+
 @asynccontextmanager
 async def open_without_ownership(store: str) -> AsyncIterator[Postroom]:
     """Open a mailbox as a process does whose lock was lost without its knowing."""
-    log = PostgresEventLog(store, MAILBOX) if is_database(store) else SqliteEventLog(store, MAILBOX)
+    log = open_log(store)
     engine = MailboxEngine(log, SystemClock())
     await engine.open("a process without the lock")
     try:
@@ -76,6 +85,65 @@ async def test_a_stale_owner_delivers_nothing_that_the_new_one_delivers(store: s
             assert [each.payload for each in rest] == [b"8", b"9", b"11"]
     with read_mailbox(store) as reader:
         assert reader.verify_log().messages == 11
+
+
+async def test_the_close_of_a_stale_owner_leaves_the_seal_of_the_new_one(store: str) -> None:
+    async with open_without_ownership(store) as old:
+        await old.send_message(message(1))
+        async with open_without_ownership(store) as new:
+            await new.send_message(message(2))
+    with closing(open_log(store)) as log:
+        seal, head = log.sealed(), log.head()
+        assert seal is not None
+        assert head is not None
+        assert (seal.position, seal.chain) == (head.position, head.chain)
+
+
+async def test_an_idle_stale_owner_finds_out_and_every_call_raises_fenced(store: str) -> None:
+    async with open_without_ownership(store) as old:
+        await old.send_message(message(1))
+        (held,) = await old.receive_messages("orders", visibility_ms=60_000)
+        waiting = [asyncio.create_task(old.receive_messages(t, wait_ms=60_000)) for t in ("orders", "x")]
+        watching = asyncio.create_task(watch_ownership(old.engine, 0.01))
+        await asyncio.sleep(0.05)
+        assert not watching.done()
+        async with open_without_ownership(store), asyncio.timeout(DEADLINE_SECONDS):
+            await watching
+            for outcome in await asyncio.gather(*waiting, return_exceptions=True):
+                assert isinstance(outcome, Fenced)
+            calls: list[Callable[[], Awaitable[object]]] = [
+                lambda: old.send_message(message(2)),
+                lambda: old.send_batch([message(2)]),
+                lambda: old.receive_messages("orders"),
+                lambda: old.receive_messages("orders", wait_ms=60_000),
+                lambda: old.ack_messages([held.receipt]),
+                lambda: old.nack_messages([held.receipt]),
+                lambda: old.extend_visibility([held.receipt], 60_000),
+                lambda: old.redrive_dead_letters("orders"),
+                lambda: old.purge_topic("orders"),
+                lambda: old.set_topic_policy("orders", TopicPolicy()),
+                lambda: old.retention.enforce_age(),
+            ]
+            for call in calls:
+                with pytest.raises(Fenced):
+                    await call()
+            with pytest.raises(Fenced):
+                await old.get_backlog()
+
+
+async def test_an_owner_whose_lock_connection_ended_is_fenced_while_it_waits(postgres_store: str) -> None:
+    async with open_mailbox(postgres_store, owner="the first") as first:
+        waiting = asyncio.create_task(first.receive_messages("orders", wait_ms=60_000))
+        with psycopg.connect(postgres_store, autocommit=True) as connection:
+            end = (
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'the first'"
+            )
+            assert connection.execute(end).fetchall() == [(True,)]
+        async with open_mailbox(postgres_store, wait_ms=0), asyncio.timeout(DEADLINE_SECONDS):
+            with pytest.raises(Fenced):
+                await waiting
+            with pytest.raises(Fenced):
+                await first.receive_messages("orders", wait_ms=60_000)
 
 
 async def test_owners_that_take_a_mailbox_from_each_other_lose_no_acknowledged_message(store: str) -> None:

@@ -1,6 +1,7 @@
 """What the folder of an export holds, whatever happens while it is written."""
 
 import asyncio
+import csv
 import json
 import signal
 import subprocess
@@ -18,8 +19,8 @@ from postroom.application.messages import NewMessage
 from postroom.domain.envelope.v1.envelope_pb2 import PrismEnvelope
 from postroom.domain.errors import InvalidRequest, NotFound, Unavailable
 from postroom.domain.search import EventFilter
-from tests.exports import FORMATS, read_back
 from tests.projections import histories
+from tests.support.exports import FORMATS, read_back
 
 DAY_US = 86_400_000_000
 MESSAGES = [
@@ -60,7 +61,7 @@ def test_an_export_is_only_replaced_where_that_is_asked_for(
     folder = tmp_path / "deep" / "out"
     export(store, format_, folder, "topic-0")
     before = ids(format_, folder)
-    with pytest.raises(InvalidRequest, match="holds an export already; add --overwrite"):
+    with pytest.raises(InvalidRequest, match="already contains an export; add --overwrite"):
         export(store, format_, folder, "topic-1")
     assert ids(format_, folder) == before == {f"m-{n}" for n in range(0, 500, 5)}
     export(store, format_, folder, "topic-1", overwrite=True, envelope=False)
@@ -77,12 +78,31 @@ def test_the_history_of_a_delta_table_has_the_exports_before(store: Path, tmp_pa
     assert json.loads(newest["postroom_export"])["filter"] == {"topics": ["topic-*"]}
 
 
+FORMULAS = ["=1+1", "+1", "-1", "@SUM(A1)", "\t=1", "\r=1", "\n=1", "'quoted", '=HYPERLINK("http://x")']
+
+
+def test_csv_holds_no_text_that_a_spreadsheet_evaluates(tmp_path: Path) -> None:
+    path, folder = tmp_path / "store.db", tmp_path / "out"
+    sent = [
+        NewMessage(topic="-t", payload=text.encode(), principal=text.strip(), message_id=f"={n}")
+        for n, text in enumerate(FORMULAS)
+    ]
+    histories.send(path, "main@test", sent)
+    histories.build_without_spark(path)
+    export(path, "csv", folder, payload=True)
+    with open(next(folder.rglob("*.csv")), encoding="utf-8", newline="") as file:
+        cells = [cell for row in csv.reader(file) for cell in row]
+    assert [cell for cell in cells if cell.startswith(("=", "+", "-", "@", "\t", "\r", "\n"))] == []
+    read = {(row["topic"], row["message_id"], row["payload"]) for row in read_back("csv", folder)}
+    assert read == {("-t", f"={n}", text.encode()) for n, text in enumerate(FORMULAS)}
+
+
 @BY_FORMAT
 def test_nothing_but_an_export_is_ever_replaced(store: Path, format_: Format, tmp_path: Path) -> None:
     folder = tmp_path / "mine"
     folder.mkdir()
     (folder / "thesis.txt").write_text("years of work")
-    with pytest.raises(InvalidRequest, match=r"thesis\.txt; name one that is empty"):
+    with pytest.raises(InvalidRequest, match=r"thesis\.txt; name an empty folder"):
         export(store, format_, folder, overwrite=True)
     with pytest.raises(InvalidRequest, match="is a file"):
         export(store, format_, folder / "thesis.txt", overwrite=True)
@@ -98,7 +118,7 @@ def test_an_export_of_another_format_or_with_a_file_of_the_users_own_is_not_repl
     export(store, "csv", folder, "topic-0")
     export(store, "delta", table, "topic-0")
     for format_ in ("json", "parquet", "delta"):
-        with pytest.raises(InvalidRequest, match="holds an export as csv"):
+        with pytest.raises(InvalidRequest, match="contains an export as csv"):
             export(store, format_, folder, overwrite=True)
     with pytest.raises(InvalidRequest, match="such as _delta_log"):
         export(store, "parquet", table, overwrite=True)
@@ -108,7 +128,7 @@ def test_an_export_of_another_format_or_with_a_file_of_the_users_own_is_not_repl
     with pytest.raises(InvalidRequest, match=r"notes\.txt"):
         export(store, "csv", folder, overwrite=True)
     DeltaTable.create(tmp_path / "other", pl.DataFrame({"a": [1]}).to_arrow().schema)
-    with pytest.raises(InvalidRequest, match="Delta table that no export wrote"):
+    with pytest.raises(InvalidRequest, match="Delta table that is not an export"):
         export(store, "delta", tmp_path / "other", overwrite=True)
 
 
@@ -168,7 +188,7 @@ def test_of_two_exports_into_one_folder_one_is_refused(store: Path, format_: For
         if done > 300 and not folder.exists():
             export(store, format_, folder, "topic-0")
 
-    with pytest.raises(InvalidRequest, match="holds"):
+    with pytest.raises(InvalidRequest, match="contains"):
         export(store, format_, folder, progress=meanwhile)
     assert len(ids(format_, folder)) == 100
     assert not is_left(folder)
@@ -179,7 +199,7 @@ def test_little_memory_and_few_open_files_change_no_row(
     store: Path, format_: Format, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     export(store, format_, tmp_path / "one", payload=True)
-    monkeypatch.setattr("postroom.adapters.export.partitions.HELD_BYTES", 50_000)
+    monkeypatch.setattr("postroom.adapters.export.partitions.BUFFER_BYTES", 50_000)
     monkeypatch.setattr("postroom.adapters.export.partitions.OPEN_FILES", 2)
     _, written = export_messages(str(store), EventFilter(), format_, tmp_path / "two", payload=True)
     assert read_back(format_, tmp_path / "two") == read_back(format_, tmp_path / "one")
@@ -239,7 +259,7 @@ def test_a_topic_that_no_folder_can_be_named_after_is_exported_by_day(tmp_path: 
     histories.build_without_spark(store)
     for format_ in FORMATS:
         out = tmp_path / "exports" / format_
-        with pytest.raises(InvalidRequest, match="partition --by day"):
+        with pytest.raises(InvalidRequest, match="use --by day"):
             export(store, format_, out)
         export(store, format_, out, by_topic=False, payload=True)
         assert [row["topic"] for row in read_back(format_, out)] == [topic]

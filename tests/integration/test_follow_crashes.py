@@ -3,27 +3,25 @@
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from threading import Event, Thread
 
 import pytest
 
-from postroom.adapters.embedded.postgres import PostgresServer
 from postroom.adapters.postgres.migrate import migrate
 from postroom.projections.follow import Follower
-from postroom.projections.logs import take_cuts
 from tests.integration import follow_crash_worker
 from tests.projections import following
-from tests.projections.histories import STORY, VARIED, Store, live, reference
+from tests.projections.histories import STORY, VARIED, Store, live, new_follower, reference, take_extents
+from tests.support.servers.postgres import PostgresServer
+from tests.support.waiting import wait_until
 
 POINTS = [
     ("heads", "before", 2, 1),
-    ("records", "before", 3, 1),  # each batch reads two mailboxes
-    ("records", "after", 4, 1),
+    ("_affected_messages", "before", 2, 1),
+    ("_affected_messages", "after", 2, 1),
     ("apply", "before", 2, 1),
     ("_move", "after", 2, 1),
     ("_insert_sent", "before", 2, 1),
@@ -58,26 +56,25 @@ def test_killed_at_any_step_of_a_batch_it_is_as_if_nothing_had_happened(
         check=False,
     )
     assert worker.returncode == -signal.SIGKILL, worker.stderr.decode()
-    with closing(Follower(str(store), most_events=5)) as follower:
+    with closing(new_follower(store, max_events=5)) as follower:
         covered = sum(follower.positions().values())
         assert covered == committed * follow_crash_worker.EVENTS_OF_A_BATCH
         follower.advance()
     assert_complete(store)
 
 
-def test_a_database_that_is_killed_and_comes_back_is_followed_on() -> None:
-    with TemporaryDirectory(prefix="postroom-follow-") as folder, PostgresServer(Path(folder)) as server:
-        migrate(server.url(), "store")
-        lived(server.url())
-        following.build(server.url())
-        with running(Follower(server.url(), most_events=3)) as follower:
-            wait_for(lambda: follower.counts.batches >= 2)
-            server.kill()
-            wait_for(lambda: follower.counts.outages >= 1)
-            server.start()
-            wait_for(lambda: is_caught_up(follower))
-        assert_complete(server.url())
-        server.kill()
+def test_a_database_that_is_killed_and_comes_back_is_followed_on(postgres_server: PostgresServer) -> None:
+    url = postgres_server.url()
+    migrate(url, "store")
+    lived(url)
+    following.build(url)
+    with running(new_follower(url, max_events=3)) as follower:
+        wait_until(lambda: follower.counts.batches >= 2)
+        postgres_server.kill()
+        wait_until(lambda: follower.counts.outages >= 1)
+        postgres_server.start()
+        wait_until(lambda: is_caught_up(follower))
+    assert_complete(url)
 
 
 @contextmanager
@@ -98,11 +95,6 @@ def is_caught_up(follower: Follower) -> bool:
     return bool(lags) and all(lag.events == 0 for lag in lags.values())
 
 
-def wait_for(condition: Callable[[], bool]) -> None:
-    while not condition():
-        time.sleep(0.01)
-
-
 def lived(store: Store) -> None:
     live(store, "box0@test", STORY)
     live(store, "box1@test", VARIED, mode="archive")
@@ -111,5 +103,5 @@ def lived(store: Store) -> None:
 def assert_complete(store: Store) -> None:
     """See that the read models say all that the log does, and that the cursor is at its end."""
     assert following.rows(store) == reference(store).rows
-    with closing(Follower(str(store))) as follower:
-        assert follower.positions() == {cut.name: cut.last for cut in take_cuts(str(store))}
+    with closing(new_follower(store)) as follower:
+        assert follower.positions() == {extent.name: extent.last for extent in take_extents(store)}

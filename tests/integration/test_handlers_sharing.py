@@ -1,12 +1,14 @@
 """The public handlers shared: callers that wait, many at once, that give up; owners, readers, closing."""
 
 import asyncio
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from postroom.adapters.compose import Postroom, list_mailboxes, open_mailbox, read_mailbox
 from postroom.application.messages import Sent
+from postroom.application.ports.mailbox_owner import Answer
 from postroom.domain.errors import (
     InvalidRequest,
     MailboxOwned,
@@ -14,9 +16,9 @@ from postroom.domain.errors import (
     Saturated,
     Unavailable,
 )
-from postroom.domain.mailbox.commands import Sweep
-from postroom.domain.policy import MailboxLimits
-from tests.integration.stores import MAILBOX, envelope, message
+from postroom.domain.mailbox.commands import Command, Receive, Sweep
+from postroom.domain.policy import MailboxLimits, TopicPolicy
+from tests.support.stores import MAILBOX, envelope, memory_place, message
 
 LONG_MS = 60_000
 
@@ -35,7 +37,7 @@ async def test_a_long_poll_wakes_when_a_message_is_sent(mailbox: Postroom) -> No
 
 
 async def test_a_long_poll_wakes_when_a_delayed_message_becomes_due(mailbox: Postroom) -> None:
-    await mailbox.send_message(message(deliver_after_ms=30))
+    await mailbox.send_message(message(deliver_after_ms=1_000))
     assert await mailbox.receive_messages("orders") == []
     (received,) = await mailbox.receive_messages("orders", wait_ms=LONG_MS)
     assert received.attempt == 1
@@ -52,11 +54,63 @@ async def test_a_long_poll_ends_empty_handed(mailbox: Postroom) -> None:
     assert await mailbox.receive_messages("orders", wait_ms=20) == []
 
 
-async def test_one_message_wakes_many_pollers_and_one_gets_it(mailbox: Postroom) -> None:
-    polls = [asyncio.create_task(mailbox.receive_messages("orders", wait_ms=100)) for _ in range(5)]
+async def test_of_many_pollers_one_gets_the_one_message(mailbox: Postroom) -> None:
+    polls = [asyncio.create_task(mailbox.receive_messages("orders", wait_ms=LONG_MS)) for _ in range(5)]
     await asyncio.sleep(0.005)
     await mailbox.send_message(message())
-    assert sorted(len(received) for received in await asyncio.gather(*polls)) == [0, 0, 0, 0, 1]
+    done, waiting = await asyncio.wait(polls, return_when=asyncio.FIRST_COMPLETED)
+    assert [len(poll.result()) for poll in done] == [1]
+    for poll in waiting:
+        poll.cancel()
+    await asyncio.wait(waiting)
+
+
+def count_receives(mailbox: Postroom, monkeypatch: pytest.MonkeyPatch) -> list[Command]:
+    """Return a list to which every command is added that the engine is asked for."""
+    commands: list[Command] = []
+    submit = mailbox.engine.submit
+
+    async def count(submitted: Sequence[Command]) -> list[Answer]:
+        commands.extend(command for command in submitted if isinstance(command, Receive))
+        return await submit(submitted)
+
+    monkeypatch.setattr(mailbox.engine, "submit", count)
+    return commands
+
+
+async def test_a_send_wakes_as_many_pollers_as_there_are_messages(
+    mailbox: Postroom, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    receives = count_receives(mailbox, monkeypatch)
+    polls = [
+        asyncio.create_task(mailbox.receive_messages("orders", max_messages=1, wait_ms=LONG_MS))
+        for _ in range(100)
+    ]
+    while len(receives) < 100:
+        await asyncio.sleep(0.005)
+    assert await mailbox.receive_messages("orders") == []  # answered after the polls, which wait from then on
+    receives.clear()
+    await mailbox.send_batch([message(), message(topic="invoices"), message()])
+    done, waiting = set[object](), set(polls)
+    while len(done) < 2:
+        done, waiting = await asyncio.wait(polls, timeout=0.05)
+    assert (len(done), len(receives)) == (2, 2)
+    for poll in waiting:
+        poll.cancel()
+    await asyncio.wait(waiting)
+
+
+async def test_a_poller_sleeps_while_the_only_message_waits_for_its_expiry(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    place = memory_place()
+    async with place.open() as mailbox:
+        await mailbox.send_message(message(ttl_seconds=1))
+    place.clock.reboot(after_ms=2_000)  # expiry pauses for a while
+    async with place.open() as mailbox:
+        receives = count_receives(mailbox, monkeypatch)
+        assert await mailbox.receive_messages("orders", wait_ms=100) == []
+        assert len(receives) == 2
 
 
 @pytest.mark.parametrize(
@@ -80,7 +134,7 @@ async def test_64_callers_at_once_lose_nothing_and_share_nothing(mailbox: Postro
 
     received = [id_ for ids in await asyncio.gather(*(live(caller) for caller in range(64))) for id_ in ids]
     assert len(received) == len(set(received))
-    left = sum(shard.ready for shard in mailbox.get_backlog().shards)
+    left = sum(shard.ready for shard in (await mailbox.get_backlog()).shards)
     assert len(received) + left == 64 * 5
 
 
@@ -104,13 +158,68 @@ async def test_a_poller_that_gives_up_takes_no_message_with_it(mailbox: Postroom
     assert len(await mailbox.receive_messages("orders")) == 1
 
 
+async def test_a_receiver_that_gives_up_while_it_is_queued_takes_no_message_with_it(
+    mailbox: Postroom,
+) -> None:
+    await mailbox.send_message(message())
+    receivers = [asyncio.create_task(mailbox.receive_messages("orders")) for _ in range(3)]
+    await asyncio.sleep(0)
+    for receiver in receivers:
+        receiver.cancel()
+    await asyncio.wait(receivers)
+    (received,) = await mailbox.receive_messages("orders")
+    assert received.attempt == 1
+
+
 async def test_too_many_pending_commands_are_refused(mailbox: Postroom) -> None:
     flood = asyncio.create_task(mailbox.engine.submit([Sweep()] * 50_000))
     await asyncio.sleep(0)
-    with pytest.raises(Saturated, match="commands pending; retry shortly"):
+    with pytest.raises(Saturated, match="too many commands pending; retry shortly"):
         await mailbox.engine.submit([Sweep()])
     assert len(await flood) == 50_000
     await mailbox.send_message(message())
+
+
+async def test_a_topic_with_a_flood_of_sends_does_not_hold_up_another(mailbox: Postroom) -> None:
+    done: list[str] = []
+
+    async def send(topic: str) -> None:
+        await mailbox.send_batch([message(bytes(4_096), topic)] * 10)
+        done.append(topic)
+
+    flood = [asyncio.create_task(send("noisy")) for _ in range(500)]
+    await asyncio.sleep(0)
+    await send("quiet")
+    assert done.index("quiet") < 100
+    await asyncio.gather(*flood)
+
+
+async def test_a_topic_with_a_flood_of_sends_leaves_room_for_another(mailbox: Postroom) -> None:
+    floods = [asyncio.create_task(mailbox.send_batch([message()] * 5_000)) for _ in range(10)]
+    await asyncio.sleep(0)
+    assert (await mailbox.send_message(message(topic="quiet"))).message_id
+    results = await asyncio.gather(*floods, return_exceptions=True)
+    refused = [result for result in results if isinstance(result, Saturated)]
+    assert refused
+    assert all(100 <= error.retry_after_ms <= 60_000 for error in refused)
+
+
+async def test_a_full_shard_tells_refused_senders_when_its_consumers_will_have_made_room(store: str) -> None:
+    policy = TopicPolicy(shards=1, shard_capacity=100)
+    async with open_mailbox(store, MAILBOX, default_policy=policy) as mailbox:
+        await mailbox.send_batch([message()] * 100)
+        for _ in range(50):
+            await mailbox.ack_messages(
+                [m.receipt for m in await mailbox.receive_messages("orders", max_messages=1)]
+            )
+            await mailbox.send_message(message())
+        refused = [
+            answer for answer in await mailbox.send_batch([message()] * 200) if isinstance(answer, Saturated)
+        ]
+        waits = [error.retry_after_ms for error in refused]
+        assert len(waits) == 200
+        assert waits == sorted(waits)
+        assert waits[0] < waits[-1] <= 60_000
 
 
 async def test_the_in_flight_ceiling_refuses_with_a_time_to_retry(store: str) -> None:
@@ -130,7 +239,7 @@ async def test_a_store_has_one_owner_a_mailbox_and_any_number_of_readers(tmp_pat
     assert list_mailboxes(store) == []
     async with open_mailbox(store, MAILBOX, owner="worker 7 on mars") as mailbox:
         await mailbox.send_message(message(message_id="m1"))
-        with pytest.raises(MailboxOwned, match="owned by worker 7 on mars; stop that process"):
+        with pytest.raises(MailboxOwned, match="owned by worker 7 on mars; use connect"):
             async with open_mailbox(store, MAILBOX, wait_ms=0):
                 pytest.fail("owned twice")
         with read_mailbox(store, MAILBOX) as reader:
@@ -138,7 +247,7 @@ async def test_a_store_has_one_owner_a_mailbox_and_any_number_of_readers(tmp_pat
             assert reader.get_backlog().owner == "worker 7 on mars"
             assert reader.verify_log().messages == 1
         async with open_mailbox(store, "acme@two", wait_ms=0) as other:
-            assert other.get_backlog().shards == []
+            assert (await other.get_backlog()).shards == []
     async with open_mailbox(store, MAILBOX, wait_ms=0) as mailbox:
         assert len(await mailbox.receive_messages("orders")) == 1
     assert list_mailboxes(store) == [MAILBOX, "acme@two"]

@@ -119,7 +119,7 @@ def test_swapped_records_are_found(store: str) -> None:
 
 def test_a_log_rewritten_from_its_start_is_found_by_whoever_kept_its_hash(store: str) -> None:
     kept = verify(store)
-    with pytest.raises(BrokenLog, match="has another chain hash than before: the log was rewritten"):
+    with pytest.raises(BrokenLog, match="has a different chain hash than before: the log was rewritten"):
         verify(store, expected_last=LAST, expected_chain="00" * 32)
     with pytest.raises(BrokenLog, match=f"ends at position {LAST}, but it reached {LAST + 1} before"):
         verify(store, expected_last=LAST + 1, expected_chain=kept.chain)

@@ -3,7 +3,7 @@
 import asyncio
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import msgspec
@@ -11,13 +11,14 @@ import psycopg
 import pytest
 
 from postroom.adapters.compose.inbox import InboxSettings
-from postroom.adapters.embedded.nats import NatsServer
-from postroom.adapters.embedded.postgres import PostgresServer
 from postroom.adapters.postgres.migrate import migrate
 from postroom.application.ports.event_handler import HandlerRequest
 from tests.integration import inbox_crash_worker
 from tests.integration.inbox_crash_worker import ACK_WAIT_MS, order_handler
 from tests.integration.inbox_world import CONSUMER, EVENTS, SOON, World, opened_world
+from tests.support.servers.nats import NatsServer
+from tests.support.servers.postgres import PostgresServer
+from tests.support.waiting import until
 
 QUICK = msgspec.structs.replace(CONSUMER, ack_wait_ms=ACK_WAIT_MS)
 # Where one part ends and the next begins, one of the two stands for both.
@@ -54,7 +55,7 @@ async def crash(world: World, point: str, max_deliver: int) -> None:
         point,
         str(max_deliver),
     )
-    assert await asyncio.wait_for(worker.wait(), 60) == -signal.SIGKILL
+    assert await asyncio.wait_for(worker.wait(), 240) == -signal.SIGKILL
 
 
 @pytest.mark.parametrize("point", POINTS)
@@ -90,10 +91,12 @@ async def test_nats_server_7817_a_worker_killed_during_the_last_attempt_leaves_a
     assert letter.last_error == "the worker ended during the last attempt"
 
 
-async def test_killed_servers_cost_neither_a_message_nor_an_effect(tmp_path: Path) -> None:
+async def test_killed_servers_cost_neither_a_message_nor_an_effect(
+    postgres_server: PostgresServer, tmp_path: Path
+) -> None:
     messages, stop = 200, asyncio.Event()
-    with NatsServer(tmp_path / "nats") as nats, PostgresServer(tmp_path / "postgres") as postgres:
-        database = postgres.create_database()
+    with NatsServer(tmp_path / "nats") as nats:
+        database = postgres_server.create_database()
         migrate(database, "messaging")
         with psycopg.connect(database) as connection:
             connection.execute("CREATE TABLE orders (name text)")
@@ -113,15 +116,15 @@ async def test_killed_servers_cost_neither_a_message_nor_an_effect(tmp_path: Pat
             often = msgspec.structs.replace(QUICK, max_deliver=1_000)
             async with world.worker(slow, settings, often) as worker:
                 running = asyncio.create_task(worker.run(stop))
-                await _until(lambda: worker.counts["processed"] >= 50)
-                postgres.kill()
-                await _until(lambda: worker.counts["failed"] >= 5)
-                postgres.start()
-                await _until(lambda: worker.counts["processed"] >= 100)
+                await until(lambda: worker.counts["processed"] >= 50)
+                postgres_server.kill()
+                await until(lambda: worker.counts["failed"] >= 5)
+                postgres_server.start()
+                await until(lambda: worker.counts["processed"] >= 100)
                 nats.kill()
                 await asyncio.sleep(0.3)
                 nats.start()
-                await _until(lambda: _orders(database) >= messages)
+                await until(lambda: _orders(database) >= messages)
                 stop.set()
                 await running
             await world.work(handler, SOON, often)
@@ -131,12 +134,6 @@ async def test_killed_servers_cost_neither_a_message_nor_an_effect(tmp_path: Pat
             info = await world.stream.consumer_info(EVENTS, CONSUMER.durable)
             assert (info.num_pending, info.num_ack_pending) == (0, 0)
             assert await world.dead_letters() == []
-
-
-async def _until(is_so: Callable[[], bool]) -> None:
-    async with asyncio.timeout(60):
-        while not is_so():
-            await asyncio.sleep(0.02)
 
 
 def _orders(database: str) -> int:

@@ -291,9 +291,9 @@ async def test_the_row_is_the_first_thing_written(connect: Any, url: str) -> Non
 
 async def test_without_a_transaction_there_is_a_clear_error() -> None:
     for middleware in (inbox(), outbox()):
-        with pytest.raises(InvalidRequest, match="There is no transaction here; wrap the handler"):
+        with pytest.raises(InvalidRequest, match="No transaction is open; wrap the handler"):
             await pipeline(middleware, place_order)(event())
-    with pytest.raises(InvalidRequest, match="There is no transaction here"):
+    with pytest.raises(InvalidRequest, match="No transaction is open"):
         current_transaction()
 
 
@@ -313,7 +313,7 @@ def test_a_wrong_order_is_a_clear_error(connect: Any) -> None:
         (transaction(connect), acknowledge(_Source())),
     ]
     for way in ways:
-        with pytest.raises(InvalidRequest, match="order acknowledge, transaction, inbox, outbox, handler"):
+        with pytest.raises(InvalidRequest, match="nest them as acknowledge, transaction, inbox, outbox"):
             pipeline(*way, place_order)
 
 
@@ -323,11 +323,11 @@ async def test_a_transaction_within_a_transaction_is_a_clear_error(connect: Any)
     async def handler(request: HandlerRequest) -> None:
         await inner(request)
 
-    with pytest.raises(InvalidRequest, match="a transaction here already"):
+    with pytest.raises(InvalidRequest, match="A transaction is already open"):
         await pipeline(transaction(connect), handler)(event())
 
 
-async def test_what_is_no_event_is_not_recorded(connect: Any, url: str) -> None:
+async def test_a_return_value_that_is_no_event_is_refused(connect: Any, url: str) -> None:
     async def handler(request: HandlerRequest) -> list[Any]:
         await insert_order(1)
         return ["order_confirmed"]
@@ -337,10 +337,10 @@ async def test_what_is_no_event_is_not_recorded(connect: Any, url: str) -> None:
     assert counts(url) == (0, 0, 0)
 
 
-def test_what_is_no_database_is_refused(url: str) -> None:
+def test_an_unsupported_database_is_refused(url: str) -> None:
     engine = create_engine(url.replace("postgresql://", "postgresql+psycopg://"))
     for wrong in (engine, url, None):
-        with pytest.raises(InvalidRequest, match="Give `transaction` an async_sessionmaker"):
+        with pytest.raises(InvalidRequest, match="Pass `transaction` an async_sessionmaker"):
             transaction(wrong)
 
 
@@ -362,10 +362,10 @@ class _Source:
             raise Unavailable("The stream is gone; it comes back.")
         self.settled += [("ack", message.sequence) for message in messages]
 
-    async def nak(self, messages: Sequence[SourceMessage], delay_ms: int) -> None:
-        self.settled += [("nak", message.sequence) for message in messages]
+    async def nack(self, messages: Sequence[SourceMessage], delay_ms: int) -> None:
+        self.settled += [("nack", message.sequence) for message in messages]
 
-    async def keep(self, messages: Sequence[SourceMessage]) -> None:
+    async def extend(self, messages: Sequence[SourceMessage]) -> None:
         return
 
     async def close(self) -> None:
@@ -383,7 +383,7 @@ async def test_success_and_duplicates_are_acked_and_failures_asked_for_again(con
     await handle(message(b'{"number": 1}', "2"))
     await handle(message(b'{"number": 1, "fails": true}', "3", "m3"))
     await handle(message(b"no json", "4", "m4"))
-    assert source.settled == [("ack", "1"), ("ack", "2"), ("nak", "3"), ("nak", "4")]
+    assert source.settled == [("ack", "1"), ("ack", "2"), ("nack", "3"), ("nack", "4")]
     assert counts(url) == (1, 1, 1)
 
 

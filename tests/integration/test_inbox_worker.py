@@ -4,8 +4,10 @@ import asyncio
 from base64 import b64decode
 from collections import Counter
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from hashlib import sha256
 from typing import Any
-from uuid import UUID
+from uuid import UUID, uuid4
 
 import msgspec
 import pytest
@@ -104,7 +106,7 @@ async def test_a_message_without_an_id_is_named_after_its_place_in_the_stream(wo
     assert sorted(attempts for _, _, attempts in world.inbox()) == [1, 2]
 
 
-async def test_a_processed_message_that_comes_again_is_acknowledged_without_its_handler(
+async def test_a_redelivered_message_that_was_processed_is_acknowledged_without_its_handler(
     nats_url: str, messaging_database: str
 ) -> None:
     async with opened_world(nats_url, messaging_database) as world:
@@ -117,6 +119,70 @@ async def test_a_processed_message_that_comes_again_is_acknowledged_without_its_
         worker = await world.work(log)
         assert worker.counts["duplicate"] == 1
         assert len(log.seen) == 1
+
+
+class SlowHandler:
+    """A handler that takes its time, and counts its calls and how many run at once."""
+
+    def __init__(self, *steps: str) -> None:
+        self.calls = self.most_at_once = 0
+        self._at_once = 0
+        self._steps = list(steps)
+
+    async def __call__(self, request: HandlerRequest) -> None:
+        self.calls += 1
+        self._at_once += 1
+        self.most_at_once = max(self.most_at_once, self._at_once)
+        await asyncio.sleep(0.2)
+        self._at_once -= 1
+        if self._steps and self._steps.pop(0) == "fail":
+            raise RuntimeError("down")
+
+
+@asynccontextmanager
+async def world_of_duplicates(nats_url: str, database: str, **headers: str) -> AsyncIterator[World]:
+    """A stream that holds the same message eight times."""
+    async with opened_world(nats_url, database) as world:
+        await world.make_streams(duplicate_window=0.1)
+        id_ = str(uuid4())
+        async with asyncio.timeout(240):
+            while (await world.stream.stream_info(EVENTS)).state.messages < 8:
+                await world.publish({"n": 1}, id_=id_, headers=headers)
+        yield world
+
+
+AGGREGATE = {"Aggregate-Type": "order", "Aggregate-Id": "o-1"}
+
+
+@pytest.mark.parametrize("headers", [{}, AGGREGATE], ids=["no aggregate", "an aggregate"])
+async def test_duplicates_in_flight_wait_for_the_first_and_use_up_no_attempts(
+    nats_url: str, messaging_database: str, headers: dict[str, str]
+) -> None:
+    async with world_of_duplicates(nats_url, messaging_database, **headers) as world:
+        handler = SlowHandler()
+        worker = await world.work(handler)
+        assert (handler.calls, handler.most_at_once) == (1, 1)
+        assert world.inbox() == [(True, False, 1)]
+        assert worker.counts == {"processed": 1, "duplicate": 7}
+
+
+async def test_duplicates_of_a_message_that_failed_wait_for_its_retry(
+    nats_url: str, messaging_database: str
+) -> None:
+    async with world_of_duplicates(nats_url, messaging_database) as world:
+        handler = SlowHandler("fail")
+        await world.work(handler, InboxSettings(backoff_base_ms=500, backoff_max_ms=500))
+        assert (handler.calls, handler.most_at_once) == (2, 1)
+        assert world.inbox() == [(True, False, 2)]
+
+
+async def test_duplicates_at_two_workers_wait_for_each_other(nats_url: str, messaging_database: str) -> None:
+    async with world_of_duplicates(nats_url, messaging_database) as world:
+        handler = SlowHandler()
+        settings = InboxSettings(concurrency=1, backoff_base_ms=50, backoff_max_ms=200, cleanup_every_ms=0)
+        await asyncio.gather(world.work(handler, settings), world.work(handler, settings))
+        assert (handler.calls, handler.most_at_once) == (1, 1)
+        assert world.inbox() == [(True, False, 1)]
 
 
 async def test_poison_becomes_a_dead_letter_and_is_acknowledged(world: World) -> None:
@@ -139,10 +205,15 @@ async def test_poison_becomes_a_dead_letter_and_is_acknowledged(world: World) ->
         "sequence": "1",
         "headers": {"Nats-Msg-Id": id_, "Aggregate-Type": "order", "Aggregate-Id": "1"},
         "payload": {"n": 1},
+        "original_message_id": id_,
+        "body_bytes": 7,
+        "body_sha256": sha256(b'{"n":1}').hexdigest(),
     }
 
 
-async def test_what_is_no_json_is_a_dead_letter_and_never_reaches_the_handler(world: World) -> None:
+async def test_a_message_that_is_not_json_is_dead_lettered_and_never_reaches_the_handler(
+    world: World,
+) -> None:
     await world.publish(b"\xff\x00 no json")
     log = Log()
     await world.work(log)
@@ -152,14 +223,14 @@ async def test_what_is_no_json_is_a_dead_letter_and_never_reaches_the_handler(wo
     assert b64decode(letter.data_b64) == letter.message.data == b"\xff\x00 no json"
 
 
-async def test_a_failure_is_not_acknowledged_and_comes_again(world: World) -> None:
+async def test_a_message_that_failed_is_not_acknowledged_and_is_redelivered(world: World) -> None:
     await world.publish({"n": 1})
     log = Log("fail", "fail", "ok")
     worker = await world.work(log)
     assert len(log.seen) == 3
     assert worker.counts == {"failed": 2, "processed": 1}
     assert world.inbox() == [(True, False, 3)]
-    assert world.rows("SELECT last_error FROM inbox_messages") == [("RuntimeError('down')",)]
+    assert world.rows("SELECT last_error FROM inbox_messages") == [("RuntimeError: down",)]
 
 
 async def test_nats_server_7817_the_last_attempt_is_a_dead_letter_and_nothing_is_lost(world: World) -> None:
@@ -169,7 +240,7 @@ async def test_nats_server_7817_the_last_attempt_is_a_dead_letter_and_nothing_is
     assert len(log.seen) == 3
     (letter,) = await world.dead_letters()
     assert (letter.message_id, letter.reason, letter.attempts) == (id_, "max_deliver", 3)
-    assert letter.last_error == "RuntimeError('down')"
+    assert letter.last_error == "RuntimeError: down"
     info = await world.stream.consumer_info(EVENTS, CONSUMER.durable)
     assert info.config.max_deliver == -1
 
@@ -217,7 +288,7 @@ async def test_while_dead_letters_cannot_be_stored_poison_is_not_acknowledged(wo
 
 async def test_a_worker_does_not_start_where_dead_letters_would_have_no_stream(world: World) -> None:
     await world.stream.delete_stream(DLQ)
-    with pytest.raises(NotFound, match=r"No stream keeps sea\.dlq\.>"):
+    with pytest.raises(NotFound, match=r"No stream has the subject sea\.dlq\.>"):
         await world.work(Log())
 
 
@@ -238,15 +309,15 @@ async def test_a_handler_slower_than_ack_wait_is_called_once(world: World) -> No
     async def slow(request: HandlerRequest) -> None:
         nonlocal calls
         calls += 1
-        await asyncio.sleep(0.8)
+        await asyncio.sleep(4)
 
     await world.publish({"n": 1})
-    await world.work(slow, consumer=msgspec.structs.replace(CONSUMER, ack_wait_ms=250))
+    await world.work(slow, consumer=msgspec.structs.replace(CONSUMER, ack_wait_ms=1_500))
     assert calls == 1
     assert world.inbox() == [(True, False, 1)]
 
 
-async def test_messages_of_one_aggregate_are_handled_in_their_order_and_others_beside_them(
+async def test_messages_of_one_aggregate_are_handled_in_order_and_aggregates_in_parallel(
     world: World,
 ) -> None:
     running: Counter[str] = Counter()
@@ -290,7 +361,9 @@ async def test_a_message_that_fails_holds_back_the_later_ones_of_its_aggregate_o
     assert done.index("b1") < done.index("a0")
 
 
-async def test_what_was_held_back_is_handled_in_its_order_however_it_comes_again(world: World) -> None:
+async def test_messages_that_were_held_back_are_handled_in_order_however_they_are_redelivered(
+    world: World,
+) -> None:
     handled: list[int] = []
     failures = 2
 
@@ -332,7 +405,7 @@ async def test_no_more_messages_are_in_hand_than_allowed(world: World) -> None:
     assert most == 4
 
 
-async def test_a_worker_that_is_told_to_stop_finishes_what_it_has_begun(world: World) -> None:
+async def test_a_worker_that_is_stopped_finishes_the_messages_in_progress(world: World) -> None:
     stop, begun, go_on = asyncio.Event(), asyncio.Event(), asyncio.Event()
     done: list[str] = []
 

@@ -26,11 +26,11 @@ from nats.js.api import StreamConfig
 from postroom.adapters.compose import open_mailbox, read_mailbox
 from postroom.adapters.compose.ingest import open_ingester
 from postroom.adapters.compose.postgres import migrate_store
-from postroom.adapters.embedded.nats import NatsServer
-from postroom.adapters.embedded.postgres import PostgresServer
 from postroom.domain.errors import NotFound, Unavailable
 from tests.integration.ingest_world import DURABLE, MAILBOX, STREAM, SUBJECT, namespace, stored
-from tests.integration.stores import envelope
+from tests.support.servers.nats import NatsServer
+from tests.support.servers.postgres import PostgresServer
+from tests.support.stores import envelope
 
 ROOT = Path(__file__).parents[2]
 MESSAGES, KILLS = 2_000, 6
@@ -52,13 +52,6 @@ class Figures(msgspec.Struct):
 @pytest.fixture
 def nats_server(tmp_path: Path) -> Iterator[NatsServer]:
     with NatsServer(tmp_path / "nats", sync_always=True) as server:
-        yield server
-
-
-@pytest.fixture
-def postgres_server() -> Iterator[PostgresServer]:
-    # It may run as a user of its own, who has no way into the folders of pytest.
-    with tempfile.TemporaryDirectory() as folder, PostgresServer(Path(folder)) as server:
         yield server
 
 

@@ -8,14 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from postroom.adapters.embedded.nats import nats_binary
-from postroom.adapters.embedded.process import LOOPBACK, ServerProcess, free_port, listens
-from postroom.adapters.nats.connection import NatsSettings, connect
+from postroom.adapters.nats.connection import connect
+from postroom.adapters.nats.definitions import ConsumerDefinition, StreamDefinition
+from postroom.adapters.nats.plan import apply_plan, make_plan
 from postroom.adapters.nats.publisher import JetStreamPublisher
+from postroom.adapters.nats.settings import NatsSettings
 from postroom.adapters.nats.streams import JetStreamStreams
-from postroom.application.streams import apply, plan
 from postroom.domain.errors import InvalidRequest, Unavailable
-from postroom.domain.streams import ConsumerDefinition, StreamDefinition
+from tests.support.servers.nats import nats_binary
+from tests.support.servers.process import LOOPBACK, ServerProcess, free_port, listens
 
 DEFINITIONS = (
     StreamDefinition(name="SEA_EVENTS", subjects=("sea.event.>",), replicas=3),
@@ -70,13 +71,13 @@ async def test_a_stream_without_a_majority_of_its_servers_is_unavailable_and_not
         streams, publisher = JetStreamStreams(client), JetStreamPublisher(client, timeout_ms=2_000)
         while True:
             with suppress(Unavailable):  # the cluster elects its leader
-                await apply(streams, await plan(streams, DEFINITIONS))
+                await apply_plan(streams, await make_plan(streams, DEFINITIONS))
                 break
             await asyncio.sleep(0.1)
-        assert (await plan(streams, DEFINITIONS)).differences == []
+        assert (await make_plan(streams, DEFINITIONS)).differences == []
         published = await _until_stored(publisher, "1")
         assert published == 1
-        with pytest.raises(InvalidRequest, match="No stream listens at other"):
+        with pytest.raises(InvalidRequest, match="No stream has the subject other"):
             await publisher.publish("other", b"", {})
         for server, _ in cluster.servers[1:]:
             server.kill()

@@ -18,11 +18,12 @@ from postroom.adapters.postgres.messaging.outbox import Outbox
 from postroom.adapters.postgres.messaging.outbox_repository import PostgresClaim, PostgresOutboxRepository
 from postroom.adapters.system.clock import SystemClock
 from postroom.application.outbox import relay as relay_module
-from postroom.application.outbox.relay import OutboxRelay, RelaySettings
-from postroom.application.ports.outbox_repository import Stored
+from postroom.application.outbox.relay import OutboxRelay
+from postroom.application.outbox.settings import OutboxSettings
+from postroom.application.ports.outbox_repository import OutboxRow
 from postroom.domain.errors import InvalidRequest, Unavailable
-from postroom.domain.outbox import PublishPolicy
-from tests.outboxes import CONTEXT, MemoryStream, column, numbers, order_placed, record
+from tests.support.memory_stream import MemoryStream
+from tests.support.outboxes import CONTEXT, column, numbers, order_placed, record
 
 
 class ForgetfulStream(MemoryStream):
@@ -48,7 +49,7 @@ class CursorClaim(PostgresClaim):
 
     last = 0
 
-    async def find_unpublished(self, now: int, limit: int) -> list[Stored]:
+    async def find_unpublished(self, now: int, limit: int) -> list[OutboxRow]:
         found = await super().find_unpublished(now, limit)
         positions = await self._connection.execute(
             "SELECT id, position FROM outbox_events WHERE id = ANY(%s)", ([each.event.id for each in found],)
@@ -69,8 +70,7 @@ class CursorRepository(PostgresOutboxRepository):
 def new_relay(
     repository: PostgresOutboxRepository, stream: MemoryStream, seed: int = 0, batch: int = 50
 ) -> OutboxRelay:
-    policy = PublishPolicy(backoff_base_ms=1, backoff_max_ms=1)
-    settings = RelaySettings(batch=batch, policy=policy)
+    settings = OutboxSettings(batch=batch, backoff_base_ms=1, backoff_max_ms=1)
     return OutboxRelay(repository, stream, SystemClock(), Random(seed).random, CONTEXT, settings=settings)
 
 
@@ -189,7 +189,9 @@ async def test_events_of_an_aggregate_sent_together_would_overtake_it(
 ) -> None:
     original = relay_module._Batch.publish
 
-    async def publish_together(self: relay_module._Batch, events: Sequence[Stored], concurrency: int) -> None:
+    async def publish_together(
+        self: relay_module._Batch, events: Sequence[OutboxRow], concurrency: int
+    ) -> None:
         for each in events:  # every event a lane of its own
             await original(self, [each], concurrency)
 
@@ -234,7 +236,7 @@ async def relay_through_a_lost_claim(url: str, *, claim_ms: int) -> list[bytes]:
     stream.behave = stop_once
     first = PostgresOutboxRepository(url, name="first")
     stopped = OutboxRelay(
-        first, stream, clock, Random(0).random, CONTEXT, settings=RelaySettings(claim_ms=claim_ms)
+        first, stream, clock, Random(0).random, CONTEXT, settings=OutboxSettings(claim_ms=claim_ms)
     )
     with pytest.raises(Unavailable):  # what it thinks of its batch can't be noted any more
         await stopped.relay_once()
@@ -253,7 +255,7 @@ async def test_a_relay_whose_claim_is_over_stops_publishing_unlike_masstransit_3
     assert numbers(stored, "o-1") == [0, 0, 1, 2, 3, 1]
 
 
-async def test_a_relay_that_did_not_watch_the_time_would_go_on_beside_the_second(
+async def test_a_relay_that_ignored_its_deadline_would_publish_in_parallel_with_the_second(
     messaging_database: str,
 ) -> None:
     stored = await relay_through_a_lost_claim(messaging_database, claim_ms=3_600_000)

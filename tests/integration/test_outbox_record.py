@@ -11,6 +11,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID, uuid4
 
+import msgspec
 import psycopg
 import pytest
 import sqlalchemy
@@ -21,8 +22,8 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from postroom.adapters.compose.outbox import AsyncOutbox, Outbox, Tables
 from postroom.adapters.postgres.messaging.aggregate_events import AggregateEvents
-from postroom.domain.errors import FutureEvent, InvalidOutboxEvent, InvalidRequest, Rejected
-from tests.outboxes import column, history, names, order_placed
+from postroom.domain.errors import FutureEvent, InvalidOutboxEvent, InvalidRequest, Rejected, Unavailable
+from tests.support.outboxes import column, history, names, order_placed
 
 Open = Callable[[], AbstractContextManager[Any]]
 OpenAsync = Callable[[], AbstractAsyncContextManager[Any]]
@@ -149,7 +150,9 @@ async def test_events_are_recorded_from_asyncio_too(
     check_recorded(messaging_database, ids)
 
 
-def test_what_is_rolled_back_was_never_recorded(transaction: Open, messaging_database: str) -> None:
+def test_events_of_a_transaction_that_is_rolled_back_are_not_recorded(
+    transaction: Open, messaging_database: str
+) -> None:
     ids: list[UUID] = []
 
     def record_and_fail() -> None:
@@ -163,7 +166,7 @@ def test_what_is_rolled_back_was_never_recorded(transaction: Open, messaging_dat
     assert history(messaging_database, ids[0]) == []
 
 
-async def test_what_is_rolled_back_in_asyncio_was_never_recorded(
+async def test_events_of_an_asyncio_transaction_that_is_rolled_back_are_not_recorded(
     async_transaction: OpenAsync, messaging_database: str
 ) -> None:
     async def record_and_fail() -> None:
@@ -193,21 +196,21 @@ def ahead() -> int:
     return int((datetime.now(UTC) + timedelta(minutes=2)).timestamp() * 1_000_000)
 
 
-def test_what_the_database_refuses_is_told_in_the_words_of_the_policies(transaction: Open) -> None:
+def test_violated_constraints_are_reported_as_violated_policies(transaction: Open) -> None:
     event = order_placed("o-1", 1, id=uuid4())
     with transaction() as connection:
         Outbox().record(connection, event)
-    with pytest.raises(InvalidOutboxEvent, match="is in the outbox already"), transaction() as connection:
+    with pytest.raises(InvalidOutboxEvent, match="is already in the outbox"), transaction() as connection:
         Outbox().record(connection, event)
     with pytest.raises(FutureEvent, match="more than a minute ahead"), transaction() as connection:
         Outbox(wall=ahead).record(connection, order_placed("o-1", 1))
 
 
-async def test_what_the_database_refuses_is_told_in_asyncio_too(async_transaction: OpenAsync) -> None:
+async def test_violated_constraints_are_reported_from_asyncio_too(async_transaction: OpenAsync) -> None:
     event = order_placed("o-1", 1, id=uuid4())
     async with async_transaction() as connection:
         await AsyncOutbox().record(connection, event)
-    with pytest.raises(InvalidOutboxEvent, match="is in the outbox already"):
+    with pytest.raises(InvalidOutboxEvent, match="is already in the outbox"):
         async with async_transaction() as connection:
             await AsyncOutbox().record(connection, event)
     with pytest.raises(FutureEvent, match="more than a minute ahead"):
@@ -233,7 +236,7 @@ def test_no_events_are_no_statement(transaction: Open) -> None:
 async def test_without_a_transaction_nothing_is_recorded(
     messaging_database: str, engine: sqlalchemy.Engine
 ) -> None:
-    problem = "commits every statement by itself"
+    problem = "is in autocommit mode"
     event = order_placed("o-1", 1)
     with (
         psycopg.connect(messaging_database, autocommit=True) as connection,
@@ -257,7 +260,7 @@ async def test_without_a_transaction_nothing_is_recorded(
     assert column(messaging_database, "id") == []
 
 
-async def test_what_is_no_connection_to_postgresql_is_named(engine: sqlalchemy.Engine) -> None:
+async def test_an_unsupported_connection_is_named(engine: sqlalchemy.Engine) -> None:
     with pytest.raises(InvalidRequest, match=r"it was sqlalchemy\.engine\.base\.Engine"):
         Outbox().record(engine, order_placed("o-1", 1))  # type: ignore[arg-type]
     with pytest.raises(InvalidRequest, match=r"it was builtins\.str"):
@@ -291,8 +294,74 @@ def test_what_a_session_holds_back_is_written_before_the_event(engine: sqlalchem
         assert rows.all() == [(True,)]
 
 
-def test_an_error_of_the_database_itself_is_the_users_own(transaction: Open) -> None:
-    outbox = Outbox(Tables(outbox_events="outbox_event_s"))
-    with pytest.raises(Exception, match="outbox_event_s") as error, transaction() as connection:
-        outbox.record(connection, order_placed("o-1", 1))
-    assert not isinstance(error.value, Rejected)
+MISSING = Tables(outbox_events="outbox_event_s")
+MIGRATE = r'relation "outbox_event_s" does not exist.*`postroom migrate --messaging URL`'
+
+
+def test_missing_tables_are_named_with_the_command_that_creates_them(transaction: Open) -> None:
+    with pytest.raises(Unavailable, match=MIGRATE), transaction() as connection:
+        Outbox(MISSING).record(connection, order_placed("o-1", 1))
+
+
+async def test_missing_tables_are_named_from_asyncio_too(async_transaction: OpenAsync) -> None:
+    with pytest.raises(Unavailable, match=MIGRATE):
+        async with async_transaction() as connection:
+            await AsyncOutbox(MISSING).record(connection, order_placed("o-1", 1))
+
+
+def test_a_table_without_our_columns_is_named_with_the_command_that_adds_them(
+    transaction: Open, messaging_database: str
+) -> None:
+    with psycopg.connect(messaging_database) as connection:
+        connection.execute("ALTER TABLE outbox_events DROP COLUMN correlation_id")
+    with (
+        pytest.raises(Unavailable, match=r'"correlation_id".*`postroom migrate --messaging URL`'),
+        transaction() as connection,
+    ):
+        Outbox().record(connection, order_placed("o-1", 1))
+
+
+def test_other_errors_of_the_database_are_not_translated(transaction: Open, messaging_database: str) -> None:
+    with psycopg.connect(messaging_database) as connection:
+        connection.execute("ALTER TABLE outbox_events ADD CHECK (aggregate_id <> 'o-1')")
+    with pytest.raises(Exception, match="outbox_events") as error, transaction() as connection:
+        Outbox().record(connection, order_placed("o-1", 1))
+    assert not isinstance(error.value, Rejected | Unavailable)
+
+
+@pytest.mark.parametrize(
+    ("payload", "size"),
+    [
+        ({"list": [1] * 1_000}, 3_010),  # PostgreSQL writes a space after every comma and colon
+        (msgspec.Raw(b"[" + b",".join([b"1e300"] * 10) + b"]"), 3_030),
+    ],
+    ids=["spaces", "exponents"],
+)
+def test_the_payload_is_measured_as_it_will_be_published(
+    transaction: Open, messaging_database: str, payload: Any, size: int
+) -> None:
+    too_large, fitting = Outbox(max_payload_bytes=size - 1), Outbox(max_payload_bytes=size)
+    with transaction() as connection:
+        with pytest.raises(InvalidOutboxEvent, match=f"{size:,} bytes as published, more than {size - 1:,}"):
+            too_large.record(connection, order_placed("o-1", 1), order_placed("o-1", 2, payload=payload))
+        (id_,) = fitting.record(connection, order_placed("o-1", 3, payload=payload))
+    assert column(messaging_database, "id") == [id_]
+    assert column(messaging_database, "octet_length(payload::text)") == [size]
+
+
+def test_whitespace_and_escapes_that_are_not_published_are_not_measured(
+    transaction: Open, messaging_database: str
+) -> None:
+    raw = msgspec.Raw(b'{"name":' + b" " * 5_000 + b'"Zo\\u00eb"}')
+    with transaction() as connection:
+        Outbox(max_payload_bytes=50).record(connection, order_placed("o-1", 1, payload=raw))
+    assert column(messaging_database, "payload") == [{"name": "Zoë"}]
+
+
+@pytest.mark.parametrize(("given", "stored"), [(7, "7"), (-1, "-1"), (UUID(int=7), str(UUID(int=7)))])
+def test_an_aggregate_id_may_be_an_int_or_a_uuid(
+    transaction: Open, messaging_database: str, given: Any, stored: str
+) -> None:
+    with transaction() as connection:
+        Outbox().record(connection, order_placed(given, 1))
+    assert column(messaging_database, "aggregate_id") == [stored]

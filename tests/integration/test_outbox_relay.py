@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import Any
 
 import nats
 import psycopg
@@ -19,24 +18,15 @@ from postroom.adapters.compose.relay import NatsSettings, open_relay
 from postroom.adapters.postgres.messaging.hints import PostgresHints
 from postroom.adapters.postgres.messaging.outbox_repository import PostgresOutboxRepository
 from postroom.adapters.system.clock import SystemClock
-from postroom.application.outbox.cleanup import OutboxCleanup
-from postroom.application.outbox.relay import OutboxRelay, RelaySettings
+from postroom.application.cleanup import Cleanup
+from postroom.application.outbox.relay import OutboxRelay
 from postroom.domain.errors import InvalidRequest, Unavailable
-from postroom.domain.outbox import PublishPolicy
-from tests.outboxes import (
-    SUBJECT,
-    MemoryStream,
-    column,
-    history,
-    names,
-    numbers,
-    order_placed,
-    record,
-    relaying,
-)
+from tests.support.memory_stream import MemoryStream
+from tests.support.outboxes import SUBJECT, column, history, names, numbers, order_placed, record, relaying
+from tests.support.waiting import until
 
 PUBLISHED = ["OutboxEventRecorded", "OutboxEventPublished"]
-AT_ONCE = RelaySettings(policy=PublishPolicy(max_attempts=3))
+AT_ONCE = OutboxSettings(max_attempts=3)
 """Chance draws 0 in these tests, so that a refused event is tried again at once."""
 
 
@@ -56,7 +46,7 @@ def payload(aggregate: str, n: int) -> bytes:
     return b'{"n": %d, "order": "%s"}' % (n, aggregate.encode())
 
 
-async def test_what_is_recorded_is_published_with_its_subject_and_headers(messaging_database: str) -> None:
+async def test_a_recorded_event_is_published_with_its_subject_and_headers(messaging_database: str) -> None:
     (id_,) = record(messaging_database, order_placed("o-1", 1, event_version=2))
     stream = MemoryStream()
     async with relaying(messaging_database, stream) as relay:
@@ -83,7 +73,7 @@ async def test_a_payload_is_published_as_the_database_holds_it(messaging_databas
     assert b"1180591620717411303424" in stream.payloads[0]
 
 
-async def test_one_event_of_an_aggregate_is_in_flight_at_a_time_and_others_beside_it(
+async def test_events_of_an_aggregate_are_published_one_at_a_time_and_aggregates_in_parallel(
     messaging_database: str,
 ) -> None:
     record(messaging_database, *(order_placed(f"o-{n % 7}", n) for n in range(70)))
@@ -120,7 +110,7 @@ async def test_a_refused_event_holds_back_its_aggregate_only_until_it_gets_throu
         while await relay.relay_once():
             pass
     assert stream.payloads[2:] == [payload("o-1", 1), payload("o-1", 2)]
-    assert (relay.relayed.published, relay.relayed.failed, relay.relayed.parked) == (4, 2, 0)
+    assert (relay.counts.published, relay.counts.failed, relay.counts.parked) == (4, 2, 0)
     assert column(messaging_database, "publish_attempts") == [3, 1, 1, 1]
     assert column(messaging_database, "publish_error") == [None] * 4
     failed = ["OutboxEventRecorded", "OutboxPublishFailed", "OutboxPublishFailed", "OutboxEventPublished"]
@@ -139,7 +129,7 @@ async def test_an_event_refused_too_often_is_parked_and_an_operator_has_it_tried
     ):
         while await relay.relay_once():
             pass
-        assert (relay.relayed.parked, stream.messages) == (1, [])
+        assert (relay.counts.parked, stream.messages) == (1, [])
         (parked,) = await desk.list_failed_events(10, only_parked=True)
         assert (parked.id, parked.parked, parked.attempts, parked.error) == (
             first,
@@ -185,11 +175,11 @@ async def test_an_event_whose_type_is_no_word_of_a_subject_is_refused_and_nothin
     async with relaying(messaging_database, stream, settings=AT_ONCE) as relay:
         while await relay.relay_once():
             pass
-    assert (stream.payloads, relay.relayed.parked) == ([payload("o-2", 1)], 1)
+    assert (stream.payloads, relay.counts.parked) == ([payload("o-2", 1)], 1)
     assert "can't be part of a subject" in column(messaging_database, "publish_error")[0]
 
 
-async def test_an_outage_counts_no_attempts_and_what_was_stored_before_it_is_noted(
+async def test_an_outage_counts_no_attempts_and_events_stored_before_it_are_marked_published(
     messaging_database: str,
 ) -> None:
     record(messaging_database, *(order_placed(f"o-{n}", 1) for n in range(20)))
@@ -210,7 +200,7 @@ async def test_an_outage_counts_no_attempts_and_what_was_stored_before_it_is_not
         stream.behave = None
         while await relay.relay_once():
             pass
-    assert (len(stream.published) - len(stream.messages), relay.relayed.failed) == (
+    assert (len(stream.published) - len(stream.messages), relay.counts.failed) == (
         len(stream.published) - 20,
         0,
     )
@@ -264,7 +254,7 @@ async def test_what_the_stream_calls_a_duplicate_counts_as_stored(messaging_data
 async def test_more_events_than_a_batch_holds_are_published_over_several(messaging_database: str) -> None:
     record(messaging_database, *(order_placed(f"o-{n % 10}", n) for n in range(200)))
     stream = MemoryStream()
-    async with relaying(messaging_database, stream, settings=RelaySettings(batch=7, concurrency=3)) as relay:
+    async with relaying(messaging_database, stream, settings=OutboxSettings(batch=7, concurrency=3)) as relay:
         while await relay.relay_once():
             pass
     for n in range(10):
@@ -280,16 +270,10 @@ async def running(relay: OutboxRelay) -> AsyncIterator[None]:
     await task
 
 
-async def until(is_true: Callable[[], Any]) -> None:
-    async with asyncio.timeout(30):
-        while not is_true():
-            await asyncio.sleep(0.005)
-
-
 async def test_a_hint_wakes_a_relay_that_would_sleep_on(messaging_database: str) -> None:
     stream = MemoryStream()
     hints = PostgresHints(messaging_database)
-    asleep = RelaySettings(poll_ms=3_600_000)
+    asleep = OutboxSettings(poll_ms=3_600_000)
     async with (
         relaying(messaging_database, stream, hints=hints, settings=asleep) as relay,
         running(relay),
@@ -314,7 +298,7 @@ def listens(url: str) -> bool:
 
 async def test_without_hints_events_are_found_by_looking_again(messaging_database: str) -> None:
     stream = MemoryStream()
-    often = RelaySettings(poll_ms=10)
+    often = OutboxSettings(poll_ms=10)
     async with relaying(messaging_database, stream, settings=often) as relay, running(relay):
         for n in range(3):
             record(messaging_database, order_placed("o-1", n))
@@ -324,7 +308,7 @@ async def test_without_hints_events_are_found_by_looking_again(messaging_databas
 async def test_a_lost_connection_is_made_again(messaging_database: str) -> None:
     stream = MemoryStream()
     hints = PostgresHints(messaging_database)
-    often = RelaySettings(poll_ms=10)
+    often = OutboxSettings(poll_ms=10)
     async with (
         relaying(messaging_database, stream, hints=hints, settings=often) as relay,
         running(relay),
@@ -341,14 +325,15 @@ async def test_a_lost_connection_is_made_again(messaging_database: str) -> None:
     assert numbers(stream.payloads, "o-1") == [0, 1, 2]
 
 
-async def test_cleanups_in_the_background_remove_what_was_published_long_ago(messaging_database: str) -> None:
+async def test_background_cleanups_delete_events_published_long_ago(messaging_database: str) -> None:
     record(messaging_database, *(order_placed("o-1", n) for n in range(5)))
     async with relaying(messaging_database, MemoryStream()) as relay:
         await relay.relay_once()
     record(messaging_database, order_placed("o-1", 5))
     repository = PostgresOutboxRepository(messaging_database)
-    cleanup = OutboxCleanup(repository, SystemClock(), lambda: 0.0, retention_ms=0, batch=2)
-    task = asyncio.create_task(cleanup.keep_cleaning(every_ms=10))
+    delete = repository.delete_published
+    cleanup = Cleanup("outbox", delete, SystemClock(), lambda: 0.0, retention_ms=0, batch=2)
+    task = asyncio.create_task(cleanup.run(every_ms=10))
     await until(lambda: len(column(messaging_database, "id")) == 1)
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)

@@ -7,15 +7,14 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from structlog.testing import capture_logs
 
 from postroom.adapters.compose import Postroom, open_mailbox
 from postroom.adapters.parquet.log_archive import ParquetLogArchive
 from postroom.application.messages import NewMessage
 from postroom.application.queries.verify import VerifyLog
-from postroom.application.retention import enforce_size, keep_enforcing_retention
 from postroom.domain.errors import NotFound
 from postroom.domain.policy import MailboxLimits, TopicPolicy
+from tests.support.logs import capture_logs
 
 MB = 1_000_000
 TOPIC = "orders"
@@ -80,21 +79,21 @@ async def test_the_oldest_settled_messages_go_until_the_rest_fits(opened: Open) 
         ids = await live(mailbox, 400)
         log = mailbox.engine.log
         assert log.size().records > 3 * MB
-        assert await enforce_size(mailbox.engine) > 200
+        assert await mailbox.retention.enforce_size() > 200
         assert 1 * MB < log.size().records <= 2 * MB
         with pytest.raises(NotFound):
-            mailbox.get_message(ids[0])
-        assert mailbox.get_message(ids[-1]).message_id == ids[-1]
-        assert await enforce_size(mailbox.engine) == 0
+            await mailbox.get_message(ids[0])
+        assert (await mailbox.get_message(ids[-1])).message_id == ids[-1]
+        assert await mailbox.retention.enforce_size() == 0
         VerifyLog(log)()
 
 
 async def test_a_mailbox_that_fits_and_one_without_a_bound_keep_everything(opened: Open) -> None:
     async with opened(100 * MB) as mailbox:
         await live(mailbox, 100)
-        assert await enforce_size(mailbox.engine) == 0
+        assert await mailbox.retention.enforce_size() == 0
     async with opened(None) as mailbox:
-        assert await enforce_size(mailbox.engine) == 0
+        assert await mailbox.retention.enforce_size() == 0
 
 
 async def test_what_is_unsettled_stays_and_it_is_said_that_the_rest_cannot_go(opened: Open) -> None:
@@ -103,16 +102,16 @@ async def test_what_is_unsettled_stays_and_it_is_said_that_the_rest_cannot_go(op
         waiting = await send(mailbox, 200, "waiting")
         await live(mailbox, 50)
         with capture_logs() as logged:
-            assert await enforce_size(mailbox.engine) >= 20
+            assert await mailbox.retention.enforce_size() >= 20
         (told,) = [each for each in logged if each["event"] == "mailbox.too_large"]
         assert told["log_level"] == "warning"
         assert told["bytes"] > told["limit"] == 1 * MB
-        assert [mailbox.get_message(id_).message_id for id_ in waiting] == waiting
+        assert [(await mailbox.get_message(id_)).message_id for id_ in waiting] == waiting
         with capture_logs() as logged:
-            assert await enforce_size(mailbox.engine) == 0
-        assert [each["event"] for each in logged] == ["mailbox.too_large"]
+            assert await mailbox.retention.enforce_size() == 0
+        assert [each["event"] for each in logged] == ["mailbox.retention_blocked", "mailbox.too_large"]
         await settle(mailbox, "waiting")
-        assert await enforce_size(mailbox.engine) > 200
+        assert await mailbox.retention.enforce_size() > 200
         assert mailbox.engine.log.size().records <= 1 * MB
 
 
@@ -121,7 +120,7 @@ async def test_what_goes_is_archived_first(opened: Open, tmp_path: Path) -> None
     async with opened(1 * MB, archive=folder) as mailbox:
         await live(mailbox, 200)
         written = list(mailbox.engine.log.read())
-        removed = await enforce_size(mailbox.engine)
+        removed = await mailbox.retention.enforce_size()
         assert removed > 100
         archived = list(ParquetLogArchive(folder).read("acme@one"))
         assert archived == written[:removed]
@@ -131,9 +130,9 @@ async def test_a_bound_that_nothing_can_meet_removes_what_it_may_and_goes_on(ope
     async with opened(1) as mailbox:
         await live(mailbox, 50)
         with capture_logs():
-            assert await enforce_size(mailbox.engine) > 100
+            assert await mailbox.retention.enforce_size() > 100
         (id_,) = await send(mailbox, 1)
-        assert mailbox.get_message(id_).message_id == id_
+        assert (await mailbox.get_message(id_)).message_id == id_
 
 
 async def test_a_file_shrinks_to_its_bound_while_senders_go_on(tmp_path: Path) -> None:
@@ -141,24 +140,24 @@ async def test_a_file_shrinks_to_its_bound_while_senders_go_on(tmp_path: Path) -
     limits = MailboxLimits(max_store_bytes=2 * MB, max_messages=1_000)
     async with open_mailbox(str(path), limits=limits) as mailbox:
         await live(mailbox, 600)
-        full = mailbox.engine.log.size().held
+        full = mailbox.engine.log.size().disk
         with capture_logs() as logged:
-            _, sent = await asyncio.gather(enforce_size(mailbox.engine), send(mailbox, 20))
+            _, sent = await asyncio.gather(mailbox.retention.enforce_size(), send(mailbox, 20))
         (told,) = [each for each in logged if each["event"] == "mailbox.shrunk"]
-        assert told["given_back"] > full - 3 * MB
-        assert mailbox.engine.log.size().held < 3 * MB
-        assert [mailbox.get_message(id_).message_id for id_ in sent] == sent
+        assert told["reclaimed"] > full - 3 * MB
+        assert mailbox.engine.log.size().disk < 3 * MB
+        assert [(await mailbox.get_message(id_)).message_id for id_ in sent] == sent
     assert path.stat().st_size < 3 * MB
     async with open_mailbox(str(path), limits=limits) as mailbox:
         VerifyLog(mailbox.engine.log)()
-        assert [mailbox.get_message(id_).message_id for id_ in sent] == sent
+        assert [(await mailbox.get_message(id_)).message_id for id_ in sent] == sent
 
 
 async def test_an_open_mailbox_keeps_its_bound_by_itself(tmp_path: Path) -> None:
     limits = MailboxLimits(max_store_bytes=1 * MB, max_messages=1_000)
     async with open_mailbox(str(tmp_path / "store.db"), limits=limits) as mailbox:
         await live(mailbox, 200)
-        keeping = asyncio.create_task(keep_enforcing_retention(mailbox.engine, size_every_seconds=0.01))
+        keeping = asyncio.create_task(mailbox.retention.run(size_every_seconds=0.01))
         while mailbox.engine.log.size().records > 1 * MB:
             await asyncio.sleep(0.01)
         keeping.cancel()

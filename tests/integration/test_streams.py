@@ -12,10 +12,11 @@ from nats.js.api import ConsumerConfig, StreamConfig
 from postroom.adapters.cli.settings import InvalidSettings, Settings
 from postroom.adapters.cli.streams import read_definitions
 from postroom.adapters.compose.streams import open_streams
-from postroom.adapters.nats.connection import NatsSettings, connect
-from postroom.application.streams import apply, plan
+from postroom.adapters.nats.connection import connect
+from postroom.adapters.nats.definitions import Difference
+from postroom.adapters.nats.plan import apply_plan, make_plan
+from postroom.adapters.nats.settings import NatsSettings
 from postroom.domain.errors import InvalidRequest
-from postroom.domain.streams import Difference
 
 SEA = {"subjects": ["sea.event.>"], "max_age": "7d"}
 
@@ -30,8 +31,8 @@ async def applied(
     """Apply definitions, and return how the server differs from them afterwards."""
     definitions = read_definitions(settings(streams, consumers))
     async with open_streams(NatsSettings(url)) as broker:
-        await apply(broker, await plan(broker, definitions))
-        return (await plan(broker, definitions)).differences
+        await apply_plan(broker, await make_plan(broker, definitions))
+        return (await make_plan(broker, definitions)).differences
 
 
 async def config(client: Client, where: str) -> dict[str, Any]:
@@ -125,7 +126,7 @@ async def test_what_nats_refuses_for_reasons_of_its_own_is_passed_on(nats_url: s
 
 
 async def test_a_consumer_of_a_stream_that_nobody_has_is_named(nats_url: str) -> None:
-    with pytest.raises(InvalidRequest, match="Consumer reader reads stream SEE_EVENTS, which neither is"):
+    with pytest.raises(InvalidRequest, match="Consumer reader reads stream SEE_EVENTS, which neither exists"):
         await applied(nats_url, {"SEA_EVENTS": SEA}, {"reader": {"stream": "SEE_EVENTS"}})
 
 

@@ -3,14 +3,12 @@
 import json
 import subprocess
 import sys
-import sysconfig
+import tarfile
 import zipfile
 from pathlib import Path
 
-import pytest
-from uv import find_uv_bin
+from tests.packaging.conftest import ROOT, TIMEOUT_SECONDS, run
 
-ROOT = Path(__file__).parents[2]
 LAYERS = ("domain", "application", "adapters", "projections")
 
 IMPORT_EVERYTHING = """
@@ -29,17 +27,8 @@ print(json.dumps({"domain": domain.__file__, "owner": domain.OWNER, "postroom": 
 """
 
 
-def run(*command: object, cwd: Path | None = None) -> str:
-    """Run a command and return what it printed; its errors appear in the failure."""
-    done = subprocess.run(
-        [str(part) for part in command], cwd=cwd, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
-
-
 def sources() -> set[str]:
-    """Return every file of the layers, but for caches, as paths below the root."""
+    """Return every file of the layers, but for caches, as paths below the root of the checkout."""
     return {
         str(file.relative_to(ROOT))
         for layer in LAYERS
@@ -48,41 +37,41 @@ def sources() -> set[str]:
     }
 
 
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("dist")
-    run(sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", out, ROOT)
-    (built,) = out.glob("*.whl")
-    return built
-
-
-@pytest.fixture(scope="module")
-def consumer(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A clean environment with the wheel, and a service of someone else's that has a package called `domain`.
-
-    Third-party dependencies are borrowed from this environment: a path in a .pth file adds those, but not
-    this environment's own editable postroom, which is itself a .pth file.
-    """
-    home = tmp_path_factory.mktemp("consumer")
-    run(find_uv_bin(), "venv", "--quiet", "--python", sys.executable, home / ".venv")
-    python = home / ".venv/bin/python"
-    run(find_uv_bin(), "pip", "install", "--quiet", "--offline", "--no-deps", "--python", python, wheel)
-    site = Path(run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").strip())
-    (site / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
-    (home / "domain").mkdir()
-    (home / "domain/__init__.py").write_text("OWNER = 'consumer'\n")
-    return home
+def packaged() -> set[str]:
+    """Return the path of every source in the package: the public API is at its top."""
+    api = {
+        "adapters/python_api.py": "__init__.py",
+        "adapters/py.typed": "py.typed",
+        "adapters/testing.py": "testing.py",
+    }
+    return {api.get(source, source) for source in sources()}
 
 
 def test_the_wheel_holds_every_file_of_every_layer_and_nothing_else(wheel: Path) -> None:
     names = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
-    assert names == {f"postroom/{source}" for source in sources()}
+    assert names == {f"postroom/{name}" for name in packaged()}
 
 
-def test_the_wheel_is_typed_in_every_layer_and_leaves_the_namespace_open(wheel: Path) -> None:
-    names = set(zipfile.ZipFile(wheel).namelist())
-    assert {f"postroom/{layer}/py.typed" for layer in LAYERS} <= names
-    assert "postroom/__init__.py" not in names
+def test_the_wheel_holds_no_tests_benchmarks_or_test_servers(wheel: Path) -> None:
+    parts = {part for name in zipfile.ZipFile(wheel).namelist() for part in Path(name).parts}
+    assert parts.isdisjoint({"tests", "bench", "benchmarks", "embedded", "support"})
+
+
+def test_the_wheel_is_one_typed_package(wheel: Path) -> None:
+    names = zipfile.ZipFile(wheel).namelist()
+    assert [name for name in names if name.endswith("py.typed")] == ["postroom/py.typed"]
+    assert "postroom/__init__.py" in names
+
+
+def test_a_wheel_built_from_the_source_distribution_holds_the_same(
+    wheel: Path, sdist: Path, tmp_path: Path
+) -> None:
+    with tarfile.open(sdist) as archive:
+        archive.extractall(tmp_path, filter="data")
+    (source,) = tmp_path.iterdir()
+    run(sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", tmp_path, source)
+    (rebuilt,) = tmp_path.glob("*.whl")
+    assert sorted(zipfile.ZipFile(rebuilt).namelist()) == sorted(zipfile.ZipFile(wheel).namelist())
 
 
 def test_the_wheel_carries_its_licence_and_its_command(wheel: Path) -> None:
@@ -97,5 +86,27 @@ def test_every_module_imports_from_the_wheel_beside_a_package_called_domain(cons
     found = json.loads(run(python, "-W", "error", "-c", IMPORT_EVERYTHING, cwd=consumer))
     assert found["owner"] == "consumer"
     assert Path(found["domain"]).is_relative_to(consumer / "domain")
-    assert len(found["postroom"]) == sum(source.endswith(".py") for source in sources())
+    assert len(found["postroom"]) == sum(name.endswith(".py") for name in packaged())
     assert all(Path(file).is_relative_to(consumer / ".venv") for file in found["postroom"])
+
+
+def test_the_bench_command_of_an_installed_package_says_where_the_benchmarks_are(consumer: Path) -> None:
+    done = subprocess.run(
+        [consumer / ".venv/bin/postroom", "bench"],
+        cwd=consumer,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=TIMEOUT_SECONDS,
+    )
+    assert done.returncode != 0
+    assert "clone the source repository and run make bench there" in done.stderr
+
+
+def test_an_editable_install_is_a_path_to_the_checkout_and_nothing_else(tmp_path: Path) -> None:
+    # A file of the package beside it, such as `postroom/__init__.py`, would hide the checkout.
+    code = f"from hatchling.build import build_editable; build_editable({str(tmp_path)!r})"
+    run(sys.executable, "-c", code, cwd=ROOT)
+    (built,) = tmp_path.glob("*.whl")
+    names = [name for name in zipfile.ZipFile(built).namelist() if ".dist-info/" not in name]
+    assert names == ["_postroom.pth"]

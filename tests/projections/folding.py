@@ -9,24 +9,23 @@ from typing import Any
 import polars as pl
 
 from postroom.domain.record import Record
-from postroom.projections.cut import MailboxCut
 from postroom.projections.fold import (
     MESSAGES,
     RECORDS,
     columns_read,
     fold_pieces,
     fold_range,
-    merged,
+    merge_results,
     record_schema,
 )
-from postroom.projections.logs import take_cuts
-from postroom.projections.logs.columns import COLUMNS
+from postroom.projections.log_columns import COLUMNS
+from postroom.projections.log_extent import LogExtent
 from postroom.projections.models.messages import PARTIAL
-from postroom.projections.projection import Projection, projections
-from postroom.projections.reference import ReadModels
-from tests.projections.histories import Step, live, open_log
+from postroom.projections.projection import Projection, load_projections
+from tests.projections.histories import Step, live, open_log, take_extents
+from tests.projections.reference import ReadModels
 
-Logs = dict[MailboxCut, list[Record]]
+Logs = dict[LogExtent, list[Record]]
 
 
 def lived(taken: Sequence[Sequence[Step]]) -> Logs:
@@ -36,16 +35,16 @@ def lived(taken: Sequence[Sequence[Step]]) -> Logs:
         for number, history in enumerate(taken):
             live(store, f"box{number}@test", history, mode="archive" if number == 1 else "queue")
         logs: Logs = {}
-        for cut in take_cuts(str(store)):
-            with closing(open_log(store, cut.name, create_missing=False)) as log:
-                logs[cut] = list(log.read())
+        for extent in take_extents(store):
+            with closing(open_log(store, extent.name, create_missing=False)) as log:
+                logs[extent] = list(log.read())
         return logs
 
 
 def log_of(name: str, records: Sequence[Record], id_: int = 1) -> Logs:
     """Return one mailbox's log, these records being at the positions they say."""
     last = records[-1]
-    return {MailboxCut(id_, name, records[0].position, last.position, last.at): list(records)}
+    return {LogExtent(id_, name, records[0].position, last.position, last.at): list(records)}
 
 
 def folded(
@@ -59,19 +58,19 @@ def folded(
     Arguments:
         sizes: records of a range, in turn.
     """
-    wanted = projections() if wanted is None else wanted
+    wanted = load_projections() if wanted is None else wanted
     return fold_frames([frame(part, wanted) for part in ranges(logs, sizes)], list(logs), buckets, wanted)
 
 
 def fold_frames(
     frames: Iterable[pl.DataFrame],
-    cuts: Sequence[MailboxCut],
+    extents: Sequence[LogExtent],
     buckets: int = 1,
     wanted: Mapping[str, Projection] | None = None,
 ) -> ReadModels:
     """Return what the fold makes of ranges of logs that have been read."""
-    wanted = projections() if wanted is None else wanted
-    parts = [fold_range(each, wanted, cuts) for each in frames]
+    wanted = load_projections() if wanted is None else wanted
+    parts = [fold_range(each, wanted, extents) for each in frames]
     empty = {MESSAGES: pl.DataFrame(schema=PARTIAL), RECORDS: pl.DataFrame(schema=record_schema(wanted))}
     pieces = {
         name: pl.concat([none, *(part.pieces[name] for part in parts if name in part.pieces)])
@@ -80,23 +79,23 @@ def fold_frames(
     }
     chosen = pl.col("stream").bin.encode("hex").hash() % buckets
     parts += [
-        fold_pieces({name: rows.filter(chosen == bucket) for name, rows in pieces.items()}, wanted, cuts)
+        fold_pieces({name: rows.filter(chosen == bucket) for name, rows in pieces.items()}, wanted, extents)
         for bucket in range(buckets)
     ]
-    rows = merged(parts, wanted)
+    rows = merge_results(parts, wanted)
     return ReadModels(
         {name: rows[name].sort(*each.key).to_dicts() for name, each in wanted.items()},
         sorted(parked for part in parts for parked in part.parked),
     )
 
 
-def ranges(logs: Logs, sizes: Sequence[int]) -> Iterator[list[tuple[MailboxCut, Record]]]:
+def ranges(logs: Logs, sizes: Sequence[int]) -> Iterator[list[tuple[LogExtent, Record]]]:
     """Yield the records of all logs, as many at a time as the sizes say in turn."""
     records = [
-        (cut, record)
-        for cut, records in logs.items()
+        (extent, record)
+        for extent, records in logs.items()
         for record in records
-        if cut.first <= record.position <= cut.last
+        if extent.first <= record.position <= extent.last
     ]
     turn = 0
     while records:
@@ -105,27 +104,27 @@ def ranges(logs: Logs, sizes: Sequence[int]) -> Iterator[list[tuple[MailboxCut, 
         records, turn = records[size:], turn + 1
 
 
-def frame(part: Sequence[tuple[MailboxCut, Record]], wanted: Mapping[str, Projection]) -> pl.DataFrame:
+def frame(part: Sequence[tuple[LogExtent, Record]], wanted: Mapping[str, Projection]) -> pl.DataFrame:
     """Return records as the log's readers would."""
     schema = frame_schema(wanted)
-    rows = (_row(cut, record) for cut, record in part)
+    rows = (_row(extent, record) for extent, record in part)
     return pl.DataFrame([{name: row[name] for name in schema} for row in rows], schema=schema)
 
 
 def frame_schema(wanted: Mapping[str, Projection] | None = None) -> dict[str, pl.DataType]:
     """Return the columns and types that folds read of a log."""
     types = {"int64": pl.Int64(), "string": pl.String(), "binary": pl.Binary()}
-    wanted = projections() if wanted is None else wanted
+    wanted = load_projections() if wanted is None else wanted
     return {name: types[str(COLUMNS[name].arrow)] for name in columns_read(wanted)}
 
 
-def _row(cut: MailboxCut, record: Record) -> dict[str, Any]:
+def _row(extent: LogExtent, record: Record) -> dict[str, Any]:
     return {
         **record._asdict(),
-        "place": cut.place(record.position),
-        "mailbox": cut.name,
-        "mailbox_id": cut.id,
-        "cut_at": cut.at,
+        "place": extent.place(record.position),
+        "mailbox": extent.name,
+        "mailbox_id": extent.id,
+        "as_of": extent.at,
         "event": record.type.partition(".")[0],
-        "death_state": record.state if record.type.startswith("MessageDeadLettered.") else None,
+        "dead_letter_state": record.state if record.type.startswith("MessageDeadLettered.") else None,
     }

@@ -1,20 +1,25 @@
 """Stores with a past: generated steps, taken through the public handlers under a clock that tests move."""
 
 import asyncio
-from collections.abc import Iterable, Sequence
-from contextlib import AbstractContextManager, closing, suppress
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import pyarrow as pa
+import pytest
 from hypothesis import strategies as st
 
 from postroom.adapters.compose import Postroom
+from postroom.adapters.compose.projections import rebuild_projections
+from postroom.adapters.compose.store import open_log_reader, open_store
+from postroom.adapters.compose.targets import open_target
 from postroom.adapters.postgres.event_log import PostgresEventLog
 from postroom.adapters.postgres.url import is_url
 from postroom.adapters.sqlite.event_log import SqliteEventLog
-from postroom.application.engine import MailboxEngine
+from postroom.application.mailbox.engine import MailboxEngine
 from postroom.application.messages import NewMessage, ReceivedMessage
 from postroom.application.ports.event_log import EventLog
 from postroom.domain.errors import Rejected
@@ -22,14 +27,19 @@ from postroom.domain.mailbox.events import MailboxMode
 from postroom.domain.mailbox.state import TopicCount, count
 from postroom.domain.policy import TopicPolicy
 from postroom.domain.search import NO_BODIES, BodyRules
-from postroom.projections.cut import MailboxCut
-from postroom.projections.logs import open_log as open_projected_log
-from postroom.projections.logs import take_cuts
-from postroom.projections.projection import projections
-from postroom.projections.reference import ReadModels, fold
-from postroom.projections.sinks import Build, Plan, Served, Sink, buckets, open_sink, parts
-from postroom.projections.sinks.versions import wanted
-from postroom.projections.tasks import Job
+from postroom.projections import plan
+from postroom.projections.follow import Follower
+from postroom.projections.log_conditions import Condition
+from postroom.projections.log_extent import LogExtent, Range
+from postroom.projections.plan import Plan, bucket_parts, log_parts
+from postroom.projections.ports.log_reader import LogReader
+from postroom.projections.ports.read_model_store import ActiveVersion, Build, ReadModelStore, VerifiableStore
+from postroom.projections.projection import load_projections
+from postroom.projections.rebuild import RebuildReport
+from postroom.projections.tasks import RebuildTasks
+from tests.projections.local_runner import LocalRunner
+from tests.projections.reference import ReadModels, fold
+from tests.support.clocks import ManualClock
 
 START_US = 1_750_000_000_000_000
 POLICY = TopicPolicy(
@@ -40,25 +50,9 @@ POLICY = TopicPolicy(
     ready_retention_ms=60_000,
     dead_capacity=3,
 )
-POSITIONS, BUCKETS = 40, 2
-"""Of a part, and of what parts leave over: so few that most messages reach into several parts."""
+POSITIONS, POSITIONS_PER_BUCKET, BUCKETS = 40, 60, 2
+"""Sizes of parts and buckets: so small that most messages reach into several parts."""
 TOPICS = ("admin.users.created", "admin.users.deleted", "shop", "Ünïcode.ÄRGER")
-
-
-class ManualClock:
-    """A clock that stands still until a test moves it."""
-
-    def __init__(self) -> None:
-        self.elapsed = 0
-
-    def wall(self) -> int:
-        return START_US + self.elapsed
-
-    def uptime(self) -> int:
-        return self.elapsed
-
-    def boot(self) -> str:
-        return "one boot"
 
 
 @dataclass(frozen=True)
@@ -121,7 +115,7 @@ steps: st.SearchStrategy[Step] = st.one_of(
     st.builds(Send, messages),
     st.builds(Receive, _topics),
     st.builds(Settle, st.sampled_from(["ack", "nack", "nack", "extend"]), st.integers(0, 5)),
-    st.builds(Operate, st.sampled_from(["reprocess", "purge"]), _topics),
+    st.builds(Operate, st.sampled_from(["redrive", "purge"]), _topics),
     st.builds(Wait, st.sampled_from([1, 100, 300, 2_000])),
     st.builds(Reopen),
 )
@@ -137,7 +131,7 @@ POISON: list[Step] = [
 
 STORY: list[Step] = [
     *POISON,
-    Operate("reprocess", "shop"),
+    Operate("redrive", "shop"),
     Receive("shop"),
     Settle("nack", 2),
     Wait(300),
@@ -152,14 +146,14 @@ STORY: list[Step] = [
     Receive("admin.users.deleted"),
     Settle("extend", 5),
     Send(NewMessage(topic="Ünïcode.ÄRGER", payload=b"z", ttl_seconds=1)),
-    Send(NewMessage(topic="later", payload=b"z", deliver_after_ms=60_000)),
+    Send(NewMessage(topic="later", payload=b"z", deliver_after_ms=30_000)),
     Send(NewMessage(topic="redriven", payload=b"z")),
     Receive("redriven"),
     Settle("nack", 6),
     Wait(700),
     Receive("redriven"),
     Settle("nack", 7),
-    Operate("reprocess", "redriven"),
+    Operate("redrive", "redriven"),
     Send(NewMessage(topic="purged", payload=b"z")),
     Receive("purged"),
     Settle("nack", 8),
@@ -200,62 +194,121 @@ def send(store: Store, mailbox: str, sent: Iterable[NewMessage]) -> None:
     live(store, mailbox, [Send(message) for message in sent])
 
 
-def reference(store: Store) -> ReadModels:
-    """Return what the reference fold makes of a store."""
-    return fold({cut: _records(store, cut) for cut in take_cuts(str(store))})
+def reference(store: Store, **others: Any) -> ReadModels:
+    """Return what the reference fold makes of a store; see `fold`."""
+    return fold({extent: _records(store, extent) for extent in take_extents(store)}, **others)
+
+
+def take_extents(store: Store) -> list[LogExtent]:
+    """Return the present extent of every mailbox log of a store."""
+    return log_reader(store).extents()
+
+
+def log_reader(store: Store) -> LogReader:
+    """Return the reader of a store's logs."""
+    return open_store(str(store)).log_reader()
+
+
+def model_store(store: Store) -> VerifiableStore:
+    """Return the read models of a store, for rebuilds."""
+    return open_store(str(store)).read_model_store()
+
+
+def rebuild(store: Store, **options: Any) -> RebuildReport:
+    """Rebuild the read models of a store with Spark."""
+    return rebuild_projections(str(store), **options)
+
+
+def model_target(into: str) -> ReadModelStore:
+    """Return the read models in a target for other tools."""
+    return open_target(into)
+
+
+def read_range(
+    log: LogReader,
+    extent: LogExtent,
+    first: int,
+    last: int,
+    columns: Sequence[str],
+    where: Sequence[Condition] = (),
+) -> Iterator[pa.RecordBatch]:
+    """Yield the records of one mailbox at positions `first` to `last`, in their order."""
+    return log.read([Range(extent, first, last)], columns, where)
+
+
+def new_follower(store: Store, **options: Any) -> Follower:
+    """Return a follower of a store."""
+    opened = open_store(str(store))
+    return Follower(opened.read_model_updater(), lambda archive: open_log_reader(opened, archive), **options)
 
 
 def build_without_spark(store: Store, bodies: BodyRules = NO_BODIES) -> int:
-    """Build the read models of a store as Spark's tasks do, in this process, and return their version.
+    """Rebuild the read models of a store in many small parts, in this process, and return their version.
 
     Arguments:
         bodies: whose bodies are searched for words.
     """
-    with begin(store, bodies=bodies, restart=True) as build:
-        fold_all(store, build)
-        finish(build)
-        return build.version
+    with small_parts():
+        return rebuild_projections(str(store), bodies=bodies, restart=True, runner=LocalRunner()).version
+
+
+@contextmanager
+def small_parts() -> Iterator[None]:
+    """Make plans of parts so small that most messages reach into several."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(plan, "POSITIONS", (POSITIONS, POSITIONS))
+        patch.setattr(plan, "POSITIONS_PER_BUCKET", POSITIONS_PER_BUCKET)
+        yield
 
 
 def begin(
     store: Store,
     *,
-    sink: Sink | None = None,
+    into: ReadModelStore | None = None,
     models: Sequence[str] = (),
     bodies: BodyRules = NO_BODIES,
     restart: bool = False,
+    extents: Sequence[LogExtent] | None = None,
 ) -> AbstractContextManager[Build]:
-    """Begin a version of a store's read models in many small parts, or go on with one.
+    """Begin a version of a store's read models in many small parts, or continue one.
 
     Arguments:
-        models: which, all by default; the others are taken over, so the log is read as far as they are.
+        into: where the read models are stored.
+        models: which, all by default; the others are shared, so the log is read as far as they are.
+        extents: how far to read.
     """
 
-    def plan(served: Served | None) -> Plan:
-        cuts = open_projected_log(str(store)).cuts(served.positions if served and models else None)
+    def make(active: ActiveVersion | None) -> Plan:
+        read = log_reader(store).extents(active.positions if active and models else None)
         rules = msgspec.json.encode(bodies).decode()
-        return Plan(tuple(cuts), tuple(models or projections()), POSITIONS, BUCKETS, rules)
+        names = tuple(models or load_projections())
+        return Plan(tuple(read if extents is None else extents), names, POSITIONS, BUCKETS, rules)
 
-    return (sink or open_sink(str(store))).build(plan, restart=restart)
+    return (into or model_store(store)).build(make, restart=restart)
 
 
 def fold_all(store: Store, build: Build) -> None:
     """Do what the tasks of a rebuild do, as far as it is not done."""
-    log = open_projected_log(str(store))
-    for part in parts(build.plan):
-        Job(log, build.plan, wanted(build.plan), build.writer()).fold_part(part)
-    if build.plan.removed is None:
+    for part in log_parts(build.plan):
+        list(tasks(store, build).run(part))
+    if build.plan.truncated is None:
         build.remove_truncated(())
-    for part in buckets(build.plan):
-        Job(log, build.plan, wanted(build.plan), build.writer()).fold_bucket(part)
+    for part in bucket_parts(build.plan):
+        list(tasks(store, build).run(part))
 
 
-def finish(build: Build) -> None:
-    """Load what was folded, and have it served."""
+def tasks(store: Store, build: Build) -> RebuildTasks:
+    """Return the tasks of a rebuild."""
+    return RebuildTasks(log_reader(store), build.plan, build.plan.projections(), build.writer())
+
+
+def finish(build: Build, *, flip: bool = True) -> None:
+    """Load what was folded, and make it the active version."""
     build.load(lambda done, total: None)
     build.merge()
     build.index(lambda done, total: None)
-    build.flip(build.counts(), {})
+    if flip:
+        build.flip(build.counts(), {})
 
 
 def open_log(store: Store, mailbox: str, *, create_missing: bool = True) -> EventLog:
@@ -265,22 +318,23 @@ def open_log(store: Store, mailbox: str, *, create_missing: bool = True) -> Even
     return SqliteEventLog(store, mailbox, durability="relaxed", create_missing=create_missing)
 
 
-def _records(store: Store, cut: MailboxCut) -> list[Any]:
-    with closing(open_log(store, cut.name, create_missing=False)) as log:
+def _records(store: Store, extent: LogExtent) -> list[Any]:
+    with closing(open_log(store, extent.name, create_missing=False)) as log:
         return list(log.read())
 
 
 async def _live(store: Store, mailbox: str, taken: Sequence[Step], mode: MailboxMode) -> list[TopicCount]:
     clock = ManualClock()
+    clock.wall_us = START_US
     log = open_log(store, mailbox)
     engine = MailboxEngine(log, clock, default_policy=POLICY)
     await engine.open("a test", mode)
     post = Postroom(engine, clock)
     received: list[ReceivedMessage] = []
     for step in taken:
-        clock.elapsed += 1_000
+        clock.advance(1)
         if isinstance(step, Wait):
-            clock.elapsed += step.ms * 1_000
+            clock.advance(step.ms)
         elif isinstance(step, Reopen):
             await engine.close()
             engine = MailboxEngine(log, clock, default_policy=POLICY)
@@ -309,7 +363,7 @@ async def _take(post: Postroom, step: Step, received: list[ReceivedMessage]) -> 
                 await post.nack_messages([receipt], reason=f"timeout after {which} ms", delay_ms=which * 100)
             else:
                 await post.extend_visibility([receipt], visibility_ms=300)
-        case Operate("reprocess", topic):
-            await post.reprocess_dead_letters(topic)
+        case Operate("redrive", topic):
+            await post.redrive_dead_letters(topic)
         case Operate("purge", topic):
             await post.purge_topic(topic)

@@ -8,11 +8,11 @@ import pytest
 
 from postroom.application.ingest.dead_letters import ORIGINAL_SUBJECT
 from postroom.application.messages import NewMessage
-from postroom.projections.reference import fold
 from tests.projections.folding import folded, lived
 from tests.projections.histories import POISON, START_US, Operate, Receive, Send, Settle, Step, Wait
+from tests.projections.reference import fold
 
-REDRIVE = Operate("reprocess", "shop")
+REDRIVE = Operate("redrive", "shop")
 
 
 def dies_again(which: int) -> list[Step]:
@@ -36,7 +36,7 @@ def letters(taken: Sequence[Step], size: int = 1_000) -> list[dict[str, Any]]:
 
 
 every_cut = pytest.mark.parametrize("size", [1, 2, 5, 1_000])
-"""Records of a range: all in one, or death, redrive and death in ranges of their own."""
+"""Records of a range: all in one, or dead-lettering, redrive and dead-lettering in ranges of their own."""
 
 
 @every_cut

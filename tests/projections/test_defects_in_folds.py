@@ -8,12 +8,12 @@ import polars as pl
 import pytest
 
 from postroom.projections import fold as folds
-from postroom.projections.cut import MailboxCut
+from postroom.projections.log_extent import LogExtent
 from postroom.projections.models import activity, backlog, messages
-from postroom.projections.projection import projections
-from postroom.projections.reference import fold
+from postroom.projections.projection import load_projections
 from tests.projections.folding import Logs, folded, lived
 from tests.projections.histories import POISON, STORY, Operate, Receive, Settle, Wait
+from tests.projections.reference import fold
 
 SIZES = [3, 1, 7]
 Patch = Callable[[pytest.MonkeyPatch], None]
@@ -46,8 +46,9 @@ def ignoring_time(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(
         messages,
         "finish",
-        lambda partials, cuts: whole(
-            partials, [MailboxCut(cut.id, cut.name, cut.first, cut.last, late) for cut in cuts]
+        lambda partials, extents: whole(
+            partials,
+            [LogExtent(extent.id, extent.name, extent.first, extent.last, late) for extent in extents],
         ),
     )
 
@@ -71,17 +72,17 @@ DEFECTS: dict[str, Patch] = {
     "late events are left out": changed(
         folds, "_placed", lambda rows: rows.filter(pl.col("event") == "MessageSent")
     ),
-    "deaths before a redrive are forgotten": changed(
+    "dead-letterings before a redrive are forgotten": changed(
         messages,
         "finish",
-        lambda rows: rows.with_columns(pl.col("deaths").str.replace(r"^\[.*\},\{", "[{")),
+        lambda rows: rows.with_columns(pl.col("dead_letterings").str.replace(r"^\[.*\},\{", "[{")),
     ),
 }
 
 
 @pytest.fixture(scope="module")
 def logs() -> Logs:
-    again = [Operate("reprocess", "shop"), Receive("shop"), Settle("nack", 2), Wait(300), Receive("shop")]
+    again = [Operate("redrive", "shop"), Receive("shop"), Settle("nack", 2), Wait(300), Receive("shop")]
     return lived([STORY, STORY, [*POISON, *again, Settle("nack", 3)]])
 
 
@@ -113,6 +114,6 @@ def test_a_defect_in_the_fold_of_the_log_is_noticed(
 def test_a_defect_in_the_fold_of_a_projection_is_noticed(
     logs: Logs, model: str, part: str, defect: Callable[[pl.DataFrame], pl.DataFrame]
 ) -> None:
-    wanted = projections()
-    wanted[model] = replace(wanted[model], **{part: defect})
-    assert folded(logs, SIZES, 2, wanted) != fold(logs, wanted)
+    projections = load_projections()
+    projections[model] = replace(projections[model], **{part: defect})
+    assert folded(logs, SIZES, 2, projections) != fold(logs)

@@ -13,10 +13,7 @@ from postroom.application.messages import NewMessage
 from postroom.domain.names import mailbox_stream
 from postroom.domain.record import Record
 from postroom.projections.fold import columns_read
-from postroom.projections.logs import open_log as open_projected_log
-from postroom.projections.logs import read_range, take_cuts
-from postroom.projections.projection import projections
-from postroom.projections.reference import fold
+from postroom.projections.projection import load_projections
 from tests.projections.folding import fold_frames, folded, frame_schema, lived, log_of
 from tests.projections.histories import (
     POISON,
@@ -28,8 +25,12 @@ from tests.projections.histories import (
     Step,
     Store,
     live,
+    log_reader,
+    read_range,
     reference,
+    take_extents,
 )
+from tests.projections.reference import fold
 
 MAILBOX = "main@test"
 INT64 = 2**63 - 1
@@ -89,7 +90,7 @@ def test_odd_messages_are_read_from_a_store_and_folded_as_they_were_sent(
     expected = reference(store)
     assert len(expected.rows["mailbox"]) > len(ODD_TOPICS) + len(ODD_TEXTS)
     assert [row["topic"] for row in expected.rows["dead_letters"]] == [ODD_TOPICS[0]]
-    assert fold_frames([read_frame(store)], take_cuts(str(store))) == expected
+    assert fold_frames([read_frame(store)], take_extents(store)) == expected
 
 
 def test_an_id_that_is_the_stream_of_another_mailbox_names_a_message_like_any_other() -> None:
@@ -105,7 +106,7 @@ def test_an_id_that_is_the_stream_of_another_mailbox_names_a_message_like_any_ot
 def test_an_envelope_that_was_shredded_breaks_nothing() -> None:
     records = [
         record._replace(envelope=b"", state=b"", custom_headers=None)
-        if record.type == "MessageSent.1"
+        if record.type == "MessageSent.2"
         else record
         for record in STORY_RECORDS
     ]
@@ -118,7 +119,7 @@ def test_an_envelope_that_was_shredded_breaks_nothing() -> None:
 
 def test_custom_headers_that_are_no_json_lose_no_dead_letter() -> None:
     records = [
-        record._replace(custom_headers="{") if record.type == "MessageSent.1" else record
+        record._replace(custom_headers="{") if record.type == "MessageSent.2" else record
         for record in STORY_RECORDS
     ]
     logs = log_of("box0@test", records)
@@ -135,20 +136,20 @@ def test_what_cannot_be_folded_is_left_out_and_told() -> None:
     records[died.position - 1] = died._replace(state=b"\xc1 no state")
     records[received.position - 1] = received._replace(type="MessageFolded.9")
     logs = log_of("box0@test", records)
-    ((cut, _),) = logs.items()
+    ((extent, _),) = logs.items()
     models = folded(logs, [5])
     assert models == fold(logs)
     assert [each.place for each in models.parked] == sorted(
-        map(cut.place, (received.position, died.position))
+        map(extent.place, (received.position, died.position))
     )
     assert "MessageFolded" not in {row["event"] for row in models.rows["activity"]}
     assert "order-1" in [row["message_id"] for row in models.rows["dead_letters"]]
 
 
 def test_a_death_whose_error_cannot_be_read_keeps_its_reason_and_attempt() -> None:
-    ((cut, records),) = lived([POISON]).items()
+    ((extent, records),) = lived([POISON]).items()
     records[-1] = records[-1]._replace(state=b"\xc1")
-    (letter,) = folded({cut: records}).rows["dead_letters"]
+    (letter,) = folded({extent: records}).rows["dead_letters"]
     assert (letter["reason"], letter["attempt"], letter["last_error"]) == ("max_attempts", 2, None)
 
 
@@ -160,7 +161,7 @@ def test_nothing_folds_to_nothing() -> None:
 
 
 def test_very_many_dead_letters_in_one_range_fold_to_what_few_do() -> None:
-    ((cut, records),) = lived([[*POISON, Operate("reprocess", "shop"), *POISON[1:]]]).items()
+    ((extent, records),) = lived([[*POISON, Operate("redrive", "shop"), *POISON[1:]]]).items()
     head, life = records[:2], records[2:]
     many = [*head]
     for number in range(5_000):
@@ -169,7 +170,7 @@ def test_very_many_dead_letters_in_one_range_fold_to_what_few_do() -> None:
             each._replace(position=len(many) + index, stream=stream, message_id=f"order-{number}")
             for index, each in enumerate(life, 1)
         ]
-    logs = log_of(cut.name, many)
+    logs = log_of(extent.name, many)
     models = folded(logs, [20_000], 4)
     assert models == fold(logs)
 
@@ -179,16 +180,16 @@ STORY_RECORDS: Sequence[Record] = next(iter(lived([STORY]).values()))
 
 def read_frame(store: Store) -> pl.DataFrame:
     """Return all records of a store as Spark's tasks read them."""
-    log, wanted = open_projected_log(str(store)), columns_read(projections())
+    log, wanted = log_reader(store), columns_read(load_projections())
     return pl.concat(
         pl.DataFrame(batch)
-        for cut in take_cuts(str(store))
-        for batch in read_range(log, cut, cut.first, cut.last, wanted)
+        for extent in take_extents(store)
+        for batch in read_range(log, extent, extent.first, extent.last, wanted)
     )
 
 
 def _odd(record: Record, data: st.DataObject) -> Record:
-    if record.type != "MessageSent.1":
+    if record.type != "MessageSent.2":
         return record
     return record._replace(
         **{name: data.draw(odd_text) for name in TEXTS},

@@ -42,7 +42,7 @@ def test_the_story_leaves_messages_standing_everywhere(tmp_path: Path) -> None:
 
 
 def test_a_redriven_message_starts_its_attempts_again(tmp_path: Path) -> None:
-    live(tmp_path / "store.db", MAILBOX, [*POISON, Operate("reprocess", "shop")])
+    live(tmp_path / "store.db", MAILBOX, [*POISON, Operate("redrive", "shop")])
     rows = reference(tmp_path / "store.db").rows["mailbox"]
     assert [(row["status"], row["attempts"], row["redriven"]) for row in rows] == [("ready", 0, 1)]
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from postroom.domain.envelope.build import build_envelope
 from postroom.domain.envelope.headers import MailboxItem, extract_mailbox_item
 from postroom.domain.search import BodyRules, searchable_text, searchable_words
-from postroom.domain.words import MAX_CHARS, MAX_WORD_CHARS
+from postroom.domain.tokenizer import MAX_CHARS, MAX_WORD_CHARS
 from postroom.projections.models.messages import PROJECTION
 from postroom.projections.search_text import search_tables
 
@@ -115,5 +115,5 @@ def test_no_rows_have_nothing_to_be_searched_by() -> None:
 
 def test_columns_that_search_does_not_know_are_left_alone() -> None:
     item = extract_mailbox_item(envelope(b"hello"))
-    rows = rows_of([item]).with_columns(stream=pl.lit(b"1"), deaths=pl.lit(1))
+    rows = rows_of([item]).with_columns(stream=pl.lit(b"1"), dead_letterings=pl.lit(1))
     assert search_tables(rows, BODIES) == search_tables(rows_of([item]), BODIES)

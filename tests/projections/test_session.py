@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from postroom.domain.errors import Unavailable
-from postroom.projections.session import find_java
+from postroom.projections.spark.session import find_java
 
 
 def test_without_java_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from postroom.adapters.compose import Postroom
 from postroom.application.messages import ReceivedMessage
 from postroom.application.ports.event_log import EventLog
-from postroom.application.queries.live import Backlog, DeadLetter
+from postroom.application.query_results import Backlog, DeadLetter
 from postroom.domain.errors import Rejected
 from postroom.domain.mailbox.state import TopicCount, count
 from postroom.domain.policy import MailboxLimits, TopicPolicy
-from tests.integration.stores import Place, message
+from tests.support.stores import Place, message
 
 POLICY = TopicPolicy(
     shards=2,
@@ -97,7 +97,7 @@ settles = st.builds(
 )
 waits = st.builds(Wait, st.sampled_from([1, 100, 300, 2_000, 70_000]))
 restarts = st.builds(Reopen, st.booleans())
-operations = st.builds(Operate, st.sampled_from(["reprocess", "purge", "policy"]), _topics)
+operations = st.builds(Operate, st.sampled_from(["redrive", "purge", "policy"]), _topics)
 steps: st.SearchStrategy[Step] = st.one_of(
     sends, sends, receives, receives, settles, settles, waits, restarts, operations, st.just(Retain())
 )
@@ -106,7 +106,7 @@ _soon = st.builds(Wait, st.sampled_from([0, 1, 100, 300, 600]))
 
 def _poison(topic: str, pause: Step, what_follows: Sequence[Step]) -> list[Step]:
     attempts = [Receive(topic), Settle("nack", 0, 0)] * POLICY.max_attempts
-    return [Send(topic), *attempts, pause, Operate("reprocess", topic), *what_follows]
+    return [Send(topic), *attempts, pause, Operate("redrive", topic), *what_follows]
 
 
 _episodes: st.SearchStrategy[list[Step]] = st.one_of(
@@ -163,7 +163,7 @@ async def _live(place: Place, steps: Sequence[Step], policy: TopicPolicy) -> Pas
     todo = list(steps)
     while True:
         async with place.open(policy=policy, limits=LIMITS) as mailbox:
-            past.seen.append(_look(mailbox))
+            past.seen.append(await _look(mailbox))
             while todo:
                 step = todo.pop(0)
                 place.clock.advance(1)
@@ -173,14 +173,14 @@ async def _live(place: Place, steps: Sequence[Step], policy: TopicPolicy) -> Pas
                     break
                 with suppress(Rejected):  # a refused command leaves no trace
                     await _take(mailbox, place, step, received)
-                past.seen.append(_look(mailbox))
+                past.seen.append(await _look(mailbox))
             else:
                 return past
 
 
-def _look(mailbox: Postroom) -> Seen:
+async def _look(mailbox: Postroom) -> Seen:
     state, now = mailbox.engine.mailbox, mailbox.engine.now()
-    backlog, dead = mailbox.get_backlog(), mailbox.list_dead_letters()
+    backlog, dead = await mailbox.get_backlog(), await mailbox.list_dead_letters()
     return Seen(state.position, now, backlog, count(state, state.at), dead)
 
 
@@ -190,7 +190,7 @@ async def _take(mailbox: Postroom, place: Place, step: Step, received: list[Rece
             place.clock.advance(ms)
         case Retain():
             place.clock.advance(24 * 60 * 60 * 1_000)
-            await mailbox.engine.enforce_retention()
+            await mailbox.retention.enforce_age()
         case Send(topic, delay_ms, ttl_seconds, idem_key, outside_id):
             await mailbox.send_message(
                 message(
@@ -213,8 +213,8 @@ async def _take(mailbox: Postroom, place: Place, step: Step, received: list[Rece
                 await mailbox.nack_messages([receipt], reason=f"no {which}", delay_ms=delay_ms)
             else:
                 await mailbox.extend_visibility([receipt], visibility_ms=300)
-        case Operate("reprocess", topic):
-            await mailbox.reprocess_dead_letters(topic)
+        case Operate("redrive", topic):
+            await mailbox.redrive_dead_letters(topic)
         case Operate("purge", topic):
             await mailbox.purge_topic(topic, ready=True)
         case Operate("policy", topic):

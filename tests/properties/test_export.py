@@ -15,12 +15,12 @@ from postroom.application.messages import NewMessage
 from postroom.application.ports.read_models import ReadModels
 from postroom.domain.search import EventFilter, FoundMessage, Order
 from tests.conformance.read_models import filters
-from tests.exports import FORMATS, expected, read_back
 from tests.projections import histories
 from tests.projections.histories import START_US, STORY, VARIED, live
+from tests.support.exports import FORMATS, expected, read_back
 
 ODD = [
-    NewMessage(topic=topic, payload=b'a,"b"\r\n\xff', attrs={'k"\n,': "=1+1\t\u2028", "": "x"})
+    NewMessage(topic=topic, payload=b'a,"b"\r\n\xff', attrs={'k"\n,': "=1+1\t\u2028", " ": "x"})
     for topic in ("007", "..", "a/b:c=d%2F", "a&b c".replace(" ", ""), "'q\"\\{^", "Ünïcode/ÄRGER", "NULL")
 ]
 OLD = [

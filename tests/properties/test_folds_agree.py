@@ -1,4 +1,4 @@
-"""The folds over frames make the same rows as the reference and the live engine, however the log is cut."""
+"""The folds over frames make the same rows as the reference and the live engine, however the log is split."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -10,15 +10,15 @@ from hypothesis import strategies as st
 from postroom.application.messages import NewMessage, rfc3339
 from postroom.application.queries.get_message import GetMessage
 from postroom.domain.record import Record
-from postroom.projections.cut import MailboxCut
+from postroom.projections.log_extent import LogExtent
 from postroom.projections.projection import Row
-from postroom.projections.reference import ReadModels, fold
-from tests.integration.stores import MAILBOX, memory_place
 from tests.projections.folding import Logs, folded, lived, log_of
 from tests.projections.histories import POISON, STORY, VARIED, Send, Step, steps
+from tests.projections.reference import ReadModels, fold
 from tests.properties.pasts import Seen
 from tests.properties.pasts import histories as pasts
 from tests.properties.pasts import live as live_past
+from tests.support.stores import MAILBOX, memory_place
 
 histories = st.lists(st.lists(steps, max_size=80), min_size=1, max_size=3)
 _sizes = st.lists(st.integers(1, 60), min_size=1, max_size=8)
@@ -41,10 +41,10 @@ def test_any_stretch_of_a_log_folds_to_what_the_reference_makes_of_it(
     taken: list[list[Step]], data: st.DataObject
 ) -> None:
     logs: Logs = {}
-    for cut, records in lived(taken).items():
-        first = data.draw(st.integers(1, cut.last))  # retention removed what was before
-        last = data.draw(st.integers(first, cut.last))
-        logs[MailboxCut(cut.id, cut.name, first, last, records[last - 1].at)] = records
+    for extent, records in lived(taken).items():
+        first = data.draw(st.integers(1, extent.last))  # retention removed what was before
+        last = data.draw(st.integers(first, extent.last))
+        logs[LogExtent(extent.id, extent.name, first, last, records[last - 1].at)] = records
     assert folded(logs, [10], 2) == fold(logs)
 
 
@@ -91,7 +91,7 @@ def test_an_id_sent_again_after_retention_forgot_it_begins_another_life(
     logs = log_of("box0@test", records)
     models = folded(logs, sizes, 2)
     assert models == fold(logs)
-    assert len(models.rows["mailbox"]) == sum(each.type == "MessageSent.1" for each in records)
+    assert len(models.rows["mailbox"]) == sum(each.type == "MessageSent.2" for each in records)
 
 
 def test_an_id_that_two_mailboxes_know_names_two_messages() -> None:

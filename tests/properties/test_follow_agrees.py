@@ -1,6 +1,6 @@
 """Followed in batches of any size, the read models say at every cursor what the reference says there."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -9,29 +9,38 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from postroom.domain.record import Record
-from postroom.projections.cut import MailboxCut
 from postroom.projections.follow import Follower
-from postroom.projections.logs import take_cuts
+from postroom.projections.log_extent import LogExtent
 from postroom.projections.projection import Row
-from postroom.projections.reference import fold
 from tests.projections import following
-from tests.projections.histories import STORY, VARIED, Step, Store, live, open_log, steps
+from tests.projections.histories import (
+    STORY,
+    VARIED,
+    Step,
+    Store,
+    live,
+    new_follower,
+    open_log,
+    steps,
+    take_extents,
+)
+from tests.projections.reference import fold
+from tests.support.fixtures import CreateDatabase
 
 histories = st.lists(st.lists(steps, max_size=60), min_size=1, max_size=3)
 sizes = st.lists(st.integers(1, 60), min_size=1, max_size=5)
-BY_RECORD, IN_FRAMES = 1_000, 0
-ways = st.sampled_from([BY_RECORD, IN_FRAMES, 20])
-CreateDatabase = Callable[[str | None], str]
+AS_APPLIED, AHEAD = 1_000, 0
+ways = st.sampled_from([AS_APPLIED, AHEAD, 20])
 
 allowances = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
 
 
 @settings(suppress_health_check=allowances, max_examples=40)
 @given(histories, sizes, ways)
-@example([STORY, STORY], [3, 1, 7], BY_RECORD)
-@example([STORY, STORY], [3, 1, 7], IN_FRAMES)
-@example([VARIED, STORY], [1_000], IN_FRAMES)
-@example([STORY], [1], BY_RECORD)
+@example([STORY, STORY], [3, 1, 7], AS_APPLIED)
+@example([STORY, STORY], [3, 1, 7], AHEAD)
+@example([VARIED, STORY], [1_000], AHEAD)
+@example([STORY], [1], AS_APPLIED)
 def test_read_models_in_sqlite_agree_with_the_reference_at_every_cursor(
     taken: list[list[Step]], most: list[int], few_events: int
 ) -> None:
@@ -41,8 +50,8 @@ def test_read_models_in_sqlite_agree_with_the_reference_at_every_cursor(
 
 @settings(suppress_health_check=allowances, max_examples=4)
 @given(taken=histories, most=sizes, few_events=ways)
-@example(taken=[STORY, STORY], most=[5, 11], few_events=BY_RECORD)
-@example(taken=[STORY, VARIED], most=[13], few_events=IN_FRAMES)
+@example(taken=[STORY, STORY], most=[5, 11], few_events=AS_APPLIED)
+@example(taken=[STORY, VARIED], most=[13], few_events=AHEAD)
 def test_read_models_in_postgresql_agree_with_the_reference_at_every_cursor(
     create_database: CreateDatabase,
     postgres_store_template: str,
@@ -55,20 +64,20 @@ def test_read_models_in_postgresql_agree_with_the_reference_at_every_cursor(
 
 @settings(suppress_health_check=allowances, max_examples=15)
 @given(histories, histories, sizes, ways)
-@example([STORY, VARIED], [STORY, STORY], [9], BY_RECORD)
-@example([STORY, VARIED], [STORY, STORY], [9], IN_FRAMES)
+@example([STORY, VARIED], [STORY, STORY], [9], AS_APPLIED)
+@example([STORY, VARIED], [STORY, STORY], [9], AHEAD)
 def test_a_rebuild_and_following_from_there_amount_to_a_rebuild_in_the_end(
     before: list[list[Step]], after: list[list[Step]], most: list[int], few_events: int
 ) -> None:
     with TemporaryDirectory() as folder:
         store = Path(folder) / "store.db"
         lived(store, before)
-        following.build(store, take_cuts(str(store)) if store.exists() else ())
+        following.build(store, take_extents(store) if store.exists() else ())
         lived(store, after)
         with followed(store, most[0], few_events) as follower:
             follower.advance()
         came_to = following.rows(store)
-        following.build(store, take_cuts(str(store)))
+        following.build(store, take_extents(store))
         assert came_to == following.rows(store)
 
 
@@ -76,7 +85,7 @@ def agree(store: Store, taken: list[list[Step]], most: list[int], few_events: in
     """See that after every batch the rows are those of the reference."""
     lived(store, taken)
     following.build(store)
-    logs = {cut: list(_records(store, cut)) for cut in take_cuts(str(store))}
+    logs = {extent: list(_records(store, extent)) for extent in take_extents(store)}
     turn = 0
     while True:
         # A new one each time, as another process would be: it knows nothing but what the database says.
@@ -86,12 +95,12 @@ def agree(store: Store, taken: list[list[Step]], most: list[int], few_events: in
             break
         assert following.rows(store) == at_positions(logs, positions)
         turn += 1
-    assert positions == {cut.name: cut.last for cut in logs}
+    assert positions == {extent.name: extent.last for extent in logs}
 
 
 @contextmanager
 def followed(store: Store, most: int, few_events: int) -> Iterator[Follower]:
-    with closing(Follower(str(store), most_events=most, few_events=few_events)) as follower:
+    with closing(new_follower(store, max_events=most, few_events=few_events)) as follower:
         yield follower
 
 
@@ -101,17 +110,17 @@ def lived(store: Store, taken: list[list[Step]]) -> None:
 
 
 def at_positions(
-    logs: Mapping[MailboxCut, list[Record]], positions: Mapping[str, int]
+    logs: Mapping[LogExtent, list[Record]], positions: Mapping[str, int]
 ) -> dict[str, list[Row]]:
     """Return what the reference makes of logs as they were at positions."""
-    cuts = {
-        MailboxCut(cut.id, cut.name, 1, last, records[last - 1].at): records[:last]
-        for cut, records in logs.items()
-        if (last := positions.get(cut.name, 0))
+    extents = {
+        LogExtent(extent.id, extent.name, 1, last, records[last - 1].at): records[:last]
+        for extent, records in logs.items()
+        if (last := positions.get(extent.name, 0))
     }
-    return fold(cuts).rows
+    return fold(extents).rows
 
 
-def _records(store: Store, cut: MailboxCut) -> Iterator[Record]:
-    with closing(open_log(store, cut.name, create_missing=False)) as log:
+def _records(store: Store, extent: LogExtent) -> Iterator[Record]:
+    with closing(open_log(store, extent.name, create_missing=False)) as log:
         yield from log.read()

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from nats.aio.client import Client
 from nats.errors import ProtocolError
 
-from postroom.adapters.nats.parser import ShortCutParser
+from postroom.adapters.nats.parser import FastPathParser
 
 OURS, FOREIGN = 7, 77
 Message = tuple[bytes, bytes | None, bytes, bytes]
@@ -31,7 +31,7 @@ def on_the_wire(message: Message, subscription: int) -> bytes:
 def parse(reads: list[bytes]) -> list[Message]:
     async def run() -> list[Message]:
         found: list[Message] = []
-        parser = ShortCutParser(Client(), OURS, lambda *message: found.append(message), lambda: None)
+        parser = FastPathParser(Client(), OURS, lambda *message: found.append(message), lambda: None)
         for read in reads:
             await parser.parse(read)
         return found

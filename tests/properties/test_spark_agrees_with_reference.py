@@ -8,10 +8,19 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from postroom.projections import rebuild
-from postroom.projections.sinks import open_sink
-from tests.conformance.sink import rows
-from tests.projections.histories import STORY, VARIED, Step, Store, live, reference, steps
+from postroom.projections import plan
+from tests.conformance.read_model_store import rows
+from tests.projections.histories import (
+    STORY,
+    VARIED,
+    Step,
+    Store,
+    live,
+    model_store,
+    rebuild,
+    reference,
+    steps,
+)
 
 histories = st.lists(st.lists(steps, max_size=80), min_size=2, max_size=4)
 
@@ -22,8 +31,8 @@ pytestmark = pytest.mark.usefixtures("spark", "small_parts")
 def small_parts() -> Iterator[None]:
     """Parts so small that messages reach into several."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rebuild, "POSITIONS", (40, 40))
-        patch.setattr(rebuild, "POSITIONS_PER_BUCKET", 60)
+        patch.setattr(plan, "POSITIONS", (40, 40))
+        patch.setattr(plan, "POSITIONS_PER_BUCKET", 60)
         yield
 
 
@@ -48,5 +57,5 @@ def test_spark_agrees_with_the_reference_on_a_log_in_postgresql(postgres_store: 
 
 
 def assert_agreement(store: Store) -> None:
-    rebuild.rebuild(str(store))
-    assert rows(open_sink(str(store))) == reference(store).rows
+    rebuild(store)
+    assert rows(model_store(store)) == reference(store).rows

@@ -1,17 +1,17 @@
-"""The courses of all messages of a log, traced one by one."""
+"""The histories of all messages of a log, traced one by one."""
 
 from collections import defaultdict
 
-from postroom.application.codec import to_event
+from postroom.application.mailbox.codec import to_event
 from postroom.application.ports.event_log import EventLog
-from postroom.domain.course import Course, trace
 from postroom.domain.mailbox.events import OwnershipTaken, TopicPolicySet
 from postroom.domain.message import MessageSent
+from postroom.domain.message_history import MessageHistory, trace
 from postroom.domain.names import mailbox_stream
 
 
-def courses(log: EventLog) -> list[Course]:
-    """Return the courses of the messages whose beginning the log holds, in the order they were sent."""
+def message_histories(log: EventLog) -> list[MessageHistory]:
+    """Return the histories of the messages whose beginning the log holds, in the order they were sent."""
     own = mailbox_stream(log.mailbox)
     takeovers, histories, topics, policies = [], defaultdict(list), {}, {}
     for record in log.read():
@@ -26,4 +26,4 @@ def courses(log: EventLog) -> list[Course]:
             policy = policies.get(topics.get(record.stream, ""))
             histories[record.stream].append((record.position, record.epoch, event, policy))
     traced = [trace(sorted([*history, *takeovers], key=lambda h: h[0])) for history in histories.values()]
-    return [course for course in traced if course is not None]
+    return [history for history in traced if history is not None]

@@ -15,7 +15,7 @@ SHARDS = {2: {"orders": 0, "news": 1, "a": 1, "c": 0}, 3: {"orders": 1, "news": 
 """By number of shards, where each topic and sticky key goes: the hash may never change."""
 
 SECOND = 1_000
-SKEW_TOLERANCE_MS = 120 * SECOND
+DAY_MS = 24 * 60 * 60 * SECOND
 
 POLICY = TopicPolicy(
     shards=2,
@@ -36,10 +36,11 @@ LIMITS = MailboxLimits(in_flight_ceiling=4, max_messages=6)
 # Small sets of values that fall on, just before and just after the limits above, so that examples meet there.
 topics = st.sampled_from(TOPICS)
 durations_ms = st.sampled_from(
-    [1, 100, 250, 499, 500, 500, 999, 1_000, 1_000, 1_001, 2_000, 3_999, 4_000, 20_000, 30_000]
+    [1, 100, 250, 499, 500, 500, 999, 1_000, 1_000, 1_001, 2_000, 3_999, 4_000, 20_000, 30_000, 300_000]
 )
 visibilities_ms = st.sampled_from([1, 250, 500, 1_000, 1_000, 3_000])
 skews_ms = st.sampled_from([-120_000, -3_000, -1_000, 0, 0, 500, 1_000, 3_000, 3_900, 120_000])
+wild_skews_ms = st.one_of(skews_ms, st.sampled_from([-400 * DAY_MS, 8 * DAY_MS, 365 * DAY_MS]))
 payloads = st.sampled_from([b"x", b"xx", b"yyyyyyyy"])
 policies = st.fixed_dictionaries(
     {},

@@ -11,6 +11,9 @@ from typing import Any
 
 MS = 1_000
 
+EXPIRY_GRACE = 300_000 * MS
+"""Pause of expiry after log time restarted at the wall clock."""
+
 UNKNOWN = "unknown"
 """The answer to a command that was carried out, but whose caller never heard of it."""
 
@@ -77,6 +80,7 @@ class Model:
         self.shards = shards
         self.now = 0
         self.true = 0
+        self.expiry_resumes_at = 0
         self.policies: dict[str, Any] = {}
         self.topics: dict[str, Topic] = {}
         self.messages: dict[str, Message] = {}
@@ -97,6 +101,7 @@ class Model:
             last_at: log time of the last record: all that the mailbox knows of when it stopped.
         """
         if not time_went_on:
+            self.expiry_resumes_at = now + EXPIRY_GRACE if last_at else 0
             for message in self.messages.values():
                 if message.state == IN_FLIGHT:
                     message.due = now + message.hidden
@@ -107,21 +112,25 @@ class Model:
         self.now = now
         self.end_what_ran_out()
 
-    def end_what_ran_out(self, *, but: Collection[str] = (), but_crowded: Collection[str] = ()) -> None:
+    def end_what_ran_out(self, *, but: Collection[str] = (), but_over_capacity: Collection[str] = ()) -> None:
         """End deliveries that timed out, messages that nobody fetched, dead letters too old or too many.
 
         Arguments:
-            but, but_crowded: messages, and topics with too many dead letters, that a dying process left so.
+            but, but_over_capacity: messages, and topics with too many dead letters, of a killed process.
         """
-        while overdue := [m for m in self.messages.values() if self._is_overdue(m) and m.id not in but]:
+        while overdue := [m for m in self.messages.values() if self._has_run_out(m) and m.id not in but]:
             for message in overdue:
                 self._end(message)
         for name, topic in self.topics.items():
-            while name not in but_crowded and len(topic.dead) > topic.policy.dead_capacity:
+            while name not in but_over_capacity and len(topic.dead) > topic.policy.dead_capacity:
                 self._expire(topic.dead[0], "capacity")
 
     def _is_deliverable(self, message: Message) -> bool:
         return message.state == READY and message.due <= self.now and not self._is_overdue(message)
+
+    def _has_run_out(self, message: Message) -> bool:
+        expiry_pauses = message.state != IN_FLIGHT and self.now < self.expiry_resumes_at
+        return self._is_overdue(message) and not expiry_pauses
 
     def _is_overdue(self, message: Message) -> bool:
         if message.state == IN_FLIGHT:
@@ -160,7 +169,7 @@ class Model:
             return
         topic = self._topic(op.topic)
         policy = topic.policy
-        ttl = min(op.ttl_seconds * 1_000 or policy.ready_retention_ms, policy.ready_retention_ms)
+        ttl = self._ttl_ms(op, policy)
         self.messages[op.id] = Message(
             op.id,
             op.topic,
@@ -177,18 +186,24 @@ class Model:
             until = self.true + policy.replay_window_ms * MS
             topic.keys[op.idem_key] = Key(op.id, op.payload, self.now, until)
 
+    def _ttl_ms(self, op: Any, policy: Any) -> int:
+        return min(op.ttl_seconds * 1_000 or policy.ready_retention_ms, policy.ready_retention_ms)
+
     def _answers_to_send(self, op: Any) -> list[Any]:
         if op.id in self.messages:
-            return [("sent", op.id, True)]
+            is_same = self.messages[op.id].payload == op.payload
+            return [("sent", op.id, True) if is_same else "IdempotencyConflict"]
         topic = self.topics.get(op.topic)
         policy = topic.policy if topic else self._policy(op.topic)
         as_new: list[Any] = [("sent", op.id, False)]
         shard = self.shards[policy.shards][op.sticky_key or op.topic]
         held = self.unsettled(op.topic, shard)
-        if sum(not self._is_overdue(m) for m in held) >= policy.shard_capacity:
+        if sum(not self._has_run_out(m) for m in held) >= policy.shard_capacity:
             as_new = ["Saturated"]
         elif len(held) >= policy.shard_capacity:  # what has just run out of time may or may not be gone
             as_new.append("Saturated")
+        if op.deliver_after_ms and op.deliver_after_ms >= self._ttl_ms(op, policy):
+            as_new = ["InvalidRequest"]
         if topic is None or op.idem_key is None:
             return as_new
         # A key is sure to be remembered while true time protects it; after a clock jump, perhaps longer.
@@ -307,7 +322,7 @@ class Model:
         states = (READY, IN_FLIGHT, ACKED) if settled_too else (READY, IN_FLIGHT)
         return message if message.delivery == number and message.state in states else None
 
-    def reprocess(self, op: Any, answer: Any) -> None:
+    def redrive(self, op: Any, answer: Any) -> None:
         topic = self.topics.get(op.topic)
         if topic is None:
             assert answer in ("NotFound", UNKNOWN)

@@ -5,14 +5,14 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
-from postroom.application.codec import to_event
-from postroom.application.commands.operate import PurgeTopic, ReprocessDeadLetters, SetTopicPolicy
-from postroom.application.commands.receive import ReceiveMessages
-from postroom.application.commands.send import SendMessage
-from postroom.application.commands.settle import AckMessages, ExtendVisibility, NackMessages
-from postroom.application.engine import MailboxEngine
+from postroom.application.mailbox.administer import PurgeTopic, RedriveDeadLetters, SetTopicPolicy
+from postroom.application.mailbox.codec import to_event
+from postroom.application.mailbox.engine import MailboxEngine
+from postroom.application.mailbox.message_factory import MessageFactory
+from postroom.application.mailbox.receive import ReceiveMessages
+from postroom.application.mailbox.send import SendMessage
+from postroom.application.mailbox.settle import AckMessages, ExtendVisibility, NackMessages
 from postroom.application.messages import NewMessage
-from postroom.application.prepare import Preparer
 from postroom.domain.message import MessageReceived, Receipt
 from postroom.domain.policy import TopicPolicy
 from postroom.domain.record import Record
@@ -24,11 +24,11 @@ class Room:
 
     def __init__(self, engine: MailboxEngine, wall: Callable[[], int]) -> None:
         self.engine = engine
-        self.preparer = lambda id_: Preparer(engine.log.mailbox, wall, lambda: UUID(id_))
+        self.factory = lambda id_: MessageFactory(engine.log.mailbox, wall, lambda: UUID(id_))
         self.receive = ReceiveMessages(engine)
         self.ack = AckMessages(engine)
         self.extend = ExtendVisibility(engine)
-        self.reprocess = ReprocessDeadLetters(engine)
+        self.redrive = RedriveDeadLetters(engine)
         self.purge = PurgeTopic(engine)
         self.set_policy = SetTopicPolicy(engine)
 
@@ -71,7 +71,7 @@ class Send(Operation):
     sticky_key: str | None = None
     deliver_after_ms: int = 0
     ttl_seconds: int = 0
-    is_outside_id: bool = False
+    has_external_id: bool = False
 
     async def ask(self, room: Room, receipts: Receipts) -> Any:
         new = NewMessage(
@@ -81,9 +81,9 @@ class Send(Operation):
             sticky_key=self.sticky_key,
             deliver_after_ms=self.deliver_after_ms,
             ttl_seconds=self.ttl_seconds,
-            message_id=self.id if self.is_outside_id else None,
+            message_id=self.id if self.has_external_id else None,
         )
-        sent = await SendMessage(room.engine, room.preparer(self.id))(new)
+        sent = await SendMessage(room.engine, room.factory(self.id))(new)
         return ("sent", sent.message_id, sent.duplicate)
 
     def tell(self, model: Model, answer: Any) -> None:
@@ -172,15 +172,15 @@ class Extend(Operation):
 
 
 @dataclass(frozen=True)
-class Reprocess(Operation):
+class Redrive(Operation):
     topic: str
     limit: int
 
     async def ask(self, room: Room, receipts: Receipts) -> Any:
-        return await room.reprocess(self.topic, limit=self.limit)
+        return await room.redrive(self.topic, limit=self.limit)
 
     def tell(self, model: Model, answer: Any) -> None:
-        model.reprocess(self, answer)
+        model.redrive(self, answer)
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from postroom.application import engine, lookup
-from postroom.domain import message
+from postroom.application.mailbox import command_enricher, committer, engine
+from postroom.domain import message, message_decisions
 from postroom.domain.mailbox import decide, snapshot, state
 from postroom.domain.mailbox.replay import ReplayWindow
 from postroom.domain.mailbox.shard import Shard
@@ -38,7 +38,7 @@ def test_the_simulation_finds(put_in: Defect, monkeypatch: Patch) -> None:
         run_state_machine_as_test(
             MailboxMachine,
             settings=settings(
-                max_examples=400,
+                max_examples=2_000,
                 stateful_step_count=40,
                 phases=[Phase.generate],
                 derandomize=True,
@@ -56,13 +56,13 @@ def a_repeat_that_is_sent_again(patch: Patch) -> None:
 
 @defect
 def a_key_that_is_forgotten_early(patch: Patch) -> None:
-    recall = ReplayWindow.recall
-    patch.setattr(ReplayWindow, "recall", lambda self, key, since: recall(self, key, since + 1_000_000))
+    find = ReplayWindow.find
+    patch.setattr(ReplayWindow, "find", lambda self, key, since: find(self, key, since + 1_000_000))
 
 
 @defect
 def a_key_that_is_remembered_for_ever(patch: Patch) -> None:
-    patch.setattr(ReplayWindow, "recall", lambda self, key, since: self.since(0).get(key))
+    patch.setattr(ReplayWindow, "find", lambda self, key, since: self.since(0).get(key))
 
 
 @defect
@@ -78,7 +78,7 @@ def a_replay_table_without_bounds(patch: Patch) -> None:
 @defect
 def deliveries_that_never_time_out(patch: Patch) -> None:
     patch.setattr(state.Mailbox, "needs_sweep", lambda self, now: False)
-    patch.setattr(state.Mailbox, "next_alarm", lambda self: None)
+    patch.setattr(state.Mailbox, "next_timer", lambda self: None)
 
 
 @defect
@@ -104,13 +104,13 @@ def the_last_record_of_an_append_that_is_dropped(patch: Patch) -> None:
 
 @defect
 def an_answer_before_the_append(patch: Patch) -> None:
-    finish_later = engine.MailboxEngine._finish_later
+    commit = committer.Committer.commit
 
-    def answer_first(self: engine.MailboxEngine, group: Any) -> None:
-        engine._answer(group)
-        finish_later(self, group)
+    def answer_first(self: committer.Committer, group: Any) -> None:
+        group.answer()
+        commit(self, group)
 
-    patch.setattr(engine.MailboxEngine, "_finish_later", answer_first)
+    patch.setattr(committer.Committer, "commit", answer_first)
 
 
 @defect
@@ -123,7 +123,7 @@ def a_message_that_comes_again_after_its_ack(patch: Patch) -> None:
 
 @defect
 def a_stale_receipt_that_is_obeyed(patch: Patch) -> None:
-    patch.setattr(message, "_require_current", lambda message, receipt: None)
+    patch.setattr(message_decisions, "_require_current", lambda message, receipt: None)
 
 
 @defect
@@ -173,13 +173,13 @@ def an_in_flight_ceiling_that_is_ignored(patch: Patch) -> None:
             mailbox.in_flight = in_flight
 
     patch.setattr(decide, "deliverable", greedy)
-    patch.setattr(lookup, "deliverable", greedy)
+    patch.setattr(command_enricher, "deliverable", greedy)
 
 
 @defect
 def dead_letters_without_bounds(patch: Patch) -> None:
     patch.setattr(
-        state.Mailbox, "crowded", property(lambda self: set(), lambda self, value: None), raising=False
+        state.Mailbox, "over_capacity", property(lambda self: set(), lambda self, value: None), raising=False
     )
 
 
@@ -211,7 +211,7 @@ def a_delay_that_is_ignored(patch: Patch) -> None:
 @defect
 def a_message_that_reappears_early_after_a_reboot(patch: Patch) -> None:
     anchor = engine.anchor
-    patch.setattr(engine, "anchor", lambda *last, **now: anchor(*last, **now)._replace(continues=True))
+    patch.setattr(engine, "anchor", lambda mailbox, **now: anchor(mailbox, **now)._replace(continues=True))
 
 
 @defect
@@ -229,9 +229,11 @@ def an_extension_that_does_nothing(patch: Patch) -> None:
 
 @defect
 def a_snapshot_without_the_dead_letters(patch: Patch) -> None:
-    put_back = snapshot._put_back
+    restore_message = snapshot._restore_message
     patch.setattr(
-        snapshot, "_put_back", lambda mailbox, m: None if m.status == message.DEAD else put_back(mailbox, m)
+        snapshot,
+        "_restore_message",
+        lambda mailbox, m: None if m.status == message.DEAD else restore_message(mailbox, m),
     )
 
 

@@ -12,7 +12,7 @@ def view(mailbox: Mailbox, now: int) -> dict[str, Any]:
     """Return everything about a mailbox that later commands can notice, as plain values.
 
     Arguments:
-        now: log time, µs: keys whose window is over and alarms long gone make no difference.
+        now: log time, µs: keys whose window is over and stale timers make no difference.
     """
     return {
         "position": mailbox.position,
@@ -22,8 +22,8 @@ def view(mailbox: Mailbox, now: int) -> dict[str, Any]:
         "at": mailbox.at,
         "clock": mailbox.clock,
         "in_flight": mailbox.in_flight,
-        "next_alarm": mailbox.next_alarm(),
-        "crowded": mailbox.crowded,
+        "next_timer": mailbox.next_timer(),
+        "over_capacity": mailbox.over_capacity,
         "policies": mailbox.policies,
         "messages": {stream: astuple(message) for stream, message in mailbox.messages.items()},
         "topics": {name: _topic_view(topic, now) for name, topic in mailbox.topics.items()},

@@ -9,32 +9,9 @@ from postroom.adapters.memory.event_log import MemoryEventLog
 from postroom.application.ports.event_log import Seal, StoredSnapshot
 from postroom.domain.errors import Unavailable
 from postroom.domain.record import Record
+from tests.support.clocks import SimulatedClock
 
 MS = 1_000
-STARTED_AT = 1_700_000_000_000_000
-
-
-class SimulatedClock:
-    """The clock port over a time that only the test moves; `true` is in µs since the world began."""
-
-    def __init__(self) -> None:
-        self.true = 0
-        self.skew = 0
-        self.boots = 1
-        self._booted_at = 0
-
-    def wall(self) -> int:
-        return STARTED_AT + self.true + self.skew
-
-    def uptime(self) -> int:
-        return self.true - self._booted_at
-
-    def boot(self) -> str:
-        return f"boot-{self.boots}"
-
-    def reboot(self) -> None:
-        self.boots += 1
-        self._booted_at = self.true
 
 
 class SimulatedLoop(asyncio.SelectorEventLoop):
@@ -144,11 +121,14 @@ class LogHandle:
     def replay(self, after: int = 0) -> Iterator[tuple[Any, ...]]:
         return self._alive().replay(after)
 
-    def history(self, stream: bytes) -> list[Record]:
-        return self._alive().history(stream)
+    def read_stream(self, stream: bytes) -> list[Record]:
+        return self._alive().read_stream(stream)
 
-    def known(self, streams: Any) -> set[bytes]:
-        return self._alive().known(streams)
+    def existing_streams(self, streams: Any) -> set[bytes]:
+        return self._alive().existing_streams(streams)
+
+    def replay_first(self, streams: Any) -> Iterator[tuple[Any, ...]]:
+        return self._alive().replay_first(streams)
 
     def at_positions(self, positions: Sequence[int]) -> dict[int, Record]:
         return self._alive().at_positions(positions)

@@ -1,52 +1,58 @@
 """The public API as a user writes it: type-checked, never run."""
 
+import sqlite3
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import assert_never, assert_type
 from uuid import UUID
 
 import psycopg
-from eventsourcing.application import Application
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
 from sqlalchemy.orm import Session
 
-from postroom.adapters.compose import Postroom, list_mailboxes, open_mailbox, read_mailbox, read_projections
-from postroom.adapters.compose.outbox import (
+from postroom import (
+    AckMessages,
+    AsyncMailboxOutbox,
     AsyncOutbox,
+    Backlog,
+    Changes,
+    DeadLetter,
+    EnvelopeProblem,
+    EventFilter,
+    MailboxLimits,
+    MailboxOutbox,
+    MessageDetail,
     MessagingSettings,
+    NatsSettings,
     NewEvent,
+    NewMessage,
     Outbox,
+    Postroom,
+    PostroomError,
+    Receipt,
+    ReceivedMessage,
+    ReceiveMessages,
+    Rejected,
+    Saturated,
+    SendMessage,
+    Sent,
+    Simulation,
     Tables,
+    TopicPolicy,
+    Unavailable,
+    ValidationMode,
+    Verification,
+    Worker,
+    WorkerCounts,
+    list_mailboxes,
+    open_mailbox,
     open_outbox,
+    open_relay,
+    read_mailbox,
+    read_projections,
+    read_receipt,
+    write_receipt,
 )
-from postroom.adapters.compose.relay import NatsSettings, open_relay
-from postroom.adapters.memory.event_log import MemoryEventLog
-from postroom.adapters.memory.ownership import MemoryOwnership
-from postroom.adapters.postgres.messaging.hints import PostgresHints
-from postroom.adapters.postgres.messaging.outbox_repository import PostgresOutboxRepository
-from postroom.adapters.recorder import LogRecorder
-from postroom.adapters.sqlite.event_log import SqliteEventLog
-from postroom.adapters.sqlite.ownership import FileOwnership
-from postroom.adapters.system.clock import SystemClock
-from postroom.application.commands.receive import ReceiveMessages
-from postroom.application.commands.send import SendMessage
-from postroom.application.commands.settle import AckMessages
-from postroom.application.messages import NewMessage, ReceivedMessage, Sent, read_receipt, write_receipt
-from postroom.application.ports.clock import Clock
-from postroom.application.ports.event_log import EventLog
-from postroom.application.ports.hints import Hints
-from postroom.application.ports.outbox_repository import OutboxRepository
-from postroom.application.ports.ownership import Ownership
-from postroom.application.queries.get_message import MessageDetail
-from postroom.application.queries.live import Backlog, DeadLetter
-from postroom.application.queries.simulate_policy import Simulation
-from postroom.application.queries.verify import Verification
-from postroom.domain.envelope.validation import EnvelopeProblem, ValidationMode
-from postroom.domain.errors import PostroomError, Rejected, Saturated, Unavailable
-from postroom.domain.message import Receipt
-from postroom.domain.policy import MailboxLimits, TopicPolicy
-from postroom.domain.search import EventFilter
-from postroom.domain.what_if import Changes
 
 
 async def send(mailbox: Postroom) -> str:
@@ -117,10 +123,10 @@ def handle(payload: bytes) -> None:
 
 async def operate(mailbox: Postroom) -> None:
     await mailbox.set_topic_policy("orders", TopicPolicy(shards=16, max_attempts=3).validate())
-    assert_type(mailbox.get_backlog("orders"), Backlog)
-    assert_type(mailbox.list_dead_letters("orders", reason="max_attempts", limit=10), list[DeadLetter])
-    assert_type(mailbox.get_message("order-1"), MessageDetail)
-    assert_type(await mailbox.reprocess_dead_letters("orders", message_ids=["order-1"]), int)
+    assert_type(await mailbox.get_backlog("orders"), Backlog)
+    assert_type(await mailbox.list_dead_letters("orders", reason="max_attempts", limit=10), list[DeadLetter])
+    assert_type(await mailbox.get_message("order-1"), MessageDetail)
+    assert_type(await mailbox.redrive_dead_letters("orders", message_ids=["order-1"]), int)
     assert_type(await mailbox.purge_topic("orders", dead=True, ready=False), int)
 
 
@@ -148,7 +154,7 @@ def look() -> None:
         assert_type([each.why for each in account.deliveries], list[str])
         simulation = Simulation(Changes(max_attempts=8, backoff_base_ms=500), TopicPolicy())
         reader.simulate_policy(simulation, start=7, topics=["github.*"])
-        assert_type(simulation.comparison().worst.died, int)
+        assert_type(simulation.comparison().worst.dead_lettered, int)
     with read_projections("store.db") as projections:
         page = projections.search_messages(EventFilter(topics=("github.*",)))
         assert_type([found.envelope_blob for found in page.items], list[bytes])
@@ -184,14 +190,28 @@ def inject(mailbox: Postroom) -> Notifier:
     return Notifier(mailbox.send_message, mailbox.receive_messages, mailbox.ack_messages)
 
 
-def adapters_fit_their_ports() -> None:
-    logs: list[EventLog] = [MemoryEventLog("acme@one"), SqliteEventLog("store.db", "acme@one")]
-    owners: list[Ownership] = [MemoryOwnership(), FileOwnership("store.db")]
-    clock: Clock = SystemClock()
-    outboxes: list[OutboxRepository] = [PostgresOutboxRepository("postgresql://shop")]
-    hints: list[Hints] = [PostgresHints("postgresql://shop")]
-    leases: Application[UUID] = Application()
-    leases.recorder = LogRecorder(logs[0], clock.wall)
-    assert owners
-    assert outboxes
-    assert hints
+worker = Worker("shop")
+
+
+@worker.consumer("orders.*", concurrency=8, timeout_ms=None)
+async def place(message: ReceivedMessage, order: dict[str, str]) -> None:
+    assert_type(message.attempt, int)
+
+
+@worker.consumer("reports")
+def report(text: str) -> None: ...
+
+
+async def work(mailbox: Postroom) -> int:
+    assert_type(report("text"), None)
+    counts = await worker.run(mailbox, once=True)
+    assert_type(counts, WorkerCounts)
+    return counts.handled
+
+
+async def send_in_a_transaction(
+    file: sqlite3.Connection, session: Session, connection: psycopg.AsyncConnection, message: NewMessage
+) -> list[str]:
+    ids = MailboxOutbox("acme@one", notify=True).record(file, message)
+    ids += MailboxOutbox().record(session, message, message)
+    return ids + await AsyncMailboxOutbox().record(connection, message)

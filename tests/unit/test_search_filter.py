@@ -145,16 +145,16 @@ def test_an_absent_header_matches_no_filter_on_it() -> None:
         ({"mailbox": ""}, "mailbox is empty"),
         ({"text": " \t"}, "text to search for is blank"),
         ({"text": "x" * 1_001}, "has 1001 characters; give at most 1000"),
-        ({"match": "?"}, "There is no word in '\\?' to match"),
+        ({"match": "?"}, "No word in '\\?' to match"),
         ({"match": "x" * 1_001}, "words to match have 1001 characters; give at most 1000"),
         ({"limit": 0}, "limit is 0; give 1 to 1000"),
         ({"limit": 1_001}, "limit is 1001; give 1 to 1000"),
         ({"offset": -1}, "offset is -1"),
         ({"offset": 1, "cursor": Cursor(1, 1).encode()}, "both a cursor and an offset"),
-        ({"cursor": "nonsense"}, "cursor 'nonsense' is not one of ours"),
+        ({"cursor": "nonsense"}, "Invalid cursor 'nonsense'"),
     ],
 )
-def test_a_filter_that_makes_no_sense_is_refused_when_it_is_made(
+def test_a_filter_with_invalid_values_is_refused_when_constructed(
     wrong: dict[str, Any], sentence: str
 ) -> None:
     with pytest.raises(InvalidRequest, match=sentence):
@@ -187,7 +187,7 @@ def test_a_filter_knows_the_row_its_page_begins_after() -> None:
 
 @pytest.mark.parametrize("text", ["", "é", "AAAA", Cursor(1, 2).encode() + "!", Cursor(1, 2).encode() + "="])
 def test_a_cursor_that_we_did_not_write_is_refused(text: str) -> None:
-    with pytest.raises(InvalidRequest, match="take next_cursor of the page before"):
+    with pytest.raises(InvalidRequest, match="use next_cursor of the previous page"):
         Cursor.decode(text)
 
 
@@ -226,5 +226,7 @@ def test_a_status_is_known_by_its_name_in_lower_case(status: Status) -> None:
 
 
 def test_an_unknown_status_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(InvalidRequest, match=r"no status 'lost'; give one of ready, in_flight, acked, dead"):
+    with pytest.raises(
+        InvalidRequest, match=r"Unknown status 'lost'; expected one of ready, in_flight, acked, dead"
+    ):
         parse_status("lost")

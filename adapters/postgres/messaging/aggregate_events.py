@@ -1,7 +1,6 @@
-"""The histories of outbox events and inbox messages, in the user's database and transaction.
+"""Histories of outbox events and inbox messages, in the user's database and transaction.
 
-The table is also an `AggregateRecorder` of the `eventsourcing` library, so that its repositories and tools
-read and write it.
+The table is also an `AggregateRecorder` of the `eventsourcing` library, for its repositories and tools.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -13,12 +12,12 @@ import msgspec
 from eventsourcing.persistence import AggregateRecorder, IntegrityError, ProgrammingError, StoredEvent
 
 from postroom.adapters.postgres.messaging.tables import Tables, messaging_statements
-from postroom.adapters.postgres.messaging.transaction import DatabaseRefused, execute, refusals
+from postroom.adapters.sql.transaction import DatabaseRefused, constraint_errors, execute
 from postroom.application.aggregate_codec import CODEC
 from postroom.domain.event import Event
 
 if TYPE_CHECKING:
-    from postroom.adapters.postgres.messaging.transaction import Connection
+    from postroom.adapters.sql.transaction import Connection
 
 UNIQUE_VIOLATION = "23505"
 MAX_VERSION = 2**31 - 1
@@ -27,7 +26,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class StoredRow(msgspec.Struct, frozen=True, gc=False):
-    """A row of `aggregate_events` on its way into a statement as JSON; `state` is hexadecimal."""
+    """A row of `aggregate_events` as a JSON parameter; `state` is hexadecimal."""
 
     stream: UUID
     version: int
@@ -46,21 +45,21 @@ def stored_rows(events: Iterable[Event]) -> list[StoredRow]:
 
 
 def utc(at: int) -> datetime:
-    """Return a time in µs since 1970 UTC as PostgreSQL's drivers take it."""
+    """Return a time in µs since 1970 UTC as a datetime."""
     return _EPOCH + timedelta(microseconds=at)
 
 
 def micros(at: datetime) -> int:
-    """Return a time of PostgreSQL's drivers in µs since 1970 UTC."""
+    """Return a datetime in µs since 1970 UTC."""
     return (at - _EPOCH) // timedelta(microseconds=1)
 
 
 class AggregateEvents(AggregateRecorder):
-    """Keep histories of aggregates within a transaction of the user's; it commits nothing itself.
+    """Histories of aggregates, written in the user's transaction without committing it.
 
     Arguments:
         connection: a psycopg `Connection`, or a SQLAlchemy `Connection` or `Session`.
-        wall: what time it is, in µs since 1970 UTC; the library's events carry none of their own.
+        wall: returns the time in µs since 1970 UTC, for events of the library, which have none.
     """
 
     def __init__(
@@ -81,8 +80,8 @@ class AggregateEvents(AggregateRecorder):
         """Append events, all or none.
 
         Raises:
-            IntegrityError: an aggregate has an event of the same version already.
-            ProgrammingError: an originator id is no UUID.
+            IntegrityError: an aggregate already has an event of the same version.
+            ProgrammingError: an originator id is not a UUID.
         """
         if not stored_events:
             return
@@ -93,15 +92,15 @@ class AggregateEvents(AggregateRecorder):
         ]
         execute(self._connection, self._sql["savepoint"], {})
         try:
-            with refusals():
+            with constraint_errors():
                 execute(self._connection, self._sql["insert"], {"events": as_json(rows)})
         except DatabaseRefused as error:
-            execute(self._connection, self._sql["undo"], {})
+            execute(self._connection, self._sql["rollback"], {})
             raise IntegrityError(
-                "One of the aggregates has an event of the same version already; load it again and repeat "
-                f"the command ({error.constraint})."
+                "One of the aggregates already has an event of the same version; reload it and repeat the "
+                f"command ({error.constraint})."
             ) from error
-        execute(self._connection, self._sql["keep"], {})
+        execute(self._connection, self._sql["release"], {})
 
     def select_events(
         self,
@@ -112,7 +111,7 @@ class AggregateEvents(AggregateRecorder):
         desc: bool = False,
         limit: int | None = None,
     ) -> list[StoredEvent]:
-        """Return events of one aggregate in the order of their versions, which `gt` and `lte` may bound."""
+        """Return events of one aggregate in the order of their versions, within the bounds `gt` and `lte`."""
         stream = _uuid(originator_id)
         return [
             StoredEvent(stream, version, type_, bytes(state))
@@ -134,11 +133,11 @@ class AggregateEvents(AggregateRecorder):
 
 
 def as_json(rows: Sequence[msgspec.Struct]) -> str:
-    """Return rows as the JSON that statements take: one parameter that every driver can carry."""
+    """Return rows as one JSON parameter, which every driver supports."""
     return msgspec.json.encode(rows).decode()
 
 
 def _uuid(originator_id: UUID | str) -> UUID:
     if not isinstance(originator_id, UUID):
-        raise ProgrammingError(f"Originator ids must be UUIDs; {originator_id!r} is none.")
+        raise ProgrammingError(f"Originator ids must be UUIDs; {originator_id!r} is not one.")
     return originator_id

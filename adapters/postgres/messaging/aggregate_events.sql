@@ -1,12 +1,12 @@
--- The table of aggregates' histories, as the `eventsourcing` library uses it.
+-- Statements on the histories of aggregates, for the `eventsourcing` library.
 
 -- name: savepoint
 SAVEPOINT postroom_events;
 
--- name: keep
+-- name: release
 RELEASE SAVEPOINT postroom_events;
 
--- name: undo
+-- name: rollback
 ROLLBACK TO SAVEPOINT postroom_events;
 
 -- name: insert

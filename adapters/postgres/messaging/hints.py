@@ -1,46 +1,48 @@
-"""Hints by LISTEN and NOTIFY, on a connection of their own; a hint that is lost is made up for by polling."""
+"""Hints by LISTEN and NOTIFY, on a dedicated connection; lost hints are covered by polling."""
 
 import asyncio
 
 import psycopg
+from psycopg import sql
 
 from postroom.adapters.postgres.database import connect_async
-from postroom.adapters.postgres.messaging.tables import Tables, messaging_statements
-from postroom.application.background import end
+from postroom.application.background import cancel_and_wait
 from postroom.application.telemetry import logger
 from postroom.domain.errors import Unavailable
 
 RECONNECT_SECONDS = 5.0
-_LISTEN = messaging_statements("outbox.sql", Tables())["listen"]
 
 
 class PostgresHints:
-    """Hear of new events as soon as they are committed by an outbox that notifies.
+    """Notifications of outboxes with `notify=True`, received when an event or message is committed.
 
-    LISTEN belongs to a session: give it the URL of the server itself, not that of a pooler of transactions.
+    LISTEN needs a session: use the URL of the server, not of a transaction pooler.
     """
 
-    def __init__(self, url: str, name: str = "postroom outbox hints") -> None:
+    def __init__(
+        self, url: str, name: str = "postroom outbox hints", channel: str = "postroom_outbox"
+    ) -> None:
         self._url = url
+        self._listen_to = sql.SQL("LISTEN {}").format(sql.Identifier(channel))
         self._name = name
         self._hinted = asyncio.Event()
         self._listening = asyncio.create_task(self._listen())
 
     async def wait(self) -> None:
-        """Return at the next hint, or at once where one came since the last call."""
+        """Return at the next hint, or at once if there was one since the last call."""
         await self._hinted.wait()
         self._hinted.clear()
 
     async def close(self) -> None:
         """Stop listening; closing twice is fine."""
-        await end(self._listening)
+        await cancel_and_wait(self._listening)
 
     async def _listen(self) -> None:
         while True:
             try:
                 async with await connect_async(self._url, self._name) as connection:
-                    await connection.execute(_LISTEN)
-                    self._hinted.set()  # whatever came before
+                    await connection.execute(self._listen_to)
+                    self._hinted.set()  # events committed before LISTEN
                     async for _ in connection.notifies():
                         self._hinted.set()
             except (psycopg.Error, Unavailable) as error:

@@ -14,13 +14,15 @@ import psycopg
 from postroom.adapters.postgres.database import connect_async, describe, shown, unavailable
 from postroom.adapters.postgres.messaging.aggregate_events import as_json, micros, stored_rows, utc
 from postroom.adapters.postgres.messaging.tables import Tables, messaging_statements
-from postroom.adapters.postgres.messaging.transaction import for_psycopg
+from postroom.adapters.sql.transaction import for_psycopg
 from postroom.application.ports.outbox_repository import Backlog
 from postroom.domain.errors import NotFound, PostroomError, Unavailable
 from postroom.domain.inbox import (
+    BUSY_RETRY_MS,
     InboxEvent,
     InboxMessage,
     dead_letter,
+    discard,
     evolve,
     fail,
     inbox_stream,
@@ -29,7 +31,6 @@ from postroom.domain.inbox import (
 )
 
 MAX_BATCH = 500
-BUSY_RETRY_MS = 1_000
 
 
 class _New(msgspec.Struct, frozen=True):
@@ -48,11 +49,11 @@ class _Row(msgspec.Struct, frozen=True):
 
 
 class _Operation(NamedTuple):
-    """What is to be done with one message.
+    """A change of one message.
 
     Arguments:
-        new: the row to make where there is none; None expects it to be there.
-        decide: returns the events that follow.
+        new: the row to insert if it is missing; None requires it to exist.
+        decide: returns the new events of the history.
     """
 
     message_id: UUID
@@ -62,14 +63,14 @@ class _Operation(NamedTuple):
 
 
 class PostgresInbox:
-    """Keep the inbox in the context's own database, on one connection that is made when it is needed.
+    """The inbox in the service's database, on one connection that is opened on demand.
 
-    What several deliveries ask for at once is done in one transaction: a busy worker commits once for dozens
-    of messages. A message that a handler's transaction is just changing is left alone, not waited for.
+    Concurrent changes are batched: a busy worker commits once for dozens of messages. A message that is
+    locked by a handler's transaction is refused as busy instead of waiting.
 
     Arguments:
-        url: the database, in which `postroom migrate` made the tables.
-        keep_history: leave the histories of removed messages where they are.
+        url: the database, in which `postroom migrate` created the tables.
+        keep_history: keep the histories of messages that are cleaned up.
     """
 
     def __init__(self, url: str, tables: Tables | None = None, *, keep_history: bool = False) -> None:
@@ -83,68 +84,79 @@ class PostgresInbox:
         self._waiting: list[_Operation] = []
         self._writer: asyncio.Task[None] | None = None
 
-    async def insert(self, message_id: UUID, subject: str, at: int, *, redrive: bool = False) -> InboxMessage:
-        """Note that a delivery of a message begins; see `InboxRepository.insert`."""
+    async def insert(
+        self, message_id: UUID, subject: str, at: int, *, redrive: bool = False, busy_ms: int = 0
+    ) -> InboxMessage:
+        """Record that a delivery of a message starts; see `InboxRepository.insert`."""
         subject = subject.replace("\x00", "")
-        return await self._do(
+        inbox = self._tables.inbox_messages
+        return await self._change(
             message_id,
-            lambda known: receive(
-                known, message_id, self._tables.inbox_messages, subject, at, redrive=redrive
+            lambda message: receive(
+                message, message_id, inbox, subject, at, redrive=redrive, busy_ms=busy_ms
             ),
             _New(message_id, subject, utc(at)),
         )
 
     async def mark_processed(self, message_id: UUID, at: int) -> InboxMessage:
-        """Note that the handler has dealt with the message; see `InboxRepository.mark_processed`."""
-        return await self._do(message_id, partial(_if_known, process, now=at))
+        """Record that the handler processed the message; see `InboxRepository.mark_processed`."""
+        return await self._change(message_id, partial(_on_existing, process, now=at))
 
     async def record_error(self, message_id: UUID, error: str, at: int) -> InboxMessage:
-        """Note that a delivery failed and will be repeated."""
+        """Record that a delivery failed and the message will be delivered again."""
         reason = error.replace("\x00", "")
-        return await self._do(message_id, partial(_if_known, fail, reason=reason, now=at))
+        return await self._change(message_id, partial(_on_existing, fail, reason=reason, now=at))
 
     async def mark_dead_lettered(self, message_id: UUID, reason: str, at: int) -> InboxMessage:
-        """Note that the message went to the dead-letter subject."""
+        """Record that the message was published to the dead-letter subject."""
         reason = reason.replace("\x00", "")
-        return await self._do(message_id, partial(_if_known, dead_letter, reason=reason, now=at))
+        return await self._change(message_id, partial(_on_existing, dead_letter, reason=reason, now=at))
+
+    async def mark_discarded(self, message_id: UUID, reason: str, letter: bytes, at: int) -> InboxMessage:
+        """Record that an operator discarded a dead letter; see `InboxRepository.mark_discarded`."""
+        change = partial(_on_existing, discard, reason=reason.replace("\x00", ""), dead_letter=letter, now=at)
+        return await self._change(message_id, change)
 
     async def backlog(self) -> Backlog:
-        """Count what is neither processed nor a dead letter (SDS-047 QRY-051)."""
+        """Count messages that are neither processed nor dead-lettered (SDS-047 QRY-051)."""
         async with self._transaction() as connection:
             count, oldest = (await self._run(connection, "backlog", {}))[0]
-        return Backlog(count, None if oldest is None else micros(oldest))
+        return Backlog(count, oldest)
 
-    async def remove_processed(self, before: int, limit: int) -> int:
-        """Forget messages that were processed before a time; see `InboxRepository.remove_processed`."""
+    async def delete_processed(self, before: int, limit: int) -> int | None:
+        """Delete messages that were processed before a time; see `InboxRepository.delete_processed`."""
         async with self._transaction() as connection:
-            removed = await self._run(connection, "remove", {"before": utc(before), "limit": limit})
-            if removed and not self._keep_history:
-                streams = [self._stream(message_id) for (message_id,) in removed]
-                await self._run(connection, "remove_events", {"streams": streams})
-        return len(removed)
+            task = {"task": f"postroom inbox cleanup {self._tables.inbox_messages}"}
+            if not (await self._run(connection, "lock_transaction", task))[0][0]:
+                return None
+            rows = await self._run(connection, "delete", {"before": utc(before), "limit": limit})
+            if rows and not self._keep_history:
+                streams = [self._stream(message_id) for (message_id,) in rows]
+                await self._run(connection, "delete_events", {"streams": streams})
+        return len(rows)
 
     @asynccontextmanager
-    async def alone(self, task: str) -> AsyncIterator[bool]:
-        """Try to be the only one to do a task on this inbox; a claim ends with its process at the latest."""
-        # On a connection of its own: a claim that is lost with it must not be taken for one that is held.
+    async def exclusive(self, task: str) -> AsyncIterator[bool]:
+        """Try to lock a task on this inbox; the lock ends with the process at the latest."""
+        # On a dedicated connection: reconnecting the shared one would silently release the lock.
         name = {"task": f"postroom inbox {task} {self._tables.inbox_messages}"}
         connection = await connect_async(self._url, f"postroom inbox {task}")
         async with connection:
             with unavailable(self._url):
-                claimed = bool((await self._run(connection, "claim", name))[0][0])
-            yield claimed
+                locked = bool((await self._run(connection, "lock", name))[0][0])
+            yield locked
 
     async def close(self) -> None:
-        """Finish what was asked for and disconnect; closing twice is fine."""
+        """Finish pending changes and disconnect; closing twice is fine."""
         if self._writer is not None:
             await self._writer
         if self._connection is not None:
             await self._connection.close()
             self._connection = None
 
-    # -- changing messages, many at once ---
+    # -- batches of changes ---
 
-    async def _do(
+    async def _change(
         self,
         message_id: UUID,
         decide: Callable[[InboxMessage | None], list[InboxEvent]],
@@ -157,13 +169,14 @@ class PostgresInbox:
         return await result
 
     async def _write(self) -> None:
-        """Do what is waiting, batch by batch, until nothing is."""
+        """Write pending changes, batch by batch, until there are none."""
         while self._waiting:
-            batch = self._take()
-            try:
-                outcomes = await self._apply(batch)
-            except Exception as error:
-                outcomes = [error] * len(batch)
+            batch = self._next_batch()
+            outcomes = await self._try(batch)
+            if len(batch) > 1 and any(
+                map(_is_row_error, outcomes)
+            ):  # one invalid row must not fail the others
+                outcomes = [outcome for operation in batch for outcome in await self._try([operation])]
             for operation, outcome in zip(batch, outcomes, strict=True):
                 if operation.result.cancelled():
                     continue
@@ -172,8 +185,14 @@ class PostgresInbox:
                 else:
                     operation.result.set_result(outcome)
 
-    def _take(self) -> list[_Operation]:
-        """Return the next operations, of no message more than one."""
+    async def _try(self, batch: Sequence[_Operation]) -> list[InboxMessage | Exception]:
+        try:
+            return await self._apply(batch)
+        except Exception as error:
+            return [error] * len(batch)
+
+    def _next_batch(self) -> list[_Operation]:
+        """Return the next operations, at most one per message."""
         batch: dict[UUID, _Operation] = {}
         later = []
         for operation in self._waiting:
@@ -189,12 +208,11 @@ class PostgresInbox:
             new = [operation.new for operation in batch if operation.new is not None]
             if new:
                 await self._run(connection, "add", {"messages": as_json(new)})
-            ids = [operation.message_id for operation in batch]
-            known = {row[0]: self._state(*row) for row in await self._run(connection, "load", {"ids": ids})}
+            messages = await self._load(connection, batch)
             outcomes: list[InboxMessage | Exception] = []
             events: list[InboxEvent] = []
             for operation in batch:
-                outcome, following = self._outcome(operation, known)
+                outcome, following = self._outcome(operation, messages)
                 outcomes.append(outcome)
                 events += following
             changed = {UUID(bytes=event.stream) for event in events}
@@ -208,12 +226,31 @@ class PostgresInbox:
                 await self._run(connection, "insert_events", {"events": as_json(stored_rows(events))})
         return outcomes
 
+    async def _load(
+        self, connection: "psycopg.AsyncConnection[tuple[Any, ...]]", batch: Sequence[_Operation]
+    ) -> dict[UUID, InboxMessage | None]:
+        """Lock messages and return their states: None for new rows; messages locked by others are missing."""
+        rows = await self._run(connection, "load", {"ids": [operation.message_id for operation in batch]})
+        messages = {row[0]: self._state(*row) for row in rows}
+        received = [messages.get(operation.message_id) for operation in batch if operation.new is not None]
+        unsettled = [message for message in received if message is not None and not message.is_settled]
+        if unsettled:
+            parameters = {
+                "streams": [UUID(bytes=message.stream) for message in unsettled],
+                "versions": [message.version for message in unsettled],
+            }
+            since = dict(await self._run(connection, "deliveries_in_progress", parameters))
+            for message in unsettled:
+                at = _micros(since.get(UUID(bytes=message.stream)))
+                messages[message.message_id] = msgspec.structs.replace(message, in_flight_since=at)
+        return messages
+
     def _outcome(
-        self, operation: _Operation, known: dict[UUID, InboxMessage | None]
+        self, operation: _Operation, messages: dict[UUID, InboxMessage | None]
     ) -> tuple[InboxMessage | PostroomError, list[InboxEvent]]:
-        if operation.message_id not in known:
+        if operation.message_id not in messages:
             return self._absent(operation), []
-        message = known[operation.message_id]
+        message = messages[operation.message_id]
         try:
             events = operation.decide(message)
         except PostroomError as error:
@@ -226,11 +263,11 @@ class PostgresInbox:
     def _absent(self, operation: _Operation) -> PostroomError:
         if operation.new is None:
             return NotFound(
-                f"Message {operation.message_id} is not in the inbox of {shown(self._url)}, or somebody is "
-                "changing it just now; deliver it again."
+                f"Message {operation.message_id} is not in the inbox of {shown(self._url)}, or another "
+                "transaction has locked it; deliver it again."
             )
         return Unavailable(
-            f"Message {operation.message_id} is being handled by somebody else just now; deliver it again.",
+            f"Message {operation.message_id} is being handled by another process; deliver it again later.",
             BUSY_RETRY_MS,
         )
 
@@ -245,7 +282,7 @@ class PostgresInbox:
         version: int,
         dead_lettered_at: datetime | None,
     ) -> InboxMessage | None:
-        if not version:  # the row was made a moment ago
+        if not version:  # inserted by this transaction
             return None
         return InboxMessage(
             self._stream(message_id).bytes,
@@ -262,21 +299,21 @@ class PostgresInbox:
     def _stream(self, message_id: UUID) -> UUID:
         return UUID(bytes=inbox_stream(message_id, self._tables.inbox_messages))
 
-    # -- the connection ---
+    # -- connection ---
 
     @asynccontextmanager
     async def _transaction(self) -> AsyncIterator["psycopg.AsyncConnection[tuple[Any, ...]]"]:
         async with self._turn:
             if self._connection is None or self._connection.closed:
                 self._connection = await connect_async(self._url, "postroom inbox")
-                self._connection.prepare_threshold = None  # PgBouncer may hand the next one to another server
+                self._connection.prepare_threshold = None  # PgBouncer may switch server connections
             try:
                 async with self._connection.transaction():
                     yield self._connection
             except psycopg.errors.UndefinedTable as error:
                 raise Unavailable(
                     f"The database {shown(self._url)} has no inbox: {error.diag.message_primary}. Run "
-                    "`postroom migrate --messaging URL` once, or say what its tables are called."
+                    "`postroom migrate --messaging URL` once, or configure the names of its tables."
                 ) from error
             except psycopg.Error as error:
                 raise describe(error, self._url) from error
@@ -291,11 +328,16 @@ class PostgresInbox:
         return await cursor.fetchall() if cursor.description is not None else []
 
 
-def _if_known(
-    decide: Callable[..., list[InboxEvent]], message: InboxMessage | None, **facts: Any
+def _is_row_error(outcome: object) -> bool:
+    """Return whether a transaction failed because of the data of a row."""
+    return isinstance(outcome, Exception) and isinstance(outcome.__cause__, psycopg.DataError)
+
+
+def _on_existing(
+    decide: Callable[..., list[InboxEvent]], message: InboxMessage | None, **arguments: Any
 ) -> list[InboxEvent]:
     assert message is not None, "a row of version 0 is never committed"
-    return decide(message, **facts)
+    return decide(message, **arguments)
 
 
 def _row(message: InboxMessage) -> _Row:

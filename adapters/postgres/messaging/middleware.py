@@ -8,7 +8,7 @@
         place_order,
     )
 
-See `postroom.application.inbox.middleware` for what each does. None creates tables: run `postroom migrate`.
+See `postroom.application.inbox.middleware`. The tables must exist: run `postroom migrate`.
 """
 
 import random
@@ -25,7 +25,7 @@ import psycopg
 from postroom.adapters.postgres.messaging.aggregate_events import as_json, micros, stored_rows, utc
 from postroom.adapters.postgres.messaging.outbox import AsyncOutbox
 from postroom.adapters.postgres.messaging.tables import Tables, messaging_statements
-from postroom.adapters.postgres.messaging.transaction import execute_async
+from postroom.adapters.sql.transaction import execute_async
 from postroom.application.inbox.middleware import (
     Begin,
     Handler,
@@ -36,6 +36,7 @@ from postroom.application.inbox.middleware import (
     make_outbox,
     make_transaction,
     pipeline,
+    subject_of,
 )
 from postroom.application.inbox.request import inbox_id
 from postroom.application.outbox.new_event import NewEvent
@@ -64,17 +65,17 @@ Connect = Callable[[], "Awaitable[psycopg.AsyncConnection[Any]]"]
 def acknowledge(
     source: Source, policy: DeliveryPolicy | None = None
 ) -> Callable[[Handler], Callable[[SourceMessage], Awaitable[None]]]:
-    """Settle each delivery: acked when all within has succeeded, asked for again after a backoff when not.
+    """Acknowledge each message if the inner handler succeeds; otherwise nack it with a backoff.
 
-    Nothing is dead-lettered here: a message that never succeeds comes again for as long as its consumer
-    delivers it. `postroom inbox consume` has dead letters.
+    Messages are not dead-lettered: one that always fails is redelivered up to the consumer's limit. For dead
+    letters, use `postroom inbox consume`.
     """
     bounds = policy or DeliveryPolicy()
     return make_acknowledge(source, lambda delivered: backoff_ms(bounds, delivered, random.random()))
 
 
 def transaction(database: "async_sessionmaker[Any] | AsyncEngine | Connect | Any") -> Middleware:
-    """Deal with each event in a transaction of its own, which `current_transaction` returns inside.
+    """Begin a transaction for each event; `current_transaction` returns it.
 
     Arguments:
         database: a SQLAlchemy `async_sessionmaker` or `AsyncEngine`, a psycopg `AsyncConnectionPool`, or a
@@ -84,14 +85,14 @@ def transaction(database: "async_sessionmaker[Any] | AsyncEngine | Connect | Any
 
 
 def inbox(tables: Tables | None = None, *, wall: Callable[[], int] | None = None) -> Middleware:
-    """Deal with each message once: one that was processed before is left out (SDS-047 POL-047-003).
+    """Skip messages that were already processed (SDS-047 POL-047-003).
 
-    The row and its history are written in the transaction around this. A row that the worker made for the
-    message is completed, so worker and handler may share a table. Services that share a database but consume
-    the same messages apart need a table each; name theirs in `tables`.
+    The row and its history are written in the surrounding transaction. Worker and handler may share a table:
+    the row that the worker inserted is updated. Services that share a database and consume the same messages
+    need a table each, named in `tables`.
 
     Arguments:
-        wall: what time it is, in µs since 1970 UTC.
+        wall: returns the time in µs since 1970 UTC.
     """
     names = tables or Tables()
     sql = messaging_statements("inbox.sql", names)
@@ -101,10 +102,10 @@ def inbox(tables: Tables | None = None, *, wall: Callable[[], int] | None = None
         message_id = inbox_id(request.message_id)
         parameters = {
             "message_id": str(message_id),
-            "subject": request.subject.replace("\x00", ""),
+            "subject": subject_of(request).replace("\x00", ""),
             "at": utc(now()).isoformat(),
         }
-        rows = await execute_async(transaction, sql["note"], parameters)
+        rows = await execute_async(transaction, sql["insert_processed"], parameters)
         if not rows:
             return False
         events = _history(names.inbox_messages, message_id, *rows[0])
@@ -115,18 +116,17 @@ def inbox(tables: Tables | None = None, *, wall: Callable[[], int] | None = None
 
 
 def outbox(tables: Tables | None = None, *, recorder: AsyncOutbox | None = None) -> Middleware:
-    """Record the `NewEvent`s that the handler returns in the transaction around this, and return nothing.
+    """Record the `NewEvent`s that the handler returns in the surrounding transaction.
 
-    An event that doesn't say what caused it was caused by the message at hand, and belongs to the same
-    conversation.
+    Causation and correlation ids default to those of the current message.
 
     Arguments:
-        recorder: what records them; None makes one for `tables`.
+        recorder: outbox that records the events; None creates one for `tables`.
     """
     events_outbox = recorder or AsyncOutbox(tables)
 
     async def record(transaction: Any, request: HandlerRequest, events: Sequence[Any]) -> None:
-        await events_outbox.record(transaction, *(_caused(event, request) for event in events))
+        await events_outbox.record(transaction, *(_with_causation(event, request) for event in events))
 
     return make_outbox(record)
 
@@ -142,7 +142,7 @@ def _history(
     attempts: int,
     last_error: str | None,
 ) -> list[InboxEvent]:
-    """Return the events by which a message came to be processed in a row that has just been written."""
+    """Return the new events of a message whose row was just marked processed."""
     if is_new:
         (received,) = receive(None, message_id, table, subject, micros(received_at))
         return [received, *process(evolve(None, received), micros(processed_at))]
@@ -153,11 +153,11 @@ def _history(
     return process(before, micros(processed_at))
 
 
-def _caused(event: Any, request: HandlerRequest) -> NewEvent:
+def _with_causation(event: Any, request: HandlerRequest) -> NewEvent:
     if not isinstance(event, NewEvent):
         raise InvalidRequest(
-            f"The handler of {request.subject} returned {type(event).__qualname__}; return a list of "
-            "NewEvent for the outbox, or leave the middleware outbox out."
+            f"The handler of {subject_of(request)} returned {type(event).__qualname__}; return a list of "
+            "NewEvent for the outbox, or omit the middleware outbox."
         )
     cause = inbox_id(request.message_id) if request.message_id else None
     return msgspec.structs.replace(
@@ -175,22 +175,22 @@ def _uuid(text: str | None) -> UUID | None:
 
 
 def _begin(database: Any) -> Begin:
-    """Return what opens a transaction on a database of any kind."""
+    """Return a function that begins a transaction on a database of any supported kind."""
     if hasattr(database, "begin") and _is_async(database):
         begin: Begin = database.begin
         return begin
     if hasattr(database, "connection"):  # psycopg's pools
         return lambda: _in_pool(database.connection())
     if callable(database) and not hasattr(database, "begin"):
-        return lambda: _in_own(database)
+        return lambda: _in_new_connection(database)
     raise InvalidRequest(
-        "Give `transaction` an async_sessionmaker, an AsyncEngine, an AsyncConnectionPool or a function that "
+        "Pass `transaction` an async_sessionmaker, an AsyncEngine, an AsyncConnectionPool or a function that "
         f"opens a psycopg AsyncConnection; it was {type(database).__module__}.{type(database).__qualname__}."
     )
 
 
 def _is_async(database: Any) -> bool:
-    """Tell whether a SQLAlchemy sessionmaker or engine is one of asyncio."""
+    """Return whether a SQLAlchemy sessionmaker or engine is an asyncio one."""
     from sqlalchemy.ext.asyncio import AsyncEngine, async_sessionmaker
 
     return isinstance(database, AsyncEngine | async_sessionmaker)
@@ -198,14 +198,14 @@ def _is_async(database: Any) -> bool:
 
 @asynccontextmanager
 async def _in_pool(
-    borrowed: "AbstractAsyncContextManager[psycopg.AsyncConnection[Any]]",
+    context: "AbstractAsyncContextManager[psycopg.AsyncConnection[Any]]",
 ) -> AsyncIterator["psycopg.AsyncConnection[Any]"]:
-    async with borrowed as connection, connection.transaction():
+    async with context as connection, connection.transaction():
         yield connection
 
 
 @asynccontextmanager
-async def _in_own(connect: Connect) -> AsyncIterator["psycopg.AsyncConnection[Any]"]:
+async def _in_new_connection(connect: Connect) -> AsyncIterator["psycopg.AsyncConnection[Any]"]:
     async with await connect() as connection, connection.transaction():
         yield connection
 

@@ -1,4 +1,4 @@
-"""The outbox, for the code of a service: events are recorded in its own transaction."""
+"""The outbox as services use it: events are recorded in the service's own transaction."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -12,18 +12,22 @@ from uuid_utils.compat import uuid7
 
 from postroom.adapters.postgres.messaging.aggregate_events import UNIQUE_VIOLATION, as_json, utc
 from postroom.adapters.postgres.messaging.tables import Tables, messaging_statements
-from postroom.adapters.postgres.messaging.transaction import (
+from postroom.adapters.sql.transaction import (
     DatabaseRefused,
+    constraint_errors,
     execute,
     execute_async,
-    refusals,
 )
 from postroom.application.aggregate_codec import CODEC
-from postroom.application.outbox.new_event import MAX_PAYLOAD_BYTES, NewEvent, Recorded, decide_recorded
+from postroom.application.outbox.new_event import NewEvent, RecordedEvent, check_size, record_event
 from postroom.domain.errors import FutureEvent, InvalidOutboxEvent
 
 if TYPE_CHECKING:
-    from postroom.adapters.postgres.messaging.transaction import AsyncConnection, Connection
+    from postroom.adapters.sql.transaction import AsyncConnection, Connection
+
+
+MAX_PAYLOAD_BYTES = 1_000_000
+"""Below the default `max_payload` of NATS, with room for headers."""
 
 
 def _wall() -> int:
@@ -31,7 +35,7 @@ def _wall() -> int:
 
 
 class _Recorder:
-    """What the two outboxes have in common."""
+    """Base of `Outbox` and `AsyncOutbox`."""
 
     def __init__(
         self,
@@ -50,27 +54,33 @@ class _Recorder:
 
     def _prepare(self, events: Sequence[NewEvent]) -> tuple[list[UUID], dict[str, Any]]:
         now = self._wall()
-        rows = [_row(decide_recorded(event, now, self._make_id, self._max_payload_bytes)) for event in events]
-        return [row.stream for row in rows], {"events": as_json(rows), "wake": self._notify}
+        rows = [_row(record_event(event, now, self._make_id)) for event in events]
+        limits = {"wake": self._notify, "max_bytes": self._max_payload_bytes}
+        return [row.stream for row in rows], {"events": as_json(rows)} | limits
+
+    def _check(self, rows: Sequence[tuple[Any, ...]]) -> None:
+        """Raise `InvalidOutboxEvent` if one event is too large, in which case none was written."""
+        ((_, id_, size),) = rows
+        if id_ is not None:
+            check_size(UUID(id_), size, self._max_payload_bytes)
 
 
 class Outbox(_Recorder):
-    """Record events beside what they are about, in one transaction.
+    """Recorder of events in the transaction of the change that they describe.
 
     Arguments:
-        tables: what the tables are called.
-        notify: wake the relays at the commit, so that they need not wait for their next poll. PostgreSQL lets
-            transactions that do so commit one after the other only, which bounds how many can a second.
-        max_payload_bytes: refuse larger payloads; should be below the `max_payload` of NATS.
-        wall: what time it is, in µs since 1970 UTC.
-        make_id: makes the ids of events that come without.
+        tables: names of the tables.
+        notify: wake relays on commit. PostgreSQL serialises the commits of transactions that notify, which
+            limits their rate.
+        max_payload_bytes: maximum size of a payload as published; should be below the `max_payload` of NATS.
+        wall: returns the time in µs since 1970 UTC.
+        make_id: generates the ids of events without one.
     """
 
     def record(self, connection: "Connection", *events: NewEvent) -> list[UUID]:
-        """Record events in a connection's open transaction, in one round trip; nothing is committed.
+        """Record events in the open transaction of a connection, in one round trip, without committing.
 
-        Call it after what the events are about was written, or at least locked: the events of an aggregate
-        are published in the order of these calls.
+        Call it after writing or locking the aggregate: its events are published in the order of these calls.
 
         Arguments:
             connection: a psycopg `Connection`, or a SQLAlchemy `Connection` or `Session`, which is flushed.
@@ -78,20 +88,22 @@ class Outbox(_Recorder):
         Returns: the ids of the events, in their order.
 
         Raises:
-            InvalidOutboxEvent: an event lacks something, or its id is taken (SDS-047 POL-047-001).
-            FutureEvent: an event would have occurred in the future (SDS-047 POL-047-002).
-            InvalidRequest: there is no transaction, because the connection is in autocommit mode.
+            InvalidOutboxEvent: a field is invalid, or the id already exists (SDS-047 POL-047-001).
+            FutureEvent: `occurred_at` is in the future (SDS-047 POL-047-002).
+            InvalidRequest: the connection is in autocommit mode, so there is no transaction.
+            Unavailable: the tables are missing.
         """
         if not events:
             return []
         ids, parameters = self._prepare(events)
-        with _rejections():
-            execute(connection, self._record, parameters)
+        with _policy_violations():
+            rows = execute(connection, self._record, parameters)
+        self._check(rows)
         return ids
 
 
 class AsyncOutbox(_Recorder):
-    """Record events as `Outbox` does, from asyncio; it takes the same arguments."""
+    """The asyncio form of `Outbox`; it takes the same arguments."""
 
     async def record(self, connection: "AsyncConnection", *events: NewEvent) -> list[UUID]:
         """Record events as `Outbox.record` does.
@@ -102,13 +114,14 @@ class AsyncOutbox(_Recorder):
         if not events:
             return []
         ids, parameters = self._prepare(events)
-        with _rejections():
-            await execute_async(connection, self._record, parameters)
+        with _policy_violations():
+            rows = await execute_async(connection, self._record, parameters)
+        self._check(rows)
         return ids
 
 
 class _Row(msgspec.Struct, frozen=True, gc=False):
-    """An event on its way into the statement that records it: its row, and the first event of its history."""
+    """Parameters of the statement that records an event: its row, and the first event of its history."""
 
     stream: UUID
     version: int
@@ -125,8 +138,9 @@ class _Row(msgspec.Struct, frozen=True, gc=False):
     causation_id: UUID | None
 
 
-def _row(recorded: Recorded) -> _Row:
+def _row(recorded: RecordedEvent) -> _Row:
     event = recorded.event
+    assert event.occurred_at is not None, "only rows inserted by plain SQL may have none"
     type_, state = CODEC.to_row(event)
     return _Row(
         UUID(bytes=event.stream),
@@ -146,20 +160,20 @@ def _row(recorded: Recorded) -> _Row:
 
 
 @contextmanager
-def _rejections() -> Iterator[None]:
-    """Say what the database refused in the words of the policies."""
+def _policy_violations() -> Iterator[None]:
+    """Translate violated constraints to the errors of the policies that they enforce."""
     try:
-        with refusals():
+        with constraint_errors():
             yield
     except DatabaseRefused as error:
         if error.sqlstate == UNIQUE_VIOLATION:
             raise InvalidOutboxEvent(
-                "The id of an event is in the outbox already; give each event its own id, or none, and roll "
+                "The id of an event is already in the outbox; give each event its own id, or none, and roll "
                 "back."
             ) from error
         if "chk_occurred_not_future" in (error.constraint or ""):
             raise FutureEvent(
-                "The clock of this machine is more than a minute ahead of the database's; set it right and "
+                "The clock of this machine is more than a minute ahead of the database's; correct it and "
                 "roll back."
             ) from error
         raise

@@ -1,38 +1,44 @@
-"""The outbox table, as relays and operators use it: one connection, one short transaction a claim."""
+"""The outbox repository port over PostgreSQL: one connection, and one short transaction per claim."""
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import UUID
 
+import msgspec
 import psycopg
 
 from postroom.adapters.postgres.database import connect_async, describe, shown
-from postroom.adapters.postgres.messaging.aggregate_events import micros, utc
+from postroom.adapters.postgres.messaging.aggregate_events import utc
 from postroom.adapters.postgres.messaging.tables import Tables, messaging_statements
-from postroom.adapters.postgres.messaging.transaction import for_psycopg
+from postroom.adapters.sql.transaction import for_psycopg
 from postroom.application.aggregate_codec import CODEC
-from postroom.application.ports.outbox_repository import Backlog, Decided, Stored
-from postroom.domain.errors import Unavailable
-from postroom.domain.outbox import OutboxEvent, OutboxEventRecorded, Status
+from postroom.application.ports.outbox_repository import Backlog, Decision, OutboxRow
+from postroom.domain.errors import PostroomError, Unavailable
+from postroom.domain.outbox import OutboxEvent, Status
 from postroom.domain.subject import CorrelationContext
 
 CLAIM_MS = 30_000
 WAIT_MS = 60_000
 BATCH_BYTES = 32 << 20
+MAX_PAYLOAD_BYTES = 64 << 20
+"""Larger payloads are not read: NATS can't be configured to accept them."""
+NO_LIMIT = 1 << 62
+_ROW_ERRORS = ("22", "53200", "54", "XX")
+"""SQLSTATEs of failures that one row can cause: data, memory, limits, internal errors."""
 
 Connection = psycopg.AsyncConnection[tuple[Any, ...]]
 
 
 class PostgresOutboxRepository:
-    """Find and mark the outbox events of one database; a lost connection is made again by the next call.
+    """Outbox events of one database; a lost connection is replaced at the next call.
 
     Arguments:
         url: the service's own database.
-        claim_ms: end a claim when nothing was heard of it for so long; its holder must have stopped by then.
-        keep_history: leave the histories of published events when their rows are deleted.
-        batch_bytes: payloads that are read at once, about.
+        name: application name of the connection.
+        claim_ms: idle time after which the server ends a claim; publishing must stop before.
+        keep_history: keep the histories of published events when their rows are deleted.
+        batch_bytes: approximate total size of the payloads read at once.
     """
 
     def __init__(
@@ -56,10 +62,10 @@ class PostgresOutboxRepository:
 
     @asynccontextmanager
     async def claim(self, partitions: Sequence[int], *, wait: bool = False) -> AsyncIterator["PostgresClaim"]:
-        """Be the only one to change the events of partitions; see `OutboxRepository.claim`.
+        """Get exclusive access to partitions; see `OutboxRepository.claim`.
 
-        The locks are of the transaction, so this works through PgBouncer, and they end with the session: the
-        server ends one that is silent for longer than `claim_ms`.
+        The locks belong to the transaction, so this works through PgBouncer. The server ends a session that
+        is idle in a transaction for longer than `claim_ms`.
         """
         async with self._transaction() as connection:
             limits = {"idle_ms": str(self._claim_ms), "wait_ms": str(WAIT_MS)}
@@ -73,25 +79,26 @@ class PostgresOutboxRepository:
                 claimed = [partition for (partition,) in await cursor.fetchall()]
             yield PostgresClaim(connection, self._sql, claimed, self._batch_bytes)
 
-    async def find_failed(self, limit: int, *, only_parked: bool) -> list[Stored]:
-        """Return events that were refused, oldest first."""
+    async def find_failed(self, limit: int, *, only_parked: bool) -> list[OutboxEvent]:
+        """Return events that could not be published, oldest first; see `OutboxRepository.find_failed`."""
         async with self._transaction() as connection:
             parameters = {"limit": limit, "only_parked": only_parked}
             cursor = await connection.execute(self._sql["find_failed"], parameters)
             ids = [id_ for (id_,) in await cursor.fetchall()]
-            return await PostgresClaim(connection, self._sql, [], self._batch_bytes).find(ids)
+            claim = PostgresClaim(connection, self._sql, [], self._batch_bytes)
+            return [row.event for row in await claim.load(ids, with_payload=False)]
 
     async def backlog(self) -> Backlog:
-        """Count what is unpublished (SDS-047 QRY-050)."""
+        """Count unpublished events (SDS-047 QRY-050)."""
         async with self._transaction() as connection:
             cursor = await connection.execute(self._sql["backlog"])
             ((count, oldest_at),) = await cursor.fetchall()
-            return Backlog(count, None if oldest_at is None else micros(oldest_at))
+            return Backlog(count, oldest_at)
 
     async def delete_published(self, before: int, limit: int) -> int | None:
-        """Remove up to `limit` events published before a time; None when another process is at it."""
+        """Delete up to `limit` events published before a time; None while another process does so."""
         async with self._transaction() as connection:
-            cursor = await connection.execute(self._sql["clean_alone"])
+            cursor = await connection.execute(self._sql["lock_cleanup"])
             if await cursor.fetchall() != [(True,)]:
                 return None
             parameters = {"before": utc(before), "limit": limit, "keep_history": self._keep_history}
@@ -110,7 +117,7 @@ class PostgresOutboxRepository:
         connection = self._connection
         if connection is None:
             connection = self._connection = await connect_async(self._url, self._name)
-            connection.prepare_threshold = None  # a pooler may give the next transaction to another server
+            connection.prepare_threshold = None  # PgBouncer may switch server connections
         try:
             async with connection.transaction():
                 yield connection
@@ -123,12 +130,12 @@ class PostgresOutboxRepository:
         if isinstance(error, psycopg.errors.UndefinedTable):
             return Unavailable(
                 f"The database {shown(self._url)} has no outbox: {error.diag.message_primary}. Run "
-                "`postroom migrate --messaging URL` once, or say what its tables are called."
+                "`postroom migrate --messaging URL` once, or configure the names of its tables."
             )
         if isinstance(error, psycopg.errors.LockNotAvailable):
             return Unavailable(
-                f"A relay has held on to events of {shown(self._url)} for {WAIT_MS:,} ms; try again, or "
-                "look for a relay that hangs."
+                f"A relay has locked events of {shown(self._url)} for {WAIT_MS:,} ms; try again, or check "
+                "for a relay that hangs."
             )
         return describe(error, self._url)
 
@@ -146,57 +153,95 @@ class PostgresClaim:
 
     @property
     def partitions(self) -> Sequence[int]:
-        """Return the partitions that nobody else may change meanwhile."""
+        """Return the claimed partitions."""
         return self._partitions
 
-    async def find_unpublished(self, now: int, limit: int) -> list[Stored]:
-        """Return events to publish, oldest first, without those that wait or are held back."""
-        parameters = {
-            "now": utc(now),
-            "limit": limit,
-            "partitions": list(self._partitions),
-            "batch_bytes": self._batch_bytes,
-        }
-        return await self._stored("find_unpublished", parameters)
+    async def find_unpublished(self, now: int, limit: int) -> list[OutboxRow]:
+        """Return events to publish, oldest first; see `OutboxClaim.find_unpublished`."""
+        parameters = {"now": utc(now), "limit": limit, "partitions": list(self._partitions)}
+        cursor = await self._connection.execute(self._sql["find_unpublished"], parameters)
+        return await self.load([id_ for (id_,) in await cursor.fetchall()], batch_bytes=self._batch_bytes)
 
-    async def find(self, ids: Sequence[UUID]) -> list[Stored]:
-        """Return those of these events that are in the outbox."""
-        return await self._stored("find", {"ids": list(ids)})
+    async def find(self, ids: Sequence[UUID]) -> list[OutboxRow]:
+        """Return the events with these ids that are in the outbox."""
+        return await self.load(ids)
 
-    async def mark_published(self, decided: Sequence[Decided]) -> None:
-        """Note that events are on the stream (SDS-047 CMD-050)."""
+    async def load(
+        self, ids: Sequence[UUID], *, with_payload: bool = True, batch_bytes: int = NO_LIMIT
+    ) -> list[OutboxRow]:
+        """Return the rows of events in the order of recording, until their payloads exceed `batch_bytes`."""
+        if not ids:
+            return []
+        try:
+            return await self._load(ids, with_payload, batch_bytes)
+        except psycopg.Error as error:
+            if not _is_row_error(error):
+                raise
+        rows: list[OutboxRow] = []
+        for id_ in ids:
+            rows += await self._load_one(id_)
+            if sum(len(row.payload or b"") for row in rows) >= batch_bytes:
+                break
+        return rows
+
+    async def mark_published(self, decisions: Sequence[Decision]) -> None:
+        """Record that the stream stored events (SDS-047 CMD-050)."""
         await self._write(
             "mark_published",
-            decided,
-            published_at=[utc(event.published_at or 0) for event, _ in decided],
-            attempts=[event.publish_attempts for event, _ in decided],
+            decisions,
+            published_at=[utc(event.published_at or 0) for event, _ in decisions],
+            attempts=[event.publish_attempts for event, _ in decisions],
         )
 
-    async def increment_attempts(self, decided: Sequence[Decided]) -> None:
-        """Note that publishing events failed, when they are tried again, and which are parked."""
-        await self._reschedule(decided)
+    async def increment_attempts(self, decisions: Sequence[Decision]) -> None:
+        """Record failed attempts, with the times of the next ones, and parked events."""
+        await self._reschedule(decisions)
 
-    async def retry(self, decided: Sequence[Decided]) -> None:
-        """Have events tried again at once."""
-        await self._reschedule(decided)
+    async def retry(self, decisions: Sequence[Decision]) -> None:
+        """Make events due at once."""
+        await self._reschedule(decisions)
 
-    async def discard(self, decided: Sequence[Decided]) -> None:
-        """Remove events unpublished; their histories stay."""
-        await self._write("discard", decided)
+    async def discard(self, decisions: Sequence[Decision]) -> None:
+        """Remove events without publishing them; their histories remain."""
+        await self._write("discard", decisions)
 
-    async def _reschedule(self, decided: Sequence[Decided]) -> None:
+    async def _load(
+        self, ids: Sequence[UUID], with_payload: bool, batch_bytes: int = NO_LIMIT
+    ) -> list[OutboxRow]:
+        parameters = {
+            "ids": list(ids),
+            "with_payload": with_payload,
+            "batch_bytes": batch_bytes,
+            "max_payload_bytes": MAX_PAYLOAD_BYTES,
+        }
+        # In a savepoint, so that the claim's locks survive a failed statement.
+        async with self._connection.transaction(), self._connection.cursor(binary=True) as cursor:
+            await cursor.execute(self._sql["load"], parameters)
+            return [_outbox_row(_Row(*row), with_payload) for row in await cursor.fetchall()]
+
+    async def _load_one(self, id_: UUID) -> list[OutboxRow]:
+        """Return the row of one event, if it exists, without a payload that can't be read."""
+        try:
+            return await self._load([id_], with_payload=True)
+        except psycopg.Error as error:
+            if not _is_row_error(error):
+                raise
+            reason = f"its payload can't be read: {error.diag.message_primary or error}"
+        return [row._replace(unreadable=reason) for row in await self._load([id_], with_payload=False)]
+
+    async def _reschedule(self, decisions: Sequence[Decision]) -> None:
         await self._write(
             "reschedule",
-            decided,
-            attempts=[event.publish_attempts for event, _ in decided],
-            errors=[event.publish_error for event, _ in decided],
-            retry_at=[None if event.retry_at is None else utc(event.retry_at) for event, _ in decided],
+            decisions,
+            attempts=[event.publish_attempts for event, _ in decisions],
+            errors=[event.publish_error for event, _ in decisions],
+            retry_at=[None if event.retry_at is None else utc(event.retry_at) for event, _ in decisions],
         )
 
-    async def _write(self, statement: str, decided: Sequence[Decided], **columns: list[Any]) -> None:
-        if not decided:
+    async def _write(self, statement: str, decisions: Sequence[Decision], **columns: list[Any]) -> None:
+        if not decisions:
             return
-        changes = [change for _, changes in decided for change in changes]
+        changes = [change for _, changes in decisions for change in changes]
         rows = [CODEC.to_row(change) for change in changes]
         history = {
             "streams": [UUID(bytes=change.stream) for change in changes],
@@ -205,62 +250,75 @@ class PostgresClaim:
             "ats": [utc(change.at) for change in changes],
             "states": [state for _, state in rows],
         }
-        ids = {"ids": [event.id for event, _ in decided]}
+        ids = {"ids": [event.id for event, _ in decisions]}
         await self._connection.execute(self._sql[statement], ids | columns | history)
 
-    async def _stored(self, statement: str, parameters: dict[str, Any]) -> list[Stored]:
-        async with self._connection.cursor(binary=True) as cursor:
-            await cursor.execute(self._sql[statement], parameters)
-            return [_stored(*row) for row in await cursor.fetchall()]
+
+class _Row(NamedTuple):
+    """A row of the statement `load`."""
+
+    id: UUID
+    aggregate_type: str
+    aggregate_id: str
+    event_type: str
+    event_version: int
+    occurred_at: int | None
+    correlation_id: UUID | None
+    causation_id: UUID | None
+    is_published: bool
+    published_at: int | None
+    publish_attempts: int
+    publish_error: str | None
+    has_failed: bool
+    retry_at: int | None
+    payload_bytes: int | None
+    payload: bytes | None
+    version: int | None
+    recorded_type: str | None
+    recorded_state: bytes | None
 
 
-def _stored(
-    id_: UUID,
-    aggregate_type: str,
-    aggregate_id: str,
-    event_type: str,
-    event_version: int,
-    occurred_at: datetime,
-    correlation_id: UUID | None,
-    causation_id: UUID | None,
-    attempts: int,
-    error: str | None,
-    published_at: datetime | None,
-    payload: bytes,
-    failed: bool,
-    retry_at: datetime | None,
-    version: int | None,
-    type_: str | None,
-    state: bytes | None,
-) -> Stored:
-    at = micros(occurred_at)
-    began: tuple[OutboxEventRecorded, ...] = ()
-    traceparent = None
-    if type_ is not None and state is not None:
-        recorded = CODEC.to_event(id_.bytes, 1, type_, at, state)
-        traceparent = getattr(recorded, "traceparent", None)
-    elif version is None:
-        about = (aggregate_type, aggregate_id, event_type, event_version, at)
-        began = (OutboxEventRecorded(id_.bytes, 1, at, *about, correlation_id, causation_id, None),)
+def _outbox_row(row: _Row, with_payload: bool) -> OutboxRow:
     status: Status = "waiting"
-    if published_at is not None:
+    if row.is_published:
         status = "published"
-    elif failed and retry_at is None:
+    elif row.has_failed and row.retry_at is None:
         status = "parked"
+    traceparent, unreadable = _traceparent(row)
+    if row.occurred_at is None:
+        unreadable = "its occurred_at is outside the years 1 to 9999"
+    elif with_payload and row.payload is None:
+        unreadable = f"its payload has {row.payload_bytes:,} bytes, more than {MAX_PAYLOAD_BYTES:,}"
     event = OutboxEvent(
-        id_,
-        version or 1,
-        aggregate_type,
-        aggregate_id,
-        event_type,
-        event_version,
-        at,
-        CorrelationContext(correlation_id, causation_id),
+        row.id,
+        row.version or 1,
+        row.aggregate_type,
+        row.aggregate_id,
+        row.event_type,
+        row.event_version,
+        row.occurred_at,
+        CorrelationContext(row.correlation_id, row.causation_id),
         traceparent,
-        None if published_at is None else micros(published_at),
-        attempts,
-        error,
-        None if retry_at is None else micros(retry_at),
+        row.published_at,
+        row.publish_attempts,
+        row.publish_error,
+        row.retry_at,
         status,
     )
-    return Stored(event, payload, began)
+    return OutboxRow(event, row.payload, row.version is not None, unreadable)
+
+
+def _traceparent(row: _Row) -> tuple[str | None, str | None]:
+    """Return the trace context of the event, and the reason if its history can't be read."""
+    if row.recorded_type is None or row.recorded_state is None:
+        return None, None
+    try:
+        recorded = CODEC.to_event(row.id.bytes, 1, row.recorded_type, 0, row.recorded_state)
+    except (PostroomError, msgspec.MsgspecError) as error:
+        return None, f"its history can't be read: {error}"
+    return getattr(recorded, "traceparent", None), None
+
+
+def _is_row_error(error: psycopg.Error) -> bool:
+    """Return whether a statement failed because of the data of a row."""
+    return isinstance(error, psycopg.DataError) or (error.sqlstate or "").startswith(_ROW_ERRORS)

@@ -1,4 +1,4 @@
-"""Names of the tables of outbox and inbox, which a service may choose."""
+"""Configurable names of the tables of outbox and inbox."""
 
 import re
 from functools import cache
@@ -12,7 +12,7 @@ _NAME = re.compile(r"[^\W\d]\w{0,62}(\.[^\W\d]\w{0,62})?\Z")
 
 
 class Tables(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Say what the tables are called, each `name` or `schema.name`."""
+    """Names of the tables, each `name` or `schema.name`."""
 
     outbox_events: str = "outbox_events"
     outbox_retries: str = "outbox_retries"
@@ -23,23 +23,23 @@ class Tables(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         for table in self.__struct_fields__:
             if not _NAME.match(getattr(self, table)):
                 raise InvalidRequest(
-                    f"{getattr(self, table)!r} can't be the name of the table {table}; write name or "
+                    f"{getattr(self, table)!r} is not a valid name for the table {table}; use name or "
                     "schema.name, of letters, digits and _."
                 )
 
     def quoted(self, table: str) -> str:
-        """Return a table's name as SQL has it."""
+        """Return a table's name, quoted for SQL."""
         return ".".join(f'"{part}"' for part in getattr(self, table).split("."))
 
 
 @cache
 def messaging_statements(resource: str, tables: Tables) -> dict[str, str]:
-    """Return the statements of a `.sql` file of this package, with the tables' names as they are here.
+    """Return the statements of a `.sql` file of this package, with the configured names of the tables.
 
     Parameters are written `:name`.
     """
     names = re.compile(rf"\b({'|'.join(tables.__struct_fields__)})\b")
     return {
-        name: names.sub(lambda found: tables.quoted(found[1]), text)
+        name: names.sub(lambda match: tables.quoted(match[1]), text)
         for name, text in statements(__package__, resource).items()
     }

@@ -35,7 +35,7 @@ CREATE TABLE outbox_retries (
     retry_at       TIMESTAMPTZ
 );
 
-CREATE INDEX idx_outbox_held ON outbox_retries (aggregate_type, aggregate_id);
+CREATE INDEX idx_outbox_retries_aggregate ON outbox_retries (hashtextextended(aggregate_type || '/' || aggregate_id, 0));
 
 -- SDS-047's columns, and two more: the length of its history, and since when it is a dead letter.
 CREATE TABLE inbox_messages (
@@ -63,4 +63,14 @@ CREATE TABLE aggregate_events (
     at      TIMESTAMPTZ NOT NULL,
     state   BYTEA NOT NULL,
     PRIMARY KEY (stream, version)
+);
+
+-- Messages that transactions recorded for a mailbox; its owner sends and deletes them. A refused one keeps its error.
+CREATE TABLE outbox_messages (
+    position BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    id       TEXT NOT NULL,
+    mailbox  TEXT NOT NULL,
+    topic    TEXT NOT NULL,
+    message  TEXT NOT NULL,
+    error    TEXT
 );

@@ -1,4 +1,4 @@
-"""Place an order, kill the shop before its event is published, start it again, and count what came of it."""
+"""Place an order, kill the shop before its event is published, start it again, and count the results."""
 
 import json
 import os
@@ -15,19 +15,20 @@ from urllib.request import Request, urlopen
 
 import psycopg
 
-from postroom.adapters.compose.embedded import NatsServer, PostgresServer
-from postroom.adapters.embedded.process import free_port
+from tests.support.servers.nats import NatsServer
+from tests.support.servers.postgres import PostgresServer
+from tests.support.servers.process import free_port
 
 HERE = Path(__file__).parent
 POSTROOM = Path(sys.executable).with_name("postroom")
-PATIENCE_SECONDS = 60
+START_SECONDS = 60
 
 
 class Shop:
     """The shop's process.
 
     Arguments:
-        environment: where its database is, and the key of what comes in.
+        environment: URL of its database, and the signing key.
     """
 
     def __init__(self, environment: dict[str, str]) -> None:
@@ -37,26 +38,26 @@ class Shop:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Start it and wait until it answers."""
+        """Start the process and wait until it responds."""
         command = [sys.executable, "-m", "uvicorn", "service:app", "--port", str(self.port)]
         self._process = subprocess.Popen(
             [*command, "--log-level", "warning"], cwd=HERE, env=self._environment
         )
-        until = time.monotonic() + PATIENCE_SECONDS
+        until = time.monotonic() + START_SECONDS
         while not self._answers():
             if self._process.poll() is not None or time.monotonic() > until:
                 raise SystemExit("The shop did not start.")
             time.sleep(0.05)
 
     def kill(self) -> None:
-        """End it as a crash does: kill -9."""
+        """Kill the process with SIGKILL, to simulate a crash."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
             self._process = None
 
     def place_order(self, order_id: str, item: str) -> None:
-        """Send an order and wait until the shop has taken it."""
+        """Send an order; raise `HTTPError` if the shop does not accept it."""
         body = json.dumps({"item": item}).encode()
         with urlopen(Request(f"{self.url}/orders/{order_id}", body, method="PUT")) as response:
             assert response.status == 200
@@ -71,7 +72,7 @@ class Shop:
 
 @contextmanager
 def shop_and_servers() -> Iterator[tuple[Shop, dict[str, str]]]:
-    """Have real servers in a temporary folder, the tables and streams of the shop, and the shop."""
+    """Start servers in a temporary folder, create tables and streams, and start the shop."""
     with (
         tempfile.TemporaryDirectory() as folder,
         NatsServer(Path(folder) / "nats") as nats,
@@ -95,13 +96,13 @@ def shop_and_servers() -> Iterator[tuple[Shop, dict[str, str]]]:
 
 
 def postroom(environment: dict[str, str], *arguments: str) -> str:
-    """Run the command line with the shop's settings and return what it said."""
+    """Run the command line with the shop's settings and return its output."""
     command = [str(POSTROOM), *arguments, "--config", str(HERE / "postroom.toml")]
     return subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout
 
 
 def count(environment: dict[str, str]) -> Iterator[tuple[str, int]]:
-    """Count what there is of everything."""
+    """Yield the number of orders, events, inbox rows and shipments."""
     streams = json.loads(postroom(environment, "streams", "list", "--json"))["streams"]
     with psycopg.connect(environment["POSTROOM_MESSAGING__DATABASE"]) as database:
         (orders,), (inbox,), (shipments,) = (
@@ -115,20 +116,20 @@ def count(environment: dict[str, str]) -> Iterator[tuple[str, int]]:
 
 
 def main() -> None:
-    """Tell the story."""
+    """Run the scenario."""
     with shop_and_servers() as (shop, environment):
         shop.place_order("1001", "a lamp")
-        print("Order 1001 is committed, and its event with it; nothing is published yet.")
+        print("Order 1001 and its event are committed; nothing is published yet.")
         shop.kill()
         print("The shop was killed (kill -9).")
         shop.start()
         shop.place_order("1001", "a lamp")
-        print("It runs again, and the customer, who isn't sure, has sent order 1001 again.")
+        print("The shop was restarted, and the customer sent order 1001 again.")
         print("relay:  ", postroom(environment, "outbox", "relay", "--once").strip())
         print("worker: ", postroom(environment, "inbox", "consume", "--once").strip())
         print()
-        for what, number in count(environment):
-            print(f"{what:<22}{number:>3}")
+        for name, number in count(environment):
+            print(f"{name:<22}{number:>3}")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""A shop that takes orders and ships them: events leave through its outbox and come in through its inbox.
+"""A shop that takes orders and ships them, with an outbox and an inbox.
 
-PUT /orders/{id} stores an order and records an event about it, in one transaction. POST /handle is where
-`postroom inbox consume` brings events; it stores a shipment, once for each order, in one transaction too.
+PUT /orders/{id} stores an order and records an event, in one transaction. `postroom inbox consume` posts
+events to /handle, which stores one shipment per order, in one transaction too.
 """
 
 import os
@@ -15,11 +15,17 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
-from postroom.adapters.compose.inbox import current_transaction, inbox, pipeline, transaction
-from postroom.adapters.compose.outbox import AsyncOutbox, NewEvent
-from postroom.adapters.http.signature import verify_signature
-from postroom.application.ports.event_handler import HandlerRequest
-from postroom.domain.errors import Unauthenticated
+from postroom import (
+    AsyncOutbox,
+    HandlerRequest,
+    NewEvent,
+    Unauthenticated,
+    current_transaction,
+    inbox,
+    pipeline,
+    transaction,
+    verify_signature,
+)
 
 Kind = TypeVar("Kind", bound=msgspec.Struct)
 
@@ -32,11 +38,11 @@ outbox = AsyncOutbox(notify=True)
 
 
 class Base(DeclarativeBase):
-    """The tables of the shop's own business; those of Postroom stand beside them."""
+    """Base of the shop's tables, which are in the same database as those of Postroom."""
 
 
 class Order(Base):
-    """What a customer wants."""
+    """An order of a customer."""
 
     __tablename__ = "orders"
     id: Mapped[str] = mapped_column(primary_key=True)
@@ -44,7 +50,7 @@ class Order(Base):
 
 
 class Shipment(Base):
-    """What left the warehouse; nothing but the inbox keeps an order from being shipped twice."""
+    """A shipment; no constraint prevents a second one of an order, only the inbox."""
 
     __tablename__ = "shipments"
     id: Mapped[int] = mapped_column(primary_key=True)
@@ -53,13 +59,13 @@ class Shipment(Base):
 
 
 class NewOrder(msgspec.Struct):
-    """What a customer sends."""
+    """The body of a request to place an order."""
 
     item: str
 
 
 class OrderPlaced(msgspec.Struct):
-    """What the event says."""
+    """The payload of the event."""
 
     order_id: str
     item: str
@@ -67,7 +73,7 @@ class OrderPlaced(msgspec.Struct):
 
 @asynccontextmanager
 async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-    """Make the shop's tables where they are missing."""
+    """Create the shop's tables if they are missing."""
     async with engine.begin() as connection:
         await connection.run_sync(Base.metadata.create_all)
     yield
@@ -79,7 +85,7 @@ app = FastAPI(lifespan=lifespan)
 
 @app.put("/orders/{order_id}")
 async def place_order(order_id: str, request: Request) -> dict[str, str]:
-    """Take an order; to send it again, after a crash for example, changes nothing."""
+    """Store an order and record its event; idempotent, so that a client may repeat the request."""
     order = read(await request.body(), NewOrder)
     async with sessions.begin() as session:
         placed = await session.scalar(
@@ -98,7 +104,7 @@ async def place_order(order_id: str, request: Request) -> dict[str, str]:
 
 @app.post("/handle")
 async def handle(request: Request) -> Response:
-    """Deal with an event: 200 says that it is done, 422 that it never can be, 500 to try again."""
+    """Handle an event: 200 means processed, 422 poison, 500 failed."""
     body = await request.body()
     try:
         verify_signature(request.headers, body, SIGNING_KEY)
@@ -109,7 +115,7 @@ async def handle(request: Request) -> Response:
 
 
 async def ship(event: HandlerRequest) -> None:
-    """Ship an order; this knows nothing of transactions and repetitions."""
+    """Ship an order; the middlewares handle transactions and duplicates."""
     try:
         order = msgspec.convert(event.payload, OrderPlaced)
     except msgspec.ValidationError as error:
@@ -121,7 +127,7 @@ handle_once = pipeline(transaction(sessions), inbox(), ship)
 
 
 def read(body: bytes, kind: type[Kind]) -> Kind:
-    """Return what a body says, or answer with 422."""
+    """Return the decoded body, or respond with 422."""
     try:
         return msgspec.json.decode(body, type=kind)
     except msgspec.DecodeError as error:

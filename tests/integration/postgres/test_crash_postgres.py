@@ -2,20 +2,17 @@
 
 import asyncio
 import random
-from collections.abc import AsyncIterator
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from uuid import UUID
 
 import pytest
 
 from postroom.adapters.compose import Postroom, open_mailbox, read_mailbox
 from postroom.adapters.compose.postgres import migrate_store
-from postroom.adapters.embedded.postgres import PostgresServer
-from postroom.application import engine
+from postroom.application.mailbox import engine
 from postroom.application.messages import NewMessage, Sent
 from postroom.domain.errors import Unavailable
 from tests.integration.test_crash_kill import Witness, check, drain, run_until_killed
+from tests.support.servers.postgres import PostgresServer
 
 SENDER_KILLS = 5
 SERVER_KILLS = 4
@@ -34,18 +31,11 @@ async def test_a_killed_sender_loses_nothing_that_was_acknowledged_and_undoes_no
     await drain(postgres_store, witness)
 
 
-@pytest.fixture
-async def server() -> AsyncIterator[PostgresServer]:
-    with TemporaryDirectory(prefix="postroom-tests-") as folder, PostgresServer(Path(folder)) as started:
-        yield started
-        started.kill()
-
-
 async def test_a_killed_server_loses_nothing_that_was_acknowledged(
-    server: PostgresServer, monkeypatch: pytest.MonkeyPatch
+    postgres_server: PostgresServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(engine, "RECOVERY_SECONDS", 0.05)
-    store = server.create_database()
+    store = postgres_server.create_database()
     migrate_store(store)
     acknowledged: dict[str, str] = {}
     moments = random.Random(2)
@@ -55,9 +45,9 @@ async def test_a_killed_server_loses_nothing_that_was_acknowledged(
             wanted = len(acknowledged) + moments.randint(10, 300)
             while len(acknowledged) < wanted:
                 await asyncio.sleep(0.001)
-            server.kill()
+            postgres_server.kill()
             await asyncio.gather(*callers)  # each ends at its first failure
-            server.start()
+            postgres_server.start()
         await send_when_possible(mailbox)
         key, id_ = list(acknowledged.items())[-1]
         assert await mailbox.send_message(message(key)) == Sent(id_, duplicate=True)

@@ -2,31 +2,33 @@
 
 import os
 import re
-from collections.abc import Callable
+from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from importlib.resources import files
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import psycopg
 import pytest
 
 from postroom.adapters.compose import list_mailboxes, open_mailbox, read_mailbox
-from postroom.adapters.postgres import event_log, ownership
+from postroom.adapters.postgres import event_log, log_connections, ownership
 from postroom.adapters.postgres.database import connect
 from postroom.adapters.postgres.event_log import PostgresEventLog, mailbox_names
 from postroom.adapters.postgres.migrate import SCHEMAS, Migration, check, migrate, migrations
 from postroom.adapters.postgres.ownership import PostgresOwnership
+from postroom.adapters.sql.transaction import for_psycopg
 from postroom.application.ports.event_log import Seal, StoredSnapshot
 from postroom.domain.errors import InvalidRequest, MailboxOwned, PostroomError, Unavailable
 from tests.conformance.event_log import ONE
 from tests.conformance.records import append, mixed, stream
+from tests.support.fixtures import CreateDatabase
 
 CATALOG = Path(__file__).with_name("catalog.sql").read_text("utf-8")
 FROZEN = Path(__file__).with_name("frozen")
 """`<set>/<number>/`: the statements as they were when that migration was the newest."""
 SETS = ("messaging", "store")
-CreateDatabase = Callable[[str | None], str]
 
 
 def catalog(url: str) -> list[str]:
@@ -113,7 +115,7 @@ def test_a_store_is_made_only_where_every_text_fits(postgres_admin_url: str) -> 
 
 
 def test_a_set_that_is_none_is_refused(empty_database: str) -> None:
-    with pytest.raises(InvalidRequest, match="no migrations 'shop'; there are messaging, store"):
+    with pytest.raises(InvalidRequest, match="no set of migrations 'shop'; the sets are messaging, store"):
         migrate(empty_database, "shop")
 
 
@@ -137,7 +139,7 @@ async def test_a_database_that_was_not_migrated_says_what_to_run(empty_database:
 def test_an_edited_migration_is_refused(postgres_store: str) -> None:
     apply(postgres_store, "UPDATE postroom.postroom_migrations SET checksum = 'another' WHERE number = 1")
     for use in (lambda: check(postgres_store, "store"), lambda: migrate(postgres_store, "store")):
-        with pytest.raises(Unavailable, match="store/0001_log was another one when"):
+        with pytest.raises(Unavailable, match="store/0001_log differs from the one applied to"):
             use()
 
 
@@ -158,13 +160,13 @@ async def test_this_version_runs_on_a_database_one_migration_ahead(postgres_stor
     with closing(PostgresEventLog(postgres_store, ONE, partition_positions=8)) as log:
         records = append(log, mixed(20, ONE))
         assert list(log.read()) == records
-    with pytest.raises(Unavailable, match="_later, which this version of Postroom does not know"):
+    with pytest.raises(Unavailable, match="_later, which this version of Postroom does not have"):
         migrate(postgres_store, "store")
 
 
 def test_a_database_two_migrations_ahead_is_refused(postgres_store: str) -> None:
     pretend(postgres_store, ahead=2)
-    with pytest.raises(Unavailable, match="does not know; install the version that migrated it"):
+    with pytest.raises(Unavailable, match="does not have; install the version that migrated it"):
         list_mailboxes(postgres_store)
 
 
@@ -177,6 +179,10 @@ def test_the_statements_of_every_earlier_version_were_kept() -> None:
         assert kept >= {f"{each.number:04d}" for each in migrations(set_)[:-1]}
 
 
+RENAMED = {"read_stream": "history", "existing_streams": "known"}
+"""Names of statements up to migration 0003."""
+
+
 class Watched(dict[str, str]):
     """Statements that remember which of them were asked for."""
 
@@ -186,6 +192,7 @@ class Watched(dict[str, str]):
         self.asked: set[str] = set()
 
     def __getitem__(self, name: str) -> str:
+        name = RENAMED.get(name, name) if name not in self else name
         self.asked.add(name)
         return super().__getitem__(name)
 
@@ -196,7 +203,8 @@ async def test_the_log_of_an_earlier_version_works_after_all_migrations(
 ) -> None:
     log_statements = Watched(FROZEN / "store" / number / "log.sql")
     lock_statements = Watched(FROZEN / "store" / number / "ownership.sql")
-    monkeypatch.setattr(event_log, "_SQL", log_statements)
+    monkeypatch.setattr(event_log, "SQL", log_statements)
+    monkeypatch.setattr(log_connections, "SQL", log_statements)
     monkeypatch.setattr(ownership, "_SQL", lock_statements)
     async with PostgresOwnership(postgres_store).acquire(ONE, "first", 0):
         with pytest.raises(MailboxOwned, match="first"):
@@ -210,8 +218,8 @@ async def test_the_log_of_an_earlier_version_works_after_all_migrations(
         assert log.truncate(through=11, limit=2) == 2
         assert list(log.read()) == records[10:]
         assert [row[0] for row in log.replay(20)] == list(range(21, 31))
-        assert log.history(records[20].stream)[-1].position >= 21
-        assert log.known([records[20].stream, stream(10**9)]) == {records[20].stream}
+        assert log.read_stream(records[20].stream)[-1].position >= 21
+        assert log.existing_streams([records[20].stream, stream(10**9)]) == {records[20].stream}
         assert log.at_positions([3, 12]) == {12: records[11]}
         assert log.position_before(10**15) == 30
         assert list(log.snapshots()) == [StoredSnapshot(20, records[19].chain, b"state")]
@@ -221,7 +229,19 @@ async def test_the_log_of_an_earlier_version_works_after_all_migrations(
     assert mailbox_names(postgres_store) == [ONE]
     apply(postgres_store, FROZEN.joinpath("store", number, "insert.sql").read_text("utf-8"))
     assert log_statements.asked == set(log_statements) - {"end_session"}  # for connections that were lost
-    assert lock_statements.asked == set(lock_statements) - {"still_there"}
+    assert lock_statements.asked == set(lock_statements) - {"ping", "still_there"}
+
+
+@pytest.mark.parametrize("file", sorted(FROZEN.joinpath("messaging").glob("*/*.sql")), ids=str)
+def test_the_outbox_and_inbox_statements_of_an_earlier_version_are_valid_after_all_migrations(
+    messaging_database: str, file: Path
+) -> None:
+    texts = [text.strip() for text in Watched(file).values()]
+    planned = [text for text in texts if text.startswith(("SELECT", "WITH", "INSERT", "UPDATE", "DELETE"))]
+    assert planned
+    with psycopg.connect(messaging_database) as connection:
+        for text in planned:
+            connection.execute(f"EXPLAIN {for_psycopg(text)}", defaultdict(lambda: None))  # type: ignore[call-overload]
 
 
 # -- URLs ---

@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 from psycopg import sql
 
 from postroom.adapters.compose import list_mailboxes
-from postroom.adapters.postgres import event_log
-from postroom.adapters.postgres.database import Connection
+from postroom.adapters.postgres import event_log, log_connections
+from postroom.adapters.postgres.database import Connection, connect, unavailable
 from postroom.adapters.postgres.event_log import PostgresEventLog, mailbox_names
 from postroom.domain.errors import Fenced, NotFound, Unavailable, WrongPosition
 from postroom.domain.record import GENESIS, Record, verify_chain
 from tests.conformance.event_log import ONE, TWO
 from tests.conformance.records import after, append, mixed, sent, stream
-from tests.integration.postgres.proxy import Proxy
+from tests.support.servers.postgres_proxy import Proxy
 
 Open = Callable[..., PostgresEventLog]
 
@@ -80,7 +80,7 @@ def wait_until(database: Connection, question: str) -> None:
 def test_appends_wait_for_no_transaction_that_idles_with_a_snapshot_or_rows_of_ours(
     open_log: Open, url: str, monkeypatch: pytest.MonkeyPatch, held: str
 ) -> None:
-    monkeypatch.setattr(event_log, "TIMEOUT", "5s")  # what waits fails
+    monkeypatch.setattr(log_connections, "TIMEOUT", "5s")  # what waits fails
     log = open_log(partition_positions=8)
     append(log, sents(3))
     with closing(psycopg.connect(url)) as idle:
@@ -187,7 +187,7 @@ def test_retention_drops_whole_partitions_and_deletes_the_rest(open_log: Open, d
     assert list(log.read()) == records[19:]
     assert list(log.read(after=2, limit=3)) == records[19:22]
     assert log.first_position() == 20
-    assert log.known([stream(3), stream(30)]) == {stream(30)}
+    assert log.existing_streams([stream(3), stream(30)]) == {stream(30)}
     append(log, sents(5, 100))
     assert [record.position for record in open_log().read()] == list(range(20, 46))
 
@@ -232,7 +232,7 @@ def test_retention_waits_for_appends_that_may_not_see_it_yet(
     monkeypatch.setattr(event_log, "RETENTION_WAIT_SECONDS", 0.02)
     with database.transaction(force_rollback=True):
         database.execute("INSERT INTO postroom.log SELECT * FROM postroom.log WHERE false")
-        with pytest.raises(Unavailable, match="retention removes nothing until it ends"):
+        with pytest.raises(Unavailable, match="retention continues when it ends"):
             log.truncate(through=5, limit=100)
         assert log.first_position() == 1
     assert log.truncate(through=5, limit=100) == 5
@@ -248,8 +248,8 @@ def test_a_stream_is_found_by_its_index_though_a_new_partition_has_no_statistics
     append(log, sents(5_000))
     log.close()
     log = open_log()
-    assert len(log.history(stream(77))) == 1
-    assert log.known([stream(77), stream(4_999), stream(9_999)]) == {stream(77), stream(4_999)}
+    assert len(log.read_stream(stream(77))) == 1
+    assert log.existing_streams([stream(77), stream(4_999), stream(9_999)]) == {stream(77), stream(4_999)}
     log.close()
     figures = "FROM pg_stat_all_indexes WHERE relname LIKE 'log\\_1\\_%' AND indexrelname LIKE"
     wait_until(database, f"SELECT sum(idx_tup_read) >= 3 {figures} '%stream%'")
@@ -371,7 +371,7 @@ def test_text_of_any_kind_comes_back_as_it_was(
     log.append(records)
     assert list(log.read(after=start - 1)) == records
     assert list(log.replay(start - 1)) == [record[:12] for record in records]
-    assert log.history(records[0].stream) == records[:1]
+    assert log.read_stream(records[0].stream) == records[:1]
     assert log.at_positions([start]) == {start: records[0]}
     log.close()
 
@@ -418,7 +418,7 @@ def test_a_user_without_rights_is_told_so(open_log: Open, restricted_url: str, d
     role = sql.Identifier(f"{urlsplit(restricted_url).path[1:]}_app")
     database.execute(sql.SQL("REVOKE USAGE ON SCHEMA postroom FROM {}").format(role))
     with pytest.raises(
-        Unavailable, match="forbids what Postroom needs: permission denied for schema postroom"
+        Unavailable, match="denies a privilege that Postroom needs: permission denied for schema postroom"
     ):
         open_log(url=restricted_url)
 
@@ -433,7 +433,7 @@ def test_opening_for_reading_creates_nothing_and_writes_nothing(open_log: Open, 
     append(open_log(), sents(1))
     reader = open_log(create_missing=False)
     for write in (lambda: append(reader, sents(1, 10)), lambda: reader.truncate(1, 1)):
-        with pytest.raises(Unavailable, match="opened for reading only"):
+        with pytest.raises(Unavailable, match="opened read-only"):
             write()
 
 
@@ -450,6 +450,20 @@ def test_a_closed_log_says_so(open_log: Open) -> None:
     log.close()
     with pytest.raises(Unavailable, match="was closed; open the store again"):
         log.head()
+
+
+def test_a_value_that_cannot_be_sent_is_not_taken_for_a_lost_connection(url: str) -> None:
+    with pytest.raises(Unavailable) as caught, closing(connect(url, "test")) as database, unavailable(url):
+        database.execute("SELECT %s::text", ["\0"])
+    assert "NUL" in str(caught.value)
+    assert "can't be reached" not in str(caught.value)
+
+
+def test_a_lost_connection_is_reported_as_such(url: str) -> None:
+    database = connect(url, "test")
+    database.close()
+    with pytest.raises(Unavailable, match="can't be reached"), unavailable(url):
+        database.execute("SELECT 1")
 
 
 def test_mailboxes_are_sorted_by_name(open_log: Open, url: str) -> None:

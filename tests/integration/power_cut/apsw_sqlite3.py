@@ -8,6 +8,7 @@ import apsw
 from tests.integration.power_cut.disk import Disk
 
 Error = apsw.Error
+OperationalError = apsw.SQLError
 
 
 class Connection:

@@ -6,20 +6,19 @@ from typing import NamedTuple
 from unittest.mock import patch
 
 import pytest
-from structlog.testing import capture_logs
 
 from postroom.adapters.compose import DEFAULT_MAILBOX, Postroom, open_mailbox
-from postroom.adapters.sqlite import database, event_log
+from postroom.adapters.sqlite import database, event_log, message_outbox
 from postroom.adapters.sqlite.database import Durability
 from postroom.adapters.sqlite.event_log import SqliteEventLog
-from postroom.application.fold import fold
+from postroom.application.mailbox.fold import fold
 from postroom.application.messages import NewMessage, Sent
 from postroom.application.queries.verify import VerifyLog
-from postroom.application.retention import enforce_size
 from postroom.domain.names import message_stream
 from postroom.domain.policy import MailboxLimits
 from tests.integration.power_cut import apsw_sqlite3
 from tests.integration.power_cut.disk import CUTS, Disk, DurableFile, restore
+from tests.support.logs import capture_logs
 
 ROUNDS = 40
 
@@ -73,7 +72,7 @@ class Experiment:
             VerifyLog(log)()
             waiting = fold(log).messages
             streams = [message_stream(DEFAULT_MAILBOX, id_) for id_ in self.sent[: cut.sent]]
-            lost = len(streams) - len(log.known(streams))
+            lost = len(streams) - len(log.existing_streams(streams))
             acked = [message_stream(DEFAULT_MAILBOX, id_) for id_ in self.acked[: cut.acked]]
             return lost + sum(stream in waiting for stream in acked)
         finally:
@@ -84,14 +83,14 @@ class ShrinkingExperiment(Experiment):
     """Remove the settled past after every round, and give its space back to the disk."""
 
     async def run(self, durability: Durability) -> None:
-        limits, given_back = MailboxLimits(max_store_bytes=1), 0
+        limits, reclaimed = MailboxLimits(max_store_bytes=1), 0
         async with open_mailbox(str(self.store), durability=durability, limits=limits) as mailbox:
             for number in range(ROUNDS // 4):
                 await asyncio.gather(self._send(mailbox, number), self._receive(mailbox))
                 with capture_logs() as logged:
-                    await enforce_size(mailbox.engine)
-                given_back += sum(each.get("given_back", 0) for each in logged)
-        assert given_back > 0
+                    await mailbox.retention.enforce_size()
+                reclaimed += sum(each.get("reclaimed", 0) for each in logged)
+        assert reclaimed > 0
 
     def lost_by(self, cut: Cut, directory: Path) -> int:
         """Count the messages that wait, as far as is known, and are gone once the power is back."""
@@ -120,7 +119,12 @@ async def cut_power(
     directory: Path, kind: str, durability: Durability, experiment_of: type[Experiment] = Experiment
 ) -> list[int]:
     """Return for each cut how much of what was acknowledged is gone."""
-    with patch.object(database, "sqlite3", apsw_sqlite3), patch.object(event_log, "sqlite3", apsw_sqlite3):
+    # All modules that open the store, as two SQLite libraries in one process would break each other's locks.
+    with (
+        patch.object(database, "sqlite3", apsw_sqlite3),
+        patch.object(event_log, "sqlite3", apsw_sqlite3),
+        patch.object(message_outbox, "sqlite3", apsw_sqlite3),
+    ):
         experiment = experiment_of(directory / "store.db", kind, seed=1)
         try:
             await experiment.run(durability)

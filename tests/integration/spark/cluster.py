@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from postroom.adapters.embedded.process import LOOPBACK, end_with_parent
-from postroom.adapters.embedded.spark import SparkCluster, spark_home
-from postroom.projections.session import SCHEDULER_OPTIONS
+from postroom.projections.spark.session import SCHEDULER_OPTIONS
+from tests.support.servers.process import LOOPBACK, end_with_parent
+from tests.support.servers.spark import SparkCluster, spark_home
 
 REPOSITORY = Path(__file__).parents[3]
 

@@ -4,7 +4,7 @@ import asyncio
 import json
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,13 +15,13 @@ import pytest
 from pyspark.sql import SparkSession
 
 from postroom.adapters.compose import open_mailbox, open_read_models
-from postroom.adapters.embedded.spark import JVM_SECONDS, SparkCluster
 from postroom.application.messages import NewMessage
 from postroom.application.ports.read_models import BacklogFilter, DeadLetterFilter
 from postroom.domain.search import EventFilter
-from postroom.projections.rebuild import rebuild
 from tests.integration.spark.cluster import Bundle, Job
-from tests.projections.histories import STORY, VARIED, live
+from tests.projections.histories import STORY, VARIED, live, rebuild
+from tests.support.fixtures import CreateDatabase
+from tests.support.servers.spark import JVM_SECONDS, SparkCluster
 
 SETTLED, READY, BATCH = 20_000, 4_000, 250
 TOPIC, PASSWORD = "orders", "open-sesame"
@@ -46,19 +46,12 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkCluster]:
         yield running
 
 
-@pytest.fixture(scope="module", params=["sqlite", "postgres"])
+@pytest.fixture(scope="module")
 def past(
-    request: pytest.FixtureRequest,
-    tmp_path_factory: pytest.TempPathFactory,
-    create_database: Callable[[str | None], str],
-    postgres_store_template: str,
-    spark: SparkSession,
-) -> Past:
-    if request.param == "postgres":
-        url = urlsplit(create_database(postgres_store_template))
-        store = url._replace(netloc=f"{url.username}:{PASSWORD}@{url.hostname}:{url.port}").geturl()
-    else:
-        store = str(tmp_path_factory.mktemp("store") / "store.db")
+    create_shared_database: CreateDatabase, postgres_store_template: str, spark: SparkSession
+) -> Past:  # in PostgreSQL, as the workers of a cluster on many machines share no file
+    url = urlsplit(create_shared_database(postgres_store_template))
+    store = url._replace(netloc=f"{url.username}:{PASSWORD}@{url.hostname}:{url.port}").geturl()
     live(store, "small@test", [*STORY, *VARIED])
     asyncio.run(fill(store))
     rebuild(store)
@@ -103,7 +96,6 @@ def test_two_workers_build_what_one_process_builds_send_no_rows_to_the_driver_an
     assert PASSWORD not in job.said() + json.dumps([*job.events(), cluster.status()])
 
 
-@pytest.mark.parametrize("past", ["postgres"], indirect=True, scope="module")
 def test_a_rebuild_loses_nothing_when_a_worker_is_killed_in_its_middle(
     past: Past, bundle: Bundle, cluster: SparkCluster, tmp_path: Path
 ) -> None:

@@ -1,7 +1,6 @@
 """Following by a real structured stream: the cursor in the database decides, whatever Spark remembers."""
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from shutil import rmtree
@@ -11,10 +10,10 @@ import pytest
 from pyspark.sql import SparkSession
 
 from postroom.projections.follow import Follower
-from postroom.projections.follow_spark import follow_with_spark
-from postroom.projections.logs import take_cuts
+from postroom.projections.spark.follow import follow_with_spark
 from tests.projections import following
-from tests.projections.histories import STORY, VARIED, Store, live, reference
+from tests.projections.histories import STORY, VARIED, Store, live, new_follower, reference, take_extents
+from tests.support.waiting import wait_until
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
@@ -29,10 +28,10 @@ def test_once_it_ends_where_the_log_ended_and_goes_on_from_there(
 ) -> None:
     live(store, "box0@test", STORY)
     following.build(store)
-    assert follow_once(store, tmp_path / "checkpoint", most_events=10) == ends(store)
+    assert follow_once(store, tmp_path / "checkpoint", max_events=10) == ends(store)
     live(store, "box0@test", STORY)
     live(store, "box1@test", VARIED, mode="archive")
-    assert follow_once(store, tmp_path / "checkpoint", most_events=1_000) == ends(store)
+    assert follow_once(store, tmp_path / "checkpoint", max_events=1_000) == ends(store)
     assert following.rows(store) == reference(store).rows
 
 
@@ -45,24 +44,24 @@ def test_what_is_written_while_it_follows_is_there_soon_also_after_a_restart_wit
     for _ in range(2):
         with following_by_spark(store, checkpoint):
             live(store, "box0@test", STORY)
-            wait_for(lambda: has_all(store))
+            wait_until(lambda: has_all(store))
         rmtree(checkpoint)
         # Another one was quicker meanwhile.
         live(store, "box1@test", VARIED, mode="archive")
-        with closing(Follower(str(store))) as other:
+        with closing(new_follower(store)) as other:
             other.advance()
     assert following.rows(store) == reference(store).rows
 
 
-def follow_once(store: Store, checkpoint: Path, most_events: int) -> dict[str, int]:
-    with closing(Follower(str(store))) as follower:
-        follow_with_spark(follower, Event(), once=True, checkpoint=checkpoint, most_events=most_events)
+def follow_once(store: Store, checkpoint: Path, max_events: int) -> dict[str, int]:
+    with closing(new_follower(store)) as follower:
+        follow_with_spark(follower, Event(), once=True, checkpoint=checkpoint, max_events=max_events)
         return follower.positions()
 
 
 @contextmanager
 def following_by_spark(store: Store, checkpoint: Path) -> Iterator[Follower]:
-    stop, follower = Event(), Follower(str(store))
+    stop, follower = Event(), new_follower(store)
     thread = Thread(target=follow_with_spark, args=(follower, stop), kwargs={"checkpoint": checkpoint})
     thread.start()
     try:
@@ -74,14 +73,9 @@ def following_by_spark(store: Store, checkpoint: Path) -> Iterator[Follower]:
 
 
 def ends(store: Store) -> dict[str, int]:
-    return {cut.name: cut.last for cut in take_cuts(str(store))}
+    return {extent.name: extent.last for extent in take_extents(store)}
 
 
 def has_all(store: Store) -> bool:
-    with closing(Follower(str(store))) as other:
+    with closing(new_follower(store)) as other:
         return other.positions() == ends(store)
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    while not condition():
-        time.sleep(0.05)

@@ -14,25 +14,36 @@ from urllib.parse import urlsplit
 import pytest
 from pyspark.sql import SparkSession
 
+from postroom.adapters.compose.spark import StoreLogSource
 from postroom.adapters.postgres.database import connect
 from postroom.adapters.postgres.url import is_url
 from postroom.adapters.sqlite.event_log import SqliteEventLog
+from postroom.adapters.sqlite.read_model_file import views_path
 from postroom.application.messages import NewMessage
-from postroom.application.ports.read_models import views_path
 from postroom.domain.errors import InvalidRequest, Unavailable
 from postroom.domain.record import Record
 from postroom.domain.search import EventFilter
-from postroom.projections.cut import MailboxCut, encode_cuts
-from postroom.projections.logs import take_cuts
-from postroom.projections.projection import projections
-from postroom.projections.rebuild import Progress, rebuild
-from postroom.projections.reference import fold
-from postroom.projections.sinks import open_sink
-from postroom.projections.source import LogSource, read_log
-from tests.conformance.sink import rows
-from tests.conformance.test_sink import tables
-from tests.fixtures import OpenReadModels
-from tests.projections.histories import STORY, VARIED, Store, live, open_log, reference, send
+from postroom.projections.log_extent import LogExtent, encode_extents
+from postroom.projections.progress import Progress
+from postroom.projections.projection import load_projections
+from postroom.projections.spark.source import read_log
+from tests.conformance.read_model_store import rows
+from tests.conformance.test_read_model_store import tables
+from tests.projections.histories import (
+    STORY,
+    VARIED,
+    Store,
+    live,
+    log_reader,
+    model_store,
+    open_log,
+    rebuild,
+    reference,
+    send,
+    take_extents,
+)
+from tests.projections.reference import fold
+from tests.support.fixtures import OpenReadModels
 
 REPOSITORY = Path(__file__).parents[3]
 MAILBOX = "main@test"
@@ -65,10 +76,10 @@ def fill(store: Store) -> None:
 
 def test_a_rebuild_serves_what_the_reference_fold_makes_of_the_log(either: Store) -> None:
     seen: list[Progress] = []
-    report = rebuild(str(either), progress=seen.append)
-    assert rows(open_sink(str(either))) == reference(either).rows
+    report = rebuild(either, progress=seen.append)
+    assert rows(model_store(either)) == reference(either).rows
     assert report.rows == {name: len(each) for name, each in reference(either).rows.items()}
-    assert report.events == sum(cut.events for cut in take_cuts(str(either)))
+    assert report.events == sum(extent.events for extent in take_extents(either))
     assert list(dict.fromkeys(each.phase for each in seen)) == ["start", "fold", "load", "index", "flip"]
     assert set(report.seconds) == {"start", "fold", "load", "index", "catch_up", "flip", "total"}
     assert set(report.task_seconds) == {"read", "fold", "write"}
@@ -76,7 +87,7 @@ def test_a_rebuild_serves_what_the_reference_fold_makes_of_the_log(either: Store
 
 def test_a_store_without_records_has_empty_read_models(tmp_path: Path, read_models: OpenReadModels) -> None:
     SqliteEventLog(tmp_path / "store.db", MAILBOX).close()
-    report = rebuild(str(tmp_path / "store.db"))
+    report = rebuild(tmp_path / "store.db")
     assert (report.rows["mailbox"], report.events) == (0, 0)
     models = read_models(tmp_path / "store.db")
     assert models.search(EventFilter()).items == ()
@@ -84,61 +95,63 @@ def test_a_store_without_records_has_empty_read_models(tmp_path: Path, read_mode
 
 
 def test_what_is_sent_while_a_rebuild_runs_is_served_too(either: Store, read_models: OpenReadModels) -> None:
-    report = rebuild(str(either), progress=once("index", lambda: send(either, MAILBOX, [ONE_MORE])))
+    report = rebuild(either, progress=once("index", lambda: send(either, MAILBOX, [ONE_MORE])))
     models = read_models(either)
     assert models.get("one-more").topic == "shop"
     assert not any(each.lag for each in models.status().lags)
-    assert report.events < sum(cut.events for cut in take_cuts(str(either)))
-    assert rows(open_sink(str(either))) == reference(either).rows
+    assert report.events < sum(extent.events for extent in take_extents(either))
+    assert rows(model_store(either)) == reference(either).rows
 
 
 def test_a_rebuild_up_to_a_position_shows_what_was_there(either: Store) -> None:
-    report = rebuild(str(either), to_position=["30", "archive@test:7"])
-    assert {cut.name: cut.last for cut in report.cuts} == {MAILBOX: 30, "archive@test": 7}
-    expected = fold({cut: records_of(either, cut) for cut in report.cuts})
-    assert rows(open_sink(str(either))) == expected.rows
+    report = rebuild(either, to_position=["30", "archive@test:7"])
+    assert {extent.name: extent.last for extent in report.extents} == {MAILBOX: 30, "archive@test": 7}
+    expected = fold({extent: records_of(either, extent) for extent in report.extents})
+    assert rows(model_store(either)) == expected.rows
 
 
 @pytest.mark.parametrize("position", ["x", "-1", "nobody@test:3"])
 def test_a_position_that_is_none_is_refused(store: Path, position: str) -> None:
-    with pytest.raises(InvalidRequest, match=f"The position '{position}' is none"):
-        rebuild(str(store), to_position=[position])
+    with pytest.raises(InvalidRequest, match=f"Invalid position '{position}'"):
+        rebuild(store, to_position=[position])
 
 
 def test_a_comparison_up_to_a_position_is_refused(store: Path) -> None:
     with pytest.raises(InvalidRequest, match="leave the position out"):
-        rebuild(str(store), to_position=["3"], compare=True)
+        rebuild(store, to_position=["3"], compare=True)
 
 
-def test_one_model_is_built_anew_beside_the_others(either: Store) -> None:
-    first = rebuild(str(either)).version
-    report = rebuild(str(either), only=["search"])
+def test_one_model_is_rebuilt_and_the_others_are_shared(either: Store) -> None:
+    first = rebuild(either).version
+    report = rebuild(either, only=["search"])
     assert set(report.rows) == {"mailbox"}
-    served = open_sink(str(either)).served()
+    served = model_store(either).active_version()
     assert served is not None
-    assert served.models == {**dict.fromkeys(projections(), first), "mailbox": report.version}
-    assert rows(open_sink(str(either))) == reference(either).rows
-    with pytest.raises(InvalidRequest, match="no read model 'nonsense'; there are mailbox, activity"):
-        rebuild(str(either), only=["nonsense"])
+    assert served.models == {**dict.fromkeys(load_projections(), first), "mailbox": report.version}
+    assert rows(model_store(either)) == reference(either).rows
+    with pytest.raises(
+        InvalidRequest, match="Unknown read model 'nonsense'; expected one of mailbox, activity"
+    ):
+        rebuild(either, only=["nonsense"])
 
 
 def test_a_comparison_tells_which_rows_differ_from_those_that_were_served(either: Store) -> None:
-    assert rebuild(str(either), compare=True).differences == ["Nothing is served yet to compare with"]
-    assert rebuild(str(either), compare=True).differences == []
+    assert rebuild(either, compare=True).differences == ["There is no active version to compare with"]
+    assert rebuild(either, compare=True).differences == []
     alter(either, "UPDATE {mailbox} SET principal = 'mallory' WHERE message_id = 'order-1'")
     alter(either, "DELETE FROM {backlog} WHERE topic = 'later'")
     send(either, MAILBOX, [ONE_MORE])  # which only one of them has read
-    mailbox, backlog = rebuild(str(either), compare=True).differences or []
-    assert mailbox.startswith("mailbox: 0 rows are new, 0 are gone, ")
-    assert "1 rows are new, 0 are gone" in backlog
+    mailbox, backlog = rebuild(either, compare=True).differences or []
+    assert mailbox.startswith("mailbox: 0 added, 0 removed and ")
+    assert "1 added, 0 removed" in backlog
     assert "topic later" in backlog
-    assert rows(open_sink(str(either))) == reference(either).rows
+    assert rows(model_store(either)) == reference(either).rows
 
 
 def test_a_rebuild_neither_takes_nor_waits_for_the_write_lock_of_the_log(store: Path) -> None:
     with closing(sqlite3.connect(store, isolation_level=None)) as writer:
         writer.execute("BEGIN IMMEDIATE")
-        report = rebuild(str(store))
+        report = rebuild(store)
         writer.execute("ROLLBACK")
     assert report.rows["mailbox"] == len(reference(store).rows["mailbox"])
 
@@ -150,8 +163,8 @@ def test_messages_that_retention_removes_meanwhile_are_not_served_half(either: S
         with closing(open_log(either, MAILBOX)) as log:
             log.truncate(through, 1_000)
 
-    rebuild(str(either), progress=once("fold", truncate))
-    served = rows(open_sink(str(either)))
+    rebuild(either, progress=once("fold", truncate))
+    served = rows(model_store(either))
     assert min(row["position"] for row in served["mailbox"] if row["mailbox"] == MAILBOX) > through
     assert {row["id"] for row in served["dead_letters"]} <= {row["id"] for row in served["mailbox"]}
 
@@ -160,20 +173,20 @@ def test_what_cannot_be_folded_is_left_out_and_counted(store: Path) -> None:
     with closing(sqlite3.connect(store)) as writer:
         writer.execute("UPDATE log SET type = 'MessageTeleported.1' WHERE type = 'MessageAcked.1'")
         writer.commit()
-    report = rebuild(str(store))
+    report = rebuild(store)
     assert report.parked == len(reference(store).parked) > 0
-    assert rows(open_sink(str(store))) == reference(store).rows
+    assert rows(model_store(store)) == reference(store).rows
 
 
 def test_a_rebuild_that_fails_leaves_what_is_served_and_says_why(
     store: Path, read_models: OpenReadModels
 ) -> None:
-    before = rebuild(str(store)).version
+    before = rebuild(store).version
     with closing(sqlite3.connect(store)) as writer:
         writer.execute("ALTER TABLE log RENAME COLUMN principal TO nobody")
         writer.commit()
     with pytest.raises(Unavailable, match=r"can't be read: .*no such column: principal"):
-        rebuild(str(store))
+        rebuild(store)
     status = read_models(store).status()
     assert status.active is not None
     assert status.active.version == before
@@ -185,19 +198,20 @@ def test_a_rebuild_that_fails_leaves_what_is_served_and_says_why(
 def test_the_log_reads_alike_by_adbc_and_by_the_python_driver(either: Store, spark: SparkSession) -> None:
     odd = NewMessage(topic="shop", payload=b"", principal="a\0b\x1ac", attrs={"it's": "ünïcode"})
     send(either, MAILBOX, [odd])
-    cuts = take_cuts(str(either))
+    extents = take_extents(either)
     columns = ("place", "mailbox_id", "mailbox", "position", "type", "event", "topic", "principal", "due")
-    columns += ("custom_headers", "state", "envelope", "cut_at")
-    frame = read_log(spark, str(either), cuts, *columns)
+    columns += ("custom_headers", "state", "envelope", "as_of")
+    frame = read_log(spark, log_reader(either), extents, *columns)
+    schema, rows = frame.schema, sorted(frame.collect())
+    spark.dataSource.register(StoreLogSource)
     by_driver = (
-        spark.read.format(LogSource.name())
-        .schema(frame.schema)
-        .options(store=str(either), cuts=encode_cuts(cuts), driver="python")
+        spark.read.format(StoreLogSource.name())
+        .schema(schema)
+        .options(store=str(either), extents=encode_extents(extents), driver="python")
         .load()
     )
-    rows = sorted(frame.collect())
     assert rows == sorted(by_driver.collect())
-    assert len(rows) == sum(cut.events for cut in cuts)
+    assert len(rows) == sum(extent.events for extent in extents)
     assert [row.principal for row in rows if row.principal not in (None, "alice", "Bob", "STRASSE ß")] == [
         "a\0b\x1ac"
     ]
@@ -236,7 +250,7 @@ def test_no_plan_of_spark_shows_the_password_of_a_database(postgres_store: str, 
     fill(postgres_store)
     url = urlsplit(postgres_store)
     secret = url._replace(netloc=f"{url.username}:open-sesame@{url.hostname}:{url.port}").geturl()
-    frame = read_log(spark, secret, take_cuts(secret), "type")
+    frame = read_log(spark, log_reader(secret), take_extents(secret), "type")
     plans = frame._jdf.queryExecution()  # all of them, as the UI shows them
     assert "postroom_log" in plans.toString()
     assert "open-sesame" not in plans.toString() + plans.logical().toJSON() + repr(frame)
@@ -256,7 +270,7 @@ def once(phase: str, act: Callable[[], None]) -> Callable[[Progress], None]:
 
 def alter(store: Store, statement: str) -> None:
     """Change rows that are served behind everybody's back."""
-    served = open_sink(str(store)).served()
+    served = model_store(store).active_version()
     assert served is not None
     names = {name: f"{name}_v{version}" for name, version in served.models.items()}
     if is_url(str(store)):
@@ -269,6 +283,6 @@ def alter(store: Store, statement: str) -> None:
         file.commit()
 
 
-def records_of(store: Store, cut: MailboxCut) -> list[Record]:
-    with closing(open_log(store, cut.name, create_missing=False)) as log:
+def records_of(store: Store, extent: LogExtent) -> list[Record]:
+    with closing(open_log(store, extent.name, create_missing=False)) as log:
         return list(log.read())

@@ -8,28 +8,29 @@ from pathlib import Path
 
 import pytest
 
-from postroom.projections.rebuild import RebuildReport, rebuild
-from postroom.projections.sinks import open_sink
-from tests.conformance.sink import MAILBOX, fill, rows
-from tests.conformance.test_sink import all_tables, rest
-from tests.fixtures import OpenReadModels
-from tests.projections.histories import VARIED, Store, live, reference
+from postroom.projections.rebuild import RebuildReport
+from tests.conformance.read_model_store import MAILBOX, fill, rows
+from tests.conformance.test_read_model_store import all_tables, rest
+from tests.projections.histories import VARIED, Store, live, model_store, rebuild, reference
+from tests.support.fixtures import OpenReadModels
 
 POSITIONS, POSITIONS_PER_BUCKET = 40, 60
 DRIVER = f"""
 import os, signal, sys
-from postroom.projections import rebuild
-rebuild.POSITIONS = ({POSITIONS}, {POSITIONS})
-rebuild.POSITIONS_PER_BUCKET = {POSITIONS_PER_BUCKET}
+from postroom.adapters.compose.projections import rebuild_projections
+from postroom.projections import plan
+from postroom.projections.spark import runner
+plan.POSITIONS = ({POSITIONS}, {POSITIONS})
+plan.POSITIONS_PER_BUCKET = {POSITIONS_PER_BUCKET}
 store, phase, unit, done = sys.argv[1:]
 # So that nothing is loaded before all is folded, or else that no part goes unseen.
-rebuild.POLL_SECONDS = 60 if phase == "load" else 0.01
+runner.POLL_SECONDS = 60 if phase == "load" else 0.01
 
 def die_at(at):
     if (at.phase, unit) in ((phase, at.unit), (phase, "")) and at.done >= int(done):
         os.kill(os.getpid(), signal.SIGKILL)
 
-rebuild.rebuild(store, progress=die_at)
+rebuild_projections(store, progress=die_at)
 os.kill(os.getpid(), signal.SIGKILL)
 """
 STEPS = {
@@ -54,8 +55,8 @@ pytestmark = pytest.mark.usefixtures("spark", "small_parts")
 @pytest.fixture
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Parts as small as those of the driver that is killed."""
-    monkeypatch.setattr("postroom.projections.rebuild.POSITIONS", (POSITIONS, POSITIONS))
-    monkeypatch.setattr("postroom.projections.rebuild.POSITIONS_PER_BUCKET", POSITIONS_PER_BUCKET)
+    monkeypatch.setattr("postroom.projections.plan.POSITIONS", (POSITIONS, POSITIONS))
+    monkeypatch.setattr("postroom.projections.plan.POSITIONS_PER_BUCKET", POSITIONS_PER_BUCKET)
 
 
 @pytest.mark.parametrize("step", IN_POSTGRES)
@@ -77,12 +78,12 @@ def assert_finished(store: Store, read_models: OpenReadModels, step: str) -> Non
     before = reference(store).rows
     kill_at(store, step)
     if step == "after the flip":
-        assert rows(open_sink(str(store))) == before
+        assert rows(model_store(store)) == before
     else:
-        assert open_sink(str(store)).served() is None
+        assert model_store(store).active_version() is None
     live(store, MAILBOX, VARIED)  # the log grows before somebody looks after it
-    report = rebuild(str(store))
-    assert rows(open_sink(str(store))) == reference(store).rows
+    report = rebuild(store)
+    assert rows(model_store(store)) == reference(store).rows
     assert_resumed(report, step)
     shown = read_models(store).status().versions
     assert [each.status for each in shown] == ["active", "retired"][: len(shown)]

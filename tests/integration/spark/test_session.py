@@ -6,11 +6,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-from postroom.adapters.embedded.spark import spark_home
+from tests.support.servers.spark import spark_home
 
 START = """
 import json
-from postroom.projections.session import start_context
+from postroom.projections.spark.session import start_context
 
 context = start_context({"spark.app.name": "ours", "spark.driver.memory": "700m"})
 executable = context.parallelize([0], 1).map(lambda _: __import__("sys").executable).first()
@@ -23,7 +23,7 @@ print(json.dumps({"master": context.master, "python": executable, **settings}))
 def run(*command: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
     known = {name: value for name, value in os.environ.items() if not name.startswith(("PYSPARK", "SPARK"))}
     return subprocess.run(
-        command, env={**known, **environment}, capture_output=True, text=True, check=False, timeout=240
+        command, env={**known, **environment}, capture_output=True, text=True, check=False, timeout=900
     )
 
 
@@ -63,7 +63,7 @@ def test_spark_that_does_not_start_is_one_sentence(tmp_path: Path) -> None:
     java.parent.mkdir()
     java.write_text("#!/bin/sh\necho 'This is no Java.' >&2\nexit 1\n")
     java.chmod(0o755)
-    start = "from postroom.projections.session import start_context; start_context()"
+    start = "from postroom.projections.spark.session import start_context; start_context()"
     ran = run(sys.executable, "-c", start, JAVA_HOME=str(tmp_path))
     assert "This is no Java." in ran.stderr
     assert "Unavailable: Spark did not start" in ran.stderr.splitlines()[-1]

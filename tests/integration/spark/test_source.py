@@ -1,20 +1,34 @@
 """The data source `postroom_log` in batches: however it is filtered and shared out, the rows are the same."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import EqualTo, Filter, GreaterThan, In, LessThanOrEqual, Not, StringStartsWith
 
-from postroom.projections import source
-from postroom.projections.logs.columns import COLUMNS
-from postroom.projections.logs.conditions import Bucket
-from postroom.projections.source import LogReader, LogSource, Part, Plan, read_log, spark_schema
-from tests.projections.kept_logs import ONE, TWO, Kept, expected, keep, rows
+from postroom.adapters.compose.spark import StoreLogSource
+from postroom.adapters.compose.store import open_store
+from postroom.projections.log_columns import COLUMNS
+from postroom.projections.log_conditions import Bucket
+from postroom.projections.log_extent import LogExtent
+from postroom.projections.spark import source
+from postroom.projections.spark.source import (
+    BatchReader,
+    Part,
+    Partitioning,
+    follow_log,
+    read_log,
+    spark_schema,
+)
+from tests.projections.stored_logs import ONE, TWO, Kept, expected, keep, rows
+from tests.support.fixtures import CreateDatabase
 
 KINDS = ("sqlite", "archive postgres")
 READ = (
@@ -38,7 +52,7 @@ def kept(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     kind, folder = str(request.param), tmp_path_factory.mktemp("source")
     store = str(folder / "store.db")
     if "postgres" in kind:
-        create: Callable[[str | None], str] = request.getfixturevalue("create_database")
+        create: CreateDatabase = request.getfixturevalue("create_shared_database")
         store = create(request.getfixturevalue("postgres_store_template"))
     with ExitStack() as stack:
         yield keep(kind, store, folder / "archive", stack)
@@ -46,8 +60,7 @@ def kept(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 def read(spark: SparkSession, kept: Kept, *columns: str, **options: str) -> DataFrame:
     """Return what Spark reads of all that is there."""
-    archive = kept.options.get("archive")
-    return read_log(spark, kept.options["store"], kept.log.cuts(), *columns, archive=archive, **options)
+    return read_log(spark, kept.log, kept.log.extents(), *columns, **options)
 
 
 def collected(frame: DataFrame) -> list[dict[str, Any]]:
@@ -56,13 +69,13 @@ def collected(frame: DataFrame) -> list[dict[str, Any]]:
 
 
 def test_spark_reads_every_column_as_it_was_written(spark: SparkSession, kept: Kept) -> None:
-    wanted = [expected(cut, record) for cut, record in kept.everything()]
+    wanted = [expected(extent, record) for extent, record in kept.everything()]
     assert collected(read(spark, kept, *COLUMNS)) == [{name: row[name] for name in COLUMNS} for row in wanted]
 
 
 FILTERS = [
     # by Postroom alone
-    ("type = 'MessageSent.1'", True),
+    ("type = 'MessageSent.2'", True),
     ("type LIKE 'Message%' AND NOT type LIKE 'MessageSent.%'", True),
     ("topic = 'orders'", True),
     ("topic = 'it''s'", True),
@@ -119,15 +132,17 @@ def test_filters_give_what_spark_finds_in_all_rows(spark: SparkSession, kept: Ke
     assert left_to_spark == [condition for condition, is_pushed in FILTERS if not is_pushed]
 
 
-def filtered(kept: Kept, *filters: Filter) -> tuple[LogReader, list[Filter]]:
+def filtered(kept: Kept, *filters: Filter) -> tuple[BatchReader, list[Filter]]:
     """Return a reader that was handed filters, and which of them it left to Spark."""
-    reader = LogReader(kept.log, kept.log.cuts(), ["mailbox", "position", "topic"], Plan(4, False))
+    reader = BatchReader(
+        kept.log, kept.log.extents(), ["mailbox", "position", "topic"], Partitioning(4, False)
+    )
     return reader, list(reader.pushFilters(list(filters)))
 
 
-def ranges(reader: LogReader) -> list[tuple[str, int, int]]:
+def ranges(reader: BatchReader) -> list[tuple[str, int, int]]:
     """Return which positions are read at all."""
-    return [(cut.name, first, last) for part in reader.partitions() for cut, first, last in part.ranges]
+    return [(extent.name, first, last) for part in reader.partitions() for extent, first, last in part.ranges]
 
 
 @pytest.mark.parametrize(
@@ -159,19 +174,18 @@ def test_filters_on_stored_columns_leave_only_what_is_wanted_to_be_sent(kept: Ke
     assert left == []
     sent = [row for part in reader.partitions() for row in rows(reader.read(part))]
     assert [(row["mailbox"], row["position"]) for row in sent] == [
-        (cut.name, record.position)
-        for cut, record in kept.everything()
+        (extent.name, record.position)
+        for extent, record in kept.everything()
         if (record.topic or "").startswith("orders") and record.at > 1_050
     ]
 
 
-def test_a_reader_stops_at_its_cuts(spark: SparkSession, kept: Kept) -> None:
-    cuts = kept.log.cuts({ONE: 30})
-    archive = kept.options.get("archive")
-    frame = read_log(spark, kept.options["store"], cuts, "position", "place", "cut_at", archive=archive)
+def test_a_reader_stops_at_its_extents(spark: SparkSession, kept: Kept) -> None:
+    extents = kept.log.extents({ONE: 30})
+    frame = read_log(spark, kept.log, extents, "position", "place", "as_of")
     found = collected(frame)
     assert [row["position"] for row in found] == list(range(1, 31))
-    assert {row["cut_at"] for row in found} == {kept.records[ONE][29].at}
+    assert {row["as_of"] for row in found} == {kept.records[ONE][29].at}
 
 
 # -- how work is shared out ---
@@ -179,21 +193,24 @@ def test_a_reader_stops_at_its_cuts(spark: SparkSession, kept: Kept) -> None:
 
 def test_parts_by_position_hold_every_position_once(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(source, "POSITIONS_PER_READ", 10)
-    cuts = kept.log.cuts()
-    parts = LogReader(kept.log, cuts, ["place"], Plan(3, False)).partitions()
+    extents = kept.log.extents()
+    parts = BatchReader(kept.log, extents, ["place"], Partitioning(3, False)).partitions()
     held = [
-        (cut.name, p) for part in parts for cut, first, last in part.ranges for p in range(first, last + 1)
+        (extent.name, p)
+        for part in parts
+        for extent, first, last in part.ranges
+        for p in range(first, last + 1)
     ]
-    assert held == [(cut.name, p) for cut in cuts for p in range(1, cut.last + 1)]
+    assert held == [(extent.name, p) for extent in extents for p in range(1, extent.last + 1)]
     sizes = [sum(last - first + 1 for _, first, last in part.ranges) for part in parts]
     assert len(parts) == 3
     assert max(sizes) - min(sizes) <= 3
 
 
 def test_small_logs_share_a_task_and_no_log_still_has_one(kept: Kept) -> None:
-    assert len(LogReader(kept.log, kept.log.cuts(), ["place"], Plan(8, False)).partitions()) == 1
-    assert LogReader(kept.log, [], ["place"], Plan(8, False)).partitions() == [Part([])]
-    assert LogReader(kept.log, [], ["place"], Plan(8, True)).partitions() == [
+    assert len(BatchReader(kept.log, kept.log.extents(), ["place"], Partitioning(8, False)).partitions()) == 1
+    assert BatchReader(kept.log, [], ["place"], Partitioning(8, False)).partitions() == [Part([])]
+    assert BatchReader(kept.log, [], ["place"], Partitioning(8, True)).partitions() == [
         Part([], Bucket("stream", 0, 256))
     ]
 
@@ -202,13 +219,13 @@ def test_parts_by_message_hold_all_records_of_their_messages(
     kept: Kept, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(source, "POSITIONS_PER_READ", 10)
-    reader = LogReader(kept.log, kept.log.cuts(), ["place", "stream"], Plan(4, True))
+    reader = BatchReader(kept.log, kept.log.extents(), ["place", "stream"], Partitioning(4, True))
     parts = [rows(reader.read(part)) for part in reader.partitions()]
     assert len(parts) == 4
     streams = [{row["stream"] for row in part} for part in parts]
     assert sum(map(len, streams)) == len(set().union(*streams))
     places = sorted(row["place"] for part in parts for row in part)
-    assert places == [cut.place(record.position) for cut, record in kept.everything()]
+    assert places == [extent.place(record.position) for extent, record in kept.everything()]
 
 
 def test_partition_by_message_gives_the_same_rows(spark: SparkSession, kept: Kept) -> None:
@@ -220,25 +237,29 @@ def test_partition_by_message_gives_the_same_rows(spark: SparkSession, kept: Kep
 
 
 def load(spark: SparkSession, schema: str = "type string", **options: str) -> DataFrame:
-    spark.dataSource.register(LogSource)
+    spark.dataSource.register(StoreLogSource)
     return spark.read.format("postroom_log").schema(schema).options(**options).load()
 
 
 @pytest.mark.parametrize(
     ("options", "schema", "says"),
     [
-        ({}, "type string", "reads no store; name one with the option store"),
+        ({}, "type string", "needs a store; name one with the option store"),
         ({"store": "none.db"}, "type string", "There is no store at none.db"),
-        ({"store": "x", "stoer": "y"}, "type string", "no option stoer; it knows store, archive"),
+        ({"store": "x", "stoer": "y"}, "type string", "no option stoer; expected store, archive"),
         (
-            {"store": "x", "cuts": "[]", "driver": "odbc"},
+            {"store": "x", "extents": "[]", "driver": "odbc"},
             "type string",
-            "driver .* must be auto or adbc or python",
+            "driver .* expected auto or adbc or python",
         ),
-        ({"store": "x", "cuts": "[]", "partitions": "0"}, "type string", "must be 1 or more"),
-        ({"store": "x", "cuts": "[]", "partition_by": "luck"}, "type string", "must be position or message"),
-        ({"store": "x", "cuts": "[]"}, "typ string", "no column typ of type string"),
-        ({"store": "x", "cuts": "[]"}, "at string", "no column at of type string"),
+        ({"store": "x", "extents": "[]", "partitions": "0"}, "type string", "expected 1 or more"),
+        (
+            {"store": "x", "extents": "[]", "partition_by": "luck"},
+            "type string",
+            "expected position or message",
+        ),
+        ({"store": "x", "extents": "[]"}, "typ string", "no column typ of type string"),
+        ({"store": "x", "extents": "[]"}, "at string", "no column at of type string"),
     ],
 )
 def test_options_and_columns_that_can_not_be_are_refused(
@@ -248,19 +269,51 @@ def test_options_and_columns_that_can_not_be_are_refused(
         load(spark, schema, **options).collect()
 
 
-def test_without_cuts_all_that_is_there_is_read(spark: SparkSession, tmp_path: Path) -> None:
+def test_without_extents_every_log_is_read_to_its_end(spark: SparkSession, tmp_path: Path) -> None:
     with ExitStack() as stack:
         kept = keep("sqlite", str(tmp_path / "store.db"), tmp_path, stack)
         assert load(spark, **kept.options).count() == len(kept.everything())
 
 
+def test_the_source_by_the_stores_address_remains_registered_beside_opened_logs(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    with ExitStack() as stack:
+        kept = keep("sqlite", str(tmp_path / "store.db"), tmp_path, stack)
+        by_address = load(spark, **kept.options)
+        opened = read(spark, kept, "type")
+        assert follow_log(spark, kept.log, {}, "type").isStreaming
+        again = spark.read.format("postroom_log").schema("type string").options(**kept.options).load()
+        assert opened.count() == by_address.count() == again.count() == len(kept.everything())
+
+
+def test_logs_opened_by_several_threads_are_not_confused(spark: SparkSession) -> None:
+    class NumberedLog:
+        """A log of one record, whose position is the log's number."""
+
+        def __init__(self, number: int) -> None:
+            self.number = number
+
+        def read(self, *_: object) -> Iterator[pa.RecordBatch]:
+            yield pa.record_batch({"position": pa.array([self.number], pa.int64())})
+
+    def open_log(number: int) -> DataFrame:
+        return read_log(spark, NumberedLog(number), [LogExtent(1, ONE, 1, 1, 0)], "position")  # type: ignore[arg-type]
+
+    numbers = range(1, 17)
+    with ThreadPoolExecutor(8) as pool:
+        frames = list(pool.map(open_log, numbers))
+    rows = reduce(DataFrame.union, frames).collect()
+    assert [row.position for row in rows] == list(numbers)
+
+
 def test_a_password_in_the_url_shows_nowhere(spark: SparkSession) -> None:
     url = "postgresql://me:secret@127.0.0.1:1/gone"
-    frame = read_log(spark, url, [], "type")
+    frame = read_log(spark, open_store(url).log_reader(), [], "type")
     assert "secret" not in frame._jdf.queryExecution().toString()
 
 
 def test_the_schema_is_every_column_when_none_is_declared(spark: SparkSession) -> None:
-    spark.dataSource.register(LogSource)
-    frame = spark.read.format("postroom_log").options(store="x", cuts="[]").load()
+    spark.dataSource.register(StoreLogSource)
+    frame = spark.read.format("postroom_log").options(store="x", extents="[]").load()
     assert frame.columns == list(COLUMNS)

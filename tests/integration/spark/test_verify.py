@@ -6,17 +6,26 @@ from typing import cast
 
 import pytest
 
-from postroom.adapters.compose import verify_projections
+from postroom.adapters.compose.projections import verify_projections
 from postroom.application.messages import NewMessage
 from postroom.domain.errors import NotFound
-from postroom.projections.follow import catch_up
-from postroom.projections.projection import projections
-from postroom.projections.rebuild import rebuild
+from postroom.projections.projection import load_projections
 from postroom.projections.verify import VerifyReport
-from tests.conformance.sink import MAILBOX, fill
+from tests.conformance.read_model_store import MAILBOX, fill
 from tests.integration.spark.test_rebuild import alter
 from tests.projections import histories
-from tests.projections.histories import STORY, Receive, Send, Store, build_without_spark, live, open_log, send
+from tests.projections.histories import (
+    STORY,
+    Receive,
+    Send,
+    Store,
+    build_without_spark,
+    live,
+    new_follower,
+    open_log,
+    rebuild,
+    send,
+)
 
 pytestmark = pytest.mark.usefixtures("spark", "small_parts")
 
@@ -24,8 +33,8 @@ pytestmark = pytest.mark.usefixtures("spark", "small_parts")
 @pytest.fixture
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Parts so small that messages reach into several."""
-    monkeypatch.setattr("postroom.projections.rebuild.POSITIONS", (40, 40))
-    monkeypatch.setattr("postroom.projections.rebuild.POSITIONS_PER_BUCKET", 60)
+    monkeypatch.setattr("postroom.projections.plan.POSITIONS", (40, 40))
+    monkeypatch.setattr("postroom.projections.plan.POSITIONS_PER_BUCKET", 60)
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
@@ -45,9 +54,10 @@ def test_what_was_built_is_intact_and_stays_so_when_it_is_brought_on(store: Stor
     }
     assert report.engine.rows == report.models["backlog"].rows
     live(store, MAILBOX, [*STORY, Send(NewMessage(topic="shop", payload=b"")), Receive("shop")])
-    catch_up(str(store), report.version)
+    with closing(new_follower(store, version=report.version)) as follower:
+        follower.advance()
     again = verify(str(store))
-    assert again.is_intact, again.told()
+    assert again.is_intact, again.summary()
     assert again.models["mailbox"].rows > report.models["mailbox"].rows
     assert again.skipped == []
 
@@ -59,7 +69,9 @@ def test_one_altered_row_of_each_model_is_found_with_its_key_column_and_values(s
     alter(store, "UPDATE {activity} SET events = 0 WHERE period = 'day' AND event = 'MessageExpired'")
     report = verify(str(store))
     assert not report.is_intact
-    assert {name: found.different for name, found in report.models.items()} == dict.fromkeys(projections(), 1)
+    assert {name: found.different for name, found in report.models.items()} == dict.fromkeys(
+        load_projections(), 1
+    )
     assert differences(report) == {
         "mailbox": ("principal", "'mallory'", "None"),
         "dead_letters": ("reason", "'none of your business'", "'max_attempts'"),
@@ -67,7 +79,7 @@ def test_one_altered_row_of_each_model_is_found_with_its_key_column_and_values(s
         "activity": ("events", "0", "1"),
         "engine": ("ready", "1", "0"),
     }
-    assert "principal: served 'mallory', recomputed None" in report.told()
+    assert "principal: stored 'mallory', recomputed None" in report.summary()
 
 
 def test_rows_that_are_missing_and_rows_that_are_too_many_are_found(store: Store) -> None:
@@ -87,7 +99,7 @@ def test_what_retention_removed_since_is_not_missed_and_what_counts_it_is_told(s
     with closing(open_log(store, "archive@test")) as log:
         log.truncate(10, 1_000)
     report = verify(str(store))
-    assert report.is_intact, report.told()
+    assert report.is_intact, report.summary()
     assert "activity" not in report.models
     assert any(each.startswith("activity: retention removed") for each in report.skipped)
     assert any("archive@test" in each for each in report.skipped)
@@ -100,7 +112,7 @@ def test_without_read_models_there_is_nothing_to_verify(tmp_path: Path) -> None:
 
 
 def test_a_rebuild_that_only_built_some_models_is_verified_as_far_as_it_goes(store: Store) -> None:
-    rebuild(str(store), only=["search"], restart=True)
+    rebuild(store, only=["search"], restart=True)
     assert verify(str(store)).is_intact
 
 
@@ -111,7 +123,7 @@ def verify(store: str) -> VerifyReport:
 def differences(report: VerifyReport) -> dict[str, tuple[str | None, str, str]]:
     findings = {**report.models, "engine": report.engine}
     return {
-        name: (found.first.column, found.first.served, found.first.recomputed)
+        name: (found.first.column, found.first.stored, found.first.recomputed)
         for name, found in findings.items()
         if found.first is not None
     }

@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 from typing import Any, NamedTuple
 
 from postroom.application.ports.outbox_repository import OutboxClaim, OutboxRepository
-from postroom.application.ports.publisher import Published, Publisher
+from postroom.application.ports.publisher import PublishAck, Publisher
 from postroom.domain.errors import InvalidRequest
 
 POINTS = {
@@ -20,7 +20,7 @@ POINTS = {
         "record_error",
         "mark_dead_lettered",
         "ack",
-        "nak",
+        "nack",
     ),
     "redrive": ("read", "insert", "handle", "mark_processed", "mark_dead_lettered", "remove"),
 }
@@ -115,7 +115,7 @@ class CrashingPublisher:
         self._process = process
         self._refusals = refusals
 
-    async def publish(self, subject: str, payload: bytes, headers: Mapping[str, str]) -> Published:
+    async def publish(self, subject: str, payload: bytes, headers: Mapping[str, str]) -> PublishAck:
         async with self._process.call("publish"):
             if self._refusals:
                 self._refusals -= 1

@@ -111,7 +111,7 @@ class MessagingMachine(RuleBasedStateMachine):
 
     @rule(what=st.sampled_from(("let retries become due", "retry parked events", "clean the outbox")))
     def operate(self, what: str) -> None:
-        self.world.clock.advance(HOUR_US)
+        self.world.clock.advance(HOUR_US // 1_000)
         if what == "retry parked events":
             self.world.run(self.world.retry_parked())
         elif what == "clean the outbox":
@@ -172,7 +172,7 @@ class MessagingMachine(RuleBasedStateMachine):
 
         async def rest() -> None:
             for _ in range(REST_ROUNDS):
-                self.world.clock.advance(HOUR_US)
+                self.world.clock.advance(HOUR_US // 1_000)
                 await self.world.retry_parked()
                 await self.world.relay("first")
                 await self.world.consume()

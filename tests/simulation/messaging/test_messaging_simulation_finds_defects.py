@@ -11,10 +11,10 @@ from hypothesis.stateful import run_state_machine_as_test
 
 from postroom.adapters.postgres.messaging import inbox, middleware, outbox
 from postroom.adapters.postgres.messaging.outbox_repository import PostgresClaim
-from postroom.application.inbox import redrive, worker
-from postroom.application.inbox.dead_letters import DeadLetters
+from postroom.application.inbox import dead_letter_admin, delivery, worker
+from postroom.application.inbox.dead_letters import DeadLetterPublisher
 from postroom.application.outbox import relay
-from postroom.application.ports.outbox_repository import Stored
+from postroom.application.ports.outbox_repository import OutboxRow
 from postroom.application.ports.source import SourceMessage
 from postroom.domain.inbox import Acknowledge
 from tests.simulation.messaging.crashes import CrashAt
@@ -92,8 +92,8 @@ def an_event_that_is_marked_before_it_is_published(patch: Patch) -> None:
         async with self._repository.claim(partitions) as claim:
             stored = await claim.find_unpublished(self._clock.wall(), 4)
             batch = relay._Batch(self._publisher, "sea", lambda: True)
-            batch.stored = [(each, relay._subject("sea", "changed", 1)) for each in stored]
-            await self._note(claim, batch)
+            batch.published = [(each, relay._subject("sea", "changed", 1)) for each in stored]
+            await self._record(claim, batch)
         await relay._Batch(self._publisher, "sea", lambda: True).publish(stored, 4)
         return len(stored)
 
@@ -123,7 +123,7 @@ def a_cursor_that_passes_slow_transactions(patch: Patch) -> None:
     """What was recorded before the newest event seen is never looked at again (watermill#311)."""
     newest = [0]
 
-    async def after_cursor(self: PostgresClaim, now: int, limit: int) -> list[Stored]:
+    async def after_cursor(self: PostgresClaim, now: int, limit: int) -> list[OutboxRow]:
         found = [each for each in await find(self, now, limit) if each.event.occurred_at > newest[0]]
         newest[0] = max((each.event.occurred_at for each in found), default=newest[0])
         return found
@@ -134,7 +134,7 @@ def a_cursor_that_passes_slow_transactions(patch: Patch) -> None:
 
 @defect_seen_in(lambda it: it.relay([("a", "commits")] * 2, None, 0))
 def an_aggregate_whose_newest_event_goes_first(patch: Patch) -> None:
-    async def backwards(self: PostgresClaim, now: int, limit: int) -> list[Stored]:
+    async def backwards(self: PostgresClaim, now: int, limit: int) -> list[OutboxRow]:
         return (await find(self, now, limit))[::-1]
 
     find = PostgresClaim.find_unpublished
@@ -145,7 +145,7 @@ def an_aggregate_whose_newest_event_goes_first(patch: Patch) -> None:
 def an_event_that_overtakes_a_refused_one(patch: Patch) -> None:
     """The events of an aggregate are published whether or not the one before was (MassTransit#3512)."""
 
-    async def go_on(self: Any, stored: Stored) -> bool:
+    async def go_on(self: Any, stored: OutboxRow) -> bool:
         await publish_one(self, stored)
         return True
 
@@ -167,12 +167,12 @@ def an_event_whose_message_id_changes_with_each_attempt(patch: Patch) -> None:
 
 @defect_seen_in(lambda it: it.consume([("a", "commits")], [], CrashAt("handle", "before", 1), 1_000))
 def a_message_that_is_acked_before_it_is_dealt_with(patch: Patch) -> None:
-    async def ack_first(self: worker.InboxWorker, message: SourceMessage, lane: str) -> Any:
+    async def ack_first(self: worker.InboxWorker, message: SourceMessage, lanes: Any) -> Any:
         await self._source.ack([message])
-        return await end(self, message, lane)
+        return await deliver(self, message, lanes)
 
-    end = worker.InboxWorker._end
-    patch.setattr(worker.InboxWorker, "_end", ack_first)
+    deliver = worker.InboxWorker._deliver_in_order
+    patch.setattr(worker.InboxWorker, "_deliver_in_order", ack_first)
 
 
 @defect
@@ -196,39 +196,39 @@ def an_inbox_outside_of_the_handlers_transaction(patch: Patch) -> None:
 def a_dead_letter_that_is_only_logged(patch: Patch) -> None:
     """What used up its deliveries is in no queue any more (nats-server#7817)."""
 
-    async def nowhere(self: DeadLetters, *arguments: Any) -> None: ...
+    async def nowhere(self: DeadLetterPublisher, *arguments: Any) -> None: ...
 
-    patch.setattr(DeadLetters, "publish", nowhere)
+    patch.setattr(DeadLetterPublisher, "publish", nowhere)
 
 
 @defect_seen_in(
     lambda it: it.consume([("a", "commits")], ["poison"], CrashAt("mark_dead_lettered", "after", 1), 1_000)
 )
 def a_dead_letter_that_is_noted_before_it_is_published(patch: Patch) -> None:
-    async def note_first(self: worker.Delivery, message: Any, known: Any, settlement: Any) -> None:
-        if isinstance(settlement, worker.DeadLetter):
+    async def note_first(self: delivery.Delivery, message: Any, known: Any, settlement: Any) -> None:
+        if isinstance(settlement, delivery.RouteToDeadLetter):
             await self._inbox.mark_dead_lettered(known.message_id, "too soon", self._now(known))
             await self._publish(message, known.message_id, settlement, known.attempts)
         else:
             await note(self, message, known, settlement)
 
-    note = worker.Delivery._note
-    patch.setattr(worker.Delivery, "_note", note_first)
+    note = delivery.Delivery._record
+    patch.setattr(delivery.Delivery, "_record", note_first)
 
 
 @defect
 def a_failure_that_is_acknowledged(patch: Patch) -> None:
-    patch.setattr(worker, "settle", lambda *arguments: Acknowledge())
+    patch.setattr(delivery, "settle", lambda *arguments: Acknowledge())
 
 
 @defect
 def a_dead_letter_that_is_removed_before_it_is_dealt_with(patch: Patch) -> None:
-    async def remove_first(self: redrive.DeadLetterOffice, letter: Any) -> Any:
+    async def remove_first(self: dead_letter_admin.DeadLetterAdmin, letter: Any) -> Any:
         await self._queue.remove(letter.message)
         return await put_back(self, letter)
 
-    put_back = redrive.DeadLetterOffice._redrive
-    patch.setattr(redrive.DeadLetterOffice, "_redrive", remove_first)
+    put_back = dead_letter_admin.DeadLetterAdmin._redrive
+    patch.setattr(dead_letter_admin.DeadLetterAdmin, "_redrive", remove_first)
 
 
 @defect

@@ -13,29 +13,31 @@ from nats.aio.client import Client
 from nats.errors import Error as NatsError
 from nats.js.errors import NotFoundError
 
-from postroom.adapters.embedded.nats import NatsServer
-from postroom.adapters.nats.connection import NatsSettings, connect
+from postroom.adapters.nats.connection import connect
 from postroom.adapters.nats.dead_letter_queue import JetStreamDeadLetterQueue
+from postroom.adapters.nats.definitions import ConsumerDefinition, StreamDefinition, with_defaults
 from postroom.adapters.nats.publisher import JetStreamPublisher
-from postroom.adapters.nats.source import JetStreamSource, PullConsumer
+from postroom.adapters.nats.pull_consumer import PullConsumer
+from postroom.adapters.nats.settings import NatsSettings
+from postroom.adapters.nats.source import JetStreamSource
 from postroom.adapters.nats.streams import JetStreamStreams
 from postroom.adapters.postgres.messaging import middleware
 from postroom.adapters.postgres.messaging.inbox import PostgresInbox
 from postroom.adapters.postgres.messaging.outbox import Outbox
 from postroom.adapters.postgres.messaging.outbox_repository import PostgresOutboxRepository
-from postroom.application.inbox.dead_letters import DeadLetters
-from postroom.application.inbox.redrive import DeadLetterOffice
-from postroom.application.inbox.worker import Delivery, InboxWorker
-from postroom.application.outbox.cleanup import OutboxCleanup
+from postroom.application.cleanup import Cleanup
+from postroom.application.inbox.dead_letter_admin import DeadLetterAdmin
+from postroom.application.inbox.dead_letters import DeadLetterPublisher
+from postroom.application.inbox.delivery import Delivery
+from postroom.application.inbox.worker import InboxWorker
 from postroom.application.outbox.new_event import NewEvent
 from postroom.application.outbox.operate import RetryOutboxEvents
-from postroom.application.outbox.relay import OutboxRelay, RelaySettings
+from postroom.application.outbox.relay import OutboxRelay
+from postroom.application.outbox.settings import OutboxSettings
 from postroom.application.ports.event_handler import HandlerRequest
 from postroom.application.ports.source import SourceMessage
 from postroom.domain.errors import Unavailable
 from postroom.domain.inbox import DeliveryPolicy, HandlerResult
-from postroom.domain.outbox import PublishPolicy
-from postroom.domain.streams import ConsumerDefinition, StreamDefinition, completed
 from tests.simulation.messaging.crashes import (
     CrashAt,
     CrashingOutbox,
@@ -44,38 +46,22 @@ from tests.simulation.messaging.crashes import (
     Wrapped,
     is_crash,
 )
+from tests.support.clocks import TickingClock
+from tests.support.servers.nats import NatsServer
 
 STREAM, DLQ, READER = "SEA_EVENTS", "SEA_DLQ", "reader"
 ACK_WAIT_MS = 150
 PUBLISH_MS = 500
 FETCH_WAIT_MS = 25
 """How long a worker waits for messages until it takes the stream for empty."""
-RELAY = RelaySettings(batch=4, concurrency=4, claim_ms=60_000, policy=PublishPolicy(3, 1, 1))
+RELAY = OutboxSettings(
+    batch=4, concurrency=4, claim_ms=60_000, max_attempts=3, backoff_base_ms=1, backoff_max_ms=1
+)
 POLICY = DeliveryPolicy(max_deliver=3, backoff_base_ms=1, backoff_max_ms=2)
 HOUR_US = 3_600_000_000
 EFFECTS = "CREATE TABLE effects (message_id UUID NOT NULL, event TEXT NOT NULL)"
 
 Answer = TypeVar("Answer")
-
-
-class ManualClock:
-    """A clock that moves a millisecond whenever somebody looks at it, in the past of the servers' clocks."""
-
-    def __init__(self) -> None:
-        self._now = 1_700_000_000_000_000
-
-    def wall(self) -> int:
-        self._now += 1_000
-        return self._now
-
-    def uptime(self) -> int:
-        return self.wall()
-
-    def boot(self) -> str:
-        return "boot"
-
-    def advance(self, us: int) -> None:
-        self._now += us
 
 
 class OnStream(NamedTuple):
@@ -119,7 +105,7 @@ class Service:
         outcomes: how the next calls end; after these all end well.
     """
 
-    def __init__(self, database: str, clock: ManualClock, outcomes: Sequence[str]) -> None:
+    def __init__(self, database: str, clock: TickingClock, outcomes: Sequence[str]) -> None:
         self._outcomes = iter(outcomes)
         self._handle = middleware.pipeline(
             middleware.transaction(lambda: psycopg.AsyncConnection.connect(database, autocommit=True)),
@@ -167,7 +153,7 @@ class World:
 
     def __init__(self, servers: Servers) -> None:
         self.servers = servers
-        self.clock = ManualClock()
+        self.clock = TickingClock()
         self.url = servers.nats.url
         self._service: dict[str, psycopg.Connection[Any]] = {}
         self._is_broker_down = self._is_broker_new = False
@@ -237,7 +223,8 @@ class World:
 
     async def clean_outbox(self) -> None:
         repository = PostgresOutboxRepository(self.servers.database)
-        await OutboxCleanup(repository, self.clock, lambda: 0.5, retention_ms=0).clean()
+        delete = repository.delete_published
+        await Cleanup("outbox", delete, self.clock, lambda: 0.5, retention_ms=0).clean()
         await repository.close()
 
     async def retry_parked(self) -> None:
@@ -277,7 +264,7 @@ class World:
         """Let an operator put all dead letters back."""
         process = Process(crash)
         inbox = PostgresInbox(self.servers.database)
-        office = DeadLetterOffice(
+        admin = DeadLetterAdmin(
             process.wrap(JetStreamDeadLetterQueue(await self._client("redrive"))),
             _CrashingInbox(inbox, process),  # type: ignore[arg-type]  # of what is used here
             process.wrap(Service(self.servers.database, self.clock, outcomes)),
@@ -286,7 +273,7 @@ class World:
         )
 
         async def put_all_back() -> None:
-            async with aclosing(office.redrive(await office.list())) as redriven:
+            async with aclosing(admin.redrive(await admin.list())) as redriven:
                 async for _ in redriven:
                     pass
 
@@ -302,7 +289,7 @@ class World:
         return Delivery(
             process.wrap(inbox),
             process.wrap(Service(self.servers.database, self.clock, outcomes)),
-            DeadLetters(publisher, "sea", STREAM, READER),
+            DeadLetterPublisher(publisher, "sea", STREAM, READER),
             self.clock,
             POLICY,
             stream=STREAM,
@@ -401,9 +388,9 @@ class World:
 
 
 class _CrashingInbox(Wrapped):
-    def alone(self, task: str) -> AbstractAsyncContextManager[bool]:
-        alone: AbstractAsyncContextManager[bool] = self._port.alone(task)
-        return alone
+    def exclusive(self, task: str) -> AbstractAsyncContextManager[bool]:
+        lock: AbstractAsyncContextManager[bool] = self._port.exclusive(task)
+        return lock
 
 
 class _BriefSource:
@@ -415,7 +402,7 @@ class _BriefSource:
         self._stop = stop
         self._fetches = fetches
         wrapped = process.wrap(source)
-        self.ack, self.nak = wrapped.ack, wrapped.nak
+        self.ack, self.nack = wrapped.ack, wrapped.nack
 
     async def fetch(self, limit: int, wait_ms: int) -> Sequence[SourceMessage]:
         self._fetches -= 1
@@ -424,18 +411,18 @@ class _BriefSource:
         async with self._process.call("fetch"):
             return await self._source.fetch(limit, min(wait_ms, FETCH_WAIT_MS))
 
-    async def keep(self, messages: Sequence[SourceMessage]) -> None:
+    async def extend(self, messages: Sequence[SourceMessage]) -> None:
         if not self._process.is_dead:
-            await self._source.keep(messages)
+            await self._source.extend(messages)
 
 
 def _stream(name: str, subject: str) -> StreamDefinition:
-    definition = completed(StreamDefinition(name=name, subjects=(subject,), duplicate_window_ms=600_000))
+    definition = with_defaults(StreamDefinition(name=name, subjects=(subject,), duplicate_window_ms=600_000))
     assert isinstance(definition, StreamDefinition)
     return definition
 
 
 def _reader() -> ConsumerDefinition:
-    definition = completed(ConsumerDefinition(stream=STREAM, durable=READER, ack_wait_ms=ACK_WAIT_MS))
+    definition = with_defaults(ConsumerDefinition(stream=STREAM, durable=READER, ack_wait_ms=ACK_WAIT_MS))
     assert isinstance(definition, ConsumerDefinition)
     return definition

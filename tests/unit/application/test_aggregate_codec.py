@@ -22,13 +22,13 @@ class OutboxEventSeen(Event, frozen=True):
 
 
 @pytest.mark.parametrize("event", EVENTS, ids=lambda event: type(event).__name__)
-def test_an_event_comes_back_as_it_was_written(event: Event) -> None:
+def test_events_round_trip(event: Event) -> None:
     type_, state = CODEC.to_row(event)
     assert type_ == f"{type(event).__name__}.1"
     assert CODEC.to_event(STREAM, event.version, type_, event.at, state) == event
 
 
-def test_an_event_of_an_older_schema_is_carried_forward_version_by_version() -> None:
+def test_an_event_of_an_older_schema_is_upcast_version_by_version() -> None:
     _, first = AggregateCodec([OutboxEventRetried]).to_row(OutboxEventRetried(STREAM, 1, 5))
     now = AggregateCodec(
         [OutboxEventSeen],

@@ -1,11 +1,11 @@
-"""Work beside other work ends when it should."""
+"""Background tasks end with their context."""
 
 import asyncio
 
-from postroom.application.background import beside, end
+from postroom.application.background import background_task, cancel_and_wait
 
 
-async def test_work_goes_on_beside_the_block_and_ends_with_it() -> None:
+async def test_a_background_task_runs_during_the_context_and_ends_with_it() -> None:
     steps: list[str] = []
     started = asyncio.Event()
 
@@ -16,13 +16,13 @@ async def test_work_goes_on_beside_the_block_and_ends_with_it() -> None:
         finally:
             steps.append("ended")
 
-    async with beside(work()):
+    async with background_task(work()):
         await started.wait()
         steps.append("block")
     assert steps == ["block", "ended"]
 
 
-async def test_a_task_that_forgets_that_it_was_cancelled_is_cancelled_again() -> None:
+async def test_a_task_that_swallows_its_cancellation_is_cancelled_again() -> None:
     forgotten = 0
 
     async def forgetful() -> None:
@@ -37,15 +37,15 @@ async def test_a_task_that_forgets_that_it_was_cancelled_is_cancelled_again() ->
 
     task = asyncio.create_task(forgetful())
     await asyncio.sleep(0)
-    await end(task)
+    await cancel_and_wait(task)
     assert forgotten == 2
 
 
-async def test_what_a_task_failed_with_is_no_news_when_it_is_ended() -> None:
+async def test_the_exception_of_a_cancelled_task_is_ignored() -> None:
     async def fails() -> None:
         raise ValueError
 
     task = asyncio.create_task(fails())
     await asyncio.sleep(0)
-    await end(task)
+    await cancel_and_wait(task)
     assert isinstance(task.exception(), ValueError)

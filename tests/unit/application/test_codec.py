@@ -1,11 +1,11 @@
-"""Events become records and come back as they were, for as long as logs are kept."""
+"""Events round-trip through records, of every schema version."""
 
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from postroom.application.codec import KINDS, to_event, to_events, to_record
+from postroom.application.mailbox.codec import KINDS, to_event, to_events, to_record
 from postroom.domain.errors import BrokenLog
 from postroom.domain.event import Event
 from postroom.domain.mailbox.events import LogTruncated, MailboxCreated, OwnershipTaken, TopicPolicySet
@@ -80,7 +80,7 @@ def test_every_event_has_a_strategy_here() -> None:
 
 @pytest.mark.parametrize("kind", EVENTS, ids=lambda kind: kind.__name__)
 @given(data=st.data(), position=st.integers(1, 2**39), epoch=counts, previous=digests)
-def test_an_event_comes_back_as_it_was(
+def test_events_round_trip(
     kind: type[Event], data: st.DataObject, position: int, epoch: int, previous: bytes
 ) -> None:
     event = data.draw(EVENTS[kind])
@@ -114,11 +114,11 @@ def test_only_a_sent_message_uses_the_header_columns(kind: type[Event], data: st
 
 def test_type_names_are_stable() -> None:
     assert {kind.cls.__name__: kind.name for kind in KINDS} == {
-        kind.__name__: f"{kind.__name__}.1" for kind in EVENTS
+        kind.__name__: f"{kind.__name__}.{2 if kind is MessageSent else 1}" for kind in EVENTS
     }
 
 
-def test_an_event_of_an_unknown_type_is_a_clear_error() -> None:
+def test_an_event_of_an_unknown_type_is_named_in_the_error() -> None:
     record = to_record(MessageAcked(bytes(16), 1, 1, 1), 7, 1, GENESIS)._replace(type="MessageAcked.2")
     with pytest.raises(
         BrokenLog, match=r"unknown type MessageAcked.2 at position 7; read it with the Postroom"
@@ -127,7 +127,7 @@ def test_an_event_of_an_unknown_type_is_a_clear_error() -> None:
     assert error.value.position == 7
 
 
-def test_what_version_1_wrote_is_read_by_every_later_version() -> None:
+def test_records_of_version_1_are_readable() -> None:
     acked = (b"s" * 16, 3, 99)
     written: dict[str, tuple[tuple[object, ...], Event]] = {
         "MessageReceived.1": (
@@ -165,4 +165,5 @@ def test_what_version_1_wrote_is_read_by_every_later_version() -> None:
     for name, (columns, event) in written.items():
         row = (1, b"s" * 16, 3, 1, name, 99, *columns)
         assert list(to_events([row])) == [event]
-        assert to_record(event, 1, 1, GENESIS)[:CHAIN] == row
+        if name != "MessageSent.1":  # today's version has a checksum
+            assert to_record(event, 1, 1, GENESIS)[:CHAIN] == row

@@ -2,7 +2,7 @@
 
 import pytest
 
-from postroom.application.codec import to_record
+from postroom.application.mailbox.codec import to_record
 from postroom.domain.errors import BrokenLog
 from postroom.domain.message import Headers, MessageAcked, MessageReceived, MessageSent
 from postroom.domain.record import GENESIS, Record, verify_chain
@@ -47,7 +47,7 @@ def test_verification_may_start_anywhere_with_the_hash_before() -> None:
 
 @pytest.mark.parametrize("column", Record._fields)
 @pytest.mark.parametrize("index", [0, 1, 2, 3])
-def test_an_edit_of_any_column_of_any_record_is_found(column: str, index: int) -> None:
+def test_an_edit_of_any_column_of_any_record_is_detected(column: str, index: int) -> None:
     records = a_log()
     value = getattr(records[index], column)
     other = {int: 77, str: "edited", bytes: b"edited", type(None): "added"}[type(value)]
@@ -57,32 +57,32 @@ def test_an_edit_of_any_column_of_any_record_is_found(column: str, index: int) -
 
 
 @pytest.mark.parametrize("column", Record._fields[1:])
-def test_a_column_set_to_null_is_found(column: str) -> None:
+def test_a_column_set_to_null_is_detected(column: str) -> None:
     records = a_log()
     if getattr(records[0], column) is not None:
         records[0] = records[0]._replace(**{column: None})
         assert broken_at(records) == 1
 
 
-def test_a_removed_record_is_found() -> None:
+def test_a_removed_record_is_detected() -> None:
     records = a_log()
     assert broken_at(records[1:]) == 1
     assert broken_at([*records[:2], *records[3:]]) == 3
 
 
-def test_a_removed_record_is_found_though_the_others_close_ranks() -> None:
+def test_a_removed_record_is_detected_after_renumbering_the_others() -> None:
     records = a_log()
     closed = [*records[:1], *(record._replace(position=record.position - 1) for record in records[2:])]
     assert broken_at(closed) == 2
 
 
-def test_swapped_records_are_found_though_their_positions_were_swapped_too() -> None:
+def test_swapped_records_are_detected_with_swapped_positions() -> None:
     records = a_log()
     one, two = records[1]._replace(position=3), records[2]._replace(position=2)
     assert broken_at([records[0], two, one, records[3]]) == 2
 
 
-def test_a_record_from_elsewhere_is_found() -> None:
+def test_a_record_of_another_log_is_detected() -> None:
     records = a_log()
     inserted = to_record(MessageAcked(b"c" * 16, 2, 6, 1), 3, 1, GENESIS)
     assert broken_at([*records[:2], inserted, records[2]._replace(position=4)]) == 3

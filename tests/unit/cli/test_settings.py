@@ -1,9 +1,9 @@
 import pytest
 
 from postroom.adapters.cli.output import Output
-from postroom.adapters.cli.search import body_rules
+from postroom.adapters.cli.project import body_rules
 from postroom.adapters.cli.session import Session
-from postroom.adapters.cli.settings import InvalidSettings, load_settings, make_policy
+from postroom.adapters.cli.settings import DEFAULT_POLICY, InvalidSettings, load_settings, make_policy
 from postroom.domain.policy import MailboxLimits, TopicPolicy
 from postroom.domain.search import BodyRules
 
@@ -18,12 +18,12 @@ def test_without_any_setting_the_defaults_hold(folder):
     settings = load_settings({}, {})
 
     assert (settings.store, settings.mailbox, settings.durability) == (None, None, "full")
-    assert (settings.policy, settings.limits, settings.file) == (TopicPolicy(), MailboxLimits(), None)
+    assert (settings.policy, settings.limits, settings.file) == (DEFAULT_POLICY, MailboxLimits(), None)
 
 
 def test_flags_win_over_the_environment_which_wins_over_the_file(folder):
     (folder / "postroom.toml").write_text(
-        'store = "file"\nmailbox = "file@x"\ndurability = "relaxed"\nowner_wait_ms = "3s"\n'
+        'store = "file"\nmailbox = "file@x"\ndurability = "relaxed"\ntimeout_ms = "3s"\n'
     )
 
     settings = load_settings(
@@ -31,7 +31,7 @@ def test_flags_win_over_the_environment_which_wins_over_the_file(folder):
     )
 
     assert (settings.store, settings.mailbox, settings.durability) == ("flag", "env@x", "relaxed")
-    assert (settings.owner_wait_ms, settings.file) == (3_000, "postroom.toml")
+    assert (settings.timeout_ms, settings.file) == (3_000, "postroom.toml")
 
 
 def test_a_topic_takes_what_it_does_not_say_from_the_default_policy(folder):
@@ -63,13 +63,18 @@ def test_a_topic_takes_what_it_does_not_say_from_the_default_policy(folder):
         ("[policy]\nvisibility_ms = 10", ("[policy]", "visibility_ms", "250")),
         ("[topics.'a b']\nshards = 1", ("[topics]", "a b")),
         ("[topics.a]\nshard = 1", ('[topics."a"]', "shard")),
+        ("[policy]\nshards = 65537", ("[policy]", "shards must be at most 65536; it was 65537")),
+        ("[policy]\nmax_attempts = '--5'", ("max_attempts", "whole number")),
+        ("[topics.a]\nvisibility = '31d'", ('[topics."a"]', "visibility_ms must be at most")),
+        ("[limits]\nframe_bytes = -5", ("[limits]", "frame_bytes must be at least 1; it was -5")),
+        ("[limits]\ntopics = 10000000000", ("[limits]", "topics must be at most")),
         ("[limits]\nframes = 1", ("[limits]", "frames")),
         ("policy = 3", ("[policy]", "must be a table")),
         ("topics = 3", ("[topics]", "must be a table")),
         ("[topics]\na = 3", ("topics", "must be a table")),
         ("durability = 'half'", ("durability", "full, relaxed")),
         ("mailbox = 'nobody'", ("mailbox", "namespace@proxy")),
-        ("store = 3", ("store", "must be text")),
+        ("store = 3", ("store", "expected non-empty text")),
         ("store = ", ("not valid TOML",)),
     ],
 )
@@ -106,8 +111,8 @@ def test_bodies_are_opted_in_to_search_by_topics_and_globs(folder):
     [
         ('bodies = "github.*"', r"\[search\] in postroom.toml.*Expected `array`"),
         ("bodies = [1]", r"Expected `str`"),
-        ('bodies = [""]', "one of the bodies is an empty topic"),
-        ("body = []", "no key 'body'; did you mean bodies"),
+        ('bodies = [""]', "bodies contains an empty topic"),
+        ("body = []", "unknown key 'body'; did you mean bodies"),
     ],
 )
 def test_bodies_that_are_no_topics_are_refused(folder, wrong, sentence):
@@ -125,3 +130,8 @@ def test_a_policy_is_changed_field_by_field():
 
     assert (changed.visibility_ms, changed.backoff_base_ms, changed.shards) == (120_000, 50, 1)
     assert changed.max_attempts == TopicPolicy().max_attempts
+
+
+def test_a_received_message_is_hidden_for_30_seconds_by_default(folder):
+    assert load_settings({}, {}).policy == TopicPolicy(visibility_ms=30_000)
+    assert load_settings({}, {"POSTROOM_POLICY__VISIBILITY": "5s"}).policy == TopicPolicy()

@@ -3,7 +3,6 @@ from io import BytesIO
 
 import pytest
 
-from postroom.adapters.cli.output import without_control
 from postroom.adapters.cli.values import (
     exact_duration,
     exact_size,
@@ -12,9 +11,11 @@ from postroom.adapters.cli.values import (
     parse_pairs,
     parse_size,
     parse_time,
+    printable,
     read_words,
     readable,
 )
+from postroom.application.pluralize import pluralize
 from postroom.domain.errors import InvalidRequest
 
 NOW = datetime(2026, 1, 31, 8, tzinfo=UTC)
@@ -88,8 +89,17 @@ def test_a_payload_is_shown_as_text_where_it_is_text():
     assert readable(b"\xff\x00") == ("/wA=", False)
 
 
-def test_control_characters_are_spelled_out_but_lines_and_tabs_stay():
-    assert without_control("a\tb\nc\x1b[31m\x9b\x7f\r") == "a\tb\nc\\x1b[31m\\x9b\\x7f\\x0d"
+def test_control_characters_are_escaped_but_line_feeds_and_tabs_are_not():
+    assert printable("a\tb\nc\x1b[31m\x9b\x7f\r") == "a\tb\nc\\x1b[31m\\x9b\\x7f\\x0d"
+
+
+def test_line_feeds_and_tabs_are_escaped_where_text_has_to_stay_on_its_line():
+    assert printable("a\tb\nc", multiline=False) == "a\\tb\\nc"
+
+
+@pytest.mark.parametrize("character", ["\u202e", "\u2066", "\u200f", "\u2028", "\ud800"])
+def test_what_reorders_text_or_breaks_lines_is_escaped(character):
+    assert printable(f"a{character}b") == f"a\\u{ord(character):04x}b"
 
 
 @pytest.mark.parametrize(
@@ -122,3 +132,15 @@ def test_a_whole_duration_is_written_as_it_was_read(text):
 @pytest.mark.parametrize("text", ["10GB", "10GiB", "64MiB", "500kB", "1001B", "1024TiB"])
 def test_a_whole_size_is_written_as_it_was_read(text):
     assert exact_size(parse_size(text)) == text
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [(0, "0 events"), (1, "1 event"), (2, "2 events"), (12_345, "12,345 events")],
+)
+def test_a_count_takes_the_singular_for_one_only(count, text):
+    assert pluralize(count, "event") == text
+
+
+def test_an_irregular_plural_is_passed():
+    assert [pluralize(count, "batch", "batches") for count in (1, 2)] == ["1 batch", "2 batches"]

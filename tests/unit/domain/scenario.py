@@ -1,7 +1,6 @@
-"""Given what happened, when a command comes, then this follows: the form of the deciders' tests.
+"""Given-when-then scenarios for the tests of deciders.
 
-Times are milliseconds of log time. `Life` writes the events of one message, so that a test says what happened
-and not which version it was.
+Times are milliseconds of log time. `Life` creates the events of one message and counts their versions.
 """
 
 import re
@@ -43,7 +42,7 @@ NOTHING: list[Event] = []
 
 
 def new_mailbox(mode: MailboxMode = "queue") -> list[Event]:
-    """Return what every scenario starts with: a mailbox that has its first owner."""
+    """Return the first events of every scenario: a new mailbox and its first owner."""
     own = mailbox_stream(NAME)
     return [MailboxCreated(own, 1, 0, NAME, mode), taken_over(epoch=1, version=2, at=0)]
 
@@ -63,7 +62,7 @@ def policy_set(policy: TopicPolicy, *, at: int = 0, version: int = 3, topic: str
 
 
 class Life:
-    """Write the command that sends one message, and its events in their order."""
+    """Factory of one message's `Send` command and events."""
 
     def __init__(
         self, name: str, *, topic: str = TOPIC, policy: TopicPolicy = POLICY, epoch: int = 1
@@ -171,13 +170,13 @@ class Life:
 
 
 class Given:
-    """A mailbox with a past."""
+    """Mailbox with a history."""
 
     def __init__(self, mailbox: Mailbox) -> None:
         self.mailbox = mailbox
 
     def when(self, command: Command, *, at: int) -> "Outcome":
-        """Decide a command; whatever comes of it, deciding changes nothing."""
+        """Decide a command, and check that this does not change the state."""
         before = take_snapshot(self.mailbox)
         events: Sequence[Event] = []
         rejection: Rejected | None = None
@@ -190,7 +189,7 @@ class Given:
 
 
 class Outcome:
-    """What came of a command."""
+    """Events or rejection of a command."""
 
     def __init__(self, mailbox: Mailbox, events: Sequence[Event], rejection: Rejected | None) -> None:
         self._mailbox = mailbox
@@ -198,7 +197,7 @@ class Outcome:
         self._rejection = rejection
 
     def then(self, events: Sequence[Event]) -> Given:
-        """Check that exactly these events follow, and go on after them."""
+        """Check that the command caused exactly these events, and apply them."""
         assert self._rejection is None
         assert list(self.events) == list(events)
         for event in self.events:
@@ -225,11 +224,11 @@ def given(
     mode: MailboxMode = "queue",
     before: Sequence[Event] | None = None,
 ) -> Given:
-    """Return a mailbox that lived through `events`, after it was made and taken over.
+    """Return a mailbox after its creation, its first owner and `events`.
 
     Arguments:
-        policy: what its topics promise unless set otherwise.
-        before: what happened first, instead of the making and the taking over.
+        policy: the default policy of its topics.
+        before: events that replace the creation and the first owner.
     """
     mailbox = Mailbox(NAME, limits, policy)
     for event in [*(new_mailbox(mode) if before is None else before), *events]:

@@ -3,7 +3,7 @@
 import pytest
 
 from postroom.domain.errors import NotFound, Saturated
-from postroom.domain.mailbox.commands import Purge, Receive, Reprocess, Sweep
+from postroom.domain.mailbox.commands import Purge, Receive, Redrive, Sweep
 from postroom.domain.mailbox.snapshot import restore_snapshot, take_snapshot
 from postroom.domain.policy import DAY_MS, TopicPolicy
 from tests.unit.domain.scenario import NAME, NOTHING, TOPIC, Given, Life, given, policy_set
@@ -20,12 +20,12 @@ def dead(name: str, *, at: int, policy: TopicPolicy = ONCE) -> tuple[Life, list[
 # -- the scanner ---
 
 
-def test_a_delivery_that_times_out_goes_back_until_its_attempts_are_used_up() -> None:
+def test_a_timed_out_delivery_is_requeued_until_the_last_attempt() -> None:
     policy = TopicPolicy(max_attempts=2)
     a = Life("a", policy=policy)
     scenario = given([a.sent(at=0), a.received(at=0)], policy=policy)
     scenario = scenario.when(Sweep(), at=5_000).then([a.timed_out(at=5_000)])
-    scenario = scenario.when(Receive(TOPIC, 1, 99), at=5_000).then([a.received(at=5_000)])
+    scenario = scenario.when(Receive((TOPIC,), 1, 99), at=5_000).then([a.received(at=5_000)])
     scenario = scenario.when(Sweep(), at=10_000).then([a.dead(at=10_000, error="visibility expired")])
     assert scenario.mailbox.messages[a.stream].attempt == 2
 
@@ -59,7 +59,7 @@ def test_a_message_undelivered_for_the_topics_retention_is_dead_lettered() -> No
     scenario.when(Sweep(), at=week).then([a.dead(at=week, reason="retention_expired")])
 
 
-def test_time_in_flight_does_not_end_a_message_but_its_ttl_does_afterwards() -> None:
+def test_a_ttl_that_ends_in_flight_dead_letters_the_message_after_the_time_out() -> None:
     a = Life("a")
     scenario = given([a.sent(at=0, ttl=2_000), a.received(at=1_000)])
     scenario.when(Sweep(), at=3_000).then_nothing_happens()
@@ -77,7 +77,7 @@ def test_dead_letters_expire_after_two_weeks() -> None:
     assert gone.mailbox.messages == {}
 
 
-def test_a_sweep_is_bounded_and_the_next_goes_on() -> None:
+def test_a_sweep_is_bounded_and_the_next_continues() -> None:
     lives = [Life(str(n)) for n in range(5)]
     scenario = given([event for life in lives for event in (life.sent(at=0), life.received(at=0))])
     scenario = scenario.when(Sweep(limit=3), at=5_000).then([life.timed_out(at=5_000) for life in lives[:3]])
@@ -86,19 +86,19 @@ def test_a_sweep_is_bounded_and_the_next_goes_on() -> None:
     assert not scenario.mailbox.needs_sweep(5_000_000)
 
 
-def test_the_next_alarm_is_when_the_scanner_finds_something() -> None:
+def test_the_next_timer_is_when_a_sweep_causes_events() -> None:
     a = Life("a")
     scenario = given([a.sent(at=0), a.received(at=10), a.extended(at=20, due=9_000)])
-    assert scenario.mailbox.next_alarm() == 9_000_000
+    assert scenario.mailbox.next_timer() == 9_000_000
     assert not scenario.mailbox.needs_sweep(8_999_999)
     assert scenario.mailbox.needs_sweep(9_000_000)
-    assert given(NOTHING).mailbox.next_alarm() is None
+    assert given(NOTHING).mailbox.next_timer() is None
 
 
 # -- the dead letters' capacity ---
 
 
-def crowded() -> tuple[Given, list[Life]]:
+def dead_letters_over_capacity() -> tuple[Given, list[Life]]:
     """Return a topic with three dead letters and room for two; `b` died first."""
     policy = TopicPolicy(max_attempts=1, dead_capacity=2)
     lives = [Life(name, policy=policy) for name in "abc"]
@@ -108,15 +108,15 @@ def crowded() -> tuple[Given, list[Life]]:
 
 
 def test_dead_letters_beyond_their_capacity_expire_oldest_first() -> None:
-    scenario, (_, b, _) = crowded()
+    scenario, (_, b, _) = dead_letters_over_capacity()
     assert scenario.mailbox.needs_sweep(4_000)
     scenario = scenario.when(Sweep(), at=4).then([b.expired(at=4, reason="capacity")])
     assert not scenario.mailbox.needs_sweep(4_000)
     scenario.when(Sweep(), at=5).then_nothing_happens()
 
 
-def test_which_dead_letter_is_the_oldest_does_not_change_with_a_restart() -> None:
-    scenario, (_, b, _) = crowded()
+def test_the_order_of_dead_letters_survives_a_restart() -> None:
+    scenario, (_, b, _) = dead_letters_over_capacity()
     reopened = restore_snapshot(take_snapshot(scenario.mailbox), NAME, None, scenario.mailbox.default_policy)
     assert reopened is not None
     Given(reopened).when(Sweep(), at=4).then([b.expired(at=4, reason="capacity")])
@@ -130,20 +130,20 @@ def test_lowering_the_capacity_expires_the_oldest_dead_letters() -> None:
     assert b.version == 3
 
 
-# -- reprocessing ---
+# -- redriving ---
 
 
-def test_a_dead_letter_comes_back_only_by_an_operators_action_and_with_fresh_attempts() -> None:
+def test_only_a_redrive_returns_a_dead_letter_and_resets_its_attempts() -> None:
     a, past = dead("a", at=1)
     scenario = given(past, policy=ONCE)
-    scenario.when(Receive(TOPIC, 1, 99), at=DAY_MS).then_nothing_happens()
-    scenario = scenario.when(Reprocess(TOPIC, 10), at=DAY_MS).then([a.redriven(at=DAY_MS)])
-    scenario = scenario.when(Receive(TOPIC, 1, 99), at=DAY_MS).then([a.received(at=DAY_MS)])
+    scenario.when(Receive((TOPIC,), 1, 99), at=DAY_MS).then_nothing_happens()
+    scenario = scenario.when(Redrive(TOPIC, 10), at=DAY_MS).then([a.redriven(at=DAY_MS)])
+    scenario = scenario.when(Receive((TOPIC,), 1, 99), at=DAY_MS).then([a.received(at=DAY_MS)])
     assert a.attempt == 1
     assert scenario.mailbox.messages[a.stream].redriven == 1
 
 
-def test_a_redriven_message_is_kept_for_a_whole_retention_again() -> None:
+def test_a_redrive_restarts_the_retention() -> None:
     a, past = dead("a", at=1)
     scenario = given([*past, a.redriven(at=DAY_MS)], policy=ONCE)
     scenario.when(Sweep(), at=8 * DAY_MS - 1).then_nothing_happens()
@@ -152,25 +152,25 @@ def test_a_redriven_message_is_kept_for_a_whole_retention_again() -> None:
     )
 
 
-def test_reprocessing_takes_the_oldest_first_up_to_a_limit() -> None:
+def test_redriving_takes_the_oldest_first_up_to_a_limit() -> None:
     a, past = dead("a", at=1)
     b, more = dead("b", at=2)
     scenario = given([*past, *more], policy=ONCE)
-    scenario = scenario.when(Reprocess(TOPIC, 1), at=3).then([a.redriven(at=3)])
-    scenario.when(Reprocess(TOPIC, 1), at=4).then([b.redriven(at=4)])
+    scenario = scenario.when(Redrive(TOPIC, 1), at=3).then([a.redriven(at=3)])
+    scenario.when(Redrive(TOPIC, 1), at=4).then([b.redriven(at=4)])
 
 
-def test_reprocessing_may_pick_by_reason_or_by_message() -> None:
+def test_redriving_filters_by_reason_or_by_message() -> None:
     a, past = dead("a", at=1)
     b = Life("b", policy=ONCE)
     scenario = given([*past, b.sent(at=0, ttl=1), b.dead(at=1, reason="ttl_expired")], policy=ONCE)
-    scenario.when(Reprocess(TOPIC, 9, reason="integrity"), at=2).then_nothing_happens()
-    scenario.when(Reprocess(TOPIC, 9, messages=frozenset({b"?" * 16})), at=2).then_nothing_happens()
-    scenario = scenario.when(Reprocess(TOPIC, 9, reason="ttl_expired"), at=2).then([b.redriven(at=2)])
-    scenario.when(Reprocess(TOPIC, 9, messages=frozenset({a.stream})), at=2).then([a.redriven(at=2)])
+    scenario.when(Redrive(TOPIC, 9, reason="integrity"), at=2).then_nothing_happens()
+    scenario.when(Redrive(TOPIC, 9, messages=frozenset({b"?" * 16})), at=2).then_nothing_happens()
+    scenario = scenario.when(Redrive(TOPIC, 9, reason="ttl_expired"), at=2).then([b.redriven(at=2)])
+    scenario.when(Redrive(TOPIC, 9, messages=frozenset({a.stream})), at=2).then([a.redriven(at=2)])
 
 
-def test_reprocessing_stops_where_the_shard_is_full() -> None:
+def test_redriving_stops_where_the_shard_is_full() -> None:
     policy = TopicPolicy(max_attempts=1, shard_capacity=2)
     past: list[object] = []
     lives = [Life(name, policy=policy) for name in "abc"]
@@ -178,14 +178,14 @@ def test_reprocessing_stops_where_the_shard_is_full() -> None:
         past += [life.sent(at=0), life.received(at=0), life.dead(at=1)]
     full = (
         given(past, policy=policy)
-        .when(Reprocess(TOPIC, 9), at=2)
+        .when(Redrive(TOPIC, 9), at=2)
         .then([life.redriven(at=2) for life in lives[:2]])
     )
-    full.when(Reprocess(TOPIC, 9), at=3).then_rejected(Saturated, "full with 2 messages; receive some before")
+    full.when(Redrive(TOPIC, 9), at=3).then_rejected(Saturated, "full with 2 messages; receive some before")
 
 
-def test_reprocessing_an_unknown_topic_is_not_found() -> None:
-    given(NOTHING).when(Reprocess("missing", 1), at=0).then_rejected(NotFound, "no topic missing")
+def test_redriving_an_unknown_topic_is_not_found() -> None:
+    given(NOTHING).when(Redrive("missing", 1), at=0).then_rejected(NotFound, "no topic missing")
 
 
 # -- purging ---

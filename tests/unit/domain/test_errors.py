@@ -33,7 +33,7 @@ def test_codes_are_those_of_the_specification(error: type[PostroomError], status
     assert (error.status, error.code) == (status, code)
 
 
-def test_the_tree_drawn_in_the_module_is_the_one_there_is() -> None:
+def test_the_tree_in_the_docstring_matches_the_classes() -> None:
     def drawn(error: type[PostroomError]) -> list[str]:
         lines = [error.__name__]
         for child in error.__subclasses__():
@@ -52,6 +52,6 @@ def test_the_tree_drawn_in_the_module_is_the_one_there_is() -> None:
             assert (str(found.status), found.code) == (words[1], words[2].rstrip(","))
 
 
-def test_every_saturation_says_when_to_come_back() -> None:
+def test_every_saturated_error_has_a_retry_time() -> None:
     assert Saturated("full", 250).retry_after_ms == 250
     assert Unavailable("closed").retry_after_ms == 1_000

@@ -1,9 +1,10 @@
-"""Hashes are for ever: what is on disk was placed and sealed by them. The literals were computed once."""
+"""Hashes never change, as stored logs depend on them; the expected values were computed once."""
 
 import pytest
 
-from postroom.domain.integrity import b3, hash_chain, payload_hash
+from postroom.domain.integrity import b3, hash_chain, message_checksum, payload_hash
 from postroom.domain.mailbox.decide import shard_of
+from postroom.domain.message import Headers, MessageSent
 from postroom.domain.names import mailbox_stream, message_stream
 from postroom.domain.record import GENESIS, link
 
@@ -57,6 +58,12 @@ def test_the_hash_chain_of_a_message_is_stable(
     timestamp: int | None, idem_key: str | None, attrs: dict[str, bytes], digest: str
 ) -> None:
     assert hash_chain("orders", timestamp, idem_key, HELLO, attrs).hex() == digest
+
+
+def test_the_checksum_of_a_stored_message_is_stable() -> None:
+    headers = Headers(1, "own", "text/plain", principal="alice", custom_headers={"b": "2", "a": "1"})
+    sent = MessageSent(b"s" * 16, 1, 5, "orders", 3, 6, 7, 2, "k", HELLO, b"h" * 32, headers, b"envelope")
+    assert message_checksum(sent).hex() == "91cbc00448143e5f1aa7711284c794193044ab8d0ed3344318d68d222c09c26d"
 
 
 def test_the_order_of_attributes_does_not_change_the_hash_chain() -> None:

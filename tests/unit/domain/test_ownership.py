@@ -2,14 +2,18 @@
 
 import pytest
 
-from postroom.domain.mailbox.commands import Sweep, TakeOwnership, Truncate
+from postroom.domain.errors import ImplausibleClock
+from postroom.domain.mailbox.commands import Receive, Sweep, TakeOwnership, Truncate
 from postroom.domain.mailbox.events import LogTruncated, MailboxCreated, OwnershipTaken
-from postroom.domain.mailbox.logtime import SKEW_TOLERANCE, Anchor, anchor
-from postroom.domain.mailbox.state import Clock
+from postroom.domain.mailbox.log_clock import MAX_DOWNTIME, Anchor, anchor
+from postroom.domain.mailbox.state import EXPIRY_GRACE_MS, Clock, Mailbox
+from postroom.domain.message import MS
 from postroom.domain.names import mailbox_stream
-from tests.unit.domain.scenario import BOOT, NAME, NOTHING, Life, given, taken_over
+from postroom.domain.policy import DAY_MS
+from tests.unit.domain.scenario import BOOT, NAME, NOTHING, TOPIC, Life, given, taken_over
 
 MINUTE = 60_000_000
+DAY = 24 * 60 * MINUTE
 OWN = mailbox_stream(NAME)
 
 
@@ -63,52 +67,112 @@ def test_messages_in_flight_get_their_full_visibility_again_when_log_time_starte
     scenario.when(Sweep(), at=64_000).then([b.timed_out(at=64_000)])
 
 
-# -- log time ---
-
-LAST = Clock(BOOT, uptime=50 * MINUTE, at=1_000 * MINUTE)
-
-
-def test_the_first_owner_starts_log_time_at_the_wall_clock() -> None:
-    assert anchor(None, 0, wall=7, boot=BOOT, uptime=1) == Anchor(7, continues=False)
-
-
-@pytest.mark.parametrize("skew", [-SKEW_TOLERANCE, -1, 0, 1, SKEW_TOLERANCE])
-def test_on_the_same_boot_log_time_goes_on_by_the_monotonic_clock_whatever_the_wall_says(skew: int) -> None:
-    wall = 1_010 * MINUTE + skew
-    assert anchor(LAST, LAST.at, wall=wall, boot=BOOT, uptime=60 * MINUTE) == Anchor(
-        1_010 * MINUTE, continues=True
+def test_after_a_discontinuity_of_log_time_expiry_pauses_and_then_resumes() -> None:
+    a, b = Life("a"), Life("b")
+    died = [b.sent(at=0), b.received(at=0), b.dead(at=1)]
+    restart = 30 * DAY_MS
+    scenario = given([a.sent(at=0, ttl=1_000), *died, taken_over(epoch=2, version=3, at=restart)])
+    resumes = restart + EXPIRY_GRACE_MS
+    assert scenario.mailbox.next_timer() == resumes * MS
+    scenario.when(Sweep(), at=resumes - 1).then_nothing_happens()
+    scenario.when(Sweep(), at=resumes).then(
+        [a.dead(at=resumes, reason="ttl_expired"), b.expired(at=resumes, reason="retention")]
     )
 
 
-def test_two_minutes_of_skew_are_tolerated() -> None:
-    assert SKEW_TOLERANCE >= 2 * MINUTE
+def test_expiry_does_not_pause_when_log_time_goes_on() -> None:
+    a = Life("a")
+    scenario = given([a.sent(at=0, ttl=1_000), taken_over(epoch=2, version=3, at=1_000, continues=True)])
+    scenario.when(Sweep(), at=1_000).then([a.dead(at=1_000, reason="ttl_expired")])
 
 
-@pytest.mark.parametrize("skew", [-SKEW_TOLERANCE - 1, SKEW_TOLERANCE + 1])
-def test_a_wall_clock_further_off_starts_log_time_anew_but_never_before_the_last_event(skew: int) -> None:
-    wall = 1_010 * MINUTE + skew
-    started = anchor(LAST, LAST.at, wall=wall, boot=BOOT, uptime=60 * MINUTE)
-    assert started == Anchor(max(wall, LAST.at), continues=False)
-    assert anchor(LAST, LAST.at, wall=1, boot=BOOT, uptime=60 * MINUTE) == Anchor(LAST.at, continues=False)
+def test_a_message_past_its_ttl_is_not_delivered_while_expiry_pauses() -> None:
+    a = Life("a")
+    scenario = given([a.sent(at=0, ttl=1_000), taken_over(epoch=2, version=3, at=1_000)])
+    scenario.when(Receive((TOPIC,), 1, 1_000), at=1_000).then_nothing_happens()
+
+
+# -- log time ---
+
+LAST_AT = 1_000 * MINUTE
+LAST_UPTIME = 50 * MINUTE
+
+
+def mailbox_of_last_owner(at: int = LAST_AT) -> Mailbox:
+    mailbox = Mailbox(NAME)
+    mailbox.clock, mailbox.at = Clock(BOOT, LAST_UPTIME, LAST_AT), at
+    return mailbox
+
+
+def test_the_first_owner_starts_log_time_at_the_wall_clock() -> None:
+    assert anchor(Mailbox(NAME), wall=7, boot=BOOT, uptime=1) == Anchor(7, 1, continues=False)
+
+
+@pytest.mark.parametrize("skew", [-400 * DAY, -2 * MINUTE, -1, 0, 1, 2 * MINUTE, 8 * DAY, 365 * DAY])
+def test_on_the_same_boot_log_time_goes_on_by_the_monotonic_clock_whatever_the_wall_says(skew: int) -> None:
+    wall, uptime = 1_010 * MINUTE + skew, 60 * MINUTE
+    started = anchor(mailbox_of_last_owner(), wall=wall, boot=BOOT, uptime=uptime)
+    assert started == Anchor(1_010 * MINUTE, uptime, continues=True)
+
+
+def test_on_the_same_boot_log_time_is_never_before_the_last_event() -> None:
+    ahead = LAST_AT + 20 * MINUTE
+    started = anchor(mailbox_of_last_owner(ahead), wall=1, boot=BOOT, uptime=60 * MINUTE)
+    assert started == Anchor(ahead, 60 * MINUTE, continues=True)
 
 
 def test_after_a_reboot_log_time_starts_at_the_wall_clock() -> None:
     wall = 1_002 * MINUTE
-    assert anchor(LAST, LAST.at, wall=wall, boot="another", uptime=60 * MINUTE) == Anchor(
-        wall, continues=False
-    )
+    started = anchor(mailbox_of_last_owner(), wall=wall, boot="another", uptime=MINUTE)
+    assert started == Anchor(wall, MINUTE, continues=False)
+
+
+def test_after_a_reboot_log_time_is_never_before_the_last_event() -> None:
+    started = anchor(mailbox_of_last_owner(), wall=1, boot="another", uptime=MINUTE)
+    assert started == Anchor(LAST_AT, MINUTE, continues=False)
 
 
 def test_an_uptime_that_went_back_counts_as_a_reboot() -> None:
     wall = 1_002 * MINUTE
-    assert anchor(LAST, LAST.at, wall=wall, boot=BOOT, uptime=49 * MINUTE) == Anchor(wall, continues=False)
+    started = anchor(mailbox_of_last_owner(), wall=wall, boot=BOOT, uptime=49 * MINUTE)
+    assert started == Anchor(wall, 49 * MINUTE, continues=False)
 
 
-def test_log_time_is_never_before_the_last_event() -> None:
-    ahead = LAST.at + 20 * MINUTE
-    assert anchor(LAST, ahead, wall=1_010 * MINUTE, boot=BOOT, uptime=60 * MINUTE) == Anchor(
-        ahead, continues=False
-    )
+@pytest.mark.parametrize("uptime", [0, MINUTE, 10 * DAY])
+def test_after_a_reboot_the_wall_clock_is_believed_up_to_the_longest_downtime(uptime: int) -> None:
+    wall = LAST_AT + MAX_DOWNTIME + uptime
+    assert anchor(mailbox_of_last_owner(), wall=wall, boot="another", uptime=uptime).at == wall
+    with pytest.raises(ImplausibleClock):
+        anchor(mailbox_of_last_owner(), wall=wall + 1, boot="another", uptime=uptime)
+
+
+def test_an_implausible_clock_is_named_with_the_last_record_and_the_way_out() -> None:
+    with pytest.raises(
+        ImplausibleClock,
+        match=r"says 1970-01-09T16:40:00Z.*acme@one is of 1970-01-01T16:40:00Z.*--accept-clock",
+    ):
+        anchor(mailbox_of_last_owner(), wall=LAST_AT + 8 * DAY, boot="another", uptime=MINUTE)
+
+
+@pytest.mark.parametrize("idle", [0, MAX_DOWNTIME, 300 * DAY])
+def test_uptime_is_believed_however_long_where_the_wall_clock_is_not_far_behind_it(idle: int) -> None:
+    for wall in (LAST_AT + idle - MAX_DOWNTIME, LAST_AT + idle + 365 * DAY):
+        started = anchor(mailbox_of_last_owner(), wall=wall, boot=BOOT, uptime=LAST_UPTIME + idle)
+        assert started == Anchor(LAST_AT + idle, LAST_UPTIME + idle, continues=True)
+
+
+def test_an_uptime_far_ahead_of_the_last_record_and_the_wall_clock_is_refused() -> None:
+    uptime, wall = LAST_UPTIME + 50 * 365 * DAY, LAST_AT + 8 * DAY
+    with pytest.raises(ImplausibleClock, match=r"By the uptime .* clock says .*acme@one.*--accept-clock"):
+        anchor(mailbox_of_last_owner(), wall=wall, boot=BOOT, uptime=uptime)
+    started = anchor(mailbox_of_last_owner(), wall=wall, boot=BOOT, uptime=uptime, accept_clock=True)
+    assert started.continues
+
+
+def test_an_implausible_clock_can_be_accepted() -> None:
+    wall = LAST_AT + 365 * DAY
+    started = anchor(mailbox_of_last_owner(), wall=wall, boot="another", uptime=0, accept_clock=True)
+    assert started == Anchor(wall, 0, continues=False)
 
 
 # -- truncation ---

@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from postroom.domain.errors import InvalidRequest
+from postroom.domain.errors import InvalidRequest, Saturated
 from postroom.domain.mailbox.commands import SetPolicy
 from postroom.domain.policy import DAY_MS, MailboxLimits, TopicPolicy
 from tests.unit.domain.scenario import NOTHING, TOPIC, Life, given, policy_set
@@ -27,8 +27,32 @@ def test_the_defaults_are_those_of_the_specification() -> None:
 @pytest.mark.parametrize("value", [0, -1])
 def test_every_field_is_at_least_one(field: str, value: int) -> None:
     policy = msgspec.structs.replace(TopicPolicy(), **{field: value})
-    with pytest.raises(InvalidRequest, match=f"Topic policy {field} must be at least 1; it was {value}"):
+    with pytest.raises(InvalidRequest, match=rf"Topic policy {field} must be at least \d+; it was {value}"):
         policy.validate()
+
+
+@pytest.mark.parametrize("field", FIELDS)
+@pytest.mark.parametrize("bits", [62, 70, 100_000])
+def test_every_field_has_an_upper_bound(field: str, bits: int) -> None:
+    policy = msgspec.structs.replace(TopicPolicy(), **{field: 1 << bits})
+    with pytest.raises(InvalidRequest, match=rf"Topic policy {field} must be at most \d+; it was "):
+        policy.validate()
+
+
+@pytest.mark.parametrize("field", FIELDS)
+@pytest.mark.parametrize("value", [1_000.0, float("nan"), True, "1000", None])
+def test_every_field_is_an_int(field: str, value: object) -> None:
+    policy = msgspec.structs.replace(TopicPolicy(), **{field: value})
+    with pytest.raises(InvalidRequest, match=f"Topic policy {field} must be of type int, not "):
+        policy.validate()
+
+
+@pytest.mark.parametrize("field", MailboxLimits.__struct_fields__)
+@pytest.mark.parametrize("value", [0, -5, 2**70, 1_000.0, float("nan"), True, "1000"])
+def test_every_limit_is_an_int_within_bounds(field: str, value: object) -> None:
+    limits = msgspec.structs.replace(MailboxLimits(), **{field: value})
+    with pytest.raises(InvalidRequest, match=f"Mailbox limit {field} must be "):
+        limits.validate()
 
 
 @pytest.mark.parametrize(
@@ -53,6 +77,13 @@ def test_fields_that_contradict_each_other_are_refused(policy: TopicPolicy, matc
 )
 def test_a_field_may_stand_on_its_bound(policy: TopicPolicy) -> None:
     assert policy.validate() is policy
+
+
+def test_policies_are_set_for_a_bounded_number_of_topics() -> None:
+    full = given([policy_set(TopicPolicy(shards=2))], limits=MailboxLimits(topics=1))
+    full.when(SetPolicy("another", TopicPolicy()), at=1).then_rejected(Saturated, "its limit of 1 topics")
+    changed = policy_set(TopicPolicy(shards=3), at=1, version=4)
+    full.when(SetPolicy(TOPIC, TopicPolicy(shards=3)), at=1).then([changed])
 
 
 def test_unknown_fields_are_refused() -> None:

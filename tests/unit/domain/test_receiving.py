@@ -16,7 +16,7 @@ ONE_SHARD = TopicPolicy(shards=1)
 def receive(
     limit: int = 10, *, max_bytes: int = ANY_SIZE, visibility: int | None = None, **fields: object
 ) -> Receive:
-    return Receive(TOPIC, limit, max_bytes, visibility, **fields)  # type: ignore[arg-type]
+    return Receive((TOPIC,), limit, max_bytes, visibility, **fields)  # type: ignore[arg-type]
 
 
 def delivered(scenario: Given, *, at: int, limit: int = 10) -> str:

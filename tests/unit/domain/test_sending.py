@@ -3,7 +3,8 @@
 import msgspec
 import pytest
 
-from postroom.domain.errors import FrameTooLarge, IdempotencyConflict, Saturated
+from postroom.domain.errors import FrameTooLarge, IdempotencyConflict, InvalidRequest, Saturated
+from postroom.domain.integrity import b3, payload_hash
 from postroom.domain.mailbox.commands import Purge
 from postroom.domain.mailbox.decide import shard_of
 from postroom.domain.message import MS, MessageSent
@@ -103,13 +104,24 @@ def test_a_full_replay_table_says_to_retry_in_no_less_than_a_millisecond() -> No
     )
 
 
-def test_an_outside_id_that_the_log_knows_is_a_duplicate_for_ever() -> None:
-    given(NOTHING).when(Life("a").send(outside_id=True, known=True), at=99 * DAY_MS).then_nothing_happens()
+def test_an_external_id_that_is_stored_is_a_duplicate_for_ever() -> None:
+    a = Life("a").send(b"same", has_external_id=True)
+    for existing in (payload_hash(b"same"), b""):  # empty where retention removed the beginning
+        repeated = msgspec.structs.replace(a, existing_hash=existing)
+        given(NOTHING).when(repeated, at=99 * DAY_MS).then_nothing_happens()
+
+
+def test_an_external_id_that_is_stored_with_another_payload_is_a_conflict_that_names_both_hashes() -> None:
+    changed = Life("a").send(b"new", has_external_id=True, existing_hash=payload_hash(b"old"))
+    hashes = f"{b3(payload_hash(b'old'))}, but was sent again with {b3(payload_hash(b'new'))}"
+    given(NOTHING).when(changed, at=0).then_rejected(
+        IdempotencyConflict, hashes, code="E_DUPLICATE", status=409
+    )
 
 
 def test_an_id_that_the_mailbox_holds_is_a_duplicate() -> None:
     a = Life("a")
-    given([a.sent(at=0)]).when(a.send(b"whatever", outside_id=True), at=1).then_nothing_happens()
+    given([a.sent(at=0)]).when(a.send(b"whatever", has_external_id=True), at=1).then_nothing_happens()
 
 
 # -- bounds (I-5, I-6, C-5) ---
@@ -169,6 +181,26 @@ def test_a_mailbox_has_a_bounded_number_of_topics() -> None:
     scenario.when(c.send(), at=1).then([c.sent(at=1)])
 
 
+def test_a_topic_without_messages_and_keys_does_not_count_against_the_number_of_topics() -> None:
+    limits, window = MailboxLimits(topics=1), 300_000
+    a, b = Life("a", topic="one"), Life("b", topic="two")
+    acked = given([a.sent(at=0), a.received(at=1), a.acked(at=2)], limits=limits)
+    then = acked.when(b.send(), at=3).then([b.sent(at=3)])
+    assert list(then.mailbox.topics) == ["two"]
+
+    a, b = Life("a", topic="one"), Life("b", topic="two")
+    remembers = given([a.sent(at=0, idem_key="k"), a.received(at=1), a.acked(at=2)], limits=limits)
+    remembers.when(b.send(), at=window - 1).then_rejected(Saturated, "its limit of 1 topics")
+    remembers.when(b.send(), at=window).then([b.sent(at=window)])
+
+
+def test_a_topic_with_a_dead_letter_counts_against_the_number_of_topics() -> None:
+    a = Life("a", topic="one")
+    past = [a.sent(at=0), a.received(at=1), a.dead(at=2)]
+    full = given(past, limits=MailboxLimits(topics=1))
+    full.when(Life("b", topic="two").send(), at=3).then_rejected(Saturated, "its limit of 1 topics")
+
+
 # -- shards (P-1, P-6) ---
 
 
@@ -206,7 +238,20 @@ def test_a_ttl_never_reaches_beyond_the_topics_retention() -> None:
     given(NOTHING, policy=policy).when(a.send(ttl_ms=DAY_MS), at=0).then([a.sent(at=0, ttl=1_000)])
 
 
-def test_an_archive_stores_whatever_it_gets_and_never_delivers() -> None:
+def test_a_delay_that_outlasts_the_message_is_refused() -> None:
+    policy = TopicPolicy(ready_retention_ms=5_000)
+    a = Life("a", policy=policy)
+    empty = given(NOTHING, policy=policy)
+    empty.when(a.send(deliver_after_ms=5_000), at=0).then_rejected(
+        InvalidRequest, "deliver_after_ms must be below the 5000 ms .* it was 5000"
+    )
+    empty.when(a.send(deliver_after_ms=2_000, ttl_ms=2_000), at=0).then_rejected(
+        InvalidRequest, "below the 2000 ms"
+    )
+    empty.when(a.send(deliver_after_ms=4_999), at=0).then([a.sent(at=0, due=4_999)])
+
+
+def test_an_archive_stores_messages_and_never_delivers_them() -> None:
     limits = MailboxLimits(topics=1)
     archive = given(NOTHING, mode="archive", limits=limits)
     for number, topic in enumerate(["one", "two", "three"]):
@@ -216,15 +261,27 @@ def test_an_archive_stores_whatever_it_gets_and_never_delivers() -> None:
     assert (archive.mailbox.archived, archive.mailbox.messages, archive.mailbox.topics) == (3, {}, {})
 
 
+def test_an_archive_refuses_a_key_that_came_with_another_payload_and_bounds_topics_with_keys() -> None:
+    a, b = Life("a"), Life("b", topic="other")
+    stored = msgspec.structs.replace(a.sent(at=0, idem_key="k"), shard=0, due=None, expires_at=0)
+    limits = MailboxLimits(topics=1)
+    archive = given([stored], mode="archive", limits=limits)
+    archive.when(Life("c").send(idem_key="k"), at=1).then_nothing_happens()
+    archive.when(Life("c").send(b"other", idem_key="k"), at=1).then_rejected(IdempotencyConflict, "'k'")
+    archive.when(b.send(idem_key="k"), at=1).then_rejected(Saturated, "its limit of 1 topics")
+    without_key = msgspec.structs.replace(b.sent(at=1), shard=0, due=None, expires_at=0)
+    archive.when(b.send(), at=1).then([without_key])
+
+
 def test_an_archive_refuses_frames_that_are_too_large_and_ids_it_knows() -> None:
     archive = given(NOTHING, mode="archive")
     archive.when(Life("a").send(envelope=bytes((1 << 20) + 1)), at=0).then_rejected(
         FrameTooLarge, "1048577 bytes"
     )
-    archive.when(Life("a").send(known=True), at=0).then_nothing_happens()
+    archive.when(Life("a").send(existing_hash=b""), at=0).then_nothing_happens()
 
 
-def test_a_purged_topic_still_remembers_its_keys() -> None:
+def test_a_purged_topic_retains_its_idempotency_keys() -> None:
     a = Life("a")
     purged = (
         given([a.sent(at=0, idem_key="k")]).when(Purge(TOPIC), at=1).then([a.expired(at=1, reason="purged")])

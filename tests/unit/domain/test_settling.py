@@ -34,19 +34,22 @@ def test_an_ack_repeated_by_a_consumer_that_lost_the_answer_is_fine() -> None:
     scenario = given(past[:2])
     message = scenario.mailbox.messages[a.stream]
     settled = scenario.when(Ack(a.receipt), at=2).then([past[2]])
-    settled.when(Ack(a.receipt, settled=message), at=3).then_nothing_happens()
-    for command in (Nack(a.receipt, 0.5, settled=message), Extend(a.receipt, 10_000, settled=message)):
+    settled.when(Ack(a.receipt, stored_message=message), at=3).then_nothing_happens()
+    for command in (
+        Nack(a.receipt, 0.5, stored_message=message),
+        Extend(a.receipt, 10_000, stored_message=message),
+    ):
         settled.when(command, at=3).then_rejected(StaleReceipt, f"{STALE}; the message is now acked")
 
 
-def test_a_late_ack_counts_as_long_as_nobody_else_got_the_message() -> None:
+def test_a_late_ack_counts_until_the_message_is_redelivered() -> None:
     a = Life("a")
     scenario = given([a.sent(at=0), a.received(at=0), a.timed_out(at=5_000)])
     settled = scenario.when(Ack(a.receipt), at=60_000).then([a.acked(at=60_000)])
     assert settled.mailbox.messages == {}
 
 
-def test_a_late_ack_counts_before_the_scanner_came_by() -> None:
+def test_a_late_ack_counts_before_the_sweep() -> None:
     a = Life("a")
     given([a.sent(at=0), a.received(at=0)]).when(Ack(a.receipt), at=60_000).then([a.acked(at=60_000)])
 
@@ -69,7 +72,7 @@ def test_a_receipt_is_stale_once_the_message_was_delivered_again(kind: int) -> N
 
 
 @pytest.mark.parametrize("kind", [0, 1, 2])
-def test_a_nacked_receipt_is_used_up(kind: int) -> None:
+def test_a_nacked_receipt_is_stale(kind: int) -> None:
     a = Life("a")
     scenario = given([a.sent(at=0), a.received(at=0), a.requeued(at=1, due=2)])
     scenario.when(settle(a.receipt)[kind], at=1).then_rejected(
@@ -133,7 +136,7 @@ def test_a_delivery_of_the_owner_before_may_be_settled_with_the_next() -> None:
 def test_a_receipt_of_an_unknown_message_is_not_found(kind: int) -> None:
     command = settle(Receipt(b"?" * 16, 2, 1))[kind]
     given(NOTHING).when(command, at=0).then_rejected(
-        NotFound, "knows no message 3f3f", code="E_NOT_FOUND", status=404
+        NotFound, "has no message 3f3f", code="E_NOT_FOUND", status=404
     )
 
 
@@ -177,7 +180,7 @@ def test_a_consumer_may_choose_the_delay_itself(delay: int) -> None:
     scenario.when(Nack(a.receipt, 0.9, "try later", delay), at=7).then([requeued])
 
 
-def test_the_last_attempt_is_followed_by_the_dead_letters() -> None:
+def test_a_nack_of_the_last_attempt_dead_letters_the_message() -> None:
     policy = TopicPolicy(max_attempts=2)
     a = Life("a", policy=policy)
     past = [a.sent(at=0), a.received(at=0), a.requeued(at=1, due=1, error="first"), a.received(at=2)]

@@ -1,10 +1,10 @@
-"""A snapshot is the state: whoever opens a mailbox from it goes on as if it had folded the whole log."""
+"""A mailbox restored from a snapshot equals the fold of the whole log."""
 
 import msgspec
 
 from postroom.domain.event import Event
 from postroom.domain.mailbox import snapshot
-from postroom.domain.mailbox.commands import Ack, Receive, Reprocess, Send, Sweep
+from postroom.domain.mailbox.commands import Ack, Receive, Redrive, Send, Sweep
 from postroom.domain.mailbox.snapshot import restore_snapshot, take_snapshot
 from postroom.domain.mailbox.state import count
 from postroom.domain.policy import TopicPolicy
@@ -45,18 +45,18 @@ def test_a_restored_mailbox_is_the_same() -> None:
     again = reopened(scenario)
     assert take_snapshot(again.mailbox) == take_snapshot(scenario.mailbox)
     assert count(again.mailbox, 100_000) == count(scenario.mailbox, 100_000)
-    assert again.mailbox.next_alarm() == scenario.mailbox.next_alarm()
+    assert again.mailbox.next_timer() == scenario.mailbox.next_timer()
     assert again.mailbox.in_flight == 1
     assert again.mailbox.policy(TOPIC) == POLICY
 
 
-def test_a_restored_mailbox_answers_like_the_one_it_was_taken_from() -> None:
+def test_a_restored_mailbox_decides_like_the_original() -> None:
     lives = busy()[1]
     commands = [
-        (Receive(TOPIC, 10, 1 << 20), 10),
-        (Receive(TOPIC, 10, 1 << 20), 6_000),
+        (Receive((TOPIC,), 10, 1 << 20), 10),
+        (Receive((TOPIC,), 10, 1 << 20), 6_000),
         (Ack(lives["flight"].receipt), 10),
-        (Reprocess(TOPIC, 10), 10),
+        (Redrive(TOPIC, 10), 10),
         (Sweep(), 10_000_000),
         (lives["ready"].send(idem_key="acked"), 10),
         (Life("new").send(), 10),
@@ -67,15 +67,15 @@ def test_a_restored_mailbox_answers_like_the_one_it_was_taken_from() -> None:
         assert expected or isinstance(command, Send)
 
 
-def test_a_key_whose_window_is_over_is_not_kept() -> None:
+def test_an_expired_key_is_not_stored() -> None:
     a, b = Life("a"), Life("b")
     scenario = given([a.sent(at=0, idem_key="old"), b.sent(at=300_000, idem_key="new")])
     window = reopened(scenario).mailbox.topics[TOPIC].window
     assert len(window) == 1
-    assert window.recall("new", 0) is not None
+    assert window.find("new", 0) is not None
 
 
-def test_a_snapshot_of_another_version_or_of_nonsense_is_not_read() -> None:
+def test_a_snapshot_of_another_version_or_with_invalid_bytes_is_ignored() -> None:
     state = take_snapshot(busy()[0].mailbox)
     foreign = msgspec.msgpack.decode(state)
     foreign[0] = snapshot.VERSION + 1

@@ -1,17 +1,15 @@
-from uuid import UUID
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from postroom.domain.errors import InvalidRequest
-from postroom.domain.subject import EventSubject, NatsMsgId
+from postroom.domain.subject import EventSubject
 
 TOKENS = st.from_regex(r"[\w-]{1,20}", fullmatch=True)
 
 
 @given(TOKENS, TOKENS, st.integers(1, 999_999_999))
-def test_a_subject_says_what_it_was_made_of(context: str, name: str, version: int) -> None:
+def test_a_subject_round_trips(context: str, name: str, version: int) -> None:
     subject = EventSubject(context, name, version)
     assert EventSubject.parse(subject.value) == subject
     assert subject.value.split(".") == [context, "event", name, f"v{version}"]
@@ -20,7 +18,7 @@ def test_a_subject_says_what_it_was_made_of(context: str, name: str, version: in
 @pytest.mark.parametrize(
     "token", ["", " ", "a b", "a.b", "*", ">", "a*", "$JS", "a\n", "\n", "a\x00", "a\u2028b", "a" * 129]
 )
-def test_no_word_of_a_subject_can_reach_another_one(token: str) -> None:
+def test_a_token_can_not_contain_separators_or_wildcards(token: str) -> None:
     with pytest.raises(InvalidRequest, match="can't be part of a subject"):
         EventSubject(token, "order_placed", 1)
     with pytest.raises(InvalidRequest, match="can't be part of a subject"):
@@ -46,19 +44,6 @@ def test_versions_are_counted_from_one(version: int) -> None:
         "sea.event.x.y.v1",
     ],
 )
-def test_another_subject_is_no_events(subject: str) -> None:
+def test_a_subject_of_another_form_is_refused(subject: str) -> None:
     with pytest.raises(InvalidRequest, match="is not of the form"):
         EventSubject.parse(subject)
-
-
-def test_the_message_id_is_the_id_of_the_outbox_event() -> None:
-    id_ = UUID("01890a5d-ac96-774b-bcce-b302099a8057")
-    assert NatsMsgId.of(id_).value == "01890a5d-ac96-774b-bcce-b302099a8057"
-
-
-@pytest.mark.parametrize(
-    "value", ["", "order-1", "01890A5D-AC96-774B-BCCE-B302099A8057", "01890a5dac96774bbcceb302099a8057"]
-)
-def test_a_message_id_has_one_spelling(value: str) -> None:
-    with pytest.raises(InvalidRequest, match="is the UUID of an outbox event"):
-        NatsMsgId(value)

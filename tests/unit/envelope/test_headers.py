@@ -51,7 +51,7 @@ def full_envelope() -> PrismEnvelope:
         ("namespace", "admin"),
         ("trace_id", "trace-1"),
         ("span_id", "span-1"),
-        ("custom_headers", {"tenant": "blue"}),
+        ("custom_headers", {"tenant": "blue", "observability.labels.region": "eu"}),
     ],
 )
 def test_each_column_of_the_header_table_comes_from_its_envelope_field(column: str, value: object) -> None:
@@ -178,6 +178,18 @@ def test_an_extension_is_text_where_it_is_utf8_and_marked_base64_elsewhere(value
 
 
 def test_bytes_that_are_no_envelope_are_refused_in_one_sentence_that_quotes_none_of_them() -> None:
-    with pytest.raises(InvalidRequest, match="13 bytes given as envelope are not a PrismEnvelope") as refusal:
+    with pytest.raises(InvalidRequest, match="envelope of 13 bytes is not a PrismEnvelope") as refusal:
         extract_mailbox_item(SECRET.encode())
     assert SECRET not in str(refusal.value)
+
+
+def test_labels_are_indexed_as_custom_headers_and_an_extension_of_the_same_name_wins() -> None:
+    envelope = PrismEnvelope(envelope_version=1, extensions={"a": b"1", "observability.labels.tier": b"own"})
+    envelope.observability.labels.update({"region": "eu", "tier": "gold", "nul": "x\0y"})
+    item = extract_mailbox_item(envelope.SerializeToString())
+    assert item.custom_headers == {
+        "a": "1",
+        "observability.labels.region": "eu",
+        "observability.labels.tier": "own",
+        "observability.labels.nul": "base64:eAB5",
+    }

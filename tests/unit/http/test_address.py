@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from postroom.adapters.http.address import CheckedResolver, check_address, check_url, parse_allowed
+from postroom.adapters.http.address import CheckedResolver, check_address, check_url, parse_allow_entry
 from postroom.domain.errors import Forbidden, InvalidRequest, PostroomError
 
 PUBLIC = "https://handlers.example.com/"
 
 
 def allowed(*entries: str) -> list[Any]:
-    return [parse_allowed(entry) for entry in entries]
+    return [parse_allow_entry(entry) for entry in entries]
 
 
 @pytest.mark.parametrize(
@@ -31,7 +31,7 @@ def allowed(*entries: str) -> list[Any]:
         ("https://93.184.216.34/", "https://93.184.216.34/handle"),
     ],
 )
-def test_what_is_on_the_allow_list_is_allowed(entry: str, url: str) -> None:
+def test_urls_on_the_allow_list_are_permitted(entry: str, url: str) -> None:
     assert str(check_url(url, allowed(entry)).url.path).startswith("/")
 
 
@@ -47,7 +47,7 @@ def test_what_is_on_the_allow_list_is_allowed(entry: str, url: str) -> None:
         "https://[::1]/",
     ],
 )
-def test_what_is_not_on_the_allow_list_is_forbidden(url: str) -> None:
+def test_urls_not_on_the_allow_list_are_forbidden(url: str) -> None:
     with pytest.raises(Forbidden, match="allow-list"):
         check_url(url, allowed(PUBLIC))
 
@@ -102,7 +102,7 @@ def test_an_address_written_otherwise_than_addresses_are_is_refused(host: str) -
     with pytest.raises(InvalidRequest):
         check_url(f"https://{host}/", [])
     with pytest.raises(InvalidRequest):
-        parse_allowed(host)
+        parse_allow_entry(host)
 
 
 NOT_PUBLIC = [
@@ -130,7 +130,7 @@ def test_a_host_with_networks_must_be_in_them() -> None:
     check_address(ip_address("10.9.9.9"), networks, "sea-handlers")
     check_address(ip_address("::ffff:10.9.9.9"), networks, "sea-handlers")
     for other in ("93.184.216.34", "127.0.0.1", "169.254.169.254"):
-        with pytest.raises(Forbidden, match="none of the networks"):
+        with pytest.raises(Forbidden, match="none of its permitted networks"):
             check_address(ip_address(other), networks, "sea-handlers")
 
 
@@ -144,7 +144,7 @@ def test_an_address_that_is_not_public_needs_its_network_even_when_it_is_listed(
 )
 def test_a_network_that_is_none_is_refused(entry: str) -> None:
     with pytest.raises(PostroomError, match="network"):
-        parse_allowed(entry)
+        parse_allow_entry(entry)
 
 
 class _Names:
@@ -165,7 +165,7 @@ async def test_one_forbidden_address_among_many_forbids_the_host(monkeypatch: py
         await CheckedResolver(()).resolve("handlers.example.com", 443)
 
 
-async def test_what_is_connected_to_is_exactly_what_was_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_connections_go_to_exactly_the_checked_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
     names = _Names(["93.184.216.34"], ["127.0.0.1"])  # a name server that changes its mind
     monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", names.getaddrinfo)
     (found,) = await CheckedResolver(()).resolve("handlers.example.com", 443)

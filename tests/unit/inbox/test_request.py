@@ -5,13 +5,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from postroom.application.inbox.dead_letters import DeadLetters, read_dead_letter
+from postroom.application.inbox.dead_letters import DeadLetterPublisher, read_dead_letter
+from postroom.application.inbox.delivery import identify
 from postroom.application.inbox.request import Unreadable, inbox_id, read_request
-from postroom.application.inbox.worker import identify, place
-from postroom.application.ports.publisher import Published
+from postroom.application.inbox.worker import stream_position
+from postroom.application.ports.publisher import PublishAck
 from postroom.application.ports.source import SourceMessage
 from postroom.domain.errors import InvalidRequest
-from postroom.domain.inbox import DeadLetter
+from postroom.domain.inbox import RouteToDeadLetter
 
 HEADERS = st.dictionaries(
     st.sampled_from(["Nats-Msg-Id", "Event-Type", "Event-Version", "Occurred-At", "Aggregate-Id", "X"]),
@@ -57,22 +58,22 @@ def test_a_uuid_is_its_own_id_and_any_other_text_has_one_of_its_own() -> None:
     id_ = UUID("550e8400-e29b-41d4-a716-446655440000")
     assert inbox_id(str(id_)) == id_
     assert inbox_id("order-1") != inbox_id("order-2")
-    with pytest.raises(Unreadable, match="1 to 255 characters"):
+    with pytest.raises(Unreadable, match="255 characters"):
         inbox_id("x" * 256)
 
 
 def test_places_are_compared_as_numbers() -> None:
-    assert sorted(["10", "9", "100"], key=place) == ["9", "10", "100"]
-    assert sorted(["5-10", "5-9", "4-11"], key=place) == ["4-11", "5-9", "5-10"]
+    assert sorted(["10", "9", "100"], key=stream_position) == ["9", "10", "100"]
+    assert sorted(["5-10", "5-9", "4-11"], key=stream_position) == ["4-11", "5-9", "5-10"]
 
 
 class _Stored:
     def __init__(self) -> None:
         self.messages: list[SourceMessage] = []
 
-    async def publish(self, subject: str, payload: bytes, headers: dict[str, str]) -> Published:
+    async def publish(self, subject: str, payload: bytes, headers: dict[str, str]) -> PublishAck:
         self.messages.append(SourceMessage(subject, payload, headers, 1, "1", None))
-        return Published("DLQ", 1, duplicate=False)
+        return PublishAck("DLQ", 1, duplicate=False)
 
     async def close(self) -> None:
         return
@@ -81,11 +82,15 @@ class _Stored:
 @given(DATA, HEADERS)
 async def test_a_dead_letter_gives_the_message_back(data: bytes, headers: dict[str, str]) -> None:
     stored = _Stored()
-    letters = DeadLetters(stored, "sea", "STREAM", "consumer")
-    await letters.publish(message(data, headers), "id", DeadLetter("poison", "why"), 2, 1_766_959_200_000_000)
+    letters = DeadLetterPublisher(stored, "sea", "STREAM", "consumer")
+    await letters.publish(
+        message(data, headers), "id", RouteToDeadLetter("poison", "why"), 2, 1_766_959_200_000_000
+    )
     (letter,) = stored.messages
     assert letter.subject == "sea.dlq.a.event.b.v1"
-    assert letter.headers == {"Nats-Msg-Id": "dlq:consumer:id"}
+    original_id = "".join(filter(str.isprintable, headers.get("Nats-Msg-Id", "")))
+    expected = {"Nats-Msg-Id": "dlq:consumer:id", "Postroom-Original-Msg-Id": original_id}
+    assert letter.headers == {name: value for name, value in expected.items() if value}
     record = read_dead_letter(letter)
     assert (record.message_id, record.attempts, record.stream) == ("id", 2, "STREAM")
     assert record.at == "2025-12-28T22:00:00+00:00"
@@ -94,13 +99,24 @@ async def test_a_dead_letter_gives_the_message_back(data: bytes, headers: dict[s
     assert back.data == data or back.data.strip() == data.strip()
 
 
+@pytest.mark.parametrize("subject", ["a." * 2_000 + "b", "a.b\u00a0c", "a..b", "a.>", "a.*.b"])
+async def test_a_subject_that_cannot_be_published_to_is_hashed(subject: str) -> None:
+    stored = _Stored()
+    dead_letters = DeadLetterPublisher(stored, "sea", "STREAM", "consumer")
+    await dead_letters.publish(message(b"{}", {}, subject), "id", RouteToDeadLetter("poison", "why"), 1, 0)
+    (letter,) = stored.messages
+    assert letter.subject.startswith("sea.dlq.hashed_subject.")
+    assert len(letter.subject) < 100
+    assert read_dead_letter(letter).original_subject == subject
+
+
 @pytest.mark.parametrize("data", [b"", b"{}", b"no json", b'{"message_id": 1}', b"\xff"])
-def test_what_is_no_dead_letter_is_told(data: bytes) -> None:
-    with pytest.raises(InvalidRequest, match="is no dead letter of Postroom"):
+def test_a_message_that_is_no_dead_letter_is_refused(data: bytes) -> None:
+    with pytest.raises(InvalidRequest, match="is not a dead letter of Postroom"):
         read_dead_letter(message(data, {}, "sea.dlq.x"))
 
 
 def test_a_context_is_one_word_of_a_subject() -> None:
     for wrong in ("", "se a", "sea.events", "*"):
         with pytest.raises(InvalidRequest, match="The context"):
-            DeadLetters(_Stored(), wrong, "STREAM", "consumer")
+            DeadLetterPublisher(_Stored(), wrong, "STREAM", "consumer")

@@ -72,17 +72,20 @@ def test_a_payload_that_its_schema_describes_is_accepted(orders: Path) -> None:
 @pytest.mark.parametrize(
     ("data", "problem"),
     [
-        (b"{", "is no JSON: Input data was truncated"),
-        (b"", "is no JSON: Input data was truncated"),
-        (b"{} {}", "is no JSON: JSON is malformed: trailing characters (byte 4)"),
-        (b"\xff", "is no JSON: JSON is malformed: invalid character (byte 0)"),
-        (b"[" * 100_000, "is JSON that is nested too deeply to be checked"),
-        (b"{}", 'breaks its schema: "order" is a required property'),
-        (b'{"order": 1.5}', 'breaks its schema: at /order: the value is not of type "integer"'),
-        (b'{"order": 1, "lines": [{}]}', 'breaks its schema: at /lines/0: "article" is a required property'),
+        (b"{", "is not JSON: Input data was truncated"),
+        (b"", "is not JSON: Input data was truncated"),
+        (b"{} {}", "is not JSON: JSON is malformed: trailing characters (byte 4)"),
+        (b"\xff", "is not JSON: JSON is malformed: invalid character (byte 0)"),
+        (b"[" * 100_000, "is JSON that is nested too deeply"),
+        (b"{}", 'violates its schema: "order" is a required property'),
+        (b'{"order": 1.5}', 'violates its schema: at /order: the value is not of type "integer"'),
+        (
+            b'{"order": 1, "lines": [{}]}',
+            'violates its schema: at /lines/0: "article" is a required property',
+        ),
         (
             b'{"order": 1, "x": 2}',
-            "breaks its schema: Additional properties are not allowed ('x' was unexpected)",
+            "violates its schema: Additional properties are not allowed ('x' was unexpected)",
         ),
     ],
 )
@@ -92,7 +95,7 @@ def test_what_breaks_the_schema_is_told_with_its_place(orders: Path, data: bytes
 
 def test_what_a_payload_holds_is_not_told(orders: Path) -> None:
     (told,) = problems(orders, b'{"order": 1, "email": "private"}')
-    assert told == f'{SUBJECT} breaks its schema: at /email: the value does not match "^[^@]+@[^@]+$".'
+    assert told == f'{SUBJECT} violates its schema: at /email: the value does not match "^[^@]+@[^@]+$".'
 
 
 def test_only_so_many_problems_are_told(orders: Path) -> None:
@@ -112,9 +115,7 @@ def test_the_draft_is_the_one_that_the_schema_names(tmp_path: Path) -> None:
         return write(tmp_path / "s.json", {"$schema": draft, "type": "array", "items": [{"type": "null"}]})
 
     assert problems(schema("http://json-schema.org/draft-07/schema#"), b"[1]") != ()
-    assert "is no JSON Schema that can be used" in refusal(
-        schema("https://json-schema.org/draft/2020-12/schema")
-    )
+    assert "is not a valid JSON Schema" in refusal(schema("https://json-schema.org/draft/2020-12/schema"))
 
 
 def test_a_schema_may_refer_to_files_beside_it(tmp_path: Path) -> None:
@@ -122,7 +123,7 @@ def test_a_schema_may_refer_to_files_beside_it(tmp_path: Path) -> None:
     batch = write(tmp_path / "batch.json", {"type": "array", "items": {"$ref": "order.json"}})
     assert problems(batch, b'[{"order": 1}]') == ()
     assert problems(batch, b"[{}]") == (
-        f'{SUBJECT} breaks its schema: at /0: "order" is a required property.',
+        f'{SUBJECT} violates its schema: at /0: "order" is a required property.',
     )
 
 
@@ -130,11 +131,11 @@ def test_a_schema_may_refer_to_nothing_else(tmp_path: Path) -> None:
     (tmp_path / "schemas").mkdir()
     write(tmp_path / "order.json", ORDER)
     outside = write(tmp_path / "schemas/outside.json", {"$ref": "../order.json"})
-    assert "only files in its own folder are read" in refusal(outside)
+    assert "only files in the schema's folder are read" in refusal(outside)
     remote = write(tmp_path / "remote.json", {"$ref": "https://schemas.example/order.json"})
     assert refusal(remote) == (
-        "FILE is no JSON Schema that can be used: it refers to https://schemas.example/order.json, but only "
-        "files in its own folder are read, and nothing is fetched."
+        "FILE is not a valid JSON Schema: it refers to https://schemas.example/order.json; only "
+        "files in the schema's folder are read."
     )
     named = write(tmp_path / "named.json", {"$id": "https://schemas.example/a.json", "$ref": "order.json"})
     assert "it refers to https://schemas.example/order.json" in refusal(named)
@@ -144,14 +145,14 @@ def test_a_schema_may_refer_to_nothing_else(tmp_path: Path) -> None:
 
 def test_files_that_are_no_schema_are_refused(tmp_path: Path) -> None:
     assert refusal(write(tmp_path / "s.json", {"type": "order"})) == (
-        "FILE is no JSON Schema that can be used: at /type: the value is not valid under any of the schemas "
+        "FILE is not a valid JSON Schema: at /type: the value is not valid under any of the schemas "
         "listed in the 'anyOf' keyword."
     )
     assert refusal(write(tmp_path / "s.json", 5)) == (
-        'FILE is no JSON Schema that can be used: the value is not of types "boolean", "object".'
+        'FILE is not a valid JSON Schema: the value is not of types "boolean", "object".'
     )
     (tmp_path / "s.json").write_text("{")
-    assert refusal(tmp_path / "s.json") == "The schema FILE is no JSON: Input data was truncated."
+    assert refusal(tmp_path / "s.json") == "The schema FILE is not JSON: Input data was truncated."
     assert refusal(tmp_path / "none.json") == (
         "The schema FILE can't be read: No such file or directory; name a file that exists."
     )

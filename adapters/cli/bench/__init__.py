@@ -1,1 +1,0 @@
-"""Measurements of this machine through the public handlers: what `postroom bench` runs."""

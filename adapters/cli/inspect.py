@@ -1,0 +1,261 @@
+"""`postroom backlog`, `show` and `verify`: queries on the logs of a store, not on its read models."""
+
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+import msgspec
+from typer import Argument, Option
+
+from postroom.adapters.cli.exit_codes import INTEGRITY
+from postroom.adapters.cli.session import Session
+from postroom.adapters.cli.time_arguments import Archive, At, parse_moment
+from postroom.adapters.cli.values import WrongUsage, readable
+from postroom.application.pluralize import pluralize
+from postroom.domain.errors import InvalidRequest, NotFound
+
+if TYPE_CHECKING:
+    from postroom.adapters.compose import Reader
+    from postroom.application.queries.lineage import Lineage
+    from postroom.application.query_results import Explanation, MessageDetail
+
+T = TypeVar("T")
+
+
+def backlog(
+    session: Session,
+    topic: Annotated[str | None, Argument(help="Only this topic.")] = None,
+    at: At = None,
+    archive: Archive = None,
+) -> None:
+    """Count ready, delayed, in-flight and dead messages by topic and shard, now or at an earlier time.
+
+    A log position is exact to the event; a time is log time and includes every event up to it. Both are
+    computed from the log and its archive.
+    """
+    from postroom.adapters.cli.tables import Time
+
+    moment = None if at is None else parse_moment(at, datetime.now(UTC))
+    names = session.mailboxes()
+    if isinstance(moment, int) and len(names) != 1:
+        raise WrongUsage("--at POSITION refers to the log of one mailbox; name it with --mailbox.")
+    backlogs = []
+    for name in names:
+        with session.read(name, archive) as reader:
+            backlogs.append(reader.get_backlog(topic, at=moment))
+    if session.out.as_json:
+        session.out.json({"mailboxes": backlogs})
+        return
+    session.out.table(
+        ("mailbox", "topic", "shard", "ready", "delayed", "in flight", "dead", "oldest"),
+        [
+            (
+                each.mailbox,
+                row.topic,
+                row.shard,
+                row.ready,
+                row.delayed,
+                row.in_flight,
+                row.dead,
+                None if row.oldest_at is None else Time(row.oldest_at, each.as_of),
+            )
+            for each in backlogs
+            for row in each.shards
+        ],
+    )
+    session.out.line()
+    for each in backlogs:
+        archived = f", {each.archived:,} archived" if each.archived else ""
+        session.out.line(
+            f"{each.mailbox}: {each.ready:,} ready{archived}, as of log position {each.position:,}"
+            + (f", {each.as_of}" if at is not None else "")
+        )
+
+
+def show(
+    session: Session,
+    message_id: Annotated[str, Argument(help="Message id.")],
+    payload: Annotated[bool, Option("--payload", help="Write only the payload, byte for byte.")] = False,
+    why: Annotated[
+        bool, Option("--why", help="Explain its history and its present state in sentences.")
+    ] = False,
+    archive: Archive = None,
+) -> int | None:
+    """Show a message: headers, history and payload."""
+    if why and payload:
+        raise WrongUsage("--payload and --why exclude each other; omit one.")
+    if why:
+        explanation = _find(session, message_id, lambda reader: reader.explain_message(message_id), archive)
+        _show_explanation(session, explanation)
+        return None
+    detail = find_message(session, message_id, archive)
+    show_detail(session, detail, only_payload=payload)
+    return None if detail.intact else INTEGRITY
+
+
+def verify(
+    session: Session,
+    expect: Annotated[
+        str | None,
+        Option(
+            metavar="POSITION:CHAIN",
+            help="Result of an earlier run: detects a log that was truncated or rewritten since.",
+        ),
+    ] = None,
+    archive: Archive = None,
+) -> None:
+    """Recompute the hashes of all log records, and report the range that is intact."""
+    names = session.mailboxes()
+    expected_last, expected_chain = _expected(expect)
+    if expect is not None and len(names) != 1:
+        raise WrongUsage("--expect refers to one mailbox; name it with --mailbox.")
+    verifications = []
+    for name in names:
+        with session.read(name, archive) as reader, session.out.progress(f"Verifying {name}") as advance:
+            verifications.append(
+                reader.verify_log(
+                    expected_last=expected_last,
+                    expected_chain=expected_chain,
+                    progress=lambda position, advance=advance: advance(position, f"position {position:,}"),  # type: ignore[misc]
+                )
+            )
+    if session.out.as_json:
+        session.out.json({"mailboxes": verifications})
+        return
+    for each in verifications:
+        messages = pluralize(each.messages, "message")
+        session.out.line(f"{each.mailbox}: intact, records {each.first:,} to {each.last:,}, {messages}")
+        session.out.line(f"  detect later changes with: --expect {each.last}:{each.chain}")
+
+
+def find_message(session: Session, message_id: str, archive: str | None = None) -> "MessageDetail":
+    """Return a message from the first mailbox that has it.
+
+    Raises: NotFound if no mailbox has it.
+    """
+    return _find(session, message_id, lambda reader: reader.get_message(message_id), archive)
+
+
+def _find(session: Session, message_id: str, query: Callable[["Reader"], T], archive: str | None) -> T:
+    names = session.mailboxes()
+    for name in names:
+        with session.read(name, archive) as reader:
+            try:
+                return query(reader)
+            except NotFound:
+                continue
+    where = f"mailbox {', '.join(names)}" if names else "no mailbox"
+    raise NotFound(
+        f"The store {session.shown_store} has no message {message_id} (searched {where}); check the id."
+    )
+
+
+def show_detail(
+    session: Session,
+    detail: "MessageDetail",
+    *,
+    only_payload: bool = False,
+    lineage: "Lineage | None" = None,
+) -> None:
+    """Write a message with its history and, of a dead letter, its lineage."""
+    from postroom.domain.envelope.build import open_envelope
+
+    try:
+        payload = open_envelope(detail.item.envelope_blob).payload
+    except InvalidRequest:  # altered on disk, which the detail reports; the history is still shown
+        payload = b""
+    text, is_text = readable(payload)
+    if only_payload:
+        session.out.bytes(payload)
+        return
+    if session.out.as_json:
+        dead_letterings = {} if lineage is None else msgspec.to_builtins(lineage)
+        session.out.json(
+            _as_json(detail) | dead_letterings | ({"payload": text} if is_text else {"payload_b64": text})
+        )
+        return
+    item = detail.item
+    session.out.facts(
+        [
+            ("message", detail.message_id),
+            ("mailbox", detail.mailbox),
+            ("topic", f"{detail.topic} (shard {detail.shard})"),
+            ("status", f"{detail.status}, attempt {detail.attempt}"),
+            ("reason", detail.reason),
+            ("last error", detail.last_error),
+            ("intact", "yes" if detail.intact else "NO: it was altered on disk"),
+            ("principal", item.principal),
+            ("content type", item.content_type),
+            ("correlation", item.correlation_id),
+            ("trace", item.trace_id),
+            *((f"  {name}", value) for name, value in item.custom_headers.items()),
+            *(() if lineage is None else _lineage_facts(lineage)),
+        ]
+    )
+    _show_history(session, detail)
+    session.out.line()
+    session.out.payload(text, is_text)
+
+
+def _show_history(session: Session, detail: "MessageDetail") -> None:
+    from postroom.adapters.cli.tables import Prose, Time
+
+    session.out.line()
+    session.out.table(
+        ("position", "age", "event", "facts"),
+        [
+            (
+                entry.position,
+                Time(entry.at),
+                entry.event,
+                Prose(", ".join(f"{name}={value}" for name, value in entry.facts.items())),
+            )
+            for entry in detail.history
+        ],
+    )
+
+
+def _lineage_facts(lineage: "Lineage") -> Iterator[tuple[str, str]]:
+    yield "original subject", lineage.original_subject
+    for each in lineage.dead_letterings:
+        redriven = "" if each.redriven_at is None else f", redriven {each.redriven_at}"
+        error = "" if each.last_error is None else f": {each.last_error}"
+        yield "dead-lettered", f"{each.at} {each.reason} at attempt {each.attempt}{error}{redriven}"
+
+
+def _show_explanation(session: Session, explanation: "Explanation") -> None:
+    if session.out.as_json:
+        session.out.json(explanation)
+        return
+    from postroom.adapters.cli.tables import Prose, Time
+
+    out = session.out
+    where = f"shard {explanation.shard}, mailbox {explanation.mailbox}"
+    out.line(f"{explanation.message_id} on {explanation.topic}, {where}")
+    out.line(explanation.now)
+    out.line()
+    out.table(
+        ("position", "age", "event"),
+        [(each.position, Time(each.at), Prose(each.text)) for each in explanation.story],
+    )
+    if len(explanation.deliveries) > 1:
+        out.line()
+        out.line(f"Why it was delivered {len(explanation.deliveries)} times:")
+        for each in explanation.deliveries:
+            out.line(f"  {each.number}. at position {each.position}, {each.at}: {each.why}")
+
+
+def _as_json(detail: "MessageDetail") -> dict[str, Any]:
+    facts: dict[str, Any] = msgspec.to_builtins(detail)
+    headers = facts.pop("item")
+    del headers["envelope_blob"]  # it may carry the publisher's auth token
+    return {**facts, "headers": headers}
+
+
+def _expected(text: str | None) -> tuple[int | None, str | None]:
+    if text is None:
+        return None, None
+    position, _, chain = text.partition(":")
+    if not position.isdecimal() or not chain:
+        raise WrongUsage(f"--expect {text!r} is not POSITION:CHAIN, as postroom verify prints it.")
+    return int(position), chain

@@ -1,0 +1,109 @@
+"""`postroom work` and `postroom schedule`: processes that handle messages and send periodic ones."""
+
+import asyncio
+import signal
+import sys
+from collections.abc import Callable
+from importlib import import_module
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+from typer import Argument, Option
+
+from postroom.adapters.cli.session import Session
+from postroom.adapters.cli.settings import InvalidSettings
+from postroom.adapters.cli.values import WrongUsage, parse_duration
+from postroom.application.pluralize import pluralize
+from postroom.application.telemetry import summarize
+
+if TYPE_CHECKING:
+    from postroom.adapters.compose.schedule import ScheduleSettings
+    from postroom.application.workers.worker import Worker
+
+
+async def work(
+    session: Session,
+    app: Annotated[str, Argument(metavar="MODULE:NAME", help="A Worker, such as shop.tasks:worker.")],
+    once: Annotated[bool, Option("--once", help="Handle the messages that are ready, then exit.")] = False,
+    stop_within: Annotated[
+        str,
+        Option("--stop-within", metavar="DURATION", help="Time for running handlers after SIGTERM."),
+    ] = "10s",
+) -> None:
+    """Handle messages with the functions of a Worker, until interrupted.
+
+    On SIGTERM or Ctrl-C no more messages are received, and running handlers may finish.
+    """
+    worker = load_worker(app)
+    stop_ms = parse_duration(stop_within)
+    async with session.use(create=True) as mailbox:
+        _on_signals(worker.stop)
+        if not once:
+            session.out.note(f"Handling messages of {session.mailbox} in {session.shown_store}.")
+        counts = await worker.run(mailbox, once=once, stop_ms=stop_ms)
+    if session.out.as_json:
+        session.out.json(counts)
+    else:
+        session.out.line(f"{counts.handled:,} handled, {counts.failed:,} failed")
+
+
+async def schedule(session: Session) -> None:
+    """Send the messages of [schedules.NAME] in the settings file at their times, until interrupted.
+
+    Each is sent once, however many processes run. Times while none runs are left out.
+    """
+    from postroom.adapters.compose.schedule import make_scheduler
+
+    schedules = _schedules(session)
+    if not schedules:
+        raise WrongUsage(
+            "No schedules are configured; add [schedules.NAME] with cron and topic to postroom.toml."
+        )
+    async with session.use(create=True) as mailbox:
+        scheduler = make_scheduler(mailbox, schedules)
+        _on_signals(scheduler.stop)
+        session.out.note(f"Sending {pluralize(len(schedules), 'schedule')} to {session.mailbox}.")
+        await scheduler.run()
+    if session.out.as_json:
+        session.out.json({"sent": scheduler.sent})
+    else:
+        session.out.line(f"{pluralize(scheduler.sent, 'message')} sent")
+
+
+def load_worker(app: str) -> "Worker":
+    """Import a worker by `module:name`; the working directory comes first, as with `python -m`.
+
+    Raises: WrongUsage when it can't be imported or is no Worker.
+    """
+    from postroom.application.workers.worker import Worker
+
+    module, colon, name = app.partition(":")
+    if not (module and colon and name):
+        raise WrongUsage(f"{app!r} does not name a worker; write MODULE:NAME, such as shop.tasks:worker.")
+    if "" not in sys.path:
+        sys.path.insert(0, "")
+    try:
+        worker = import_module(module)
+        for part in name.split("."):
+            worker = getattr(worker, part)
+    except Exception as error:  # whatever the user's module raises
+        raise WrongUsage(f"{app} can't be imported: {summarize(error)}.") from error
+    if not isinstance(worker, Worker):
+        raise WrongUsage(f"{app} is of type {type(worker).__name__}, not Worker.")
+    return worker
+
+
+def _schedules(session: Session) -> "dict[str, ScheduleSettings]":
+    from postroom.adapters.compose.schedule import ScheduleSettings
+
+    where = f"[schedules] in {session.settings.file or 'postroom.toml'}"
+    try:
+        return msgspec.convert(session.settings.sections.get("schedules", {}), dict[str, ScheduleSettings])
+    except msgspec.ValidationError as error:
+        raise InvalidSettings(f"{where}: {error}.") from None
+
+
+def _on_signals(stop: Callable[[], None]) -> None:
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop)

@@ -1,0 +1,149 @@
+"""Wiring of `connect`: one interface to a mailbox, wherever its owner is."""
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
+from types import TracebackType
+
+import uuid_utils
+
+from postroom.adapters.compose import OwnerSettings, own_mailbox, socket_path
+from postroom.adapters.compose.remote import connect_remote, is_remote
+from postroom.adapters.compose.store import open_store
+from postroom.adapters.local.mailbox import SharedMailbox
+from postroom.adapters.local.shared import SharedOwner
+from postroom.adapters.sqlite.database import Durability
+from postroom.adapters.sync_mailbox import SyncMailbox
+from postroom.adapters.system.clock import SystemClock
+from postroom.application.ports.mailbox import Mailbox
+from postroom.domain.arguments import check_int, check_path
+from postroom.domain.mailbox.events import MailboxMode
+from postroom.domain.names import DEFAULT_MAILBOX, check_mailbox
+from postroom.domain.policy import MAX_DURATION_MS, MailboxLimits, TopicPolicy
+
+__all__ = ["Connection", "SharedMailbox", "connect", "share_mailbox"]
+
+TIMEOUT_MS = 30_000
+OWNER_TIMEOUT_MS = 5_000
+MIN_OWNER_TIMEOUT_MS = 100
+
+
+class Connection:
+    """A mailbox that is opened with `async with`, as a `Mailbox`, or with `with`, as a `SyncMailbox`."""
+
+    def __init__(self, open_: Callable[[], AbstractAsyncContextManager[Mailbox]]) -> None:
+        self._open = open_
+        self._opened: list[AbstractAsyncContextManager[Mailbox] | SyncMailbox] = []
+
+    def sync(self) -> SyncMailbox:
+        """Open the mailbox for code without an event loop, until its `close` is called."""
+        return SyncMailbox(self._open())
+
+    async def __aenter__(self) -> Mailbox:
+        opening = self._open()
+        mailbox = await opening.__aenter__()
+        self._opened.append(opening)
+        return mailbox
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        opened = self._opened.pop()
+        assert not isinstance(opened, SyncMailbox)
+        await opened.__aexit__(kind, error, trace)
+
+    def __enter__(self) -> SyncMailbox:
+        mailbox = self.sync()
+        self._opened.append(mailbox)
+        return mailbox
+
+    def __exit__(self, *_: object) -> None:
+        opened = self._opened.pop()
+        assert isinstance(opened, SyncMailbox)
+        opened.close()
+
+
+def connect(
+    address: str,
+    mailbox: str = DEFAULT_MAILBOX,
+    *,
+    timeout_ms: int = TIMEOUT_MS,
+    owner_timeout_ms: int = OWNER_TIMEOUT_MS,
+    mode: MailboxMode | None = None,
+    durability: Durability = "full",
+    limits: MailboxLimits | None = None,
+    default_policy: TopicPolicy | None = None,
+    owner: str | None = None,
+    archive: str | Path | None = None,
+    accept_clock: bool = False,
+    outboxes: Sequence[str] = (),
+) -> Connection:
+    """Return a connection to a mailbox, opened by `async with`, or by `with` where nothing awaits.
+
+    Of the processes that connect to a mailbox of a store, one owns it and answers the others at a local
+    socket; when it goes, another takes over. Calls in between wait, and are repeated where that is safe.
+
+    Arguments:
+        address: path of a SQLite file, created if it is missing; `postgresql://...`, already migrated;
+            `memory:`, for this process alone; or the URL of a server, such as `http://host:port` (see
+            `connect_remote`), to which the arguments after `timeout_ms` do not apply.
+        mailbox: `namespace@proxy`; created if it is missing. A server has one: the default takes it whatever
+            its name is, any other name must be its own.
+        timeout_ms: time for each call, besides the wait for messages.
+        owner_timeout_ms: time without an answer after which an owner is replaced, even if it still runs.
+        mode, durability, limits, default_policy, owner, archive, accept_clock, outboxes: how this process
+            opens the mailbox if it becomes the owner; see `open_mailbox`.
+
+    Raises, when it is opened: InvalidRequest for an argument that is malformed, of a wrong type or out of
+        range; Unavailable when the mailbox can't be used in time; ImplausibleClock as `open_mailbox` does.
+        Calls raise Unavailable, with a retry time, when no owner answers in time.
+    """
+    settings = OwnerSettings(mode, durability, limits, default_policy, owner, archive, accept_clock, outboxes)
+
+    def open_() -> AbstractAsyncContextManager[Mailbox]:
+        check_path("address", address)
+        check_int("timeout_ms", timeout_ms, 1, MAX_DURATION_MS)
+        if is_remote(address):
+            expected = None if mailbox == DEFAULT_MAILBOX else check_mailbox(mailbox)
+            return connect_remote(address, expected, timeout_ms=timeout_ms)
+        return share_mailbox(
+            address, mailbox, timeout_ms=timeout_ms, owner_timeout_ms=owner_timeout_ms, settings=settings
+        )
+
+    return Connection(open_)
+
+
+@asynccontextmanager
+async def share_mailbox(
+    store: str,
+    mailbox: str = DEFAULT_MAILBOX,
+    *,
+    timeout_ms: int = TIMEOUT_MS,
+    owner_timeout_ms: int = OWNER_TIMEOUT_MS,
+    settings: OwnerSettings | None = None,
+) -> AsyncIterator[SharedMailbox]:
+    """Use a mailbox of a store while the context lasts: as its owner if nobody owns it; see `connect`.
+
+    Arguments:
+        settings: how this process opens the mailbox when it becomes the owner.
+    """
+    check_mailbox(mailbox)
+    check_int("timeout_ms", timeout_ms, 1, MAX_DURATION_MS)
+    check_int("owner_timeout_ms", owner_timeout_ms, MIN_OWNER_TIMEOUT_MS, MAX_DURATION_MS)
+    place, checked = open_store(store), (settings or OwnerSettings()).check()
+    owner = SharedOwner(
+        mailbox,
+        socket_path(place, mailbox),
+        place.ownership(),
+        lambda: own_mailbox(place, mailbox, checked, wait_ms=0),
+        timeout_ms=timeout_ms,
+        owner_timeout_ms=owner_timeout_ms,
+    )
+    await owner.open()
+    try:
+        shared = SharedMailbox(owner, SystemClock().wall, uuid_utils.uuid7)
+        if checked.mode is not None:
+            await shared.check_mode(checked.mode)
+        yield shared
+    finally:
+        await owner.close()

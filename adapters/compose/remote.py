@@ -1,0 +1,84 @@
+"""Wiring of the clients of a mailbox that a server serves over a network."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from postroom.application.extras import explain_missing_extra
+from postroom.domain.arguments import check_int, check_text
+from postroom.domain.errors import InvalidRequest, NotFound
+from postroom.domain.policy import MAX_DURATION_MS
+
+if TYPE_CHECKING:  # most processes connect to a store
+    from postroom.application.mailbox.client import MailboxClient
+
+SCHEMES = ("http", "https", "http+unix", "grpc", "grpc+unix")
+MAX_URL_CHARS = 2_000
+
+
+def is_remote(address: object) -> bool:
+    """Return whether an address is one of a server, not of a store."""
+    return isinstance(address, str) and address.partition(":")[0].lower() in SCHEMES
+
+
+@asynccontextmanager
+async def connect_remote(
+    url: str, mailbox: str | None = None, *, timeout_ms: int
+) -> AsyncIterator["MailboxClient"]:
+    """Use the mailbox that a server serves, for as long as the context lasts.
+
+    Arguments:
+        url: `http://host:port`, `https://host:port`, `grpc://host:port`, or for a Unix socket
+            `http+unix:/path` or `grpc+unix:/path`.
+        mailbox: the mailbox that the server is expected to serve; None takes any.
+        timeout_ms: time for each call, besides the wait for messages.
+
+    Raises: InvalidRequest for a malformed URL, NotFound when the server serves another mailbox, MissingExtra
+        when a package is not installed, Unavailable when the server can't be reached.
+    """
+    check_int("timeout_ms", timeout_ms, 1, MAX_DURATION_MS)
+    scheme, address = _parse(check_text("The URL", url, 1, MAX_URL_CHARS))
+    if scheme.startswith("grpc"):
+        with explain_missing_extra("grpc"):
+            from postroom.adapters.grpc.client import connect_grpc
+        client = connect_grpc(address, timeout_ms=timeout_ms)
+    else:
+        with explain_missing_extra("http"):
+            from postroom.adapters.http_client.client import connect_http
+        client = connect_http(address, timeout_ms=timeout_ms)
+    async with client as opened:
+        if mailbox not in (None, opened.name):
+            raise NotFound(f"The server at {url} serves the mailbox {opened.name}, not {mailbox}.")
+        yield opened
+
+
+def _parse(url: str) -> tuple[str, str]:
+    """Return the scheme of a URL, and the address as the client of the scheme takes it."""
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        raise _malformed(url) from None
+    if parts.query or parts.fragment or parts.username is not None or parts.password is not None:
+        raise _malformed(url)
+    if parts.scheme.endswith("+unix"):
+        if host or not parts.path.startswith("/"):
+            raise _malformed(url)
+        return parts.scheme, f"unix:{parts.path}"
+    if parts.scheme not in SCHEMES or not host or parts.path not in ("", "/"):
+        raise _malformed(url)
+    shown = f"[{host}]" if ":" in host else host
+    if parts.scheme == "grpc":
+        if port is None:
+            raise _malformed(url)
+        return parts.scheme, f"{shown}:{port}"
+    return parts.scheme, f"{parts.scheme}://{shown}" + ("" if port is None else f":{port}")
+
+
+def _malformed(url: str) -> InvalidRequest:
+    shown = url.rpartition("@")[2][:200]  # before the @ there may be a password
+    return InvalidRequest(
+        f"{shown!r} is not the URL of a server; expected http://HOST:PORT, grpc://HOST:PORT, http+unix:/PATH "
+        "or grpc+unix:/PATH."
+    )

@@ -1,0 +1,60 @@
+"""Wiring of periodic sends."""
+
+from collections.abc import Mapping
+
+import msgspec
+
+from postroom.application.extras import explain_missing_extra
+from postroom.application.messages import NewMessage
+from postroom.application.ports.mailbox import Mailbox
+from postroom.application.schedule import Schedule, Scheduler
+from postroom.domain.arguments import check_text
+from postroom.domain.errors import InvalidRequest
+
+MAX_NAME_CHARS = 200
+
+
+class ScheduleSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Configuration of a schedule: `[schedules.NAME]` of the settings file.
+
+    Arguments:
+        cron: five fields (minute, hour, day, month, day of the week), or six with seconds first.
+        timezone: IANA name of the zone in which `cron` is read.
+        attrs, sticky_key, ttl_seconds: see `NewMessage`.
+    """
+
+    cron: str
+    topic: str
+    payload: str = ""
+    timezone: str = "UTC"
+    content_type: str | None = None
+    attrs: Mapping[str, str] = {}
+    sticky_key: str | None = None
+    ttl_seconds: int = 0
+
+
+def make_scheduler(mailbox: Mailbox, schedules: Mapping[str, ScheduleSettings]) -> Scheduler:
+    """Return the scheduler of some schedules, by name, that sends to a mailbox.
+
+    Raises: InvalidRequest naming the schedule that is invalid, MissingExtra when cronsim is not installed.
+    """
+    with explain_missing_extra():
+        from postroom.adapters.cron import cron_ticks
+
+    made = []
+    for name, settings in schedules.items():
+        check_text("The name of a schedule", name, 1, MAX_NAME_CHARS)
+        try:
+            next_tick = cron_ticks(settings.cron, settings.timezone)
+        except InvalidRequest as error:
+            raise InvalidRequest(f"Schedule {name}: {error}") from error
+        message = NewMessage(
+            topic=settings.topic,
+            payload=settings.payload.encode(),
+            content_type=settings.content_type,
+            attrs=settings.attrs,
+            sticky_key=settings.sticky_key,
+            ttl_seconds=settings.ttl_seconds,
+        )
+        made.append(Schedule(name, next_tick, message))
+    return Scheduler(mailbox.send_message, made)

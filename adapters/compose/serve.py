@@ -1,0 +1,71 @@
+"""Wiring of the service: a mailbox, and the surfaces that other processes use."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+
+from postroom.adapters.compose import read_projections
+from postroom.adapters.http_server.settings import HttpSettings
+from postroom.application.delivery_window import DeliveryWindows
+from postroom.application.extras import explain_missing_extra
+from postroom.application.ports.mailbox import Mailbox
+from postroom.application.service import Service, Surface
+from postroom.domain.policy import TopicPolicy
+from postroom.domain.search import EventFilter, SearchPage
+
+__all__ = ["HttpSettings", "open_grpc_surface", "open_http_surface", "serve_mailbox"]
+
+
+@asynccontextmanager
+async def serve_mailbox(
+    store: str, mailbox: Mailbox, surfaces: Sequence[Surface], *, default_policy: TopicPolicy | None = None
+) -> AsyncIterator[list[str]]:
+    """Serve a mailbox through surfaces for as long as the context lasts.
+
+    At the end, long polls and streams end, requests in progress finish, and all surfaces close at once.
+
+    Arguments:
+        store: the store of the mailbox, for searches.
+
+    Yields: the addresses of the surfaces.
+    Raises: InvalidRequest for an address that is not served, Unavailable when one can't be bound.
+    """
+
+    async def search(filter_: EventFilter) -> SearchPage:
+        return await asyncio.to_thread(_search, store, filter_)
+
+    policy = default_policy or TopicPolicy()
+    service = Service(mailbox, search, policy, asyncio.Event(), DeliveryWindows())
+    opened = [surface(service) for surface in surfaces]
+    async with AsyncExitStack() as closing:
+        addresses = []
+        for surface in opened:
+            addresses.append(await surface.__aenter__())
+            closing.push_async_exit(surface)
+        try:
+            yield addresses
+        finally:
+            service.stopping.set()
+            closing.pop_all()
+            await asyncio.gather(*(surface.__aexit__(None, None, None) for surface in opened))
+
+
+@explain_missing_extra("serve")
+def open_http_surface(address: str, settings: HttpSettings) -> Surface:
+    """Return the HTTP surface; see `http_surface`."""
+    from postroom.adapters.http_server.server import http_surface
+
+    return http_surface(address, settings)
+
+
+@explain_missing_extra("grpc")
+def open_grpc_surface(address: str) -> Surface:
+    """Return the gRPC surface; see `grpc_surface`."""
+    from postroom.adapters.grpc.server import grpc_surface
+
+    return grpc_surface(address)
+
+
+def _search(store: str, filter_: EventFilter) -> SearchPage:
+    with read_projections(store) as projections:
+        return projections.search_messages(filter_)

@@ -1,0 +1,119 @@
+"""Opening stores by their addresses."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from postroom.adapters.memory.store import MemoryStore
+from postroom.adapters.postgres.url import is_url
+from postroom.adapters.sqlite.database import Durability
+from postroom.adapters.sqlite.store import SqliteStore
+from postroom.application.extras import explain_missing_extra
+from postroom.application.ports.event_log import EventLog, EventLogReader
+from postroom.application.ports.message_outbox import MessageOutbox
+from postroom.application.ports.ownership import Ownership
+from postroom.application.ports.read_models import ContextBacklog, ReadModels
+from postroom.domain.arguments import check_path
+
+if TYPE_CHECKING:
+    from postroom.adapters.sql.log_reader import Driver
+    from postroom.projections.ports.log_reader import LogReader
+    from postroom.projections.ports.read_model_store import VerifiableStore
+    from postroom.projections.ports.read_model_updater import ReadModelUpdater
+
+MEMORY = "memory:"
+
+
+class Store(Protocol):
+    """A place that contains event logs, and the read models made of them.
+
+    Opening raises Unavailable when the store can't be used, and MissingExtra when a package is not installed.
+    """
+
+    @property
+    def where(self) -> str:
+        """Return its name for messages, without a password."""
+
+    def event_log(
+        self, mailbox: str, *, durability: Durability = "full", can_shrink: bool = False
+    ) -> EventLog:
+        """Open the log of a mailbox for writing; create what is missing.
+
+        Arguments:
+            durability: `full` survives power cuts, `relaxed` only process crashes.
+            can_shrink: create a file so that it can return space to the disk.
+        """
+
+    def existing_log(self, mailbox: str) -> EventLogReader:
+        """Open the log of a mailbox for reading; raise NotFound when there is none."""
+
+    def ownership(self) -> Ownership:
+        """Return the ownership of mailboxes."""
+
+    @property
+    def identity(self) -> str:
+        """Return a text that is the same for all addresses of the store on this host."""
+
+    def socket_path(self, mailbox: str) -> Path | None:
+        """Return the path of a mailbox's socket beside the store; None where there is no such place."""
+
+    def message_outbox(self, mailbox: str) -> MessageOutbox | None:
+        """Open the messages that transactions in this database recorded for a mailbox.
+
+        Call it in a running event loop. Returns None if there can be none: in memory, and in a PostgreSQL
+        database without the table.
+        """
+
+    def mailboxes(self) -> list[str]:
+        """Return the names of all mailboxes, sorted; a file that does not exist has none."""
+
+    def log_reader(self, driver: "Driver" = "auto") -> "LogReader":
+        """Return the reader of all logs in columns."""
+
+    def read_models(self) -> ReadModels:
+        """Open the read models for queries."""
+
+    def read_model_store(self) -> "VerifiableStore":
+        """Return the read models for rebuilds."""
+
+    def read_model_updater(self) -> "ReadModelUpdater":
+        """Open the read models for updates."""
+
+    def save_context_backlog(self, backlog: Sequence[ContextBacklog]) -> None:
+        """Save the backlog of a context beside the read models; a later count is not overwritten."""
+
+
+@explain_missing_extra()
+def open_store(address: str) -> Store:
+    """Return the store at an address; nothing is opened or created yet.
+
+    Arguments:
+        address: path of a SQLite file, `postgresql://...`, or `memory:`.
+
+    Raises: InvalidRequest for an invalid path or a malformed URL, MissingExtra when a package is not
+        installed.
+    """
+    check_path("store", address)
+    if address == MEMORY:
+        return MemoryStore()
+    if is_url(address):
+        from postroom.adapters.postgres.store import PostgresStore  # psycopg is slow to import
+
+        return PostgresStore(address)
+    return SqliteStore(address)
+
+
+def open_log_reader(store: Store, archive: str | None = None, driver: "Driver" = "auto") -> "LogReader":
+    """Return the reader of a store's logs.
+
+    Arguments:
+        archive: folder of the records that retention removed, to be read as the log's beginning.
+        driver: the database driver, where there is a choice.
+    """
+    log = store.log_reader(driver)
+    if archive is None:
+        return log
+    with explain_missing_extra("archive"):
+        from postroom.adapters.parquet.log_reader import ArchivedLogReader
+
+    return ArchivedLogReader(log, archive)

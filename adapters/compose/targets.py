@@ -1,0 +1,48 @@
+"""Targets of read models by their addresses, such as `parquet:FOLDER`."""
+
+from postroom.adapters.targets.read_model_store import Target, TargetReadModelStore
+from postroom.application.extras import explain_missing_extra
+from postroom.domain.errors import InvalidRequest
+from postroom.projections.ports.read_model_store import ReadModelStore
+
+_EXTRAS = {
+    "parquet": "views",
+    "delta": "delta",
+    "chdb": "clickhouse",
+    "clickhouse": "clickhouse",
+    "clickhouses": "clickhouse",
+}
+"""The extra that each kind of target needs."""
+
+
+def open_target(into: str) -> ReadModelStore:
+    """Return the read model store in a target for other tools.
+
+    Arguments:
+        into: `parquet:FOLDER`, `delta:FOLDER`, `chdb:FOLDER`, or
+            `clickhouse://user:password@host:port/database`, with `clickhouses` for TLS.
+
+    Raises: InvalidRequest for any other address. MissingExtra when a library is not installed.
+    """
+    kind, _, place = into.partition(":")
+    if kind not in _EXTRAS or not place.strip("/"):
+        raise InvalidRequest(
+            f"Read models can't be built into {kind}:...; name parquet:FOLDER, delta:FOLDER, chdb:FOLDER or "
+            "clickhouse://user@host:8123/database."
+        )
+    with explain_missing_extra(_EXTRAS[kind]):
+        return TargetReadModelStore(_target(kind, place, into))
+
+
+def _target(kind: str, place: str, into: str) -> Target:
+    if kind == "parquet":
+        from postroom.adapters.parquet.read_model_target import ParquetTarget
+
+        return ParquetTarget(place)
+    if kind == "delta":
+        from postroom.adapters.delta.read_model_target import DeltaTarget
+
+        return DeltaTarget(place)
+    from postroom.adapters.clickhouse.read_model_target import open_chdb, open_clickhouse
+
+    return open_chdb(place) if kind == "chdb" else open_clickhouse(into)

@@ -1,0 +1,88 @@
+"""Mailboxes in memory for the tests of applications, under a clock that the tests move."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+
+from postroom.adapters.compose import Postroom
+from postroom.adapters.memory.event_log import MemoryEventLog
+from postroom.application.mailbox.engine import MailboxEngine
+from postroom.domain.errors import InvalidRequest
+from postroom.domain.mailbox.commands import Sweep
+from postroom.domain.mailbox.events import MailboxMode
+from postroom.domain.names import DEFAULT_MAILBOX, check_mailbox
+from postroom.domain.policy import MailboxLimits, TopicPolicy
+
+_START = datetime(2030, 1, 1, tzinfo=UTC)
+_SECOND_US = 1_000_000
+
+
+class ManualClock:
+    """A clock that stands still until a test moves it; it begins on 1 January 2030."""
+
+    def __init__(self) -> None:
+        self._elapsed_us = 0
+        self._engines: list[MailboxEngine] = []
+
+    def wall(self) -> int:
+        """Return the time, µs since 1970 UTC."""
+        return int(_START.timestamp()) * _SECOND_US + self._elapsed_us
+
+    def uptime(self) -> int:
+        """Return µs since the machine's start."""
+        return 60 * _SECOND_US + self._elapsed_us
+
+    def boot(self) -> str:
+        """Return the id of the machine's start."""
+        return "test"
+
+    async def advance(self, seconds: float) -> None:
+        """Move the clock, and return when its mailboxes have delivered, timed out and expired what was due.
+
+        Raises: InvalidRequest for a negative number: log time never goes back.
+        """
+        if seconds < 0:
+            raise InvalidRequest(f"A clock can't be moved back; seconds was {seconds}.")
+        self._elapsed_us += round(seconds * _SECOND_US)
+        for engine in self._engines:
+            while (await engine.submit([Sweep()]))[0]:
+                pass
+
+
+class MemoryMailbox(Postroom):
+    """A mailbox in memory; see `Mailbox`."""
+
+    def __init__(self, engine: MailboxEngine, clock: ManualClock) -> None:
+        super().__init__(engine, clock)
+        self.clock = clock
+
+
+@asynccontextmanager
+async def open_memory_mailbox(
+    name: str = DEFAULT_MAILBOX,
+    *,
+    clock: ManualClock | None = None,
+    mode: MailboxMode | None = None,
+    limits: MailboxLimits | None = None,
+    default_policy: TopicPolicy | None = None,
+) -> AsyncIterator[MemoryMailbox]:
+    """Open an empty mailbox whose timers run by a clock that the test moves.
+
+    Delays, visibility timeouts, backoffs, expiry and retention follow `mailbox.clock`; `wait_ms` of a receive
+    is real time.
+
+    Arguments:
+        clock: shared by several mailboxes; None creates one.
+        mode, limits, default_policy: see `open_mailbox`.
+    """
+    clock = clock or ManualClock()
+    engine = MailboxEngine(
+        MemoryEventLog(check_mailbox(name)), clock, limits=limits, default_policy=default_policy
+    )
+    await engine.open("test", mode)
+    clock._engines.append(engine)
+    try:
+        yield MemoryMailbox(engine, clock)
+    finally:
+        clock._engines.remove(engine)
+        await engine.close()

@@ -1,0 +1,229 @@
+"""gRPC client of a mailbox."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc
+import uuid_utils
+
+from postroom.adapters.grpc import messages
+from postroom.adapters.grpc.methods import METHODS
+from postroom.adapters.grpc.status import error_of, read_error
+from postroom.adapters.grpc.v1 import mailbox_pb2 as pb
+from postroom.application.mailbox.client import MailboxClient
+from postroom.application.messages import MessageDelivery, NewMessage, Sent, write_receipt
+from postroom.application.query_results import (
+    Backlog,
+    DeadLetter,
+    Explanation,
+    MessageDetail,
+    Moment,
+    PeekedMessage,
+)
+from postroom.domain.errors import InvalidRequest, Rejected, Unavailable
+from postroom.domain.mailbox.commands import Receive
+from postroom.domain.message import Receipt
+from postroom.domain.policy import TopicPolicy
+
+MAX_BATCH_BYTES = 1 << 19
+OPTIONS = [
+    ("grpc.max_receive_message_length", -1),  # what was received must not be lost for its size
+    ("grpc.max_send_message_length", -1),
+    ("grpc.keepalive_time_ms", 10_000),  # a server that is paused or cut off is noticed within 15 s
+    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.http2.ping_timeout_ms", 5_000),
+    ("grpc.http2.max_pings_without_data", 0),  # no limit
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1_000),
+]
+
+
+@asynccontextmanager
+async def connect_grpc(address: str, *, timeout_ms: int) -> AsyncIterator[MailboxClient]:
+    """Use the mailbox that a gRPC server serves, for as long as the context lasts.
+
+    Arguments:
+        address: `host:port` or `unix:/path`.
+        timeout_ms: time for each call, besides the wait for messages.
+
+    Raises: Unavailable when the server can't be reached.
+    """
+    async with grpc.aio.insecure_channel(address, options=OPTIONS) as channel:
+        transport = GrpcTransport(channel, f"grpc://{address}")
+        async with MailboxClient.open(transport, timeout_ms, uuid_utils.uuid7) as client:
+            yield client
+
+
+class GrpcTransport:
+    """`MailboxTransport` over a gRPC channel.
+
+    Arguments:
+        where: address of the server, for errors.
+    """
+
+    max_batch_bytes = MAX_BATCH_BYTES
+
+    def __init__(self, channel: grpc.aio.Channel, where: str) -> None:
+        self.where = where
+        self._calls = {
+            name: channel.unary_unary(
+                method.path,
+                request_serializer=method.request.SerializeToString,
+                response_deserializer=method.response.FromString,
+            )
+            for name, method in METHODS.items()
+            if not method.is_stream
+        }
+
+    async def get_name(self) -> str:
+        """Return the name of the mailbox that the server serves."""
+        response = await self._call("info", pb.InfoRequest())
+        return str(response.mailbox)
+
+    async def send(self, message: NewMessage) -> Sent:
+        """Send a message."""
+        request = pb.SendRequest()
+        messages.write_new_message(message, request.message)
+        response = await self._call("send", request)
+        return Sent(response.message_id, response.duplicate)
+
+    async def send_batch(self, batch: Sequence[NewMessage]) -> list[Sent | Rejected]:
+        """Send messages."""
+        request = pb.SendBatchRequest()
+        for message in batch:
+            messages.write_new_message(message, request.messages.add())
+        response = await self._call("send_batch", request)
+        return [
+            _refusal(result.error) or Sent(result.sent.message_id, result.sent.duplicate)
+            for result in response.results
+        ]
+
+    async def receive(self, command: Receive, wait_ms: int) -> list[MessageDelivery]:
+        """Receive messages."""
+        request = pb.RecvRequest(
+            topics=command.topics,
+            max_messages=command.max_messages,
+            max_bytes=command.max_bytes,
+            visibility_ms=command.visibility_ms,
+            consumer=command.consumer,
+            wait_ms=wait_ms,
+        )
+        response = await self._call("recv", request)
+        return [messages.read_delivery(message) for message in response.messages]
+
+    async def ack(self, receipts: Sequence[Receipt]) -> list[Rejected | None]:
+        """Settle deliveries."""
+        return await self._settle("ack", pb.AckRequest(receipts=_tokens(receipts)))
+
+    async def nack(
+        self, receipts: Sequence[Receipt], reason: str | None, delay_ms: int | None
+    ) -> list[Rejected | None]:
+        """Fail deliveries."""
+        request = pb.NackRequest(receipts=_tokens(receipts), reason=reason, delay_ms=delay_ms)
+        return await self._settle("nack", request)
+
+    async def extend(self, receipts: Sequence[Receipt], visibility_ms: int) -> list[Rejected | None]:
+        """Extend deliveries."""
+        request = pb.ExtendRequest(receipts=_tokens(receipts), visibility_ms=visibility_ms)
+        return await self._settle("extend", request)
+
+    async def redrive(
+        self,
+        topic: str,
+        limit: int,
+        reason: str | None,
+        message_ids: Sequence[str] | None,
+    ) -> int:
+        """Redrive dead letters."""
+        only = None if message_ids is None else pb.MessageIds(message_ids=message_ids)
+        request = pb.RedriveRequest(topic=topic, limit=limit, reason=reason, only=only)
+        return int((await self._call("redrive", request)).redriven)
+
+    async def purge(self, topic: str, dead: bool, ready: bool) -> int:
+        """Remove messages of a topic."""
+        request = pb.PurgeRequest(topic=topic, dead=dead, ready=ready)
+        return int((await self._call("purge", request)).removed)
+
+    async def set_topic_policy(self, topic: str, policy: TopicPolicy) -> None:
+        """Set the policy of a topic."""
+        request = pb.SetTopicPolicyRequest(topic=topic)
+        messages.write_result(policy, request.policy)
+        await self._call("set_topic_policy", request)
+
+    async def delete_old_events(self, older_than: int) -> int:
+        """Remove settled records."""
+        request = pb.DeleteOldEventsRequest(older_than_us=older_than)
+        return int((await self._call("delete_old_events", request)).removed)
+
+    async def get_message(self, id_: str) -> MessageDetail:
+        """Return a message with its history."""
+        response = await self._call("get", pb.GetRequest(message_id=id_))
+        return messages.read_result(response, MessageDetail)
+
+    async def explain_message(self, id_: str) -> Explanation:
+        """Return the explanation of a message."""
+        response = await self._call("explain", pb.ExplainRequest(message_id=id_))
+        return messages.read_result(response, Explanation)
+
+    async def get_backlog(self, topic: str | None, at: Moment | None) -> Backlog:
+        """Return the unsettled messages by topic and shard."""
+        request = pb.BacklogRequest(topic=topic)
+        if at is not None:
+            messages.write_moment(at, request.at)
+        return messages.read_result(await self._call("backlog", request), Backlog)
+
+    async def list_dead_letters(
+        self,
+        topic: str | None,
+        reason: str | None,
+        limit: int,
+        cursor: int,
+        at: Moment | None,
+    ) -> list[DeadLetter]:
+        """Return a page of dead letters."""
+        request = pb.ListDeadLettersRequest(topic=topic, reason=reason, limit=limit, cursor=cursor)
+        if at is not None:
+            messages.write_moment(at, request.at)
+        response = await self._call("list_dead_letters", request)
+        return [messages.read_result(each, DeadLetter) for each in response.dead_letters]
+
+    async def get_topic_policy(self, topic: str) -> TopicPolicy | None:
+        """Return the policy set for a topic."""
+        response = await self._call("get_topic_policy", pb.GetTopicPolicyRequest(topic=topic))
+        return messages.read_result(response.policy, TopicPolicy) if response.HasField("policy") else None
+
+    async def peek_messages(self, topic: str, limit: int) -> list[PeekedMessage]:
+        """Return ready messages."""
+        response = await self._call("peek", pb.PeekRequest(topic=topic, limit=limit))
+        return [messages.read_result(each, PeekedMessage) for each in response.messages]
+
+    async def _settle(self, call: str, request: Any) -> list[Rejected | None]:
+        return [_refusal(result.error) for result in (await self._call(call, request)).results]
+
+    async def _call(self, name: str, request: Any) -> Any:
+        try:
+            return await self._calls[name](request)
+        except grpc.aio.AioRpcError as error:
+            raise error_of(error, self.where) from error
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            # A channel that is closed cancels its calls, but not their callers.
+            raise Unavailable(
+                f"The connection to {self.where} was closed; whether the call took effect is unknown."
+            ) from None
+
+
+def _tokens(receipts: Sequence[Receipt]) -> list[str]:
+    return [write_receipt(receipt) for receipt in receipts]
+
+
+def _refusal(error: pb.Error) -> Rejected | None:
+    """Return the refusal of one part of a request; None if it succeeded."""
+    if not error.code:
+        return None
+    refusal = read_error(error)
+    return refusal if isinstance(refusal, Rejected) else InvalidRequest(str(refusal))

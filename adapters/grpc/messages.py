@@ -1,0 +1,202 @@
+"""Translation between the messages of the contract and the structs of the application."""
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any, TypeVar
+
+import msgspec
+from google.protobuf.json_format import ParseDict
+from google.protobuf.message import DecodeError, Message
+from google.protobuf.struct_pb2 import Struct
+
+from postroom.adapters.grpc.v1 import mailbox_pb2 as pb
+from postroom.application.messages import MessageDelivery, NewMessage, read_receipt, write_receipt
+from postroom.application.query_results import Moment
+from postroom.domain.envelope.build import without_auth_token
+from postroom.domain.envelope.headers import MailboxItem
+from postroom.domain.errors import InvalidRequest
+from postroom.domain.names import external_id, message_id
+from postroom.domain.search import EventFilter, FoundMessage, Order, parse_status
+
+T = TypeVar("T")
+M = TypeVar("M", bound=Message)
+
+
+def read_request(kind: type[M], data: bytes) -> M:
+    """Parse a request.
+
+    Raises: InvalidRequest when it is malformed, or has fields that this version does not know (svc-mailbox
+        C-8).
+    """
+    try:
+        request = kind.FromString(data)
+    except DecodeError:
+        raise InvalidRequest(f"The request is not the encoding of a {kind.DESCRIPTOR.full_name}.") from None
+    size = request.ByteSize()
+    request.DiscardUnknownFields()
+    if request.ByteSize() != size:
+        raise InvalidRequest(
+            f"{request.DESCRIPTOR.name} has fields that this server does not know; "
+            "leave them out, or update the server."
+        )
+    return request
+
+
+def set_fields(message: Message) -> dict[str, Any]:
+    """Return the fields that are set, by name; maps as dicts."""
+    return {
+        field.name: dict(value) if isinstance(value, Mapping) else value
+        for field, value in message.ListFields()
+    }
+
+
+# -- messages to be sent ---
+
+
+def read_new_message(message: pb.NewMessage) -> NewMessage:
+    """Return the message of a send; the handler validates it."""
+    return NewMessage(**{"topic": "", "payload": b"", **set_fields(message)})
+
+
+def write_new_message(new: NewMessage, message: pb.NewMessage) -> None:
+    """Write a valid new message into `message`."""
+    for name in new.__struct_fields__:
+        value = getattr(new, name)
+        if name == "attrs":
+            for key, attr in value.items():
+                message.attrs[key] = attr if isinstance(attr, bytes) else attr.encode()
+        elif value is not None:
+            setattr(message, name, value)
+
+
+# -- deliveries ---
+
+
+def write_delivery(delivery: MessageDelivery, message: pb.ReceivedMessage) -> None:
+    """Write a delivery into `message`, without the publisher's auth token."""
+    message.message_id = message_id(delivery.receipt.message, delivery.external_id)
+    message.topic = delivery.topic
+    envelope = message.envelope
+    envelope.MergeFromString(delivery.envelope)
+    if envelope.security.auth_token:
+        envelope.security.ClearField("auth_token")
+    message.receipt = write_receipt(delivery.receipt)
+    message.shard = delivery.shard
+    message.attempt = delivery.attempt
+    message.visible_at_us = delivery.due
+    if delivery.idem_key is not None:
+        message.idem_key = delivery.idem_key
+    message.payload_hash = delivery.payload_hash
+    message.hash_chain = delivery.hash_chain
+
+
+def read_delivery(message: pb.ReceivedMessage) -> MessageDelivery:
+    """Return the delivery that `write_delivery` wrote."""
+    return MessageDelivery(
+        read_receipt(message.receipt),
+        message.topic,
+        message.shard,
+        message.attempt,
+        message.visible_at_us,
+        external_id(message.message_id),
+        message.idem_key if message.HasField("idem_key") else None,
+        message.payload_hash,
+        message.hash_chain,
+        message.envelope.SerializeToString(),
+    )
+
+
+# -- queries and their results ---
+
+
+def write_result(result: msgspec.Struct, message: M) -> M:
+    """Write a result of a query into the message with the same fields, and return the message."""
+    return ParseDict(msgspec.to_builtins(result), message)
+
+
+def read_result(message: Message, result: type[T]) -> T:
+    """Return the result that `write_result` wrote."""
+    return msgspec.convert(_as_builtins(message), result)
+
+
+def public_envelope(blob: bytes) -> bytes:
+    """Return a stored envelope without the publisher's auth token; empty if its bytes were altered."""
+    try:
+        return without_auth_token(blob)
+    except InvalidRequest:
+        return b""  # a token might be among them
+
+
+def write_item(result: FoundMessage, message: pb.FoundMessage) -> None:
+    """Write a search result into `message`."""
+    values = msgspec.to_builtins(
+        msgspec.structs.replace(result, envelope_blob=public_envelope(result.envelope_blob))
+    )
+    item = {name: values.pop(name) for name in MailboxItem.__struct_fields__}
+    ParseDict(values | {"status": result.status.name.lower(), "item": item}, message)
+
+
+def read_filter(request: pb.QueryRequest, mailbox: str) -> EventFilter:
+    """Return the filter of a search in one mailbox.
+
+    Raises: InvalidRequest naming the value that is malformed or out of range.
+    """
+    values = set_fields(request)
+    for name in ("topics", "principals", "statuses"):
+        values[name] = tuple(values.get(name, ()))
+    values["statuses"] = tuple(parse_status(status) for status in values["statuses"])
+    if "order" in values:
+        if values["order"] not in {each.value for each in Order}:
+            raise InvalidRequest(f"Unknown order {values['order']!r}; expected newest or oldest.")
+        values["order"] = Order(values["order"])
+    return EventFilter(**values, mailbox=mailbox)
+
+
+def read_moment(moment: pb.Moment) -> Moment:
+    """Return a past moment of a mailbox.
+
+    Raises: InvalidRequest for a time that is not RFC 3339 with an offset.
+    """
+    if moment.WhichOneof("moment") == "position":
+        return moment.position
+    try:
+        time = datetime.fromisoformat(moment.time)
+    except ValueError:
+        time = None
+    if time is None or time.tzinfo is None:
+        raise InvalidRequest(
+            f"The time {moment.time[:80]!r} is not RFC 3339 with an offset, such as 2026-01-31T12:00:00Z."
+        )
+    return time
+
+
+def write_moment(at: Moment, moment: pb.Moment) -> None:
+    """Write a past moment of a mailbox into `moment`."""
+    if isinstance(at, datetime):
+        moment.time = at.isoformat()
+    else:
+        moment.position = at
+
+
+def _as_builtins(message: Message) -> dict[str, Any]:
+    """Return all fields of a message by name; those that may be absent and are, as None."""
+    if isinstance(message, Struct):
+        return {name: _number(value) for name, value in message.items()}
+    values: dict[str, Any] = {}
+    for field in message.DESCRIPTOR.fields:
+        value = getattr(message, field.name)
+        if field.has_presence and not message.HasField(field.name):
+            value = None
+        elif isinstance(value, Mapping):
+            value = dict(value)
+        elif field.is_repeated:
+            value = [_as_builtins(each) if isinstance(each, Message) else each for each in value]
+        elif isinstance(value, Message):
+            value = _as_builtins(value)
+        values[field.name] = value
+    return values
+
+
+def _number(value: Any) -> Any:
+    """Return a value of a Struct, whose numbers are floats, with whole numbers as ints."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value

@@ -1,0 +1,165 @@
+"""gRPC server of a mailbox, with health and reflection."""
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc
+from google.protobuf.message import Message
+from grpc_health.v1 import health
+from grpc_health.v1.health_pb2 import HealthCheckResponse
+from grpc_health.v1.health_pb2_grpc import add_HealthServicer_to_server
+from grpc_reflection.v1alpha import reflection
+
+from postroom.adapters.grpc.messages import read_request
+from postroom.adapters.grpc.methods import METHODS, NAMES, Method
+from postroom.adapters.grpc.service import Context, MailboxService
+from postroom.adapters.grpc.status import DETAILS_KEY, status_code, status_of
+from postroom.adapters.sockets.address import Address, remove_stale, resolve, unlink, url
+from postroom.application.service import Service, Surface
+from postroom.application.telemetry import logger
+from postroom.domain.errors import InternalError, PostroomError, Unavailable
+
+MAX_REQUEST_BYTES = (1 << 20) + (64 << 10)
+"""Maximum size of a request: the default frame (svc-mailbox I-6), and room for fields beside a message."""
+STOP_SECONDS = 4
+ENDED_AT_STOP = ("recv", "recv_stream")
+"""The methods that wait for messages, and end when the server stops."""
+OPTIONS = [
+    ("grpc.max_receive_message_length", MAX_REQUEST_BYTES),
+    ("grpc.max_concurrent_streams", 1_024),  # of one connection
+    ("grpc.so_reuseport", 0),  # a second server on the port is refused, not given half of the calls
+    # A client that is gone or paused is noticed within 15 s, and what it received is ready again.
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.http2.ping_timeout_ms", 5_000),
+    ("grpc.http2.max_pings_without_data", 0),  # no limit
+    ("grpc.http2.min_ping_interval_without_data_ms", 5_000),  # of clients
+]
+
+Handler = Callable[[Any, Context], Awaitable[Any]]
+
+
+def grpc_surface(address: str) -> Surface:
+    """Return a surface that serves gRPC, with health and reflection.
+
+    Its context raises Unavailable when the address can't be bound. At its end, streams and long polls end;
+    other calls have 4 s to finish.
+
+    Arguments:
+        address: `host:port` with a loopback host, port 0 for any free one; or `unix:path`.
+
+    Raises: InvalidRequest for any other address.
+    """
+    target = resolve(address)
+
+    @asynccontextmanager
+    async def serve(service: Service) -> AsyncIterator[str]:
+        server = grpc.aio.server(options=OPTIONS)
+        calls = MailboxService(service)
+        handlers = _Handlers(calls)
+        server.add_generic_rpc_handlers((handlers,))
+        checks = await _add_health(server)
+        reflection.enable_server_reflection((*NAMES, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
+        port = _bind(server, target)
+        await server.start()
+        try:
+            yield url("grpc", target, port)
+        finally:
+            await checks.enter_graceful_shutdown()
+            handlers.end_waits()
+            await server.stop(STOP_SECONDS)
+            await calls.drain()
+            unlink(target)
+
+    return serve
+
+
+async def _add_health(server: grpc.aio.Server) -> health.aio.HealthServicer:
+    checks = health.aio.HealthServicer()
+    add_HealthServicer_to_server(checks, server)
+    for name in (*NAMES, health.OVERALL_HEALTH):
+        await checks.set(name, HealthCheckResponse.SERVING)
+    return checks
+
+
+def _bind(server: grpc.aio.Server, target: Address) -> int:
+    """Bind an address; return the port."""
+    if target.is_unix:
+        remove_stale(target)  # gRPC would take the path from a server that is alive, too
+        at = target.text
+    else:
+        host, port = target.target[:2]
+        at = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    umask = os.umask(0o177)  # only this user may connect to a Unix socket
+    try:
+        return server.add_insecure_port(at)
+    except RuntimeError as error:
+        raise Unavailable(f"{target.text} can't be served by gRPC; choose another address.") from error
+    finally:
+        os.umask(umask)
+
+
+class _Handlers(grpc.GenericRpcHandler):
+    """Handlers of all methods by their paths, which turn errors into statuses."""
+
+    def __init__(self, calls: MailboxService) -> None:
+        self._handlers = {
+            method.path: _method_handler(method, self._run(name, method.request, getattr(calls, name)))
+            for name, method in METHODS.items()
+        }
+        self._waiting: set[asyncio.Task[Any]] = set()
+        self._calls = calls
+
+    def service(
+        self, handler_call_details: grpc.HandlerCallDetails
+    ) -> "grpc.RpcMethodHandler[Any, Any] | None":
+        """Return the handler of a path."""
+        return self._handlers.get(handler_call_details.method)
+
+    def end_waits(self) -> None:
+        """End streams and long polls, with an error that tells their callers to connect again."""
+        self._calls.is_stopping = True
+        for task in self._waiting:
+            task.cancel()
+
+    def _run(self, name: str, kind: type[Message], handler: Handler) -> Handler:
+        """Return a handler of encoded requests that turns errors into statuses."""
+
+        async def run(data: bytes, context: Context) -> Any:
+            task = asyncio.current_task()
+            assert task is not None
+            if name in ENDED_AT_STOP:
+                self._waiting.add(task)
+            try:
+                return await handler(read_request(kind, data), context)
+            except PostroomError as error:
+                failure = error
+            except asyncio.CancelledError:
+                if not self._calls.is_stopping:
+                    raise
+                task.uncancel()
+                failure = Unavailable("The server is stopping; connect again.")
+            except Exception:
+                logger().exception("grpc.call_failed")
+                failure = InternalError(
+                    "The call failed because of a defect in Postroom; the server's log has it."
+                )
+            finally:
+                self._waiting.discard(task)
+            status = status_of(failure)
+            details = ((DETAILS_KEY, status.SerializeToString()),)
+            return await context.abort(status_code(failure), status.message, details)
+
+        return run
+
+
+def _method_handler(method: Method, handler: Handler) -> "grpc.RpcMethodHandler[Any, Any]":
+    make = grpc.unary_stream_rpc_method_handler if method.is_stream else grpc.unary_unary_rpc_method_handler
+    return make(
+        handler,
+        request_deserializer=None,  # `read_request` does it, whose error has a code
+        response_serializer=method.response.SerializeToString,
+    )

@@ -1,0 +1,290 @@
+"""The calls of `postroom.v1`, translated into those of a mailbox."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Any, cast
+
+import grpc
+import msgspec
+
+from postroom.adapters.grpc import messages
+from postroom.adapters.grpc.status import write_error
+from postroom.adapters.grpc.v1 import mailbox_pb2 as pb
+from postroom.application.delivery_window import DeliveryWindow
+from postroom.application.mailbox.settle import submit_valid
+from postroom.application.messages import ReceivedMessage, read_receipt
+from postroom.application.service import Service
+from postroom.domain.arguments import check_int
+from postroom.domain.errors import PostroomError, Rejected, Saturated, Unavailable
+from postroom.domain.message import Receipt
+from postroom.domain.policy import DEFAULT_MAX_MESSAGES, TopicPolicy
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+CHUNK_BYTES = 64 << 10
+"""Default size of an item of a stream (svc-mailbox I-6)."""
+HEARTBEAT_MS = 5_000
+MIN_HEARTBEAT_MS = 250
+MAX_HEARTBEAT_MS = 60_000
+MAX_STREAM_MESSAGES = 8_192
+ANSWER_MS = 100
+"""Time that a receive with a deadline leaves for its answer."""
+
+
+class MailboxService:
+    """The methods of both services, named as in `METHODS`; each raises a PostroomError when it is refused."""
+
+    def __init__(self, service: Service) -> None:
+        self._mailbox = service.mailbox
+        self._search = service.search
+        self._streams = service.streams
+        self._returns: set[asyncio.Task[Any]] = set()
+        self.is_stopping = False
+
+    async def send(self, request: pb.SendRequest, context: Context) -> pb.SendResponse:
+        """Send one message."""
+        sent = await self._mailbox.send_message(messages.read_new_message(request.message))
+        return pb.SendResponse(message_id=sent.message_id, duplicate=sent.duplicate)
+
+    async def send_batch(self, request: pb.SendBatchRequest, context: Context) -> pb.SendBatchResponse:
+        """Send many messages."""
+        response = pb.SendBatchResponse()
+        for answer in await self._mailbox.send_batch(
+            [messages.read_new_message(each) for each in request.messages]
+        ):
+            result = response.results.add()
+            if isinstance(answer, Rejected):
+                write_error(answer, result.error)
+            else:
+                result.sent.message_id = answer.message_id
+                result.sent.duplicate = answer.duplicate
+        return response
+
+    async def recv(self, request: pb.RecvRequest, context: Context) -> pb.RecvResponse:
+        """Receive messages; wait no longer than the caller does."""
+        options = messages.set_fields(request)
+        topics = list(options.pop("topics", ()))
+        remaining = cast("float | None", context.time_remaining())  # None without a deadline
+        if remaining is not None and "wait_ms" in options:
+            options["wait_ms"] = min(options["wait_ms"], max(0, int(remaining * 1_000) - ANSWER_MS))
+        return _delivery(await self._mailbox.receive_messages(topics, **options))
+
+    async def recv_stream(self, request: pb.RecvStreamRequest, context: Context) -> None:
+        """Receive messages until the caller ends the call; then make ready what it did not settle."""
+        options = messages.set_fields(request)
+        topics = list(options.pop("topics", ()))
+        heartbeat_ms = check_int(
+            "heartbeat_ms", options.pop("heartbeat_ms", HEARTBEAT_MS), MIN_HEARTBEAT_MS, MAX_HEARTBEAT_MS
+        )
+        capacity = check_int(
+            "max_messages", options.pop("max_messages", DEFAULT_MAX_MESSAGES), 1, MAX_STREAM_MESSAGES
+        )
+        options.setdefault("max_bytes", CHUNK_BYTES)
+        receive = partial(self._mailbox.receive_messages, topics, wait_ms=heartbeat_ms, **options)
+        with self._streams.open(capacity) as window:
+            try:
+                while True:
+                    item, pause = await _next_item(window, receive, heartbeat_ms / 1_000)
+                    await context.write(item)
+                    await asyncio.sleep(pause)
+            finally:
+                if not self.is_stopping:
+                    self._return(window.unsettled)
+
+    async def ack(self, request: pb.AckRequest, context: Context) -> pb.AckResponse:
+        """Settle deliveries."""
+        response = pb.AckResponse()
+        settled = await _settle(request.receipts, self._mailbox.ack_messages, response.results)
+        self._streams.settle(settled)
+        return response
+
+    async def nack(self, request: pb.NackRequest, context: Context) -> pb.NackResponse:
+        """Fail deliveries."""
+        options = messages.set_fields(request)
+        options.pop("receipts", None)
+        response = pb.NackResponse()
+        settled = await _settle(
+            request.receipts,
+            lambda receipts: self._mailbox.nack_messages(receipts, **options),
+            response.results,
+        )
+        self._streams.settle(settled)
+        return response
+
+    async def extend(self, request: pb.ExtendRequest, context: Context) -> pb.ExtendResponse:
+        """Extend deliveries."""
+        response = pb.ExtendResponse()
+        extended = await _settle(
+            request.receipts,
+            lambda receipts: self._mailbox.extend_visibility(receipts, request.visibility_ms),
+            response.results,
+        )
+        self._streams.extend(extended, request.visibility_ms)
+        return response
+
+    async def query(self, request: pb.QueryRequest, context: Context) -> pb.QueryResponse:
+        """Search the read models."""
+        filter_ = messages.read_filter(request, self._mailbox.name)
+        page = await self._search(filter_)
+        response = pb.QueryResponse(next_cursor=page.next_cursor)
+        for item in page.items:
+            messages.write_item(item, response.items.add())
+        return response
+
+    async def get(self, request: pb.GetRequest, context: Context) -> pb.GetResponse:
+        """Return one message with its history."""
+        detail = await self._mailbox.get_message(request.message_id)
+        item = msgspec.structs.replace(
+            detail.item, envelope_blob=messages.public_envelope(detail.item.envelope_blob)
+        )
+        return messages.write_result(msgspec.structs.replace(detail, item=item), pb.GetResponse())
+
+    async def backlog(self, request: pb.BacklogRequest, context: Context) -> pb.BacklogResponse:
+        """Count the unsettled messages."""
+        topic = request.topic if request.HasField("topic") else None
+        at = messages.read_moment(request.at) if request.HasField("at") else None
+        return messages.write_result(await self._mailbox.get_backlog(topic, at=at), pb.BacklogResponse())
+
+    async def info(self, request: pb.InfoRequest, context: Context) -> pb.InfoResponse:
+        """Return the name of the mailbox."""
+        return pb.InfoResponse(mailbox=self._mailbox.name)
+
+    async def redrive(self, request: pb.RedriveRequest, context: Context) -> pb.RedriveResponse:
+        """Redrive dead letters."""
+        options = messages.set_fields(request)
+        topic = options.pop("topic", "")
+        if (only := options.pop("only", None)) is not None:
+            options["message_ids"] = list(only.message_ids)
+        return pb.RedriveResponse(redriven=await self._mailbox.redrive_dead_letters(topic, **options))
+
+    async def purge(self, request: pb.PurgeRequest, context: Context) -> pb.PurgeResponse:
+        """Remove dead letters and ready messages."""
+        options = messages.set_fields(request)
+        return pb.PurgeResponse(removed=await self._mailbox.purge_topic(options.pop("topic", ""), **options))
+
+    async def list_dead_letters(
+        self, request: pb.ListDeadLettersRequest, context: Context
+    ) -> pb.ListDeadLettersResponse:
+        """List dead letters."""
+        options = messages.set_fields(request)
+        if request.HasField("at"):
+            options["at"] = messages.read_moment(request.at)
+        response = pb.ListDeadLettersResponse()
+        for letter in await self._mailbox.list_dead_letters(options.pop("topic", None), **options):
+            messages.write_result(letter, response.dead_letters.add())
+        return response
+
+    async def peek(self, request: pb.PeekRequest, context: Context) -> pb.PeekResponse:
+        """Return the messages that a receive would deliver next."""
+        options = messages.set_fields(request)
+        response = pb.PeekResponse()
+        for peeked in await self._mailbox.peek_messages(options.pop("topic", ""), **options):
+            messages.write_result(peeked, response.messages.add())
+        return response
+
+    async def explain(self, request: pb.ExplainRequest, context: Context) -> pb.ExplainResponse:
+        """Explain the history of a message."""
+        return messages.write_result(
+            await self._mailbox.explain_message(request.message_id), pb.ExplainResponse()
+        )
+
+    async def get_topic_policy(
+        self, request: pb.GetTopicPolicyRequest, context: Context
+    ) -> pb.GetTopicPolicyResponse:
+        """Return the policy set for a topic."""
+        policy = await self._mailbox.get_topic_policy(request.topic)
+        response = pb.GetTopicPolicyResponse()
+        if policy is not None:
+            messages.write_result(policy, response.policy)
+        return response
+
+    async def set_topic_policy(
+        self, request: pb.SetTopicPolicyRequest, context: Context
+    ) -> pb.SetTopicPolicyResponse:
+        """Set the policy of a topic."""
+        await self._mailbox.set_topic_policy(
+            request.topic, TopicPolicy(**messages.set_fields(request.policy))
+        )
+        return pb.SetTopicPolicyResponse()
+
+    async def delete_old_events(
+        self, request: pb.DeleteOldEventsRequest, context: Context
+    ) -> pb.DeleteOldEventsResponse:
+        """Remove settled records."""
+        return pb.DeleteOldEventsResponse(
+            removed=await self._mailbox.delete_old_events(request.older_than_us)
+        )
+
+    async def drain(self) -> None:
+        """Return when what the streams left unsettled has been returned."""
+        while self._returns:
+            await asyncio.wait(self._returns)
+
+    def _return(self, receipts: list[Receipt]) -> None:
+        """Make messages ready again at once, in a task, as the stream's own may be cancelled."""
+        if receipts:
+            task = asyncio.create_task(self._nack(receipts))
+            self._returns.add(task)
+            task.add_done_callback(self._returns.discard)
+
+    async def _nack(self, receipts: list[Receipt]) -> None:
+        try:
+            await self._mailbox.nack_messages(receipts, reason="the consumer's stream ended", delay_ms=0)
+        except PostroomError:
+            return  # the visibility timeout returns them
+
+
+def _delivery(received: Sequence[ReceivedMessage]) -> pb.RecvResponse:
+    response = pb.RecvResponse()
+    for each in received:
+        messages.write_delivery(each.delivery, response.messages.add())
+    return response
+
+
+async def _next_item(
+    window: DeliveryWindow, receive: Callable[..., Awaitable[list[ReceivedMessage]]], heartbeat: float
+) -> tuple[pb.RecvStreamResponse, float]:
+    """Return the next item of a stream, and the pause after it in seconds.
+
+    Arguments:
+        heartbeat: longest wait for messages, or for room, in seconds.
+    """
+    item = pb.RecvStreamResponse()
+    received: list[ReceivedMessage] = []
+    if window.room <= 0:
+        window.settled.clear()
+        with suppress(TimeoutError):
+            await asyncio.wait_for(window.settled.wait(), window.seconds_until_room(heartbeat))
+    try:
+        if (room := window.room) > 0:
+            received = await receive(max_messages=min(room, DEFAULT_MAX_MESSAGES))
+    except (Saturated, Unavailable) as error:
+        write_error(error, item.error)
+        return item, min(error.retry_after_ms / 1_000, heartbeat)
+    window.add(received)
+    if received:
+        item.delivery.CopyFrom(_delivery(received))
+    else:
+        item.heartbeat.SetInParent()
+    return item, 0
+
+
+async def _settle(
+    tokens: Sequence[str],
+    settle: Callable[[list[Receipt]], Awaitable[list[Rejected | None]]],
+    results: Any,
+) -> list[Receipt]:
+    """Settle deliveries by their receipts, write a result for each, and return the valid receipts."""
+    valid: list[Receipt] = []
+
+    async def submit(receipts: list[Receipt]) -> list[Rejected | None]:
+        valid.extend(receipts)
+        return await settle(receipts)
+
+    for refusal in await submit_valid(tokens, read_receipt, submit):
+        result = results.add()
+        if refusal is not None:
+            write_error(refusal, result.error)
+    return valid

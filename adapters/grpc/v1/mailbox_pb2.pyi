@@ -1,0 +1,693 @@
+from google.protobuf import struct_pb2 as _struct_pb2
+from postroom.domain.envelope.v1 import envelope_pb2 as _envelope_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class NewMessage(_message.Message):
+    __slots__ = ("topic", "payload", "idem_key", "sticky_key", "attrs", "message_id", "deliver_after_ms", "ttl_seconds", "published_at_us", "content_type", "correlation_id", "causality_parent", "principal", "priority", "trace_id", "span_id", "schema_url", "schema_version")
+    class AttrsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: bytes
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[bytes] = ...) -> None: ...
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    PAYLOAD_FIELD_NUMBER: _ClassVar[int]
+    IDEM_KEY_FIELD_NUMBER: _ClassVar[int]
+    STICKY_KEY_FIELD_NUMBER: _ClassVar[int]
+    ATTRS_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_ID_FIELD_NUMBER: _ClassVar[int]
+    DELIVER_AFTER_MS_FIELD_NUMBER: _ClassVar[int]
+    TTL_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    PUBLISHED_AT_US_FIELD_NUMBER: _ClassVar[int]
+    CONTENT_TYPE_FIELD_NUMBER: _ClassVar[int]
+    CORRELATION_ID_FIELD_NUMBER: _ClassVar[int]
+    CAUSALITY_PARENT_FIELD_NUMBER: _ClassVar[int]
+    PRINCIPAL_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    TRACE_ID_FIELD_NUMBER: _ClassVar[int]
+    SPAN_ID_FIELD_NUMBER: _ClassVar[int]
+    SCHEMA_URL_FIELD_NUMBER: _ClassVar[int]
+    SCHEMA_VERSION_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    payload: bytes
+    idem_key: str
+    sticky_key: str
+    attrs: _containers.ScalarMap[str, bytes]
+    message_id: str
+    deliver_after_ms: int
+    ttl_seconds: int
+    published_at_us: int
+    content_type: str
+    correlation_id: str
+    causality_parent: str
+    principal: str
+    priority: int
+    trace_id: str
+    span_id: str
+    schema_url: str
+    schema_version: str
+    def __init__(self, topic: _Optional[str] = ..., payload: _Optional[bytes] = ..., idem_key: _Optional[str] = ..., sticky_key: _Optional[str] = ..., attrs: _Optional[_Mapping[str, bytes]] = ..., message_id: _Optional[str] = ..., deliver_after_ms: _Optional[int] = ..., ttl_seconds: _Optional[int] = ..., published_at_us: _Optional[int] = ..., content_type: _Optional[str] = ..., correlation_id: _Optional[str] = ..., causality_parent: _Optional[str] = ..., principal: _Optional[str] = ..., priority: _Optional[int] = ..., trace_id: _Optional[str] = ..., span_id: _Optional[str] = ..., schema_url: _Optional[str] = ..., schema_version: _Optional[str] = ...) -> None: ...
+
+class SendRequest(_message.Message):
+    __slots__ = ("message",)
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    message: NewMessage
+    def __init__(self, message: _Optional[_Union[NewMessage, _Mapping]] = ...) -> None: ...
+
+class SendResponse(_message.Message):
+    __slots__ = ("message_id", "duplicate")
+    MESSAGE_ID_FIELD_NUMBER: _ClassVar[int]
+    DUPLICATE_FIELD_NUMBER: _ClassVar[int]
+    message_id: str
+    duplicate: bool
+    def __init__(self, message_id: _Optional[str] = ..., duplicate: _Optional[bool] = ...) -> None: ...
+
+class SendBatchRequest(_message.Message):
+    __slots__ = ("messages",)
+    MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    messages: _containers.RepeatedCompositeFieldContainer[NewMessage]
+    def __init__(self, messages: _Optional[_Iterable[_Union[NewMessage, _Mapping]]] = ...) -> None: ...
+
+class SendBatchResponse(_message.Message):
+    __slots__ = ("results",)
+    RESULTS_FIELD_NUMBER: _ClassVar[int]
+    results: _containers.RepeatedCompositeFieldContainer[SendResult]
+    def __init__(self, results: _Optional[_Iterable[_Union[SendResult, _Mapping]]] = ...) -> None: ...
+
+class SendResult(_message.Message):
+    __slots__ = ("sent", "error")
+    SENT_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    sent: SendResponse
+    error: Error
+    def __init__(self, sent: _Optional[_Union[SendResponse, _Mapping]] = ..., error: _Optional[_Union[Error, _Mapping]] = ...) -> None: ...
+
+class Error(_message.Message):
+    __slots__ = ("code", "message", "retry_after_ms")
+    CODE_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    RETRY_AFTER_MS_FIELD_NUMBER: _ClassVar[int]
+    code: str
+    message: str
+    retry_after_ms: int
+    def __init__(self, code: _Optional[str] = ..., message: _Optional[str] = ..., retry_after_ms: _Optional[int] = ...) -> None: ...
+
+class RecvRequest(_message.Message):
+    __slots__ = ("topics", "visibility_ms", "max_messages", "max_bytes", "wait_ms", "consumer")
+    TOPICS_FIELD_NUMBER: _ClassVar[int]
+    VISIBILITY_MS_FIELD_NUMBER: _ClassVar[int]
+    MAX_MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    MAX_BYTES_FIELD_NUMBER: _ClassVar[int]
+    WAIT_MS_FIELD_NUMBER: _ClassVar[int]
+    CONSUMER_FIELD_NUMBER: _ClassVar[int]
+    topics: _containers.RepeatedScalarFieldContainer[str]
+    visibility_ms: int
+    max_messages: int
+    max_bytes: int
+    wait_ms: int
+    consumer: str
+    def __init__(self, topics: _Optional[_Iterable[str]] = ..., visibility_ms: _Optional[int] = ..., max_messages: _Optional[int] = ..., max_bytes: _Optional[int] = ..., wait_ms: _Optional[int] = ..., consumer: _Optional[str] = ...) -> None: ...
+
+class RecvResponse(_message.Message):
+    __slots__ = ("messages",)
+    MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    messages: _containers.RepeatedCompositeFieldContainer[ReceivedMessage]
+    def __init__(self, messages: _Optional[_Iterable[_Union[ReceivedMessage, _Mapping]]] = ...) -> None: ...
+
+class ReceivedMessage(_message.Message):
+    __slots__ = ("message_id", "topic", "envelope", "receipt", "shard", "attempt", "visible_at_us", "idem_key", "payload_hash", "hash_chain")
+    MESSAGE_ID_FIELD_NUMBER: _ClassVar[int]
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    ENVELOPE_FIELD_NUMBER: _ClassVar[int]
+    RECEIPT_FIELD_NUMBER: _ClassVar[int]
+    SHARD_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    VISIBLE_AT_US_FIELD_NUMBER: _ClassVar[int]
+    IDEM_KEY_FIELD_NUMBER: _ClassVar[int]
+    PAYLOAD_HASH_FIELD_NUMBER: _ClassVar[int]
+    HASH_CHAIN_FIELD_NUMBER: _ClassVar[int]
+    message_id: str
+    topic: str
+    envelope: _envelope_pb2.PrismEnvelope
+    receipt: str
+    shard: int
+    attempt: int
+    visible_at_us: int
+    idem_key: str
+    payload_hash: bytes
+    hash_chain: bytes
+    def __init__(self, message_id: _Optional[str] = ..., topic: _Optional[str] = ..., envelope: _Optional[_Union[_envelope_pb2.PrismEnvelope, _Mapping]] = ..., receipt: _Optional[str] = ..., shard: _Optional[int] = ..., attempt: _Optional[int] = ..., visible_at_us: _Optional[int] = ..., idem_key: _Optional[str] = ..., payload_hash: _Optional[bytes] = ..., hash_chain: _Optional[bytes] = ...) -> None: ...
+
+class RecvStreamRequest(_message.Message):
+    __slots__ = ("topics", "visibility_ms", "max_messages", "max_bytes", "heartbeat_ms", "consumer")
+    TOPICS_FIELD_NUMBER: _ClassVar[int]
+    VISIBILITY_MS_FIELD_NUMBER: _ClassVar[int]
+    MAX_MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    MAX_BYTES_FIELD_NUMBER: _ClassVar[int]
+    HEARTBEAT_MS_FIELD_NUMBER: _ClassVar[int]
+    CONSUMER_FIELD_NUMBER: _ClassVar[int]
+    topics: _containers.RepeatedScalarFieldContainer[str]
+    visibility_ms: int
+    max_messages: int
+    max_bytes: int
+    heartbeat_ms: int
+    consumer: str
+    def __init__(self, topics: _Optional[_Iterable[str]] = ..., visibility_ms: _Optional[int] = ..., max_messages: _Optional[int] = ..., max_bytes: _Optional[int] = ..., heartbeat_ms: _Optional[int] = ..., consumer: _Optional[str] = ...) -> None: ...
+
+class RecvStreamResponse(_message.Message):
+    __slots__ = ("delivery", "heartbeat", "error")
+    DELIVERY_FIELD_NUMBER: _ClassVar[int]
+    HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    delivery: RecvResponse
+    heartbeat: Heartbeat
+    error: Error
+    def __init__(self, delivery: _Optional[_Union[RecvResponse, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., error: _Optional[_Union[Error, _Mapping]] = ...) -> None: ...
+
+class Heartbeat(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class AckRequest(_message.Message):
+    __slots__ = ("receipts",)
+    RECEIPTS_FIELD_NUMBER: _ClassVar[int]
+    receipts: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, receipts: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class AckResponse(_message.Message):
+    __slots__ = ("results",)
+    RESULTS_FIELD_NUMBER: _ClassVar[int]
+    results: _containers.RepeatedCompositeFieldContainer[SettleResult]
+    def __init__(self, results: _Optional[_Iterable[_Union[SettleResult, _Mapping]]] = ...) -> None: ...
+
+class SettleResult(_message.Message):
+    __slots__ = ("error",)
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    error: Error
+    def __init__(self, error: _Optional[_Union[Error, _Mapping]] = ...) -> None: ...
+
+class NackRequest(_message.Message):
+    __slots__ = ("receipts", "reason", "delay_ms")
+    RECEIPTS_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    DELAY_MS_FIELD_NUMBER: _ClassVar[int]
+    receipts: _containers.RepeatedScalarFieldContainer[str]
+    reason: str
+    delay_ms: int
+    def __init__(self, receipts: _Optional[_Iterable[str]] = ..., reason: _Optional[str] = ..., delay_ms: _Optional[int] = ...) -> None: ...
+
+class NackResponse(_message.Message):
+    __slots__ = ("results",)
+    RESULTS_FIELD_NUMBER: _ClassVar[int]
+    results: _containers.RepeatedCompositeFieldContainer[SettleResult]
+    def __init__(self, results: _Optional[_Iterable[_Union[SettleResult, _Mapping]]] = ...) -> None: ...
+
+class ExtendRequest(_message.Message):
+    __slots__ = ("receipts", "visibility_ms")
+    RECEIPTS_FIELD_NUMBER: _ClassVar[int]
+    VISIBILITY_MS_FIELD_NUMBER: _ClassVar[int]
+    receipts: _containers.RepeatedScalarFieldContainer[str]
+    visibility_ms: int
+    def __init__(self, receipts: _Optional[_Iterable[str]] = ..., visibility_ms: _Optional[int] = ...) -> None: ...
+
+class ExtendResponse(_message.Message):
+    __slots__ = ("results",)
+    RESULTS_FIELD_NUMBER: _ClassVar[int]
+    results: _containers.RepeatedCompositeFieldContainer[SettleResult]
+    def __init__(self, results: _Optional[_Iterable[_Union[SettleResult, _Mapping]]] = ...) -> None: ...
+
+class QueryRequest(_message.Message):
+    __slots__ = ("start_time", "end_time", "topics", "principals", "statuses", "message_id", "correlation_id", "trace_id", "namespace", "headers", "text", "match", "order", "limit", "offset", "cursor")
+    class HeadersEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    START_TIME_FIELD_NUMBER: _ClassVar[int]
+    END_TIME_FIELD_NUMBER: _ClassVar[int]
+    TOPICS_FIELD_NUMBER: _ClassVar[int]
+    PRINCIPALS_FIELD_NUMBER: _ClassVar[int]
+    STATUSES_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_ID_FIELD_NUMBER: _ClassVar[int]
+    CORRELATION_ID_FIELD_NUMBER: _ClassVar[int]
+    TRACE_ID_FIELD_NUMBER: _ClassVar[int]
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    HEADERS_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    MATCH_FIELD_NUMBER: _ClassVar[int]
+    ORDER_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    CURSOR_FIELD_NUMBER: _ClassVar[int]
+    start_time: int
+    end_time: int
+    topics: _containers.RepeatedScalarFieldContainer[str]
+    principals: _containers.RepeatedScalarFieldContainer[str]
+    statuses: _containers.RepeatedScalarFieldContainer[str]
+    message_id: str
+    correlation_id: str
+    trace_id: str
+    namespace: str
+    headers: _containers.ScalarMap[str, str]
+    text: str
+    match: str
+    order: str
+    limit: int
+    offset: int
+    cursor: str
+    def __init__(self, start_time: _Optional[int] = ..., end_time: _Optional[int] = ..., topics: _Optional[_Iterable[str]] = ..., principals: _Optional[_Iterable[str]] = ..., statuses: _Optional[_Iterable[str]] = ..., message_id: _Optional[str] = ..., correlation_id: _Optional[str] = ..., trace_id: _Optional[str] = ..., namespace: _Optional[str] = ..., headers: _Optional[_Mapping[str, str]] = ..., text: _Optional[str] = ..., match: _Optional[str] = ..., order: _Optional[str] = ..., limit: _Optional[int] = ..., offset: _Optional[int] = ..., cursor: _Optional[str] = ...) -> None: ...
+
+class QueryResponse(_message.Message):
+    __slots__ = ("items", "next_cursor")
+    ITEMS_FIELD_NUMBER: _ClassVar[int]
+    NEXT_CURSOR_FIELD_NUMBER: _ClassVar[int]
+    items: _containers.RepeatedCompositeFieldContainer[FoundMessage]
+    next_cursor: str
+    def __init__(self, items: _Optional[_Iterable[_Union[FoundMessage, _Mapping]]] = ..., next_cursor: _Optional[str] = ...) -> None: ...
+
+class FoundMessage(_message.Message):
+    __slots__ = ("item", "mailbox", "position", "status", "attempts", "shard")
+    ITEM_FIELD_NUMBER: _ClassVar[int]
+    MAILBOX_FIELD_NUMBER: _ClassVar[int]
+    POSITION_FIELD_NUMBER: _ClassVar[int]
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPTS_FIELD_NUMBER: _ClassVar[int]
+    SHARD_FIELD_NUMBER: _ClassVar[int]
+    item: MailboxItem
+    mailbox: str
+    position: int
+    status: str
+    attempts: int
+    shard: int
+    def __init__(self, item: _Optional[_Union[MailboxItem, _Mapping]] = ..., mailbox: _Optional[str] = ..., position: _Optional[int] = ..., status: _Optional[str] = ..., attempts: _Optional[int] = ..., shard: _Optional[int] = ...) -> None: ...
+
+class GetRequest(_message.Message):
+    __slots__ = ("message_id",)
+    MESSAGE_ID_FIELD_NUMBER: _ClassVar[int]
+    message_id: str
+    def __init__(self, message_id: _Optional[str] = ...) -> None: ...
+
+class GetResponse(_message.Message):
+    __slots__ = ("mailbox", "message_id", "topic", "shard", "status", "attempt", "redriven", "reason", "last_error", "intact", "item", "history")
+    MAILBOX_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_ID_FIELD_NUMBER: _ClassVar[int]
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    SHARD_FIELD_NUMBER: _ClassVar[int]
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    REDRIVEN_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    LAST_ERROR_FIELD_NUMBER: _ClassVar[int]
+    INTACT_FIELD_NUMBER: _ClassVar[int]
+    ITEM_FIELD_NUMBER: _ClassVar[int]
+    HISTORY_FIELD_NUMBER: _ClassVar[int]
+    mailbox: str
+    message_id: str
+    topic: str
+    shard: int
+    status: str
+    attempt: int
+    redriven: int
+    reason: str
+    last_error: str
+    intact: bool
+    item: MailboxItem
+    history: _containers.RepeatedCompositeFieldContainer[HistoryEntry]
+    def __init__(self, mailbox: _Optional[str] = ..., message_id: _Optional[str] = ..., topic: _Optional[str] = ..., shard: _Optional[int] = ..., status: _Optional[str] = ..., attempt: _Optional[int] = ..., redriven: _Optional[int] = ..., reason: _Optional[str] = ..., last_error: _Optional[str] = ..., intact: _Optional[bool] = ..., item: _Optional[_Union[MailboxItem, _Mapping]] = ..., history: _Optional[_Iterable[_Union[HistoryEntry, _Mapping]]] = ...) -> None: ...
+
+class MailboxItem(_message.Message):
+    __slots__ = ("message_id", "timestamp", "topic", "content_type", "schema_url", "schema_version", "encryption", "correlation_id", "principal", "namespace", "trace_id", "span_id", "custom_headers", "envelope_blob")
+    class CustomHeadersEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    MESSAGE_ID_FIELD_NUMBER: _ClassVar[int]
+    TIMESTAMP_FIELD_NUMBER: _ClassVar[int]
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    CONTENT_TYPE_FIELD_NUMBER: _ClassVar[int]
+    SCHEMA_URL_FIELD_NUMBER: _ClassVar[int]
+    SCHEMA_VERSION_FIELD_NUMBER: _ClassVar[int]
+    ENCRYPTION_FIELD_NUMBER: _ClassVar[int]
+    CORRELATION_ID_FIELD_NUMBER: _ClassVar[int]
+    PRINCIPAL_FIELD_NUMBER: _ClassVar[int]
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    TRACE_ID_FIELD_NUMBER: _ClassVar[int]
+    SPAN_ID_FIELD_NUMBER: _ClassVar[int]
+    CUSTOM_HEADERS_FIELD_NUMBER: _ClassVar[int]
+    ENVELOPE_BLOB_FIELD_NUMBER: _ClassVar[int]
+    message_id: str
+    timestamp: int
+    topic: str
+    content_type: str
+    schema_url: str
+    schema_version: str
+    encryption: str
+    correlation_id: str
+    principal: str
+    namespace: str
+    trace_id: str
+    span_id: str
+    custom_headers: _containers.ScalarMap[str, str]
+    envelope_blob: bytes
+    def __init__(self, message_id: _Optional[str] = ..., timestamp: _Optional[int] = ..., topic: _Optional[str] = ..., content_type: _Optional[str] = ..., schema_url: _Optional[str] = ..., schema_version: _Optional[str] = ..., encryption: _Optional[str] = ..., correlation_id: _Optional[str] = ..., principal: _Optional[str] = ..., namespace: _Optional[str] = ..., trace_id: _Optional[str] = ..., span_id: _Optional[str] = ..., custom_headers: _Optional[_Mapping[str, str]] = ..., envelope_blob: _Optional[bytes] = ...) -> None: ...
+
+class HistoryEntry(_message.Message):
+    __slots__ = ("position", "at", "event", "epoch", "facts")
+    POSITION_FIELD_NUMBER: _ClassVar[int]
+    AT_FIELD_NUMBER: _ClassVar[int]
+    EVENT_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    FACTS_FIELD_NUMBER: _ClassVar[int]
+    position: int
+    at: str
+    event: str
+    epoch: int
+    facts: _struct_pb2.Struct
+    def __init__(self, position: _Optional[int] = ..., at: _Optional[str] = ..., event: _Optional[str] = ..., epoch: _Optional[int] = ..., facts: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ...) -> None: ...
+
+class BacklogRequest(_message.Message):
+    __slots__ = ("topic", "at")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    AT_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    at: Moment
+    def __init__(self, topic: _Optional[str] = ..., at: _Optional[_Union[Moment, _Mapping]] = ...) -> None: ...
+
+class Moment(_message.Message):
+    __slots__ = ("position", "time")
+    POSITION_FIELD_NUMBER: _ClassVar[int]
+    TIME_FIELD_NUMBER: _ClassVar[int]
+    position: int
+    time: str
+    def __init__(self, position: _Optional[int] = ..., time: _Optional[str] = ...) -> None: ...
+
+class BacklogResponse(_message.Message):
+    __slots__ = ("mailbox", "position", "epoch", "owner", "at", "archived", "as_of", "shards")
+    MAILBOX_FIELD_NUMBER: _ClassVar[int]
+    POSITION_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    OWNER_FIELD_NUMBER: _ClassVar[int]
+    AT_FIELD_NUMBER: _ClassVar[int]
+    ARCHIVED_FIELD_NUMBER: _ClassVar[int]
+    AS_OF_FIELD_NUMBER: _ClassVar[int]
+    SHARDS_FIELD_NUMBER: _ClassVar[int]
+    mailbox: str
+    position: int
+    epoch: int
+    owner: str
+    at: str
+    archived: int
+    as_of: str
+    shards: _containers.RepeatedCompositeFieldContainer[ShardCount]
+    def __init__(self, mailbox: _Optional[str] = ..., position: _Optional[int] = ..., epoch: _Optional[int] = ..., owner: _Optional[str] = ..., at: _Optional[str] = ..., archived: _Optional[int] = ..., as_of: _Optional[str] = ..., shards: _Optional[_Iterable[_Union[ShardCount, _Mapping]]] = ...) -> None: ...
+
+class ShardCount(_message.Message):
+    __slots__ = ("topic", "shard", "ready", "in_flight", "delayed", "dead", "oldest_at")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    SHARD_FIELD_NUMBER: _ClassVar[int]
+    READY_FIELD_NUMBER: _ClassVar[int]
+    IN_FLIGHT_FIELD_NUMBER: _ClassVar[int]
+    DELAYED_FIELD_NUMBER: _ClassVar[int]
+    DEAD_FIELD_NUMBER: _ClassVar[int]
+    OLDEST_AT_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    shard: int
+    ready: int
+    in_flight: int
+    delayed: int
+    dead: int
+    oldest_at: int
+    def __init__(self, topic: _Optional[str] = ..., shard: _Optional[int] = ..., ready: _Optional[int] = ..., in_flight: _Optional[int] = ..., delayed: _Optional[int] = ..., dead: _Optional[int] = ..., oldest_at: _Optional[int] = ...) -> None: ...
+
+class InfoRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class InfoResponse(_message.Message):
+    __slots__ = ("mailbox",)
+    MAILBOX_FIELD_NUMBER: _ClassVar[int]
+    mailbox: str
+    def __init__(self, mailbox: _Optional[str] = ...) -> None: ...
+
+class RedriveRequest(_message.Message):
+    __slots__ = ("topic", "limit", "reason", "only")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    ONLY_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    limit: int
+    reason: str
+    only: MessageIds
+    def __init__(self, topic: _Optional[str] = ..., limit: _Optional[int] = ..., reason: _Optional[str] = ..., only: _Optional[_Union[MessageIds, _Mapping]] = ...) -> None: ...
+
+class MessageIds(_message.Message):
+    __slots__ = ("message_ids",)
+    MESSAGE_IDS_FIELD_NUMBER: _ClassVar[int]
+    message_ids: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, message_ids: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class RedriveResponse(_message.Message):
+    __slots__ = ("redriven",)
+    REDRIVEN_FIELD_NUMBER: _ClassVar[int]
+    redriven: int
+    def __init__(self, redriven: _Optional[int] = ...) -> None: ...
+
+class PurgeRequest(_message.Message):
+    __slots__ = ("topic", "dead", "ready")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    DEAD_FIELD_NUMBER: _ClassVar[int]
+    READY_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    dead: bool
+    ready: bool
+    def __init__(self, topic: _Optional[str] = ..., dead: _Optional[bool] = ..., ready: _Optional[bool] = ...) -> None: ...
+
+class PurgeResponse(_message.Message):
+    __slots__ = ("removed",)
+    REMOVED_FIELD_NUMBER: _ClassVar[int]
+    removed: int
+    def __init__(self, removed: _Optional[int] = ...) -> None: ...
+
+class ListDeadLettersRequest(_message.Message):
+    __slots__ = ("topic", "reason", "limit", "cursor", "at")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    CURSOR_FIELD_NUMBER: _ClassVar[int]
+    AT_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    reason: str
+    limit: int
+    cursor: int
+    at: Moment
+    def __init__(self, topic: _Optional[str] = ..., reason: _Optional[str] = ..., limit: _Optional[int] = ..., cursor: _Optional[int] = ..., at: _Optional[_Union[Moment, _Mapping]] = ...) -> None: ...
+
+class ListDeadLettersResponse(_message.Message):
+    __slots__ = ("dead_letters",)
+    DEAD_LETTERS_FIELD_NUMBER: _ClassVar[int]
+    dead_letters: _containers.RepeatedCompositeFieldContainer[DeadLetter]
+    def __init__(self, dead_letters: _Optional[_Iterable[_Union[DeadLetter, _Mapping]]] = ...) -> None: ...
+
+class DeadLetter(_message.Message):
+    __slots__ = ("mailbox", "topic", "shard", "message_id", "reason", "attempt", "last_error", "first_seen", "last_seen", "redriven", "position")
+    MAILBOX_FIELD_NUMBER: _ClassVar[int]
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    SHARD_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_ID_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    LAST_ERROR_FIELD_NUMBER: _ClassVar[int]
+    FIRST_SEEN_FIELD_NUMBER: _ClassVar[int]
+    LAST_SEEN_FIELD_NUMBER: _ClassVar[int]
+    REDRIVEN_FIELD_NUMBER: _ClassVar[int]
+    POSITION_FIELD_NUMBER: _ClassVar[int]
+    mailbox: str
+    topic: str
+    shard: int
+    message_id: str
+    reason: str
+    attempt: int
+    last_error: str
+    first_seen: str
+    last_seen: str
+    redriven: int
+    position: int
+    def __init__(self, mailbox: _Optional[str] = ..., topic: _Optional[str] = ..., shard: _Optional[int] = ..., message_id: _Optional[str] = ..., reason: _Optional[str] = ..., attempt: _Optional[int] = ..., last_error: _Optional[str] = ..., first_seen: _Optional[str] = ..., last_seen: _Optional[str] = ..., redriven: _Optional[int] = ..., position: _Optional[int] = ...) -> None: ...
+
+class PeekRequest(_message.Message):
+    __slots__ = ("topic", "limit")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    limit: int
+    def __init__(self, topic: _Optional[str] = ..., limit: _Optional[int] = ...) -> None: ...
+
+class PeekResponse(_message.Message):
+    __slots__ = ("messages",)
+    MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    messages: _containers.RepeatedCompositeFieldContainer[PeekedMessage]
+    def __init__(self, messages: _Optional[_Iterable[_Union[PeekedMessage, _Mapping]]] = ...) -> None: ...
+
+class PeekedMessage(_message.Message):
+    __slots__ = ("message_id", "topic", "shard", "attempts", "sent_at", "attrs", "payload")
+    class AttrsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    MESSAGE_ID_FIELD_NUMBER: _ClassVar[int]
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    SHARD_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPTS_FIELD_NUMBER: _ClassVar[int]
+    SENT_AT_FIELD_NUMBER: _ClassVar[int]
+    ATTRS_FIELD_NUMBER: _ClassVar[int]
+    PAYLOAD_FIELD_NUMBER: _ClassVar[int]
+    message_id: str
+    topic: str
+    shard: int
+    attempts: int
+    sent_at: str
+    attrs: _containers.ScalarMap[str, str]
+    payload: bytes
+    def __init__(self, message_id: _Optional[str] = ..., topic: _Optional[str] = ..., shard: _Optional[int] = ..., attempts: _Optional[int] = ..., sent_at: _Optional[str] = ..., attrs: _Optional[_Mapping[str, str]] = ..., payload: _Optional[bytes] = ...) -> None: ...
+
+class ExplainRequest(_message.Message):
+    __slots__ = ("message_id",)
+    MESSAGE_ID_FIELD_NUMBER: _ClassVar[int]
+    message_id: str
+    def __init__(self, message_id: _Optional[str] = ...) -> None: ...
+
+class ExplainResponse(_message.Message):
+    __slots__ = ("mailbox", "message_id", "topic", "shard", "now", "deliveries", "story")
+    MAILBOX_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_ID_FIELD_NUMBER: _ClassVar[int]
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    SHARD_FIELD_NUMBER: _ClassVar[int]
+    NOW_FIELD_NUMBER: _ClassVar[int]
+    DELIVERIES_FIELD_NUMBER: _ClassVar[int]
+    STORY_FIELD_NUMBER: _ClassVar[int]
+    mailbox: str
+    message_id: str
+    topic: str
+    shard: int
+    now: str
+    deliveries: _containers.RepeatedCompositeFieldContainer[DeliveryExplanation]
+    story: _containers.RepeatedCompositeFieldContainer[HistoryStep]
+    def __init__(self, mailbox: _Optional[str] = ..., message_id: _Optional[str] = ..., topic: _Optional[str] = ..., shard: _Optional[int] = ..., now: _Optional[str] = ..., deliveries: _Optional[_Iterable[_Union[DeliveryExplanation, _Mapping]]] = ..., story: _Optional[_Iterable[_Union[HistoryStep, _Mapping]]] = ...) -> None: ...
+
+class DeliveryExplanation(_message.Message):
+    __slots__ = ("number", "attempt", "position", "at", "consumer", "epoch", "visible_again", "ended", "ended_position", "ended_at", "error", "why")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    POSITION_FIELD_NUMBER: _ClassVar[int]
+    AT_FIELD_NUMBER: _ClassVar[int]
+    CONSUMER_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    VISIBLE_AGAIN_FIELD_NUMBER: _ClassVar[int]
+    ENDED_FIELD_NUMBER: _ClassVar[int]
+    ENDED_POSITION_FIELD_NUMBER: _ClassVar[int]
+    ENDED_AT_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    WHY_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    attempt: int
+    position: int
+    at: str
+    consumer: str
+    epoch: int
+    visible_again: str
+    ended: str
+    ended_position: int
+    ended_at: str
+    error: str
+    why: str
+    def __init__(self, number: _Optional[int] = ..., attempt: _Optional[int] = ..., position: _Optional[int] = ..., at: _Optional[str] = ..., consumer: _Optional[str] = ..., epoch: _Optional[int] = ..., visible_again: _Optional[str] = ..., ended: _Optional[str] = ..., ended_position: _Optional[int] = ..., ended_at: _Optional[str] = ..., error: _Optional[str] = ..., why: _Optional[str] = ...) -> None: ...
+
+class HistoryStep(_message.Message):
+    __slots__ = ("position", "at", "text")
+    POSITION_FIELD_NUMBER: _ClassVar[int]
+    AT_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    position: int
+    at: str
+    text: str
+    def __init__(self, position: _Optional[int] = ..., at: _Optional[str] = ..., text: _Optional[str] = ...) -> None: ...
+
+class GetTopicPolicyRequest(_message.Message):
+    __slots__ = ("topic",)
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    def __init__(self, topic: _Optional[str] = ...) -> None: ...
+
+class GetTopicPolicyResponse(_message.Message):
+    __slots__ = ("policy",)
+    POLICY_FIELD_NUMBER: _ClassVar[int]
+    policy: TopicPolicy
+    def __init__(self, policy: _Optional[_Union[TopicPolicy, _Mapping]] = ...) -> None: ...
+
+class SetTopicPolicyRequest(_message.Message):
+    __slots__ = ("topic", "policy")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    POLICY_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    policy: TopicPolicy
+    def __init__(self, topic: _Optional[str] = ..., policy: _Optional[_Union[TopicPolicy, _Mapping]] = ...) -> None: ...
+
+class SetTopicPolicyResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class TopicPolicy(_message.Message):
+    __slots__ = ("shards", "shard_capacity", "visibility_ms", "max_attempts", "backoff_base_ms", "backoff_max_ms", "replay_window_ms", "replay_capacity", "ready_retention_ms", "in_flight_retention_visibilities", "dead_retention_ms", "dead_capacity")
+    SHARDS_FIELD_NUMBER: _ClassVar[int]
+    SHARD_CAPACITY_FIELD_NUMBER: _ClassVar[int]
+    VISIBILITY_MS_FIELD_NUMBER: _ClassVar[int]
+    MAX_ATTEMPTS_FIELD_NUMBER: _ClassVar[int]
+    BACKOFF_BASE_MS_FIELD_NUMBER: _ClassVar[int]
+    BACKOFF_MAX_MS_FIELD_NUMBER: _ClassVar[int]
+    REPLAY_WINDOW_MS_FIELD_NUMBER: _ClassVar[int]
+    REPLAY_CAPACITY_FIELD_NUMBER: _ClassVar[int]
+    READY_RETENTION_MS_FIELD_NUMBER: _ClassVar[int]
+    IN_FLIGHT_RETENTION_VISIBILITIES_FIELD_NUMBER: _ClassVar[int]
+    DEAD_RETENTION_MS_FIELD_NUMBER: _ClassVar[int]
+    DEAD_CAPACITY_FIELD_NUMBER: _ClassVar[int]
+    shards: int
+    shard_capacity: int
+    visibility_ms: int
+    max_attempts: int
+    backoff_base_ms: int
+    backoff_max_ms: int
+    replay_window_ms: int
+    replay_capacity: int
+    ready_retention_ms: int
+    in_flight_retention_visibilities: int
+    dead_retention_ms: int
+    dead_capacity: int
+    def __init__(self, shards: _Optional[int] = ..., shard_capacity: _Optional[int] = ..., visibility_ms: _Optional[int] = ..., max_attempts: _Optional[int] = ..., backoff_base_ms: _Optional[int] = ..., backoff_max_ms: _Optional[int] = ..., replay_window_ms: _Optional[int] = ..., replay_capacity: _Optional[int] = ..., ready_retention_ms: _Optional[int] = ..., in_flight_retention_visibilities: _Optional[int] = ..., dead_retention_ms: _Optional[int] = ..., dead_capacity: _Optional[int] = ...) -> None: ...
+
+class DeleteOldEventsRequest(_message.Message):
+    __slots__ = ("older_than_us",)
+    OLDER_THAN_US_FIELD_NUMBER: _ClassVar[int]
+    older_than_us: int
+    def __init__(self, older_than_us: _Optional[int] = ...) -> None: ...
+
+class DeleteOldEventsResponse(_message.Message):
+    __slots__ = ("removed",)
+    REMOVED_FIELD_NUMBER: _ClassVar[int]
+    removed: int
+    def __init__(self, removed: _Optional[int] = ...) -> None: ...

@@ -1,0 +1,167 @@
+"""Answers of the HTTP interface, as its client reads them; fields that it does not need are left out."""
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import msgspec
+
+from postroom.application.messages import MessageDelivery, Sent, read_receipt
+from postroom.application.query_results import DeadLetter, HistoryEntry, MessageDetail, PeekedMessage
+from postroom.application.remote_errors import rebuild_error
+from postroom.domain.envelope.headers import MailboxItem
+from postroom.domain.errors import InvalidRequest, PostroomError, Rejected
+from postroom.domain.names import external_id
+from postroom.domain.policy import TopicPolicy
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_HASH_PREFIX = "b3:"
+
+
+class Problem(msgspec.Struct, frozen=True):
+    """Why a request, or a part of one, was refused (RFC 9457)."""
+
+    code: str
+    message: str
+    retry_after_ms: int | None = None
+
+    def to_error(self) -> PostroomError:
+        """Return it as the exception that it was."""
+        return rebuild_error(self.code, self.message, self.retry_after_ms)
+
+    def to_refusal(self) -> Rejected:
+        """Return it as the refusal of one part of a request."""
+        error = self.to_error()
+        return error if isinstance(error, Rejected) else InvalidRequest(self.message)
+
+
+class SendResult(msgspec.Struct, frozen=True):
+    """Result of one message: its id, or why it was refused."""
+
+    msg_id: str = ""
+    duplicate: bool = False
+    error: Problem | None = None
+
+    def to_result(self) -> Sent | Rejected:
+        """Return it as `Mailbox.send_batch` does."""
+        return Sent(self.msg_id, self.duplicate) if self.error is None else self.error.to_refusal()
+
+
+class SendResults(msgspec.Struct, frozen=True):
+    """Results of messages, in their order."""
+
+    results: list[SendResult]
+
+
+class Delivery(msgspec.Struct, frozen=True):
+    """A delivery of a message, with its envelope."""
+
+    msg_id: str
+    topic: str
+    shard: int
+    attempt: int
+    receipt: str
+    visible_at: datetime
+    idem_key: str | None
+    payload_hash: str
+    hash_chain: str
+    envelope_b64: bytes
+
+    def to_delivery(self) -> MessageDelivery:
+        """Return it as the owner handed it over."""
+        return MessageDelivery(
+            read_receipt(self.receipt),
+            self.topic,
+            self.shard,
+            self.attempt,
+            (self.visible_at - _EPOCH) // timedelta(microseconds=1),
+            external_id(self.msg_id),
+            self.idem_key,
+            bytes.fromhex(self.payload_hash.removeprefix(_HASH_PREFIX)),
+            bytes.fromhex(self.hash_chain.removeprefix(_HASH_PREFIX)),
+            self.envelope_b64,
+        )
+
+
+class Deliveries(msgspec.Struct, frozen=True):
+    """Messages received."""
+
+    messages: list[Delivery]
+
+
+class SettleResult(msgspec.Struct, frozen=True):
+    """Result for one receipt; without an error it succeeded."""
+
+    error: Problem | None = None
+
+    def to_result(self) -> Rejected | None:
+        """Return it as `Mailbox.ack_messages` does."""
+        return None if self.error is None else self.error.to_refusal()
+
+
+class SettleResults(msgspec.Struct, frozen=True):
+    """Results for receipts, in their order."""
+
+    results: list[SettleResult]
+
+
+class Redriven(msgspec.Struct, frozen=True):
+    """Number of dead letters that were redriven."""
+
+    redriven: int
+
+
+class Removed(msgspec.Struct, frozen=True):
+    """Number of messages or records that were removed."""
+
+    removed: int
+
+
+class Detail(msgspec.Struct, frozen=True):
+    """A message with its headers, envelope, state and history."""
+
+    mailbox: str
+    message_id: str
+    topic: str
+    shard: int
+    status: str
+    attempt: int
+    redriven: int
+    reason: str | None
+    last_error: str | None
+    intact: bool
+    item: dict[str, Any]
+    envelope_b64: bytes
+    history: list[HistoryEntry]
+
+    def to_detail(self) -> MessageDetail:
+        """Return it as `Mailbox.get_message` does."""
+        values = {name: getattr(self, name) for name in MessageDetail.__struct_fields__}
+        return MessageDetail(**values | {"item": MailboxItem(**self.item, envelope_blob=self.envelope_b64)})
+
+
+class DeadLetters(msgspec.Struct, frozen=True):
+    """Page of dead letters."""
+
+    items: list[DeadLetter]
+
+
+class PeekedMessages(msgspec.Struct, frozen=True):
+    """Ready messages."""
+
+    messages: list[PeekedMessage]
+
+
+class Policy(msgspec.Struct, frozen=True):
+    """Policy set for a topic; None when the default policy applies."""
+
+    policy: TopicPolicy | None
+
+
+class Info(msgspec.Struct, frozen=True):
+    """The mailbox that is served."""
+
+    mailbox: str
+
+
+class Ok(msgspec.Struct, frozen=True):
+    """The request has taken effect."""

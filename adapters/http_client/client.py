@@ -1,0 +1,249 @@
+"""HTTP client of a mailbox."""
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from datetime import datetime
+from http import HTTPStatus
+from io import BytesIO
+from typing import Any, TypeVar
+from urllib.parse import quote
+
+import msgspec
+import uuid_utils
+from aiohttp import ClientError, ClientSession, ClientTimeout, TCPConnector, UnixConnector
+from yarl import URL
+
+from postroom.adapters.http_client import answers
+from postroom.application.mailbox.client import MailboxClient
+from postroom.application.messages import MessageDelivery, NewMessage, Sent, write_receipt
+from postroom.application.query_results import (
+    Backlog,
+    DeadLetter,
+    Explanation,
+    MessageDetail,
+    Moment,
+    PeekedMessage,
+)
+from postroom.application.remote_errors import DEFAULT_RETRY_MS
+from postroom.domain.errors import FrameTooLarge, InvalidRequest, PostroomError, Rejected, Unavailable
+from postroom.domain.mailbox.commands import Receive
+from postroom.domain.message import Receipt
+from postroom.domain.policy import TopicPolicy
+
+T = TypeVar("T")
+
+UNIX = "unix:"
+MAX_BATCH_BYTES = 1 << 19
+"""Payloads and attributes of a batch: in base64 they fit into a body of 1 MiB."""
+MAX_RECEIVE_BYTES = 4 << 20
+MAX_CONNECTIONS = 256
+JSON = {"Content-Type": "application/json"}
+
+
+@asynccontextmanager
+async def connect_http(address: str, *, timeout_ms: int) -> AsyncIterator[MailboxClient]:
+    """Use the mailbox that an HTTP server serves, for as long as the context lasts.
+
+    Arguments:
+        address: `http://host:port`, or `unix:/path`.
+        timeout_ms: time for each call, besides the wait for messages.
+
+    Raises: Unavailable when the server can't be reached.
+    """
+    is_unix = address.startswith(UNIX)
+    # `MailboxClient` bounds each call; a long poll is silent for as long as it waits.
+    async with ClientSession(
+        "http://localhost" if is_unix else address,
+        connector=UnixConnector(address.removeprefix(UNIX), limit=MAX_CONNECTIONS)
+        if is_unix
+        else TCPConnector(limit=MAX_CONNECTIONS),
+        timeout=ClientTimeout(total=None),
+    ) as session:
+        transport = HttpTransport(session, address)
+        async with MailboxClient.open(transport, timeout_ms, uuid_utils.uuid7) as client:
+            yield client
+
+
+class HttpTransport:
+    """`MailboxTransport` over a session of an HTTP client.
+
+    Arguments:
+        where: address of the server, for errors.
+    """
+
+    max_batch_bytes = MAX_BATCH_BYTES
+
+    def __init__(self, session: ClientSession, where: str) -> None:
+        self._session = session
+        self.where = where
+
+    async def get_name(self) -> str:
+        """Return the name of the mailbox that the server serves."""
+        return (await self._get("/v1/mailbox", answers.Info)).mailbox
+
+    async def send(self, message: NewMessage) -> Sent:
+        """Send a message."""
+        answer = await self._post("/v1/send", _body(message), answers.SendResult)
+        return Sent(answer.msg_id, answer.duplicate)
+
+    async def send_batch(self, messages: Sequence[NewMessage]) -> list[Sent | Rejected]:
+        """Send messages."""
+        answer = await self._post("/v1/send", [_body(each) for each in messages], answers.SendResults)
+        return [result.to_result() for result in answer.results]
+
+    async def receive(self, command: Receive, wait_ms: int) -> list[MessageDelivery]:
+        """Receive messages."""
+        body = {
+            "topic": command.topics,
+            "max_messages": command.max_messages,
+            "max_bytes": min(command.max_bytes, MAX_RECEIVE_BYTES),
+            "visibility_ms": command.visibility_ms,
+            "consumer": command.consumer,
+            "wait_ms": wait_ms,
+            "with_envelope": True,
+        }
+        answer = await self._post("/v1/recv", body, answers.Deliveries)
+        return [message.to_delivery() for message in answer.messages]
+
+    async def ack(self, receipts: Sequence[Receipt]) -> list[Rejected | None]:
+        """Settle deliveries."""
+        return await self._settle("/v1/ack", receipts, {})
+
+    async def nack(
+        self, receipts: Sequence[Receipt], reason: str | None, delay_ms: int | None
+    ) -> list[Rejected | None]:
+        """Fail deliveries."""
+        return await self._settle("/v1/nack", receipts, {"reason": reason, "delay_ms": delay_ms})
+
+    async def extend(self, receipts: Sequence[Receipt], visibility_ms: int) -> list[Rejected | None]:
+        """Extend deliveries."""
+        return await self._settle("/v1/extend", receipts, {"visibility_ms": visibility_ms})
+
+    async def redrive(
+        self, topic: str, limit: int, reason: str | None, message_ids: Sequence[str] | None
+    ) -> int:
+        """Redrive dead letters."""
+        body = {"topic": topic, "limit": limit, "reason": reason, "message_ids": message_ids}
+        return (await self._post("/v1/dlq/reprocess", body, answers.Redriven)).redriven
+
+    async def purge(self, topic: str, dead: bool, ready: bool) -> int:
+        """Remove messages of a topic."""
+        path = f"/v1/topics/{_segment(topic)}/purge"
+        return (await self._post(path, {"dead": dead, "ready": ready}, answers.Removed)).removed
+
+    async def set_topic_policy(self, topic: str, policy: TopicPolicy) -> None:
+        """Set the policy of a topic."""
+        await self._call("PUT", f"/v1/topics/{_segment(topic)}/policy", answers.Ok, body=policy)
+
+    async def delete_old_events(self, older_than: int) -> int:
+        """Remove settled records."""
+        return (await self._post("/v1/log/delete", {"older_than_us": older_than}, answers.Removed)).removed
+
+    async def get_message(self, id_: str) -> MessageDetail:
+        """Return a message with its history."""
+        return (await self._get(f"/v1/messages/{_segment(id_)}", answers.Detail)).to_detail()
+
+    async def explain_message(self, id_: str) -> Explanation:
+        """Return the explanation of a message."""
+        return await self._get(f"/v1/messages/{_segment(id_)}/explanation", Explanation)
+
+    async def get_backlog(self, topic: str | None, at: Moment | None) -> Backlog:
+        """Return the unsettled messages by topic and shard."""
+        return await self._get("/v1/backlog", Backlog, {"topic": topic, "at": at})
+
+    async def list_dead_letters(
+        self, topic: str | None, reason: str | None, limit: int, cursor: int, at: Moment | None
+    ) -> list[DeadLetter]:
+        """Return a page of dead letters."""
+        query = {"topic": topic, "reason": reason, "limit": limit, "cursor": cursor, "at": at}
+        return (await self._get("/v1/dlq", answers.DeadLetters, query)).items
+
+    async def get_topic_policy(self, topic: str) -> TopicPolicy | None:
+        """Return the policy set for a topic."""
+        return (await self._get(f"/v1/topics/{_segment(topic)}/policy", answers.Policy)).policy
+
+    async def peek_messages(self, topic: str, limit: int) -> list[PeekedMessage]:
+        """Return ready messages."""
+        answer = await self._get("/v1/peek", answers.PeekedMessages, {"topic": topic, "limit": limit})
+        return answer.messages
+
+    async def _settle(
+        self, path: str, receipts: Sequence[Receipt], options: Mapping[str, object]
+    ) -> list[Rejected | None]:
+        body = {"receipts": [write_receipt(receipt) for receipt in receipts], **options}
+        return [
+            result.to_result() for result in (await self._post(path, body, answers.SettleResults)).results
+        ]
+
+    async def _post(self, path: str, body: object, answer: type[T]) -> T:
+        return await self._call("POST", path, answer, body=body)
+
+    async def _get(self, path: str, answer: type[T], query: Mapping[str, object] | None = None) -> T:
+        return await self._call("GET", path, answer, query=query or {})
+
+    async def _call(
+        self,
+        method: str,
+        path: str,
+        answer: type[T],
+        *,
+        body: object = None,
+        query: Mapping[str, object] | None = None,
+    ) -> T:
+        try:
+            async with self._session.request(
+                method,
+                URL(path, encoded=True),
+                params={
+                    name: _parameter(value) for name, value in (query or {}).items() if value is not None
+                },
+                data=None if body is None else BytesIO(msgspec.json.encode(body)),  # bytes above 1 MiB warn
+                headers={} if body is None else JSON,
+                allow_redirects=False,
+            ) as response:
+                content = await response.read()
+                status, retry_after = response.status, response.headers.get("Retry-After")
+        except (ClientError, OSError) as error:
+            reason = str(error) or type(error).__name__
+            raise Unavailable(
+                f"{self.where} can't be reached, or the connection was lost ({reason}); "
+                "whether the call took effect is unknown."
+            ) from error
+        try:
+            if status == HTTPStatus.OK:
+                return msgspec.json.decode(content, type=answer)
+            problem = msgspec.json.decode(content, type=answers.Problem)
+        except msgspec.DecodeError:
+            raise self._unreadable(status, retry_after) from None
+        raise problem.to_error()
+
+    def _unreadable(self, status: int, retry_after: str | None) -> PostroomError:
+        """Return the error of an answer that is not the contract's, as of a proxy in between."""
+        text = f"{self.where} answered {status} with what is no answer of a mailbox; check the address."
+        if status == HTTPStatus.REQUEST_ENTITY_TOO_LARGE:
+            return FrameTooLarge(text)
+        if status == HTTPStatus.TOO_MANY_REQUESTS or status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+            is_seconds = retry_after is not None and retry_after.isdecimal()
+            return Unavailable(text, int(retry_after or 0) * 1_000 if is_seconds else DEFAULT_RETRY_MS)
+        return InvalidRequest(text)
+
+
+def _body(message: NewMessage) -> dict[str, Any]:
+    """Return the body of a send; fields with their default values are left out."""
+    body: dict[str, Any] = {
+        name: value
+        for name in NewMessage.__struct_fields__
+        if name not in ("payload", "attrs") and (value := getattr(message, name)) is not None
+    }
+    body["payload_b64"] = message.payload
+    body["attrs"] = {name: value for name, value in message.attrs.items() if isinstance(value, str)}
+    body["attrs_b64"] = {name: value for name, value in message.attrs.items() if isinstance(value, bytes)}
+    return body
+
+
+def _segment(text: str) -> str:
+    return quote(text, safe="")
+
+
+def _parameter(value: object) -> str:
+    return value.isoformat() if isinstance(value, datetime) else str(value)

@@ -1,0 +1,256 @@
+"""The calls of the HTTP interface (svc-mailbox C-1, RFC-037), in the order of its documentation."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from postroom.adapters.http_server import query_schemas, schemas
+from postroom.adapters.http_server.handlers import MessageHandlers
+from postroom.adapters.http_server.queries import OperatorHandlers, QueryHandlers, StateHandlers
+from postroom.adapters.http_server.routes import Route
+from postroom.application.query_results import Backlog, Explanation
+from postroom.domain.policy import TopicPolicy
+
+_ID = "0199d2c4-6f00-7a10-8c21-3b5b0f6f9e01"
+_RECEIPT = "r.AZnSxG8AehCMITtbD2-eAQAAAAIAAAAAAAE"
+_SEND = {"topic": "orders", "payload_b64": "eyJvcmRlciI6IDd9", "idem_key": "order-7"}
+_SENT = {"msg_id": _ID, "duplicate": False}
+_ENVELOPE = {
+    "msg_id": _ID,
+    "topic": "orders",
+    "ts": "2026-11-22T12:00:00.000000Z",
+    "idem_key": "order-7",
+    "payload_hash": "b3:" + "5a" * 32,
+    "attrs": {"tenant": "acme"},
+    "corr_id": "0199d2c4-6f00-7a10-8c21-3b5b0f6f9e02",
+    "shard": 3,
+    "attempt": 1,
+    "hash_chain": "b3:" + "c4" * 32,
+    "receipt": _RECEIPT,
+    "visible_at": "2026-11-22T12:00:05.000000Z",
+    "payload_b64": "eyJvcmRlciI6IDd9",
+}
+_OK = {"ok": True}
+_RESULTS = {"results": [{"ok": True}]}
+
+
+def make_routes(
+    messages: MessageHandlers, queries: QueryHandlers, operators: OperatorHandlers, state: StateHandlers
+) -> Sequence[Route]:
+    """Return the routes."""
+    return (
+        Route(
+            "POST",
+            "/v1/send",
+            messages.send,
+            "Send a message, or a list of messages.",
+            (schemas.SendAnswer, schemas.SendAnswers),
+            schemas.SendBody,
+            refusals=(409,),
+            examples=(_SEND, _SENT),
+        ),
+        Route(
+            "POST",
+            "/v1/recv",
+            messages.recv,
+            "Receive messages, and hide them until they are settled.",
+            schemas.Messages,
+            schemas.Recv,
+            examples=(
+                {"topic": "orders", "visibility_ms": 5_000, "max_messages": 10},
+                {"messages": [_ENVELOPE]},
+            ),
+        ),
+        Route(
+            "POST",
+            "/v1/recv/stream",
+            messages.recv_stream,
+            "Receive messages as lines of JSON, for as long as the client reads.",
+            "application/x-ndjson",
+            schemas.Recv,
+            examples=({"topic": "orders", "max_messages": 10}, None),
+        ),
+        *_settling(messages),
+        Route(
+            "POST",
+            "/v1/dlq/reprocess",
+            operators.redrive,
+            "Redrive dead letters, oldest first.",
+            query_schemas.Redriven,
+            query_schemas.Redrive,
+            refusals=(404,),
+            examples=({"topic": "orders", "limit": 100}, {"redriven": 3}),
+        ),
+        *_queries(queries),
+        *_operators(operators),
+        *_state(state),
+    )
+
+
+def _settling(messages: MessageHandlers) -> Sequence[Route]:
+    one: dict[str, Any] = {"body_is_optional": True, "refusals": (404, 409)}
+    return (
+        Route(
+            "POST",
+            "/v1/ack/{msg_id}",
+            messages.ack,
+            "Settle a delivery; idempotent.",
+            schemas.Ok,
+            schemas.Ack,
+            examples=({"receipt": _RECEIPT}, _OK),
+            **one,
+        ),
+        Route(
+            "POST",
+            "/v1/nack/{msg_id}",
+            messages.nack,
+            "Fail a delivery: the message is retried, or dead-lettered after its last attempt.",
+            schemas.Ok,
+            schemas.Nack,
+            examples=({"receipt": _RECEIPT, "reason": "out of stock", "delay_ms": 1_000}, _OK),
+            **one,
+        ),
+        Route(
+            "POST",
+            "/v1/extend/{msg_id}",
+            messages.extend,
+            "Hide a received message for longer.",
+            schemas.Ok,
+            schemas.Extend,
+            refusals=(404, 409),
+            examples=({"receipt": _RECEIPT, "visibility_ms": 30_000}, _OK),
+        ),
+        Route(
+            "POST",
+            "/v1/ack",
+            messages.ack_many,
+            "Settle deliveries by their receipts.",
+            schemas.SettleResults,
+            schemas.AckMany,
+            examples=({"receipts": [_RECEIPT]}, _RESULTS),
+        ),
+        Route(
+            "POST",
+            "/v1/nack",
+            messages.nack_many,
+            "Fail deliveries by their receipts.",
+            schemas.SettleResults,
+            schemas.NackMany,
+            examples=({"receipts": [_RECEIPT], "reason": "out of stock"}, _RESULTS),
+        ),
+        Route(
+            "POST",
+            "/v1/extend",
+            messages.extend_many,
+            "Hide received messages for longer, by their receipts.",
+            schemas.SettleResults,
+            schemas.ExtendMany,
+            examples=({"receipts": [_RECEIPT], "visibility_ms": 30_000}, _RESULTS),
+        ),
+    )
+
+
+def _queries(queries: QueryHandlers) -> Sequence[Route]:
+    return (
+        Route(
+            "GET",
+            "/v1/messages",
+            queries.search,
+            "Search messages in the read models, in pages.",
+            query_schemas.Items,
+            query=query_schemas.MessagesQuery,
+            refusals=(404,),
+        ),
+        Route(
+            "GET",
+            "/v1/messages/{msg_id}",
+            queries.get_message,
+            "Return a message with its headers, envelope, state and history.",
+            query_schemas.Detail,
+            refusals=(404,),
+        ),
+        Route(
+            "GET",
+            "/v1/messages/{msg_id}/explanation",
+            queries.explain,
+            "Return a message's history as sentences.",
+            Explanation,
+            refusals=(404,),
+        ),
+        Route(
+            "GET",
+            "/v1/backlog",
+            queries.backlog,
+            "Count unsettled messages by topic and shard, now or at a past moment.",
+            Backlog,
+            query=query_schemas.BacklogQuery,
+            refusals=(404,),
+        ),
+        Route(
+            "GET",
+            "/v1/dlq",
+            queries.dead_letters,
+            "List dead letters, oldest first, in pages.",
+            query_schemas.DeadLetters,
+            query=query_schemas.DeadLettersQuery,
+            refusals=(404,),
+        ),
+        Route(
+            "GET",
+            "/v1/peek",
+            queries.peek,
+            "Return the next ready messages of a topic without receiving them.",
+            query_schemas.PeekedMessages,
+            query=query_schemas.PeekQuery,
+        ),
+    )
+
+
+def _operators(operators: OperatorHandlers) -> Sequence[Route]:
+    return (
+        Route(
+            "GET",
+            "/v1/topics/{topic}/policy",
+            operators.get_policy,
+            "Return the policy set for a topic.",
+            query_schemas.Policy,
+        ),
+        Route(
+            "PUT",
+            "/v1/topics/{topic}/policy",
+            operators.set_policy,
+            "Set the policy of a topic; missing fields get their defaults.",
+            schemas.Ok,
+            TopicPolicy,
+            examples=({"visibility_ms": 30_000, "max_attempts": 10}, _OK),
+        ),
+        Route(
+            "POST",
+            "/v1/topics/{topic}/purge",
+            operators.purge,
+            "Remove the dead letters of a topic, its ready messages, or both.",
+            query_schemas.Removed,
+            query_schemas.Purge,
+            body_is_optional=True,
+            refusals=(404,),
+            examples=({"dead": True}, {"removed": 3}),
+        ),
+        Route(
+            "POST",
+            "/v1/log/delete",
+            operators.delete_old_events,
+            "Remove settled records that were written before a time.",
+            query_schemas.Removed,
+            query_schemas.DeleteOldEvents,
+            examples=({"older_than_us": 1_700_000_000_000_000}, {"removed": 1_200}),
+        ),
+    )
+
+
+def _state(state: StateHandlers) -> Sequence[Route]:
+    return (
+        Route("GET", "/v1/mailbox", state.info, "Return the mailbox that is served.", query_schemas.Info),
+        Route("GET", "/healthz", state.healthz, "Tell that the process answers.", schemas.Ok),
+        Route("GET", "/readyz", state.readyz, "Tell whether the mailbox can be used.", query_schemas.Ready),
+        Route("GET", "/metrics", state.metrics, "Return metrics for Prometheus.", "text/plain"),
+        Route("GET", "/openapi.json", state.openapi, "Return this document.", "application/json"),
+    )

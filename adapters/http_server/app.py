@@ -1,0 +1,220 @@
+"""The ASGI application: it checks requests, calls their handlers, and answers errors as problem documents."""
+
+import time
+from collections.abc import AsyncIterator, Callable
+from functools import lru_cache
+from typing import Any, Final
+from urllib.parse import unquote_to_bytes
+
+import msgspec
+import uuid_utils
+
+from postroom.adapters.http_server.body_budget import BodyBudget
+from postroom.adapters.http_server.call import Call, Reply
+from postroom.adapters.http_server.metrics import HttpMetrics
+from postroom.adapters.http_server.parameters import parse_query
+from postroom.adapters.http_server.problems import (
+    TYPE,
+    ForeignHost,
+    MethodNotAllowed,
+    UnsupportedMediaType,
+    problem,
+    retry_after,
+    retry_after_ms,
+)
+from postroom.adapters.http_server.routes import Route, Router
+from postroom.adapters.http_server.settings import HttpSettings
+from postroom.adapters.http_server.strict_json import decode
+from postroom.adapters.sockets.address import is_loopback_name
+from postroom.application.telemetry import logger
+from postroom.domain.errors import FrameTooLarge, InternalError, InvalidRequest, PostroomError
+
+CHUNK_BYTES: Final = 64 << 10
+"""Size of the pieces in which answers are written (svc-mailbox I-6)."""
+DISCARD_FRAMES: Final = 4
+"""Frames of a body that is too large which are read and discarded, so that its sender sees the answer."""
+MAX_CORR_ID_CHARS: Final = 128
+MAX_HOST_CHARS: Final = 256
+
+
+class ClientGone(Exception):
+    """The client closed the connection before its request was complete."""
+
+
+class App:
+    """ASGI application over the routes.
+
+    Arguments:
+        limits: size of a body, and of all bodies that are held at a time.
+        any_host: accept any `Host`, as on a Unix socket; otherwise loopback names only.
+    """
+
+    def __init__(self, router: Router, metrics: HttpMetrics, limits: HttpSettings, *, any_host: bool) -> None:
+        self._router = router
+        self._metrics = metrics
+        self._frame_bytes = limits.frame_bytes
+        self._budget = BodyBudget(limits.buffer_bytes)
+        self._any_host = any_host
+        self._decoders = {
+            route.body: msgspec.json.Decoder(route.body) for route in router.routes if route.body
+        }
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Serve one request."""
+        with self._budget.hold() as hold:
+            await self._serve(scope, receive, send, hold)
+
+    async def _serve(self, scope: Any, receive: Any, send: Any, hold: Callable[[int], None]) -> None:
+        started = time.perf_counter()
+        headers = dict(scope["headers"])
+        route: Route | None = None
+        corr_id = str(uuid_utils.uuid7())
+        try:
+            corr_id = _corr_id(headers, corr_id)
+            self._check_host([value for name, value in scope["headers"] if name == b"host"])
+            route, path = self._router.find(scope["method"], _segments(scope["raw_path"]))
+            call = Call(
+                corr_id,
+                headers,
+                path,
+                parse_query(scope["query_string"], route.query),
+                await self._body(route, headers, receive, hold),
+                scope["state"]["connection"],
+            )
+            reply = await route.handler(call)
+        except ClientGone:
+            return
+        except PostroomError as error:
+            reply = _refusal(error, corr_id)
+            self._metrics.rejected(error.code)
+        except Exception:
+            logger().exception("http.request_failed", corr_id=corr_id)
+            reply = _refusal(
+                InternalError(
+                    "The request failed because of a defect; its traceback is in the server's log."
+                ),
+                corr_id,
+            )
+        await _send(reply, corr_id, send)
+        seconds = time.perf_counter() - started
+        name = route.path if route is not None else "other"
+        self._metrics.served(scope["method"], name, reply.status)
+        logger().info(
+            "http.request",
+            method=scope["method"],
+            route=name,
+            status=reply.status,
+            ms=round(1_000 * seconds, 1),
+            corr_id=corr_id,
+        )
+
+    async def _body(
+        self, route: Route, headers: dict[bytes, bytes], receive: Any, hold: Callable[[int], None]
+    ) -> Any:
+        body = await self._read(headers, receive, hold)
+        if route.body is None:
+            if body:
+                raise InvalidRequest(f"{route.method} {route.path} takes no body.")
+            return None
+        if not body and route.body_is_optional:
+            body = b"{}"
+        elif headers.get(b"content-type", b"").partition(b";")[0].strip().lower() != b"application/json":
+            raise UnsupportedMediaType("The body must be JSON; send Content-Type: application/json.")
+        return decode(body, self._decoders[route.body])
+
+    async def _read(self, headers: dict[bytes, bytes], receive: Any, hold: Callable[[int], None]) -> bytes:
+        """Return the body; one that is too large is never held in memory."""
+        limit, size, pieces = self._frame_bytes, 0, []
+        is_declared = int(headers.get(b"content-length", b"0")) > limit  # the parser accepts digits only
+        if is_declared and headers.get(b"expect", b"").lower() == b"100-continue":
+            raise self._too_large()
+        while True:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                raise ClientGone
+            size += len(message["body"])
+            if size <= limit and not is_declared:
+                hold(len(message["body"]))
+                pieces.append(message["body"])
+            else:
+                pieces.clear()
+            if not message["more_body"] or size > DISCARD_FRAMES * limit:
+                break
+        if size > limit:
+            raise self._too_large()
+        return b"".join(pieces)
+
+    def _too_large(self) -> FrameTooLarge:
+        return FrameTooLarge(
+            f"The body exceeds the frame limit of {self._frame_bytes} bytes; send a reference to the data."
+        )
+
+    def _check_host(self, hosts: list[bytes]) -> None:
+        """Refuse names that a web page may have bound to this machine (DNS rebinding)."""
+        if not self._any_host and not (len(hosts) == 1 and _is_this_machine(hosts[0])):
+            raise ForeignHost("The Host header must name this machine, such as localhost or 127.0.0.1.")
+
+
+@lru_cache(1_024)
+def _is_this_machine(host: bytes) -> bool:
+    return len(host) < MAX_HOST_CHARS and is_loopback_name(host.decode("latin-1"))
+
+
+def _segments(raw_path: bytes) -> list[str]:
+    """Return the segments of a path; a slash within a segment is written as %2F."""
+    try:
+        return [unquote_to_bytes(each).decode() for each in raw_path.split(b"/")[1:]]
+    except UnicodeDecodeError:
+        raise InvalidRequest("The path is not UTF-8.") from None
+
+
+def _corr_id(headers: dict[bytes, bytes], default: str) -> str:
+    """Return the caller's correlation id, or `default` without one (svc-mailbox P-8)."""
+    value = headers.get(b"x-corr-id")
+    if value is None:
+        return default
+    text = value.decode("latin-1")
+    if not (0 < len(text) <= MAX_CORR_ID_CHARS and all("!" <= char <= "~" for char in text)):
+        raise InvalidRequest(f"X-Corr-Id must have 1 to {MAX_CORR_ID_CHARS} visible ASCII characters.")
+    return text
+
+
+def _refusal(error: PostroomError, corr_id: str) -> Reply:
+    headers: list[tuple[bytes, bytes]] = []
+    wait_ms = retry_after_ms(error)
+    if wait_ms is not None:
+        headers.append((b"retry-after", retry_after(wait_ms)))
+    if isinstance(error, MethodNotAllowed):
+        headers.append((b"allow", error.allow.encode()))
+    if isinstance(error, FrameTooLarge):
+        headers.append((b"connection", b"close"))
+    return Reply(msgspec.json.encode(problem(error, corr_id)), error.status, TYPE, tuple(headers))
+
+
+async def _send(reply: Reply, corr_id: str, send: Any) -> None:
+    body = reply.body
+    headers = [(b"content-type", reply.content_type), (b"x-corr-id", corr_id.encode()), *reply.headers]
+    if isinstance(body, bytes):
+        headers.append((b"content-length", str(len(body)).encode()))
+    await send({"type": "http.response.start", "status": reply.status, "headers": headers})
+    if isinstance(body, bytes):
+        for start in range(0, len(body) - CHUNK_BYTES, CHUNK_BYTES):
+            await _write(send, body[start : start + CHUNK_BYTES])
+        last = body[(len(body) - 1) // CHUNK_BYTES * CHUNK_BYTES :] if len(body) > CHUNK_BYTES else body
+        await send({"type": "http.response.body", "body": last})
+    else:
+        await _stream(body, send)
+
+
+async def _stream(body: AsyncIterator[bytes], send: Any) -> None:
+    try:
+        async for piece in body:
+            for start in range(0, len(piece), CHUNK_BYTES):
+                await _write(send, piece[start : start + CHUNK_BYTES])
+    finally:
+        await body.aclose()  # type: ignore[attr-defined]  # the handlers' streams are generators
+    await send({"type": "http.response.body"})
+
+
+async def _write(send: Any, piece: bytes) -> None:
+    await send({"type": "http.response.body", "body": piece, "more_body": True})

@@ -1,0 +1,52 @@
+"""One request and its answer, apart from ASGI."""
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+
+import msgspec
+
+from postroom.adapters.http_server.connection import Connection
+
+_ENCODER = msgspec.json.Encoder()
+
+
+class Call(msgspec.Struct):
+    """A request whose path, parameters and body have been checked.
+
+    Arguments:
+        path: values of the path's placeholders.
+        query: the parameters, as the route's type.
+        body: the body, as the route's type; None without one.
+        connection: the client's connection, whose end cancels what waits for the client.
+    """
+
+    corr_id: str
+    headers: Mapping[bytes, bytes]
+    path: dict[str, str]
+    query: Any
+    body: Any
+    connection: Connection
+
+    @property
+    def closed(self) -> asyncio.Event:
+        """Return the event that is set when the client is gone."""
+        return self.connection.closed
+
+
+class Reply(msgspec.Struct):
+    """An answer.
+
+    Arguments:
+        body: bytes, or their pieces.
+    """
+
+    body: bytes | AsyncIterator[bytes]
+    status: int = 200
+    content_type: bytes = b"application/json"
+    headers: tuple[tuple[bytes, bytes], ...] = ()
+
+
+def json_reply(value: Any, status: int = 200) -> Reply:
+    """Return a value as JSON."""
+    return Reply(_ENCODER.encode(value), status)

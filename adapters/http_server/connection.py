@@ -1,0 +1,165 @@
+"""An HTTP connection with deadlines and bounds that uvicorn's own protocol does not have."""
+
+import asyncio
+import os
+import socket
+from typing import Any
+
+import msgspec
+import uuid_utils
+from uvicorn.config import Config
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.server import ServerState
+
+from postroom.adapters.http_server.problems import TYPE, Problem
+from postroom.adapters.http_server.settings import HttpSettings
+from postroom.adapters.sockets.peers import is_own_or_root
+from postroom.application.telemetry import logger
+
+MAX_HEADER_BYTES = 64 << 10
+OVERHEAD = 8
+"""Bytes on the wire per byte of the largest frame: chunk headers, trailers, and bodies that are refused."""
+
+
+class Connection(HttpToolsProtocol):
+    """Connection that is closed when a request is late or its bytes exceed their bounds.
+
+    Arguments:
+        limits: deadlines and bounds.
+    """
+
+    def __init__(self, config: Config, state: ServerState, limits: HttpSettings) -> None:
+        super().__init__(config, state, {"connection": self})
+        self.closed = asyncio.Event()
+        self._limits = limits
+        self._deadline: asyncio.TimerHandle | None = None
+        self._write_deadline: asyncio.TimerHandle | None = None
+        self._in_header = True
+        self._received = 0
+
+    # -- the transport's callbacks ---
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Start the deadline of the first request; refuse foreign users, and connections above the limit."""
+        super().connection_made(transport)
+        if not is_trusted(transport):
+            self._refuse(403, "E_CAP_SCOPE", "The socket serves processes of its own user and root only.")
+        elif len(self.connections) > self._limits.max_connections:
+            self._refuse(
+                503, "E_UNAVAILABLE", "The server has its limit of connections; retry shortly.", 1_000
+            )
+        else:
+            self._expect(self._limits.header_timeout_ms, "header")
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Cancel the deadlines and tell the request in progress."""
+        super().connection_lost(exc)
+        self._unset_keepalive_if_required()
+        self._cancel_deadline()
+        self._cancel_write_deadline()
+        self.closed.set()
+
+    def data_received(self, data: bytes) -> None:
+        """Parse bytes within the bounds of a header and of a message."""
+        if self.transport.is_closing():
+            return
+        self._received += len(data)
+        super().data_received(data)
+        if self.transport.is_closing():
+            return
+        if self._in_header and self._received > MAX_HEADER_BYTES:
+            self._refuse(431, "E_HEADER_TOO_LARGE", f"A header has at most {MAX_HEADER_BYTES} bytes.")
+        elif self._received > MAX_HEADER_BYTES + OVERHEAD * self._limits.frame_bytes:
+            self.transport.abort()
+
+    def pause_writing(self) -> None:
+        """Start the deadline of a client that does not read."""
+        super().pause_writing()
+        self._write_deadline = self.loop.call_later(
+            self._limits.write_timeout_ms / 1_000, self.transport.abort
+        )
+
+    def resume_writing(self) -> None:
+        """Cancel that deadline."""
+        super().resume_writing()
+        self._cancel_write_deadline()
+
+    # -- the parser's callbacks ---
+
+    def on_message_begin(self) -> None:
+        """Start the deadline of the header."""
+        super().on_message_begin()
+        self._in_header = True
+        self._received = 0
+        self._expect(self._limits.header_timeout_ms, "header")
+
+    def on_headers_complete(self) -> None:
+        """Start the deadline of the body."""
+        self._in_header = False
+        self._expect(self._limits.body_timeout_ms, "body")
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        """Cancel the deadline: the rest takes as long as the server does."""
+        super().on_message_complete()
+        self._cancel_deadline()
+        self._in_header = True
+        self._received = 0
+
+    # -- refusals ---
+
+    def send_400_response(self, msg: str) -> None:
+        """Refuse what is not HTTP/1.1, such as a request with Content-Length and Transfer-Encoding."""
+        self._refuse(400, "E_SCHEMA", "The request is not valid HTTP/1.1.")
+
+    def _expect(self, milliseconds: int, part: str) -> None:
+        self._cancel_deadline()
+        self._deadline = self.loop.call_later(milliseconds / 1_000, self._time_out, milliseconds, part)
+
+    def _time_out(self, milliseconds: int, part: str) -> None:
+        if self.flow.read_paused:  # the client waits for the server
+            self._expect(milliseconds, part)
+        else:
+            self._refuse(408, "E_TIMEOUT", f"The {part} of the request took longer than {milliseconds} ms.")
+
+    def _refuse(self, status: int, code: str, message: str, retry_after_ms: int | None = None) -> None:
+        """Answer a request that has not reached the application, and close."""
+        logger().info("http.refused", status=status, code=code)
+        if not self._is_answering and len(self.pipeline) == 0:
+            title = STATUS_LINE[status].split(b" ", 2)[2].strip().decode()
+            corr_id = str(uuid_utils.uuid7())
+            document = Problem(title, status, code, message, corr_id, retry_after_ms=retry_after_ms)
+            body = msgspec.json.encode(document)
+            head = [
+                STATUS_LINE[status],
+                b"content-type: %b\r\ncontent-length: %d\r\n" % (TYPE, len(body)),
+                b"x-corr-id: %b\r\nconnection: close\r\n" % corr_id.encode(),
+                b"retry-after: 1\r\n\r\n" if retry_after_ms else b"\r\n",
+            ]
+            self.transport.write(b"".join(head) + body)
+        self.transport.close()
+
+    @property
+    def _is_answering(self) -> bool:
+        """Return whether a request is being answered whose body was complete."""
+        cycle: Any = self.cycle
+        return cycle is not None and not cycle.response_complete and not cycle.more_body
+
+    def _cancel_deadline(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+    def _cancel_write_deadline(self) -> None:
+        if self._write_deadline is not None:
+            self._write_deadline.cancel()
+            self._write_deadline = None
+
+
+def is_trusted(transport: asyncio.Transport) -> bool:
+    """Return whether the peer of a Unix socket is of this user or root; loopback has no such credentials."""
+    opened: Any = transport.get_extra_info("socket")
+    if opened is None or opened.family != socket.AF_UNIX:
+        return True
+    with socket.socket(fileno=os.dup(opened.fileno())) as peer:  # uvloop's has no getsockopt()
+        return is_own_or_root(peer)

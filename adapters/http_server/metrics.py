@@ -1,0 +1,88 @@
+"""Metrics of the service (svc-mailbox I-10), in the text format of Prometheus."""
+
+from collections.abc import Iterator
+from functools import cache
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from postroom.application.query_results import Backlog
+
+CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
+BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.035, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
+
+
+class HttpMetrics:
+    """Counters and histograms of requests, and gauges of the backlog at the time of a scrape."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        requests = Counter(
+            "postroom_http_requests",
+            "Requests by method, route and status.",
+            ["method", "route", "status"],
+            registry=self.registry,
+        )
+        self._requests = cache(requests.labels)
+        self._rejected = Counter(
+            "postroom_rejected", "Refused requests by code.", ["reason"], registry=self.registry
+        )
+        self.enqueue = self._histogram("enqueue", "Time until a send is durable.")
+        self.dequeue = self._histogram("dequeue", "Time of a receive that does not wait.")
+        self.ack = self._histogram("ack", "Time until an ack is durable.")
+        self._backlog = _BacklogCollector()
+        self.registry.register(self._backlog)
+
+    def served(self, method: str, route: str, status: int) -> None:
+        """Count a request that was answered."""
+        name = method if method in ("GET", "HEAD", "POST", "PUT") else "other"
+        self._requests(name, route, str(status)).inc()
+
+    def rejected(self, code: str) -> None:
+        """Count a request that was refused."""
+        self._rejected.labels(code).inc()
+
+    def scrape(self, backlog: Backlog, capacities: dict[str, int]) -> bytes:
+        """Return all metrics as text.
+
+        Arguments:
+            capacities: shard capacity of each topic of the backlog.
+        """
+        self._backlog.backlog, self._backlog.capacities = backlog, capacities
+        return generate_latest(self.registry)
+
+    def _histogram(self, name: str, text: str) -> Histogram:
+        return Histogram(f"postroom_{name}_seconds", text, buckets=BUCKETS, registry=self.registry)
+
+
+class _BacklogCollector(Collector):
+    """Collector of the backlog that was read for a scrape."""
+
+    def __init__(self) -> None:
+        self.backlog: Backlog | None = None
+        self.capacities: dict[str, int] = {}
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        """Yield the gauges of each shard."""
+        shards = self.backlog.shards if self.backlog is not None else []
+        for name, text, field in (
+            ("queue_depth", "Messages ready or delayed.", ("ready", "delayed")),
+            ("inflight", "Messages in flight.", ("in_flight",)),
+            ("dead_letters", "Dead letters.", ("dead",)),
+        ):
+            family = GaugeMetricFamily(f"postroom_{name}", text, labels=["topic", "shard"])
+            for each in shards:
+                family.add_metric([each.topic, str(each.shard)], sum(getattr(each, name) for name in field))
+            yield family
+        saturation = GaugeMetricFamily(
+            "postroom_saturation", "Unsettled messages per shard capacity, 0 to 1.", labels=["topic", "shard"]
+        )
+        for each in shards:
+            unsettled = each.ready + each.delayed + each.in_flight
+            saturation.add_metric([each.topic, str(each.shard)], unsettled / self.capacities[each.topic])
+        yield saturation
+
+    def describe(self) -> Iterator[GaugeMetricFamily]:
+        """Yield nothing: the names of this registry are unique."""
+        yield from ()

@@ -1,0 +1,141 @@
+"""The OpenAPI 3.1 document of the calls, made from their types."""
+
+from collections.abc import Sequence
+from http import HTTPStatus
+from typing import Any
+
+import msgspec
+
+from postroom.adapters.http_server import problems, schemas
+from postroom.adapters.http_server.routes import Route
+
+VERSION = "1.0.0"
+"""Version of the contract: a new call or an optional field raises the middle number."""
+DESCRIPTION = (
+    "Send, receive and settle messages of one mailbox. Payloads are base64. Every answer has `X-Corr-Id`: "
+    "the caller's, or a new UUIDv7. Refusals are problem documents (RFC 9457) with a `code`; 429 and 503 "
+    "have `Retry-After`."
+)
+_ALWAYS = (400, 421, 429, 500, 503)
+_WITH_BODY = (408, 413, 415)
+_REF = "#/components/schemas/{name}"
+
+
+def make_document(routes: Sequence[Route]) -> dict[str, Any]:
+    """Return the document."""
+    kinds = [kind for route in routes for kind in _kinds(route.answer)]
+    kinds += [route.body for route in routes if route.body is not None]
+    kinds += [problems.Problem, schemas.Envelope, schemas.Heartbeat, schemas.StreamError]
+    shapes, components = msgspec.json.schema_components(kinds, ref_template=_REF)
+    by_kind = {id(kind): shape for kind, shape in zip(kinds, shapes, strict=True)}
+    paths: dict[str, Any] = {}
+    for route in routes:
+        paths.setdefault(route.path, {})[route.method.lower()] = _operation(route, by_kind)
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "Postroom", "version": VERSION, "description": DESCRIPTION},
+        "paths": paths,
+        "components": {"schemas": components},
+    }
+
+
+def _operation(route: Route, shapes: dict[int, Any]) -> dict[str, Any]:
+    operation: dict[str, Any] = {
+        "operationId": route.handler.__name__,
+        "summary": route.summary,
+        "parameters": [*_path_parameters(route), *_query_parameters(route), _CORR_ID],
+        "responses": _responses(route, shapes),
+    }
+    if route.path == "/v1/send":
+        operation["parameters"].append(_IDEMPOTENCY_MODE)
+    if route.body is not None:
+        content: dict[str, Any] = {"schema": shapes[id(route.body)]}
+        if route.examples[0] is not None:
+            content["example"] = route.examples[0]
+        operation["requestBody"] = {
+            "required": not route.body_is_optional,
+            "content": {"application/json": content},
+        }
+    return operation
+
+
+def _responses(route: Route, shapes: dict[int, Any]) -> dict[str, Any]:
+    media, shape = "application/json", dict[str, Any]()
+    if type(route.answer) is str:
+        media = route.answer
+        shape = {"type": "object"} if media == "application/json" else {"type": "string"}
+    else:
+        choices = [shapes[id(kind)] for kind in _kinds(route.answer)]
+        shape = choices[0] if len(choices) == 1 else {"anyOf": choices}
+    content: dict[str, Any] = {"schema": shape}
+    if route.examples[1] is not None:
+        content["example"] = route.examples[1]
+    responses: dict[str, Any] = {
+        "200": {"description": "Done.", "headers": _CORR_ID_HEADER, "content": {media: content}}
+    }
+    for status in sorted({*_ALWAYS, *route.refusals, *(_WITH_BODY if route.body is not None else ())}):
+        responses[str(status)] = _refusal(status)
+    if route.path == "/readyz":
+        responses["503"] = responses["200"] | {"description": "Parts are missing."}
+    return responses
+
+
+def _kinds(answer: Any) -> tuple[Any, ...]:
+    """Return the types of an answer in JSON."""
+    return () if type(answer) is str else answer if type(answer) is tuple else (answer,)
+
+
+def _refusal(status: int) -> dict[str, Any]:
+    headers = dict(_CORR_ID_HEADER)
+    if status in (429, 503):
+        headers["Retry-After"] = {"schema": {"type": "integer"}, "description": "Seconds."}
+    media = {problems.TYPE.decode(): {"schema": {"$ref": _REF.format(name="Problem")}}}
+    return {"description": HTTPStatus(status).phrase + ".", "headers": headers, "content": media}
+
+
+def _path_parameters(route: Route) -> list[dict[str, Any]]:
+    return [
+        {
+            "name": segment[1:-1],
+            "in": "path",
+            "required": True,
+            "schema": {"type": "string", "minLength": 1, "maxLength": 255},
+        }
+        for segment in route.segments
+        if segment.startswith("{")
+    ]
+
+
+def _query_parameters(route: Route) -> list[dict[str, Any]]:
+    if route.query is None:
+        return []
+    _, components = msgspec.json.schema_components([route.query], ref_template=_REF)
+    shape = components[route.query.__name__]
+    return [
+        {
+            "name": name,
+            "in": "query",
+            "required": name in shape.get("required", ()),
+            "schema": {key: value for key, value in field.items() if key not in ("default", "description")},
+        }
+        | ({"style": "deepObject", "explode": True} if field.get("type") == "object" else {})
+        | ({"description": field["description"]} if "description" in field else {})
+        for name, field in shape["properties"].items()
+    ]
+
+
+_CORR_ID = {
+    "name": "X-Corr-Id",
+    "in": "header",
+    "required": False,
+    "description": "Correlation id of the request.",
+    "schema": {"type": "string", "minLength": 1, "maxLength": 128, "pattern": "^[!-~]+$"},
+}
+_IDEMPOTENCY_MODE = {
+    "name": "X-Idempotency-Mode",
+    "in": "header",
+    "required": False,
+    "description": "Answer duplicates with 409.",
+    "schema": {"type": "string", "enum": ["409-conflict"]},
+}
+_CORR_ID_HEADER = {"X-Corr-Id": {"schema": {"type": "string"}, "description": "Correlation id."}}

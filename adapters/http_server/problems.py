@@ -1,0 +1,103 @@
+"""Problem documents (RFC 9457) of refused requests, with the codes of svc-mailbox C-10."""
+
+from http import HTTPStatus
+
+import msgspec
+
+from postroom.domain.errors import InvalidRequest, PostroomError, Rejected, Saturated, Unavailable
+
+TYPE = b"application/problem+json"
+
+
+class Problem(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Problem document of a refused request.
+
+    Arguments:
+        title: the status in words.
+        code: what was wrong, for programs; the meaning of a code never changes.
+        message: what was wrong, where, and what to do.
+        retry_after_ms: when to retry; absent if repeating the request can't help.
+        msg_id: of the original, where a send was refused as a duplicate.
+    """
+
+    title: str
+    status: int
+    code: str
+    message: str
+    corr_id: str
+    type: str = "about:blank"
+    retry_after_ms: int | None = None
+    msg_id: str | None = None
+
+
+class ProblemBrief(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Why one item of a request was refused; see `Problem`."""
+
+    status: int
+    code: str
+    message: str
+    retry_after_ms: int | None = None
+
+
+class MethodNotAllowed(InvalidRequest):
+    """The resource has no such method; `allow` lists those that it has."""
+
+    code = "E_METHOD"
+    status = 405
+
+    def __init__(self, method: str, path: str, allow: str) -> None:
+        super().__init__(f"{path} does not accept {method}; use {allow}.")
+        self.allow = allow
+
+
+class UnsupportedMediaType(InvalidRequest):
+    """The body is not declared to be JSON."""
+
+    code = "E_MEDIA_TYPE"
+    status = 415
+
+
+class ForeignHost(Rejected):
+    """The Host header is not a loopback name, as when a web page rebinds its name to this machine."""
+
+    code = "E_HOST"
+    status = 421
+
+
+class DuplicateMessage(Rejected):
+    """A send was a duplicate of `msg_id`, and the caller asked for a conflict (`X-Idempotency-Mode`)."""
+
+    code = "E_DUPLICATE"
+    status = 409
+
+    def __init__(self, msg_id: str) -> None:
+        super().__init__(f"Message {msg_id} was sent before with the same idempotency key or id.")
+        self.msg_id = msg_id
+
+
+def problem(error: PostroomError, corr_id: str) -> Problem:
+    """Return the document of an error."""
+    return Problem(
+        HTTPStatus(error.status).phrase,
+        error.status,
+        error.code,
+        str(error),
+        corr_id,
+        retry_after_ms=retry_after_ms(error),
+        msg_id=error.msg_id if isinstance(error, DuplicateMessage) else None,
+    )
+
+
+def brief(error: PostroomError) -> ProblemBrief:
+    """Return the document of an error of one item."""
+    return ProblemBrief(error.status, error.code, str(error), retry_after_ms(error))
+
+
+def retry_after_ms(error: PostroomError) -> int | None:
+    """Return when to retry; None if that can't help."""
+    return error.retry_after_ms if isinstance(error, Saturated | Unavailable) else None
+
+
+def retry_after(milliseconds: int) -> bytes:
+    """Return the value of `Retry-After`: whole seconds, rounded up, at least one."""
+    return str(max(1, -(-milliseconds // 1_000))).encode()

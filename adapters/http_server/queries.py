@@ -1,0 +1,164 @@
+"""Handlers of queries, operators' calls, and the state of the service."""
+
+from typing import Any
+
+import msgspec
+
+from postroom.adapters.http_server import query_schemas, schemas
+from postroom.adapters.http_server.call import Call, Reply, json_reply
+from postroom.adapters.http_server.metrics import CONTENT_TYPE, HttpMetrics
+from postroom.application.queries.time_travel import to_us
+from postroom.application.service import Service
+from postroom.domain.envelope.build import without_auth_token
+from postroom.domain.errors import PostroomError
+from postroom.domain.policy import TopicPolicy
+from postroom.domain.search import EventFilter, FoundMessage, Order, parse_status
+
+MS = 1_000
+
+
+class QueryHandlers:
+    """Handlers of searches, of the read models and of messages' details."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._mailbox = service.mailbox
+
+    async def search(self, call: Call) -> Reply:
+        """Return a page of the messages of this mailbox that match (RFC-037 `QueryEvents`)."""
+        query: query_schemas.MessagesQuery = call.query
+        fields = msgspec.structs.asdict(query)
+        for name in ("start_time", "end_time"):
+            if fields[name] is not None and not isinstance(fields[name], int):
+                fields[name] = to_us(fields[name]) // MS
+        page = await self._service.search(
+            EventFilter(
+                **fields
+                | {
+                    "topics": tuple(query.topics),
+                    "principals": tuple(query.principals),
+                    "statuses": tuple(parse_status(each) for each in query.statuses),
+                    "order": Order(query.order),
+                    "mailbox": self._mailbox.name,
+                }
+            )
+        )
+        return json_reply(query_schemas.Items([_item(each) for each in page.items], page.next_cursor))
+
+    async def get_message(self, call: Call) -> Reply:
+        """Return a message with its history."""
+        detail = await self._mailbox.get_message(call.path["msg_id"])
+        facts = {name: getattr(detail, name) for name in detail.__struct_fields__}
+        facts["item"] = {
+            name: getattr(detail.item, name)
+            for name in detail.item.__struct_fields__
+            if name != "envelope_blob"
+        }
+        return json_reply(
+            query_schemas.Detail(**facts, envelope_b64=without_auth_token(detail.item.envelope_blob))
+        )
+
+    async def explain(self, call: Call) -> Reply:
+        """Return a message's history as sentences."""
+        return json_reply(await self._mailbox.explain_message(call.path["msg_id"]))
+
+    async def backlog(self, call: Call) -> Reply:
+        """Count unsettled messages."""
+        return json_reply(await self._mailbox.get_backlog(call.query.topic, at=call.query.at))
+
+    async def dead_letters(self, call: Call) -> Reply:
+        """Return a page of dead letters."""
+        query: query_schemas.DeadLettersQuery = call.query
+        letters = await self._mailbox.list_dead_letters(
+            query.topic, reason=query.reason, limit=query.limit, cursor=query.cursor, at=query.at
+        )
+        cursor = letters[-1].position if len(letters) == query.limit else None
+        return json_reply(query_schemas.DeadLetters(letters, cursor))
+
+    async def peek(self, call: Call) -> Reply:
+        """Return the next ready messages without receiving them."""
+        messages = await self._mailbox.peek_messages(call.query.topic, limit=call.query.limit)
+        return json_reply(query_schemas.PeekedMessages(messages))
+
+
+class OperatorHandlers:
+    """Handlers of what operators do."""
+
+    def __init__(self, service: Service) -> None:
+        self._mailbox = service.mailbox
+
+    async def redrive(self, call: Call) -> Reply:
+        """Redrive dead letters."""
+        body: query_schemas.Redrive = call.body
+        redriven = await self._mailbox.redrive_dead_letters(
+            body.topic, limit=body.limit, reason=body.reason, message_ids=body.message_ids
+        )
+        return json_reply(query_schemas.Redriven(redriven))
+
+    async def purge(self, call: Call) -> Reply:
+        """Purge a topic."""
+        body: query_schemas.Purge = call.body
+        removed = await self._mailbox.purge_topic(call.path["topic"], dead=body.dead, ready=body.ready)
+        return json_reply(query_schemas.Removed(removed))
+
+    async def get_policy(self, call: Call) -> Reply:
+        """Return the policy of a topic."""
+        policy = await self._mailbox.get_topic_policy(call.path["topic"])
+        return json_reply(query_schemas.Policy(policy))
+
+    async def set_policy(self, call: Call) -> Reply:
+        """Set the policy of a topic."""
+        policy: TopicPolicy = call.body
+        await self._mailbox.set_topic_policy(call.path["topic"], policy)
+        return json_reply(schemas.Ok())
+
+    async def delete_old_events(self, call: Call) -> Reply:
+        """Remove old settled records."""
+        return json_reply(
+            query_schemas.Removed(await self._mailbox.delete_old_events(call.body.older_than_us))
+        )
+
+
+class StateHandlers:
+    """Handlers of health, readiness, metrics and the contract."""
+
+    def __init__(self, service: Service, metrics: HttpMetrics) -> None:
+        self._service = service
+        self._mailbox = service.mailbox
+        self._metrics = metrics
+        self.contract: dict[str, Any] = {}
+
+    async def healthz(self, call: Call) -> Reply:
+        """Tell that the process answers."""
+        return json_reply(schemas.Ok())
+
+    async def readyz(self, call: Call) -> Reply:
+        """Tell whether the mailbox can be used."""
+        missing = ["service"] if self._service.stopping.is_set() else []
+        try:
+            await self._mailbox.get_topic_policy("any")  # reads the state in memory
+        except PostroomError:
+            missing.append("mailbox")
+        return json_reply(query_schemas.Ready(bool(missing), missing), 503 if missing else 200)
+
+    async def metrics(self, call: Call) -> Reply:
+        """Return the metrics."""
+        backlog = await self._mailbox.get_backlog()
+        capacities = {}
+        for topic in {shard.topic for shard in backlog.shards}:
+            policy = await self._mailbox.get_topic_policy(topic) or self._service.default_policy
+            capacities[topic] = policy.shard_capacity
+        return Reply(self._metrics.scrape(backlog, capacities), content_type=CONTENT_TYPE)
+
+    async def openapi(self, call: Call) -> Reply:
+        """Return the contract."""
+        return json_reply(self.contract)
+
+    async def info(self, call: Call) -> Reply:
+        """Return the name of the mailbox."""
+        return json_reply(query_schemas.Info(self._mailbox.name))
+
+
+def _item(message: FoundMessage) -> query_schemas.Item:
+    facts = {name: getattr(message, name) for name in query_schemas.Item.__struct_fields__}
+    return query_schemas.Item(**facts | {"status": message.status.name.lower()})

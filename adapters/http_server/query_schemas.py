@@ -1,0 +1,189 @@
+"""Parameters and answers of queries, and of the calls for operators; OpenAPI is made from them."""
+
+from datetime import datetime
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from postroom.adapters.http_server.schemas import MAX_BATCH, Limit, Name, Position, Text
+from postroom.application.query_results import DeadLetter, PeekedMessage
+from postroom.domain.policy import TopicPolicy
+
+
+class Redrive(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Dead letters to redrive, oldest first: of a topic, with a reason, or with these ids."""
+
+    topic: Name
+    limit: Annotated[int, Meta(ge=1, le=1_000_000)] = 100
+    reason: Text | None = None
+    message_ids: Annotated[list[Name], Meta(max_length=MAX_BATCH)] | None = None
+
+
+class Redriven(msgspec.Struct, frozen=True):
+    """Number of dead letters that were redriven."""
+
+    redriven: int
+
+
+class Purge(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What to remove from a topic: dead letters, ready messages, or both."""
+
+    dead: bool = True
+    ready: bool = False
+
+
+class Removed(msgspec.Struct, frozen=True):
+    """Number of messages or records that were removed."""
+
+    removed: int
+
+
+class DeleteOldEvents(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Remove settled records written before a time, µs since 1970 UTC."""
+
+    older_than_us: Position
+
+
+class DeadLettersQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Parameters of the list of dead letters."""
+
+    topic: Name | None = None
+    reason: Text | None = None
+    limit: Limit = 100
+    cursor: Annotated[Position, Meta(description="next_cursor of the previous page.")] = 0
+    at: Position | datetime | None = None
+
+
+class BacklogQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Parameters of the backlog: a topic, and a past moment (log position or time)."""
+
+    topic: Name | None = None
+    at: Position | datetime | None = None
+
+
+class PeekQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Parameters of a look at the next ready messages."""
+
+    topic: Name
+    limit: Limit = 10
+
+
+class MessagesQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Parameters of a search: RFC-037's `EventFilter`. Lists are repeated parameters.
+
+    Arguments:
+        start_time, end_time: RFC 3339, or ms since 1970 UTC; both inclusive.
+        topics: names or globs such as `orders.*`.
+        headers: custom headers, as `headers[name]=value`.
+        text: substrings of headers.
+        match: words of headers and of searched bodies.
+        cursor: `next_cursor` of the previous page.
+    """
+
+    start_time: int | datetime | None = None
+    end_time: int | datetime | None = None
+    topics: list[Name] = []
+    principals: list[Name] = []
+    statuses: list[Name] = []
+    message_id: Name | None = None
+    correlation_id: Name | None = None
+    trace_id: Name | None = None
+    namespace: Name | None = None
+    headers: dict[str, str] = {}
+    text: Annotated[str, Meta(min_length=1, max_length=1_000)] | None = None
+    match: Annotated[str, Meta(min_length=1, max_length=1_000)] | None = None
+    order: Annotated[str, Meta(pattern="^(newest|oldest)$")] = "newest"
+    limit: Limit = 100
+    offset: Position = 0
+    cursor: Name | None = None
+
+
+class Item(msgspec.Struct, frozen=True):
+    """Headers of a message (RFC-037 `MailboxItem`), and its state."""
+
+    message_id: str
+    timestamp: int
+    topic: str
+    content_type: str | None
+    schema_url: str | None
+    schema_version: str | None
+    encryption: str | None
+    correlation_id: str | None
+    principal: str | None
+    namespace: str | None
+    trace_id: str | None
+    span_id: str | None
+    custom_headers: dict[str, str]
+    mailbox: str
+    position: int
+    status: str
+    attempts: int
+    shard: int
+
+
+class Items(msgspec.Struct, frozen=True):
+    """Page of a search; `next_cursor` is null on the last page."""
+
+    items: list[Item]
+    next_cursor: str | None
+
+
+class History(msgspec.Struct, frozen=True):
+    """One event of a message."""
+
+    position: int
+    at: str
+    event: str
+    epoch: int
+    facts: dict[str, Any]
+
+
+class Detail(msgspec.Struct, frozen=True):
+    """A message with its headers, envelope, state and history."""
+
+    mailbox: str
+    message_id: str
+    topic: str
+    shard: int
+    status: str
+    attempt: int
+    redriven: int
+    reason: str | None
+    last_error: str | None
+    intact: bool
+    item: dict[str, Any]
+    envelope_b64: bytes
+    history: list[History]
+
+
+class DeadLetters(msgspec.Struct, frozen=True):
+    """Page of dead letters; `next_cursor` is null on the last page."""
+
+    items: list[DeadLetter]
+    next_cursor: int | None
+
+
+class PeekedMessages(msgspec.Struct, frozen=True):
+    """Ready messages; the payload is null where its stored bytes do not match their hash."""
+
+    messages: list[PeekedMessage]
+
+
+class Policy(msgspec.Struct, frozen=True):
+    """Policy set for a topic; null when the default policy applies."""
+
+    policy: TopicPolicy | None
+
+
+class Ready(msgspec.Struct, frozen=True):
+    """Whether requests are served, and which parts are missing."""
+
+    degraded: bool
+    missing: list[str]
+
+
+class Info(msgspec.Struct, frozen=True):
+    """The mailbox that is served."""
+
+    mailbox: str

@@ -1,0 +1,241 @@
+"""Bodies and answers of the calls that send, receive and settle; OpenAPI is made from them."""
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from postroom.adapters.http_server.problems import ProblemBrief
+from postroom.application.messages import NewMessage, ReceivedMessage, rfc3339
+from postroom.domain.arguments import MAX_INT
+from postroom.domain.policy import (
+    DEFAULT_MAX_BYTES,
+    DEFAULT_MAX_MESSAGES,
+    MAX_DURATION_MS,
+    MAX_VISIBILITY_MS,
+    MIN_VISIBILITY_MS,
+)
+
+MAX_BATCH = 1_000
+MAX_WAIT_MS = 60_000
+MAX_RECEIVE_BYTES = 4 << 20
+
+Text = Annotated[str, Meta(max_length=255)]
+Name = Annotated[str, Meta(min_length=1, max_length=255)]
+Position = Annotated[int, Meta(ge=0, le=MAX_INT)]
+Topics = Annotated[list[Name], Meta(min_length=1, max_length=1_000)]
+Receipts = Annotated[list[Name], Meta(min_length=1, max_length=MAX_BATCH)]
+MaxMessages = Annotated[int, Meta(ge=1, le=256)]
+MaxBytes = Annotated[int, Meta(ge=1, le=MAX_RECEIVE_BYTES)]
+Visibility = Annotated[int, Meta(ge=MIN_VISIBILITY_MS, le=MAX_VISIBILITY_MS)]
+Duration = Annotated[int, Meta(ge=0, le=MAX_DURATION_MS)]
+Base64 = Annotated[str, Meta(extra_json_schema={"contentEncoding": "base64"})]
+Limit = Annotated[int, Meta(ge=1, le=1_000)]
+
+
+class Send(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Message to be sent; see `NewMessage` for its fields."""
+
+    topic: Name
+    payload_b64: Annotated[bytes, Meta(description="The payload in base64.")]
+    idem_key: Name | None = None
+    attrs: dict[Name, str] = {}
+    attrs_b64: Annotated[dict[Name, bytes], Meta(description="Attributes that are not text, in base64.")] = {}
+    sticky_key: Text | None = None
+    message_id: Name | None = None
+    deliver_after_ms: Duration = 0
+    ttl_seconds: Annotated[int, Meta(ge=0, le=(1 << 31) - 1)] = 0
+    published_at_us: Position | None = None
+    content_type: Text | None = None
+    correlation_id: Text | None = None
+    causality_parent: Text | None = None
+    principal: Text | None = None
+    priority: Annotated[int, Meta(ge=0, le=10)] = 5
+    trace_id: Text | None = None
+    span_id: Text | None = None
+    schema_url: Text | None = None
+    schema_version: Text | None = None
+
+    def to_message(self, corr_id: str) -> NewMessage:
+        """Return the message.
+
+        Arguments:
+            corr_id: of the request; the message's correlation id unless it has its own (svc-mailbox P-8).
+        """
+        fields = {name: getattr(self, name) for name in _SAME_FIELDS}
+        fields["correlation_id"] = self.correlation_id or corr_id
+        attrs: dict[str, str | bytes] = {**self.attrs, **self.attrs_b64}
+        return NewMessage(topic=self.topic, payload=self.payload_b64, attrs=attrs, **fields)
+
+
+_SAME_FIELDS = {*Send.__struct_fields__} & {*NewMessage.__struct_fields__} - {
+    "topic",
+    "attrs",
+    "correlation_id",
+}
+
+SendBody = Send | Annotated[list[Send], Meta(min_length=1, max_length=MAX_BATCH)]
+
+
+class SendAnswer(msgspec.Struct, frozen=True):
+    """Id of a message, and whether it was sent before."""
+
+    msg_id: str
+    duplicate: bool
+
+
+class SendResult(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Result for one message of a list: its id, or why it was refused."""
+
+    msg_id: str | None = None
+    duplicate: bool | None = None
+    error: ProblemBrief | None = None
+
+
+class SendAnswers(msgspec.Struct, frozen=True):
+    """Results for a list of messages, in its order."""
+
+    results: list[SendResult]
+
+
+class Recv(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What to receive, and how.
+
+    Arguments:
+        visibility_ms: how long messages are hidden unless settled; by default as the topic's policy says.
+        max_messages: maximum number of messages; of a stream, of those not settled yet.
+        max_bytes: maximum size of payloads; the first message is always delivered.
+        wait_ms: maximum wait for a message; a stream ends after it.
+        consumer: name recorded in the log.
+        with_envelope: return the whole envelope instead of the payload.
+    """
+
+    topic: Name | Topics
+    visibility_ms: Visibility | None = None
+    max_messages: MaxMessages = DEFAULT_MAX_MESSAGES
+    max_bytes: MaxBytes = DEFAULT_MAX_BYTES
+    wait_ms: Annotated[int, Meta(ge=0, le=MAX_WAIT_MS)] | None = None
+    consumer: Text | None = None
+    with_envelope: bool = False
+
+
+class Envelope(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A delivery of a message (svc-mailbox C-9)."""
+
+    msg_id: str
+    topic: str
+    ts: str | None
+    idem_key: str | None
+    payload_hash: str
+    attrs: dict[str, str]
+    corr_id: str
+    shard: int
+    attempt: int
+    hash_chain: str
+    receipt: str
+    visible_at: Annotated[str, Meta(description="When the message reappears unless settled.")]
+    payload_b64: Base64 | None = None
+    envelope_b64: bytes | None = None
+
+
+class Messages(msgspec.Struct, frozen=True):
+    """Messages received; empty if none is ready."""
+
+    messages: list[Envelope]
+
+
+class Heartbeat(msgspec.Struct, frozen=True):
+    """A line of a stream without a message, with the time."""
+
+    heartbeat: str
+
+
+class StreamError(msgspec.Struct, frozen=True):
+    """The last line of a stream that the server ends."""
+
+    error: ProblemBrief
+
+
+StreamLine = Envelope | Heartbeat | StreamError
+
+
+class Ack(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The delivery to settle; without a receipt, the latest one."""
+
+    receipt: Name | None = None
+
+
+class Nack(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The delivery that failed; without a receipt, the latest one.
+
+    Arguments:
+        reason: the error; its first 1,000 characters are stored.
+        delay_ms: delay before the next attempt, instead of the policy's backoff.
+    """
+
+    receipt: Name | None = None
+    reason: str | None = None
+    delay_ms: Duration | None = None
+
+
+class Extend(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The delivery to extend; without a receipt, the latest one."""
+
+    receipt: Name | None = None
+    visibility_ms: Visibility
+
+
+class AckMany(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Deliveries to settle."""
+
+    receipts: Receipts
+
+
+class NackMany(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Deliveries that failed; see `Nack`."""
+
+    receipts: Receipts
+    reason: str | None = None
+    delay_ms: Duration | None = None
+
+
+class ExtendMany(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Deliveries to extend."""
+
+    receipts: Receipts
+    visibility_ms: Visibility
+
+
+class Ok(msgspec.Struct, frozen=True):
+    """The request has taken effect."""
+
+    ok: bool = True
+
+
+class SettleResult(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Result for one receipt: `ok`, or why it was refused."""
+
+    ok: bool
+    error: ProblemBrief | None = None
+
+
+class SettleResults(msgspec.Struct, frozen=True):
+    """Results for receipts, in their order."""
+
+    results: list[SettleResult]
+
+
+def to_envelope(message: ReceivedMessage, *, with_envelope: bool) -> Envelope:
+    """Return a delivery as it is answered.
+
+    Arguments:
+        with_envelope: include the envelope instead of the payload.
+    """
+    facts = message.to_json()
+    if with_envelope:
+        facts["payload_b64"] = None
+    return Envelope(
+        **facts,
+        visible_at=rfc3339(message.visible_at_us) or "",
+        envelope_b64=message.envelope if with_envelope else None,
+    )

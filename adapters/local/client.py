@@ -1,0 +1,242 @@
+"""A client's side of the local socket: the owner of a mailbox in another process."""
+
+import asyncio
+import os
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from itertools import count, groupby
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from postroom.adapters.local import protocol
+from postroom.adapters.local.protocol import Frames, MalformedFrame, Query, Receiving, frame
+from postroom.adapters.sockets.peers import is_own_or_root
+from postroom.application.forks import set_close_on_fork
+from postroom.application.messages import MessageDelivery
+from postroom.application.ports.mailbox_owner import Answer
+from postroom.domain.errors import InvalidRequest, Unavailable
+from postroom.domain.mailbox.commands import Command, Receive, Send
+
+T = TypeVar("T")
+
+TICKS = 5
+"""Silent intervals, of a fifth of the owner's time each, after which the owner counts as hanging.
+
+Counted in intervals, because a client that was paused itself wakes up with all of its time elapsed.
+"""
+MAX_BATCH_COMMANDS = 5_000
+COMMAND_BYTES = 256
+
+
+class OwnerGone(Exception):
+    """The connection to the owner ended, and with it the calls in progress.
+
+    Arguments:
+        was_sent: whether the owner may have received the call.
+    """
+
+    def __init__(self, *, was_sent: bool) -> None:
+        super().__init__("the owner is gone")
+        self.was_sent = was_sent
+
+
+class LocalClient(asyncio.Protocol):
+    """Connection to the owner of a mailbox.
+
+    Arguments:
+        owner_timeout_ms: time without any answer after which an owner that was asked counts as hanging.
+        on_silence: called when the owner has been silent for the first of the intervals.
+    """
+
+    def __init__(self, owner_timeout_ms: int, on_silence: Callable[[], Awaitable[None]]) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._interval = owner_timeout_ms / 1_000 / TICKS
+        self._on_silence = on_silence
+        self._frames = Frames()
+        self._ids = count(1)
+        self._calls: dict[int, asyncio.Future[msgspec.Raw]] = {}
+        self._requests: list[bytes] = []
+        self._transport: Any = None
+        self._descriptor = -1
+        self._heard = True
+        self._ticks: asyncio.Task[None] | None = None
+        self._greeting: asyncio.Future[protocol.Hello] = self._loop.create_future()
+        self.ended: asyncio.Future[None] = self._loop.create_future()
+        self.is_hanging = False
+
+    @classmethod
+    async def connect(
+        cls, path: Path, mailbox: str, owner_timeout_ms: int, on_silence: Callable[[], Awaitable[None]]
+    ) -> "LocalClient | None":
+        """Return a connection to the owner; None if nobody listens.
+
+        `is_hanging` is set when the owner does not greet in time.
+
+        Raises: Unavailable when the socket is another user's, or its owner speaks another protocol.
+        """
+        client = cls(owner_timeout_ms, on_silence)
+        try:
+            await client._loop.create_unix_connection(lambda: client, str(path))
+        except (FileNotFoundError, ConnectionError, BlockingIOError):
+            return None
+        except OSError as error:
+            raise Unavailable(f"The socket {path} can't be used: {error}.") from error
+        client._ticks = client._loop.create_task(client._watch())
+        waiting: list[asyncio.Future[Any]] = [client._greeting, client.ended]
+        try:
+            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:
+            client.close()
+            raise
+        if client.has_greeted:
+            client._check(client._greeting.result(), path, mailbox)
+        return client
+
+    @property
+    def has_greeted(self) -> bool:
+        """Return whether the owner has greeted."""
+        return self._greeting.done()
+
+    # -- for the shared mailbox ---
+
+    async def submit(self, commands: Sequence[Command]) -> Sequence[Answer]:
+        """Have the owner decide commands; see `MailboxOwner.submit`."""
+        answers: list[Answer] = []
+        for kind, batch in _batches(commands):
+            answers += protocol.read_answers(await self._call(kind, batch))
+        return answers
+
+    async def receive(self, command: Receive, wait_ms: int) -> list[MessageDelivery]:
+        """Receive messages; see `MailboxOwner.receive`."""
+        return protocol.read_deliveries(await self._call(protocol.RECEIVE, Receiving(command, wait_ms)))
+
+    async def find_message_id(self, stream: bytes) -> str:
+        """Return the id of a message; see `MailboxOwner.find_message_id`."""
+        return protocol.read_text(await self._call(protocol.FIND_ID, stream))
+
+    async def query(self, name: str, arguments: Sequence[Any], options: dict[str, Any]) -> Any:
+        """Return the result of a query of the mailbox."""
+        query = Query(name, list(arguments), options)
+        return protocol.read_result(name, await self._call(protocol.QUERY, query))
+
+    def close(self) -> None:
+        """End the connection."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    # -- the transport's callbacks ---
+
+    def connection_made(self, transport: Any) -> None:
+        """Check whose socket it is; root may use everybody's."""
+        self._transport = transport
+        socket = transport.get_extra_info("socket")
+        self._descriptor = socket.fileno()
+        set_close_on_fork(self._descriptor, True)
+        if os.geteuid() and not is_own_or_root(socket):
+            transport.abort()
+
+    def data_received(self, data: bytes) -> None:
+        """Hand the replies to their callers."""
+        self._heard = True
+        try:
+            for body in self._frames.feed(data):
+                self._handle(body)
+        except (MalformedFrame, msgspec.DecodeError):
+            self._transport.abort()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """End the calls in progress."""
+        set_close_on_fork(self._descriptor, False)
+        if self._ticks is not None:
+            self._ticks.cancel()
+        if not self.ended.done():
+            self.ended.set_result(None)
+        for call in self._calls.values():
+            if not call.done():
+                call.set_exception(OwnerGone(was_sent=True))
+        self._calls.clear()
+
+    # -- how ---
+
+    def _check(self, hello: protocol.Hello, path: Path, mailbox: str) -> None:
+        if hello.version == protocol.VERSION and hello.mailbox == mailbox:
+            return
+        self.close()
+        raise Unavailable(
+            f"The process that owns mailbox {mailbox} speaks version {hello.version} of the protocol of "
+            f"{path}, and this one version {protocol.VERSION}; run the same version of Postroom in both."
+        )
+
+    def _handle(self, body: bytes) -> None:
+        if not self._greeting.done():
+            self._greeting.set_result(protocol.read_hello(body))
+            return
+        id_, error, result = protocol.read_reply(body)
+        call = self._calls.pop(id_, None)
+        if call is None or call.done():  # given up in the meantime
+            return
+        if error is not None:
+            call.set_exception(protocol.read_error(error))
+        else:
+            call.set_result(result)
+
+    async def _call(self, kind: str, body: object) -> msgspec.Raw:
+        if self.ended.done():
+            raise OwnerGone(was_sent=False)
+        id_ = next(self._ids)
+        try:
+            request = frame((id_, kind, body))
+        except (TypeError, ValueError, OverflowError) as error:
+            raise InvalidRequest(f"The arguments can't be sent to the owner: {error}.") from error
+        call: asyncio.Future[msgspec.Raw] = self._loop.create_future()
+        self._calls[id_] = call
+        self._write(request)
+        try:
+            return await call
+        except asyncio.CancelledError:
+            if self._calls.pop(id_, None) is not None:
+                self._write(frame((0, protocol.CANCEL, id_)))
+            raise
+
+    def _write(self, request: bytes) -> None:
+        if not self._requests:
+            self._loop.call_soon(self._flush)
+        self._requests.append(request)
+
+    def _flush(self) -> None:
+        if not self._transport.is_closing():
+            self._transport.write(b"".join(self._requests))
+        self._requests.clear()
+
+    async def _watch(self) -> None:
+        """End the connection when the owner owes an answer and says nothing for all of its time."""
+        silent = 0
+        while True:
+            self._heard = False
+            if self._calls:
+                self._write(frame((0, protocol.PING, None)))
+            await asyncio.sleep(self._interval)
+            is_silent = not self._heard and (bool(self._calls) or not self._greeting.done())
+            silent = silent + 1 if is_silent else 0
+            if silent == 1:
+                await self._on_silence()
+            if silent >= TICKS:
+                self.is_hanging = True
+                self._transport.abort()
+                return
+
+
+def _batches(commands: Sequence[Command]) -> Iterator[tuple[str, list[Command]]]:
+    """Yield commands of one kind, as many as one request may have."""
+    for kind, group in groupby(commands, type):
+        batch: list[Command] = []
+        size = 0
+        for command in group:
+            added = COMMAND_BYTES + (len(command.envelope) if isinstance(command, Send) else 0)
+            if batch and (size + added > protocol.BATCH_BYTES or len(batch) >= MAX_BATCH_COMMANDS):
+                yield kind.__name__, batch
+                batch, size = [], 0
+            batch.append(command)
+            size += added
+        yield kind.__name__, batch

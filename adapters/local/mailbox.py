@@ -1,0 +1,76 @@
+"""The commands and queries of a mailbox that several processes share."""
+
+from collections.abc import Callable
+
+from postroom.adapters.local.shared import SharedOwner
+from postroom.application.mailbox.handlers import CommandHandlers
+from postroom.application.mailbox.message_factory import NewId
+from postroom.application.query_results import (
+    Backlog,
+    DeadLetter,
+    Explanation,
+    MessageDetail,
+    Moment,
+    PeekedMessage,
+)
+from postroom.domain.errors import WrongMode
+from postroom.domain.policy import TopicPolicy
+
+
+class SharedMailbox(CommandHandlers):
+    """A mailbox whose owner is this process or another; see `Mailbox`."""
+
+    def __init__(self, owner: SharedOwner, wall: Callable[[], int], new_id: NewId) -> None:
+        super().__init__(owner, wall, new_id)
+        self._owner = owner
+
+    async def delete_old_events(self, older_than: int) -> int:
+        """Remove settled records; see `Mailbox.delete_old_events`."""
+        count: int = await self._owner.query("delete_old_events", older_than)
+        return count
+
+    async def get_message(self, id_: str) -> MessageDetail:
+        """Return a message with its history; see `Mailbox.get_message`."""
+        detail: MessageDetail = await self._owner.query("get_message", id_)
+        return detail
+
+    async def explain_message(self, id_: str) -> Explanation:
+        """Return the explanation of a message; see `Mailbox.explain_message`."""
+        explanation: Explanation = await self._owner.query("explain_message", id_)
+        return explanation
+
+    async def get_backlog(self, topic: str | None = None, *, at: Moment | None = None) -> Backlog:
+        """Count unsettled messages; see `Mailbox.get_backlog`."""
+        backlog: Backlog = await self._owner.query("get_backlog", topic, at=at)
+        return backlog
+
+    async def list_dead_letters(
+        self,
+        topic: str | None = None,
+        *,
+        reason: str | None = None,
+        limit: int = 100,
+        cursor: int = 0,
+        at: Moment | None = None,
+    ) -> list[DeadLetter]:
+        """Return a page of dead letters; see `Mailbox.list_dead_letters`."""
+        letters: list[DeadLetter] = await self._owner.query(
+            "list_dead_letters", topic, reason=reason, limit=limit, cursor=cursor, at=at
+        )
+        return letters
+
+    async def get_topic_policy(self, topic: str) -> TopicPolicy | None:
+        """Return the policy set for a topic; see `Mailbox.get_topic_policy`."""
+        policy: TopicPolicy | None = await self._owner.query("get_topic_policy", topic)
+        return policy
+
+    async def peek_messages(self, topic: str, *, limit: int = 10) -> list[PeekedMessage]:
+        """Return ready messages without receiving them; see `Mailbox.peek_messages`."""
+        messages: list[PeekedMessage] = await self._owner.query("peek_messages", topic, limit=limit)
+        return messages
+
+    async def check_mode(self, mode: str) -> None:
+        """Raise WrongMode unless the mailbox has this mode."""
+        actual: str = await self._owner.query("get_mode")
+        if actual != mode:
+            raise WrongMode(self.name, actual, mode)

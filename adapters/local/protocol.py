@@ -1,0 +1,285 @@
+"""The protocol of the local socket: frames of msgpack, each after its length in 4 bytes (ADR 0041).
+
+The server greets with `Hello`. The client sends requests `[id, kind, body]`, any number at a time, and the
+server answers each with `[id, error, result]`, in any order; one of the two is nil. A frame that can't be
+read is answered once, under the id 0, and ends its connection.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from postroom.application.mailbox.administer import CHUNK
+from postroom.application.mailbox.receive import MAX_WAIT_MS, make_receive
+from postroom.application.mailbox.settle import check_nack
+from postroom.application.messages import MessageDelivery, check_receipt
+from postroom.application.ports.mailbox_owner import Accepted, Answer
+from postroom.application.query_results import (
+    Backlog,
+    DeadLetter,
+    Explanation,
+    MessageDetail,
+    PeekedMessage,
+)
+from postroom.application.remote_errors import rebuild_error
+from postroom.domain.arguments import MAX_INT, check_int, check_optional_text, check_text
+from postroom.domain.errors import InvalidRequest, PostroomError, Rejected
+from postroom.domain.mailbox.commands import (
+    Ack,
+    Command,
+    Extend,
+    Nack,
+    Purge,
+    Receive,
+    Redrive,
+    Send,
+    SetPolicy,
+)
+from postroom.domain.names import STREAM_BYTES, check_topic
+from postroom.domain.policy import MAX_DURATION_MS, MAX_FRAME_BYTES, TopicPolicy, check_visibility
+
+VERSION: Final = 1
+FRAME_BYTES = MAX_FRAME_BYTES + (16 << 20)
+"""Maximum size of a frame: the largest message with its headers."""
+BATCH_BYTES = 4 << 20
+"""Size of the commands of one request, or of one delivery, above which they are split or cut."""
+HASH_BYTES = 32
+PING, CANCEL, RECEIVE, FIND_ID, QUERY = "ping", "cancel", "receive", "find_id", "query"
+
+
+class Hello(msgspec.Struct, frozen=True):
+    """First frame of a connection: who answers, and for which mailbox."""
+
+    version: int
+    mailbox: str
+
+
+class WireError(msgspec.Struct, frozen=True):
+    """An error with its code of svc-mailbox C-10."""
+
+    code: str
+    text: str
+    retry_after_ms: int | None = None
+
+
+class Receiving(msgspec.Struct, frozen=True, array_like=True):
+    """Body of a receive."""
+
+    command: Receive
+    wait_ms: int
+
+
+class Query(msgspec.Struct, frozen=True, array_like=True):
+    """Body of a query: a method of the mailbox and its arguments."""
+
+    name: str
+    arguments: list[Any]
+    options: dict[str, Any]
+
+
+class MalformedFrame(Exception):
+    """A frame that can't be read; it ends the connection."""
+
+
+class Frames:
+    """Reader of frames from the chunks that a socket delivers."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> Iterator[bytes]:
+        """Yield the bodies of the frames that `data` completes.
+
+        Raises: MalformedFrame for a frame above the limit.
+        """
+        buffer = self._buffer
+        buffer += data
+        start = 0
+        while len(buffer) - start >= 4:
+            size = int.from_bytes(buffer[start : start + 4], "big")
+            if size > FRAME_BYTES:
+                raise MalformedFrame(f"A frame of {size} bytes is above the limit of {FRAME_BYTES}.")
+            end = start + 4 + size
+            if len(buffer) < end:
+                break
+            yield bytes(buffer[start + 4 : end])
+            start = end
+        del buffer[:start]
+
+
+def frame(value: object) -> bytes:
+    """Return a value as a frame."""
+    body = _ENCODE(value)
+    return len(body).to_bytes(4, "big") + body
+
+
+# -- commands ---
+
+
+def _check_send(send: Send) -> Send:
+    check_topic(send.topic)
+    check_int("size", send.size)
+    check_int("deliver_after_ms", send.deliver_after_ms, 0, MAX_DURATION_MS)
+    if send.ttl_ms is not None:
+        check_int("ttl_ms", send.ttl_ms, 1, MAX_DURATION_MS)
+    if send.idem_key is not None:
+        check_text("idem_key", send.idem_key, 1)
+    check_optional_text("sticky_key", send.sticky_key)
+    check_int("timestamp", send.headers.timestamp, -MAX_INT, MAX_INT)
+    sizes = (len(send.message), len(send.payload_hash), len(send.hash_chain))
+    if sizes != (STREAM_BYTES, HASH_BYTES, HASH_BYTES) or send.existing_hash is not None:
+        raise InvalidRequest("A send names no stream of a new message, or its hashes are no hashes.")
+    return send
+
+
+def _check_nack(nack: Nack) -> Nack:
+    if not 0 <= nack.jitter < 1:
+        raise InvalidRequest(f"jitter must be at least 0 and below 1; it was {nack.jitter}.")
+    reason = check_nack(nack.reason, nack.delay_ms)
+    return Nack(check_receipt(nack.receipt), nack.jitter, reason, nack.delay_ms)
+
+
+def _check_redrive(redrive: Redrive) -> Redrive:
+    check_topic(redrive.topic)
+    check_int("limit", redrive.limit, 1, CHUNK)
+    check_optional_text("reason", redrive.reason)
+    return redrive
+
+
+def _check_purge(purge: Purge) -> Purge:
+    check_topic(purge.topic)
+    check_int("limit", purge.limit, 1, CHUNK)
+    return purge
+
+
+# The commands that a client may submit, and what an owner checks of them: a client built them of checked
+# arguments, but nothing that comes through the socket may void the owner's state. What only an owner may
+# fill in, such as the stored message of an ack, is dropped.
+_CHECKS: dict[type, Callable[[Any], Command]] = {
+    Send: _check_send,
+    Ack: lambda ack: Ack(check_receipt(ack.receipt)),
+    Nack: _check_nack,
+    Extend: lambda each: Extend(check_receipt(each.receipt), check_visibility(each.visibility_ms)),
+    Redrive: _check_redrive,
+    Purge: _check_purge,
+    SetPolicy: lambda each: SetPolicy(check_topic(each.topic), each.policy.validate()),
+}
+_COMMANDS = {
+    kind.__name__: (msgspec.msgpack.Decoder(list[kind]).decode, check)  # type: ignore[valid-type]
+    for kind, check in _CHECKS.items()
+}
+
+
+def read_commands(kind: str, body: msgspec.Raw) -> list[Command]:
+    """Return the commands of a request.
+
+    Raises: MalformedFrame when there are no such commands, InvalidRequest when one is out of bounds.
+    """
+    if kind not in _COMMANDS:
+        raise MalformedFrame(f"There are no requests of the kind {kind[:40]!r}.")
+    decode, check = _COMMANDS[kind]
+    commands = [check(command) for command in _read(decode, body)]
+    if not commands:
+        raise InvalidRequest("A request must have at least one command.")
+    return commands
+
+
+def read_receive(body: msgspec.Raw) -> Receiving:
+    """Return the body of a receive; raises as `read_commands`."""
+    receiving: Receiving = _read(_READ_RECEIVING, body)
+    asked = receiving.command
+    max_bytes = min(asked.max_bytes, BATCH_BYTES)
+    command = make_receive(asked.topics, asked.max_messages, max_bytes, asked.visibility_ms, asked.consumer)
+    return Receiving(command, check_int("wait_ms", receiving.wait_ms, 0, MAX_WAIT_MS))
+
+
+def read_query(body: msgspec.Raw) -> Query:
+    """Return the body of a query; raises as `read_commands`."""
+    query: Query = _read(_READ_QUERY, body)
+    if query.name not in _RESULTS:
+        raise MalformedFrame(f"There is no query {query.name[:40]!r}.")
+    return query
+
+
+def read_stream(body: msgspec.Raw) -> bytes:
+    """Return a stream id; raises as `read_commands`."""
+    stream: bytes = _read(_READ_BYTES, body)
+    return stream
+
+
+def read_id(body: msgspec.Raw) -> int:
+    """Return the id of another request; raises as `read_commands`."""
+    id_: int = _read(_READ_INT, body)
+    return id_
+
+
+def _read(decode: Callable[[msgspec.Raw], Any], body: msgspec.Raw) -> Any:
+    try:
+        return decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise MalformedFrame(f"A request can't be read: {error}.") from error
+
+
+_READ_RECEIVING = msgspec.msgpack.Decoder(Receiving).decode
+_READ_QUERY = msgspec.msgpack.Decoder(Query).decode
+_READ_BYTES = msgspec.msgpack.Decoder(bytes).decode
+_READ_INT = msgspec.msgpack.Decoder(int).decode
+
+# -- results ---
+
+_RESULTS: dict[str, Callable[[msgspec.Raw], Any]] = {
+    name: msgspec.msgpack.Decoder(type_).decode
+    for name, type_ in {
+        "delete_old_events": int,
+        "explain_message": Explanation,
+        "get_backlog": Backlog,
+        "get_message": MessageDetail,
+        "get_mode": str,
+        "get_topic_policy": TopicPolicy | None,
+        "list_dead_letters": list[DeadLetter],
+        "peek_messages": list[PeekedMessage],
+    }.items()
+}
+read_deliveries = msgspec.msgpack.Decoder(list[MessageDelivery]).decode
+read_text = msgspec.msgpack.Decoder(str).decode
+read_hello = msgspec.msgpack.Decoder(Hello).decode
+_READ_ANSWERS = msgspec.msgpack.Decoder(list[tuple[bytes, bool] | int | WireError]).decode
+
+
+def write_answers(answers: Sequence[Answer]) -> list[object]:
+    """Return the answers to commands as they are sent."""
+    return [wire_error(each) if isinstance(each, Rejected) else each for each in answers]
+
+
+def read_answers(body: msgspec.Raw) -> list[Answer]:
+    """Return the answers to commands."""
+    return [
+        Accepted(*each) if type(each) is tuple else _refusal(each) if type(each) is WireError else each  # type: ignore[misc]
+        for each in _READ_ANSWERS(body)
+    ]
+
+
+def read_result(query: str, body: msgspec.Raw) -> Any:
+    """Return the result of a query."""
+    return _RESULTS[query](body)
+
+
+def wire_error(error: PostroomError) -> WireError:
+    """Return an error as it is sent."""
+    return WireError(error.code, str(error), getattr(error, "retry_after_ms", None))
+
+
+def read_error(error: WireError) -> PostroomError:
+    """Return the exception of an error that was sent."""
+    return rebuild_error(error.code, error.text, error.retry_after_ms)
+
+
+def _refusal(error: WireError) -> Rejected:
+    refusal = read_error(error)
+    return refusal if isinstance(refusal, Rejected) else InvalidRequest(error.text)
+
+
+_ENCODE = msgspec.msgpack.Encoder().encode
+read_request = msgspec.msgpack.Decoder(tuple[int, str, msgspec.Raw]).decode
+read_reply = msgspec.msgpack.Decoder(tuple[int, WireError | None, msgspec.Raw]).decode

@@ -1,0 +1,281 @@
+"""The owner's side of the local socket: answers the other processes that use its mailbox."""
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any, Protocol
+
+import msgspec
+
+from postroom.adapters.local import protocol
+from postroom.adapters.local.protocol import Frames, Hello, MalformedFrame, frame, wire_error
+from postroom.adapters.sockets.peers import is_own_or_root
+from postroom.application.background import cancel_and_wait
+from postroom.application.forks import set_close_on_fork
+from postroom.application.ports.mailbox_owner import MailboxOwner
+from postroom.application.telemetry import logger
+from postroom.domain.errors import (
+    Fenced,
+    InternalError,
+    InvalidRequest,
+    PostroomError,
+    Saturated,
+    Unavailable,
+    WrongPosition,
+)
+
+MAX_REQUESTS = 10_000
+"""Requests of one connection that may be in progress."""
+BACKLOG = 512
+FLUSH_SECONDS = 1.0
+"""Time that clients have to take the last answers."""
+
+
+class OwnedMailbox(Protocol):
+    """What the server answers from: the engine, and the queries as methods."""
+
+    @property
+    def engine(self) -> MailboxOwner:
+        """Return the owner."""
+
+
+class LocalServer:
+    """Server of one mailbox at a Unix socket, for processes of the same user or of root.
+
+    It listens from the moment this process owns the mailbox, so that others can tell an owner that is loading
+    its log from one that hangs; requests wait until `serve` is called.
+    """
+
+    def __init__(self, path: Path, mailbox: str) -> None:
+        self._path = path
+        self.hello = Hello(protocol.VERSION, mailbox)
+        self.is_closing = False
+        self.connections: set[_Connection] = set()
+        self._served: asyncio.Future[OwnedMailbox] = asyncio.get_running_loop().create_future()
+        self._server: asyncio.Server | None = None
+        self._inode = 0
+
+    async def start(self) -> None:
+        """Listen; replace the socket of an owner that is gone.
+
+        Raises: Unavailable when the socket can't be created.
+        """
+        temporary = self._path.with_name(f"{self._path.name}.{os.getpid() & 0xFFFF:x}")
+        try:
+            temporary.unlink(missing_ok=True)
+            self._server = await asyncio.get_running_loop().create_unix_server(
+                lambda: _Connection(self), str(temporary), backlog=BACKLOG
+            )
+            for listening_socket in self._server.sockets:
+                set_close_on_fork(listening_socket.fileno(), True)
+            temporary.chmod(0o600)
+            self._inode = temporary.stat().st_ino
+            temporary.rename(self._path)
+        except OSError as error:
+            raise Unavailable(
+                f"The socket {self._path} can't be created: {error}. Check the folder's permissions."
+            ) from error
+
+    def serve(self, mailbox: OwnedMailbox) -> None:
+        """Answer requests, also those that have waited."""
+        self._served.set_result(mailbox)
+
+    async def mailbox(self) -> OwnedMailbox:
+        """Return the mailbox once it is open."""
+        return await asyncio.shield(self._served)
+
+    def stop_reading(self) -> None:
+        """Accept no more connections and requests; those in progress are still answered."""
+        self.is_closing = True
+        if self._server is not None:
+            with suppress(OSError):
+                if self._path.stat().st_ino == self._inode:  # not that of the next owner
+                    self._path.unlink()
+            for listening_socket in self._server.sockets:
+                set_close_on_fork(listening_socket.fileno(), False)
+            self._server.close()
+        for connection in self.connections:
+            connection.stop_reading()
+
+    def disconnect(self) -> None:
+        """Close all connections without answers; clients then look for the new owner."""
+        self.is_closing = True
+        for connection in list(self.connections):
+            connection.abort()
+
+    async def close(self) -> None:
+        """Send what is answered, and close all connections."""
+        self.stop_reading()
+        self._served.cancel()
+        closing = [asyncio.ensure_future(each.close()) for each in list(self.connections)]
+        if closing:
+            await asyncio.wait(closing, timeout=FLUSH_SECONDS)
+        self.disconnect()
+
+
+@asynccontextmanager
+async def listening(path: Path, mailbox: str) -> AsyncIterator[LocalServer]:
+    """Listen at a Unix socket while the context lasts."""
+    server = LocalServer(path, mailbox)
+    await server.start()
+    try:
+        yield server
+    finally:
+        await server.close()
+
+
+class _Connection(asyncio.Protocol):
+    """Connection of one client."""
+
+    def __init__(self, server: LocalServer) -> None:
+        self._server = server
+        self._loop = asyncio.get_running_loop()
+        self._frames = Frames()
+        self._requests: dict[int, asyncio.Task[None]] = {}
+        self._replies: list[bytes] = []
+        self._transport: Any = None
+        self._descriptor = -1
+        self._closed = self._loop.create_future()
+
+    # -- the transport's callbacks ---
+
+    def connection_made(self, transport: Any) -> None:
+        self._transport = transport
+        self._descriptor = transport.get_extra_info("socket").fileno()
+        set_close_on_fork(self._descriptor, True)
+        if self._server.is_closing or not is_own_or_root(transport.get_extra_info("socket")):
+            transport.abort()
+            return
+        self._server.connections.add(self)
+        transport.write(frame(self._server.hello))
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            for body in self._frames.feed(data):
+                self._handle(body)
+        except MalformedFrame as error:
+            logger().warning("mailbox.malformed_frame", mailbox=self._server.hello.mailbox, error=str(error))
+            self._replies.append(frame((0, wire_error(InvalidRequest(str(error))), None)))
+            self._flush()
+            self._transport.close()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        set_close_on_fork(self._descriptor, False)
+        self._server.connections.discard(self)
+        for task in self._requests.values():
+            task.cancel()
+        if not self._closed.done():
+            self._closed.set_result(None)
+
+    def pause_writing(self) -> None:
+        self._transport.pause_reading()  # of a client that does not take its answers
+
+    def resume_writing(self) -> None:
+        if not self._server.is_closing:
+            self._transport.resume_reading()
+
+    # -- for the server ---
+
+    def stop_reading(self) -> None:
+        self._transport.pause_reading()
+
+    def abort(self) -> None:
+        self._transport.abort()
+
+    async def close(self) -> None:
+        await cancel_and_wait(*self._requests.values())
+        self._flush()
+        self._transport.close()
+        await self._closed
+
+    # -- requests ---
+
+    def _handle(self, body: bytes) -> None:
+        try:
+            id_, kind, content = protocol.read_request(body)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise MalformedFrame(f"A request can't be read: {error}.") from error
+        if kind == protocol.PING:
+            self._reply(id_, None)
+        elif kind == protocol.CANCEL:
+            task = self._requests.get(protocol.read_id(content))
+            if task is not None:
+                task.cancel()
+        elif len(self._requests) >= MAX_REQUESTS:
+            self._reply_error(id_, Saturated(f"A connection has {MAX_REQUESTS} requests in progress.", 100))
+        elif id_ in self._requests:
+            raise MalformedFrame(f"There are two requests with the id {id_}.")
+        else:
+            self._start(id_, kind, content)
+
+    def _start(self, id_: int, kind: str, content: msgspec.Raw) -> None:
+        try:
+            match kind:
+                case protocol.RECEIVE:
+                    work = self._receive(protocol.read_receive(content))
+                case protocol.QUERY:
+                    work = self._query(protocol.read_query(content))
+                case protocol.FIND_ID:
+                    work = self._find_id(protocol.read_stream(content))
+                case _:
+                    work = self._submit(protocol.read_commands(kind, content))
+        except PostroomError as error:
+            self._reply_error(id_, error)
+            return
+        task = self._loop.create_task(self._answer(id_, work))
+        self._requests[id_] = task
+        task.add_done_callback(lambda _: self._requests.pop(id_, None))
+
+    async def _answer(self, id_: int, work: Any) -> None:
+        try:
+            self._reply(id_, await work)
+        except (Fenced, WrongPosition):
+            self._server.disconnect()
+        except PostroomError as error:
+            if not self._server.is_closing:  # the next owner is asked
+                self._reply_error(id_, error)
+        except Exception as error:
+            logger().exception("mailbox.request_failed", mailbox=self._server.hello.mailbox)
+            self._reply_error(
+                id_,
+                InternalError(
+                    f"Mailbox {self._server.hello.mailbox} failed on a request ({type(error).__name__}); "
+                    "report the traceback that its owner logged."
+                ),
+            )
+
+    async def _submit(self, commands: Any) -> object:
+        owner = (await self._server.mailbox()).engine
+        return protocol.write_answers(await owner.submit(commands))
+
+    async def _receive(self, receiving: protocol.Receiving) -> object:
+        owner = (await self._server.mailbox()).engine
+        return await owner.receive(receiving.command, receiving.wait_ms)
+
+    async def _find_id(self, stream: bytes) -> object:
+        return await (await self._server.mailbox()).engine.find_message_id(stream)
+
+    async def _query(self, query: protocol.Query) -> object:
+        mailbox = await self._server.mailbox()
+        try:
+            return await getattr(mailbox, query.name)(*query.arguments, **query.options)
+        except TypeError as error:
+            raise InvalidRequest(f"The query {query.name} does not take these arguments: {error}.") from error
+
+    def _reply(self, id_: int, result: object) -> None:
+        self._write(frame((id_, None, result)))
+
+    def _reply_error(self, id_: int, error: PostroomError) -> None:
+        self._write(frame((id_, wire_error(error), None)))
+
+    def _write(self, reply: bytes) -> None:
+        if not self._replies:
+            self._loop.call_soon(self._flush)
+        self._replies.append(reply)
+
+    def _flush(self) -> None:
+        if self._replies and not self._transport.is_closing():
+            self._transport.write(b"".join(self._replies))
+        self._replies.clear()

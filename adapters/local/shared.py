@@ -1,0 +1,311 @@
+"""A mailbox that several processes share: one of them owns it, and the others call it."""
+
+import asyncio
+import os
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, suppress
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+import msgspec
+
+from postroom.adapters.local.client import LocalClient, OwnerGone
+from postroom.application.messages import MessageDelivery
+from postroom.application.ports.mailbox_owner import Accepted, Answer, MailboxOwner
+from postroom.application.ports.ownership import Ownership
+from postroom.application.telemetry import logger
+from postroom.domain.errors import (
+    Fenced,
+    InvalidRequest,
+    MailboxOwned,
+    PostroomError,
+    Unavailable,
+    WrongPosition,
+)
+from postroom.domain.mailbox.commands import Command, Purge, Receive, Redrive, Send
+
+T = TypeVar("T")
+
+POLL_SECONDS, MAX_POLL_SECONDS = 0.02, 0.25
+"""Pause before another attempt to reach or become the owner; it doubles."""
+RETRY_MS = 200
+
+
+class Engine(MailboxOwner, Protocol):
+    """The owner of a mailbox in this process."""
+
+    async def wait_until_lost(self) -> None:
+        """Return when another process has taken over the mailbox."""
+
+
+class OwnedMailbox(Protocol):
+    """A mailbox that this process owns, with its queries as methods."""
+
+    @property
+    def engine(self) -> Engine:
+        """Return its engine."""
+
+
+class _Here:
+    """The owner is this process."""
+
+    def __init__(self, mailbox: OwnedMailbox) -> None:
+        self._mailbox = mailbox
+        self.submit = mailbox.engine.submit
+        self.receive = mailbox.engine.receive
+        self.find_message_id = mailbox.engine.find_message_id
+
+    async def query(self, name: str, arguments: Sequence[Any], options: dict[str, Any]) -> Any:
+        return await getattr(self._mailbox, name)(*arguments, **options)
+
+
+Owner = _Here | LocalClient
+
+
+class SharedOwner:
+    """The owner of a mailbox, be it this process or another, through changes of owner.
+
+    A background task connects to the owner, or becomes it if there is none. Calls wait for an owner, and are
+    repeated with the next one when theirs goes. That is safe for all commands but redriving and purging: a
+    message that is sent again has the id of the first attempt, which the log has once.
+
+    Arguments:
+        path: the socket of the mailbox; None if other processes can't reach it.
+        own: owns the mailbox for the length of a context; raises MailboxOwned when another process does.
+        timeout_ms: time for each call, besides the wait for messages.
+        owner_timeout_ms: time after which an owner that does not answer is replaced.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        path: Path | None,
+        ownership: Ownership,
+        own: Callable[[], AbstractAsyncContextManager[OwnedMailbox]],
+        *,
+        timeout_ms: int,
+        owner_timeout_ms: int,
+    ) -> None:
+        self.name = name
+        self._path = path
+        self._ownership = ownership
+        self._own = own
+        self._timeout_ms = timeout_ms
+        self._owner_timeout_ms = owner_timeout_ms
+        self._owner: Owner | None = None
+        self._is_available = asyncio.Event()
+        self._failure: Exception | None = None
+        self._incumbent: str | None = None
+        self._was_used = False
+        self._evicted: tuple[int, int] | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._process = os.getpid()
+
+    # -- opening and closing ---
+
+    async def open(self) -> None:
+        """Connect to the owner, or become it.
+
+        Raises: Unavailable when neither succeeds in time; whatever keeps this process from opening the
+            mailbox.
+        """
+        self._task = asyncio.create_task(self._stay_connected(), name=f"connection to mailbox {self.name}")
+        available = asyncio.ensure_future(self._is_available.wait())
+        await asyncio.wait(
+            [self._task, available],
+            timeout=self._timeout_ms / 1_000,
+            return_when=asyncio.FIRST_COMPLETED,
+        )
+        available.cancel()
+        if self._is_available.is_set():
+            return
+        if self._task.done():
+            self._task.result()
+        await self.close()
+        raise self._unavailable("nothing was sent")
+
+    async def close(self) -> None:
+        """Finish what is in progress, and release the mailbox if this process owns it."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+
+    # -- the port ---
+
+    async def submit(self, commands: Sequence[Command]) -> Sequence[Answer]:
+        """Decide commands; see `MailboxOwner.submit`."""
+        is_repeatable = not any(isinstance(each, Redrive | Purge) for each in commands)
+
+        async def submit(owner: Owner, is_repeated: bool) -> Sequence[Answer]:
+            if not is_repeated:
+                return await owner.submit(commands)
+            repeated = [_as_known(each) for each in commands]
+            answers = await owner.submit(repeated)
+            return [_unless_own(*each) for each in zip(answers, commands, strict=True)]
+
+        return await self._call(submit, is_repeatable=is_repeatable)
+
+    async def receive(self, command: Receive, wait_ms: int) -> list[MessageDelivery]:
+        """Deliver ready messages; see `MailboxOwner.receive`."""
+        now = asyncio.get_running_loop().time
+        end = now() + wait_ms / 1_000
+
+        async def receive(owner: Owner, is_repeated: bool) -> list[MessageDelivery]:
+            remaining_ms = max(0, int((end - now()) * 1_000)) if is_repeated else wait_ms
+            return await owner.receive(command, remaining_ms)
+
+        return await self._call(receive, wait_ms)
+
+    async def find_message_id(self, stream: bytes) -> str:
+        """Return the id of a message; see `MailboxOwner.find_message_id`."""
+        return await self._call(lambda owner, _: owner.find_message_id(stream))
+
+    async def query(self, name: str, *arguments: object, **options: object) -> Any:
+        """Return the result of a query of the mailbox."""
+        return await self._call(lambda owner, _: owner.query(name, arguments, options))
+
+    # -- calls ---
+
+    async def _call(
+        self,
+        call: Callable[[Owner, bool], Awaitable[T]],
+        wait_ms: int = 0,
+        *,
+        is_repeatable: bool = True,
+    ) -> T:
+        """Make a call, and repeat it with the next owner when its own goes, while its time lasts."""
+        if os.getpid() != self._process:
+            raise InvalidRequest(
+                f"Mailbox {self.name} was opened before this process was forked, and does not work here; "
+                "connect after the fork."
+            )
+        was_sent = False
+        try:
+            async with asyncio.timeout((self._timeout_ms + wait_ms) / 1_000):
+                while True:
+                    owner = self._owner or await self._available()
+                    try:
+                        return await call(owner, was_sent)
+                    except OwnerGone as gone:
+                        is_sent = gone.was_sent
+                    except (Fenced, WrongPosition):
+                        is_sent = True
+                    self._drop(owner)
+                    was_sent |= is_sent
+                    if is_sent and not is_repeatable:
+                        raise self._unavailable("whether the call took effect is unknown")
+        except TimeoutError:
+            raise self._unavailable("whether the call took effect is unknown") from None
+
+    async def _available(self) -> Owner:
+        while self._owner is None:
+            if self._task is None or self._task.done():
+                raise Unavailable(f"Mailbox {self.name} is closed; connect to it again.")
+            await self._is_available.wait()
+        return self._owner
+
+    def _unavailable(self, outcome: str) -> Unavailable:
+        reason = f" ({self._failure})" if self._failure is not None and self._owner is None else ""
+        return Unavailable(
+            f"The owner of mailbox {self.name} did not answer within {self._timeout_ms} ms{reason}; "
+            f"{outcome}. Retry shortly.",
+            RETRY_MS,
+        )
+
+    # -- the connection ---
+
+    async def _stay_connected(self) -> None:
+        pause = POLL_SECONDS
+        while True:
+            try:
+                is_served = await self._use_owner() or await self._be_owner()
+            except MailboxOwned as error:  # by a process that does not listen yet, or not here
+                is_served, self._failure = False, error
+            except Exception as error:
+                if not self._was_used:
+                    raise
+                if str(error) != str(self._failure):
+                    logger().warning("mailbox.owner_unavailable", mailbox=self.name, error=str(error))
+                is_served, self._failure = False, error
+            pause = POLL_SECONDS if is_served else min(2 * pause, MAX_POLL_SECONDS)
+            if not is_served:
+                await asyncio.sleep(pause)
+
+    async def _use_owner(self) -> bool:
+        """Send calls to the owner in another process until it is gone; return whether there was one.
+
+        The socket of an owner that was evicted is left out: it accepts connections until it is replaced.
+        """
+        socket = None if self._path is None else _socket_id(self._path)
+        if self._path is None or socket is None or socket == self._evicted:
+            return False
+        self._incumbent = None
+        client = await LocalClient.connect(
+            self._path, self.name, self._owner_timeout_ms, self._note_incumbent
+        )
+        if client is None:
+            return False
+        try:
+            if client.has_greeted:
+                self._use(client)
+                await client.ended
+        finally:
+            self._drop(client)
+            client.close()
+        if client.is_hanging and await self._evict():
+            self._evicted = socket
+        return client.has_greeted and not client.is_hanging
+
+    async def _be_owner(self) -> bool:
+        """Own the mailbox until another process takes it over."""
+        async with self._own() as mailbox:
+            owner = _Here(mailbox)
+            try:
+                self._use(owner)
+                await mailbox.engine.wait_until_lost()
+            finally:
+                self._drop(owner)
+        return True
+
+    async def _evict(self) -> bool:
+        """Evict the owner that hangs; return False if the store can't tell who that is."""
+        if self._incumbent is None:
+            return False
+        logger().warning("mailbox.owner_hangs", mailbox=self.name, owner=self._incumbent)
+        await self._ownership.evict(self.name, self._incumbent)
+        return True
+
+    async def _note_incumbent(self) -> None:
+        """Note whom to replace if the silence goes on, so that no later owner is taken for it."""
+        with suppress(PostroomError):
+            self._incumbent = await self._ownership.incumbent(self.name)
+
+    def _use(self, owner: Owner) -> None:
+        self._owner, self._failure, self._was_used = owner, None, True
+        self._is_available.set()
+
+    def _drop(self, owner: Owner) -> None:
+        if self._owner is owner:
+            self._owner = None
+            self._is_available.clear()
+
+
+def _socket_id(path: Path) -> tuple[int, int] | None:
+    """Return what tells the socket at a path from its successors; None if there is none."""
+    try:
+        status = path.stat()
+    except FileNotFoundError:
+        return None
+    return status.st_ino, status.st_ctime_ns
+
+
+def _as_known(command: Command) -> Command:
+    """Return a command to be repeated: the id of a send is then looked up in the log."""
+    return msgspec.structs.replace(command, has_external_id=True) if isinstance(command, Send) else command
+
+
+def _unless_own(answer: Answer, command: Command) -> Answer:
+    """Return the answer to a repeated send: no duplicate if the message is the first attempt's."""
+    if isinstance(command, Send) and not command.has_external_id and isinstance(answer, Accepted):
+        return Accepted(answer.message, answer.duplicate and answer.message != command.message)
+    return answer

@@ -1,0 +1,171 @@
+"""A NATS client that detects stalled connections and replaces them."""
+
+import asyncio
+from contextlib import suppress
+
+from nats.aio.client import Client, Srv
+from nats.aio.msg import Msg
+from nats.errors import ConnectionReconnectingError, Error, FlushTimeoutError, NoRespondersError
+from nats.protocol.parser import PERMISSIONS_ERR
+
+from postroom.application.background import cancel_and_wait
+from postroom.application.telemetry import logger
+
+FLUSH_TIMEOUT_SECONDS = 2.0
+CLOSE_TIMEOUT_SECONDS = 2.0
+SILENCE_SECONDS = 5.0
+"""Time without replies to requests after which the connection is replaced."""
+
+
+class SupervisedClient(Client):
+    """A NATS client that reconnects whenever its connection stops working, and closes within a deadline.
+
+    Each override fixes one case in which nats-py 2.16 stops receiving, or never finishes closing (ADR 0031).
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._is_closing = False
+        self._silent_since: float | None = None
+
+    async def flush(self, timeout: float = FLUSH_TIMEOUT_SECONDS) -> None:  # noqa: ASYNC109  # signature of nats-py
+        """Return once the server has read everything sent so far.
+
+        Arguments:
+            timeout: in seconds.
+
+        Raises: nats.errors.Error without a connection, or without an answer before the timeout.
+        """
+        # nats-py returns while it is reconnecting, and after a timeout cancels the future of the PONG: when
+        # that PONG arrives, setting the result fails and ends the read loop.
+        if not self.is_connected:
+            raise ConnectionReconnectingError
+        pong = asyncio.get_running_loop().create_future()
+        await self._send_ping(pong)
+        answered, _ = await asyncio.wait([pong], timeout=timeout)
+        if not answered:
+            raise FlushTimeoutError
+
+    async def request(
+        self,
+        subject: str,
+        payload: bytes = b"",
+        timeout: float = 0.5,  # noqa: ASYNC109  # signature of nats-py
+        old_style: bool = False,
+        headers: dict[str, str] | None = None,
+    ) -> Msg:
+        """Send a request and return its reply.
+
+        Arguments:
+            timeout: in seconds.
+
+        Raises: nats.errors.Error without a connection, when it is lost before the reply, or without a reply
+        before the timeout; except in the first case, the server may have processed the request.
+        """
+        # nats-py would buffer the request until the client is connected again.
+        if not self.is_connected:
+            raise ConnectionReconnectingError
+        try:
+            reply = await super().request(subject, payload, timeout, old_style, headers)
+        except TimeoutError:
+            await self._note_silence()
+            raise
+        except NoRespondersError:
+            self._silent_since = None
+            raise
+        self._silent_since = None
+        return reply
+
+    async def close(self) -> None:
+        """Flush and close, within a few seconds in any state of the connection."""
+        if not self._is_closing:
+            self._is_closing = True
+            with suppress(Error, OSError):
+                await self.flush(CLOSE_TIMEOUT_SECONDS)
+        # A graceful close would wait for a server that doesn't read.
+        await self._drop_pending()
+        closing = asyncio.create_task(super().close())
+        await asyncio.wait([closing], timeout=CLOSE_TIMEOUT_SECONDS)
+        await cancel_and_wait(*(task for task in (closing, self._reconnection_task) if task is not None))
+        await self._end_tasks()
+        self._abort()
+        self._status = Client.CLOSED
+
+    async def _read_loop(self) -> None:
+        """Read until the connection ends, and reconnect when the loop ends for any other reason."""
+        await super()._read_loop()
+        task = asyncio.current_task()
+        if task is not None and task is self._reading_task and not task.cancelling():
+            await self._process_op_err(Error("nats: the read loop ended"))
+
+    async def _process_err(self, err_msg: str) -> None:
+        """Reconnect after errors on which nats-py closes permanently, such as expired credentials."""
+        if PERMISSIONS_ERR in err_msg:
+            await super()._process_err(err_msg)
+            return
+        error = Error("nats: " + err_msg.strip("'"))
+        await self._error_cb(error)
+        await self._process_op_err(error)
+
+    async def _attempt_reconnect(self) -> None:
+        # Requests that are sent again would otherwise be stored by the server after later ones.
+        await self._drop_pending()
+        await super()._attempt_reconnect()
+
+    async def _connect_to_server(self, s: Srv) -> None:
+        _end_if_cancelled()
+        self._abort()
+        await super()._connect_to_server(s)
+
+    async def _process_connect_init(self) -> None:
+        _end_if_cancelled()
+        # Tasks of the previous connection would read from the new one, or feed its parser.
+        await self._end_tasks()
+        self._ps.reset()
+        await super()._process_connect_init()
+
+    async def _end_tasks(self) -> None:
+        tasks = (self._reading_task, self._ping_interval_task, self._flusher_task)
+        await cancel_and_wait(*(task for task in tasks if task is not None))
+
+    async def _drop_pending(self) -> None:
+        """Abort the connection, fail the requests without a reply, and drop the data not yet sent."""
+        self._abort()
+        self._pending.clear()
+        self._pending_data_size = 0
+        for reply in self._resp_map.values():
+            if not reply.done():
+                reply.set_exception(Error("nats: the connection was lost before the reply"))
+                reply.exception()  # silences asyncio's 'exception was never retrieved'
+        while self._flush_queue is not None and not self._flush_queue.empty():
+            flushed = self._flush_queue.get_nowait()
+            if not flushed.done():
+                flushed.set_result(None)
+            await asyncio.sleep(0)  # requests that wait for room in the queue
+
+    async def _note_silence(self) -> None:
+        """Replace a connection without replies to requests: the server may have dropped the subscription."""
+        now = asyncio.get_running_loop().time()
+        if self._silent_since is None:
+            self._silent_since = now
+        elif now - self._silent_since >= SILENCE_SECONDS and self.is_connected:
+            self._silent_since = None
+            logger().warning("nats.silent", client=self.options["name"])
+            await self.force_reconnect()
+
+    def _abort(self) -> None:
+        """Close the socket without waiting for the server to read pending data."""
+        writer: asyncio.StreamWriter | None = getattr(self._transport, "_io_writer", None)
+        if writer is not None:
+            writer.transport.abort()
+
+
+def _end_if_cancelled() -> None:
+    """Raise `CancelledError` again if the current task dropped it.
+
+    `asyncio.wait_for` before Python 3.12 drops a cancellation that coincides with the result, and nats-py
+    would then try to connect forever.
+    """
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        raise asyncio.CancelledError

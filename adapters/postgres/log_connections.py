@@ -1,0 +1,133 @@
+"""The connections of an event log in PostgreSQL."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import psycopg
+
+from postroom.adapters.postgres.columns import Packed, PackedDumper
+from postroom.adapters.postgres.database import (
+    Connection,
+    Reconnecting,
+    closing_on_failure,
+    connect,
+    shown,
+    unavailable,
+)
+from postroom.adapters.postgres.migrate import check_connection
+from postroom.adapters.sql.statements import statements
+from postroom.domain.errors import Unavailable
+
+TIMEOUT = "60s"
+"""Time limit of a statement: one append, or one page of a read."""
+UNCERTAIN_APPEND_WAIT_MS = 5_000
+
+SQL = statements("postroom.adapters.postgres", "log.sql")
+
+
+class _Session(NamedTuple):
+    """Identity of a server process: its pid may be reused, but not with the same start time."""
+
+    pid: int
+    started: Any
+
+
+class LogConnections:
+    """One connection that reads and one that writes, each opened on first use and reopened when it is lost.
+
+    An append whose connection was lost may still commit: its session is terminated before the next read, so
+    that reads show its outcome.
+
+    Arguments:
+        is_relaxed: do not wait for the disk; see `PostgresEventLog`.
+
+    Attributes:
+        bounds: parameters of every statement: id and positions of the mailbox.
+        is_synced: whether the server syncs its log to the disk; False until something was written.
+    """
+
+    def __init__(self, url: str, mailbox: str, *, is_relaxed: bool) -> None:
+        self.bounds: dict[str, int] = {}
+        self.is_synced = False
+        self._url = url
+        self._mailbox = mailbox
+        self._is_relaxed = is_relaxed
+        self._session: _Session | None = None
+        self._uncertain: _Session | None = None
+        self._reader = Reconnecting(self._open_reader)
+        self._writer = Reconnecting(self._open_writer)
+
+    def close(self) -> None:
+        """Close both; idempotent."""
+        self._writer.close()
+        self._reader.close()
+
+    def fetch(self, statement: str, **values: Any) -> list[tuple[Any, ...]]:
+        """Return the rows of a statement; once more if the connection was lost while it was idle.
+
+        Raises: Unavailable when the database can't be used or is not migrated.
+        """
+        with unavailable(self._url):
+            try:
+                return self._fetch_once(statement, values)
+            except psycopg.OperationalError:
+                if self._reader.is_connected:
+                    raise
+            return self._fetch_once(statement, values)
+
+    def write(self, statement: str, **values: Any) -> int:
+        """Execute a statement, and return the number of rows."""
+        with unavailable(self._url), self._writer.use() as writer:
+            return writer.execute(SQL[statement], self.bounds | values).rowcount
+
+    def call(self, statement: str, **values: Any) -> Any:
+        """Execute a statement that writes, and return its only value."""
+        with unavailable(self._url), self._writer.use() as writer:
+            (result,) = writer.execute(SQL[statement], self.bounds | values).fetchone() or (None,)
+            return result
+
+    def insert(self, statement: str, values: Sequence[Packed]) -> int:
+        """Insert records, and return their number.
+
+        Raises: psycopg.Error, as what it means depends on the end of the log.
+        """
+        with self._writer.use() as writer:
+            try:
+                return writer.execute(statement, values, prepare=True).rowcount
+            except psycopg.Error:
+                if writer.broken:  # the server may have executed it, or still will
+                    self._uncertain = self._session
+                raise
+
+    def _fetch_once(self, statement: str, values: dict[str, Any]) -> list[tuple[Any, ...]]:
+        with self._reader.use() as reader:
+            self._end_uncertain_append(reader)
+            return reader.execute(SQL[statement], self.bounds | values, binary=True).fetchall()
+
+    def _end_uncertain_append(self, reader: Connection) -> None:
+        if self._uncertain is None:
+            return
+        session = self._uncertain._asdict() | {"wait_ms": UNCERTAIN_APPEND_WAIT_MS}
+        if reader.execute(SQL["end_session"], session).fetchone() == (False,):
+            raise Unavailable(
+                f"The database {shown(self._url)} is still running an append whose connection was lost; "
+                "retry shortly."
+            )
+        self._uncertain = None
+
+    def _open_reader(self) -> Connection:
+        reader = connect(self._url, f"postroom, reads {self._mailbox}")
+        with unavailable(self._url), closing_on_failure(reader):
+            check_connection(reader, self._url, "store")
+            reader.execute(SQL["configure_reader"], {"timeout": TIMEOUT})
+        return reader
+
+    def _open_writer(self) -> Connection:
+        writer = connect(self._url, f"postroom, appends to {self._mailbox}")
+        with unavailable(self._url), closing_on_failure(writer):
+            writer.adapters.register_dumper(Packed, PackedDumper)
+            values = {"timeout": TIMEOUT, "relaxed": self._is_relaxed}
+            writer.execute(SQL["configure_writer"], values)
+            pid, started, self.is_synced = writer.execute(SQL["session"]).fetchone() or (0, None, False)
+            self._session = _Session(pid, started)
+        return writer

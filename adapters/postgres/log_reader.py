@@ -1,0 +1,150 @@
+"""The log reader port over a PostgreSQL database."""
+
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
+from functools import lru_cache
+from itertools import islice
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from postroom.adapters.postgres.columns import ESCAPE, unescape
+from postroom.adapters.postgres.database import Connection, connect, shown, unavailable
+from postroom.adapters.postgres.migrate import check_connection
+from postroom.adapters.sql.log_reader import Driver, Run, read_by_sql, rows_per_batch, to_batch
+from postroom.adapters.sql.statements import statements
+from postroom.domain.errors import Unavailable
+from postroom.domain.record import POSITIONS_PER_MAILBOX
+from postroom.projections.log_conditions import Condition
+from postroom.projections.log_extent import LogExtent, Range
+
+NAME = "postroom, reading the log"
+ROWS_PER_CHUNK = 1_000
+"""Rows per chunk that libpq fetches."""
+BYTES_PER_BATCH = 16 << 20
+"""Approximate bytes per batch that ADBC fetches."""
+_SQL = statements("postroom.adapters.postgres", "sql/log_reader.sql")
+
+
+@dataclass(frozen=True)
+class PostgresLogReader:
+    """A reader of the log of a PostgreSQL store; see `LogReader`. The repr omits the URL and its password."""
+
+    url: str = field(repr=False)
+    driver: Driver = "auto"
+
+    def mailboxes(self) -> dict[str, int]:
+        """Return the ids of the mailboxes; see `LogReader.mailboxes`."""
+        with self._reader() as connection:
+            return dict(connection.execute(_SQL["mailboxes"]).fetchall())
+
+    def heads(self) -> dict[str, int]:
+        """Return the last positions; see `LogReader.heads`."""
+        with self._reader() as connection:
+            names = connection.execute(_SQL["mailboxes"]).fetchall()
+            ends = ((name, _end(connection, "last", id_, POSITIONS_PER_MAILBOX - 1)) for name, id_ in names)
+            return {name: end[0] for name, end in ends if end is not None}
+
+    def extents(self, through: Mapping[str, int] | None = None) -> list[LogExtent]:
+        """Return extents of mailbox logs; see `LogReader.extents`."""
+        extents = []
+        with self._reader() as connection:
+            for name, id_ in connection.execute(_SQL["mailboxes"]).fetchall():
+                end = POSITIONS_PER_MAILBOX - 1 if through is None else through.get(name, 0)
+                first = _end(connection, "first", id_, end) if end else None
+                last = _end(connection, "last", id_, end) if first is not None else None
+                if first is not None and last is not None:  # retention may empty the log in between
+                    extents.append(LogExtent(id_, name, *first, *last))
+        return extents
+
+    def read(
+        self, ranges: Iterable[Range], columns: Sequence[str], where: Sequence[Condition] = ()
+    ) -> Iterator[pa.RecordBatch]:
+        """Yield records; see `LogReader.read`."""
+        connect_ = self._adbc if self.driver != "python" and _has_adbc() else self._psycopg
+        with connect_() as run:
+            for batch in read_by_sql(run, "postroom.log", _bytes_literal, ranges, columns, where):
+                yield _unescape(batch)
+
+    @contextmanager
+    def _reader(self) -> Iterator[Connection]:
+        with closing(connect(self.url, NAME)) as connection, unavailable(self.url):
+            check_connection(connection, self.url, "store")
+            connection.execute(_SQL["configure"])
+            yield connection
+
+    @contextmanager
+    def _adbc(self) -> Iterator[Run]:
+        from adbc_driver_manager import AdbcConnection, AdbcStatement, Error
+
+        def run(sql: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+            with AdbcStatement(connection) as statement:
+                statement.set_options(**{"adbc.postgresql.batch_size_hint_bytes": str(BYTES_PER_BATCH)})
+                statement.set_sql_query(sql)
+                handle, _ = statement.execute_query()
+                with pa.RecordBatchReader.from_stream(handle) as reader:
+                    for batch in reader:
+                        yield batch.cast(schema)
+
+        try:
+            with AdbcConnection(_adbc_database(self.url, os.getpid())) as connection:
+                with AdbcStatement(connection) as statement:
+                    statement.set_sql_query(_SQL["configure"])
+                    statement.execute_update()
+                yield run
+        except Error as error:
+            reason = str(error).replace(self.url, shown(self.url)).partition("\n")[0]
+            raise Unavailable(f"The database {shown(self.url)} can't be read: {reason}") from None
+
+    @contextmanager
+    def _psycopg(self) -> Iterator[Run]:
+        def run(statement: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+            with connection.cursor(binary=True) as cursor:
+                rows = cursor.stream(statement.encode(), size=ROWS_PER_CHUNK)
+                while batch := list(islice(rows, rows_per_batch(schema))):
+                    yield to_batch(batch, schema)
+
+        with closing(connect(self.url, NAME)) as connection, unavailable(self.url):
+            connection.execute(_SQL["configure"])
+            yield run
+
+
+@lru_cache(maxsize=4)
+def _adbc_database(url: str, process: int) -> Any:
+    """Return the ADBC database handle, which is slow to open and holds no connection."""
+    from adbc_driver_postgresql import connect
+
+    return connect(url)
+
+
+def _end(connection: Connection, which: str, mailbox: int, through: int) -> tuple[Any, ...] | None:
+    bounds = {"base": mailbox * POSITIONS_PER_MAILBOX, "through": mailbox * POSITIONS_PER_MAILBOX + through}
+    return connection.execute(_SQL[which], bounds).fetchone()
+
+
+def _bytes_literal(value: bytes) -> str:
+    return f"'\\x{value.hex()}'::bytea"
+
+
+def _unescape(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Return a batch with its text unescaped."""
+    arrays = [_unescape_column(column) for column in batch.columns]
+    return pa.RecordBatch.from_arrays(arrays, schema=batch.schema)
+
+
+def _unescape_column(column: pa.Array) -> pa.Array:
+    if column.type != pa.string() or not pc.any(pc.match_substring(column, ESCAPE)).as_py():
+        return column
+    texts = (None if text is None else unescape(text) for text in column.to_pylist())
+    return pa.array(texts, pa.string())
+
+
+def _has_adbc() -> bool:
+    try:
+        import adbc_driver_postgresql  # noqa: F401
+    except ImportError:
+        return False
+    return True

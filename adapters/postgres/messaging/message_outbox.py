@@ -1,0 +1,86 @@
+"""The message outbox port over PostgreSQL: one connection, and another for hints by LISTEN."""
+
+import asyncio
+from collections.abc import Collection, Sequence
+
+from postroom.adapters.postgres.database import Connection, Reconnecting, connect, unavailable
+from postroom.adapters.postgres.messaging.hints import PostgresHints
+from postroom.adapters.sql.statements import statements
+from postroom.adapters.sql.transaction import for_psycopg
+from postroom.application.ports.message_outbox import RecordedMessage
+
+POLL_SECONDS = 0.1
+BATCH_BYTES = 8 << 20
+_NAME = "postroom message outbox"
+_SQL = {
+    name: for_psycopg(text).encode()
+    for name, text in statements("postroom.adapters.postgres.messaging", "message_outbox.sql").items()
+}
+
+
+class PostgresMessageOutbox:
+    """Messages for one mailbox in a database that has been migrated; open it in a running event loop."""
+
+    def __init__(self, url: str, mailbox: str) -> None:
+        self._url = url
+        self._mailbox = mailbox
+        self._connection = Reconnecting(self._open)
+        self._hints = PostgresHints(url, f"{_NAME} hints", "postroom_outbox_messages")
+
+    async def find(self, limit: int, except_topics: Collection[str] = ()) -> list[RecordedMessage]:
+        """Return messages to send; see `MessageOutbox.find`."""
+        return await asyncio.to_thread(self._find, limit, list(except_topics))
+
+    async def settle(
+        self, sent: Sequence[RecordedMessage], refused: Sequence[tuple[RecordedMessage, str]]
+    ) -> None:
+        """Delete the sent messages and keep the refused ones; see `MessageOutbox.settle`."""
+        await asyncio.to_thread(self._settle, sent, refused)
+
+    async def wait(self) -> None:
+        """Return at the next hint, or after the poll interval."""
+        try:
+            async with asyncio.timeout(POLL_SECONDS):
+                await self._hints.wait()
+        except TimeoutError:
+            pass
+
+    async def close(self) -> None:
+        """Close the connections; closing twice is fine."""
+        await self._hints.close()
+        await asyncio.to_thread(self._connection.close)
+
+    def _open(self) -> Connection:
+        return connect(self._url, _NAME)
+
+    def _find(self, limit: int, except_topics: list[str]) -> list[RecordedMessage]:
+        parameters = {"mailbox": self._mailbox, "limit": limit, "except_topics": except_topics}
+        rows: list[RecordedMessage] = []
+        size = 0
+        with unavailable(self._url), self._connection.use() as connection:
+            for row in connection.execute(_SQL["find"], parameters):
+                rows.append(RecordedMessage(*row))
+                size += len(rows[-1].message)
+                if size >= BATCH_BYTES:
+                    break
+        return rows
+
+    def _settle(
+        self, sent: Sequence[RecordedMessage], refused: Sequence[tuple[RecordedMessage, str]]
+    ) -> None:
+        parameters = {
+            "sent": [row.position for row in sent],
+            "refused": [row.position for row, _ in refused],
+            "errors": [error.replace("\x00", "") for _, error in refused],
+        }
+        with unavailable(self._url), self._connection.use() as connection:
+            connection.execute(_SQL["settle"], parameters)
+
+
+def has_message_outbox(url: str) -> bool:
+    """Return whether a database has the table of the outbox.
+
+    Raises: Unavailable when the database can't be reached.
+    """
+    with unavailable(url), connect(url, _NAME) as connection:
+        return connection.execute(_SQL["exists"]).fetchall() == [(True,)]

@@ -1,0 +1,23 @@
+-- Statements of the log reader of PostgreSQL.
+
+-- name: configure
+SELECT
+    set_config('application_name', 'postroom, reading the log', false),
+    set_config('default_transaction_read_only', 'on', false),
+    -- A custom plan prunes partitions before locking them.
+    set_config('plan_cache_mode', 'force_custom_plan', false),
+    -- New partitions have no statistics yet; every query here has an index.
+    set_config('enable_seqscan', 'off', false),
+    set_config('enable_bitmapscan', 'off', false),
+    set_config('jit', 'off', false);
+
+-- name: mailboxes
+SELECT name, id FROM postroom.mailbox_names ORDER BY id;
+
+-- name: first
+SELECT place - %(base)s FROM postroom.log
+WHERE place > %(base)s AND place <= %(through)s ORDER BY place LIMIT 1;
+
+-- name: last
+SELECT place - %(base)s, at FROM postroom.log
+WHERE place > %(base)s AND place <= %(through)s ORDER BY place DESC LIMIT 1;

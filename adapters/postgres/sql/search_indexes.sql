@@ -1,0 +1,27 @@
+-- Topics and indexes for search, built after the load.
+
+CREATE INDEX ON postroom.header_v{version}
+    (left(name, {indexed_chars}), left(value, {indexed_chars}), timestamp, id);
+ALTER TABLE postroom.text_v{version} ADD PRIMARY KEY (id);
+
+INSERT INTO postroom.topic_v{version}
+SELECT topic, count(*), min(timestamp), max(timestamp) FROM postroom.mailbox_v{version} GROUP BY topic;
+
+ALTER TABLE postroom.topic_v{version} ADD PRIMARY KEY (topic);
+
+-- Words were normalized when they were written, so no parser or dictionary of PostgreSQL is used.
+CREATE INDEX ON postroom.text_v{version}
+    USING gin (array_to_tsvector(array_remove(string_to_array(words, ' '), '')));
+
+-- `postroom migrate` installs pg_trgm if it is available and permitted.
+DO $$
+DECLARE
+    trigrams TEXT;
+BEGIN
+    SELECT extnamespace::regnamespace INTO trigrams FROM pg_extension WHERE extname = 'pg_trgm';
+    IF trigrams IS NOT NULL THEN
+        EXECUTE format('CREATE INDEX ON postroom.text_v{version} USING gin (text %s.gin_trgm_ops)', trigrams);
+    END IF;
+END $$;
+
+VACUUM (FREEZE, ANALYZE) postroom.header_v{version}, postroom.topic_v{version}, postroom.text_v{version};

@@ -1,0 +1,313 @@
+"""The public API of Postroom: what `from postroom import ...` gives.
+
+Packaging maps this file to `postroom/__init__.py`. Importing it loads nothing else: the module of a name is
+imported when the name is first used (PEP 562).
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from postroom.adapters.compose import (
+        Postroom,
+        Projections,
+        Reader,
+        list_mailboxes,
+        open_mailbox,
+        read_mailbox,
+        read_projections,
+    )
+    from postroom.adapters.compose.connect import Connection, connect
+    from postroom.adapters.compose.export import export_messages
+    from postroom.adapters.compose.follow import open_follower
+    from postroom.adapters.compose.inbox import open_dead_letters, open_inbox, open_worker
+    from postroom.adapters.compose.ingest import (
+        Namespace,
+        NatsSource,
+        RedisSource,
+        find_namespace,
+        load_namespaces,
+        open_ingester,
+    )
+    from postroom.adapters.compose.outbox import open_outbox
+    from postroom.adapters.compose.postgres import migrate_messaging, migrate_store
+    from postroom.adapters.compose.projections import (
+        rebuild_projections,
+        roll_back_projections,
+        verify_projections,
+    )
+    from postroom.adapters.compose.relay import open_relay
+    from postroom.adapters.compose.streams import open_streams
+    from postroom.adapters.http.signature import verify_signature
+    from postroom.adapters.nats.definitions import ConsumerDefinition, StreamDefinition
+    from postroom.adapters.nats.settings import NatsSettings
+    from postroom.adapters.postgres.messaging.middleware import (
+        acknowledge,
+        current_transaction,
+        inbox,
+        outbox,
+        pipeline,
+        transaction,
+    )
+    from postroom.adapters.postgres.messaging.outbox import AsyncOutbox, Outbox
+    from postroom.adapters.postgres.messaging.settings import MessagingSettings
+    from postroom.adapters.postgres.messaging.tables import Tables
+    from postroom.adapters.sql.mailbox_outbox import AsyncMailboxOutbox, MailboxOutbox
+    from postroom.adapters.sync_mailbox import SyncMailbox, SyncReceivedMessage
+    from postroom.application.extras import MissingExtra
+    from postroom.application.inbox.settings import InboxSettings
+    from postroom.application.mailbox.administer import PurgeTopic, RedriveDeadLetters, SetTopicPolicy
+    from postroom.application.mailbox.receive import ReceiveMessages
+    from postroom.application.mailbox.retention import DeleteOldEvents
+    from postroom.application.mailbox.send import SendBatch, SendEnvelopes, SendMessage
+    from postroom.application.mailbox.settle import AckMessages, ExtendVisibility, NackMessages
+    from postroom.application.messages import (
+        NewMessage,
+        ReceivedMessage,
+        Sent,
+        read_receipt,
+        write_receipt,
+    )
+    from postroom.application.outbox.new_event import NewEvent
+    from postroom.application.outbox.settings import OutboxSettings
+    from postroom.application.ports.event_handler import HandlerRequest
+    from postroom.application.ports.mailbox import Mailbox
+    from postroom.application.ports.source import SourceMessage
+    from postroom.application.queries.simulate_policy import Simulation
+    from postroom.application.queries.verify import Verification
+    from postroom.application.query_results import (
+        Backlog,
+        DeadLetter,
+        Explanation,
+        HistoryEntry,
+        MessageDetail,
+        PeekedMessage,
+    )
+    from postroom.application.workers.worker import Worker, WorkerCounts
+    from postroom.domain.envelope.validation import EnvelopeProblem, ValidationMode
+    from postroom.domain.errors import (
+        BrokenLog,
+        BrokenProjection,
+        DuplicateInboxMessage,
+        Fenced,
+        Forbidden,
+        FrameTooLarge,
+        FutureEvent,
+        IdempotencyConflict,
+        ImplausibleClock,
+        IntegrityFailure,
+        InternalError,
+        InvalidOutboxEvent,
+        InvalidRequest,
+        InvalidTimestamp,
+        MailboxOwned,
+        NotFound,
+        PoisonMessage,
+        PostroomError,
+        Rejected,
+        Saturated,
+        StaleReceipt,
+        Unauthenticated,
+        Unavailable,
+    )
+    from postroom.domain.message import Receipt
+    from postroom.domain.policy import MailboxLimits, TopicPolicy
+    from postroom.domain.policy_simulation import Changes
+    from postroom.domain.search import EventFilter, FoundMessage, SearchPage
+    from postroom.projections.projection import Column, EventProjection, MessageProjection
+
+__all__ = [
+    "AckMessages",
+    "AsyncMailboxOutbox",
+    "AsyncOutbox",
+    "Backlog",
+    "BrokenLog",
+    "BrokenProjection",
+    "Changes",
+    "Column",
+    "Connection",
+    "ConsumerDefinition",
+    "DeadLetter",
+    "DeleteOldEvents",
+    "DuplicateInboxMessage",
+    "EnvelopeProblem",
+    "EventFilter",
+    "EventProjection",
+    "Explanation",
+    "ExtendVisibility",
+    "Fenced",
+    "Forbidden",
+    "FoundMessage",
+    "FrameTooLarge",
+    "FutureEvent",
+    "HandlerRequest",
+    "HistoryEntry",
+    "IdempotencyConflict",
+    "ImplausibleClock",
+    "InboxSettings",
+    "IntegrityFailure",
+    "InternalError",
+    "InvalidOutboxEvent",
+    "InvalidRequest",
+    "InvalidTimestamp",
+    "Mailbox",
+    "MailboxLimits",
+    "MailboxOutbox",
+    "MailboxOwned",
+    "MessageDetail",
+    "MessageProjection",
+    "MessagingSettings",
+    "MissingExtra",
+    "NackMessages",
+    "Namespace",
+    "NatsSettings",
+    "NatsSource",
+    "NewEvent",
+    "NewMessage",
+    "NotFound",
+    "Outbox",
+    "OutboxSettings",
+    "PeekedMessage",
+    "PoisonMessage",
+    "Postroom",
+    "PostroomError",
+    "Projections",
+    "PurgeTopic",
+    "Reader",
+    "Receipt",
+    "ReceiveMessages",
+    "ReceivedMessage",
+    "RedisSource",
+    "RedriveDeadLetters",
+    "Rejected",
+    "Saturated",
+    "SearchPage",
+    "SendBatch",
+    "SendEnvelopes",
+    "SendMessage",
+    "Sent",
+    "SetTopicPolicy",
+    "Simulation",
+    "SourceMessage",
+    "StaleReceipt",
+    "StreamDefinition",
+    "SyncMailbox",
+    "SyncReceivedMessage",
+    "Tables",
+    "TopicPolicy",
+    "Unauthenticated",
+    "Unavailable",
+    "ValidationMode",
+    "Verification",
+    "Worker",
+    "WorkerCounts",
+    "acknowledge",
+    "connect",
+    "current_transaction",
+    "export_messages",
+    "find_namespace",
+    "inbox",
+    "list_mailboxes",
+    "load_namespaces",
+    "migrate_messaging",
+    "migrate_store",
+    "open_dead_letters",
+    "open_follower",
+    "open_inbox",
+    "open_ingester",
+    "open_mailbox",
+    "open_outbox",
+    "open_relay",
+    "open_streams",
+    "open_worker",
+    "outbox",
+    "pipeline",
+    "read_mailbox",
+    "read_projections",
+    "read_receipt",
+    "rebuild_projections",
+    "roll_back_projections",
+    "transaction",
+    "verify_projections",
+    "verify_signature",
+    "write_receipt",
+]
+
+# The module of each public name, for those who import it at run time.
+_NAMES = {
+    "adapters.compose": (
+        "Postroom Projections Reader list_mailboxes open_mailbox read_mailbox read_projections"
+    ),
+    "adapters.compose.projections": "rebuild_projections roll_back_projections verify_projections",
+    "adapters.compose.connect": "Connection connect",
+    "adapters.compose.export": "export_messages",
+    "adapters.compose.follow": "open_follower",
+    "adapters.compose.inbox": "open_dead_letters open_inbox open_worker",
+    "adapters.compose.ingest": (
+        "Namespace NatsSource RedisSource find_namespace load_namespaces open_ingester"
+    ),
+    "adapters.compose.outbox": "open_outbox",
+    "adapters.compose.postgres": "migrate_messaging migrate_store",
+    "adapters.compose.relay": "open_relay",
+    "adapters.compose.streams": "open_streams",
+    "adapters.http.signature": "verify_signature",
+    "adapters.nats.settings": "NatsSettings",
+    "adapters.postgres.messaging.middleware": (
+        "acknowledge current_transaction inbox outbox pipeline transaction"
+    ),
+    "adapters.postgres.messaging.outbox": "AsyncOutbox Outbox",
+    "adapters.postgres.messaging.settings": "MessagingSettings",
+    "adapters.postgres.messaging.tables": "Tables",
+    "adapters.sync_mailbox": "SyncMailbox SyncReceivedMessage",
+    "adapters.sql.mailbox_outbox": "AsyncMailboxOutbox MailboxOutbox",
+    "application.extras": "MissingExtra",
+    "application.inbox.settings": "InboxSettings",
+    "application.mailbox.administer": "PurgeTopic RedriveDeadLetters SetTopicPolicy",
+    "application.mailbox.receive": "ReceiveMessages",
+    "application.mailbox.retention": "DeleteOldEvents",
+    "application.mailbox.send": "SendBatch SendEnvelopes SendMessage",
+    "application.mailbox.settle": "AckMessages ExtendVisibility NackMessages",
+    "application.messages": "NewMessage ReceivedMessage Sent read_receipt write_receipt",
+    "application.outbox.new_event": "NewEvent",
+    "application.outbox.settings": "OutboxSettings",
+    "application.ports.event_handler": "HandlerRequest",
+    "application.ports.mailbox": "Mailbox",
+    "application.ports.source": "SourceMessage",
+    "application.queries.simulate_policy": "Simulation",
+    "application.queries.verify": "Verification",
+    "application.query_results": "Backlog DeadLetter Explanation HistoryEntry MessageDetail PeekedMessage",
+    "application.workers.worker": "Worker WorkerCounts",
+    "domain.envelope.validation": "EnvelopeProblem ValidationMode",
+    "domain.errors": (
+        "BrokenLog BrokenProjection DuplicateInboxMessage Fenced Forbidden FrameTooLarge "
+        "FutureEvent IdempotencyConflict ImplausibleClock IntegrityFailure InternalError "
+        "InvalidOutboxEvent InvalidRequest InvalidTimestamp MailboxOwned NotFound "
+        "PoisonMessage PostroomError Rejected Saturated StaleReceipt Unauthenticated "
+        "Unavailable"
+    ),
+    "domain.message": "Receipt",
+    "domain.policy": "MailboxLimits TopicPolicy",
+    "domain.policy_simulation": "Changes",
+    "domain.search": "EventFilter FoundMessage SearchPage",
+    "adapters.nats.definitions": "ConsumerDefinition StreamDefinition",
+    "projections.projection": "Column EventProjection MessageProjection",
+}
+_MODULES = {name: module for module, names in _NAMES.items() for name in names.split()}
+
+if not TYPE_CHECKING:  # a type checker would believe that any name exists
+
+    def __getattr__(name: str) -> Any:
+        """Import a public name from its module."""
+        if name not in _MODULES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        from postroom.application.extras import explain_missing_extra
+
+        with explain_missing_extra():
+            value = getattr(import_module(f"postroom.{_MODULES[name]}"), name)
+        globals()[name] = value
+        return value
+
+
+def __dir__() -> list[str]:
+    """List the public names."""
+    return __all__

@@ -1,0 +1,144 @@
+"""Addresses that are served: loopback and Unix sockets only, until requests carry capabilities."""
+
+import os
+import socket
+import stat
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
+
+from postroom.domain.arguments import check_path
+from postroom.domain.errors import InvalidRequest, Unavailable
+
+UNIX = "unix:"
+BACKLOG = 1_024
+
+
+class Address(NamedTuple):
+    """A loopback or Unix socket address.
+
+    Arguments:
+        target: what to bind: a path, or host and port.
+    """
+
+    text: str
+    family: socket.AddressFamily
+    target: Any
+
+    @property
+    def is_unix(self) -> bool:
+        """Return whether it is that of a Unix socket."""
+        return self.family == socket.AF_UNIX
+
+
+def resolve(text: str) -> Address:
+    """Return an address to listen at.
+
+    Arguments:
+        text: `host:port` with a loopback host, or `unix:path`; port 0 chooses a free one.
+
+    Raises: InvalidRequest for any other address.
+    """
+    if text.startswith(UNIX):
+        path = os.path.abspath(check_path("The path of the socket", text.removeprefix(UNIX)))
+        return Address(f"{UNIX}{path}", socket.AF_UNIX, path)
+    host, port = _parse(text)
+    try:
+        candidates = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except OSError as error:
+        raise InvalidRequest(f"The host of {text} is unknown: {error.strerror}.") from error
+    if not all(ip_address(str(each[4][0]).partition("%")[0]).is_loopback for each in candidates):
+        raise InvalidRequest(
+            f"postroom serves loopback addresses and Unix sockets only, not {text}; use 127.0.0.1:PORT or "
+            "unix:PATH, and a proxy that authenticates callers from elsewhere."
+        )
+    return Address(text, candidates[0][0], candidates[0][4])
+
+
+def listen(address: Address) -> socket.socket:
+    """Return a listening socket.
+
+    A Unix socket has the mode 0600; one that a dead server left is replaced.
+
+    Raises: Unavailable when the address can't be bound.
+    """
+    listener = socket.socket(address.family, socket.SOCK_STREAM)
+    try:
+        if address.is_unix:
+            remove_stale(address)
+        else:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address.target)
+        if address.is_unix:
+            os.chmod(address.target, 0o600)  # nobody can connect before listen()
+        listener.listen(BACKLOG)
+    except OSError as error:
+        listener.close()
+        hint = "name another path" if address.is_unix else "choose another port"
+        raise Unavailable(f"{address.text} can't be served: {error.strerror or error}; {hint}.") from error
+    except BaseException:
+        listener.close()
+        raise
+    return listener
+
+
+def url(scheme: str, address: Address, port: int) -> str:
+    """Return the URL of an address that is served, such as `http://127.0.0.1:8080` or `http+unix:/path`.
+
+    Arguments:
+        port: the one that was bound.
+    """
+    if address.is_unix:
+        return f"{scheme}+{address.text}"
+    host = address.target[0]
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+
+
+def unlink(address: Address) -> None:
+    """Remove the file of a Unix socket that is closed."""
+    if address.is_unix:
+        Path(address.target).unlink(missing_ok=True)
+
+
+def is_loopback_name(host: str) -> bool:
+    """Return whether the value of a `Host` header names this machine's loopback interface."""
+    try:
+        name = urlsplit(f"//{host}").hostname or ""
+        return name == "localhost" or ip_address(name).is_loopback
+    except ValueError:
+        return False
+
+
+def _parse(address: str) -> tuple[str, int]:
+    try:
+        parts = urlsplit(f"//{address}")
+        host, port = parts.hostname, parts.port
+        is_plain = parts.netloc == address and "@" not in address
+    except ValueError:
+        is_plain, host, port = False, None, None
+    if not is_plain or not host or port is None:
+        raise InvalidRequest(f"{address!r} is no address; use 127.0.0.1:PORT or unix:PATH.")
+    return host, port
+
+
+def remove_stale(address: Address) -> None:
+    """Remove the socket that a dead server left at the path of an address.
+
+    Raises: InvalidRequest when something else is there, Unavailable when a server answers.
+    """
+    path = address.target
+    try:
+        is_socket = stat.S_ISSOCK(os.stat(path).st_mode)
+    except FileNotFoundError:
+        return
+    if not is_socket:
+        raise InvalidRequest(f"{path} exists and is no socket; name another path.")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(1)
+        try:
+            probe.connect(path)
+        except ConnectionRefusedError:
+            Path(path).unlink(missing_ok=True)
+        else:
+            raise Unavailable(f"Another process serves the socket {path}; stop it, or name another path.")

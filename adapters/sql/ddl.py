@@ -1,0 +1,145 @@
+"""SQL for the tables of read models, generated from the columns of their projections.
+
+SQL for single models is in the `.sql` files of the database's package.
+"""
+
+import re
+from dataclasses import dataclass
+from importlib.resources import files
+
+from postroom.projections.projection import Column, Projection, Type
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """The properties of a database's SQL.
+
+    Arguments:
+        package: package of the database's `.sql` files.
+        schema: prefix of table names.
+        types: column types by their types in projections.
+    """
+
+    package: str
+    schema: str
+    types: dict[Type, str]
+
+    def table(self, name: str) -> str:
+        """Return the qualified name of a table."""
+        return f"{self.schema}{name}"
+
+
+SQLITE = Dialect("postroom.adapters.sqlite", "", {"int": "INTEGER", "text": "TEXT", "bytes": "BLOB"})
+# Text is compared bytewise, as in the log.
+POSTGRES = Dialect(
+    "postroom.adapters.postgres", "postroom.", {"int": "BIGINT", "text": 'TEXT COLLATE "C"', "bytes": "BYTEA"}
+)
+
+
+def create_table(projection: Projection, version: int, dialect: Dialect) -> str:
+    """Return the statement that creates a version's table; in PostgreSQL the key is one of the indexes."""
+    columns = [_column(column, dialect) for column in projection.columns]
+    name = dialect.table(f"{projection.name}_v{version}")
+    if dialect is POSTGRES:
+        # It is vacuumed once, when it is complete.
+        return f"CREATE TABLE {name} ({', '.join(columns)}) WITH (autovacuum_enabled = false)"
+    if [column.type for column in projection.columns if column.merge == "key"] == ["int"]:
+        (key,) = projection.key
+        columns = [
+            f"{key} INTEGER PRIMARY KEY" if column.name == key else text
+            for column, text in zip(projection.columns, columns, strict=True)
+        ]
+        return f"CREATE TABLE {name} ({', '.join(columns)}) STRICT"
+    return (
+        f"CREATE TABLE {name} ({', '.join(columns)}, PRIMARY KEY ({', '.join(projection.key)})) "
+        "STRICT, WITHOUT ROWID"
+    )
+
+
+def create_indexes(projection: Projection, version: int, dialect: Dialect) -> list[str]:
+    """Return the statements that create the indexes of a version's table."""
+    table = f"{projection.name}_v{version}"
+    # A unique index can be built concurrently with others; a primary key would wait for them.
+    key = [f"CREATE UNIQUE INDEX {table}_key ON {dialect.table(table)} ({', '.join(projection.key)})"]
+    return [
+        *(key if dialect is POSTGRES else []),
+        *(
+            f"CREATE INDEX {table}_{number} ON {dialect.table(table)} ({', '.join(columns)})"
+            for number, columns in enumerate(projection.indexes, 1)
+        ),
+    ]
+
+
+def merge_into(projection: Projection, version: int, staged: str) -> str:
+    """Return PostgreSQL's statement that merges all staged rows of a key.
+
+    Arguments:
+        staged: a table with the projection's columns and `part`, which orders the rows.
+    """
+    merged = ", ".join(map(_merge_expression, projection.columns))
+    table = POSTGRES.table(f"{projection.name}_v{version}")
+    return (
+        f"INSERT INTO {table} ({', '.join(projection.schema)}) SELECT {merged} "
+        f"FROM {POSTGRES.table(staged)} GROUP BY {', '.join(projection.key)}"
+    )
+
+
+def compare(projection: Projection, version: int, other: int, schema: str) -> tuple[str, str]:
+    """Return a statement that counts the rows that were added, removed and changed between two versions.
+
+    The second statement returns the key of the first such row.
+
+    Arguments:
+        version, other: the new version and the old one.
+    """
+    key = projection.key
+    keys = ", ".join(key)
+    new, old = (", ".join(f"{side}.{name}" for name in projection.schema) for side in ("new", "old"))
+    changed_rows = (
+        f"FROM {schema}{projection.name}_v{version} AS new "
+        f"FULL JOIN {schema}{projection.name}_v{other} AS old USING ({keys}) "
+        f"WHERE ({new}) IS DISTINCT FROM ({old})"
+    )
+    count = (
+        f"SELECT count(*) FILTER (WHERE old.{key[0]} IS NULL), count(*) FILTER (WHERE new.{key[0]} IS NULL), "
+        f"count(*) FILTER (WHERE old.{key[0]} = new.{key[0]}) {changed_rows}"
+    )
+    return count, f"SELECT {keys} {changed_rows} ORDER BY {keys} LIMIT 1"
+
+
+def script(dialect: Dialect, name: str) -> str:
+    """Return a `.sql` file of a database."""
+    return (files(dialect.package) / "sql" / name).read_text("utf-8")
+
+
+def statements(dialect: Dialect, name: str, **values: object) -> list[str]:
+    """Return the statements of a script, with placeholders such as `{version}` replaced by values."""
+    text = re.sub(r"--.*", "", script(dialect, name))
+    for key, value in values.items():
+        text = text.replace(f"{{{key}}}", str(value))
+    # Semicolons within dollar quotes and triggers do not end a statement.
+    parts = re.findall(r"(?:\$\$.*?\$\$|\bBEGIN\b.*?\bEND\b|[^;])+", text, re.DOTALL)
+    return [statement.strip() for statement in parts if statement.strip()]
+
+
+def select_rows(projection: Projection, version: int, schema: str, where: str) -> str:
+    """Return the statement that selects the rows of a version's table that satisfy a condition."""
+    table = f"{schema}{projection.name}_v{version}"
+    return f"SELECT {', '.join(projection.schema)} FROM {table}{' WHERE ' if where else ''}{where}"
+
+
+def _column(column: Column, dialect: Dialect) -> str:
+    return f"{column.name} {dialect.types[column.type]}{' NOT NULL' if column.is_required else ''}"
+
+
+def _merge_expression(column: Column) -> str:
+    name = column.name
+    match column.merge:
+        case "key":
+            return name
+        case "sum":
+            return f"sum({name})::bigint"
+        case "min" | "max":
+            return f"{column.merge}({name})"
+        case "replace":
+            return f"(array_agg({name} ORDER BY part DESC))[1]"

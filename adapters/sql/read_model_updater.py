@@ -1,0 +1,396 @@
+"""The read model updater port over SQL tables in any database."""
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from operator import itemgetter
+from typing import Any
+
+import msgspec
+import polars as pl
+
+from postroom.adapters.sql.statements import statements
+from postroom.domain.errors import NotFound
+from postroom.domain.record import POSITIONS_PER_MAILBOX
+from postroom.domain.search import BodyRules
+from postroom.projections.fold import MESSAGES, derive
+from postroom.projections.incremental.batch import STORED, Batch, Changes, StoredRow
+from postroom.projections.incremental.cursors import Cursor, Head, Step, Version
+from postroom.projections.models import messages
+from postroom.projections.models.backlog import PROJECTION as BACKLOG
+from postroom.projections.models.messages import Parked
+from postroom.projections.parking import with_parking
+from postroom.projections.projection import (
+    Column,
+    MessageProjection,
+    Projection,
+    load_projections,
+)
+from postroom.projections.search_text import search_tables
+
+CATALOG = ("projection", "projection_cursor", "projection_parked")
+LOG = ("log", "mailbox_names")
+TOPIC = Projection(
+    "topic",
+    (
+        Column("topic", merge="key"),
+        Column("messages", "int", "sum"),
+        Column("first_timestamp", "int", "min"),
+        Column("last_timestamp", "int", "max"),
+    ),
+)
+"""The table of all topics."""
+
+_SQL = statements("postroom.adapters.sql", "update.sql")
+_decode_models = msgspec.json.Decoder(dict[str, int]).decode
+
+
+class _Plan(msgspec.Struct, frozen=True):
+    """The fields of a version's `Plan` that an update needs."""
+
+    bodies: str = "{}"
+    archive: str | None = None
+
+
+class CursorConflict(Exception):
+    """The version or its cursor changed since the batch was folded."""
+
+
+HEADS_PER_READ = 400
+"""Number of mailboxes whose ends one statement reads; SQLite limits the terms of a UNION to 500."""
+
+
+class SqlReadModelUpdater(ABC):
+    """An updater of SQL tables; see `ReadModelUpdater`.
+
+    Arguments:
+        where: the read models' name for messages, without a password.
+    """
+
+    min, max = "min", "max"
+    """The SQL functions that return the lesser and the greater of two values."""
+
+    def __init__(self, where: str) -> None:
+        self.where = where
+
+    @abstractmethod
+    def _table(self, name: str) -> str:
+        """Return the name of a table in statements."""
+
+    @abstractmethod
+    def _transaction(self) -> AbstractContextManager[None]:
+        """Open a transaction on the read models; raise Unavailable for database errors."""
+
+    @abstractmethod
+    def _read(self, statement: str) -> list[tuple[Any, ...]]:
+        """Return the rows of a statement on the catalog."""
+
+    @abstractmethod
+    def _read_log(self, statement: str) -> list[tuple[Any, ...]]:
+        """Return the rows of a statement on the log."""
+
+    @abstractmethod
+    def _write(self, statement: str, rows: pl.DataFrame) -> None:
+        """Run a statement with at least one input row."""
+
+    @abstractmethod
+    def _fetch(self, statement: str, rows: pl.DataFrame) -> list[tuple[Any, ...]]:
+        """Return the results of a statement with at least one input row."""
+
+    @abstractmethod
+    def _lock(self, version: Version) -> None:
+        """Lock a version until the transaction ends; raise CursorConflict when its status changed."""
+
+    @abstractmethod
+    def _index_text(self, number: int, texts: pl.DataFrame) -> None:
+        """Add inserted texts to the text indexes."""
+
+    @abstractmethod
+    def _unindex_text(self, number: int, ids: pl.DataFrame) -> None:
+        """Remove texts from the text indexes, before they are deleted."""
+
+    def active(self) -> Version | None:
+        """Return the active version; see `ReadModelUpdater.active`."""
+        rows = self._read(self._sql("active"))
+        return _version(rows[0]) if rows else None
+
+    def version(self, number: int) -> Version:
+        """Return a version; see `ReadModelUpdater.version`."""
+        rows = self._read(self._sql("version", version=number))
+        if not rows:
+            raise NotFound(
+                f"The read models {self.where} have no version {number}; see `postroom project status`."
+            )
+        return _version(rows[0])
+
+    def cursors(self, version: Version) -> dict[int, Cursor]:
+        """Return the cursors of a version; see `ReadModelUpdater.cursors`."""
+        rows = self._read(self._sql("cursors", version=version.number))
+        return {id_: Cursor(position, at) for id_, position, at in rows}
+
+    def heads(self, cursors: dict[int, Cursor]) -> list[Head]:
+        """Return the ends of the mailbox logs; see `ReadModelUpdater.heads`."""
+        mailboxes = self._read_log(self._sql("mailboxes"))
+        if not mailboxes:
+            return []
+        positions = {id_: cursors[id_].position if id_ in cursors else 0 for id_, _ in mailboxes}
+        queries = [
+            self._sql(
+                "head",
+                id=id_,
+                after=id_ * POSITIONS_PER_MAILBOX + position,
+                end=(id_ + 1) * POSITIONS_PER_MAILBOX,
+            ).rstrip(";")
+            for id_, position in positions.items()
+        ]
+        ends = {
+            id_: (removed, positions[id_] if place is None else place % POSITIONS_PER_MAILBOX)
+            for start in range(0, len(queries), HEADS_PER_READ)
+            for id_, removed, place in self._read_log(
+                " UNION ALL ".join(queries[start : start + HEADS_PER_READ])
+            )
+        }
+        return [Head(id_, name, ends[id_][0] + 1, ends[id_][1]) for id_, name in mailboxes]
+
+    def apply(self, version: Version, steps: Sequence[Step], batch: Batch) -> bool:
+        """Apply a batch; see `ReadModelUpdater.apply`."""
+        try:
+            with self._transaction():
+                self._lock(version)
+                self._move(version, steps)
+                changes = batch.changes(self._affected_messages(version, steps, batch.continued))
+                self._insert_sent(version, changes.sent)
+                self._write_rows("change", changes.changed, mailbox=_of(version, MESSAGES))
+                self._apply_derived(version, changes)
+                for name, rows in changes.events.items():
+                    self._merge(_of(version, name), load_projections()[name], rows)
+                self._park(version, steps, changes.parked)
+        except CursorConflict:
+            return False
+        return True
+
+    def remove(self, version: Version, before: int, after: int) -> bool:
+        """Remove messages that retention removed; see `ReadModelUpdater.remove`."""
+        try:
+            with self._transaction():
+                self._lock(version)
+                names = ", ".join(f"message.{name}" for name in STORED)
+                rows = self._read(
+                    self._sql(
+                        "removed", columns=names, mailbox=_of(version, MESSAGES), before=before, after=after
+                    )
+                )
+                if rows:
+                    self._remove(version, rows)
+        except CursorConflict:
+            return False
+        return True
+
+    def _remove(self, version: Version, rows: Sequence[StoredRow]) -> None:
+        types = {name: messages.PROJECTION.schema[name] for name in STORED}
+        removed = pl.DataFrame(rows, types, orient="row").with_columns(envelope_blob=pl.lit(b""))
+        number, ids = version.models[MESSAGES], removed.select("id")
+        self._unindex_text(number, ids)
+        headers = pl.DataFrame(search_tables(removed, version.bodies)["header"])
+        self._delete(f"header_v{number}", headers.columns, headers)
+        for table in (f"text_v{number}", _of(version, MESSAGES)):
+            self._delete(table, ("id",), ids)
+        topics = removed.group_by("topic").agg(pl.len().cast(pl.Int64).alias("messages"))
+        self._write_rows("recount", topics, table=f"topic_v{number}", mailbox=_of(version, MESSAGES))
+        empty_topics = {"table": f"topic_v{number}", "key": "topic", "is_empty": "messages = 0"}
+        self._write_rows("delete_empty", topics.select("topic"), **empty_topics)
+        models = {name: load_projections()[name] for name in version.models}
+        none = {name: pl.DataFrame(schema=each.schema) for name, each in models.items()}
+        before = derive(removed, models)
+        empty = none[MESSAGES]
+        self._apply_derived(
+            version, Changes(empty, empty, before, {name: none[name] for name in before}, {}, ())
+        )
+
+    def _move(self, version: Version, steps: Sequence[Step]) -> None:
+        moves = [
+            (
+                version.number,
+                step.extent.id,
+                step.extent.name,
+                step.begins.position,
+                step.extent.last,
+                step.extent.at,
+            )
+            for step in steps
+        ]
+        names = ("version", "mailbox_id", "mailbox", "expected", "position", "at")
+        cursors = _frame(moves, names)
+        self._write_rows("begin_cursors", cursors.filter(pl.col("expected") == 0))
+        if len(self._fetch_rows("move_cursors", cursors)) < len(steps):
+            raise CursorConflict
+
+    def _affected_messages(
+        self, version: Version, steps: Sequence[Step], continued: pl.DataFrame
+    ) -> list[StoredRow]:
+        """Return the messages that the batch continues, and those whose delay ends."""
+        names = {
+            "columns": ", ".join(f"message.{name}" for name in STORED),
+            "mailbox": _of(version, MESSAGES),
+        }
+        now = _frame([(step.extent.name, step.extent.at) for step in steps], ("mailbox", "now"))
+        rows = self._fetch_rows("stored", continued, **names) + self._fetch_rows("due", now, **names)
+        # An id that is reused after retention belongs to several messages, of which the latest is last.
+        return sorted({row[0]: row for row in rows}.values(), key=itemgetter(0))
+
+    def _insert_sent(self, version: Version, sent: pl.DataFrame) -> None:
+        if not sent.height:
+            return
+        self._insert(_of(version, MESSAGES), sent)
+        number = version.models[MESSAGES]
+        tables = search_tables(sent, version.bodies)
+        for name, rows in tables.items():
+            self._insert(f"{name}_v{number}", pl.DataFrame(rows))
+        self._index_text(number, pl.DataFrame(tables["text"]))
+        timestamp = pl.col("timestamp")
+        topics = sent.group_by("topic").agg(
+            pl.len().cast(pl.Int64).alias("messages"),
+            timestamp.min().alias("first_timestamp"),
+            timestamp.max().alias("last_timestamp"),
+        )
+        self._merge(f"topic_v{number}", TOPIC, topics)
+
+    def _apply_derived(self, version: Version, changes: Changes) -> None:
+        for name, after in changes.after.items():
+            projection, before = load_projections()[name], changes.before[name]
+            assert isinstance(projection, MessageProjection)
+            if projection.key == ("id",):
+                self._delete(_of(version, name), ("id",), before)
+                self._insert(_of(version, name), after)
+            elif projection is BACKLOG or all(each.merge in ("key", "sum") for each in projection.columns):
+                self._add(version, projection, before, after)
+            else:
+                self._rederive(version, projection, before, after)
+
+    def _add(
+        self, version: Version, projection: Projection, before: pl.DataFrame, after: pl.DataFrame
+    ) -> None:
+        """Add the counts of `after` and subtract those of `before`."""
+        sums = [each.name for each in projection.columns if each.merge == "sum"]
+        counts = [*projection.key, *sums]
+        negated = before.select(*projection.key, *(-pl.col(name) for name in sums))
+        changed = pl.concat([after.select(counts), negated]).group_by(projection.key).agg(pl.col(sums).sum())
+        table = _of(version, projection.name)
+        columns = tuple(each for each in projection.columns if each.name in counts)
+        self._merge(table, Projection(projection.name, columns), changed.select(counts))
+        is_empty = " AND ".join(f"{name} = 0" for name in sums)
+        keys = changed.select(projection.key)
+        key = ", ".join(projection.key)
+        self._write_rows("delete_empty", keys, table=table, key=key, is_empty=is_empty)
+        if projection is BACKLOG:
+            self._write_rows("oldest", keys, backlog=table, mailbox=_of(version, MESSAGES))
+
+    def _rederive(
+        self, version: Version, projection: MessageProjection, before: pl.DataFrame, after: pl.DataFrame
+    ) -> None:
+        """Recompute the rows of changed messages: a minimum, for example, can't be updated incrementally.
+
+        If the key consists of columns of the messages, only messages with these keys are read; otherwise all
+        unsettled ones.
+        """
+        keys = pl.concat([before.select(projection.key), after.select(projection.key)]).unique()
+        if not keys.height:
+            return
+        has_message_key = set(projection.key) <= set(STORED)
+        names = [*STORED, "envelope_blob"]
+        rows = self._fetch_rows(
+            "unsettled",
+            keys if has_message_key else keys.head(1),
+            columns=", ".join(f"message.{name}" for name in names),
+            mailbox=_of(version, MESSAGES),
+            condition=" AND ".join(f"message.{name} = source.{name}" for name in projection.key)
+            if has_message_key
+            else "true",
+        )
+        types = {name: messages.PROJECTION.schema[name] for name in names}
+        self._delete(_of(version, projection.name), projection.key, keys)
+        # Messages that can't be folded were parked with their batch.
+        projections = with_parking({projection.name: projection}, [])
+        derived = derive(pl.DataFrame(rows, types, orient="row"), projections)[projection.name]
+        self._insert(_of(version, projection.name), derived.join(keys, on=projection.key, how="semi"))
+
+    def _park(self, version: Version, steps: Sequence[Step], parked: Sequence[Parked]) -> None:
+        mailboxes = {step.extent.id: step.extent.name for step in steps}
+        now = time.time_ns() // 1_000
+        rows = [
+            (
+                version.number,
+                each.place,
+                mailboxes[each.place // POSITIONS_PER_MAILBOX],
+                each.place % POSITIONS_PER_MAILBOX,
+                each.type,
+                each.error,
+                now,
+            )
+            for each in {each.place: each for each in reversed(parked)}.values()
+        ]
+        names = ("version", "place", "mailbox", "position", "type", "error", "parked_at")
+        if rows:
+            self._write_rows("park", _frame(rows, names))
+
+    def _insert(self, table: str, rows: pl.DataFrame) -> None:
+        self._write_rows("insert", rows, table=table, columns=", ".join(rows.columns))
+
+    def _delete(self, table: str, key: Sequence[str], rows: pl.DataFrame) -> None:
+        self._write_rows("delete", rows.select(key), table=table, key=", ".join(key))
+
+    def _merge(self, table: str, projection: Projection, rows: pl.DataFrame) -> None:
+        merged = ", ".join(self._merge_expression(each) for each in projection.columns if each.merge != "key")
+        self._write_rows(
+            "merge",
+            rows,
+            table=table,
+            columns=", ".join(rows.columns),
+            key=", ".join(projection.key),
+            merged=merged,
+        )
+
+    def _merge_expression(self, column: Column) -> str:
+        old, new = f"merged.{column.name}", f"excluded.{column.name}"
+        if column.merge == "sum":
+            return f"{column.name} = {old} + {new}"
+        if column.merge == "replace":
+            return f"{column.name} = {new}"
+        function = self.min if column.merge == "min" else self.max
+        return f"{column.name} = {function}(coalesce({old}, {new}), coalesce({new}, {old}))"
+
+    def _write_rows(self, name: str, rows: pl.DataFrame, **names: object) -> None:
+        if rows.height:
+            self._write(self._sql(name, **names), rows)
+
+    def _fetch_rows(self, name: str, rows: pl.DataFrame, **names: object) -> list[tuple[Any, ...]]:
+        return self._fetch(self._sql(name, **names), rows) if rows.height else []
+
+    def _sql(self, name: str, **names: object) -> str:
+        """Return a statement with all placeholders replaced except `{rows}`."""
+        tables = {each: self._table(each) for each in (*CATALOG, *LOG)}
+        values = {
+            each: self._table(str(value)) if each in ("table", "mailbox", "backlog") else value
+            for each, value in names.items()
+        }
+        return _SQL[name].format(**tables, **values, rows="{rows}")
+
+
+def _of(version: Version, model: str) -> str:
+    return f"{model}_v{version.models[model]}"
+
+
+def _frame(rows: Sequence[tuple[Any, ...]], names: Sequence[str]) -> pl.DataFrame:
+    return pl.DataFrame(rows, names, orient="row", infer_schema_length=None)
+
+
+def _version(row: tuple[Any, ...]) -> Version:
+    number, status, models, plan = row
+    tables = (
+        {} if models is None else _decode_models(models)
+    )  # an earlier release's tables have other columns
+    settings = msgspec.json.decode(plan, type=_Plan) if plan else _Plan()
+    return Version(
+        number, status, tables, msgspec.json.decode(settings.bodies, type=BodyRules), settings.archive
+    )

@@ -1,0 +1,142 @@
+"""Staging: rows folded by tasks, as Parquet files on a disk shared with the process that rebuilds.
+
+Each part is a folder, renamed to its final name when it is complete. The process that rebuilds loads the
+files into tables, or links them as tables. Incomplete (dot-prefixed) folders of killed tasks are skipped.
+"""
+
+import fcntl
+import os
+import shutil
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from uuid import uuid4
+
+import msgspec
+import polars as pl
+
+from postroom.adapters.sql.versions import owner, parked_rows
+from postroom.domain.errors import Unavailable
+from postroom.domain.search import BodyRules
+from postroom.projections.fold import MESSAGES, FoldResult, piece_schemas
+from postroom.projections.plan import Plan, with_bucket
+from postroom.projections.projection import Projection
+from postroom.projections.search_text import search_tables
+
+LOCK_TRIES, LOCK_PAUSE_SECONDS = 3, 0.01
+
+_decode_bodies = msgspec.json.Decoder(BodyRules).decode
+
+
+@dataclass(frozen=True)
+class StagingWriter:
+    """A writer that stages parts in a folder; see `PartWriter`.
+
+    Arguments:
+        folder: the staging folder.
+        has_search: whether to stage the tables for searching as well.
+    """
+
+    folder: Path
+    version: int
+    plan: Plan
+    projections: Mapping[str, Projection]
+    has_search: bool = True
+
+    def is_done(self, part: str) -> bool:
+        """Return whether a part is staged."""
+        return (self.folder / part).exists()
+
+    def write(self, part: str, result: FoldResult) -> int:
+        """Stage a part; see `PartWriter.write`."""
+        folder = self.folder / f".{part}-{uuid4().hex}"
+        folder.mkdir(mode=0o700)
+        for name, rows in self._files(result).items():
+            if rows.height:
+                rows.write_parquet(folder / f"{name}.parquet", compression="lz4", statistics=False)
+        try:
+            folder.rename(self.folder / part)
+        except OSError:
+            # Another attempt at this part may have completed.
+            shutil.rmtree(folder)
+            if not self.is_done(part):
+                raise
+            return 0
+        return sum(rows.height for name, rows in result.rows.items() if name in self.projections)
+
+    def pieces(self, bucket: int) -> dict[str, pl.DataFrame]:
+        """Return the staged pieces of a bucket; see `PartWriter.pieces`."""
+        pieces = {}
+        for name, schema in piece_schemas(self.projections).items():
+            files = sorted(self.folder.glob(f"part-*/pieces-{name}.parquet"))
+            pieces[name] = pl.DataFrame(schema=schema)
+            if files:
+                rows = pl.scan_parquet(files).filter(pl.col("bucket") == bucket)
+                pieces[name] = rows.select(*schema).collect()
+        return pieces
+
+    def _files(self, result: FoldResult) -> dict[str, pl.DataFrame]:
+        files = {name: rows for name, rows in result.rows.items() if name in self.projections}
+        if self.has_search and MESSAGES in files:
+            files[MESSAGES] = files[MESSAGES].sort("id")
+            for name, table in search_tables(files[MESSAGES], _decode_bodies(self.plan.bodies)).items():
+                files[name] = pl.DataFrame(table)
+        for name, pieces in result.pieces.items():
+            files[f"pieces-{name}"] = with_bucket(pieces, self.plan.buckets)
+        files["projection_parked"] = parked_rows(result.parked, self.plan.extents, self.version)
+        return files
+
+
+def make_staging(start: Path, version: int) -> Path:
+    """Create and return the staging folder of a version, and remove those of other versions.
+
+    Arguments:
+        start: common prefix of the folders' paths.
+    """
+    folder = start.with_name(f"{start.name}-v{version}")
+    for orphan in start.parent.glob(f"{start.name}-v*"):
+        if orphan != folder:
+            shutil.rmtree(orphan, ignore_errors=True)
+    folder.mkdir(mode=0o700, exist_ok=True)
+    return folder
+
+
+def parts_staged(folder: Path) -> frozenset[str]:
+    """Return the names of the parts in a staging folder."""
+    return frozenset(each.name for each in folder.iterdir() if not each.name.startswith("."))
+
+
+def staged_files(folder: Path, name: str) -> list[Path]:
+    """Return the files of a table in a staging folder, in the order of the parts."""
+    return sorted(folder.glob(f"[!.]*/{name}.parquet"))
+
+
+@contextmanager
+def rebuild_lock(lock: Path, where: str) -> Iterator[None]:
+    """Hold the lock of a rebuild, which the operating system releases when the process ends."""
+    file = os.open(lock, os.O_CREAT | os.O_RDWR, 0o600)
+    try:
+        if not _try_lock(file):
+            other = os.pread(file, 300, 0).decode(errors="replace")
+            raise Unavailable(
+                f"The read models {where} are being rebuilt by {other}; retry when it is done.", 10_000
+            )
+        os.ftruncate(file, 0)
+        os.pwrite(file, owner().encode(), 0)
+        yield
+    finally:
+        os.close(file)
+
+
+def _try_lock(file: int) -> bool:
+    """Acquire the lock if it is free; retry, as a process that only tests it holds it for a moment."""
+    for _ in range(LOCK_TRIES):
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            time.sleep(LOCK_PAUSE_SECONDS)
+        else:
+            return True
+    return False

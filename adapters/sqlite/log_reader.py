@@ -1,0 +1,148 @@
+"""The log reader port over a SQLite file."""
+
+import sqlite3
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from postroom.adapters.sql.log_reader import Driver, read_by_sql, rows_per_batch, to_batch
+from postroom.adapters.sql.statements import statements
+from postroom.domain.errors import NotFound, Unavailable
+from postroom.domain.record import POSITIONS_PER_MAILBOX
+from postroom.projections.log_conditions import Condition
+from postroom.projections.log_extent import LogExtent, Range
+
+# The ADBC driver infers a column's type from its first value, so the first row must have no NULL.
+_FIRST_VALUES = {pa.int64(): "0", pa.string(): "''", pa.binary(): "x''"}
+_SQL = statements("postroom.adapters.sqlite", "sql/log_reader.sql")
+
+
+@dataclass(frozen=True)
+class SqliteLogReader:
+    """A reader of the log of a SQLite store; see `LogReader`.
+
+    ADBC links its own SQLite library, and two such libraries in one process cancel each other's POSIX locks
+    on a file. So `auto` uses ADBC only in Spark tasks, whose processes use no other library.
+    """
+
+    store: str
+    driver: Driver = "auto"
+
+    def mailboxes(self) -> dict[str, int]:
+        """Return the ids of the mailboxes; see `LogReader.mailboxes`."""
+        with self._open() as query:
+            return dict(query(_SQL["mailboxes"]))
+
+    def heads(self) -> dict[str, int]:
+        """Return the last positions; see `LogReader.heads`."""
+        with self._open() as query:
+            return dict(query(_SQL["heads"]))
+
+    def extents(self, through: Mapping[str, int] | None = None) -> list[LogExtent]:
+        """Return extents of mailbox logs; see `LogReader.extents`."""
+        extents = []
+        with self._open() as query:
+            for name, id_ in query(_SQL["mailboxes"]):
+                end = POSITIONS_PER_MAILBOX - 1 if through is None else through.get(name, 0)
+                bounds = {"base": id_ * POSITIONS_PER_MAILBOX, "through": id_ * POSITIONS_PER_MAILBOX + end}
+                first = query(_SQL["first"].format(**bounds)) if end else []
+                last = query(_SQL["last"].format(**bounds)) if first else []
+                if last:  # retention may empty the log in between
+                    extents.append(LogExtent(id_, name, *first[0], *last[0]))
+        return extents
+
+    def read(
+        self, ranges: Iterable[Range], columns: Sequence[str], where: Sequence[Condition] = ()
+    ) -> Iterator[pa.RecordBatch]:
+        """Yield records; see `LogReader.read`."""
+        run = self._run_adbc if self._uses_adbc else self._run_sqlite3
+        return read_by_sql(run, "log", _bytes_literal, ranges, columns, where)
+
+    @property
+    def _uri(self) -> str:
+        return f"{Path(self.store).absolute().as_uri()}?mode=ro"
+
+    @property
+    def _uses_adbc(self) -> bool:
+        return _has_adbc() and (self.driver == "adbc" or (self.driver == "auto" and _is_spark_task()))
+
+    @contextmanager
+    def _open(self) -> Iterator[Callable[[str], list[tuple[Any, ...]]]]:
+        """Open the store while the context lasts; yield a function that runs a statement."""
+        if not Path(self.store).is_file():
+            raise NotFound(f"There is no store at {self.store}; name one with --store or POSTROOM_STORE.")
+        if self._uses_adbc:
+            with self._adbc() as cursor:
+
+                def query(statement: str) -> list[tuple[Any, ...]]:
+                    cursor.execute(statement)
+                    return list(cursor.fetchall())
+
+                yield query
+        else:
+            with self._sqlite3() as connection:
+                yield lambda statement: connection.execute(statement).fetchall()
+
+    def _run_adbc(self, statement: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+        first_row = ", ".join(f"{_FIRST_VALUES[column.type]} AS {column.name}" for column in schema)
+        with self._adbc({"adbc.sqlite.query.batch_rows": str(rows_per_batch(schema))}) as cursor:
+            cursor.execute(f"SELECT {first_row} UNION ALL SELECT * FROM ({statement})")
+            skip = 1  # the first row
+            for batch in cursor.fetch_record_batch():
+                yield batch.slice(skip).cast(schema)
+                skip = 0
+
+    def _run_sqlite3(self, statement: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+        with self._sqlite3() as connection:
+            cursor = connection.execute(statement)
+            while rows := cursor.fetchmany(rows_per_batch(schema)):
+                yield to_batch(rows, schema)
+
+    @contextmanager
+    def _adbc(self, options: Mapping[str, str] | None = None) -> Iterator[Any]:
+        from adbc_driver_manager import Error
+        from adbc_driver_sqlite import dbapi
+
+        try:
+            with (
+                dbapi.connect(self._uri, autocommit=True) as connection,
+                connection.cursor(adbc_stmt_kwargs=dict(options or {})) as cursor,
+            ):
+                yield cursor
+        except Error as error:
+            raise self._unreadable(error) from error
+
+    @contextmanager
+    def _sqlite3(self) -> Iterator[sqlite3.Connection]:
+        try:
+            with closing(sqlite3.connect(self._uri, uri=True, isolation_level=None)) as connection:
+                yield connection
+        except sqlite3.Error as error:
+            raise self._unreadable(error) from error
+
+    def _unreadable(self, error: Exception) -> Unavailable:
+        return Unavailable(
+            f"The store {self.store} can't be read: {error}. Check the path and its permissions."
+        )
+
+
+def _bytes_literal(value: bytes) -> str:
+    return f"x'{value.hex()}'"
+
+
+def _has_adbc() -> bool:
+    try:
+        import adbc_driver_sqlite.dbapi  # noqa: F401
+    except ImportError:
+        return False
+    return True
+
+
+def _is_spark_task() -> bool:
+    pyspark = sys.modules.get("pyspark")
+    return pyspark is not None and pyspark.TaskContext.get() is not None

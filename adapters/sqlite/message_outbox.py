@@ -1,0 +1,156 @@
+"""The message outbox port over a SQLite file of the user, which may be the store itself."""
+
+import asyncio
+import sqlite3
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from threading import Lock
+
+import msgspec
+
+from postroom.adapters.sql.statements import statements
+from postroom.adapters.sqlite.database import BUSY_TIMEOUT_MS
+from postroom.application.ports.message_outbox import RecordedMessage
+from postroom.domain.errors import Unavailable
+
+POLL_SECONDS = 0.02
+BATCH_BYTES = 8 << 20
+_SQL = statements("postroom.adapters.sqlite", "message_outbox.sql")
+
+
+class SqliteMessageOutbox:
+    """Messages for one mailbox in a SQLite file; the file and its table may be created later.
+
+    `PRAGMA data_version`, which changes with every commit of another connection, is polled instead of the
+    table.
+    """
+
+    def __init__(self, path: str | Path, mailbox: str) -> None:
+        self._path = Path(path)
+        self._mailbox = mailbox
+        self._connection: sqlite3.Connection | None = None
+        self._poller: sqlite3.Connection | None = None  # never waits, so the event loop uses it
+        self._version: int | None = None
+        self._lock = Lock()  # a thread may still use the connection after its caller was cancelled
+        self._closed = False
+
+    async def find(self, limit: int, except_topics: Collection[str] = ()) -> list[RecordedMessage]:
+        """Return messages to send; see `MessageOutbox.find`."""
+        self._version = self._data_version()
+        return await asyncio.to_thread(self._find, limit, list(except_topics))
+
+    async def settle(
+        self, sent: Sequence[RecordedMessage], refused: Sequence[tuple[RecordedMessage, str]]
+    ) -> None:
+        """Delete the sent messages and keep the refused ones; see `MessageOutbox.settle`."""
+        await asyncio.to_thread(self._settle, sent, refused)
+
+    async def wait(self) -> None:
+        """Return when another connection has committed since the last `find`."""
+        while True:
+            await asyncio.sleep(POLL_SECONDS)
+            if self._data_version() != self._version:
+                return
+
+    async def close(self) -> None:
+        """Close the connection; closing twice is fine."""
+        if self._poller is not None:
+            self._poller.close()
+            self._poller = None
+        await asyncio.to_thread(self._close)
+
+    def _close(self) -> None:
+        with self._lock:
+            self._closed = True
+            if self._connection is not None:
+                self._connection.close()
+                self._connection = None
+
+    def _find(self, limit: int, except_topics: list[str]) -> list[RecordedMessage]:
+        parameters = {
+            "mailbox": self._mailbox,
+            "limit": limit,
+            "except_topics": msgspec.json.encode(except_topics).decode(),
+        }
+        rows: list[RecordedMessage] = []
+        size = 0
+        with self._use() as connection:
+            if connection is None:
+                return []
+            try:
+                cursor = connection.execute(_SQL["find"], parameters)
+            except sqlite3.OperationalError as error:
+                if str(error).startswith("no such table"):
+                    return []
+                raise
+            for row in cursor:
+                rows.append(RecordedMessage(*row))
+                size += len(rows[-1].message)
+                if size >= BATCH_BYTES:
+                    break
+            cursor.close()
+        return rows
+
+    def _settle(
+        self, sent: Sequence[RecordedMessage], refused: Sequence[tuple[RecordedMessage, str]]
+    ) -> None:
+        with self._use() as connection:
+            if connection is None:
+                return
+            connection.execute("BEGIN IMMEDIATE")
+            try:
+                connection.executemany(
+                    _SQL["delete"], [{"position": row.position, "id": row.id} for row in sent]
+                )
+                connection.executemany(
+                    _SQL["refuse"],
+                    [{"position": row.position, "id": row.id, "error": error} for row, error in refused],
+                )
+                connection.execute("COMMIT")
+            except BaseException:
+                with suppress(sqlite3.Error):
+                    connection.execute("ROLLBACK")
+                raise
+
+    def _data_version(self) -> int | None:
+        """Return a number that changes with every commit; None if it can't be read at once."""
+        try:
+            if self._poller is None:
+                if not self._path.exists():
+                    return None
+                self._poller = self._connect(timeout_ms=0)
+            version: int = self._poller.execute("PRAGMA data_version").fetchone()[0]
+        except sqlite3.Error:
+            return None
+        return version
+
+    def _connect(self, timeout_ms: int) -> sqlite3.Connection:
+        # The journal mode and the other settings of the file remain the user's.
+        return sqlite3.connect(
+            f"{self._path.absolute().as_uri()}?mode=rw",
+            uri=True,
+            timeout=timeout_ms / 1_000,
+            isolation_level=None,
+            check_same_thread=False,
+        )
+
+    @contextmanager
+    def _use(self) -> Iterator[sqlite3.Connection | None]:
+        """Yield the connection; None while there is no file, and after `close`."""
+        with self._lock, self._unavailable():
+            if self._connection is None:
+                if self._closed or not self._path.exists():
+                    yield None
+                    return
+                self._connection = self._connect(BUSY_TIMEOUT_MS)
+            yield self._connection
+
+    @contextmanager
+    def _unavailable(self) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.Error as error:
+            raise Unavailable(
+                f"The outbox in {self._path} can't be used: {error}. Check the file and its permissions."
+            ) from error

@@ -1,0 +1,111 @@
+"""The read-model file of a SQLite store, and its lock files."""
+
+import sqlite3
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+from postroom.adapters.sql.ddl import SQLITE, script, statements
+from postroom.adapters.sqlite.database import connect, create_file
+from postroom.domain.errors import Unavailable
+
+CACHE_KIB = 128 << 10
+
+
+def views_path(store: str | Path) -> Path:
+    """Return the path of a store's read-model file."""
+    return Path(f"{store}-views")
+
+
+def follow_lock_path(store: str | Path) -> Path:
+    """Return the path of the lock file of a store's follower."""
+    return Path(f"{store}-views-follow-lock")
+
+
+def rebuild_lock_path(store: str | Path) -> Path:
+    """Return the path of the lock file of rebuilds."""
+    return Path(f"{store}-views-lock")
+
+
+class CatalogFile:
+    """A connection to a SQLite file with a catalog of versions; see `versions.Database`."""
+
+    schema = ""
+
+    def __init__(self, where: str, connection: sqlite3.Connection) -> None:
+        self.where = where
+        self.connection = connection
+
+    def run(self, statement: str, values: Mapping[str, Any]) -> list[tuple[Any, ...]]:
+        """Run a statement with `:name` for each value, and return its rows."""
+        return self.connection.execute(statement, values).fetchall()
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        """Run the statements inside the context as one transaction."""
+        self.connection.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+        except BaseException:
+            self.connection.execute("ROLLBACK")
+            raise
+        self.connection.execute("COMMIT")
+
+    def tables(self) -> list[str]:
+        """Return the names of all tables; text indexes come first, because they own shadow tables."""
+        rows = self.connection.execute(
+            "SELECT name FROM sqlite_master WHERE type = 'table' ORDER BY instr(name, '_index_v') = 0"
+        )
+        return [name for (name,) in rows.fetchall()]
+
+    def replace_view(self, version: int) -> None:
+        """Replace the view `mailbox`; see `Database.replace_view`."""
+        for statement in statements(SQLITE, "mailbox_view.sql", version=version):
+            self.connection.execute(statement)
+
+    def drop(self, table: str) -> bool:
+        """Drop a table."""
+        self.connection.execute(f"DROP TABLE IF EXISTS {table}")
+        return True
+
+
+@contextmanager
+def open_catalog(path: Path) -> Iterator[CatalogFile]:
+    """Open a read-model file; create it with its catalog if it is missing.
+
+    Raises: Unavailable when it can't be used.
+    """
+    with closing(connect_catalog(path)) as connection:
+        yield CatalogFile(str(path), connection)
+
+
+def connect_catalog(path: Path) -> sqlite3.Connection:
+    """Open a connection for writing to a read-model file; create it with its catalog if it is missing.
+
+    Raises: Unavailable when it can't be used.
+    """
+    try:
+        create_file(path)
+        # A power cut may lose the version under construction, never the log.
+        connection = connect(path, "relaxed", cache_kib=CACHE_KIB)
+        try:
+            connection.execute("PRAGMA threads = 2")
+            connection.executescript(script(SQLITE, "catalog.sql"))
+            _upgrade(connection)
+        except BaseException:
+            connection.close()
+            raise
+    except (OSError, sqlite3.Error) as error:
+        raise Unavailable(
+            f"The read models {path} can't be used: {error}; delete the file and rebuild."
+        ) from error
+    return connection
+
+
+def _upgrade(connection: sqlite3.Connection) -> None:
+    """Add columns that are missing from the catalog of an earlier release."""
+    columns = {name for _, name, *_ in connection.execute("PRAGMA table_info(projection)")}
+    for name in ("plan", "models"):
+        if name not in columns:
+            connection.execute(f"ALTER TABLE projection ADD COLUMN {name} TEXT")

@@ -1,0 +1,248 @@
+"""The read model store port over the SQLite file `<store>-views`; the log is never written.
+
+A SQLite file has one writer. So tasks stage their rows, and the process that rebuilds inserts them into the
+tables while later parts are folded.
+"""
+
+import shutil
+import sqlite3
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, closing, contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import polars as pl
+
+from postroom.adapters.sql.build import CatalogBuild
+from postroom.adapters.sql.ddl import SQLITE, create_indexes, create_table, select_rows, statements
+from postroom.adapters.sql.errors import check_ids
+from postroom.adapters.sql.staging import (
+    StagingWriter,
+    make_staging,
+    parts_staged,
+    rebuild_lock,
+    staged_files,
+)
+from postroom.adapters.sql.versions import OF_MESSAGES, Versions
+from postroom.adapters.sqlite.database import connect_reader
+from postroom.adapters.sqlite.read_model_file import CatalogFile, open_catalog, rebuild_lock_path, views_path
+from postroom.domain.errors import NotFound
+from postroom.projections.fold import MESSAGES
+from postroom.projections.plan import Plan, Truncated, bucket_parts, log_parts
+from postroom.projections.ports.read_model_store import ActiveVersion, OnProgress
+from postroom.projections.projection import Projection, load_projections, merge_rows
+
+ROWS_PER_BATCH = 20_000
+APPENDED = ("mailbox", "text", "projection_parked")
+"""Tables into which parts are inserted directly; rows of the others are merged or sorted first."""
+
+
+class SqliteReadModelStore:
+    """The read models of a SQLite store; see `ReadModelStore`.
+
+    Arguments:
+        store: path of the store.
+    """
+
+    def __init__(self, store: str) -> None:
+        self._store = store
+        self._path = views_path(store)
+        self.where = str(self._path)
+
+    def active_version(self) -> ActiveVersion | None:
+        """Return the active version; see `ReadModelStore.active_version`."""
+        if not self._path.exists():
+            return None
+        with self._catalog() as catalog:
+            return Versions(catalog).active_version()
+
+    @contextmanager
+    def build(
+        self, plan: Callable[[ActiveVersion | None], Plan], *, restart: bool = False
+    ) -> Iterator["SqliteBuild"]:
+        """Begin a version or continue one; see `ReadModelStore.build`."""
+        with rebuild_lock(rebuild_lock_path(self._store), self.where), self._catalog() as catalog:
+            versions = Versions(catalog)
+            version, planned = versions.open(plan, partial(_create, catalog), restart=restart)
+            staging = make_staging(self._path.with_name(f"{self._path.name}-staging"), version)
+            yield SqliteBuild(versions, catalog, version, planned, staging)
+
+    def roll_back(self, to: int | None = None) -> int:
+        """Make an earlier version active again; see `ReadModelStore.roll_back`."""
+        if not self._path.exists():
+            raise NotFound(
+                f"The store {self._store} has no read models; build them with `postroom project rebuild`."
+            )
+        with self._catalog() as catalog:
+            return Versions(catalog).roll_back(to)
+
+    def rows(self, model: str, columns: Sequence[str] = ()) -> Iterator[pl.DataFrame]:
+        """Yield rows of the active version; see `ReadModelStore.rows`."""
+        projection = load_projections()[model]
+        names = list(columns or projection.schema)
+        with self._catalog() as catalog, catalog.transaction():
+            active = Versions(catalog).active_version()
+            if active is None or model not in active.models:
+                return
+            schema = {name: projection.schema[name] for name in names}
+            cursor = catalog.connection.execute(
+                f"SELECT {', '.join(names)} FROM {model}_v{active.models[model]} "
+                f"ORDER BY {', '.join(projection.key)}"
+            )
+            while rows := cursor.fetchmany(ROWS_PER_BATCH):
+                yield pl.DataFrame(rows, schema=schema, orient="row")
+
+    def row_reader(self, version: ActiveVersion) -> "SqliteRowReader":
+        """Return the reader of a version's rows; see `VerifiableStore.row_reader`."""
+        return SqliteRowReader(self._path, version)
+
+    def _catalog(self) -> AbstractContextManager[CatalogFile]:
+        return open_catalog(self._path)
+
+
+@dataclass(frozen=True)
+class SqliteRowReader:
+    """A reader of the rows of a version; see `RowReader`."""
+
+    path: Path
+    version: ActiveVersion
+
+    def rows(self, projection: Projection, where: str = "") -> pl.DataFrame:
+        """Return rows; see `RowReader.rows`."""
+        with closing(connect_reader(self.path)) as connection:
+            version = self.version.models[projection.name]
+            rows = connection.execute(select_rows(projection, version, "", where)).fetchall()
+        return pl.DataFrame(rows, schema=projection.schema, orient="row")
+
+
+class SqliteBuild(CatalogBuild):
+    """A version that is being built; see `Build`."""
+
+    def __init__(
+        self, versions: Versions, catalog: CatalogFile, version: int, plan: Plan, staging: Path
+    ) -> None:
+        super().__init__(versions, version, plan)
+        self._catalog = catalog
+        self._staging = staging
+
+    def writer(self) -> StagingWriter:
+        """Return the writer for tasks."""
+        return StagingWriter(self._staging, self.version, self.plan, self.plan.projections())
+
+    def parts_done(self) -> frozenset[str]:
+        """Return the parts that are staged; see `Build.parts_done`."""
+        return parts_staged(self._staging)
+
+    def load(self, progress: OnProgress) -> None:
+        """Insert the staged parts in order; see `Build.load`."""
+        marks, staged = self._marks(), self.parts_done()
+        names = [part.name for part in (*log_parts(self.plan), *bucket_parts(self.plan))]
+        ready = [name for name in names if name in staged and name not in marks]
+        loaded = sum(name in marks for name in names)
+        for number, part in enumerate(ready, loaded + 1):
+            with self._catalog.transaction():
+                rows = 0
+                for table in APPENDED:
+                    with suppress(FileNotFoundError):
+                        rows += self._insert(
+                            table, pl.read_parquet(self._staging / part / f"{table}.parquet")
+                        )
+                self._versions.mark(self.version, part, rows)
+            progress(number, len(names))
+
+    def remove_truncated(self, truncated: Truncated) -> None:
+        """Remove what retention truncated; see `Build.remove_truncated`."""
+        with self._catalog.transaction():
+            for before, after in truncated:
+                for table in set(OF_MESSAGES).intersection(self._tables()):
+                    self._catalog.connection.execute(
+                        f"DELETE FROM {table}_v{self.version} WHERE id >= ? AND id < ?", (before, after)
+                    )
+            self._note_truncated(truncated)
+
+    def merge(self) -> None:
+        """Merge the rows of each key, and sort the custom headers; see `Build.merge`."""
+        for name, projection in self.plan.projections().items():
+            if name == MESSAGES:
+                self._fill("header", lambda rows: rows.sort("name", "value", "timestamp", "id"))
+            else:
+                self._fill(name, partial(_merge, projection))
+
+    def counts(self) -> dict[str, int]:
+        """Return the number of rows of each model."""
+        return {
+            name: self._catalog.run(f"SELECT count(*) FROM {name}_v{self.version}", {})[0][0]
+            for name in self.plan.models
+        }
+
+    def index(self, progress: OnProgress) -> None:
+        """Build the indexes and the search tables; see `Build.index`."""
+        run: list[str] = []
+        if MESSAGES in self.plan.models:
+            unique = "UNIQUE" if self.plan.has_unique_ids else ""
+            run += statements(SQLITE, "indexes.sql", version=self.version, unique=unique)
+            run += statements(SQLITE, "search_indexes.sql", version=self.version)
+        for projection in self.plan.projections().values():
+            run += create_indexes(projection, self.version, SQLITE)
+        marks = self._marks()
+        for number, statement in enumerate(run, 1):
+            mark = f"index-{number:03d}"
+            if mark not in marks:
+                try:
+                    with self._catalog.transaction():
+                        self._catalog.connection.execute(statement)
+                        self._versions.mark(self.version, mark, 0)
+                except sqlite3.IntegrityError as error:
+                    check_ids(error, self._catalog.where)
+                    raise
+            progress(number, len(run))
+        with self._catalog.transaction():
+            self._note_indexed()
+
+    def flip(self, counts: Mapping[str, int], seconds: Mapping[str, float]) -> None:
+        """Make this version the active one; see `Build.flip`."""
+        super().flip(counts, seconds)
+        shutil.rmtree(self._staging, ignore_errors=True)
+
+    def fail(self, error: str) -> None:
+        """Drop this version; see `Build.fail`."""
+        super().fail(error)
+        shutil.rmtree(self._staging, ignore_errors=True)
+
+    def _fill(self, name: str, prepare: Callable[[pl.DataFrame], pl.DataFrame]) -> None:
+        """Fill a table with the rows staged for it, unless it is marked as filled."""
+        mark = f"merge-{name}"
+        if mark in self._marks():
+            return
+        files = staged_files(self._staging, name)
+        with self._catalog.transaction():
+            rows = self._insert(name, prepare(pl.read_parquet(files))) if files else 0
+            self._versions.mark(self.version, mark, rows)
+
+    def _insert(self, name: str, rows: pl.DataFrame) -> int:
+        # Not by ADBC, though it is twice as fast: it links its own SQLite library, and two such libraries in
+        # one process cancel each other's POSIX locks.
+        values = ", ".join("?" * rows.width)
+        table, verb = f"{name}_v{self.version}", "INSERT"
+        if name == "projection_parked":
+            table, verb = (
+                name,
+                "INSERT OR IGNORE",
+            )  # a record may be parked by more than one part
+        statement = f"{verb} INTO {table} ({', '.join(rows.columns)}) VALUES ({values})"
+        self._catalog.connection.executemany(statement, rows.iter_rows())
+        return rows.height
+
+
+def _create(catalog: CatalogFile, plan: Plan, version: int) -> None:
+    """Create the tables of a version."""
+    for projection in plan.projections().values():
+        catalog.connection.execute(create_table(projection, version, SQLITE))
+        if projection.name == MESSAGES:
+            for statement in statements(SQLITE, "search_tables.sql", version=version):
+                catalog.connection.execute(statement)
+
+
+def _merge(projection: Projection, rows: pl.DataFrame) -> pl.DataFrame:
+    return merge_rows(projection, rows).sort(*projection.key)

@@ -1,0 +1,144 @@
+"""The read model updater port over the read-model file of a SQLite store."""
+
+import fcntl
+import os
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+from postroom.adapters.sql.errors import check_ids
+from postroom.adapters.sql.read_model_updater import CursorConflict, SqlReadModelUpdater
+from postroom.adapters.sql.statements import statements
+from postroom.adapters.sqlite.database import connect, connect_reader
+from postroom.adapters.sqlite.read_model_file import follow_lock_path, views_path
+from postroom.domain.errors import NotFound, Unavailable
+from postroom.projections.incremental.cursors import Version
+
+CACHE_KIB = 64 << 10
+
+_SQL = statements("postroom.adapters.sqlite", "sql/update.sql")
+
+
+class SqliteReadModelUpdater(SqlReadModelUpdater):
+    """An updater of a SQLite file, which does not block readers; see `ReadModelUpdater`."""
+
+    def __init__(self, store: str) -> None:
+        super().__init__(str(views_path(store)))
+        self._store = Path(store)
+        self._db: sqlite3.Connection | None = None
+        self._log: sqlite3.Connection | None = None
+        self._file: int | None = None
+
+    def close(self) -> None:
+        """Close the files; see `ReadModelUpdater.close`."""
+        for connection in (self._db, self._log):
+            if connection is not None:
+                connection.close()
+        self._db = self._log = None
+
+    @contextmanager
+    def leader_lock(self) -> Iterator[bool]:
+        """Lock a file next to the store; see `ReadModelUpdater.leader_lock`."""
+        path = follow_lock_path(self._store)
+        with open(os.open(path, os.O_CREAT | os.O_RDWR, 0o600), "r+b") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                yield False
+                return
+            yield True
+
+    def _table(self, name: str) -> str:
+        return name
+
+    @contextmanager
+    def _connection(self) -> Iterator[sqlite3.Connection]:
+        try:
+            if self._db is not None and not self._db.in_transaction and self._file != _file(self.where):
+                self.close()  # the file was deleted or replaced
+            if self._db is None:
+                self._db = self._connect()
+                self._file = _file(self.where)
+            yield self._db
+        except sqlite3.Error as error:
+            self.close()
+            if isinstance(error, sqlite3.IntegrityError):
+                check_ids(error, self.where)
+            raise Unavailable(
+                f"The read models {self.where} can't be updated: {error}. Check the file and its "
+                "permissions; if it is damaged, delete it and rebuild."
+            ) from error
+
+    def _connect(self) -> sqlite3.Connection:
+        for path in (self._store, Path(self.where)):
+            if not path.is_file():
+                raise NotFound(
+                    f"The store {self._store} has no read models yet; build them with `postroom project "
+                    "rebuild`."
+                )
+        # Batches undone by a power cut are applied again, as cursors are undone with the rows.
+        return connect(Path(self.where), "relaxed", cache_kib=CACHE_KIB)
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        with self._connection() as db:
+            db.execute("BEGIN IMMEDIATE")
+            try:
+                yield
+                db.execute("COMMIT")
+            except BaseException:
+                with suppress(sqlite3.Error):
+                    db.execute("ROLLBACK")
+                raise
+
+    def _read(self, statement: str) -> list[tuple[Any, ...]]:
+        with self._connection() as db:
+            return db.execute(statement).fetchall()
+
+    def _read_log(self, statement: str) -> list[tuple[Any, ...]]:
+        try:
+            if self._log is None:
+                self._log = connect_reader(self._store)
+            return self._log.execute(statement).fetchall()
+        except sqlite3.Error as error:
+            self.close()
+            raise Unavailable(
+                f"The store {self._store} can't be read: {error}. Check the path and its permissions."
+            ) from error
+
+    def _write(self, statement: str, rows: pl.DataFrame) -> None:
+        with self._connection() as db:
+            db.executemany(_with_rows(statement, rows), rows.iter_rows())
+
+    def _fetch(self, statement: str, rows: pl.DataFrame) -> list[tuple[Any, ...]]:
+        with self._connection() as db:
+            query = _with_rows(statement, rows)
+            return [row for values in rows.iter_rows() for row in db.execute(query, values)]
+
+    def _lock(self, version: Version) -> None:
+        if self._read(self._sql("lock_version", version=version.number, lock="")) != [(version.status,)]:
+            raise CursorConflict
+
+    def _index_text(self, number: int, texts: pl.DataFrame) -> None:
+        self._insert(f"text_index_v{number}", texts.select(pl.col("id").alias("rowid"), "text"))
+        self._insert(f"word_index_v{number}", texts.select(pl.col("id").alias("rowid"), "words"))
+
+    def _unindex_text(self, number: int, ids: pl.DataFrame) -> None:
+        for name in ("unindex_text", "unindex_words"):
+            self._write(_SQL[name].format(version=number, rows="{rows}"), ids)
+
+
+def _file(path: str) -> int | None:
+    """Return the inode number, which changes when the file is replaced."""
+    try:
+        return os.stat(path).st_ino
+    except FileNotFoundError:
+        return None
+
+
+def _with_rows(statement: str, rows: pl.DataFrame) -> str:
+    return statement.format(rows="SELECT " + ", ".join(f"? AS {name}" for name in rows.columns))

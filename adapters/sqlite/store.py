@@ -1,0 +1,103 @@
+"""A store in a SQLite file."""
+
+import os
+import sqlite3
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import quote
+
+import msgspec
+
+from postroom.adapters.sql.statements import statements
+from postroom.adapters.sqlite.database import Durability
+from postroom.adapters.sqlite.event_log import SqliteEventLog, mailbox_names
+from postroom.adapters.sqlite.message_outbox import SqliteMessageOutbox
+from postroom.adapters.sqlite.ownership import FileOwnership
+from postroom.application.ports.read_models import ContextBacklog
+from postroom.domain.errors import Unavailable
+
+if TYPE_CHECKING:
+    from postroom.adapters.sql.log_reader import Driver
+    from postroom.adapters.sqlite.log_reader import SqliteLogReader
+    from postroom.adapters.sqlite.read_model_store import SqliteReadModelStore
+    from postroom.adapters.sqlite.read_model_updater import SqliteReadModelUpdater
+    from postroom.adapters.sqlite.read_models import SqliteReadModels
+
+
+class SqliteStore:
+    """A store in a SQLite file, with its read models in a second file; see `Store`."""
+
+    def __init__(self, path: str) -> None:
+        self.where = path
+
+    def event_log(
+        self, mailbox: str, *, durability: Durability = "full", can_shrink: bool = False
+    ) -> SqliteEventLog:
+        """Open the log of a mailbox for writing; see `Store.event_log`."""
+        return SqliteEventLog(self.where, mailbox, durability=durability, can_shrink=can_shrink)
+
+    def existing_log(self, mailbox: str) -> SqliteEventLog:
+        """Open the log of a mailbox for reading; see `Store.existing_log`."""
+        return SqliteEventLog(self.where, mailbox, create_missing=False)
+
+    def ownership(self) -> FileOwnership:
+        """Return the ownership of mailboxes; see `Store.ownership`."""
+        return FileOwnership(self.where)
+
+    def socket_path(self, mailbox: str) -> Path:
+        """Return the path of a mailbox's socket, beside the file; see `Store.socket_path`."""
+        file = Path(os.path.realpath(self.where))
+        return file.with_name(f"{file.name}-socket-{quote(mailbox, safe='@$')}")
+
+    @property
+    def identity(self) -> str:
+        """Return the file's path; see `Store.identity`."""
+        return os.path.realpath(self.where)
+
+    def message_outbox(self, mailbox: str) -> SqliteMessageOutbox:
+        """Open the messages recorded for a mailbox; see `Store.message_outbox`."""
+        return SqliteMessageOutbox(self.where, mailbox)
+
+    def mailboxes(self) -> list[str]:
+        """Return the names of all mailboxes; see `Store.mailboxes`."""
+        return mailbox_names(self.where)
+
+    def log_reader(self, driver: "Driver" = "auto") -> "SqliteLogReader":
+        """Return the log reader; see `Store.log_reader`."""
+        from postroom.adapters.sqlite.log_reader import SqliteLogReader
+
+        return SqliteLogReader(self.where, driver)
+
+    def read_models(self) -> "SqliteReadModels":
+        """Open the read models for queries; see `Store.read_models`."""
+        from postroom.adapters.sqlite.read_models import SqliteReadModels  # SQLAlchemy is slow to import
+
+        return SqliteReadModels(self.where)
+
+    def read_model_store(self) -> "SqliteReadModelStore":
+        """Return the read model store; see `Store.read_model_store`."""
+        from postroom.adapters.sqlite.read_model_store import SqliteReadModelStore
+
+        return SqliteReadModelStore(self.where)
+
+    def read_model_updater(self) -> "SqliteReadModelUpdater":
+        """Open the read models for updates; see `Store.read_model_updater`."""
+        from postroom.adapters.sqlite.read_model_updater import SqliteReadModelUpdater
+
+        return SqliteReadModelUpdater(self.where)
+
+    def save_context_backlog(self, backlog: Sequence[ContextBacklog]) -> None:
+        """Save the backlog of a context; see `Store.save_context_backlog`."""
+        from postroom.adapters.sqlite.read_model_file import connect_catalog, views_path
+
+        path = views_path(self.where)
+        statement = statements("postroom.adapters.sql", "contexts.sql")["save"].format(schema="")
+        try:
+            with closing(connect_catalog(path)) as file:
+                file.execute("BEGIN IMMEDIATE")
+                file.executemany(statement, [msgspec.structs.asdict(each) for each in backlog])
+                file.execute("COMMIT")
+        except sqlite3.Error as error:
+            raise Unavailable(f"The read models {path} can't be written: {error}. Check the path.") from error

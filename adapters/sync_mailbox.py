@@ -1,0 +1,243 @@
+"""A mailbox for code without an event loop: threads, Django, Flask and scripts."""
+
+import asyncio
+import os
+import threading
+from collections.abc import Coroutine, Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import Any, Self, TypeVar
+
+from postroom.application.messages import (
+    DeliveredMessage,
+    MessageDelivery,
+    NewMessage,
+    Sent,
+    raise_refusal,
+)
+from postroom.application.ports.mailbox import Mailbox
+from postroom.application.query_results import (
+    Backlog,
+    DeadLetter,
+    Explanation,
+    MessageDetail,
+    Moment,
+    PeekedMessage,
+)
+from postroom.domain.errors import InvalidRequest, Rejected, Unavailable
+from postroom.domain.message import Receipt
+from postroom.domain.policy import DEFAULT_MAX_BYTES, DEFAULT_MAX_MESSAGES, TopicPolicy
+
+T = TypeVar("T")
+
+
+class SyncReceivedMessage(DeliveredMessage):
+    """Delivery of a message whose methods return when they are done; see `ReceivedMessage`."""
+
+    __slots__ = ("_mailbox",)
+
+    def __init__(self, delivery: MessageDelivery, mailbox: "SyncMailbox") -> None:
+        super().__init__(delivery)
+        self._mailbox = mailbox
+
+    def ack(self) -> None:
+        """Settle this delivery; see `ReceivedMessage.ack`."""
+        raise_refusal(self._mailbox.ack_messages([self.receipt]))
+
+    def nack(self, *, reason: str | None = None, delay_ms: int | None = None) -> None:
+        """Fail this delivery; see `ReceivedMessage.nack`."""
+        raise_refusal(self._mailbox.nack_messages([self.receipt], reason=reason, delay_ms=delay_ms))
+
+    def extend(self, visibility_ms: int) -> None:
+        """Hide the message for longer; see `ReceivedMessage.extend`."""
+        raise_refusal(self._mailbox.extend_visibility([self.receipt], visibility_ms))
+
+
+class SyncMailbox:
+    """The commands and queries of `Mailbox` as functions that return when they are done.
+
+    Any number of threads may use it. All mailboxes of a process run on one event loop, in a background
+    thread. `connect(...)` opens one: `with connect("orders.db") as mailbox`.
+    """
+
+    def __init__(self, opening: AbstractAsyncContextManager[Mailbox]) -> None:
+        """Open the mailbox; see `connect`."""
+        self._opening = opening
+        self._loop = _background_loop()
+        self._mailbox: Mailbox | None = None
+        self._mailbox = self._run(opening.__aenter__())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Finish what is in progress, and release the mailbox; idempotent."""
+        if self._mailbox is not None:
+            self._run(self._opening.__aexit__(None, None, None))
+            self._mailbox = None
+
+    @property
+    def name(self) -> str:
+        """Return the name of the mailbox."""
+        return self._open.name
+
+    def send_message(self, message: NewMessage, /) -> Sent:
+        """Send a message; see `Mailbox.send_message`."""
+        return self._run(self._open.send_message(message))
+
+    def send_batch(self, messages: Sequence[NewMessage], /) -> list[Sent | Rejected]:
+        """Send messages; see `Mailbox.send_batch`."""
+        return self._run(self._open.send_batch(messages))
+
+    def receive_messages(
+        self,
+        topic: str | Sequence[str],
+        /,
+        *,
+        max_messages: int = DEFAULT_MAX_MESSAGES,
+        max_bytes: int = DEFAULT_MAX_BYTES,
+        visibility_ms: int | None = None,
+        consumer: str | None = None,
+        wait_ms: int = 0,
+    ) -> list[SyncReceivedMessage]:
+        """Receive messages; see `Mailbox.receive_messages`."""
+        receiving = self._open.receive_messages(
+            topic,
+            max_messages=max_messages,
+            max_bytes=max_bytes,
+            visibility_ms=visibility_ms,
+            consumer=consumer,
+            wait_ms=wait_ms,
+        )
+        return [SyncReceivedMessage(each.delivery, self) for each in self._run(receiving)]
+
+    def ack_messages(self, receipts: Sequence[Receipt], /) -> list[Rejected | None]:
+        """Settle deliveries; see `Mailbox.ack_messages`."""
+        return self._run(self._open.ack_messages(receipts))
+
+    def nack_messages(
+        self, receipts: Sequence[Receipt], /, *, reason: str | None = None, delay_ms: int | None = None
+    ) -> list[Rejected | None]:
+        """Fail deliveries; see `Mailbox.nack_messages`."""
+        return self._run(self._open.nack_messages(receipts, reason=reason, delay_ms=delay_ms))
+
+    def extend_visibility(self, receipts: Sequence[Receipt], visibility_ms: int, /) -> list[Rejected | None]:
+        """Hide received messages for longer; see `Mailbox.extend_visibility`."""
+        return self._run(self._open.extend_visibility(receipts, visibility_ms))
+
+    def redrive_dead_letters(
+        self,
+        topic: str,
+        /,
+        *,
+        limit: int = 100,
+        reason: str | None = None,
+        message_ids: Sequence[str] | None = None,
+    ) -> int:
+        """Redrive dead letters; see `Mailbox.redrive_dead_letters`."""
+        return self._run(
+            self._open.redrive_dead_letters(topic, limit=limit, reason=reason, message_ids=message_ids)
+        )
+
+    def purge_topic(self, topic: str, /, *, dead: bool = True, ready: bool = False) -> int:
+        """Remove messages of a topic; see `Mailbox.purge_topic`."""
+        return self._run(self._open.purge_topic(topic, dead=dead, ready=ready))
+
+    def set_topic_policy(self, topic: str, policy: TopicPolicy, /) -> None:
+        """Set the policy of a topic; see `Mailbox.set_topic_policy`."""
+        self._run(self._open.set_topic_policy(topic, policy))
+
+    def delete_old_events(self, older_than: int, /) -> int:
+        """Remove settled records; see `Mailbox.delete_old_events`."""
+        return self._run(self._open.delete_old_events(older_than))
+
+    def get_message(self, id_: str, /) -> MessageDetail:
+        """Return a message with its history; see `Mailbox.get_message`."""
+        return self._run(self._open.get_message(id_))
+
+    def explain_message(self, id_: str, /) -> Explanation:
+        """Return the explanation of a message; see `Mailbox.explain_message`."""
+        return self._run(self._open.explain_message(id_))
+
+    def get_backlog(self, topic: str | None = None, /, *, at: Moment | None = None) -> Backlog:
+        """Return the unsettled messages; see `Mailbox.get_backlog`."""
+        return self._run(self._open.get_backlog(topic, at=at))
+
+    def list_dead_letters(
+        self,
+        topic: str | None = None,
+        /,
+        *,
+        reason: str | None = None,
+        limit: int = 100,
+        cursor: int = 0,
+        at: Moment | None = None,
+    ) -> list[DeadLetter]:
+        """Return a page of dead letters; see `Mailbox.list_dead_letters`."""
+        return self._run(
+            self._open.list_dead_letters(topic, reason=reason, limit=limit, cursor=cursor, at=at)
+        )
+
+    def get_topic_policy(self, topic: str, /) -> TopicPolicy | None:
+        """Return the policy set for a topic; see `Mailbox.get_topic_policy`."""
+        return self._run(self._open.get_topic_policy(topic))
+
+    def peek_messages(self, topic: str, /, *, limit: int = 10) -> list[PeekedMessage]:
+        """Return ready messages without receiving them; see `Mailbox.peek_messages`."""
+        return self._run(self._open.peek_messages(topic, limit=limit))
+
+    @property
+    def _open(self) -> Mailbox:
+        if self._mailbox is None:
+            raise Unavailable("The mailbox was closed; connect to it again.")
+        return self._mailbox
+
+    def _run(self, work: Coroutine[Any, Any, T]) -> T:
+        return self._loop.run(work)
+
+
+class _BackgroundLoop:
+    """Event loop in a thread that ends with the process."""
+
+    def __init__(self) -> None:
+        self._process = os.getpid()
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="postroom", daemon=True)
+        self._thread.start()
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Return the result of a coroutine, which runs on the loop; an interrupt cancels it.
+
+        Raises: InvalidRequest where it would wait for itself.
+        """
+        if os.getpid() != self._process or threading.current_thread() is self._thread:
+            work.close()
+            raise InvalidRequest(
+                "A SyncMailbox works neither in a process forked after it was opened nor in the coroutines "
+                "of its own event loop; connect after the fork, and await a Mailbox in coroutines."
+            )
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+    @property
+    def process(self) -> int:
+        """Return the process in which its thread runs."""
+        return self._process
+
+
+_lock = threading.Lock()
+_loops: list[_BackgroundLoop] = []
+
+
+def _background_loop() -> _BackgroundLoop:
+    """Return the loop of this process; a forked process has one of its own."""
+    with _lock:
+        if not _loops or _loops[-1].process != os.getpid():
+            _loops.append(_BackgroundLoop())
+        return _loops[-1]

@@ -1,1 +1,0 @@
-"""Command handlers: plain async callables that services import."""

@@ -1,0 +1,66 @@
+"""Optional dependencies, and the extras that install them."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from postroom.domain.errors import PostroomError
+
+EXTRAS = {
+    "adbc_driver_manager": "views",
+    "adbc_driver_postgresql": "views",
+    "adbc_driver_sqlite": "views",
+    "aiohttp": "http",
+    "chdb": "clickhouse",
+    "clickhouse_connect": "clickhouse",
+    "cronsim": "schedule",
+    "deltalake": "delta",
+    "eventsourcing": "postgres",
+    "grpc": "grpc",
+    "grpc_health": "grpc",
+    "grpc_reflection": "grpc",
+    "httptools": "serve",
+    "jsonschema_rs": "namespaces",
+    "nats": "nats",
+    "polars": "views",
+    "prometheus_client": "views",
+    "psycopg": "postgres",
+    "pyarrow": "views",
+    "pyspark": "spark",
+    "pytest_asyncio": "testing",
+    "redis": "redis",
+    "sqlalchemy": "views",
+    "standardwebhooks": "http",
+    "uvicorn": "serve",
+    "uvloop": "serve",
+    "yaml": "namespaces",
+    "yarl": "http",
+}
+"""Extra by top-level module; if several extras install it, the first."""
+
+
+class MissingExtra(PostroomError, ImportError):
+    """An optional dependency is not installed."""
+
+    code = "E_MISSING_EXTRA"
+    status = 501
+
+
+@contextmanager
+def explain_missing_extra(extra: str | None = None) -> Iterator[None]:
+    """Replace the import error of an optional dependency with one that names its extra.
+
+    Arguments:
+        extra: the extra to name; None uses `EXTRAS`.
+
+    Raises: MissingExtra when an optional dependency can't be imported within the context.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        module = (error.name or "").partition(".")[0]
+        if module not in EXTRAS:
+            raise
+        raise MissingExtra(
+            f"This needs the package {module}, which is not installed; "
+            f"run: pip install 'postroom[{extra or EXTRAS[module]}]'."
+        ) from error

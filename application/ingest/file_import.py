@@ -1,0 +1,284 @@
+"""Import of NDJSON: each line is a CloudEvent, an envelope, or, with a mapping, any JSON document.
+
+The same line at the same line number always gets the same message id, so a repeated import adds nothing.
+"""
+
+import re
+from base64 import b64decode
+from binascii import Error as Base64Error
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from typing import Any, NewType, TypeVar
+
+import msgspec
+from blake3 import blake3
+
+from postroom.application.messages import NewMessage
+from postroom.domain.errors import InvalidRequest
+from postroom.domain.names import MAX_ID_CHARS, check_topic
+
+T = TypeVar("T")
+Envelope = NewType("Envelope", bytes)
+Path = tuple[str, ...]
+"""Location of a field in a JSON document: field names and array indexes, outermost first."""
+
+_PLACEHOLDER = re.compile(r"\{([^{}]+)\}")
+_SEGMENT = re.compile(r"((?:[^.{}]|\{[^{}]+\})+)(\.|\Z)")
+_TRACEPARENT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2}\Z")
+_JSON_TYPE = re.compile(r"[^/;]+/(?:[^;]+\+)?json\s*(?:;|\Z)", re.IGNORECASE)
+_MICROSECONDS, _MILLISECONDS = (
+    10**14,
+    10**11,
+)  # larger numbers are µs or ms, smaller ones s: 10^11 s is the year 5138
+
+
+class _Fraction(str):
+    """A JSON number with a fraction or exponent, as text, because not every one is exactly a float."""
+
+    __slots__ = ()
+
+
+_decode = msgspec.json.Decoder(float_hook=_Fraction).decode
+_decode_text = msgspec.json.Decoder(str).decode
+_decode_fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+
+
+class TopicTemplate:
+    """Template of a topic over a document's fields, such as `github.{event}.{action}`.
+
+    A dot-separated segment is omitted if one of its fields is null or missing.
+    """
+
+    def __init__(self, text: str) -> None:
+        """Parse the template; raise `InvalidRequest` when it is malformed."""
+        segments = _SEGMENT.findall(text)
+        if not segments or "".join(map("".join, segments)) != text or segments[-1][1]:
+            raise InvalidRequest(
+                f"The topic template {text!r} is malformed; write it like github.{{event}}.{{action}}."
+            )
+        self._segments = [_PLACEHOLDER.split(segment) for segment, _ in segments]
+        self._paths = [[parse_path(name) for name in parts[1::2]] for parts in self._segments]
+
+    def fill(self, document: object) -> str:
+        """Return the topic of a document; raise `InvalidRequest` if every segment is omitted."""
+        topic = ".".join(
+            segment
+            for parts, paths in zip(self._segments, self._paths, strict=True)
+            if (segment := _fill_segment(parts, paths, document)) is not None
+        )
+        if not topic:
+            raise InvalidRequest("every field in the topic template is null or missing.")
+        return check_topic(topic)
+
+
+class RecordMapping(msgspec.Struct, frozen=True, kw_only=True):
+    """Mapping from the fields of a JSON document to a message.
+
+    Arguments:
+        headers: paths by header name: `principal`, `correlation_id`, `trace_id`, `span_id` and
+            `content_type`; any other name becomes a custom header.
+        key: path of the sticky key.
+        time: path of the publish time.
+        id: path of the message id; None derives one from line number and content.
+    """
+
+    topic: TopicTemplate
+    headers: Mapping[str, Path] = {}
+    key: Path | None = None
+    time: Path | None = None
+    id: Path | None = None
+
+
+def parse_path(text: str) -> Path:
+    """Parse a path such as `payload.sender.login` or `commits.0.id`; raise `InvalidRequest` if malformed."""
+    path = tuple(text.split("."))
+    if not all(path):
+        raise InvalidRequest(
+            f"{text!r} is not a path; write field names with dots between them, like sender.login."
+        )
+    return path
+
+
+def read_record(line: bytes, number: int, mapping: RecordMapping | None = None) -> NewMessage | Envelope:
+    """Return the message in a line.
+
+    Arguments:
+        line: without its line ending.
+        number: line number in the file, from 1.
+        mapping: maps any JSON document; None expects a CloudEvent or an envelope in base64.
+
+    Raises: InvalidRequest for a line that can't be read.
+    """
+    if mapping is not None:
+        return _apply_mapping(line, number, mapping)
+    if line.lstrip().startswith(b"{"):
+        return _cloud_event(line)
+    try:
+        return Envelope(b64decode(line.strip(), validate=True))
+    except Base64Error:
+        raise InvalidRequest("it is neither JSON nor an envelope in base64.") from None
+
+
+def line_id(line: bytes, number: int) -> str:
+    """Return the message id for a line without one: a UUID (version 8) derived from number and content."""
+    digits = blake3(b"%d\n%b" % (number, line)).hexdigest(16)
+    return f"{digits[:8]}-{digits[8:12]}-8{digits[13:16]}-a{digits[17:20]}-{digits[20:]}"
+
+
+def time_us(value: object) -> int:
+    """Return a time in µs since 1970 UTC.
+
+    Arguments:
+        value: RFC 3339 text with an offset, or s, ms or µs since 1970, distinguished by magnitude.
+
+    Raises: InvalidRequest for anything else.
+    """
+    if isinstance(value, _Fraction):
+        value = float(value)
+    if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < _MICROSECONDS * 10_000:
+        unit = 1 if abs(value) >= _MICROSECONDS else 1_000 if abs(value) >= _MILLISECONDS else 1_000_000
+        return round(value * unit)
+    try:
+        time = datetime.fromisoformat(value) if isinstance(value, str) else None
+    except ValueError:
+        time = None
+    if time is None or time.tzinfo is None:
+        raise InvalidRequest(
+            f"{value!r} is not a time; write RFC 3339 with an offset, or s, ms or µs since 1970."
+        )
+    seconds = int(time.replace(microsecond=0).timestamp())
+    return seconds * 1_000_000 + time.microsecond
+
+
+def _apply_mapping(line: bytes, number: int, mapping: RecordMapping) -> NewMessage:
+    document = _parse(_decode, line)
+    headers = {
+        name: text
+        for name, path in mapping.headers.items()
+        if (text := _text(document, path, name)) is not None
+    }
+    id_ = line_id(line, number) if mapping.id is None else _text(document, mapping.id, "the message id")
+    if id_ is None:
+        raise InvalidRequest(f"it has no message id at {'.'.join(mapping.id or ())}.")
+    published = None if mapping.time is None else _find(document, mapping.time)
+    return NewMessage(
+        topic=mapping.topic.fill(document),
+        payload=line,
+        message_id=id_,
+        sticky_key=None if mapping.key is None else _text(document, mapping.key, "the key"),
+        published_at_us=None if published is None else time_us(published),
+        principal=headers.pop("principal", None),
+        correlation_id=headers.pop("correlation_id", None),
+        trace_id=headers.pop("trace_id", None),
+        span_id=headers.pop("span_id", None),
+        content_type=headers.pop("content_type", None) or "application/json",
+        attrs=headers,
+    )
+
+
+def _cloud_event(line: bytes) -> NewMessage:
+    """Read a CloudEvent in structured mode; its context attributes become custom headers named `ce_...`."""
+    fields = _parse(_decode_fields, line)
+    if "specversion" not in fields:
+        raise InvalidRequest("it is JSON but not a CloudEvent; add --topic to import any JSON.")
+    context = {
+        name: text
+        for name, raw in fields.items()
+        if name not in ("data", "data_base64") and (text := _scalar(_parse(_decode, raw), name)) is not None
+    }
+    for name in ("id", "source", "type"):
+        if not context.get(name):
+            raise InvalidRequest(f"it is a CloudEvent without {name}.")
+    if context["specversion"] != "1.0":
+        raise InvalidRequest(f"it is a CloudEvent of version {context['specversion']}; only 1.0 can be read.")
+    content_type = context.pop("datacontenttype", None)
+    time = context.pop("time", None)
+    trace = _TRACEPARENT.match(context.get("traceparent", ""))
+    return NewMessage(
+        topic=check_topic(context["type"]),
+        payload=_event_data(fields, content_type),
+        message_id=_event_id(context["source"], context["id"]),
+        sticky_key=context.get("partitionkey"),
+        published_at_us=None if time is None else time_us(time),
+        content_type=content_type or ("application/json" if "data" in fields else None),
+        schema_url=context.pop("dataschema", None),
+        correlation_id=context.get("correlationid"),
+        causality_parent=context.get("causationid"),
+        trace_id=trace[1] if trace else None,
+        span_id=trace[2] if trace else None,
+        attrs={f"ce_{name}": text for name, text in context.items()},
+    )
+
+
+def _event_id(source: str, id_: str) -> str:
+    """Return `source|id`, which is unique for CloudEvents, or a hash of both if that is not a valid id.
+
+    A source is a URI and contains no `|`, so different pairs have different texts.
+    """
+    joined = f"{source}|{id_}"
+    if "|" not in source and len(joined) <= MAX_ID_CHARS:
+        return joined
+    return "b3:" + blake3(msgspec.json.encode([source, id_])).hexdigest()
+
+
+def _event_data(fields: Mapping[str, msgspec.Raw], content_type: str | None) -> bytes:
+    """Return a CloudEvent's data: JSON byte for byte as in the line, or the decoded text or bytes."""
+    if "data_base64" in fields:
+        if "data" in fields:
+            raise InvalidRequest("it is a CloudEvent with both data and data_base64.")
+        try:
+            return b64decode(_decode_text(fields["data_base64"]), validate=True)
+        except (Base64Error, msgspec.MsgspecError, ValueError):
+            raise InvalidRequest("the data_base64 of its CloudEvent is not base64.") from None
+    if "data" not in fields:
+        return b""
+    raw = bytes(fields["data"])
+    if content_type is None or _JSON_TYPE.match(content_type):
+        return raw
+    data = _parse(_decode, raw)
+    return data.encode() if isinstance(data, str) else raw
+
+
+def _parse(decode: Callable[[bytes | msgspec.Raw], T], text: bytes | msgspec.Raw) -> T:
+    try:
+        return decode(text)
+    except RecursionError:
+        raise InvalidRequest("its JSON is nested too deeply.") from None
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise InvalidRequest(f"it is not valid JSON: {error}.") from error
+
+
+def _find(document: Any, path: Path) -> Any:
+    """Return the value at `path`, or None."""
+    for name in path:
+        if isinstance(document, dict):
+            document = document.get(name)
+        elif isinstance(document, list) and name.isdecimal() and int(name) < len(document):
+            document = document[int(name)]
+        else:
+            return None
+    return document
+
+
+def _text(document: Any, path: Path, what: str) -> str | None:
+    return _scalar(_find(document, path), f"{what} ({'.'.join(path)})")
+
+
+def _scalar(value: Any, what: str) -> str | None:
+    """Return a JSON scalar as text, None for null."""
+    if value is None or isinstance(value, str):
+        return value
+    if isinstance(value, dict | list):
+        kind = "an object" if isinstance(value, dict) else "an array"
+        raise InvalidRequest(f"{what} is {kind}; it must be text, a number, true or false.")
+    return msgspec.json.encode(value).decode()
+
+
+def _fill_segment(parts: list[str], paths: list[Path], document: object) -> str | None:
+    segment = parts.copy()
+    for index, path in enumerate(paths):
+        text = _text(document, path, "the topic")
+        if text is None:
+            return None
+        segment[2 * index + 1] = text
+    return "".join(segment)

@@ -1,0 +1,1 @@
+"""Mailboxes: command handlers, the engine, and retention."""

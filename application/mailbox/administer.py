@@ -1,0 +1,106 @@
+"""`RedriveDeadLetters`, `PurgeTopic`, `SetTopicPolicy`: handlers for operators (svc-mailbox C-4, P-9)."""
+
+from collections.abc import Sequence
+
+from postroom.application.ports.mailbox_owner import MailboxOwner
+from postroom.domain.arguments import check_int, check_items, check_optional_text, check_type
+from postroom.domain.errors import Rejected
+from postroom.domain.mailbox.commands import Command, Purge, Redrive, SetPolicy
+from postroom.domain.names import check_topic, message_stream
+from postroom.domain.policy import TopicPolicy
+
+CHUNK = 1_000
+"""Maximum number of messages changed in one append, so that senders never wait long."""
+
+
+class RedriveDeadLetters:
+    """Handler that redrives dead letters, oldest first (svc-mailbox I-4, C-4)."""
+
+    def __init__(self, owner: MailboxOwner) -> None:
+        self._owner = owner
+
+    async def __call__(
+        self,
+        topic: str,
+        *,
+        limit: int = 100,
+        reason: str | None = None,
+        message_ids: Sequence[str] | None = None,
+    ) -> int:
+        """Redrive dead letters of `topic`.
+
+        Arguments:
+            limit: maximum number of messages.
+            reason: redrive only those dead-lettered for this reason.
+            message_ids: redrive only these.
+
+        Returns: number of redriven messages; below `limit` when there are no more or the shards are full.
+        Raises: InvalidRequest, NotFound for an unknown topic, Saturated when the shards are full,
+            Unavailable.
+        """
+        check_topic(topic)
+        check_int("limit", limit, 1)
+        check_optional_text("reason", reason)
+        only = None if message_ids is None else self._streams(check_items("message_ids", message_ids))
+        done = 0
+        while done < limit:
+            count = min(CHUNK, limit - done)
+            try:
+                redriven = await _execute(self._owner, Redrive(topic, count, reason, only))
+            except Rejected:
+                if done:
+                    return done
+                raise
+            done += redriven
+            if redriven < count:
+                break
+        return done
+
+    def _streams(self, message_ids: Sequence[object]) -> frozenset[bytes]:
+        return frozenset(message_stream(self._owner.name, id_) for id_ in message_ids)
+
+
+class PurgeTopic:
+    """Handler that removes dead letters and ready messages; the log records each as `MessageExpired`."""
+
+    def __init__(self, owner: MailboxOwner) -> None:
+        self._owner = owner
+
+    async def __call__(self, topic: str, *, dead: bool = True, ready: bool = False) -> int:
+        """Purge the dead letters of `topic`, its ready messages, or both.
+
+        Returns: number of removed messages.
+        Raises: InvalidRequest, NotFound for an unknown topic, Unavailable.
+        """
+        check_topic(topic)
+        check_type("dead", dead, bool)
+        check_type("ready", ready, bool)
+        done = 0
+        while removed := await _execute(self._owner, Purge(topic, dead, ready, CHUNK)):
+            done += removed
+        return done
+
+
+class SetTopicPolicy:
+    """Handler that sets the policy of a topic (svc-mailbox P-9)."""
+
+    def __init__(self, owner: MailboxOwner) -> None:
+        self._owner = owner
+
+    async def __call__(self, topic: str, policy: TopicPolicy) -> None:
+        """Set the policy of `topic`; it applies from now on.
+
+        Raises: InvalidRequest when a field has a wrong type or is out of bounds, or the shard count changes
+            while the topic holds messages; Unavailable.
+        """
+        policy = check_type("policy", policy, TopicPolicy).validate()
+        await _execute(self._owner, SetPolicy(check_topic(topic), policy))
+
+
+async def _execute(owner: MailboxOwner, command: Command) -> int:
+    """Return the number of events that a command caused; raise its refusal."""
+    (answer,) = await owner.submit([command])
+    if isinstance(answer, Rejected):
+        raise answer
+    assert isinstance(answer, int)
+    return answer

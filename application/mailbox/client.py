@@ -1,0 +1,325 @@
+"""A mailbox that another process serves, over any transport."""
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager
+from datetime import datetime
+from functools import partial
+from typing import TypeVar
+
+import msgspec
+
+from postroom.application.mailbox.message_factory import MessageFactory, NewId
+from postroom.application.mailbox.receive import MAX_WAIT_MS, make_receive
+from postroom.application.mailbox.settle import check_nack, submit_valid
+from postroom.application.messages import MessageDelivery, NewMessage, ReceivedMessage, Sent, check_receipt
+from postroom.application.ports.mailbox_transport import MailboxTransport
+from postroom.application.query_results import (
+    Backlog,
+    DeadLetter,
+    Explanation,
+    MessageDetail,
+    Moment,
+    PeekedMessage,
+)
+from postroom.domain.arguments import check_int, check_items, check_optional_text, check_text, check_type
+from postroom.domain.errors import Rejected, Saturated, Unavailable
+from postroom.domain.message import Receipt
+from postroom.domain.names import check_topic
+from postroom.domain.policy import DEFAULT_MAX_BYTES, DEFAULT_MAX_MESSAGES, TopicPolicy, check_visibility
+
+T = TypeVar("T")
+R = TypeVar("R", bound=Sent | Rejected)
+
+MAX_LIMIT = 1_000
+JITTER = 0.25
+MAX_ITEMS = 1_000
+"""Maximum number of messages or receipts in one request."""
+OVERHEAD_BYTES = 512
+"""Estimated size of a message in a batch besides its payload and attributes."""
+
+
+class MailboxClient:
+    """`Mailbox` over a transport.
+
+    A call that is refused for now is repeated after the pause that the server asks for, and one that did not
+    reach the server after a second, for as long as the call's time lasts. Sends are safe to repeat: a message
+    without an id gets one here. `redrive_dead_letters` and `purge_topic` are not repeated when their outcome
+    is unknown.
+
+    Arguments:
+        name: the mailbox that the server serves.
+        timeout_ms: time for each call, besides the wait for messages.
+        new_id: generator of UUIDv7s.
+    """
+
+    def __init__(self, transport: MailboxTransport, name: str, timeout_ms: int, new_id: NewId) -> None:
+        self._transport = transport
+        self._name = name
+        self._timeout_ms = timeout_ms
+        self._new_id = new_id
+        self._is_closed = False
+        self._messages = MessageFactory(name, lambda: 0, new_id)
+
+    @classmethod
+    @asynccontextmanager
+    async def open(
+        cls, transport: MailboxTransport, timeout_ms: int, new_id: NewId
+    ) -> AsyncIterator["MailboxClient"]:
+        """Use the mailbox that the server serves, for as long as the context lasts.
+
+        Raises: Unavailable when the server can't be reached in time.
+        """
+        name = await cls(transport, "", timeout_ms, new_id)._repeat(transport.get_name)
+        client = cls(transport, name, timeout_ms, new_id)
+        try:
+            yield client
+        finally:
+            client._is_closed = True
+
+    @property
+    def name(self) -> str:
+        """Return the name of the mailbox."""
+        return self._name
+
+    async def send_message(self, message: NewMessage, /) -> Sent:
+        """Send a message; see `Mailbox.send_message`."""
+        outgoing = self._with_id(message)
+        sent = await self._repeat(lambda: self._transport.send(outgoing))
+        return _unless_own(sent, outgoing, message)
+
+    async def send_batch(self, messages: Sequence[NewMessage], /) -> list[Sent | Rejected]:
+        """Send messages; see `Mailbox.send_batch`."""
+        items = check_items("messages", messages)
+        answers: list[Sent | Rejected | None] = [None] * len(items)
+        outgoing: list[tuple[int, NewMessage]] = []
+        for index, item in enumerate(items):
+            try:
+                outgoing.append((index, self._with_id(item)))
+            except Rejected as refusal:
+                answers[index] = refusal
+        for batch in _batches(outgoing, self._transport.max_batch_bytes):
+            results = await self._send([new for _, new in batch])
+            for (index, new), result in zip(batch, results, strict=True):
+                answers[index] = _unless_own(result, new, items[index])
+        return [answer for answer in answers if answer is not None]
+
+    async def receive_messages(
+        self,
+        topic: str | Sequence[str],
+        /,
+        *,
+        max_messages: int = DEFAULT_MAX_MESSAGES,
+        max_bytes: int = DEFAULT_MAX_BYTES,
+        visibility_ms: int | None = None,
+        consumer: str | None = None,
+        wait_ms: int = 0,
+    ) -> list[ReceivedMessage]:
+        """Receive messages; see `Mailbox.receive_messages`."""
+        end = asyncio.get_running_loop().time() + check_int("wait_ms", wait_ms, 0, MAX_WAIT_MS) / 1_000
+        topics = (topic,) if isinstance(topic, str) else check_items("topic", topic)
+        command = make_receive(topics, max_messages, max_bytes, visibility_ms, consumer)
+
+        def receive() -> Awaitable[list[MessageDelivery]]:
+            remaining = end - asyncio.get_running_loop().time()
+            return self._transport.receive(command, max(0, int(remaining * 1_000)))
+
+        return [ReceivedMessage(each, self) for each in await self._repeat(receive, wait_ms)]
+
+    async def ack_messages(self, receipts: Sequence[Receipt], /) -> list[Rejected | None]:
+        """Settle deliveries; see `Mailbox.ack_messages`."""
+        return await self._settle(receipts, self._transport.ack)
+
+    async def nack_messages(
+        self, receipts: Sequence[Receipt], /, *, reason: str | None = None, delay_ms: int | None = None
+    ) -> list[Rejected | None]:
+        """Fail deliveries; see `Mailbox.nack_messages`."""
+        error = check_nack(reason, delay_ms)
+        return await self._settle(receipts, lambda valid: self._transport.nack(valid, error, delay_ms))
+
+    async def extend_visibility(
+        self, receipts: Sequence[Receipt], visibility_ms: int, /
+    ) -> list[Rejected | None]:
+        """Extend deliveries; see `Mailbox.extend_visibility`."""
+        check_visibility(visibility_ms)
+        return await self._settle(receipts, lambda valid: self._transport.extend(valid, visibility_ms))
+
+    async def redrive_dead_letters(
+        self,
+        topic: str,
+        /,
+        *,
+        limit: int = 100,
+        reason: str | None = None,
+        message_ids: Sequence[str] | None = None,
+    ) -> int:
+        """Redrive dead letters; see `Mailbox.redrive_dead_letters`."""
+        check_topic(topic)
+        check_int("limit", limit, 1)
+        check_optional_text("reason", reason)
+        only = (
+            None
+            if message_ids is None
+            else [_check_id(id_) for id_ in check_items("message_ids", message_ids)]
+        )
+        return await self._repeat(
+            lambda: self._transport.redrive(topic, limit, reason, only),
+            is_idempotent=False,
+        )
+
+    async def purge_topic(self, topic: str, /, *, dead: bool = True, ready: bool = False) -> int:
+        """Remove messages of a topic; see `Mailbox.purge_topic`."""
+        check_topic(topic)
+        check_type("dead", dead, bool)
+        check_type("ready", ready, bool)
+        return await self._repeat(lambda: self._transport.purge(topic, dead, ready), is_idempotent=False)
+
+    async def set_topic_policy(self, topic: str, policy: TopicPolicy, /) -> None:
+        """Set the policy of a topic; see `Mailbox.set_topic_policy`."""
+        check_topic(topic)
+        checked = check_type("policy", policy, TopicPolicy).validate()
+        await self._repeat(lambda: self._transport.set_topic_policy(topic, checked))
+
+    async def delete_old_events(self, older_than: int, /) -> int:
+        """Remove settled records; see `Mailbox.delete_old_events`."""
+        check_int("older_than", older_than)
+        return await self._repeat(lambda: self._transport.delete_old_events(older_than))
+
+    async def get_message(self, id_: str, /) -> MessageDetail:
+        """Return a message with its history; see `Mailbox.get_message`."""
+        _check_id(id_)
+        return await self._repeat(lambda: self._transport.get_message(id_))
+
+    async def explain_message(self, id_: str, /) -> Explanation:
+        """Return the explanation of a message; see `Mailbox.explain_message`."""
+        _check_id(id_)
+        return await self._repeat(lambda: self._transport.explain_message(id_))
+
+    async def get_backlog(self, topic: str | None = None, /, *, at: Moment | None = None) -> Backlog:
+        """Return the unsettled messages; see `Mailbox.get_backlog`."""
+        check_optional_text("topic", topic)
+        _check_moment(at)
+        return await self._repeat(lambda: self._transport.get_backlog(topic, at))
+
+    async def list_dead_letters(
+        self,
+        topic: str | None = None,
+        /,
+        *,
+        reason: str | None = None,
+        limit: int = 100,
+        cursor: int = 0,
+        at: Moment | None = None,
+    ) -> list[DeadLetter]:
+        """Return a page of dead letters; see `Mailbox.list_dead_letters`."""
+        check_optional_text("topic", topic)
+        check_optional_text("reason", reason)
+        check_int("limit", limit, 1, MAX_LIMIT)
+        check_int("cursor", cursor)
+        _check_moment(at)
+        return await self._repeat(lambda: self._transport.list_dead_letters(topic, reason, limit, cursor, at))
+
+    async def get_topic_policy(self, topic: str, /) -> TopicPolicy | None:
+        """Return the policy set for a topic; see `Mailbox.get_topic_policy`."""
+        check_topic(topic)
+        return await self._repeat(lambda: self._transport.get_topic_policy(topic))
+
+    async def peek_messages(self, topic: str, /, *, limit: int = 10) -> list[PeekedMessage]:
+        """Return ready messages; see `Mailbox.peek_messages`."""
+        check_topic(topic)
+        check_int("limit", limit, 1, MAX_LIMIT)
+        return await self._repeat(lambda: self._transport.peek_messages(topic, limit))
+
+    def _with_id(self, message: object) -> NewMessage:
+        """Return a valid message with an id, by which the server recognises a repetition."""
+        new = self._messages.check(message)
+        return new if new.message_id else msgspec.structs.replace(new, message_id=str(self._new_id()))
+
+    async def _send(self, batch: list[NewMessage]) -> list[Sent | Rejected]:
+        """Send messages that fit into one request, and return an answer for each."""
+        try:
+            return await self._repeat(lambda: self._transport.send_batch(batch))
+        except Rejected as refusal:
+            if len(batch) > 1:
+                raise
+            return [refusal]  # a single message may be too large for a request
+
+    async def _settle(
+        self,
+        receipts: Sequence[Receipt],
+        settle: Callable[[list[Receipt]], Awaitable[list[Rejected | None]]],
+    ) -> list[Rejected | None]:
+        async def submit(valid: list[Receipt]) -> list[Rejected | None]:
+            results: list[Rejected | None] = []
+            for start in range(0, len(valid), MAX_ITEMS):
+                some = valid[start : start + MAX_ITEMS]
+                results += await self._repeat(partial(settle, some))
+            return results
+
+        return await submit_valid(check_items("receipts", receipts), check_receipt, submit)
+
+    async def _repeat(
+        self, call: Callable[[], Awaitable[T]], wait_ms: int = 0, *, is_idempotent: bool = True
+    ) -> T:
+        """Make a call until it succeeds or is refused for good, for as long as its time lasts.
+
+        Arguments:
+            call: one attempt.
+            wait_ms: how long the call itself may wait for messages.
+            is_idempotent: repeat it although its outcome is unknown.
+        """
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + (self._timeout_ms + wait_ms) / 1_000
+        while True:
+            if self._is_closed:
+                raise Unavailable(f"The connection to {self._transport.where} is closed; connect again.")
+            try:
+                async with asyncio.timeout_at(deadline):
+                    return await call()
+            except TimeoutError:
+                raise Unavailable(
+                    f"{self._transport.where} did not answer within {self._timeout_ms} ms; whether the call "
+                    "took effect is unknown. Repeat it, or raise timeout_ms."
+                ) from None
+            except (Saturated, Unavailable) as error:
+                # Clients that were refused together don't come back together.
+                pause = error.retry_after_ms / 1_000 * random.uniform(1, 1 + JITTER)
+                is_repeatable = is_idempotent or isinstance(error, Saturated)
+                if not is_repeatable or loop.time() + pause >= deadline:
+                    raise
+                await asyncio.sleep(pause)
+
+
+def _unless_own(result: R, outgoing: NewMessage, message: object) -> R | Sent:
+    """Return the result of a send; not as a duplicate if it is one of an earlier attempt made here."""
+    is_own_id = isinstance(message, NewMessage) and message.message_id is None
+    if is_own_id and isinstance(result, Sent) and result.message_id == outgoing.message_id:
+        return Sent(result.message_id, duplicate=False)
+    return result
+
+
+def _batches(
+    messages: list[tuple[int, NewMessage]], max_bytes: int
+) -> Iterator[list[tuple[int, NewMessage]]]:
+    """Yield messages in batches of up to `max_bytes`, or of one message."""
+    batch: list[tuple[int, NewMessage]] = []
+    size = 0
+    for index, message in messages:
+        added = OVERHEAD_BYTES + len(message.payload) + sum(len(k) + len(v) for k, v in message.attrs.items())
+        if batch and (size + added > max_bytes or len(batch) == MAX_ITEMS):
+            yield batch
+            batch, size = [], 0
+        batch.append((index, message))
+        size += added
+    if batch:
+        yield batch
+
+
+def _check_id(id_: object) -> str:
+    return check_text("The message id", id_, 1)
+
+
+def _check_moment(at: object) -> None:
+    if at is not None and not isinstance(at, datetime):
+        check_int("at", at)

@@ -1,0 +1,136 @@
+"""Enrichment of commands with facts from the log that deciding them requires."""
+
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+
+import msgspec
+
+from postroom.application.mailbox.codec import is_intact, to_event, to_events
+from postroom.application.mailbox.committer import Committer
+from postroom.application.mailbox.envelope_cache import EnvelopeCache
+from postroom.application.mailbox.fold import fold_message
+from postroom.application.ports.event_log import EventLog
+from postroom.domain.mailbox.commands import Ack, Command, Extend, Nack, Receive, Send
+from postroom.domain.mailbox.decide import deliverable
+from postroom.domain.mailbox.state import Mailbox
+from postroom.domain.message import Message, MessageSent
+from postroom.domain.record import Record
+
+_SETTLING = (Ack, Nack, Extend)
+
+
+class CommandEnricher:
+    """Enricher of commands with facts from the log and from earlier commands of their group."""
+
+    def __init__(self, log: EventLog, cache: EnvelopeCache, committer: Committer) -> None:
+        """Initialise with the log, the cache of recent messages, and the committer."""
+        self._log = log
+        self._cache = cache
+        self._committer = committer
+        # Payload hashes by stream id of messages with external ids: of this group, and of earlier groups
+        # whose appends may be in progress and therefore missing from the log.
+        self._sent: dict[bytes, bytes] = {}
+        self._in_progress: deque[dict[bytes, bytes]] = deque()
+        self._mailbox: Mailbox | None = None
+        self._removed: dict[bytes, Message] = {}
+
+    def begin_group(self) -> None:
+        """Start the next group."""
+        self._in_progress.append(self._sent)
+        while len(self._in_progress) > self._committer.in_progress:
+            self._in_progress.popleft()
+        self._sent = {}
+        self._removed.clear()
+
+    def note_sent(self, command: Send) -> None:
+        """Record a message with an external id that the group sent."""
+        self._sent[command.message] = command.payload_hash
+
+    def note_removed(self, message: Message) -> None:
+        """Record a message that the group acked or expired."""
+        self._removed[message.stream] = message
+
+    def from_batch(self, command: Command) -> Command:
+        """Enrich a command with the effects of earlier commands of its group."""
+        if type(command) is Send:
+            if command.message in self._sent:
+                return msgspec.structs.replace(command, existing_hash=self._sent[command.message])
+        elif self._removed and isinstance(command, _SETTLING) and command.receipt.message in self._removed:
+            return msgspec.structs.replace(command, stored_message=self._removed[command.receipt.message])
+        return command
+
+    async def from_log(self, commands: Sequence[Command], mailbox: Mailbox) -> Sequence[Command]:
+        """Enrich commands with the log's records of external ids and of settled messages."""
+        settling: list[tuple[int, Ack | Nack | Extend]] = []
+        external: list[tuple[int, Send]] = []
+        for index, command in enumerate(commands):
+            if type(command) is Send:
+                if command.has_external_id:
+                    external.append((index, command))
+            elif isinstance(command, _SETTLING) and command.receipt.message not in mailbox.messages:
+                settling.append((index, command))
+        if mailbox is not self._mailbox:  # loaded again: no append is in progress
+            self._mailbox = mailbox
+            self._in_progress.clear()
+        if not settling and not external:
+            return commands
+        enriched = list(commands)
+        if settling:
+            await self._committer.wait_until_durable()
+        for index, settle in settling:
+            message = fold_message(await asyncio.to_thread(self._log.read_stream, settle.receipt.message))
+            enriched[index] = msgspec.structs.replace(settle, stored_message=message)
+        if external:
+            hashes = await asyncio.to_thread(self._stored_hashes, [send.message for _, send in external])
+            # Answers wait for earlier appends: if one fails, no caller has been sent a duplicate answer.
+            for sent in self._in_progress:
+                hashes |= sent
+            for index, send in external:
+                if send.message in hashes:
+                    enriched[index] = msgspec.structs.replace(send, existing_hash=hashes[send.message])
+        return enriched
+
+    def _stored_hashes(self, streams: Sequence[bytes]) -> dict[bytes, bytes]:
+        """Return the payload hash of each stored message; empty if retention removed its `MessageSent`."""
+        hashes = dict.fromkeys(self._log.existing_streams(streams), b"")
+        for event in to_events(self._log.replay_first(hashes)):
+            if type(event) is MessageSent:
+                hashes[event.stream] = event.payload_hash
+        return hashes
+
+    async def load_payloads(
+        self, command: Receive, mailbox: Mailbox, now: int, unwritten: Sequence[Record]
+    ) -> tuple[Receive, dict[bytes, MessageSent]]:
+        """Load the messages that `command` would deliver, and mark those whose stored bytes were altered.
+
+        Messages from the log are verified (svc-mailbox I-12); cached ones never left memory.
+
+        Arguments:
+            unwritten: the records of the command's group.
+        """
+        messages: dict[bytes, MessageSent] = {}
+        corrupt: set[bytes] = set()
+        while True:
+            missing = []
+            for message in deliverable(command, mailbox, now):
+                if message.stream not in messages and message.stream not in corrupt:
+                    sent = self._cache.pop(message.position)
+                    if sent is not None:
+                        messages[message.stream] = sent
+                    else:
+                        missing.append(message)
+            if not missing:
+                return command, messages
+            await self._committer.wait_until_durable()
+            stored = await asyncio.to_thread(self._log.at_positions, [m.position for m in missing])
+            stored |= {record.position: record for record in unwritten}
+            for message in missing:
+                record = stored.get(message.position)
+                event = to_event(record) if record is not None and is_intact(record) else None
+                if isinstance(event, MessageSent) and event.stream == message.stream:
+                    messages[message.stream] = event
+                else:
+                    corrupt.add(message.stream)
+            if corrupt:
+                command = msgspec.structs.replace(command, corrupt=frozenset(corrupt))

@@ -1,0 +1,66 @@
+"""The committer: appends groups in order and answers them when they are durable."""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+
+from postroom.application.mailbox.group import Group, refuse
+from postroom.application.mailbox.log_writer import LogWriter
+from postroom.domain.errors import PostroomError
+
+APPENDS_IN_PROGRESS = 2
+"""Maximum number of appends in progress; two, so that the log never waits for the next group."""
+
+
+class Committer:
+    """Committer of groups; answers each when its records and all earlier ones are durable."""
+
+    def __init__(self, writer: LogWriter, on_failure: Callable[[PostroomError], None]) -> None:
+        """Initialise with the log's writer.
+
+        Arguments:
+            on_failure: called with the first failed append of a state; it must invalidate the state.
+        """
+        self._writer = writer
+        self._on_failure = on_failure
+        self._in_progress: deque[asyncio.Task[None]] = deque()
+
+    def commit(self, group: Group) -> None:
+        """Start to append a group, without waiting."""
+        previous = self._in_progress[-1] if self._in_progress else None
+        append = self._writer.append(group.records) if group.records else None
+        self._in_progress.append(asyncio.create_task(self._finish(group, append, previous)))
+
+    @property
+    def in_progress(self) -> int:
+        """Return the number of groups that may not be durable yet."""
+        return len(self._in_progress)
+
+    async def wait_for_room(self) -> None:
+        """Wait until another append may be started."""
+        while len(self._in_progress) >= APPENDS_IN_PROGRESS:
+            await asyncio.wait([self._in_progress[0]])
+
+    async def wait_until_durable(self) -> None:
+        """Wait until every append has ended; then the log matches the state, or the state is void."""
+        while self._in_progress:
+            await asyncio.wait([self._in_progress[0]])
+
+    async def _finish(
+        self, group: Group, append: asyncio.Future[None] | None, previous: asyncio.Task[None] | None
+    ) -> None:
+        failure: PostroomError | None = None
+        try:
+            if append is not None:
+                await append
+        except PostroomError as error:
+            failure = error
+        if previous is not None:
+            await previous
+        self._in_progress.popleft()
+        if group.state.failure is None and failure is not None:
+            self._on_failure(failure)
+        if group.state.failure is None:
+            group.answer()
+        else:
+            refuse(group.requests, group.state.failure)

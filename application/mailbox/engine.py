@@ -1,0 +1,350 @@
+"""The mailbox engine: the only writer of a mailbox, which decides in memory and appends in groups."""
+
+import asyncio
+import math
+from collections.abc import Sequence
+
+from postroom.application.mailbox.command_enricher import CommandEnricher
+from postroom.application.mailbox.committer import Committer
+from postroom.application.mailbox.drain_rate import DrainRate
+from postroom.application.mailbox.envelope_cache import EnvelopeCache
+from postroom.application.mailbox.fair_queue import FairQueue
+from postroom.application.mailbox.group import Request, cost_of, refuse, topic_of
+from postroom.application.mailbox.group_decider import GroupDecider
+from postroom.application.mailbox.loaded_mailbox import LoadedMailbox, load_mailbox
+from postroom.application.mailbox.log_writer import LogWriter
+from postroom.application.mailbox.long_polling import LongPolls
+from postroom.application.messages import MessageDelivery
+from postroom.application.ports.clock import Clock
+from postroom.application.ports.event_log import EventLog, Seal
+from postroom.application.ports.mailbox_owner import Answer
+from postroom.application.telemetry import logger, summarize
+from postroom.domain.errors import Fenced, PostroomError, Rejected, Saturated, Unavailable, WrongPosition
+from postroom.domain.mailbox.commands import Command, Receive, TakeOwnership
+from postroom.domain.mailbox.decide import decide
+from postroom.domain.mailbox.events import MailboxMode
+from postroom.domain.mailbox.log_clock import Anchor, anchor
+from postroom.domain.mailbox.state import Mailbox
+from postroom.domain.names import message_id
+from postroom.domain.policy import MailboxLimits, TopicPolicy
+
+GROUP_COST = 400
+"""Cost per append: enough to amortise a sync, little enough to decide during the previous append."""
+PENDING_COST = 50_000
+TOPIC_QUANTUM = 32
+"""Cost of the commands of one topic that are decided before it is the next topic's turn."""
+SNAPSHOT_EVENTS = 100_000
+CLOSING_SNAPSHOT_EVENTS = 1_000
+RECOVERY_SECONDS = 1.0
+"""Pause before another attempt to load the log, if no command arrives."""
+OWNERSHIP_TRIES = 5
+"""Attempts of a new owner to append while the previous owner still appends."""
+
+
+class MailboxEngine:
+    """Owner of a mailbox: decides queued commands in groups against the state in memory.
+
+    One task takes the pending requests (group commit), decides them and hands their events to the committer,
+    which appends them in a thread while the next group is decided, and answers when they are durable. When an
+    append fails, every affected caller gets a typed error and the state is loaded from the log again.
+    """
+
+    def __init__(
+        self,
+        log: EventLog,
+        clock: Clock,
+        *,
+        limits: MailboxLimits | None = None,
+        default_policy: TopicPolicy | None = None,
+        cache_bytes: int = 64 << 20,
+    ) -> None:
+        self.log = log
+        self.writer = LogWriter(log)
+        self._clock = clock
+        self._limits = limits
+        self._default_policy = default_policy
+        self._committer = Committer(self.writer, self._append_failed)
+        cache = EnvelopeCache(cache_bytes)
+        enricher = CommandEnricher(log, cache, self._committer)
+        self._decider = GroupDecider(enricher, cache)
+        self._long_polls = LongPolls()
+        self._state: LoadedMailbox | None = None
+        self._anchor = Anchor(0, 0, continues=False)
+        self._pending: FairQueue[Request] = FairQueue(PENDING_COST, TOPIC_QUANTUM)
+        self._drain_rate = DrainRate()
+        self._wake = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._closing = False
+        self._lost: PostroomError | None = None
+        self._is_lost = asyncio.Event()
+
+    # -- opening and closing ---
+
+    async def open(self, owner: str, mode: MailboxMode | None = None, *, accept_clock: bool = False) -> None:
+        """Load the mailbox and take it over under the next epoch; create it if it does not exist.
+
+        Arguments:
+            owner: name of this owner, for operators.
+            mode: expected mode; None accepts any, and creates a queue.
+            accept_clock: accept a wall clock far ahead of the last record.
+
+        Raises: InvalidRequest when it has another mode, WrongPosition when another owner keeps appending,
+            BrokenLog when the log can't be folded, ImplausibleClock when the machine was restarted and its
+            wall clock is too far ahead.
+        """
+        for attempt in range(OWNERSHIP_TRIES):
+            state = await self._load()
+            try:
+                await self._take_ownership(state, owner, mode, accept_clock=accept_clock)
+            except WrongPosition:
+                if attempt == OWNERSHIP_TRIES - 1:
+                    raise
+            else:
+                self._state = state
+                break
+        self._task = asyncio.create_task(self._run(), name=f"mailbox {self.log.mailbox}")
+
+    async def close(self) -> None:
+        """Finish the pending requests, save a snapshot if the log has grown, seal the log, and stop."""
+        self._closing = True
+        self._wake.set()
+        self._long_polls.wake_all()
+        if self._task is not None:
+            await self._task
+        state = self._state
+        if state is not None and state.failure is None:
+            if state.records_since_snapshot >= CLOSING_SNAPSHOT_EVENTS:
+                await self.writer.try_save_snapshot(state.snapshot())
+            await self.writer.try_seal(Seal(state.mailbox.position, state.chain))
+        self.writer.close()
+
+    # -- for handlers ---
+
+    @property
+    def name(self) -> str:
+        """Return the name of the mailbox."""
+        return self.log.mailbox
+
+    @property
+    def state(self) -> LoadedMailbox:
+        """Return the state in memory; it may be ahead of the log by the appends in progress.
+
+        Raises: Unavailable while it is void, Fenced when another owner took over the mailbox.
+        """
+        if self._state is None:
+            raise Unavailable(f"Mailbox {self.log.mailbox} is being opened; retry shortly.")
+        if self._state.failure is not None:
+            raise self._lost or self._state.failure
+        return self._state
+
+    @property
+    def mailbox(self) -> Mailbox:
+        """Return the mailbox in memory; raises as `state` does."""
+        return self.state.mailbox
+
+    def now(self) -> int:
+        """Return the log time, µs."""
+        now = self._anchor.now(self._clock.uptime())
+        state = self._state
+        return max(now, state.mailbox.at) if state is not None and state.failure is None else now
+
+    async def submit(self, commands: Sequence[Command]) -> list[Answer]:
+        """Decide commands in order and return their answers when their events are durable.
+
+        Returns: an answer for each command; `Rejected` for a refused one.
+        Raises: Saturated when too many commands are pending, Unavailable when the outcome is unknown.
+        """
+        if self._lost is not None or self._closing:
+            raise self._lost or Unavailable(f"Mailbox {self.log.mailbox} is closed; open it again.")
+        topic, cost = topic_of(commands, self._state), cost_of(commands)
+        if not self._pending.has_room(topic, cost):
+            raise Saturated(
+                f"Mailbox {self.log.mailbox} has too many commands pending; retry shortly.",
+                self._drain_rate.retry_ms(cost, self._clock.uptime()),
+            )
+        answers: asyncio.Future[list[Answer]] = asyncio.get_running_loop().create_future()
+        self._pending.push(topic, Request(commands, answers), cost)
+        self._wake.set()
+        return await answers
+
+    async def receive(self, command: Receive, wait_ms: int) -> list[MessageDelivery]:
+        """Deliver ready messages; see `MailboxOwner.receive`."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + wait_ms / 1_000
+        while True:
+            (answer,) = await self.submit([command])
+            if isinstance(answer, Rejected):
+                raise answer
+            assert isinstance(answer, list)
+            remaining_ms = int((deadline - loop.time()) * 1_000)
+            if answer or remaining_ms <= 0:
+                return answer
+            await self._wait_for_messages(command.topics, remaining_ms)
+
+    async def find_message_id(self, stream: bytes) -> str:
+        """Return the id under which a message was sent; see `MailboxOwner.find_message_id`."""
+        records = await asyncio.to_thread(self.log.read_stream, stream)
+        return message_id(stream, records[0].message_id if records else None)
+
+    async def wait_until_lost(self) -> None:
+        """Return when another owner has taken over the mailbox."""
+        await self._is_lost.wait()
+
+    async def check_ownership(self) -> None:
+        """Check that no newer owner has written to the log; if one has, refuse all further requests.
+
+        Needed by idle owners only, as an append makes the same check.
+
+        Raises: Fenced when there is a newer owner, Unavailable when the log can't be read.
+        """
+        head = await asyncio.to_thread(self.log.head)
+        if head is not None and self._state is not None and head.epoch > self._state.epoch:
+            fenced = Fenced(self.log.mailbox, self._state.epoch, head.epoch)
+            self._invalidate(fenced)
+            raise fenced
+
+    async def _wait_for_messages(self, topics: Sequence[str], wait_ms: int) -> None:
+        """Return when a message of one of `topics` may be ready, or after `wait_ms`."""
+        if self._lost is not None:
+            raise self._lost
+        if not self._closing and not any(self._deliverable(topic, 1) for topic in topics):
+            self._wake.set()  # the loop must consider the next delayed message of the topics
+            await self._long_polls.wait(topics, wait_ms)
+
+    # -- the loop ---
+
+    async def _run(self) -> None:
+        while not (self._closing and not self._pending):
+            await self._wait_for_work()
+            state = self._state
+            if state is None or state.failure is not None:
+                if not await self._recover():
+                    continue
+                state = self.state
+            requests = self._take_pending()
+            try:
+                group = await self._decider.decide(requests, state, self.now())
+                await self._committer.wait_for_room()
+            except PostroomError as error:  # the log could not be read
+                await self._fail(requests, error)
+                continue
+            except Exception as error:  # a defect: the state may be partly evolved, and nothing was appended
+                logger().exception("mailbox.group_failed", mailbox=self.log.mailbox)
+                failure = Unavailable(f"Mailbox {self.log.mailbox} failed on a command: {summarize(error)}.")
+                await self._fail(requests, failure)
+                continue
+            if state.failure is not None:  # an append has failed in the meantime
+                refuse(requests, state.failure)
+                continue
+            self._committer.commit(group)
+            if state.records_since_snapshot >= SNAPSHOT_EVENTS:
+                self.writer.try_save_snapshot(state.snapshot())
+            self._wake_receivers()
+        await self._committer.wait_until_durable()
+
+    async def _wait_for_work(self) -> None:
+        while not self._pending and not self._closing:
+            timeout = self._sleep_seconds()
+            if timeout is not None and timeout <= 0:
+                await asyncio.sleep(0)  # lets callers run even if many timers are due
+                return
+            self._wake.clear()
+            try:
+                async with asyncio.timeout(timeout):
+                    await self._wake.wait()
+            except TimeoutError:
+                return
+
+    def _sleep_seconds(self) -> float | None:
+        """Return the time until the next timer; None if there is none."""
+        state = self._state
+        if state is None or state.failure is not None:
+            return RECOVERY_SECONDS
+        mailbox = state.mailbox
+        if mailbox.over_capacity:
+            return 0
+        times = [mailbox.next_timer()]
+        for name in self._long_polls:
+            if name in mailbox.topics:
+                times += [shard.next_due() for shard in mailbox.topics[name].shards.values()]
+        due = min((time for time in times if time is not None), default=None)
+        return None if due is None else (due - self.now()) / 1_000_000
+
+    def _take_pending(self, limit: float = GROUP_COST) -> list[Request]:
+        before = self._pending.cost
+        requests = self._pending.take(limit)
+        self._drain_rate.drained(before - self._pending.cost, self._clock.uptime())
+        return requests
+
+    def _wake_receivers(self) -> None:
+        """Wake as many waiting receivers of each topic as it has deliverable messages."""
+        for topic in self._long_polls:
+            count = self._deliverable(topic, self._long_polls.count(topic))
+            if count:
+                self._long_polls.wake(topic, count)
+
+    def _deliverable(self, topic: str, limit: int) -> int:
+        state = self._state
+        if state is None or state.failure is not None or topic not in state.mailbox.topics:
+            return 0
+        return state.mailbox.topics[topic].count_deliverable(self.now(), limit)
+
+    # -- failures and recovery ---
+
+    def _append_failed(self, error: PostroomError) -> None:
+        logger().error("mailbox.append_refused", mailbox=self.log.mailbox, error=str(error))
+        self._invalidate(error)
+
+    async def _fail(self, requests: list[Request], error: PostroomError) -> None:
+        await self._committer.wait_until_durable()
+        refuse(requests, error)
+        self._invalidate(error)
+
+    def _invalidate(self, error: PostroomError) -> None:
+        """Mark the state void; if another owner took over, refuse all further requests."""
+        if self._state is not None:
+            self._state.failure = error
+        if isinstance(error, Fenced | WrongPosition):
+            self._lost = error
+            self._is_lost.set()
+            self._closing = True
+            self._wake.set()
+            self._long_polls.wake_all()
+            refuse(self._take_pending(math.inf), error)
+
+    async def _recover(self) -> bool:
+        """Load the state again; on failure, refuse the pending requests."""
+        await self._committer.wait_until_durable()
+        if self._lost is not None:
+            return False
+        try:
+            state = await self._load()
+            if self._state is not None and state.epoch > self._state.epoch:
+                raise Fenced(self.log.mailbox, self._state.epoch, state.epoch)
+        except PostroomError as error:
+            refuse(self._take_pending(), error)
+            self._invalidate(error)
+            return False
+        self._state = state
+        logger().info("mailbox.recovered", mailbox=self.log.mailbox, position=state.mailbox.position)
+        return True
+
+    # -- loading ---
+
+    async def _load(self) -> LoadedMailbox:
+        self._decider.forget_messages()
+        return await load_mailbox(self.log, self._limits, self._default_policy)
+
+    async def _take_ownership(
+        self, state: LoadedMailbox, owner: str, mode: MailboxMode | None, *, accept_clock: bool
+    ) -> None:
+        mailbox, clock = state.mailbox, self._clock
+        boot, uptime = clock.boot(), clock.uptime()
+        self._anchor = anchor(mailbox, wall=clock.wall(), boot=boot, uptime=uptime, accept_clock=accept_clock)
+        command = TakeOwnership(self.log.mailbox, mode, owner, boot, uptime, self._anchor.continues)
+        events = decide(command, mailbox, self._anchor.at)
+        state.epoch += 1
+        records = state.to_records(events)
+        for event, record in zip(events, records, strict=True):
+            state.evolve(event, record)
+        await self.writer.append(records)

@@ -1,0 +1,36 @@
+"""Bounded cache of recently sent messages, which saves reading them from the log."""
+
+from postroom.domain.message import MessageSent
+
+
+class EnvelopeCache:
+    """Cache of `MessageSent` events by position, bounded by envelope bytes; the oldest are evicted first."""
+
+    def __init__(self, capacity_bytes: int) -> None:
+        self._capacity = capacity_bytes
+        self._size = 0
+        self._events: dict[int, MessageSent] = {}
+
+    def put(self, position: int, event: MessageSent) -> None:
+        """Add an event; it is not evicted by its own size."""
+        self._events[position] = event
+        self._size += len(event.envelope)
+        if self._size > self._capacity:
+            self._shrink()
+
+    def pop(self, position: int) -> MessageSent | None:
+        """Remove an event and return it, or None; redeliveries read it from the log."""
+        event = self._events.pop(position, None)
+        if event is not None:
+            self._size -= len(event.envelope)
+        return event
+
+    def clear(self) -> None:
+        """Remove all events."""
+        self._events.clear()
+        self._size = 0
+
+    def _shrink(self) -> None:
+        # Down to half, so that the cost per evicted message is small.
+        while self._size > self._capacity // 2 and len(self._events) > 1:
+            self.pop(next(iter(self._events)))

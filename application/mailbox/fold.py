@@ -1,0 +1,151 @@
+"""Fold of a mailbox from its newest valid snapshot and the records after it."""
+
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from typing import Any
+
+from postroom.application.mailbox.codec import to_event, to_events
+from postroom.application.ports.event_log import EventLogReader
+from postroom.domain.errors import BrokenLog, NotFound, PostroomError
+from postroom.domain.mailbox.snapshot import restore_snapshot
+from postroom.domain.mailbox.state import Mailbox, evolve
+from postroom.domain.message import Message, MessageSent
+from postroom.domain.message import evolve as evolve_message
+from postroom.domain.policy import MailboxLimits, TopicPolicy
+from postroom.domain.record import Record
+
+
+def fold(
+    log: EventLogReader, limits: MailboxLimits | None = None, default_policy: TopicPolicy | None = None
+) -> Mailbox:
+    """Return the mailbox as a fold of its log; requires no ownership.
+
+    A snapshot is used only if its record is still in the log with the same chain hash.
+
+    Raises: BrokenLog when the start of the log is missing and no snapshot covers it, or its end is missing.
+    """
+    mailbox, _ = fold_from(log, limits, default_policy)
+    return mailbox
+
+
+def fold_from(
+    log: EventLogReader, limits: MailboxLimits | None = None, default_policy: TopicPolicy | None = None
+) -> tuple[Mailbox, int]:
+    """Return the mailbox as `fold` does, and the position of the snapshot that was used, or 0."""
+    check_seal(log)
+    empty = Mailbox(log.mailbox, limits, default_policy)
+    mailbox = next(_from_snapshots(log, limits, default_policy), empty)
+    start = mailbox.position
+    first = log.first_position()
+    if first is not None and first > mailbox.position + 1:
+        raise BrokenLog(
+            f"The log of mailbox {log.mailbox} starts at position {first}, and no snapshot covers the "
+            "records before. Restore the store from a backup.",
+            first,
+        )
+    _evolve_all(mailbox, log.replay(start))
+    return mailbox, start
+
+
+def fold_at(log: EventLogReader, position: int) -> Mailbox:
+    """Return the mailbox as of the record at `position`; at 0 it is empty.
+
+    Folds from the newest snapshot at or before `position`, else from the first record.
+
+    Raises: NotFound when the log does not reach `position`, or retention removed the records before it.
+    """
+    head = log.head()
+    last = head.position if head is not None else 0
+    if not 0 <= position <= last:
+        raise NotFound(f"The log of mailbox {log.mailbox} ends at position {last}; it has no {position}.")
+    mailbox = next(_from_snapshots(log, through=position), Mailbox(log.mailbox))
+    first = log.first_position() or 1
+    if first > mailbox.position + 1:
+        oldest = min((snapshot.position for snapshot in _from_snapshots(log)), default=first)
+        raise NotFound(
+            f"The history of mailbox {log.mailbox} begins at position {oldest}, after {position}: retention "
+            "removed the records before it."
+        )
+    _evolve_all(mailbox, islice(log.replay(mailbox.position), position - mailbox.position))
+    return mailbox
+
+
+def fold_message(records: Iterable[Record]) -> Message | None:
+    """Return a message as a fold of its records, or None if its first record is missing."""
+    message: Message | None = None
+    for record in records:
+        event = to_event(record)
+        if message is None and not isinstance(event, MessageSent):
+            return None  # retention removed the start of its history
+        message = evolve_message(message, event, record.position, record.epoch)  # type: ignore[arg-type]
+    return message
+
+
+def check_seal(log: EventLogReader) -> None:
+    """Check that the log still holds the record that the last owner sealed.
+
+    Raises: BrokenLog when it does not.
+    """
+    seal = log.sealed()
+    if seal is None or seal.position == 0:
+        return
+    record = log.at_positions([seal.position]).get(seal.position)
+    if record is not None and record.chain == seal.chain:
+        return
+    first = log.first_position()
+    if record is None and first is not None and first > seal.position:
+        return  # retention removed it
+    raise BrokenLog(
+        f"The log of mailbox {log.mailbox} reached position {seal.position} when it was last closed, but "
+        "that record is missing or altered: the end of the log was cut off or rewritten. Restore the store "
+        "from a backup.",
+        seal.position,
+    )
+
+
+def _evolve_all(mailbox: Mailbox, rows: Iterable[tuple[Any, ...]]) -> None:
+    """Evolve a mailbox by the records after its position.
+
+    Raises: BrokenLog naming the first record that is missing or can't be decoded or applied.
+    """
+    try:
+        for event in to_events(_without_gaps(rows, mailbox)):
+            evolve(mailbox, event)
+    except PostroomError:
+        raise
+    except Exception as error:  # an altered record can break `evolve` in any way
+        position = mailbox.position
+        raise BrokenLog(
+            f"The log record of mailbox {mailbox.name} at position {position} can't be applied: it or one "
+            "before it was altered. Restore the store from a backup.",
+            position,
+        ) from error
+
+
+def _without_gaps(rows: Iterable[tuple[Any, ...]], mailbox: Mailbox) -> Iterator[tuple[Any, ...]]:
+    """Yield records; raise `BrokenLog` at the first that does not follow the one before."""
+    for expected, row in enumerate(rows, mailbox.position + 1):
+        if row[0] != expected:
+            raise BrokenLog(
+                f"The log of mailbox {mailbox.name} has no record at position {expected}, but one at "
+                f"{row[0]}: records were removed. Restore the store from a backup.",
+                expected,
+            )
+        yield row
+
+
+def _from_snapshots(
+    log: EventLogReader,
+    limits: MailboxLimits | None = None,
+    default_policy: TopicPolicy | None = None,
+    through: int | None = None,
+) -> Iterator[Mailbox]:
+    """Yield the mailbox from each valid snapshot at or before `through`, newest first."""
+    for snapshot in log.snapshots():
+        if through is not None and snapshot.position > through:
+            continue
+        record = log.at_positions([snapshot.position]).get(snapshot.position)
+        if record is not None and record.chain == snapshot.chain:
+            mailbox = restore_snapshot(snapshot.state, log.mailbox, limits, default_policy)
+            if mailbox is not None:
+                yield mailbox

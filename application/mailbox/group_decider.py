@@ -1,0 +1,172 @@
+"""Decisions of a group of commands: its events and answers."""
+
+from collections.abc import Sequence
+
+from postroom.application.mailbox.command_enricher import CommandEnricher
+from postroom.application.mailbox.drain_rate import DrainRate
+from postroom.application.mailbox.envelope_cache import EnvelopeCache
+from postroom.application.mailbox.group import Group, Request
+from postroom.application.mailbox.loaded_mailbox import LoadedMailbox
+from postroom.application.messages import MessageDelivery
+from postroom.application.ports.mailbox_owner import Accepted, Answer
+from postroom.application.telemetry import logger
+from postroom.domain.errors import (
+    IntegrityFailure,
+    InternalError,
+    PostroomError,
+    Rejected,
+    Saturated,
+    Unavailable,
+)
+from postroom.domain.event import Event
+from postroom.domain.mailbox.commands import Command, Receive, Send, Sweep
+from postroom.domain.mailbox.decide import decide
+from postroom.domain.mailbox.state import Mailbox
+from postroom.domain.message import MS, MessageAcked, MessageExpired, MessageReceived, MessageSent, Receipt
+from postroom.domain.record import Record
+
+DRAIN_RATES = 1_024
+"""Maximum number of topics whose drain rate is known."""
+
+
+class GroupDecider:
+    """Decider of groups; evolves the state by the events of each command before the next."""
+
+    def __init__(self, enricher: CommandEnricher, cache: EnvelopeCache) -> None:
+        self._enricher = enricher
+        self._cache = cache
+        self._drain_rates: dict[str, DrainRate] = {}
+
+    async def decide(self, requests: list[Request], state: LoadedMailbox, now: int) -> Group:
+        """Decide requests, after a sweep if a timer is due.
+
+        Arguments:
+            now: log time, µs.
+
+        Raises: Unavailable when the log could not be read; then the state is void.
+        """
+        group = Group(requests, state, [], [])
+        self._enricher.begin_group()
+        if state.mailbox.needs_sweep(now):
+            events = decide(Sweep(), state.mailbox, now)
+            self._apply(events, state.to_records(events), group)
+        for request in requests:
+            # What a receiver that has given up was delivered would be hidden until its visibility timeout.
+            is_void = request.answers.cancelled() and all(type(each) is Receive for each in request.commands)
+            group.answers.append([] if is_void else await self._decide_request(request, group, now))
+        return group
+
+    def forget_messages(self) -> None:
+        """Clear the cache of sent messages; called when the state is void."""
+        self._cache.clear()
+
+    async def _decide_request(
+        self, request: Request, group: Group, now: int
+    ) -> list[Answer] | IntegrityFailure:
+        try:
+            commands = await self._enricher.from_log(request.commands, group.state.mailbox)
+        except IntegrityFailure as failure:
+            return failure
+        except PostroomError:
+            raise
+        except Exception as error:
+            return [self._defect(command, group, error) for command in request.commands]
+        return [await self._answer(command, group, now) for command in commands]
+
+    async def _answer(self, command: Command, group: Group, now: int) -> Answer:
+        """Decide a command and evolve the state; a command that is refused or fails changes nothing."""
+        try:
+            if type(command) is Receive:
+                return await self._receive(command, group, now)
+            return self._execute(command, group, now)
+        except Saturated as rejection:
+            if type(command) is Send and command.topic in self._drain_rates:
+                rejection.retry_after_ms = self._drain_rates[command.topic].retry_ms(1, now)
+            return rejection
+        except Rejected as rejection:
+            return rejection
+        except PostroomError:
+            raise
+        except Exception as error:
+            return self._defect(command, group, error)
+
+    async def _receive(self, command: Receive, group: Group, now: int) -> Answer:
+        state = group.state
+        command, payloads = await self._enricher.load_payloads(command, state.mailbox, now, group.records)
+        events = decide(command, state.mailbox, now)
+        self._apply(events, state.to_records(events), group)
+        received = [event for event in events if type(event) is MessageReceived]
+        return [_delivery(event, payloads[event.stream], state.epoch) for event in received]
+
+    def _execute(self, command: Command, group: Group, now: int) -> Answer:
+        state = group.state
+        command = self._enricher.from_batch(command)
+        events = decide(command, state.mailbox, now)
+        if events:
+            self._apply(events, state.to_records(events), group)
+        return self._accepted(command, state.mailbox, events, now) if type(command) is Send else len(events)
+
+    def _defect(self, command: Command, group: Group, error: Exception) -> InternalError:
+        """Log a defect with its traceback, and return the answer to the failed command."""
+        mailbox, kind = group.state.mailbox.name, type(command).__name__
+        logger().exception("mailbox.command_failed", mailbox=mailbox, command=kind)
+        return InternalError(
+            f"Mailbox {mailbox} failed on a {kind} command ({type(error).__name__}); nothing was recorded. "
+            "Report the traceback that was logged."
+        )
+
+    def _apply(self, events: Sequence[Event], records: Sequence[Record], group: Group) -> None:
+        """Evolve the state by events; on failure, the state is void."""
+        state = group.state
+        try:
+            for event, record in zip(events, records, strict=True):
+                kind = type(event)
+                if kind is MessageAcked or kind is MessageExpired:
+                    message = state.mailbox.messages[event.stream]
+                    self._enricher.note_removed(message)
+                    if kind is MessageAcked:
+                        self._drain_rate(message.topic).drained(1, event.at)
+                state.evolve(event, record)
+                if kind is MessageSent:
+                    self._cache.put(record.position, event)  # type: ignore[arg-type]  # narrowed by `kind`
+        except Exception as error:
+            logger().exception("mailbox.evolve_failed", mailbox=state.mailbox.name)
+            raise Unavailable(
+                f"Mailbox {state.mailbox.name} failed on an event ({type(error).__name__}) and is loaded "
+                "again; retry shortly."
+            ) from error
+        group.records.extend(records)
+
+    def _drain_rate(self, topic: str) -> DrainRate:
+        rate = self._drain_rates.get(topic)
+        if rate is None:
+            if len(self._drain_rates) >= DRAIN_RATES:
+                self._drain_rates.clear()
+            rate = self._drain_rates[topic] = DrainRate()
+        return rate
+
+    def _accepted(self, command: Send, mailbox: Mailbox, events: Sequence[Event], now: int) -> Accepted:
+        if events:
+            if command.has_external_id:
+                self._enricher.note_sent(command)
+            return Accepted(command.message, duplicate=False)
+        original = None
+        topic = mailbox.topics.get(command.topic)
+        if topic is not None and command.idem_key is not None and command.existing_hash is None:
+            original = topic.window.find(command.idem_key, now - topic.policy.replay_window_ms * MS)
+        return Accepted(command.message if original is None else original.message, duplicate=True)
+
+
+def _delivery(received: MessageReceived, sent: MessageSent, epoch: int) -> MessageDelivery:
+    return MessageDelivery(
+        Receipt(received.stream, received.version, epoch),
+        sent.topic,
+        sent.shard,
+        received.attempt,
+        received.due,
+        sent.headers.message_id,
+        sent.idem_key,
+        sent.payload_hash,
+        sent.hash_chain,
+        sent.envelope,
+    )

@@ -1,0 +1,34 @@
+"""The command handlers of one mailbox."""
+
+from collections.abc import Callable
+
+from postroom.application.mailbox.administer import PurgeTopic, RedriveDeadLetters, SetTopicPolicy
+from postroom.application.mailbox.message_factory import MessageFactory, NewId
+from postroom.application.mailbox.receive import ReceiveMessages
+from postroom.application.mailbox.send import SendBatch, SendEnvelopes, SendMessage
+from postroom.application.mailbox.settle import AckMessages, ExtendVisibility, NackMessages
+from postroom.application.ports.mailbox_owner import MailboxOwner
+
+
+class CommandHandlers:
+    """The command handlers of one mailbox, over its owner; each is an async callable."""
+
+    def __init__(self, owner: MailboxOwner, wall: Callable[[], int], new_id: NewId) -> None:
+        """Initialise with the owner, the wall clock in µs, and a generator of UUIDv7s."""
+        factory = MessageFactory(owner.name, wall, new_id)
+        self._name = owner.name
+        self.send_message = SendMessage(owner, factory)
+        self.send_batch = SendBatch(owner, factory)
+        self.send_envelopes = SendEnvelopes(owner, factory)
+        self.receive_messages = ReceiveMessages(owner)
+        self.ack_messages = AckMessages(owner)
+        self.nack_messages = NackMessages(owner)
+        self.extend_visibility = ExtendVisibility(owner)
+        self.redrive_dead_letters = RedriveDeadLetters(owner)
+        self.purge_topic = PurgeTopic(owner)
+        self.set_topic_policy = SetTopicPolicy(owner)
+
+    @property
+    def name(self) -> str:
+        """Return the name of the mailbox."""
+        return self._name

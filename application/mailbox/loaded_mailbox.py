@@ -1,0 +1,75 @@
+"""State of a mailbox in its owner's memory, and loading it from the log."""
+
+import asyncio
+from collections.abc import Sequence
+
+from postroom.application.mailbox.codec import to_record
+from postroom.application.mailbox.fold import fold_from
+from postroom.application.ports.event_log import EventLogReader, StoredSnapshot
+from postroom.domain.errors import PostroomError
+from postroom.domain.event import Event
+from postroom.domain.mailbox.snapshot import take_snapshot
+from postroom.domain.mailbox.state import Mailbox, evolve
+from postroom.domain.policy import MailboxLimits, TopicPolicy
+from postroom.domain.record import GENESIS, Record
+
+
+class LoadedMailbox:
+    """Mailbox in memory, which may be ahead of its log by the appends in progress.
+
+    Arguments:
+        chain: chain hash of the last record.
+        snapshot_position: position of the newest snapshot.
+
+    `epoch` is the epoch of new records. `failure` is the failed append that made the state void, as the log
+    lacks events that are applied to the state.
+    """
+
+    __slots__ = ("chain", "epoch", "failure", "mailbox", "snapshot_position")
+
+    def __init__(self, mailbox: Mailbox, chain: bytes, snapshot_position: int) -> None:
+        self.mailbox = mailbox
+        self.chain = chain
+        self.snapshot_position = snapshot_position
+        self.epoch = mailbox.epoch
+        self.failure: PostroomError | None = None
+
+    def to_records(self, events: Sequence[Event]) -> list[Record]:
+        """Return the records of the next events, without changing the state.
+
+        Raises: see `to_record`.
+        """
+        records: list[Record] = []
+        chain = self.chain
+        for position, event in enumerate(events, self.mailbox.position + 1):
+            record = to_record(event, position, self.epoch, chain)
+            chain = record.chain
+            records.append(record)
+        return records
+
+    def evolve(self, event: Event, record: Record) -> None:
+        """Evolve the state by an event whose record is `record`."""
+        evolve(self.mailbox, event)
+        self.chain = record.chain
+
+    def snapshot(self) -> StoredSnapshot:
+        """Return a snapshot of the state, to be saved."""
+        self.snapshot_position = self.mailbox.position
+        return StoredSnapshot(self.mailbox.position, self.chain, take_snapshot(self.mailbox))
+
+    @property
+    def records_since_snapshot(self) -> int:
+        """Return the number of records after the newest snapshot."""
+        return self.mailbox.position - self.snapshot_position
+
+
+async def load_mailbox(
+    log: EventLogReader, limits: MailboxLimits | None, default_policy: TopicPolicy | None
+) -> LoadedMailbox:
+    """Load a mailbox from its log, off the event loop.
+
+    Raises: BrokenLog when the log can't be folded, Unavailable when it can't be read.
+    """
+    mailbox, snapshot_position = await asyncio.to_thread(fold_from, log, limits, default_policy)
+    head = await asyncio.to_thread(log.head)
+    return LoadedMailbox(mailbox, head.chain if head is not None else GENESIS, snapshot_position)

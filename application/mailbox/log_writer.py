@@ -1,0 +1,84 @@
+"""Writes to a mailbox's log, in order, in a dedicated thread."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+from postroom.application.ports.event_log import EventLog, Seal, StoredSnapshot
+from postroom.application.telemetry import logger, summarize
+from postroom.domain.errors import PostroomError, Unavailable
+from postroom.domain.record import Record
+
+T = TypeVar("T")
+
+TRUNCATE_ROWS = 5_000
+"""Records removed in one transaction; bounds how long an append waits for retention."""
+RECLAIM_BYTES = 1 << 20
+"""Bytes reclaimed in one transaction, for the same reason."""
+
+
+class LogWriter:
+    """Thread that executes writes to a log in order."""
+
+    def __init__(self, log: EventLog) -> None:
+        self._log = log
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="postroom-append")
+
+    def append(self, records: Sequence[Record]) -> asyncio.Future[None]:
+        """Start an append at once and return its future."""
+        return self._start(self._append, records)
+
+    def try_save_snapshot(self, snapshot: StoredSnapshot) -> asyncio.Future[None]:
+        """Save a snapshot; a failure is only logged, as snapshots are optional."""
+        return self._start(self._try, "mailbox.snapshot_failed", self._log.save_snapshot, snapshot)
+
+    def save_snapshot(self, snapshot: StoredSnapshot) -> asyncio.Future[None]:
+        """Save a snapshot."""
+        return self._start(self._log.save_snapshot, snapshot)
+
+    def try_seal(self, seal: Seal) -> asyncio.Future[None]:
+        """Seal the end of the log; a failure is only logged, as the previous seal remains valid."""
+        return self._start(self._try, "mailbox.seal_failed", self._log.seal, seal)
+
+    async def truncate(self, through: int) -> int:
+        """Remove the records through a position in steps, between appends; return their number."""
+        removed = 0
+        while count := await self._start(self._log.truncate, through, TRUNCATE_ROWS):
+            removed += count
+        return removed
+
+    async def reclaim_space(self, enough: int) -> int:
+        """Reclaim freed space in steps, between appends; return the number of bytes.
+
+        Arguments:
+            enough: bytes after which to stop.
+        """
+        reclaimed = 0
+        while reclaimed < enough and (size := await self._start(self._log.reclaim_space, RECLAIM_BYTES)):
+            reclaimed += size
+        return reclaimed
+
+    def close(self) -> None:
+        """Finish the pending writes and end the thread."""
+        self._thread.shutdown(wait=True)
+
+    def _start(self, function: Callable[..., T], *arguments: object) -> asyncio.Future[T]:
+        return asyncio.get_running_loop().run_in_executor(self._thread, function, *arguments)
+
+    def _append(self, records: Sequence[Record]) -> None:
+        try:
+            self._log.append(records)
+        except PostroomError:
+            raise
+        except Exception as error:  # a defect of the adapter: callers still get an answer
+            logger().exception("mailbox.append_failed", mailbox=self._log.mailbox)
+            raise Unavailable(
+                f"The log of mailbox {self._log.mailbox} failed: {summarize(error)}."
+            ) from error
+
+    def _try(self, failure: str, write: Callable[[T], None], what: T) -> None:
+        try:
+            write(what)
+        except PostroomError as error:
+            logger().warning(failure, mailbox=self._log.mailbox, error=str(error))

@@ -1,0 +1,246 @@
+"""Factory of `Send` commands: ids, envelopes, hashes and headers of new messages."""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import NamedTuple, Protocol
+
+from postroom.application.messages import NewMessage
+from postroom.domain.arguments import check_any_text, check_int, check_text, check_type
+from postroom.domain.envelope.build import OpenedEnvelope, build_envelope
+from postroom.domain.envelope.headers import FIRST_SECOND, LAST_SECOND, extension_text, extract_mailbox_item
+from postroom.domain.envelope.v1.envelope_pb2 import PrismEnvelope
+from postroom.domain.errors import FrameTooLarge, InvalidRequest
+from postroom.domain.integrity import hash_chain, payload_hash
+from postroom.domain.mailbox.commands import Send
+from postroom.domain.message import Headers
+from postroom.domain.names import check_topic, external_id, mailbox_stream, message_stream
+from postroom.domain.policy import MAX_DURATION_MS, MAX_FRAME_BYTES, SECOND_MS
+
+MAX_ATTRS_BYTES = 64 << 10
+MAX_PRIORITY = 10
+_FIRST_US = FIRST_SECOND * 1_000_000
+_LAST_US = LAST_SECOND * 1_000_000 + 999_999
+
+
+class Id(Protocol):
+    """UUID of any library."""
+
+    @property
+    def bytes(self) -> bytes:
+        """Return its 16 bytes."""
+
+
+NewId = Callable[[], Id]
+
+_NO_ATTRS: dict[str, bytes] = {}
+_CHECKS: dict[str, Callable[[str, object], object]] = {
+    "idem_key": partial(check_text, minimum=1),
+    "sticky_key": check_text,
+    "deliver_after_ms": partial(check_int, maximum=MAX_DURATION_MS),
+    "ttl_seconds": partial(check_int, maximum=MAX_DURATION_MS // SECOND_MS),
+    "published_at_us": partial(check_int, minimum=_FIRST_US, maximum=_LAST_US),
+    "priority": partial(check_int, maximum=MAX_PRIORITY),
+    # Bounded only by the frame size:
+    "content_type": check_any_text,
+    "correlation_id": check_any_text,
+    "causality_parent": check_any_text,
+    "principal": check_any_text,
+    "trace_id": check_any_text,
+    "span_id": check_any_text,
+    "schema_url": check_any_text,
+    "schema_version": check_any_text,
+}
+_EMPTY = NewMessage(topic="", payload=b"")
+_OPTIONAL = [(name, getattr(_EMPTY, name), check) for name, check in _CHECKS.items()]
+"""Optional fields of a new message, which are checked unless they have their default values."""
+
+
+class SendRequest(NamedTuple):
+    """Command that sends a message, and the message's public id."""
+
+    command: Send
+    message_id: str
+
+
+class MessageFactory:
+    """Factory of the commands that send messages into one mailbox."""
+
+    def __init__(self, mailbox: str, wall: Callable[[], int], new_id: NewId) -> None:
+        """Initialise with the mailbox's name, the wall clock in µs, and a generator of UUIDv7s."""
+        self._mailbox = mailbox
+        self._namespace = mailbox.partition("@")[0]
+        self._wall = wall
+        self._new_id = new_id
+        self._valid_topics: set[str] = set()
+        self._reserved = mailbox_stream(mailbox)
+
+    def check(self, message: object) -> NewMessage:
+        """Return a message that `from_message` accepts.
+
+        Raises: as `from_message`.
+        """
+        new = check_type("A message", message, NewMessage)
+        self._check(new)
+        if new.message_id is not None:
+            self._stream(new.message_id)
+        return new
+
+    def from_message(self, message: object) -> SendRequest:
+        """Return the command that sends a `NewMessage`.
+
+        Raises: InvalidRequest naming the field that is malformed, of a wrong type or out of range;
+            FrameTooLarge for a payload that no frame can hold.
+        """
+        new = check_type("A message", message, NewMessage)
+        attrs = self._check(new)
+        if new.message_id is None:
+            id_ = self._new_id()
+            stream, shown, external = id_.bytes, str(id_), None
+        else:
+            stream, shown = self._stream(new.message_id), new.message_id
+            external = external_id(shown)
+        published = new.published_at_us if new.published_at_us is not None else self._wall()
+        envelope = build_envelope(
+            message_id=shown,
+            topic=new.topic,
+            namespace=self._namespace,
+            published_at_us=published,
+            payload=new.payload,
+            attrs=attrs,
+            content_type=new.content_type,
+            correlation_id=new.correlation_id,
+            causality_parent=new.causality_parent,
+            principal=new.principal,
+            priority=new.priority,
+            ttl_seconds=new.ttl_seconds,
+            trace_id=new.trace_id,
+            span_id=new.span_id,
+            schema_url=new.schema_url,
+            schema_version=new.schema_version,
+        )
+        headers = Headers(
+            published // 1_000,
+            external,
+            new.content_type or None,
+            new.schema_url or None,
+            new.schema_version or None,
+            None,
+            new.correlation_id or None,
+            new.principal or None,
+            self._namespace,
+            new.trace_id or None,
+            new.span_id or None,
+            {name: extension_text(value) for name, value in attrs.items()} if attrs else None,
+        )
+        digest = payload_hash(new.payload)
+        command = Send(
+            stream,
+            new.topic,
+            len(new.payload),
+            digest,
+            hash_chain(new.topic, published, new.idem_key, digest, attrs),
+            headers,
+            envelope,
+            new.idem_key,
+            new.sticky_key,
+            new.deliver_after_ms,
+            new.ttl_seconds * SECOND_MS if new.ttl_seconds else None,
+            new.message_id is not None,
+        )
+        return SendRequest(command, shown)
+
+    def from_envelope(
+        self,
+        blob: bytes,
+        envelope: PrismEnvelope,
+        *,
+        idem_key: str | None = None,
+        sticky_key: str | None = None,
+    ) -> SendRequest:
+        """Return the command that stores an external envelope unchanged (RFC-037).
+
+        Arguments:
+            envelope: the parsed bytes.
+
+        Raises: InvalidRequest when it lacks a usable topic.
+        """
+        item = extract_mailbox_item(blob, received_at=self._wall() // 1_000, envelope=envelope)
+        self._check_topic(item.topic)
+        content = OpenedEnvelope(envelope)
+        stream = self._stream(item.message_id)
+        headers = Headers(
+            item.timestamp,
+            external_id(item.message_id),
+            item.content_type,
+            item.schema_url,
+            item.schema_version,
+            item.encryption,
+            item.correlation_id,
+            item.principal,
+            item.namespace,
+            item.trace_id,
+            item.span_id,
+            item.custom_headers or None,
+        )
+        digest = payload_hash(content.payload)
+        command = Send(
+            stream,
+            item.topic,
+            len(content.payload),
+            digest,
+            hash_chain(item.topic, content.published_at_us, idem_key, digest, content.extensions),
+            headers,
+            blob,
+            idem_key,
+            sticky_key,
+            ttl_ms=content.ttl_seconds * SECOND_MS if content.ttl_seconds > 0 else None,
+            has_external_id=True,
+        )
+        return SendRequest(command, item.message_id)
+
+    def _check(self, new: NewMessage) -> dict[str, bytes]:
+        """Check every field but the id, and return the attributes as bytes."""
+        self._check_topic(new.topic)
+        if len(check_type("payload", new.payload, bytes)) > MAX_FRAME_BYTES:
+            raise FrameTooLarge(
+                f"Message on topic {new.topic} has a payload of {len(new.payload)} bytes; a frame "
+                f"holds at most {MAX_FRAME_BYTES}. Send a reference to the data instead."
+            )
+        for name, default, check in _OPTIONAL:
+            value = getattr(new, name)
+            if value is not default:
+                check(name, value)
+        return _NO_ATTRS if type(new.attrs) is dict and not new.attrs else _check_attrs(new.attrs)
+
+    def _check_topic(self, topic: str) -> None:
+        # A cache of checked names; members of a str enum equal their text, so the type is checked, too.
+        if type(topic) is not str or topic not in self._valid_topics:
+            check_topic(topic)
+            if len(self._valid_topics) < 10_000:
+                self._valid_topics.add(topic)
+
+    def _stream(self, message_id: str) -> bytes:
+        stream = message_stream(self._mailbox, message_id)
+        if stream == self._reserved:
+            raise InvalidRequest(
+                f"The message id {message_id} is reserved for the mailbox itself; use another."
+            )
+        return stream
+
+
+def _check_attrs(attrs: object) -> dict[str, bytes]:
+    if not isinstance(attrs, Mapping):
+        raise InvalidRequest(f"attrs must be a mapping, not {type(attrs).__name__}.")
+    values: dict[str, bytes] = {}
+    size = 0
+    for name, value in attrs.items():
+        check_text("A name in attrs", name, 1)
+        if type(value) is not bytes:
+            value = check_any_text(f"attrs[{name!r}]", value).encode()
+        values[name] = value
+        size += len(name.encode()) + len(value)
+    if size > MAX_ATTRS_BYTES:
+        raise InvalidRequest(
+            f"attrs must have up to {MAX_ATTRS_BYTES} bytes, names and values together; they had {size}."
+        )
+    return values

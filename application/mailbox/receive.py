@@ -1,0 +1,89 @@
+"""`ReceiveMessages`: receive messages of topics (svc-mailbox C-1 `RECV`)."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from postroom.application.mailbox.settle import AckMessages, ExtendVisibility, NackMessages
+from postroom.application.messages import ReceivedMessage
+from postroom.application.ports.mailbox_owner import MailboxOwner
+from postroom.domain.arguments import check_int, check_items, check_optional_text
+from postroom.domain.errors import InvalidRequest
+from postroom.domain.mailbox.commands import Receive
+from postroom.domain.names import check_topic
+from postroom.domain.policy import DEFAULT_MAX_BYTES, DEFAULT_MAX_MESSAGES, check_visibility
+
+MAX_WAIT_MS = 60_000
+MAX_TOPICS = 1_000
+
+
+class _Settler(NamedTuple):
+    """What settles the messages received from an owner."""
+
+    ack_messages: AckMessages
+    nack_messages: NackMessages
+    extend_visibility: ExtendVisibility
+
+
+class ReceiveMessages:
+    """Handler that delivers ready messages and hides each until settled or timed out (svc-mailbox I-3)."""
+
+    def __init__(self, owner: MailboxOwner) -> None:
+        self._owner = owner
+        self._settler = _Settler(AckMessages(owner), NackMessages(owner), ExtendVisibility(owner))
+        self._turn = 0
+
+    async def __call__(
+        self,
+        topic: str | Sequence[str],
+        *,
+        max_messages: int = DEFAULT_MAX_MESSAGES,
+        max_bytes: int = DEFAULT_MAX_BYTES,
+        visibility_ms: int | None = None,
+        consumer: str | None = None,
+        wait_ms: int = 0,
+    ) -> list[ReceivedMessage]:
+        """Receive messages of one topic or of several, oldest first within a shard.
+
+        Arguments:
+            topic: the topic, or a list of up to 1,000; they take turns in being served first.
+            max_messages: maximum number of messages.
+            max_bytes: maximum total size of their payloads; the first message is always delivered.
+            visibility_ms: visibility timeout, 250 ms to 30 days; None uses the policy of each topic.
+            consumer: name of the consumer, recorded in the log; up to 255 characters.
+            wait_ms: maximum wait for a message, up to 60,000.
+
+        Returns: the messages; empty if none is ready.
+        Raises: InvalidRequest, Saturated when too many are in flight, Unavailable.
+        """
+        check_int("wait_ms", wait_ms, 0, MAX_WAIT_MS)
+        topics: Sequence[object] = (topic,) if isinstance(topic, str) else check_items("topic", topic)
+        if len(topics) > 1:
+            self._turn = (self._turn + 1) % len(topics)
+            topics = (*topics[self._turn :], *topics[: self._turn])
+        command = make_receive(topics, max_messages, max_bytes, visibility_ms, consumer)
+        settler = self._settler
+        return [ReceivedMessage(each, settler) for each in await self._owner.receive(command, wait_ms)]
+
+
+def make_receive(
+    topics: Sequence[object],
+    max_messages: int,
+    max_bytes: int,
+    visibility_ms: int | None,
+    consumer: str | None,
+) -> Receive:
+    """Return the command of a receive.
+
+    Arguments: see `ReceiveMessages.__call__`.
+
+    Raises: InvalidRequest naming the first argument of a wrong type or out of range.
+    """
+    if not 1 <= len(topics) <= MAX_TOPICS:
+        raise InvalidRequest(f"topic must name 1 to {MAX_TOPICS} topics; it named {len(topics)}.")
+    return Receive(
+        tuple(dict.fromkeys(check_topic(topic) for topic in topics)),
+        check_int("max_messages", max_messages, 1),
+        check_int("max_bytes", max_bytes, 1),
+        visibility_ms if visibility_ms is None else check_visibility(visibility_ms),
+        check_optional_text("consumer", consumer),
+    )

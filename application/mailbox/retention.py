@@ -1,0 +1,191 @@
+"""Retention: removes old and excess records from the log of an open mailbox."""
+
+import asyncio
+from operator import attrgetter
+
+from postroom.application.mailbox.archiving import archive_records
+from postroom.application.mailbox.engine import MailboxEngine
+from postroom.application.ports.log_archive import LogArchive
+from postroom.application.telemetry import logger
+from postroom.domain.arguments import check_int
+from postroom.domain.errors import PostroomError, Unavailable
+from postroom.domain.mailbox.commands import Truncate
+from postroom.domain.message import MS
+from postroom.domain.names import message_id
+
+AGE_SECONDS = 3_600.0
+SIZE_SECONDS = 30.0
+"""Interval of size checks; at 20,000 messages a second, a mailbox grows by 1 GB in it."""
+HEADROOM = 20
+"""A log above its limit is cut to 1/20 below it, so that it does not exceed it again at once."""
+ROUNDS = 10
+"""Record sizes are estimates, so the number of records to remove is approached in rounds."""
+SNAPSHOT_TRIES = 5
+
+
+class Retention:
+    """Removal of settled records from the log of an open mailbox; an archive stores them first."""
+
+    def __init__(self, engine: MailboxEngine, archive: LogArchive | None = None) -> None:
+        self._engine = engine
+        self._log = engine.log
+        self._archive = archive
+        self._lock = asyncio.Lock()
+
+    async def run(self, every_seconds: float | None = None, size_every_seconds: float | None = None) -> None:
+        """Enforce age and size periodically until cancelled (RFC-037: a background job).
+
+        A failure is logged, and the next interval tries again.
+
+        Arguments:
+            every_seconds, size_every_seconds: intervals; by default `AGE_SECONDS` and `SIZE_SECONDS`.
+        """
+        every_seconds = AGE_SECONDS if every_seconds is None else every_seconds
+        interval = min(every_seconds, SIZE_SECONDS if size_every_seconds is None else size_every_seconds)
+        elapsed = 0.0
+        while True:
+            await asyncio.sleep(interval)
+            elapsed += interval
+            try:
+                if elapsed >= every_seconds:
+                    elapsed = 0.0
+                    await self.enforce_age()
+                await self.enforce_size()
+            except PostroomError as error:
+                logger().warning("mailbox.retention_failed", mailbox=self._log.mailbox, error=str(error))
+
+    async def enforce_age(self) -> int:
+        """Remove settled records that are older than the history retention.
+
+        Does nothing during the expiry pause after a restart of log time (ADR 0029).
+
+        Returns: how many records were removed.
+        Raises: Unavailable when something failed; nothing is removed that is not archived.
+        """
+        engine = self._engine
+        now, mailbox = engine.now(), engine.mailbox
+        if now < mailbox.expiry_resumes_at:
+            return 0
+        return await self.remove_before(now - mailbox.limits.history_retention_ms * MS)
+
+    async def remove_before(self, at: int) -> int:
+        """Remove settled records written before log time `at` (µs); see `enforce_age`."""
+        return await self._remove_through(await asyncio.to_thread(self._log.position_before, at))
+
+    async def enforce_size(self) -> int:
+        """Remove the oldest settled records until the log is within `max_store_bytes`, and shrink the store.
+
+        Returns: how many records were removed.
+        Raises: Unavailable when something failed; what was removed before stays removed.
+        """
+        limit, log = self._engine.mailbox.limits.max_store_bytes, self._log
+        if limit is None:
+            return 0
+        removed = 0
+        size = await asyncio.to_thread(log.size)
+        for _ in range(ROUNDS):
+            if size.records <= limit:
+                break
+            excess = size.records - limit + limit // HEADROOM
+            count = await self._remove_through(await asyncio.to_thread(log.position_at_size, excess))
+            if not count:
+                logger().warning(
+                    "mailbox.too_large",
+                    mailbox=log.mailbox,
+                    bytes=size.records,
+                    limit=limit,
+                    reason="unsettled",
+                )
+                break
+            removed += count
+            size = await asyncio.to_thread(log.size)
+        reclaimed = await self._engine.writer.reclaim_space(size.disk - limit)
+        if removed or reclaimed:
+            logger().info(
+                "mailbox.shrunk",
+                mailbox=log.mailbox,
+                records=removed,
+                bytes=size.records,
+                limit=limit,
+                reclaimed=reclaimed,
+            )
+        return removed
+
+    async def _remove_through(self, through: int) -> int:
+        """Remove the records up to a position, or up to the oldest unsettled message; return their number.
+
+        The records are archived first (ADR 0032); then `LogTruncated` is appended, and a snapshot is saved.
+        """
+        async with self._lock:
+            return await self._truncate(self._settled_through(through))
+
+    def _settled_through(self, through: int) -> int:
+        """Return the last position before the oldest unsettled message, but at most `through`."""
+        messages = self._engine.mailbox.messages.values()
+        oldest = min(messages, key=attrgetter("position"), default=None)
+        if oldest is None or oldest.position > through:
+            return through
+        logger().warning(
+            "mailbox.retention_blocked",
+            mailbox=self._log.mailbox,
+            topic=oldest.topic,
+            message_id=message_id(oldest.stream),
+            status=oldest.status.name.lower(),
+            position=oldest.position,
+            records=through - oldest.position + 1,
+        )
+        return oldest.position - 1
+
+    async def _truncate(self, through: int) -> int:
+        mailbox = self._engine.mailbox
+        if self._archive is not None:
+            await archive_records(self._log, self._archive, max(through, mailbox.truncated_through))
+        if through > mailbox.truncated_through:
+            record = (await asyncio.to_thread(self._log.at_positions, [through]))[through]
+            await self._engine.submit([Truncate(through, record.chain)])
+        through = self._engine.mailbox.truncated_through
+        first = await asyncio.to_thread(self._log.first_position)
+        if first is None or first > through:
+            return 0
+        # After `LogTruncated`, so that the snapshot's own record is not removed.
+        await self._save_snapshot()
+        removed = await self._engine.writer.truncate(through)
+        if removed:
+            logger().info(
+                "mailbox.log_truncated", mailbox=self._log.mailbox, through=through, records=removed
+            )
+        return removed
+
+    async def _save_snapshot(self) -> None:
+        """Save a snapshot at a durable record, as the records before it will be removed.
+
+        The state may be ahead of the log; a snapshot is void if its record is never appended.
+        """
+        for _ in range(SNAPSHOT_TRIES):
+            snapshot = self._engine.state.snapshot()
+            await self._engine.writer.save_snapshot(snapshot)
+            stored = await asyncio.to_thread(self._log.at_positions, [snapshot.position])
+            record = stored.get(snapshot.position)
+            if record is not None and record.chain == snapshot.chain:
+                return
+        raise Unavailable(
+            f"Mailbox {self._log.mailbox} is too busy to truncate its log now; retention will try again."
+        )
+
+
+class DeleteOldEvents:
+    """Handler that removes settled records before the history retention ends (RFC-037)."""
+
+    def __init__(self, retention: Retention) -> None:
+        self._retention = retention
+
+    async def __call__(self, older_than: int) -> int:
+        """Remove the records written before `older_than`, up to the oldest unsettled message.
+
+        Arguments:
+            older_than: log time, µs since 1970 UTC.
+
+        Returns: how many records were removed.
+        Raises: InvalidRequest, Unavailable when something failed; nothing is removed that is not archived.
+        """
+        return await self._retention.remove_before(check_int("older_than", older_than, 0))

@@ -1,0 +1,160 @@
+"""`SendMessage`, `SendBatch` and `SendEnvelopes`: send messages (svc-mailbox C-1 `SEND`)."""
+
+from collections.abc import Callable, Sequence
+
+from postroom.application.mailbox.message_factory import MessageFactory, SendRequest
+from postroom.application.messages import NewMessage, Sent
+from postroom.application.ports.mailbox_owner import Accepted, Answer, MailboxOwner
+from postroom.application.ports.payload_validator import PayloadValidator
+from postroom.domain.arguments import check_items, check_type
+from postroom.domain.envelope.headers import parse_envelope
+from postroom.domain.envelope.v1.envelope_pb2 import PrismEnvelope
+from postroom.domain.envelope.validation import (
+    EnvelopeProblem,
+    ProblemKind,
+    ValidationMode,
+    check_envelope,
+)
+from postroom.domain.errors import InvalidRequest, Rejected
+from postroom.domain.names import is_name_based, message_id
+
+
+class SendMessage:
+    """Handler that sends one message and returns when it is durable (svc-mailbox I-1, I-2)."""
+
+    def __init__(self, owner: MailboxOwner, factory: MessageFactory) -> None:
+        self._send = SendBatch(owner, factory)
+
+    async def __call__(self, message: NewMessage) -> Sent:
+        """Send `message`.
+
+        Returns: its id, and whether the send was a duplicate.
+        Raises: InvalidRequest, FrameTooLarge, IdempotencyConflict, Saturated, Unavailable.
+        """
+        (result,) = await self._send([message])
+        if isinstance(result, Rejected):
+            raise result
+        return result
+
+
+class SendBatch:
+    """Handler that sends many messages in one append; each is accepted or refused individually."""
+
+    def __init__(self, owner: MailboxOwner, factory: MessageFactory) -> None:
+        self._owner = owner
+        self._factory = factory
+
+    async def __call__(self, messages: Sequence[NewMessage]) -> list[Sent | Rejected]:
+        """Send `messages` and return an answer for each, in their order.
+
+        Raises: InvalidRequest unless `messages` is a list, Saturated when too many commands are pending,
+            Unavailable when the outcome is unknown.
+        """
+        return await _submit(self._owner, check_items("messages", messages), self._factory.from_message)
+
+
+class SendEnvelopes:
+    """Handler that validates external `PrismEnvelope`s and stores them unchanged (RFC-037).
+
+    Message ids are never reused: an envelope whose id is in the log is a duplicate.
+    """
+
+    def __init__(self, owner: MailboxOwner, factory: MessageFactory) -> None:
+        self._owner = owner
+        self._factory = factory
+
+    async def __call__(
+        self,
+        envelopes: Sequence[bytes],
+        *,
+        validation: ValidationMode = ValidationMode.STRICT,
+        payloads: PayloadValidator | None = None,
+        on_problem: Callable[[int, EnvelopeProblem], None] | None = None,
+    ) -> list[Sent | Rejected]:
+        """Store `envelopes` and return an answer for each, in their order.
+
+        Arguments:
+            validation: `strict` refuses malformed envelopes, `warn` stores them if possible, `disabled`
+                performs no checks.
+            payloads: validator of payloads against the schemas of their topics; None validates none.
+            on_problem: called with the index of an envelope and each of its problems, refused or not.
+
+        Raises: InvalidRequest for an argument of a wrong type, Saturated when too many commands are pending,
+            Unavailable when the outcome is unknown.
+        """
+        items = check_items("envelopes", envelopes)
+        mode = _check_mode(validation)
+        if payloads is not None and not callable(getattr(payloads, "validate", None)):
+            raise InvalidRequest(f"payloads must be a PayloadValidator, not {type(payloads).__name__}.")
+        if on_problem is not None and not callable(on_problem):
+            raise InvalidRequest(f"on_problem must be callable, not {type(on_problem).__name__}.")
+        index = -1
+
+        def report(problem: EnvelopeProblem) -> None:
+            if on_problem is not None:
+                on_problem(index, problem)
+
+        def request(item: object) -> SendRequest:
+            nonlocal index
+            index += 1
+            blob = check_type("An envelope", item, bytes)
+            try:
+                envelope = parse_envelope(blob)
+            except InvalidRequest as error:
+                report(EnvelopeProblem(ProblemKind.UNREADABLE, str(error)))
+                raise
+            problems, is_accepted = _check(envelope, mode, payloads)
+            for problem in problems:
+                report(problem)
+            if not is_accepted:
+                raise InvalidRequest(" ".join(problem.message for problem in problems))
+            return self._factory.from_envelope(blob, envelope)
+
+        return await _submit(self._owner, items, request)
+
+
+def _check_mode(validation: str) -> ValidationMode:
+    try:
+        return ValidationMode(validation)
+    except ValueError:
+        modes = ", ".join(ValidationMode)
+        raise InvalidRequest(f"validation must be one of {modes}.") from None
+
+
+def _check(
+    envelope: PrismEnvelope, validation: ValidationMode, payloads: PayloadValidator | None
+) -> tuple[tuple[EnvelopeProblem, ...], bool]:
+    """Return the problems of an envelope and its payload, and whether it is accepted."""
+    result = check_envelope(envelope, validation)
+    if payloads is None or not result.is_accepted:
+        return result.problems, result.is_accepted
+    payload = payloads.validate(envelope)
+    problems = tuple(EnvelopeProblem(ProblemKind.INVALID_PAYLOAD, problem) for problem in payload.problems)
+    return result.problems + problems, payload.is_accepted
+
+
+async def _submit(
+    owner: MailboxOwner, items: Sequence[object], request: Callable[[object], SendRequest]
+) -> list[Sent | Rejected]:
+    requests: list[SendRequest | Rejected] = []
+    for item in items:
+        try:
+            requests.append(request(item))
+        except Rejected as rejection:
+            requests.append(rejection)
+    commands = [each.command for each in requests if type(each) is SendRequest]
+    answers = iter(await owner.submit(commands) if commands else ())
+    return [
+        each if isinstance(each, Rejected) else await _sent(each, next(answers), owner) for each in requests
+    ]
+
+
+async def _sent(request: SendRequest, answer: Answer, owner: MailboxOwner) -> Sent | Rejected:
+    if type(answer) is not Accepted:
+        assert isinstance(answer, Rejected)
+        return answer
+    if answer.message == request.command.message:
+        return Sent(request.message_id, answer.duplicate)
+    if is_name_based(answer.message):  # the original is durable, as answers wait for earlier appends
+        return Sent(await owner.find_message_id(answer.message), answer.duplicate)
+    return Sent(message_id(answer.message), answer.duplicate)

@@ -1,0 +1,114 @@
+"""`AckMessages`, `NackMessages`, `ExtendVisibility`: end or extend deliveries (svc-mailbox C-1)."""
+
+import random
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeVar
+
+from postroom.application.messages import check_receipt
+from postroom.application.ports.mailbox_owner import MailboxOwner
+from postroom.domain.arguments import check_any_text, check_int, check_items
+from postroom.domain.errors import InvalidRequest, Rejected
+from postroom.domain.mailbox.commands import Ack, Command, Extend, Nack
+from postroom.domain.message import Receipt
+from postroom.domain.policy import MAX_DURATION_MS, check_visibility
+
+S = TypeVar("S")
+T = TypeVar("T")
+
+MAX_REASON_CHARS = 1_000
+"""Maximum length of the stored reason of a NACK; the rest is cut off."""
+
+
+class AckMessages:
+    """Handler that settles deliveries; acks are final and idempotent (svc-mailbox I-3)."""
+
+    def __init__(self, owner: MailboxOwner) -> None:
+        self._owner = owner
+
+    async def __call__(self, receipts: Sequence[Receipt]) -> list[Rejected | None]:
+        """Ack deliveries by their receipts.
+
+        Returns: for each, None if it is settled, else the error: StaleReceipt when the message was delivered
+            again or is dead, NotFound when it is unknown, InvalidRequest for an invalid receipt.
+        Raises: InvalidRequest for an argument of a wrong type or out of range, Saturated when too many
+            commands are pending, Unavailable when the outcome is unknown.
+        """
+        return await _settle(self._owner, receipts, Ack)
+
+
+class NackMessages:
+    """Handler that fails deliveries: each is retried after a backoff, or dead-lettered (svc-mailbox P-7)."""
+
+    def __init__(self, owner: MailboxOwner, jitter: Callable[[], float] = random.random) -> None:
+        """Initialise with the owner and a generator of uniform random numbers in [0, 1)."""
+        self._owner = owner
+        self._jitter = jitter
+
+    async def __call__(
+        self, receipts: Sequence[Receipt], *, reason: str | None = None, delay_ms: int | None = None
+    ) -> list[Rejected | None]:
+        """Nack deliveries by their receipts.
+
+        Arguments:
+            reason: the error, stored up to 1,000 characters; the dead letter's `last_error` if this was the
+                last attempt.
+            delay_ms: delay to use instead of the policy's backoff.
+
+        Returns, Raises: as `AckMessages`.
+        """
+        error = check_nack(reason, delay_ms)
+        return await _settle(
+            self._owner, receipts, lambda receipt: Nack(receipt, self._jitter(), error, delay_ms)
+        )
+
+
+class ExtendVisibility:
+    """Handler that extends visibility timeouts, within the in-flight retention (svc-mailbox P-9)."""
+
+    def __init__(self, owner: MailboxOwner) -> None:
+        self._owner = owner
+
+    async def __call__(self, receipts: Sequence[Receipt], visibility_ms: int) -> list[Rejected | None]:
+        """Hide the messages for `visibility_ms` from now on.
+
+        Returns, Raises: as `AckMessages`.
+        """
+        check_visibility(visibility_ms)
+        return await _settle(self._owner, receipts, lambda receipt: Extend(receipt, visibility_ms))
+
+
+def check_nack(reason: str | None, delay_ms: int | None) -> str | None:
+    """Return the reason of a NACK as it is stored, or raise InvalidRequest."""
+    if delay_ms is not None:
+        check_int("delay_ms", delay_ms, 0, MAX_DURATION_MS)
+    return None if reason is None else check_any_text("reason", reason)[:MAX_REASON_CHARS]
+
+
+async def submit_valid(
+    items: Sequence[S],
+    check: Callable[[S], T],
+    submit: Callable[[list[T]], Awaitable[Sequence[object]]],
+) -> list[Rejected | None]:
+    """Submit the valid items together; return for each item its refusal, or None.
+
+    Arguments:
+        check: returns what to submit for an item, or raises InvalidRequest, which is its answer.
+    """
+    checked: list[T | InvalidRequest] = []
+    for item in items:
+        try:
+            checked.append(check(item))
+        except InvalidRequest as refusal:
+            checked.append(refusal)
+    valid = [each for each in checked if not isinstance(each, InvalidRequest)]
+    answers = iter(await submit(valid) if valid else ())
+    results = [each if isinstance(each, InvalidRequest) else next(answers) for each in checked]
+    return [result if isinstance(result, Rejected) else None for result in results]
+
+
+async def _settle(
+    owner: MailboxOwner, receipts: object, command: Callable[[Receipt], Command]
+) -> list[Rejected | None]:
+    return await submit_valid(
+        check_items("receipts", receipts), lambda item: command(check_receipt(item)), owner.submit
+    )

@@ -1,0 +1,115 @@
+"""Relay of an outbox to a mailbox: the owner of the mailbox sends what transactions recorded for it.
+
+A row is deleted after its message is durable in the mailbox. If the owner ends in between, the next owner
+sends the row again under the same message id, which adds nothing: every committed message is sent exactly
+once.
+"""
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Protocol
+
+from postroom.application.backoff import OutageBackoff
+from postroom.application.messages import NewMessage, Sent
+from postroom.application.outbox.new_message import read_message
+from postroom.application.ports.message_outbox import MessageOutbox, RecordedMessage
+from postroom.application.telemetry import logger, summarize
+from postroom.domain.errors import Fenced, InvalidRequest, Rejected, Saturated, WrongPosition
+from postroom.domain.policy import SECOND_MS, backoff_ms
+
+BATCH = 500
+BACKOFF = OutageBackoff(50, 5_000)
+"""Backoff while the database or the mailbox can't be used."""
+
+
+class SendBatch(Protocol):
+    """Sender of messages into the mailbox; see `postroom.application.mailbox.send.SendBatch`."""
+
+    def __call__(self, messages: Sequence[NewMessage]) -> Awaitable[list[Sent | Rejected]]:
+        """Send messages and return an answer for each."""
+
+
+class MessageRelay:
+    """Sender of the messages of an outbox into the mailbox that this process owns.
+
+    Messages are sent in the order of recording. A refused message stays in the outbox with its error and
+    holds back no other; a topic that is full is retried later and holds back only itself.
+
+    Arguments:
+        where: name of the outbox's database for log events.
+        jitter: returns uniform random numbers in [0, 1).
+    """
+
+    def __init__(
+        self,
+        outbox: MessageOutbox,
+        send: SendBatch,
+        where: str,
+        *,
+        jitter: Callable[[], float] = random.random,
+    ) -> None:
+        self._outbox = outbox
+        self._send = send
+        self._where = where
+        self._jitter = jitter
+        self._full_until: dict[str, float] = {}
+
+    async def run(self) -> None:
+        """Relay messages until cancelled, or until another process owns the mailbox."""
+        failures = 0
+        while True:
+            try:
+                if not await self.relay_once():
+                    await self._wait()
+                failures = 0
+            except (Fenced, WrongPosition):
+                return
+            except Exception as error:  # an outage, or a defect; the messages stay in the outbox
+                failures += 1
+                pause_ms = backoff_ms(BACKOFF, failures, self._jitter())
+                logger().warning(
+                    "outbox.relay_failed", outbox=self._where, error=summarize(error), pause_ms=pause_ms
+                )
+                await asyncio.sleep(pause_ms / SECOND_MS)
+
+    async def relay_once(self) -> int:
+        """Send one batch and return the number of messages that left the outbox.
+
+        Raises: Unavailable when the database or the mailbox can't be used, Saturated when the mailbox accepts
+            no commands.
+        """
+        now = asyncio.get_running_loop().time()
+        self._full_until = {topic: until for topic, until in self._full_until.items() if until > now}
+        rows = await self._outbox.find(BATCH, self._full_until)
+        messages: list[tuple[RecordedMessage, NewMessage]] = []
+        refused: list[tuple[RecordedMessage, Rejected]] = []
+        for row in rows:
+            try:
+                messages.append((row, read_message(row)))
+            except InvalidRequest as error:
+                refused.append((row, error))
+        answers = await self._send([message for _, message in messages]) if messages else []
+        sent: list[RecordedMessage] = []
+        for (row, message), answer in zip(messages, answers, strict=True):
+            match answer:
+                case Saturated():
+                    self._full_until[message.topic] = now + answer.retry_after_ms / SECOND_MS
+                case Rejected():
+                    refused.append((row, answer))
+                case Sent():
+                    sent.append(row)
+        for row, rejection in refused:
+            logger().error("outbox.refused", outbox=self._where, message_id=row.id, error=str(rejection))
+        if sent or refused:
+            await self._outbox.settle(sent, [(row, str(rejection)) for row, rejection in refused])
+        return len(sent) + len(refused)
+
+    async def _wait(self) -> None:
+        """Wait for new messages, or until a full topic is to be tried again."""
+        until = min(self._full_until.values(), default=None)
+        try:
+            async with asyncio.timeout_at(until):
+                await self._outbox.wait()
+        except TimeoutError:
+            pass

@@ -1,0 +1,64 @@
+"""New messages for a mailbox, in the form in which an outbox stores them."""
+
+from collections.abc import Callable, Mapping
+
+import msgspec
+
+from postroom.application.mailbox.message_factory import MessageFactory
+from postroom.application.messages import NewMessage
+from postroom.application.ports.message_outbox import RecordedMessage
+from postroom.domain.errors import FrameTooLarge, InvalidRequest
+
+
+class _Stored(NewMessage, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Message as JSON: base64 for the payload and for all attributes, as text and bytes are the same here."""
+
+    attrs: Mapping[str, bytes] = {}
+
+
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder(_Stored).decode
+
+
+def record_message(
+    message: object, factory: MessageFactory, wall: Callable[[], int], max_bytes: int
+) -> RecordedMessage:
+    """Validate a `NewMessage` as a send does, and return its row, whose position is not yet known.
+
+    The row has a message id and a time of publication, so that sending it twice adds one message.
+
+    Arguments:
+        wall: returns the time in µs since 1970 UTC.
+        max_bytes: maximum size of the message with its envelope.
+
+    Raises: InvalidRequest naming the field that is invalid, FrameTooLarge.
+    """
+    request = factory.from_message(message)
+    size = len(request.command.envelope)
+    assert isinstance(message, NewMessage)
+    if size > max_bytes:
+        raise FrameTooLarge(
+            f"Message on topic {message.topic} is {size} bytes with its envelope; a frame holds at most "
+            f"{max_bytes}. Send a reference to the data instead."
+        )
+    fields = msgspec.structs.asdict(message)
+    fields["message_id"] = request.message_id
+    if message.published_at_us is None:
+        fields["published_at_us"] = wall()
+    fields["attrs"] = {
+        name: value.encode() if isinstance(value, str) else value for name, value in message.attrs.items()
+    }
+    return RecordedMessage(0, request.message_id, message.topic, _encode(_Stored(**fields)).decode())
+
+
+def read_message(recorded: RecordedMessage) -> NewMessage:
+    """Return the message of a row.
+
+    Raises: InvalidRequest for a row that `record_message` did not make.
+    """
+    try:
+        return NewMessage(**msgspec.structs.asdict(_decode(recorded.message)))
+    except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+        raise InvalidRequest(
+            f"Outbox row {recorded.id!r:.80} is not a message that this version can read: {error}."
+        ) from error

@@ -1,0 +1,170 @@
+"""Port: a mailbox as its users see it, whether this process owns it or calls go to another."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from postroom.application.messages import NewMessage, ReceivedMessage, Sent
+from postroom.application.query_results import (
+    Backlog,
+    DeadLetter,
+    Explanation,
+    MessageDetail,
+    Moment,
+    PeekedMessage,
+)
+from postroom.domain.errors import Rejected
+from postroom.domain.message import Receipt
+from postroom.domain.policy import DEFAULT_MAX_BYTES, DEFAULT_MAX_MESSAGES, TopicPolicy
+
+
+class Mailbox(Protocol):
+    """The commands and queries of one mailbox; every adapter passes `tests/conformance/mailbox.py`.
+
+    All of them raise InvalidRequest for an argument of a wrong type or out of range, Saturated when a limit
+    is reached, and Unavailable, with a retry time, when the mailbox can't be used now. The outcome of a
+    command that ends with Unavailable is unknown: it may have taken effect. Repeating it is safe for
+    everything but `redrive_dead_letters` and `purge_topic`, and for sends that carry an `idem_key` or a
+    `message_id`.
+    """
+
+    @property
+    def name(self) -> str:
+        """Return the name of the mailbox, `namespace@proxy`."""
+
+    async def send_message(self, message: NewMessage, /) -> Sent:
+        """Send a message and return when it is durable (svc-mailbox I-1, I-2).
+
+        Returns: its id, and whether the send was a duplicate.
+        Raises: FrameTooLarge, IdempotencyConflict.
+        """
+
+    async def send_batch(self, messages: Sequence[NewMessage], /) -> list[Sent | Rejected]:
+        """Send messages and return an answer for each, in their order."""
+
+    async def receive_messages(
+        self,
+        topic: str | Sequence[str],
+        /,
+        *,
+        max_messages: int = DEFAULT_MAX_MESSAGES,
+        max_bytes: int = DEFAULT_MAX_BYTES,
+        visibility_ms: int | None = None,
+        consumer: str | None = None,
+        wait_ms: int = 0,
+    ) -> list[ReceivedMessage]:
+        """Receive messages of one topic or of several, oldest first within a shard (svc-mailbox I-3).
+
+        Arguments:
+            topic: the topic, or a list of up to 1,000; they take turns in being served first.
+            max_messages: maximum number of messages.
+            max_bytes: maximum total size of their payloads; the first message is always delivered.
+            visibility_ms: how long they are hidden, 250 ms to 30 days; None uses the policy of each topic.
+            consumer: name of the consumer, recorded in the log; up to 255 characters.
+            wait_ms: maximum wait for a message, up to 60,000.
+
+        Returns: the messages; empty if none is ready.
+        """
+
+    async def ack_messages(self, receipts: Sequence[Receipt], /) -> list[Rejected | None]:
+        """Settle deliveries; acks are final and idempotent (svc-mailbox I-3).
+
+        Returns: for each, None if it is settled, else the error: StaleReceipt when the message was delivered
+            again or is dead, NotFound when it is unknown, InvalidRequest for an invalid receipt.
+        """
+
+    async def nack_messages(
+        self, receipts: Sequence[Receipt], /, *, reason: str | None = None, delay_ms: int | None = None
+    ) -> list[Rejected | None]:
+        """Fail deliveries: each is retried after a backoff, or dead-lettered (svc-mailbox P-7).
+
+        Arguments:
+            reason: the error, stored up to 1,000 characters; the dead letter's `last_error` if this was the
+                last attempt.
+            delay_ms: delay to use instead of the policy's backoff.
+
+        Returns: as `ack_messages`.
+        """
+
+    async def extend_visibility(
+        self, receipts: Sequence[Receipt], visibility_ms: int, /
+    ) -> list[Rejected | None]:
+        """Hide received messages for `visibility_ms` from now on (svc-mailbox P-9).
+
+        Returns: as `ack_messages`.
+        """
+
+    async def redrive_dead_letters(
+        self,
+        topic: str,
+        /,
+        *,
+        limit: int = 100,
+        reason: str | None = None,
+        message_ids: Sequence[str] | None = None,
+    ) -> int:
+        """Redrive dead letters of a topic, oldest first (svc-mailbox I-4, C-4).
+
+        Arguments:
+            limit: maximum number of messages.
+            reason: redrive only those dead-lettered for this reason.
+            message_ids: redrive only these.
+
+        Returns: number of redriven messages; below `limit` when there are no more or the shards are full.
+        Raises: NotFound for an unknown topic.
+        """
+
+    async def purge_topic(self, topic: str, /, *, dead: bool = True, ready: bool = False) -> int:
+        """Remove the dead letters of a topic, its ready messages, or both.
+
+        Returns: number of removed messages.
+        Raises: NotFound for an unknown topic.
+        """
+
+    async def set_topic_policy(self, topic: str, policy: TopicPolicy, /) -> None:
+        """Set the policy of a topic; it applies from now on (svc-mailbox P-9)."""
+
+    async def delete_old_events(self, older_than: int, /) -> int:
+        """Remove the settled records written before log time `older_than` (µs); return how many."""
+
+    async def get_message(self, id_: str, /) -> MessageDetail:
+        """Return a message with its history.
+
+        Raises: NotFound when the log has no such message, or retention removed it.
+        """
+
+    async def explain_message(self, id_: str, /) -> Explanation:
+        """Return a message's history as sentences, its deliveries and its present state.
+
+        Raises: NotFound when the log has no such message, or retention removed it.
+        """
+
+    async def get_backlog(self, topic: str | None = None, /, *, at: Moment | None = None) -> Backlog:
+        """Return the unsettled messages of one topic or of all, by shard, now or at a past moment.
+
+        Raises: NotFound when retention removed the moment, InvalidRequest when it is in the future.
+        """
+
+    async def list_dead_letters(
+        self,
+        topic: str | None = None,
+        /,
+        *,
+        reason: str | None = None,
+        limit: int = 100,
+        cursor: int = 0,
+        at: Moment | None = None,
+    ) -> list[DeadLetter]:
+        """Return up to `limit` dead letters, oldest message first.
+
+        Arguments:
+            reason: only dead letters with this reason.
+            limit: 1 to 1,000.
+            cursor: `position` of the last dead letter of the previous page.
+            at: a past moment; None is now.
+        """
+
+    async def get_topic_policy(self, topic: str, /) -> TopicPolicy | None:
+        """Return the policy set for a topic; None when the default policy applies."""
+
+    async def peek_messages(self, topic: str, /, *, limit: int = 10) -> list[PeekedMessage]:
+        """Return up to `limit` ready messages, 1 to 1,000, without receiving them."""

@@ -1,0 +1,100 @@
+"""Port: the calls of a mailbox's server."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from postroom.application.messages import MessageDelivery, NewMessage, Sent
+from postroom.application.query_results import (
+    Backlog,
+    DeadLetter,
+    Explanation,
+    MessageDetail,
+    Moment,
+    PeekedMessage,
+)
+from postroom.domain.errors import Rejected
+from postroom.domain.mailbox.commands import Receive
+from postroom.domain.message import Receipt
+from postroom.domain.policy import TopicPolicy
+
+
+class MailboxTransport(Protocol):
+    """One attempt of each call of `Mailbox`, with arguments that are valid.
+
+    Every call raises the error that the server reported, or Unavailable with a retry time when the server
+    can't be reached. A call that is cancelled may have taken effect.
+    """
+
+    @property
+    def where(self) -> str:
+        """Return the server's address, for errors."""
+
+    @property
+    def max_batch_bytes(self) -> int:
+        """Return the size of the payloads and attributes that one batch may have."""
+
+    async def get_name(self) -> str:
+        """Return the name of the mailbox that the server serves."""
+
+    async def send(self, message: NewMessage) -> Sent:
+        """Send a message."""
+
+    async def send_batch(self, messages: Sequence[NewMessage]) -> list[Sent | Rejected]:
+        """Send messages; return an answer for each, in their order."""
+
+    async def receive(self, command: Receive, wait_ms: int) -> list[MessageDelivery]:
+        """Receive messages; wait up to `wait_ms` for one."""
+
+    async def ack(self, receipts: Sequence[Receipt]) -> list[Rejected | None]:
+        """Settle deliveries."""
+
+    async def nack(
+        self, receipts: Sequence[Receipt], reason: str | None, delay_ms: int | None
+    ) -> list[Rejected | None]:
+        """Fail deliveries."""
+
+    async def extend(self, receipts: Sequence[Receipt], visibility_ms: int) -> list[Rejected | None]:
+        """Extend deliveries."""
+
+    async def redrive(
+        self,
+        topic: str,
+        limit: int,
+        reason: str | None,
+        message_ids: Sequence[str] | None,
+    ) -> int:
+        """Redrive dead letters; return how many."""
+
+    async def purge(self, topic: str, dead: bool, ready: bool) -> int:
+        """Remove messages of a topic; return how many."""
+
+    async def set_topic_policy(self, topic: str, policy: TopicPolicy) -> None:
+        """Set the policy of a topic."""
+
+    async def delete_old_events(self, older_than: int) -> int:
+        """Remove settled records written before a log time (µs); return how many."""
+
+    async def get_message(self, id_: str) -> MessageDetail:
+        """Return a message with its history."""
+
+    async def explain_message(self, id_: str) -> Explanation:
+        """Return the explanation of a message."""
+
+    async def get_backlog(self, topic: str | None, at: Moment | None) -> Backlog:
+        """Return the unsettled messages by topic and shard."""
+
+    async def list_dead_letters(
+        self,
+        topic: str | None,
+        reason: str | None,
+        limit: int,
+        cursor: int,
+        at: Moment | None,
+    ) -> list[DeadLetter]:
+        """Return a page of dead letters."""
+
+    async def get_topic_policy(self, topic: str) -> TopicPolicy | None:
+        """Return the policy set for a topic."""
+
+    async def peek_messages(self, topic: str, limit: int) -> list[PeekedMessage]:
+        """Return ready messages."""

@@ -1,0 +1,48 @@
+"""Port: messages that transactions recorded for a mailbox, until its owner has sent them."""
+
+from collections.abc import Collection, Sequence
+from typing import NamedTuple, Protocol
+
+
+class RecordedMessage(NamedTuple):
+    """A row of the outbox.
+
+    Arguments:
+        position: order of recording; may be reused after the row is deleted.
+        id: the message's id, with which it is sent.
+        topic: the message's topic.
+        message: the message as JSON; bytes in it are base64.
+    """
+
+    position: int
+    id: str
+    topic: str
+    message: str
+
+
+class MessageOutbox(Protocol):
+    """Outbox of one mailbox in a database; every adapter passes `tests/conformance/message_outbox.py`.
+
+    Raises: Unavailable when the database can't be used.
+    """
+
+    async def find(self, limit: int, except_topics: Collection[str] = ()) -> Sequence[RecordedMessage]:
+        """Return messages that are committed and were not refused, in the order of recording.
+
+        Arguments:
+            limit: maximum number of messages; fewer are returned if they are large.
+            except_topics: topics to omit.
+
+        Returns: the messages; empty if there are none, or no transaction has recorded one yet.
+        """
+
+    async def settle(
+        self, sent: Sequence[RecordedMessage], refused: Sequence[tuple[RecordedMessage, str]]
+    ) -> None:
+        """Delete the messages that were sent, and keep the refused ones with their errors."""
+
+    async def wait(self) -> None:
+        """Return when messages may have been recorded since the last `find`; may return without any."""
+
+    async def close(self) -> None:
+        """Release the connection; closing twice is fine."""

@@ -1,0 +1,33 @@
+"""`GetBacklog`: count unsettled messages now or at a past moment.
+
+The state is folded from a snapshot and the log after it; the owner of a mailbox passes its engine's state.
+"""
+
+from postroom.application.messages import rfc3339
+from postroom.application.queries.time_travel import StateAt
+from postroom.application.query_results import Backlog, Moment
+from postroom.domain.arguments import check_optional_text
+from postroom.domain.mailbox.state import count
+
+
+class GetBacklog:
+    """A query for the numbers of ready, delayed, in-flight and dead messages by topic and shard."""
+
+    def __init__(self, state_at: StateAt) -> None:
+        self._state_at = state_at
+
+    def __call__(self, topic: str | None = None, *, at: Moment | None = None) -> Backlog:
+        """Return the backlog of one topic or of all, now or as it was at a moment (see `StateAt`)."""
+        check_optional_text("topic", topic)
+        mailbox, as_of = self._state_at(at)
+        shards = [row for row in count(mailbox, as_of) if topic in (None, row.topic)]
+        return Backlog(
+            mailbox.name,
+            mailbox.position,
+            mailbox.epoch,
+            mailbox.owner,
+            rfc3339(mailbox.at or None) or "",
+            mailbox.archived,
+            rfc3339(as_of) or "",
+            shards,
+        )

@@ -1,0 +1,87 @@
+"""The queries on a mailbox in the process that owns it."""
+
+import asyncio
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
+
+from postroom.application.mailbox.engine import MailboxEngine
+from postroom.application.queries.explain_message import ExplainMessage
+from postroom.application.queries.get_backlog import GetBacklog
+from postroom.application.queries.get_message import GetMessage
+from postroom.application.queries.get_topic_policy import GetTopicPolicy
+from postroom.application.queries.list_dead_letters import ListDeadLetters
+from postroom.application.queries.peek_messages import PeekMessages
+from postroom.application.queries.time_travel import StateAt
+from postroom.application.query_results import (
+    Backlog,
+    DeadLetter,
+    Explanation,
+    MessageDetail,
+    Moment,
+    PeekedMessage,
+)
+from postroom.domain.mailbox.events import MailboxMode
+from postroom.domain.policy import TopicPolicy
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class OwnerQueries:
+    """The queries on a mailbox for its owner; see `Mailbox`.
+
+    The present is the engine's state, read on the event loop, which alone changes it. What reads or folds the
+    log runs in a thread.
+    """
+
+    def __init__(self, engine: MailboxEngine) -> None:
+        self._engine = engine
+        log = engine.log
+        state_at = StateAt(log, engine.now, lambda: engine.mailbox)
+        self._get_message = GetMessage(log, engine.now)
+        self._explain_message = ExplainMessage(log, engine.now)
+        self._get_backlog = GetBacklog(state_at)
+        self._get_topic_policy = GetTopicPolicy(lambda: engine.mailbox)
+        self._list_dead_letters = ListDeadLetters(state_at, log)
+        self._peek_messages = PeekMessages(state_at, log, is_swept=True)
+
+    async def get_mode(self) -> MailboxMode:
+        """Return the mode of the mailbox: `queue` or `archive`."""
+        return self._engine.mailbox.mode
+
+    async def get_message(self, id_: str) -> MessageDetail:
+        """Return a message with its history; see `Mailbox.get_message`."""
+        return await asyncio.to_thread(self._get_message, id_)
+
+    async def explain_message(self, id_: str) -> Explanation:
+        """Return the explanation of a message; see `Mailbox.explain_message`."""
+        return await asyncio.to_thread(self._explain_message, id_)
+
+    async def get_backlog(self, topic: str | None = None, *, at: Moment | None = None) -> Backlog:
+        """Count unsettled messages; see `Mailbox.get_backlog`."""
+        return await _at(at, self._get_backlog, topic, at=at)
+
+    async def list_dead_letters(
+        self,
+        topic: str | None = None,
+        *,
+        reason: str | None = None,
+        limit: int = 100,
+        cursor: int = 0,
+        at: Moment | None = None,
+    ) -> list[DeadLetter]:
+        """Return a page of dead letters; see `Mailbox.list_dead_letters`."""
+        return await _at(at, self._list_dead_letters, topic, reason=reason, limit=limit, cursor=cursor, at=at)
+
+    async def get_topic_policy(self, topic: str) -> TopicPolicy | None:
+        """Return the policy set for a topic; see `Mailbox.get_topic_policy`."""
+        return self._get_topic_policy(topic)
+
+    async def peek_messages(self, topic: str, *, limit: int = 10) -> list[PeekedMessage]:
+        """Return ready messages without receiving them; see `Mailbox.peek_messages`."""
+        return self._peek_messages(topic, limit=limit)
+
+
+async def _at(at: Moment | None, query: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+    """Run a query of the present on the event loop, and one of the past in a thread."""
+    return query(*args, **kwargs) if at is None else await asyncio.to_thread(query, *args, **kwargs)

@@ -1,0 +1,92 @@
+"""`PeekMessages`: the messages that a receive would deliver next, without receiving them."""
+
+from postroom.application.mailbox.codec import is_intact, to_event
+from postroom.application.messages import rfc3339
+from postroom.application.ports.event_log import EventLogReader
+from postroom.application.queries.time_travel import StateAt
+from postroom.application.query_results import PeekedMessage
+from postroom.domain.arguments import check_int
+from postroom.domain.envelope.build import open_envelope
+from postroom.domain.errors import InvalidRequest
+from postroom.domain.mailbox.commands import Receive, Sweep
+from postroom.domain.mailbox.decide import decide, deliverable
+from postroom.domain.mailbox.state import Mailbox, evolve
+from postroom.domain.message import Message, MessageSent
+from postroom.domain.names import check_topic, message_id
+from postroom.domain.record import Record
+
+MAX_LIMIT = 1_000
+UNBOUNDED_BYTES = 1 << 62
+
+
+class PeekMessages:
+    """A query for the next ready messages of a topic; appends nothing, and needs no ownership."""
+
+    def __init__(self, state_at: StateAt, log: EventLogReader, *, is_swept: bool = False) -> None:
+        """Initialise with the source of the state, and the log.
+
+        Arguments:
+            is_swept: whether an owner applies the timers to the state; otherwise each call applies those due.
+        """
+        self._state_at = state_at
+        self._log = log
+        self._is_swept = is_swept
+
+    def __call__(self, topic: str, *, limit: int = 10) -> list[PeekedMessage]:
+        """Return up to `limit` ready messages, oldest first within a shard.
+
+        Messages whose visibility has ended count as ready, although no owner has requeued them yet.
+
+        Raises: InvalidRequest when `limit` is not within 1 to 1,000, or for a malformed topic.
+        """
+        if not 1 <= check_int("limit", limit) <= MAX_LIMIT:
+            raise InvalidRequest(f"limit must be between 1 and {MAX_LIMIT}; it was {limit}.")
+        command = Receive((check_topic(topic),), limit, UNBOUNDED_BYTES)
+        mailbox, now = self._state_at(None)
+        messages = deliverable(command, mailbox if self._is_swept else _swept(mailbox, now), now)
+        records = self._log.at_positions([message.position for message in messages])
+        return [
+            _describe(message, records[message.position])
+            for message in messages
+            if message.position in records
+        ]
+
+
+class HasWork:
+    """A query whether a topic has messages to deliver, or the mailbox has timers that are due."""
+
+    def __init__(self, state_at: StateAt) -> None:
+        self._state_at = state_at
+
+    def __call__(self, topic: str) -> bool:
+        """Return whether a receive from `topic` would change the mailbox; needs no ownership.
+
+        Raises: InvalidRequest for a malformed topic.
+        """
+        check_topic(topic)
+        mailbox, now = self._state_at(None)
+        queues = mailbox.topics.get(topic)
+        return mailbox.needs_sweep(now) or (queues is not None and queues.count_deliverable(now, 1) > 0)
+
+
+def _swept(mailbox: Mailbox, now: int) -> Mailbox:
+    """Return the state after the timers that are due, as an owner applies them before a receive."""
+    while events := decide(Sweep(), mailbox, now):
+        for event in events:
+            evolve(mailbox, event)
+    return mailbox
+
+
+def _describe(message: Message, record: Record) -> PeekedMessage:
+    sent = to_event(record)
+    assert isinstance(sent, MessageSent)
+    content = open_envelope(sent.envelope) if is_intact(record) else None
+    return PeekedMessage(
+        message_id(sent.stream, sent.headers.message_id),
+        message.topic,
+        message.shard,
+        message.attempt,
+        rfc3339(message.sent_at) or "",
+        {} if content is None else content.attrs,
+        None if content is None else content.payload,
+    )

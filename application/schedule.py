@@ -1,0 +1,117 @@
+"""Messages sent at the ticks of schedules, each tick once whatever the number of processes."""
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable, Sequence
+from datetime import UTC, datetime
+from typing import NamedTuple
+
+import msgspec
+
+from postroom.application.background import cancel_and_wait
+from postroom.application.backoff import OutageBackoff
+from postroom.application.messages import NewMessage, Sent
+from postroom.application.telemetry import logger
+from postroom.domain.errors import Fenced, IdempotencyConflict, Rejected, Saturated, Unavailable
+from postroom.domain.policy import backoff_ms
+
+CHECK_SECONDS = 30.0
+"""Longest sleep, after which a clock that has jumped is noticed."""
+BACKOFF = OutageBackoff(100, 5_000)
+NextTick = Callable[[datetime], datetime]
+"""Return the first tick after a time; both have a time zone."""
+SendMessage = Callable[[NewMessage], Awaitable[Sent]]
+
+
+class Schedule(NamedTuple):
+    """A message and the ticks at which it is sent.
+
+    Arguments:
+        name: unique in the mailbox; the message's id is `{name}@{time of the tick}`.
+        message: without an id.
+    """
+
+    name: str
+    next_tick: NextTick
+    message: NewMessage
+
+
+class Scheduler:
+    """Sender of the messages of schedules.
+
+    The message of a tick has an id made of the schedule's name and the tick's time, and the mailbox accepts
+    an id once: run as many schedulers as availability needs. Ticks while none runs are not sent. After a
+    suspension, or when the clock has jumped ahead, only the last missed tick is.
+
+    Arguments:
+        now: returns the time, with a time zone.
+    """
+
+    def __init__(
+        self,
+        send: SendMessage,
+        schedules: Sequence[Schedule],
+        *,
+        now: Callable[[], datetime] = lambda: datetime.now(UTC),
+    ) -> None:
+        self._send = send
+        self._schedules = schedules
+        self._now = now
+        self._stopping = asyncio.Event()
+        self.sent = 0
+
+    def stop(self) -> None:
+        """Make `run` return."""
+        self._stopping.set()
+
+    async def run(self) -> None:
+        """Send messages until stopped.
+
+        Raises: Fenced when the mailbox was taken over.
+        """
+        running = [asyncio.create_task(self._run(schedule)) for schedule in self._schedules]
+        stopping = asyncio.create_task(self._stopping.wait())
+        try:
+            done, _ = await asyncio.wait([*running, stopping], return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        finally:
+            await cancel_and_wait(*running, stopping)
+
+    async def _run(self, schedule: Schedule) -> None:
+        last = self._now()
+        while True:
+            now = self._now()
+            tick = schedule.next_tick(min(last, now))
+            if tick > now:
+                await asyncio.sleep(min((tick - now).total_seconds(), CHECK_SECONDS))
+                continue
+            while (following := schedule.next_tick(tick)) <= now:
+                tick = following
+            await self._send_tick(schedule, tick)
+            last = tick
+
+    async def _send_tick(self, schedule: Schedule, tick: datetime) -> None:
+        id_ = f"{schedule.name}@{tick.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ}"
+        message = msgspec.structs.replace(schedule.message, message_id=id_)
+        failures = 0
+        while True:
+            try:
+                sent = await self._send(message)
+            except (Fenced, asyncio.CancelledError):
+                raise
+            except (Saturated, Unavailable) as error:
+                failures += 1
+                pause_ms = backoff_ms(BACKOFF, failures, random.random())
+                logger().warning("schedule.send_failed", message_id=id_, error=str(error), pause_ms=pause_ms)
+                await asyncio.sleep(pause_ms / 1_000)
+            except IdempotencyConflict:  # a process with another payload for this schedule was first
+                logger().warning("schedule.payload_differs", message_id=id_)
+                return
+            except Rejected as error:
+                logger().error("schedule.refused", message_id=id_, error=str(error))
+                return
+            else:
+                self.sent += not sent.duplicate
+                logger().info("schedule.sent", message_id=id_, duplicate=sent.duplicate)
+                return

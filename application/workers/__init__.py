@@ -1,0 +1,1 @@
+"""Workers: functions that handle the messages of a mailbox."""

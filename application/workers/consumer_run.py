@@ -1,0 +1,240 @@
+"""The run of one consumer: receive ahead, handle up to `concurrency` messages at once, settle in batches."""
+
+import asyncio
+import random
+from collections.abc import Sequence
+from typing import Any
+
+from postroom.application.background import cancel_and_wait
+from postroom.application.backoff import OutageBackoff
+from postroom.application.messages import ReceivedMessage
+from postroom.application.ports.mailbox import Mailbox
+from postroom.application.telemetry import logger, summarize
+from postroom.application.workers.consumer import Consumer
+from postroom.application.workers.handler import Handle
+from postroom.application.workers.handler_thread import HandlerThread
+from postroom.application.workers.settlements import Settlements
+from postroom.application.workers.topics import REFRESH_SECONDS, Topics
+from postroom.domain.errors import Fenced, Saturated, Unavailable
+from postroom.domain.message import Receipt
+from postroom.domain.policy import backoff_ms
+
+WAIT_MS = 1_000
+"""Wait of one receive; a stop takes as long when there are no messages."""
+MAX_MESSAGES = 256
+MAX_BYTES = 4 << 20
+AHEAD_SECONDS = 0.1
+"""Messages are received ahead for as long as they take at the present rate."""
+MAX_AHEAD = 2_000
+EXTENSIONS_PER_VISIBILITY = 3
+BACKOFF = OutageBackoff(50, 5_000)
+"""Backoff while the mailbox can't be used."""
+STOPPED = "the worker stopped before the handler returned"
+
+
+class ConsumerRun:
+    """One run of a consumer.
+
+    Arguments:
+        name: recorded as the consumer of its deliveries.
+        once: end when no message is ready.
+    """
+
+    def __init__(
+        self, consumer: Consumer, mailbox: Mailbox, topics: Topics, name: str, *, once: bool
+    ) -> None:
+        self._consumer = consumer
+        self._mailbox = mailbox
+        self._topics = topics
+        self._name = name
+        self._once = once
+        self._stopping = asyncio.Event()
+        self._aborting = asyncio.Event()
+        self._queue: asyncio.Queue[ReceivedMessage | None] = asyncio.Queue()
+        self._held: dict[Receipt, float] = {}  # unsettled, with the time when the visibility timeout began
+        self._room = asyncio.Event()
+        self._rate = 0.0
+        self._settlements = Settlements(mailbox, self._forget)
+        self.handled = 0
+        self.failed = 0
+
+    def stop(self) -> None:
+        """Receive no more messages, and end when those received are handled."""
+        self._stopping.set()
+        self._room.set()
+
+    def abort(self) -> None:
+        """Cancel the handlers that run; their messages and those not yet handled are nacked."""
+        self.stop()
+        self._aborting.set()
+
+    async def run(self) -> None:
+        """Handle messages until stopped.
+
+        Raises: Fenced when the mailbox was taken over, InvalidRequest for a name that the mailbox refuses.
+        """
+        threads = [HandlerThread(f"{self._name} {n}") for n in range(self._consumer.concurrency)]
+        handlers = [asyncio.create_task(self._handle_all(thread)) for thread in threads]
+        others = [asyncio.create_task(each) for each in (self._settlements.run(), self._extend_all())]
+        aborting = asyncio.create_task(self._aborting.wait())
+        try:
+            await self._receive_all()
+            for _ in handlers:
+                self._queue.put_nowait(None)
+            handled = asyncio.create_task(_wait_for(handlers))
+            await asyncio.wait([handled, aborting], return_when=asyncio.FIRST_COMPLETED)
+            await cancel_and_wait(*handlers, handled)
+            while not self._queue.empty():
+                if (message := self._queue.get_nowait()) is not None:
+                    self._settlements.nack(message, STOPPED, 0)
+            await self._settlements.wait_until_flushed()
+        finally:
+            await cancel_and_wait(*handlers, *others, aborting)
+            for thread in threads:
+                thread.close()
+
+    # -- receiving ---
+
+    async def _receive_all(self) -> None:
+        failures = 0
+        loop = asyncio.get_running_loop()
+        since, before = loop.time(), 0
+        while not self._stopping.is_set():
+            ahead = min(int(self._rate * AHEAD_SECONDS), MAX_AHEAD)
+            free = self._consumer.concurrency + ahead - len(self._held)
+            if free <= 0 or (free < ahead // 2 and not self._queue.empty()):
+                self._room.clear()
+                await self._room.wait()
+                continue
+            try:
+                received = await self._receive(min(free, MAX_MESSAGES))
+                failures = 0
+            except Fenced:
+                raise
+            except (Saturated, Unavailable) as error:
+                failures += 1
+                pause_ms = backoff_ms(BACKOFF, failures, random.random())
+                logger().warning("worker.receive_failed", error=str(error), pause_ms=pause_ms)
+                await self._pause(pause_ms / 1_000)
+                continue
+            now, done = loop.time(), self.handled + self.failed
+            if now - since >= AHEAD_SECONDS:
+                self._rate = (done - before) / (now - since)
+                since, before = now, done
+            for message in received:
+                self._held[message.receipt] = now
+                self._queue.put_nowait(message)
+            if self._once and not received:
+                await self._settlements.wait_until_flushed()
+                if not self._held:
+                    return
+                self._room.clear()
+                await self._room.wait()
+
+    async def _receive(self, count: int) -> Sequence[ReceivedMessage]:
+        topics = await self._topics.of(self._consumer)
+        if not topics:
+            if not self._once:
+                await self._pause(REFRESH_SECONDS)
+            return ()
+        return await self._mailbox.receive_messages(
+            topics,
+            max_messages=count,
+            max_bytes=MAX_BYTES,
+            visibility_ms=self._consumer.visibility_ms,
+            consumer=self._name,
+            wait_ms=0 if self._once else WAIT_MS,
+        )
+
+    async def _pause(self, seconds: float) -> None:
+        """Wait, or return early to stop."""
+        try:
+            async with asyncio.timeout(seconds):
+                await self._stopping.wait()
+        except TimeoutError:
+            pass
+
+    # -- handling ---
+
+    async def _handle_all(self, thread: HandlerThread) -> None:
+        handle = self._make_handle(thread)
+        while (message := await self._queue.get()) is not None:
+            if message.receipt in self._held:  # else another consumer has it by now
+                await self._handle(handle, message)
+                await thread.wait_until_idle()
+
+    def _make_handle(self, thread: HandlerThread) -> Handle:
+        """Return the handler within the middlewares."""
+        handler = self._consumer.handler
+        if handler.is_async:
+            call = handler.call
+        else:
+
+            async def call(message: ReceivedMessage) -> Any:
+                return await thread.run(handler.call, message)
+
+        async def handle(message: ReceivedMessage) -> Any:
+            return await call(message)
+
+        for middleware in reversed(self._consumer.middlewares):
+            handle = middleware(handle)
+        return handle
+
+    async def _handle(self, handle: Handle, message: ReceivedMessage) -> None:
+        timeout_ms = self._consumer.timeout_ms
+        limit = asyncio.timeout(None if timeout_ms is None else timeout_ms / 1_000)
+        try:
+            async with limit:
+                await handle(message)
+        except (Exception, asyncio.CancelledError, SystemExit) as error:
+            task = asyncio.current_task()
+            if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
+                self._settlements.nack(message, STOPPED, 0)
+                raise
+            reason = f"the handler exceeded {timeout_ms} ms" if limit.expired() else summarize(error)
+            self.failed += 1
+            logger().warning(
+                "worker.handler_failed",
+                topic=message.topic,
+                message_id=message.message_id,
+                attempt=message.attempt,
+                error=reason,
+            )
+            self._settlements.nack(message, reason)
+        else:
+            self.handled += 1
+            self._settlements.ack(message)
+
+    # -- what is held ---
+
+    def _forget(self, messages: Sequence[ReceivedMessage]) -> None:
+        for message in messages:
+            self._held.pop(message.receipt, None)
+        self._room.set()
+
+    async def _extend_all(self) -> None:
+        """Extend the visibility timeouts of unsettled messages."""
+        visibility_ms = self._consumer.visibility_ms
+        interval = visibility_ms / EXTENSIONS_PER_VISIBILITY / 1_000
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(interval / 2)
+            now = loop.time()
+            due = [receipt for receipt, since in self._held.items() if since <= now - interval]
+            try:
+                answers = await self._mailbox.extend_visibility(due, visibility_ms) if due else []
+            except Exception as error:  # an outage, a refusal, or a defect: the next attempt may succeed
+                logger().warning("worker.extend_failed", error=summarize(error))
+                continue
+            for receipt, answer in zip(due, answers, strict=True):
+                if answer is None:
+                    if receipt in self._held:
+                        self._held[receipt] = now
+                else:
+                    logger().warning("worker.delivery_lost", error=str(answer))
+                    self._held.pop(receipt, None)
+            self._room.set()
+
+
+async def _wait_for(tasks: Sequence["asyncio.Task[None]"]) -> None:
+    await asyncio.wait(tasks)

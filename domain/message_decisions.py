@@ -1,0 +1,144 @@
+"""The Message aggregate: its decisions, which return the events of a change."""
+
+from postroom.domain.errors import StaleReceipt
+from postroom.domain.message import (
+    ACKED,
+    IN_FLIGHT,
+    MS,
+    READY,
+    DeadReason,
+    ExpiryReason,
+    Message,
+    MessageAcked,
+    MessageDeadLettered,
+    MessageEvent,
+    MessageExpired,
+    MessageReceived,
+    MessageRedriven,
+    MessageRequeued,
+    MessageVisibilityExtended,
+    Receipt,
+    RequeueReason,
+    Status,
+)
+from postroom.domain.policy import TopicPolicy, backoff_ms
+
+
+def receive(message: Message, visibility_ms: int, consumer: str | None, now: int) -> MessageReceived:
+    """Deliver a ready message and hide it for `visibility_ms` (svc-mailbox I-3)."""
+    return MessageReceived(
+        message.stream, message.version + 1, now, message.attempt + 1, now + visibility_ms * MS, consumer
+    )
+
+
+def ack(message: Message, receipt: Receipt, now: int) -> list[MessageEvent]:
+    """Settle a message; repeating it with the same receipt changes nothing (svc-mailbox I-3).
+
+    A delivery that timed out may be acked until the message is delivered again.
+
+    Raises: StaleReceipt when the message has since been redelivered, dead-lettered or removed.
+    """
+    if message.status == ACKED and message.receipt == receipt:
+        return []
+    _require_current(message, receipt)
+    return [MessageAcked(message.stream, message.version + 1, now, message.attempt)]
+
+
+def nack(
+    message: Message,
+    receipt: Receipt,
+    policy: TopicPolicy,
+    now: int,
+    *,
+    reason: str | None,
+    delay_ms: int | None,
+    jitter: float,
+) -> list[MessageEvent]:
+    """Fail a delivery: requeue with backoff, or dead-letter after the last attempt (svc-mailbox P-7).
+
+    Arguments:
+        delay_ms: delay to use instead of the policy's backoff.
+        jitter: a uniform random number in [0, 1).
+
+    Raises: StaleReceipt when the delivery has ended.
+    """
+    _require_current(message, receipt)
+    if message.status == READY:  # it timed out and was requeued
+        return []
+    if message.attempt >= policy.max_attempts:
+        return [dead_letter(message, "max_attempts", reason, policy, now)]
+    hidden = backoff_ms(policy, message.attempt, jitter) if delay_ms is None else delay_ms
+    return [_requeue(message, "nacked", reason, now + hidden * MS, now)]
+
+
+def extend(
+    message: Message, receipt: Receipt, visibility_ms: int, policy: TopicPolicy, now: int
+) -> list[MessageEvent]:
+    """Hide a received message for `visibility_ms` from now, within the in-flight retention (svc-mailbox P-9).
+
+    Raises: StaleReceipt when the delivery has ended or reached the in-flight retention.
+    """
+    _require_current(message, receipt)
+    max_due = message.received_at + message.visibility * policy.in_flight_retention_visibilities
+    due = min(now + visibility_ms * MS, max_due)
+    if message.status == READY or due <= now:
+        raise StaleReceipt(
+            f"The delivery of message {message.stream.hex()} on topic {message.topic} is over; receive it "
+            "again."
+        )
+    return [MessageVisibilityExtended(message.stream, message.version + 1, now, message.attempt, due)]
+
+
+def time_out(message: Message, policy: TopicPolicy, now: int) -> MessageRequeued | MessageDeadLettered:
+    """Time out a delivery: requeue, or dead-letter after the last attempt (svc-mailbox C-3)."""
+    if message.attempt >= policy.max_attempts:
+        error = message.last_error or "visibility expired"
+        return dead_letter(message, "max_attempts", error, policy, now)
+    return _requeue(message, "visibility_expired", None, now, now)
+
+
+def dead_letter(
+    message: Message, reason: DeadReason, error: str | None, policy: TopicPolicy, now: int
+) -> MessageDeadLettered:
+    """Dead-letter a message with `{reason, attempt, last_error}` (svc-mailbox I-4)."""
+    return MessageDeadLettered(
+        message.stream,
+        message.version + 1,
+        now,
+        message.attempt,
+        reason,
+        error if error is not None else message.last_error,
+        now + policy.dead_retention_ms * MS,
+    )
+
+
+def redrive(message: Message, policy: TopicPolicy, now: int) -> MessageRedriven:
+    """Redrive a dead letter; only an operator may (svc-mailbox I-4)."""
+    return MessageRedriven(
+        message.stream, message.version + 1, now, now, now + policy.ready_retention_ms * MS
+    )
+
+
+def expire(message: Message, reason: ExpiryReason, now: int) -> MessageExpired:
+    """Remove a message, leaving an event in the log (svc-mailbox I-14)."""
+    return MessageExpired(message.stream, message.version + 1, now, reason)
+
+
+def _require_current(message: Message, receipt: Receipt) -> None:
+    if (
+        message.delivery == receipt.delivery > 0  # 0: no receipt settles the message
+        and message.epoch == receipt.epoch
+        and message.status <= IN_FLIGHT
+    ):
+        return
+    status = Status(message.status).name.lower().replace("_", " ")
+    raise StaleReceipt(
+        f"The receipt for message {message.stream.hex()} on topic {message.topic} is of an earlier delivery; "
+        f"the message is now {status} with attempt {message.attempt}. Receive it again."
+    )
+
+
+def _requeue(
+    message: Message, reason: RequeueReason, error: str | None, due: int, now: int
+) -> MessageRequeued:
+    return MessageRequeued(message.stream, message.version + 1, now, message.attempt, due, reason, error)

@@ -1,0 +1,362 @@
+"""Policy simulation: the outcome of a message under another retry policy, bounded by its history.
+
+The history has the send time of a message, the delay of each receive, and the duration and outcome of each
+delivery. Deliveries that did not take place have no known outcome, so the simulation returns two: in the best
+case, the first such delivery succeeds; in the worst case, all of them fail as the last actual one did. The
+model's assumptions (ADR 0019):
+
+- The n-th delivery has the outcome and duration of the n-th actual one, and is received after the same
+  delay. Messages do not affect each other.
+- Jitter is preserved and rescaled to the new policy. A delay above the maximum of the policy was chosen by
+  the consumer and is unchanged. The jitter of a delay that did not occur is a hash of message and attempt.
+- Operators redrive and purge dead letters when they actually did. Deliveries after a redrive also determine
+  the outcomes of deliveries at that time or later.
+- A shorter visibility times out a delivery that took longer. Its late ack still counts unless the message was
+  received again. With a longer visibility, a delivery that timed out may have succeeded.
+"""
+
+from typing import Literal, NamedTuple
+
+import msgspec
+from blake3 import blake3
+
+from postroom.domain.arguments import check_int
+from postroom.domain.message import MS
+from postroom.domain.message_history import Delivery, MessageHistory, Round
+from postroom.domain.policy import (
+    MAX_DURATION_MS,
+    MAX_VISIBILITY_MS,
+    MIN_VISIBILITY_MS,
+    TopicPolicy,
+    backoff_ms,
+)
+
+FinalStatus = Literal["settled", "dead", "removed", "waiting"]
+MAX_ATTEMPTS = 1_000
+"""Maximum number of attempts in a simulation, as each costs a step."""
+
+
+class Changes(msgspec.Struct, frozen=True, kw_only=True):
+    """Changes to a topic's policy; None leaves a field unchanged. Durations in ms.
+
+    Raises: InvalidRequest when constructed with a value of a wrong type or out of bounds.
+    """
+
+    max_attempts: int | None = None
+    backoff_base_ms: int | None = None
+    backoff_max_ms: int | None = None
+    visibility_ms: int | None = None
+
+    def __post_init__(self) -> None:
+        for name, (minimum, maximum) in _BOUNDS.items():
+            value = getattr(self, name)
+            if value is not None:
+                check_int(name, value, minimum, maximum)
+
+    def apply(self, policy: TopicPolicy) -> TopicPolicy:
+        """Return a policy with these changes."""
+        changes = {name: value for name, value in msgspec.structs.asdict(self).items() if value is not None}
+        return msgspec.structs.replace(policy, **changes)
+
+
+_BOUNDS = {
+    "max_attempts": (1, MAX_ATTEMPTS),
+    "backoff_base_ms": (1, MAX_DURATION_MS),
+    "backoff_max_ms": (1, MAX_DURATION_MS),
+    "visibility_ms": (MIN_VISIBILITY_MS, MAX_VISIBILITY_MS),
+}
+
+
+class Outcome(msgspec.Struct):
+    """Actual or simulated outcome of a message.
+
+    Arguments:
+        status: final status.
+        deliveries: number of deliveries.
+        dead_letterings: number of times it was dead-lettered.
+        queued: µs spent ready, delayed or in flight, without time as a dead letter.
+        assumed: number of deliveries with an assumed outcome.
+    """
+
+    status: FinalStatus = "waiting"
+    deliveries: int = 0
+    dead_letterings: int = 0
+    queued: int = 0
+    assumed: int = 0
+
+
+def observe(history: MessageHistory, end: int) -> Outcome:
+    """Return the actual outcome of a message at `end` (µs)."""
+    outcome = Outcome(deliveries=len(history.deliveries))
+    for each in history.rounds:
+        until = end
+        if each.dead_lettering is not None:
+            outcome.dead_letterings += 1
+            until = each.dead_lettering.entry.at
+        elif history.is_settled:
+            latest = each.deliveries[-1] if each.deliveries else None
+            if history.removal is not None:
+                until = history.removal.entry.at
+            elif latest is not None and latest.late_ack is not None:
+                until = latest.late_ack.at
+            elif latest is not None and latest.outcome is not None:
+                until = latest.outcome.entry.at
+        outcome.queued += until - each.entry.at
+    if history.removal is not None:
+        outcome.status = "removed"
+    elif history.is_settled:
+        outcome.status = "settled"
+    elif history.rounds[-1].dead_lettering is not None:
+        outcome.status = "dead"
+    return outcome
+
+
+def simulate(
+    history: MessageHistory, changes: Changes, default_policy: TopicPolicy, end: int
+) -> tuple[Outcome, Outcome]:
+    """Return the best and the worst outcome of a message under the changes at `end` (µs).
+
+    Arguments:
+        history: of the message; messages are simulated independently.
+        default_policy: the topic's policy if the log does not hold one.
+    """
+    best, worst = (
+        _Replay(history, changes, default_policy, end, optimistic).run() for optimistic in (True, False)
+    )
+    return best, worst
+
+
+class _Replay:
+    """Simulation of one message under the changes."""
+
+    def __init__(
+        self,
+        history: MessageHistory,
+        changes: Changes,
+        default_policy: TopicPolicy,
+        end: int,
+        optimistic: bool,
+    ) -> None:
+        self.history = history
+        self.changes = changes
+        self.policy = default_policy
+        self.end = end
+        self.optimistic = optimistic
+        self.outcome = Outcome()
+        # Index of the current round, and the number of its deliveries replayed so far.
+        self.round = 0
+        self.replayed = 0
+
+    @property
+    def recorded_round(self) -> Round:
+        return self.history.rounds[self.round]
+
+    def run(self) -> Outcome:
+        dead_at = self._simulate_round()
+        while dead_at is not None:
+            self.outcome.dead_letterings += 1
+            rounds = self.history.rounds
+            later = (n for n in range(self.round + 1, len(rounds)) if rounds[n].entry.at >= dead_at)
+            redriven = next(later, None)
+            if redriven is None:
+                removal = self.history.removal
+                if removal is not None and removal.entry.at >= dead_at:
+                    self.outcome.status = "removed"
+                return self.outcome
+            self.round, self.replayed = redriven, 0
+            dead_at = self._simulate_round()
+        return self.outcome
+
+    def _simulate_round(self) -> int | None:
+        """Simulate one round in the queue; return when (µs) the message was dead-lettered, or None."""
+        recorded = self.recorded_round
+        began = ready_since = recorded.entry.at
+        available, attempt = recorded.due, 0
+        last: Delivery | None = None
+        late_ack: int | None = None
+        while True:
+            actual, received_at = self._next_delivery(available, last)
+            undelivered = self._leave_queue(
+                actual, received_at, ready_since, recorded.expires_at, late_ack, last
+            )
+            if undelivered is not None:
+                return self._finish(*undelivered, began)
+            attempt += 1
+            self.outcome.deliveries += 1
+            if actual is not None:
+                self.replayed += 1
+                last = actual
+                if actual.outcome is not None and actual.outcome.policy is not None:
+                    self.policy = actual.outcome.policy
+            assert last is not None  # the first delivery is always an actual one
+            end = self._deliver(last, received_at) if actual is not None else self._assume(last, received_at)
+            if end.kind == "open" or end.at > self.end:
+                return self._finish("waiting", self.end, began)
+            if end.kind == "acked":
+                return self._finish("settled", end.at, began)
+            if self._is_last(attempt, actual, end.kind):
+                return self._finish("dead", end.at, began)
+            ready_since, late_ack = end.at, end.late_ack
+            available = end.at + (self._pause(attempt, actual) if end.kind == "nacked" else 0)
+
+    def _finish(self, status: FinalStatus, at: int, began: int) -> int | None:
+        if at > self.end:
+            status, at = "waiting", self.end
+        self.outcome.queued += at - began
+        self.outcome.status = status
+        return at if status == "dead" else None
+
+    # -- waiting ---
+
+    def _next_delivery(self, available: int, last: Delivery | None) -> tuple[Delivery | None, int]:
+        """Return the next actual delivery, if any, and the time (µs) of the next simulated one."""
+        if self.replayed == len(self.recorded_round.deliveries):
+            when = available + (last.entry.at - last.available if last is not None else 0)
+            later = self.history.rounds[self.round + 1] if self.round + 1 < len(self.history.rounds) else None
+            if later is None or not later.deliveries or when < later.entry.at or self._is_idle(when, last):
+                return None, when
+            self.round, self.replayed = self.round + 1, 0
+        actual = self.recorded_round.deliveries[self.replayed]
+        return actual, available + actual.entry.at - actual.available
+
+    def _leave_queue(
+        self,
+        actual: Delivery | None,
+        received_at: int,
+        ready_since: int,
+        expires_at: int,
+        late_ack: int | None,
+        last: Delivery | None,
+    ) -> tuple[FinalStatus, int] | None:
+        """Return the status and time (µs) at which the message leaves the queue undelivered, or None."""
+        removal, recorded = self.history.removal, self.recorded_round.dead_lettering
+        expiry = max(ready_since, expires_at)
+        idle = actual is None and self._is_idle(received_at, last)
+        if idle:
+            has_expired = recorded is not None and recorded.reason in ("ttl_expired", "retention_expired")
+            expiry = recorded.entry.at if recorded is not None and has_expired else self.end + 1
+        elif actual is None and late_ack is not None and self.optimistic and late_ack < expiry:
+            idle = True  # the ack comes before the next receive
+        ends: list[tuple[int, FinalStatus]] = [(expiry, "dead")]
+        if late_ack is not None:
+            ends.append((late_ack, "settled"))
+        if idle and recorded is not None and recorded.reason == "integrity":
+            ends.append((max(ready_since, recorded.entry.at), "dead"))
+        was_dead = self.history.rounds[-1].dead_lettering is not None
+        if removal is not None and not was_dead and removal.entry.at >= ready_since:
+            # Events of one group have the same time; the deliveries came first.
+            ends.append((removal.entry.at + (not idle), "removed"))
+        at, status = min(ends)
+        if idle or at <= received_at:
+            return status, at
+        return ("waiting", self.end) if received_at > self.end else None
+
+    def _is_idle(self, received_at: int, last: Delivery | None) -> bool:
+        """Return whether the message was not received after `received_at` (µs) although it was ready."""
+        if last is None:
+            return True
+        if last is not self.recorded_round.deliveries[-1] or last.outcome is None or last.outcome.due is None:
+            return False
+        return received_at >= last.outcome.due
+
+    # -- being delivered ---
+
+    def _deliver(self, actual: Delivery, at: int) -> "_End":
+        """Return the outcome of an actual delivery that takes place at `at` (µs)."""
+        actual_timeout, deadline = actual.deadline - actual.entry.at, self._deadline(actual)
+        outcome = actual.outcome
+        if outcome is None:
+            return self._deliver_open(actual, at, deadline)
+        if outcome.kind != "timed_out":
+            duration = outcome.entry.at - actual.entry.at
+            if deadline >= actual_timeout or duration < deadline:
+                return _End(outcome.kind, at + duration)
+            return _End("timed_out", at + deadline, at + duration if outcome.kind == "acked" else None)
+        timeout_at = at + deadline + outcome.entry.at - actual.deadline
+        if actual.late_ack is not None:
+            duration = actual.late_ack.at - actual.entry.at
+            return (
+                _End("acked", at + duration)
+                if duration < deadline
+                else _End("timed_out", timeout_at, at + duration)
+            )
+        if deadline > actual_timeout:
+            self.outcome.assumed += 1
+            if self.optimistic:
+                return _End("acked", at + actual_timeout)
+        return _End("timed_out", timeout_at)
+
+    def _deliver_open(self, actual: Delivery, at: int, deadline: int) -> "_End":
+        """Return the outcome of a delivery that is in flight at the end of the history."""
+        elapsed = self.end - actual.entry.at
+        if actual.deadline <= self.end:  # overdue, but no owner was running
+            return _End("open", self.end)
+        if deadline <= elapsed:
+            return _End("timed_out", at + deadline)
+        if at >= actual.entry.at:
+            return _End("open", self.end)
+        self.outcome.assumed += 1
+        return _End("acked", at + elapsed) if self.optimistic else _End("timed_out", at + deadline)
+
+    def _assume(self, last: Delivery, at: int) -> "_End":
+        """Return the assumed outcome of a delivery that did not take place."""
+        self.outcome.assumed += 1
+        deadline = self._deadline(last)
+        kind = last.outcome.kind if last.outcome is not None else "timed_out"
+        duration = (last.outcome.entry.at if last.outcome is not None else self.end) - last.entry.at
+        if self.optimistic:
+            return _End("acked", at + min(duration, deadline))
+        if kind == "nacked" and duration < deadline:
+            return _End("nacked", at + duration)
+        return _End("timed_out", at + deadline, at + duration if kind == "acked" else None)
+
+    def _deadline(self, delivery: Delivery) -> int:
+        """Return the visibility (µs) of a delivery under the changes."""
+        actual_timeout = delivery.deadline - delivery.entry.at
+        if self.changes.visibility_ms is None:
+            return actual_timeout
+        visibility = self.changes.visibility_ms * MS
+        if not delivery.extensions:
+            return actual_timeout + visibility - delivery.visibility
+        if visibility >= delivery.visibility:
+            return actual_timeout
+        if delivery.extensions[0].entry.at - delivery.entry.at >= visibility:  # too late to extend
+            return visibility
+        return min(actual_timeout, visibility * self.policy.in_flight_retention_visibilities)
+
+    def _is_last(self, attempt: int, actual: Delivery | None, kind: str) -> bool:
+        recorded = self.recorded_round
+        is_rejected = recorded.dead_lettering is not None and recorded.dead_lettering.reason == "rejected"
+        if is_rejected and actual is recorded.deliveries[-1]:
+            return True
+        if self.changes.max_attempts is not None:
+            return attempt >= self.changes.max_attempts
+        outcome = actual.outcome if actual is not None and actual.attempt == attempt else None
+        if outcome is not None and outcome.kind == kind:
+            return outcome.due is None
+        return attempt >= self.policy.max_attempts
+
+    def _pause(self, attempt: int, actual: Delivery | None) -> int:
+        """Return the delay (µs) after a nacked delivery."""
+        after = self.changes.apply(self.policy)
+        outcome = actual.outcome if actual is not None else None
+        if actual is None or outcome is None or outcome.due is None:
+            return backoff_ms(after, attempt, _deterministic_jitter(self.history.stream, attempt)) * MS
+        pause = outcome.due - outcome.entry.at
+        ceiling = backoff_ms(self.policy, actual.attempt, 1.0) * MS
+        if pause > ceiling:
+            return pause
+        return pause * backoff_ms(after, attempt, 1.0) * MS // ceiling
+
+
+class _End(NamedTuple):
+    """Outcome of a simulated delivery, and its time (µs); `open` means in flight."""
+
+    kind: Literal["acked", "nacked", "timed_out", "open"]
+    at: int
+    late_ack: int | None = None
+
+
+def _deterministic_jitter(stream: bytes, attempt: int) -> float:
+    """Return a pseudo-random number in [0, 1), derived from message and attempt."""
+    return int.from_bytes(blake3(stream + attempt.to_bytes(4, "big")).digest(6), "big") / (1 << 48)

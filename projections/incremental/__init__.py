@@ -1,0 +1,1 @@
+"""Incremental updates: batches of log records applied to the read models."""

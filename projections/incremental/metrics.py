@@ -1,0 +1,37 @@
+"""Metrics of a follower."""
+
+from collections.abc import Iterator
+
+from postroom.application.telemetry import Metric
+from postroom.projections.incremental.counts import FollowCounts
+
+
+def follow_metrics(counts: FollowCounts) -> Iterator[Metric]:
+    """Yield the metrics of a follower."""
+    lags = [({"mailbox": name}, lag) for name, lag in sorted(counts.lags.items())]
+    yield Metric(
+        "postroom_follow_lag_events",
+        "gauge",
+        "Log records that the read models are behind.",
+        [(labels, lag.events) for labels, lag in lags],
+    )
+    yield Metric(
+        "postroom_follow_lag_seconds",
+        "gauge",
+        "How long the oldest of those records waits, at most.",
+        [(labels, round(lag.seconds, 3)) for labels, lag in lags],
+    )
+    for name, help_, value in (
+        ("events", "Log records applied.", counts.events),
+        ("batches", "Batches applied.", counts.batches),
+        ("seconds", "Seconds that applying took.", round(counts.seconds, 6)),
+        ("parked", "Log records that could not be folded and were left out.", counts.parked),
+        ("outages", "How often the store could not be used.", counts.outages),
+    ):
+        yield Metric(f"postroom_follow_{name}", "counter", help_, [({}, value)])
+    for name, help_, value in (
+        ("last_batch_events", "Log records of the last batch.", counts.last_events),
+        ("last_batch_seconds", "Seconds that the last batch took.", round(counts.last_seconds, 6)),
+        ("version", "Version of the read models that is brought up to date.", counts.version),
+    ):
+        yield Metric(f"postroom_follow_{name}", "gauge", help_, [({}, value)])

@@ -1,0 +1,68 @@
+"""Sizing: the ranges of the next batch, and the limit on its records."""
+
+from collections.abc import Mapping, Sequence
+
+from postroom.projections.incremental.cursors import Cursor, Head
+from postroom.projections.log_extent import LogExtent, Range
+
+MAX_EVENTS = 50_000
+"""Maximum number of records in a batch."""
+INITIAL_EVENTS, MIN_EVENTS = 10_000, 1_000
+"""The initial limit, and the lowest that it is reduced to."""
+TARGET_SECONDS, MAX_BYTES = 2.0, 64 << 20
+"""Duration and envelope size of a batch above which the limit is reduced."""
+
+Positions = Mapping[str, int]
+"""The last position to cover, by mailbox."""
+
+
+class BatchSize:
+    """The limit on the records of a batch, adapted to the duration and size of batches.
+
+    Arguments:
+        max_events: highest limit.
+    """
+
+    def __init__(self, max_events: int) -> None:
+        self._max_events = max_events
+        self.events = min(max_events, INITIAL_EVENTS)
+
+    def adapt(self, events: int, size: int, seconds: float) -> None:
+        """Halve the limit after a slow or large batch, or double it after a full batch that was neither.
+
+        Arguments:
+            events: number of records in the batch.
+            size: total size of its envelopes in bytes.
+            seconds: its duration.
+        """
+        if seconds > TARGET_SECONDS or size > MAX_BYTES:
+            self.events = max(min(MIN_EVENTS, self._max_events), self.events // 2)
+        elif seconds < TARGET_SECONDS / 2 and size < MAX_BYTES // 2 and events >= self.events:
+            self.events = min(self._max_events, self.events * 2)
+
+
+def next_ranges(
+    heads: Sequence[Head], cursors: Mapping[int, Cursor], limit: int, through: Positions | None = None
+) -> list[Range]:
+    """Return the ranges to read next, with the limit divided among the mailboxes that are behind.
+
+    Arguments:
+        cursors: cursors by mailbox id.
+        limit: maximum number of records.
+        through: last position to cover, by mailbox; other mailboxes are left out. None for all records.
+    """
+    pending = []
+    for head in heads:
+        last = head.last if through is None else min(head.last, through.get(head.name, 0))
+        position = cursors[head.id].position if head.id in cursors else 0
+        if last > position:
+            pending.append((last - position, head, position))
+    ranges = []
+    for number, (behind, head, position) in enumerate(sorted(pending)):
+        share = min(behind, max(1, limit // (len(pending) - number)))
+        extent = LogExtent(head.id, head.name, position + 1, position + share, 0)
+        ranges.append(Range(extent, position + 1, position + share))
+        limit -= share
+        if limit <= 0:
+            break
+    return sorted(ranges, key=lambda range_: range_.extent.id)

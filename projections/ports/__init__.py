@@ -1,0 +1,1 @@
+"""Ports of the projections: log readers, read model stores and updaters, and runners."""

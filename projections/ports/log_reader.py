@@ -1,0 +1,46 @@
+"""Port: a columnar reader of the event log of a store."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Protocol
+
+import pyarrow as pa
+
+from postroom.projections.log_conditions import Condition
+from postroom.projections.log_extent import LogExtent, Range
+
+POSITIONS_PER_READ = 50_000
+"""Maximum number of positions in one read transaction, which bounds its duration."""
+
+
+class LogReader(Protocol):
+    """A columnar reader of the event log of one store.
+
+    A reader is pickled and sent to the tasks of a `Runner`, so no connection stays open between calls. All
+    methods raise NotFound when the store does not exist, and Unavailable when it can't be read.
+    """
+
+    def mailboxes(self) -> dict[str, int]:
+        """Return the ids of all mailboxes by name, in the order of ids."""
+
+    def heads(self) -> dict[str, int]:
+        """Return the last position of every mailbox log by mailbox name, without empty logs."""
+
+    def extents(self, through: Mapping[str, int] | None = None) -> list[LogExtent]:
+        """Return the extent of every mailbox log in the order of ids, without empty logs.
+
+        Arguments:
+            through: last position to read, by mailbox; other mailboxes are left out. None for the end of
+                every log.
+        """
+
+    def read(
+        self, ranges: Iterable[Range], columns: Sequence[str], where: Sequence[Condition] = ()
+    ) -> Iterator[pa.RecordBatch]:
+        """Yield the records of ranges in the order of positions.
+
+        Each read transaction covers at most `POSITIONS_PER_READ` positions and ends before the next begins.
+
+        Arguments:
+            columns: the columns of `COLUMNS` to read; others are neither read nor transferred.
+            where: conditions on `STORED` columns other than `place`; records must meet all of them.
+        """

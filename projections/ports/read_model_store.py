@@ -1,0 +1,154 @@
+"""Port: a store of read models in versions, of which one is active.
+
+A rebuild begins a version, and its tasks write parts of it. When it is complete, it becomes active in one
+transaction; the previous version is retained for `roll_back`. The event log is never written.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Protocol
+
+import msgspec
+import polars as pl
+
+from postroom.projections.fold import FoldResult
+from postroom.projections.plan import Plan, Truncated
+from postroom.projections.projection import Projection
+
+OnProgress = Callable[[int, int], None]
+"""Called with the work done, and the total."""
+
+
+class ActiveVersion(msgspec.Struct, frozen=True):
+    """The version that readers see.
+
+    Arguments:
+        models: by model, the version whose table contains it.
+        positions: last applied position, by mailbox.
+    """
+
+    version: int
+    models: dict[str, int]
+    positions: dict[str, int]
+
+
+class PartWriter(Protocol):
+    """Writer of parts of a version, for tasks; it is pickled, so no connection stays open between calls."""
+
+    def is_done(self, part: str) -> bool:
+        """Tell whether a part is already written."""
+
+    def write(self, part: str, result: FoldResult) -> int:
+        """Write the rows, pieces and parked records of a part atomically, and return the number of rows.
+
+        A part that is already written is not written again.
+        """
+
+    def pieces(self, bucket: int) -> Mapping[str, pl.DataFrame]:
+        """Return the pieces that all parts wrote for a bucket, as frames by name."""
+
+
+class RowReader(Protocol):
+    """Reader of rows of a version, for tasks; it is pickled, so no connection stays open between calls."""
+
+    def rows(self, projection: Projection, where: str = "") -> pl.DataFrame:
+        """Return the rows of a model, or those that match an SQL condition."""
+
+
+class Build(Protocol):
+    """A version while it is built."""
+
+    version: int
+    plan: Plan
+
+    @property
+    def is_loaded(self) -> bool:
+        """Tell whether all rows are in their tables and indexed, by this or an interrupted rebuild."""
+
+    def writer(self) -> PartWriter:
+        """Return the writer for tasks."""
+
+    def parts_done(self) -> frozenset[str]:
+        """Return the names of the parts written by this or an interrupted rebuild."""
+
+    def load(self, progress: OnProgress) -> None:
+        """Load the rows that tasks have staged so far into the tables.
+
+        It is called repeatedly while tasks run, and once after the last one.
+        """
+
+    def remove_truncated(self, truncated: Truncated) -> None:
+        """Remove messages that retention removed from the log during the rebuild; record them in the plan."""
+
+    def merge(self) -> None:
+        """Merge the rows of each key into one."""
+
+    def index(self, progress: OnProgress) -> None:
+        """Build indexes and search tables from the loaded tables; then the version is loaded."""
+
+    def counts(self) -> dict[str, int]:
+        """Return the number of rows of each model."""
+
+    def parked(self) -> int:
+        """Return the number of records that could not be folded."""
+
+    def differences(self) -> list[str]:
+        """Return how this version differs from the active one, a sentence for each model that does."""
+
+    def flip(self, counts: Mapping[str, int], seconds: Mapping[str, float]) -> None:
+        """Make this version active in one short transaction; the previous one is retained.
+
+        Raises: Unavailable when it shares models with a version that has advanced since it was built.
+        """
+
+    def fail(self, error: str) -> None:
+        """Drop this version, and record the error."""
+
+
+class ReadModelStore(Protocol):
+    """The read models of one store; every adapter passes `tests/conformance/read_model_store.py`.
+
+    Arguments:
+        where: display name, without a password.
+    """
+
+    where: str
+
+    def active_version(self) -> ActiveVersion | None:
+        """Return the active version, or None."""
+
+    def build(
+        self, plan: Callable[[ActiveVersion | None], Plan], *, restart: bool = False
+    ) -> AbstractContextManager[Build]:
+        """Begin a version, or continue an unfinished one; drop other unfinished versions.
+
+        Arguments:
+            plan: returns the plan of a new version. An unfinished version with the same request is continued
+                with its own plan.
+            restart: always begin a new version.
+
+        Raises: Unavailable when another process is building a version, or the read models can't be used.
+        """
+
+    def roll_back(self, to: int | None = None) -> int:
+        """Make an earlier version active again, and return its number.
+
+        Arguments:
+            to: the version; None for the one before the active one.
+
+        Raises: NotFound when it does not exist; Unavailable when it shares models that have advanced since.
+        """
+
+    def rows(self, model: str, columns: Sequence[str] = ()) -> Iterator[pl.DataFrame]:
+        """Yield rows of a model of the active version in batches, in the order of its key.
+
+        Arguments:
+            columns: columns to read; all by default.
+        """
+
+
+class VerifiableStore(ReadModelStore, Protocol):
+    """A store whose rows can be read in tasks, to verify them."""
+
+    def row_reader(self, version: ActiveVersion) -> RowReader:
+        """Return the reader of a version's rows, for tasks."""

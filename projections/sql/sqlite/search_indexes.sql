@@ -1,8 +1,0 @@
--- What search needs beside the indexes of messages, built after the load, one statement at a time.
-
-INSERT INTO topic_v{version}
-SELECT topic, count(*), min(timestamp), max(timestamp) FROM mailbox_v{version} GROUP BY topic;
-
-INSERT INTO text_index_v{version} (rowid, text) SELECT id, text FROM text_v{version};
-
-INSERT INTO word_index_v{version} (rowid, words) SELECT id, words FROM text_v{version};

@@ -1,0 +1,65 @@
+"""Results of the benchmarks."""
+
+import time
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+RUNS = 3
+"""How often a measurement is repeated; its median counts, as machines are noisy."""
+
+
+class Figure(msgspec.Struct, frozen=True):
+    """One figure: rates should reach their goal, everything else should stay below it."""
+
+    name: str
+    value: float
+    unit: str
+    goal: float | None
+    holds: bool | None
+
+
+class Figures:
+    """The figures of one run."""
+
+    def __init__(self, names: Sequence[str], show: Callable[[str], None]) -> None:
+        """Take the prefixes of the measurements to make, and what shows each figure as it is added."""
+        self.results: list[Figure] = []
+        self._names = names
+        self._show = show
+
+    def wants(self, name: str) -> bool:
+        """Return whether to make a measurement, or one whose name begins with `name`."""
+        group = f"{name.removesuffix('.')}."
+        return not self._names or any(name.startswith(n) or n.startswith(group) for n in self._names)
+
+    def is_named(self, name: str) -> bool:
+        """Return whether a measurement, or one whose name begins with `name`, was requested by that name."""
+        return any(asked.startswith(name) for asked in self._names)
+
+    def progress(self, text: str) -> None:
+        """Show the progress of a long measurement."""
+        self._show(text)
+
+    def add(self, name: str, value: float, unit: str, goal: float | None = None) -> None:
+        """Add a figure and show it."""
+        holds = None
+        if goal is not None:
+            holds = value >= goal if unit.endswith("/s") else value <= goal
+        self.results.append(Figure(name, round(value, 4), unit, goal, holds))
+        self._show(f"{name}: {value:,.4g} {unit}" if value < 100 else f"{name}: {value:,.0f} {unit}")
+
+
+class Stopwatch:
+    """Measure the seconds that a block takes."""
+
+    def __enter__(self) -> "Stopwatch":
+        self._start = time.perf_counter()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.seconds = self.elapsed()
+
+    def elapsed(self) -> float:
+        """Return the seconds since the block was entered."""
+        return time.perf_counter() - self._start

@@ -1,0 +1,226 @@
+"""Throughput from the outbox to the stream, from the stream to the inbox, and into the archive."""
+
+import asyncio
+import multiprocessing
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import median
+
+import psycopg
+from aiohttp import web
+
+from postroom.adapters.compose import open_mailbox
+from postroom.adapters.compose.inbox import InboxSettings, open_worker
+from postroom.adapters.compose.ingest import Namespace, NatsSource, open_ingester
+from postroom.adapters.compose.outbox import MessagingSettings, NewEvent, Outbox
+from postroom.adapters.compose.postgres import migrate_messaging, migrate_store
+from postroom.adapters.compose.relay import NatsSettings, open_relay
+from postroom.adapters.compose.streams import open_streams
+from postroom.adapters.nats.definitions import ConsumerDefinition, StreamDefinition
+from postroom.domain.envelope.build import build_envelope
+from postroom.domain.envelope.validation import ValidationMode
+from tests.benchmarks.figures import RUNS, Figures, Stopwatch
+from tests.benchmarks.servers import nats_server, postgres_server
+from tests.benchmarks.throughput import LIMITS
+from tests.support.servers.nats import NatsServer
+
+EVENTS = 20_000
+AGGREGATES = 2_000
+RECORDED_AT_ONCE = 500
+PAYLOAD = {"data": "x" * 200}
+ENVELOPES = 100_000
+RELAY_GOAL, INGEST_GOAL = 5_000, 20_000
+CONTEXT = "bench"
+SIGNING_KEY = "benchmark-key-of-thirty-two-bytes!"
+STREAMS = [
+    StreamDefinition(name="BENCH_EVENTS", subjects=(f"{CONTEXT}.event.>",)),
+    StreamDefinition(name="BENCH_DLQ", subjects=(f"{CONTEXT}.dlq.>",)),
+    StreamDefinition(name="ARCHIVE", subjects=("archive.>",)),
+]
+
+
+def record_events(database: str, count: int) -> None:
+    """Record events of `AGGREGATES` aggregates in an outbox, as services do."""
+    outbox = Outbox()
+    with psycopg.connect(database) as connection:
+        for start in range(0, count, RECORDED_AT_ONCE):
+            events = [
+                NewEvent(
+                    aggregate_type="order",
+                    aggregate_id=str(n % AGGREGATES),
+                    event_type="order_placed",
+                    payload=PAYLOAD,
+                )
+                for n in range(start, min(start + RECORDED_AT_ONCE, count))
+            ]
+            outbox.record(connection, *events)
+            connection.commit()
+
+
+async def make_streams(server: NatsServer) -> None:
+    """Make the benchmark's streams."""
+    async with open_streams(NatsSettings(server.url)) as streams:
+        for definition in STREAMS:
+            await streams.create_stream(definition)
+
+
+def relay_all(database: str, server: NatsServer) -> float:
+    """Publish what is in an outbox, and return the seconds it took."""
+
+    async def main() -> float:
+        async with open_relay(MessagingSettings(database, CONTEXT), NatsSettings(server.url)) as relay:
+            with Stopwatch() as relaying:
+                while await relay.relay_once():
+                    pass
+            assert relay.counts.published == EVENTS
+            return relaying.seconds
+
+    return asyncio.run(main())
+
+
+def consume_all(database: str, server: NatsServer, handler: str) -> float:
+    """Take the published events to an HTTP handler, and return the seconds it took."""
+
+    async def main() -> float:
+        settings = InboxSettings(handler=handler, allow=(f"{handler} 127.0.0.0/8",), signing_key=SIGNING_KEY)
+        consumer = ConsumerDefinition(stream="BENCH_EVENTS", durable="bench__from_bench")
+        messaging, nats = MessagingSettings(database, CONTEXT), NatsSettings(server.url)
+        async with open_worker(messaging, nats, consumer, settings) as worker:
+            with Stopwatch() as consuming:
+                await worker.run(asyncio.Event(), until_idle=True)
+            assert worker.counts["processed"] == EVENTS
+            return consuming.seconds
+
+    return asyncio.run(main())
+
+
+@contextmanager
+def http_handler() -> Iterator[str]:
+    """Run a handler in a process of its own that accepts every message; yield its URL."""
+    receiver, sender = multiprocessing.get_context("spawn").Pipe(duplex=False)
+    process = multiprocessing.get_context("spawn").Process(target=_serve, args=(sender,), daemon=True)
+    process.start()
+    try:
+        yield f"http://127.0.0.1:{receiver.recv()}/handle"
+    finally:
+        process.terminate()
+        process.join()
+
+
+def _serve(port: "multiprocessing.connection.Connection") -> None:
+    async def handle(request: web.Request) -> web.Response:
+        await request.read()
+        return web.Response()
+
+    async def main() -> None:
+        application = web.Application()
+        application.router.add_post("/handle", handle)
+        runner = web.AppRunner(application, access_log=None)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        port.send(runner.addresses[0][1])
+        await asyncio.Event().wait()
+
+    asyncio.run(main())
+
+
+async def publish_envelopes(server: NatsServer, count: int) -> None:
+    """Publish envelopes to the archive's subjects, many at a time."""
+    import nats
+
+    client = await nats.connect(server.url)
+    stream = client.jetstream(publish_async_max_pending=2_000)
+    payload = b"x" * 200
+    answers = []
+    for n in range(count):
+        envelope = build_envelope(
+            message_id=f"bench-{n}",
+            topic=f"bench.t{n % 20}",
+            namespace="bench",
+            published_at_us=1_700_000_000_000_000 + n,
+            payload=payload,
+            attrs={"region": b"eu"},
+            principal=f"user-{n % 1_000}",
+        )
+        answers.append(await stream.publish_async(f"archive.t{n % 20}", envelope))
+    await asyncio.gather(*answers)
+    await client.close()
+
+
+def ingest_all(store: str, server: NatsServer) -> float:
+    """Archive the messages of the stream, and return the seconds it took."""
+
+    async def main() -> float:
+        namespace = Namespace(
+            name="bench",
+            description=None,
+            mailbox="bench@local",
+            store=store,
+            source=NatsSource(url=server.url, subject="archive.>", consumer_group="bench"),
+            envelope_validation=ValidationMode.STRICT,
+            payload_schemas=(),
+            batch_size=500,
+            max_retries=3,
+            history_retention_ms=None,
+            max_store_bytes=None,
+        )
+        async with (
+            open_mailbox(store, namespace.mailbox, mode="archive", limits=LIMITS) as postroom,
+            open_ingester(namespace, postroom) as ingester,
+        ):
+            with Stopwatch() as ingesting:
+                running = asyncio.create_task(ingester.run())
+                while ingester.counts.stored < ENVELOPES and not running.done():
+                    await asyncio.sleep(0.005)
+            ingester.stop()
+            counts = await running
+            assert (counts.stored, counts.duplicates) == (ENVELOPES, 0)
+            return ingesting.seconds
+
+    return asyncio.run(main())
+
+
+def _measure_messaging(figures: Figures, folder: Path, _: int) -> None:
+    relayed, consumed = [], []
+    with postgres_server(folder) as postgres, http_handler() as handler:
+        for run in range(RUNS):
+            with nats_server(folder / f"messaging-{run}") as nats:
+                database = postgres.create_database()
+                migrate_messaging(database)
+                asyncio.run(make_streams(nats))
+                record_events(database, EVENTS)
+                relayed.append(EVENTS / relay_all(database, nats))
+                if figures.wants("inbox.consume"):
+                    consumed.append(EVENTS / consume_all(database, nats, handler))
+    figures.add("outbox.relay", median(relayed), "events/s", RELAY_GOAL)
+    if consumed:
+        figures.add("inbox.consume", median(consumed), "events/s")
+
+
+def _measure_ingestion(figures: Figures, folder: Path, _: int) -> None:
+    rates: dict[str, list[float]] = {"sqlite": [], "postgres": []}
+    with postgres_server(folder) as postgres:
+        for run in range(RUNS):
+            for store, values in rates.items():
+                if not figures.wants(f"ingest.{store}"):
+                    continue
+                with nats_server(folder / f"ingest-{store}-{run}") as nats:
+                    url = str(folder / f"ingest-{run}.db")
+                    if store == "postgres":
+                        url = postgres.create_database()
+                        migrate_store(url)
+                    asyncio.run(make_streams(nats))
+                    asyncio.run(publish_envelopes(nats, ENVELOPES))
+                    values.append(ENVELOPES / ingest_all(url, nats))
+    for store, values in rates.items():
+        if values:
+            figures.add(f"ingest.{store}", median(values), "messages/s", INGEST_GOAL)
+
+
+MEASUREMENTS: dict[str, Callable[[Figures, Path, int], None]] = {
+    "outbox.relay": _measure_messaging,
+    "inbox.consume": _measure_messaging,
+    "ingest.sqlite": _measure_ingestion,
+    "ingest.postgres": _measure_ingestion,
+}

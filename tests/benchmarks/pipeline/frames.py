@@ -1,0 +1,232 @@
+"""The fold of a log that was read into Arrow tables, by polars and by DuckDB."""
+
+import re
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+HEADERS = (
+    *("timestamp", "content_type", "schema_url", "schema_version", "encryption", "correlation_id"),
+    *("principal", "namespace", "trace_id", "span_id", "custom_headers"),
+)
+SENT = ("place", "stream", "at", "topic", "shard", "due", "message_id", *HEADERS, "envelope")
+LATER = ("place", "stream", "version", "type", "at", "attempt", "due")
+FATES = ("stream", "place", "type", "at", "reason", "attempt", "state")
+SEARCHED = (
+    *("message_id", "topic", "content_type", "schema_url", "schema_version", "encryption"),
+    *("correlation_id", "principal", "namespace", "trace_id", "span_id"),
+)
+WORDED = tuple(
+    name for name in SEARCHED if name not in ("message_id", "correlation_id", "trace_id", "span_id")
+)
+SENT_WHERE = "type = 'MessageSent.2'"
+LATER_WHERE = "type >= 'Message' AND type < 'Messagf' AND type <> 'MessageSent.2'"
+FATES_WHERE = "type IN ('MessageDeadLettered.1', 'MessageRedriven.1')"
+STATUS = {
+    "MessageAcked.1": "acked",
+    "MessageReceived.1": "in_flight",
+    "MessageVisibilityExtended.1": "in_flight",
+    "MessageDeadLettered.1": "dead",
+    "MessageExpired.1": "expired",
+}
+READY_AGAIN = ("MessageRequeued.1", "MessageRedriven.1")
+POSITIONS = 1 << 40
+
+_NO_WORD = re.compile("[^a-z0-9_]")
+_json = msgspec.json.Encoder().encode
+_state = msgspec.msgpack.Decoder(tuple[str | None, int]).decode
+_custom = msgspec.json.Decoder(dict[str, str]).decode
+
+
+class Read(NamedTuple):
+    """Records of a log by type; each mailbox's id, name and last log time (µs)."""
+
+    sent: "pa.Table"
+    later: "pa.Table"
+    fates: "pa.Table"
+    cut: list[tuple[int, str, int]]
+
+
+class Rows(NamedTuple):
+    """Rows of the search model."""
+
+    mailbox: "pa.Table"
+    header: "pa.Table"
+    topic: "pa.Table"
+    text: "pa.Table"
+
+
+Fold = Callable[[Read], Rows]
+
+
+def last_error(state: bytes) -> str | None:
+    """Return the error in the encoded state of a `MessageDeadLettered`."""
+    return _state(state)[0]
+
+
+def words(text: str) -> str:
+    """Return a text of ASCII with a blank in place of whatever is in no word."""
+    return _NO_WORD.sub(" ", text.lower())
+
+
+def fold_with_polars(read: Read) -> Rows:
+    """Return the search model of a log, folded by polars."""
+    import polars as pl
+
+    def mailbox_id() -> pl.Expr:
+        return (pl.col("place") // POSITIONS).alias("mailbox_id")
+
+    type_ = pl.col("type")
+    later = (
+        pl.DataFrame(pl.from_arrow(read.later))
+        .lazy()
+        .group_by(mailbox_id(), "stream")
+        .agg(
+            type_.last(),
+            pl.col("due").last().alias("later_due"),
+            pl.when(type_ == "MessageRedriven.1")
+            .then(0)
+            .otherwise(pl.col("attempt"))
+            .drop_nulls()
+            .last()
+            .alias("attempts"),
+            pl.col("at").last().alias("changed_at"),
+            (type_ == "MessageRedriven.1").sum().cast(pl.Int64).alias("redriven"),
+        )
+    )
+    cut = pl.LazyFrame(
+        read.cut, schema={"mailbox_id": pl.Int64, "mailbox": pl.String, "cut_at": pl.Int64}, orient="row"
+    )
+    dead_letterings = pl.DataFrame(pl.from_arrow(_dead_letterings(read.fates))).lazy()
+    digits = pl.col("stream").bin.encode("hex")
+    parts = (digits.str.slice(start, size) for start, size in ((0, 8), (8, 4), (12, 4), (16, 4), (20, 12)))
+    due = pl.when(type_.is_null()).then("due").when(type_.is_in(READY_AGAIN)).then("later_due")
+    ready = pl.when(pl.col("due") > pl.col("cut_at")).then(pl.lit("delayed")).otherwise(pl.lit("ready"))
+    is_archived = type_.is_null() & pl.col("due").is_null()
+    status = (
+        pl.when(is_archived)
+        .then(pl.lit("archived"))
+        .when(type_.is_null() | type_.is_in(READY_AGAIN))
+        .then(ready)
+        .otherwise(type_.replace_strict(STATUS, default=None, return_dtype=pl.String))
+    )
+    key = ["mailbox_id", "stream"]
+    mailbox = (
+        pl.DataFrame(pl.from_arrow(read.sent))
+        .lazy()
+        .with_columns(mailbox_id())
+        .join(cut, "mailbox_id", "left")
+        .join(later, key, "left", maintain_order="left")
+        .join(dead_letterings, key, "left", maintain_order="left")
+        .with_columns(due.alias("due"))
+        .select(
+            pl.col("place").alias("id"),
+            pl.coalesce("message_id", pl.concat_str(*parts, separator="-")).alias("message_id"),
+            *("topic", *HEADERS, pl.col("at").alias("created_at"), "mailbox"),
+            (pl.col("place") % POSITIONS).alias("position"),
+            "shard",
+            status.alias("status"),
+            pl.col("attempts").fill_null(0),
+            pl.col("redriven").fill_null(0),
+            pl.coalesce("changed_at", "at").alias("changed_at"),
+            *("due", "dead_letterings", "stream", pl.col("envelope").alias("envelope_blob")),
+        )
+        .collect()
+    )
+    return _searched_with_polars(mailbox)
+
+
+def fold_with_duckdb(read: Read) -> Rows:
+    """Return the search model of a log: mailbox rows by DuckDB, what is searched beside them by polars."""
+    import duckdb
+    import polars as pl
+
+    from tests.benchmarks.pipeline.script import script
+
+    with duckdb.connect() as connection:
+        connection.register("sent", read.sent)
+        connection.register("later", read.later)
+        connection.register("dead_lettering", _dead_letterings(read.fates))
+        connection.register("cut", _cut(read.cut))
+        mailbox = connection.sql(script("fold_duckdb.sql")).to_arrow_table()
+    return _searched_with_polars(pl.DataFrame(pl.from_arrow(mailbox)))
+
+
+def _searched_with_polars(mailbox: Any) -> Rows:
+    import polars as pl
+
+    names: dict[str, list[str]] = {"custom_headers": [], "name": [], "value": []}
+    custom: dict[str, list[str]] = {"custom_headers": [], "custom": []}
+    for headers in mailbox["custom_headers"].drop_nulls().unique():
+        values = _custom(headers)
+        custom["custom_headers"].append(headers)
+        custom["custom"].append("\n".join((*values.keys(), *values.values())))
+        for name, value in values.items():
+            names["custom_headers"].append(headers)
+            names["name"].append(name)
+            names["value"].append(value)
+    header = (
+        mailbox.select("custom_headers", "timestamp", "id")
+        .join(pl.DataFrame(names, schema=dict.fromkeys(names, pl.String)), "custom_headers")
+        .select("name", "value", "timestamp", "id")
+    )
+
+    def written(columns: tuple[str, ...], separator: str) -> pl.Expr:
+        present = (pl.when(pl.col(name) != "").then(name) for name in columns)
+        return pl.concat_str(*present, "custom", separator=separator, ignore_nulls=True).str.to_lowercase()
+
+    texts = (
+        mailbox.select("id", *SEARCHED, "custom_headers")
+        .join(
+            pl.DataFrame(custom, schema=dict.fromkeys(custom, pl.String)),
+            "custom_headers",
+            "left",
+            maintain_order="left",
+        )
+        .select(
+            "id",
+            written(SEARCHED, "\n").alias("text"),
+            (" " + written(WORDED, " ").str.replace_all("[^a-z0-9_]", " ") + " ").alias("words"),
+        )
+    )
+    topic = mailbox.group_by("topic").agg(
+        pl.len().cast(pl.Int64).alias("messages"),
+        pl.col("timestamp").min().alias("first_timestamp"),
+        pl.col("timestamp").max().alias("last_timestamp"),
+    )
+    return Rows(*(frame.to_arrow() for frame in (mailbox, header, topic, texts)))
+
+
+def _cut(cut: list[tuple[int, str, int]]) -> "pa.Table":
+    import pyarrow as pa
+
+    ids, names, times = zip(*cut, strict=True)
+    return pa.table({"id": pa.array(ids, pa.int64()), "name": names, "at": pa.array(times, pa.int64())})
+
+
+def _dead_letterings(fates: "pa.Table") -> "pa.Table":
+    """Return the dead-letterings of each message as JSON; few messages have any."""
+    import pyarrow as pa
+
+    by_stream: dict[tuple[int, bytes], list[dict[str, Any]]] = {}
+    for row in sorted(fates.to_pylist(), key=lambda row: row["place"]):
+        dead_letterings = by_stream.setdefault((row["place"] // POSITIONS, row["stream"]), [])
+        if row["type"] == "MessageDeadLettered.1":
+            error = last_error(row["state"])
+            dead_lettering = {"at": row["at"], "reason": row["reason"], "attempt": row["attempt"]}
+            dead_letterings.append(
+                dead_lettering if error is None else dead_lettering | {"last_error": error}
+            )
+        elif dead_letterings:
+            dead_letterings[-1]["redriven_at"] = row["at"]
+    return pa.table(
+        {
+            "mailbox_id": pa.array([key[0] for key in by_stream], pa.int64()),
+            "stream": pa.array([key[1] for key in by_stream], pa.binary()),
+            "dead_letterings": pa.array([_json(each).decode() for each in by_stream.values()], pa.string()),
+        }
+    )

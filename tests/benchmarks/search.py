@@ -1,0 +1,68 @@
+"""Latency of searches in a long history: by header, by word and by substring."""
+
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+from statistics import quantiles
+
+from postroom.adapters.compose import read_projections
+from postroom.adapters.compose.projections import rebuild_projections
+from postroom.domain.search import EventFilter
+from tests.benchmarks.figures import Figures, Stopwatch
+from tests.benchmarks.long_log import ORIGINALS, PRINCIPALS, TOPICS
+from tests.benchmarks.spark import Database, Options, open_store
+
+SEARCHES = 1_000
+GOAL_MS = 10
+Filters = tuple[Callable[[], EventFilter], ...]
+
+
+def measure_search(figures: Figures, database: Database, store: str, requests: int) -> None:
+    """Search a store with messages of `PRINCIPALS` and `TOPICS`, one filter after the other.
+
+    Arguments:
+        requests: how many correlation ids there are.
+    """
+    chance = Random(7)
+
+    def user() -> str:
+        return f"user-{chance.randrange(PRINCIPALS)}"
+
+    headers: Filters = (
+        lambda: EventFilter(principals=(user(),)),
+        lambda: EventFilter(correlation_id=f"request-{chance.randrange(requests)}"),
+        lambda: EventFilter(topics=(f"bench.t{chance.randrange(TOPICS)}",)),
+        lambda: EventFilter(topics=("bench.t1*",), principals=(user(),)),
+        lambda: EventFilter(limit=100),
+    )
+    words: Filters = (
+        lambda: EventFilter(match=user()),
+        lambda: EventFilter(match=f"{user()} r{chance.randrange(7)}"),
+        lambda: EventFilter(match=f"bench.t{chance.randrange(TOPICS)}"),
+        lambda: EventFilter(match=f"{chance.randrange(10, 100)}*"),
+        lambda: EventFilter(match=f"r{chance.randrange(7)}", topics=(f"bench.t{chance.randrange(TOPICS)}",)),
+        lambda: EventFilter(match="region nowhere"),
+    )
+    with read_projections(store) as projections:
+        for name, filters in (("search", headers), ("search.words", words)):
+            seconds = []
+            for n in range(SEARCHES):
+                filter_ = filters[n % len(filters)]()
+                with Stopwatch() as searching:
+                    projections.search_messages(filter_)
+                seconds.append(searching.seconds)
+            cuts = quantiles(seconds, n=100)
+            figures.add(f"{database}.{name}.p50", cuts[49] * 1_000, "ms")
+            goal = GOAL_MS if filters is headers else None
+            figures.add(f"{database}.{name}.p99", cuts[98] * 1_000, "ms", goal)
+
+
+def measurements(options: Options) -> dict[str, Callable[[Figures, Path, int], None]]:
+    """Return the measurement of search in PostgreSQL; SQLite's is made where its long history is."""
+
+    def measure(figures: Figures, folder: Path, messages: int) -> None:
+        with open_store("postgres", messages, options, figures, folder) as (store, log):
+            rebuild_projections(store, lambda _: None, only=("search",))
+            measure_search(figures, "postgres", store, min(log.messages, ORIGINALS) // 2)
+
+    return {"postgres.search": measure}

@@ -1,0 +1,197 @@
+"""The Spark rebuild beside its alternatives, on the same store and in one run.
+
+Every run is a process of its own, its start and its imports included. Ours is the whole `spark-submit` of a
+rebuild of the search model; the peers (`pipeline/`) make the same tables with the same rows and the same
+indexes, as the catalog describes them. They take turns, so that a slow moment of the machine hits all.
+"""
+
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from statistics import median
+from typing import Any, Literal
+
+import msgspec
+
+from postroom.adapters.compose import is_database
+from postroom.adapters.compose.postgres import migrate_store
+from tests.benchmarks.figures import RUNS, Figures
+from tests.benchmarks.long_log import Interleave, LongLog, build_long_log
+from tests.benchmarks.pipeline.peer import PEERS
+from tests.benchmarks.pipeline.postgres import clean_up
+from tests.benchmarks.processes import Finished, run_program
+from tests.benchmarks.servers import postgres_server
+
+Database = Literal["sqlite", "postgres"]
+
+LARGE = 5_000_000
+"""Messages of the large store, which is measured when it is asked for by its name."""
+GOAL_RATIOS = {1_000_000: 2.0, LARGE: 1.5}
+"""How many times as long as its fastest peer a rebuild may take, by the number of messages."""
+MEMORY_GOAL_MIB = 4_096
+JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+"""What docs/spark.md gives a JVM that only hands out tasks: `spark-submit` starts it before our code."""
+REBUILD = Path(__file__).parents[2] / "projections" / "rebuild.py"
+
+
+class Options(msgspec.Struct, frozen=True):
+    """Say how Spark is measured.
+
+    Arguments:
+        interleave: how sends, receives and acks are mixed in the log.
+        keep: directory that keeps the stores for later runs; None builds them in each run.
+        runs: how often each is run, the median counts; 0 means 3 times, and once at `LARGE`.
+    """
+
+    interleave: Interleave = "life"
+    keep: Path | None = None
+    runs: int = 0
+
+    def runs_at(self, messages: int) -> int:
+        """Return how often each is run on a store of so many messages."""
+        return self.runs or (RUNS if messages < LARGE else 1)
+
+
+def label(messages: int) -> str:
+    """Return what a number of messages is called in the names of figures, such as `1m`."""
+    return f"{messages // 1_000_000}m" if messages >= 1_000_000 else f"{messages // 1_000}k"
+
+
+@contextmanager
+def open_store(
+    database: Database, messages: int, options: Options, figures: Figures, folder: Path
+) -> Iterator[tuple[str, LongLog]]:
+    """Build a store with a long history, or reuse one of an earlier run; return its address and contents."""
+    name = f"{database}-{label(messages)}-{options.interleave}"
+    home = (options.keep or folder) / name
+    home.mkdir(parents=True, exist_ok=True)
+    built = home / "built.json"
+    with postgres_server(home) if database == "postgres" else nullcontext() as server:
+        store = str(home / "store.db") if server is None else server.url()
+        if built.exists():
+            log = msgspec.json.decode(built.read_bytes(), type=LongLog)
+            figures.progress(f"{name}: reused from an earlier run")
+        else:
+            if server is not None:
+                migrate_store(store)
+            log = build_long_log(
+                store, messages, options.interleave, home, lambda text: figures.progress(f"{name}: {text}")
+            )
+            built.write_bytes(msgspec.json.encode(log))
+        yield store, log
+    if options.keep is None:
+        shutil.rmtree(home)
+
+
+def rebuild(store: str, only: str = "search") -> tuple[Finished, dict[str, float]]:
+    """Rebuild read models by `spark-submit`, and return the run and its phases in seconds.
+
+    Arguments:
+        only: their names, separated by commas; empty for all.
+    """
+    submit = str(Path(sys.executable).with_name("spark-submit"))
+    command = [submit, "--driver-java-options", JAVA_OPTIONS, str(REBUILD), "--only", only, "--json"]
+    finished = run_program(command, {"POSTROOM_STORE": store, "PYSPARK_PYTHON": sys.executable})
+    report: dict[str, Any] = msgspec.json.decode(finished.output.splitlines()[-1])
+    phases = dict(report["seconds"])
+    phases["submit"] = finished.seconds - phases.pop("total")
+    # These are sums over tasks that run side by side.
+    phases |= {f"tasks.{work}": seconds for work, seconds in report["task_seconds"].items()}
+    return finished, phases
+
+
+def run_peer(peer: str, store: str, target: Path) -> tuple[Finished, dict[str, float]]:
+    """Make the search model by a peer, and return the run and its phases in seconds.
+
+    Arguments:
+        peer: one of `PEERS`.
+        target: the file to make; in PostgreSQL it is the schema `bench` instead.
+    """
+    module = "tests.benchmarks.pipeline.peer"
+    finished = run_program([sys.executable, "-m", module, peer, str(target)], {"POSTROOM_STORE": store})
+    phases: dict[str, float] = msgspec.json.decode(finished.output)
+    # What the floor needs to begin with is no part of it.
+    return finished._replace(seconds=finished.seconds - phases.pop("prepare", 0)), phases
+
+
+def _present(figures: Figures) -> list[str]:
+    """Return the peers that are installed; DuckDB need not be (dependency group `dev`)."""
+    present = [peer for peer in PEERS if peer in ("sql", "floor") or find_spec(peer)]
+    if missing := sorted(set(PEERS) - set(present)):
+        figures.progress(f"not measured, for want of {', '.join(missing)}")
+    return present
+
+
+def _run_peer_and_clean_up(peer: str, store: str, folder: Path) -> tuple[Finished, dict[str, float]]:
+    try:
+        return run_peer(peer, store, folder / "peer.db")
+    finally:
+        if is_database(store):
+            clean_up(store)
+        for file in folder.glob("peer.db*"):
+            file.unlink()
+
+
+def _compare(database: Database, messages: int, options: Options, figures: Figures, folder: Path) -> None:
+    name = f"spark.rebuild.{database}.{label(messages)}"
+    if not figures.wants(name):
+        return
+    makers: dict[str, Callable[[str], tuple[Finished, dict[str, float]]]] = {"": rebuild}
+    makers |= {peer: partial(_run_peer_and_clean_up, peer, folder=folder) for peer in _present(figures)}
+    results: dict[str, list[tuple[Finished, dict[str, float]]]] = {maker: [] for maker in makers}
+    with open_store(database, messages, options, figures, folder) as (store, log):
+        for run in range(options.runs_at(messages)):
+            for maker, make in makers.items():
+                finished, phases = make(store)
+                results[maker].append((finished, phases))
+                split = ", ".join(f"{phase} {seconds:.1f}" for phase, seconds in phases.items())
+                figures.progress(
+                    f"{name}, run {run + 1}: {maker or 'Spark'} {finished.seconds:.1f} s ({split})"
+                )
+    _report(name, log, results, figures)
+
+
+def _report(
+    name: str, log: LongLog, results: dict[str, list[tuple[Finished, dict[str, float]]]], figures: Figures
+) -> None:
+    seconds = {maker: median(run.seconds for run, _ in runs) for maker, runs in results.items()}
+    ours = results[""]
+    figures.add(name, seconds[""], "s")
+    for phase in ours[0][1]:
+        figures.add(f"{name}.{phase}", median(phases[phase] for _, phases in ours), "s")
+    figures.add(f"{name}.events", log.events / seconds[""], "events/s")
+    memory = {role: median(run.peak_mib[role] for run, _ in ours) for role in ("driver", "workers")}
+    figures.add(f"{name}.memory.driver", memory["driver"], "MiB", MEMORY_GOAL_MIB)
+    figures.add(f"{name}.memory.workers", memory["workers"], "MiB")
+    peers = [maker for maker in results if maker]
+    for peer in peers:
+        kind = "" if peer == "floor" else "peer."
+        figures.add(f"{name}.{kind}{peer}", seconds[peer], "s")
+        figures.add(
+            f"{name}.{kind}{peer}.memory",
+            median(run.peak_mib["driver"] for run, _ in results[peer]),
+            "MiB",
+        )
+    fastest = min(seconds[peer] for peer in peers if peer != "floor")
+    figures.add(f"{name}.ratio", seconds[""] / fastest, "x", GOAL_RATIOS.get(log.messages))
+
+
+def measurements(options: Options) -> dict[str, Callable[[Figures, Path, int], None]]:
+    """Return what is measured of Spark under these options."""
+
+    def of(database: Database, figures: Figures, folder: Path, messages: int) -> None:
+        _compare(database, messages, options, figures, folder)
+
+    def large(figures: Figures, folder: Path, messages: int) -> None:
+        if messages != LARGE and figures.is_named(f"spark.rebuild.postgres.{label(LARGE)}"):
+            _compare("postgres", LARGE, options, figures, folder)
+
+    return {
+        "spark.rebuild.postgres": partial(of, "postgres"),
+        "spark.rebuild.sqlite": partial(of, "sqlite"),
+        f"spark.rebuild.postgres.{label(LARGE)}": large,
+    }

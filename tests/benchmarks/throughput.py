@@ -1,0 +1,157 @@
+"""Throughput of the public handlers of one process."""
+
+import asyncio
+import itertools
+import random
+from collections.abc import Awaitable, Callable, Iterator
+from functools import partial
+from pathlib import Path
+from statistics import median
+
+from postroom.adapters.compose import Postroom, open_mailbox
+from postroom.adapters.compose.store import MEMORY
+from postroom.application.messages import NewMessage
+from postroom.domain.message import Receipt
+from postroom.domain.policy import MailboxLimits, TopicPolicy
+from tests.benchmarks.figures import RUNS, Figures, Stopwatch
+
+PAYLOAD_BYTES = 200
+CALLERS = 8
+SINGLE_CALLERS = 64
+TOPIC = "bench.orders"
+POLICY = TopicPolicy(shard_capacity=10_000_000, replay_capacity=10_000_000, visibility_ms=60_000)
+LIMITS = MailboxLimits(in_flight_ceiling=10_000_000, max_messages=1_000)
+BATCHES = {1: 5_000, 32: 50_000, 100: 100_000, 1_000: 100_000}
+"""Batch sizes, and how many messages each is measured with."""
+GOALS = {"send.100": 50_000.0, "lives.100": 25_000.0, "send.single64": 8_000.0}
+
+_stores = itertools.count()
+
+Work = Callable[[Postroom], Awaitable[dict[str, float]]]
+
+
+def new_messages(count: int, seed: int = 1) -> list[NewMessage]:
+    """Return messages with a random payload of 200 bytes and an idempotency key each."""
+    chance = random.Random(seed)
+    payload = chance.randbytes(PAYLOAD_BYTES)
+    return [NewMessage(topic=TOPIC, payload=payload, idem_key=f"{seed}-{n}") for n in range(count)]
+
+
+def batches_of(messages: list[NewMessage], size: int) -> Iterator[list[NewMessage]]:
+    """Yield the messages in batches."""
+    return (messages[start : start + size] for start in range(0, len(messages), size))
+
+
+async def send_all(postroom: Postroom, messages: list[NewMessage], size: int, callers: int = CALLERS) -> None:
+    """Send messages in batches from several concurrent callers."""
+    batches = batches_of(messages, size)
+
+    async def caller() -> None:
+        for batch in batches:
+            for answer in await postroom.send_batch(batch):
+                if isinstance(answer, Exception):
+                    raise answer
+
+    await asyncio.gather(*(caller() for _ in range(callers)))
+
+
+async def receive_all(postroom: Postroom, count: int, size: int, settle: bool) -> list[Receipt]:
+    """Receive `count` messages from concurrent callers, reading each payload; ack them if `settle`."""
+    receipts: list[Receipt] = []
+    left = count
+
+    async def caller() -> None:
+        nonlocal left
+        while left > 0:
+            messages = await postroom.receive_messages(
+                TOPIC, max_messages=size, max_bytes=1 << 30, wait_ms=20
+            )
+            left -= len(messages)
+            for message in messages:
+                assert len(message.payload) == PAYLOAD_BYTES
+            taken = [message.receipt for message in messages]
+            if settle and taken:
+                await postroom.ack_messages(taken)
+            receipts.extend(taken)
+
+    await asyncio.gather(*(caller() for _ in range(CALLERS)))
+    return receipts
+
+
+async def ack_all(postroom: Postroom, receipts: list[Receipt], size: int) -> None:
+    """Ack deliveries in batches from several concurrent callers."""
+    batches = (receipts[start : start + size] for start in range(0, len(receipts), size))
+
+    async def caller() -> None:
+        for batch in batches:
+            await postroom.ack_messages(batch)
+
+    await asyncio.gather(*(caller() for _ in range(CALLERS)))
+
+
+async def _stages(count: int, size: int, postroom: Postroom) -> dict[str, float]:
+    messages = new_messages(count)
+    with Stopwatch() as sending:
+        await send_all(postroom, messages, size)
+    with Stopwatch() as receiving:
+        receipts = await receive_all(postroom, count, size, settle=False)
+    with Stopwatch() as acking:
+        await ack_all(postroom, receipts, size)
+    return {
+        "send": count / sending.seconds,
+        "receive": count / receiving.seconds,
+        "ack": count / acking.seconds,
+    }
+
+
+async def _lives(count: int, size: int, postroom: Postroom) -> dict[str, float]:
+    messages = new_messages(count)
+    with Stopwatch() as living:
+        await asyncio.gather(
+            send_all(postroom, messages, size), receive_all(postroom, count, size, settle=True)
+        )
+    return {"lives": count / living.seconds}
+
+
+async def _singles(count: int, postroom: Postroom) -> dict[str, float]:
+    messages = iter(new_messages(count))
+
+    async def caller() -> None:
+        for message in messages:
+            await postroom.send_message(message)
+
+    with Stopwatch() as sending:
+        await asyncio.gather(*(caller() for _ in range(SINGLE_CALLERS)))
+    return {"send": count / sending.seconds}
+
+
+def _measured(store: str, folder: Path, work: Work) -> dict[str, float]:
+    async def main() -> dict[str, float]:
+        path = MEMORY if store == "memory" else str(folder / f"throughput-{next(_stores)}.db")
+        async with open_mailbox(path, default_policy=POLICY, limits=LIMITS) as postroom:
+            return await work(postroom)
+
+    return asyncio.run(main())
+
+
+def _report(figures: Figures, store: str, folder: Path, suffix: str, work: Work) -> None:
+    runs = [_measured(store, folder, work) for _ in range(RUNS)]
+    for stage in runs[0]:
+        goal = GOALS.get(f"{stage}.{suffix}") if store == "sqlite" else None
+        figures.add(f"{store}.{stage}.{suffix}", median(run[stage] for run in runs), "messages/s", goal)
+
+
+def _of_store(store: str, sizes: dict[int, int], figures: Figures, folder: Path, _: int) -> None:
+    for size, count in sizes.items():
+        if any(figures.wants(f"{store}.{stage}.{size}") for stage in ("send", "receive", "ack")):
+            _report(figures, store, folder, str(size), partial(_stages, count, size))
+        if figures.wants(f"{store}.lives.{size}"):
+            _report(figures, store, folder, str(size), partial(_lives, count, size))
+    if figures.wants(f"{store}.send.single{SINGLE_CALLERS}"):
+        _report(figures, store, folder, f"single{SINGLE_CALLERS}", partial(_singles, 20_000))
+
+
+MEASUREMENTS: dict[str, Callable[[Figures, Path, int], None]] = {
+    "sqlite.": partial(_of_store, "sqlite", BATCHES),
+    "memory.": partial(_of_store, "memory", {100: BATCHES[100]}),
+}

@@ -1,0 +1,325 @@
+"""What every mailbox promises its users: a test class inherits the suite and brings a `mailbox`."""
+
+import asyncio
+from datetime import UTC, datetime
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from postroom.application.messages import ReceivedMessage, Sent, read_receipt, write_receipt
+from postroom.application.ports.mailbox import Mailbox
+from postroom.domain.errors import (
+    FrameTooLarge,
+    IdempotencyConflict,
+    InvalidRequest,
+    NotFound,
+    Rejected,
+    Saturated,
+    StaleReceipt,
+)
+from postroom.domain.message import Receipt
+from postroom.domain.policy import TopicPolicy
+from tests.support.stores import MAILBOX, message
+
+LONG_MS = 60_000
+INVALID: list[Any] = [None, 5, b"bytes", object(), [], {"topic": "orders"}]
+NO_NUMBERS: list[Any] = [None, "1", 1.5, True, object(), -1, 1 << 70]
+
+
+async def receive_one(mailbox: Mailbox, topic: str = "orders") -> ReceivedMessage:
+    (received,) = await mailbox.receive_messages(topic, max_messages=1)
+    return received
+
+
+class MailboxConformance:
+    def test_a_mailbox_has_its_name(self, mailbox: Mailbox) -> None:
+        assert mailbox.name == MAILBOX
+
+    # -- sending ---
+
+    async def test_a_message_that_was_sent_is_received_with_all_its_headers(self, mailbox: Mailbox) -> None:
+        sent = await mailbox.send_message(
+            message(
+                b'{"total": 7}',
+                idem_key="key-1",
+                attrs={"text": "ü", "raw": b"\xff\x00"},
+                published_at_us=1_700_000_000_000_000,
+                content_type="application/json",
+                correlation_id="corr-1",
+                causality_parent="cause-1",
+                principal="shop",
+                priority=7,
+                ttl_seconds=3_600,
+                trace_id="trace-1",
+                span_id="span-1",
+                schema_url="https://example.org/order",
+                schema_version="2",
+            )
+        )
+        assert not sent.duplicate
+        assert UUID(sent.message_id).version == 7
+        received = await receive_one(mailbox)
+        assert (received.message_id, received.topic, received.attempt) == (sent.message_id, "orders", 1)
+        assert (received.payload, received.json()) == (b'{"total": 7}', {"total": 7})
+        assert (received.idem_key, received.namespace) == ("key-1", "acme")
+        assert received.published_at_us == 1_700_000_000_000_000
+        assert (received.content_type, received.priority, received.ttl_seconds) == (
+            "application/json",
+            7,
+            3_600,
+        )
+        assert (received.correlation_id, received.causality_parent) == ("corr-1", "cause-1")
+        assert (received.principal, received.trace_id, received.span_id) == ("shop", "trace-1", "span-1")
+        assert (received.schema_url, received.schema_version) == ("https://example.org/order", "2")
+        assert received.binary_attrs == {"text": "ü".encode(), "raw": b"\xff\x00"}
+        assert received.attrs["text"] == "ü"
+        assert received.to_json()["attrs"] == received.attrs
+
+    async def test_a_payload_that_is_not_json_is_refused_as_such(self, mailbox: Mailbox) -> None:
+        await mailbox.send_message(message(b"\xff"))
+        with pytest.raises(InvalidRequest, match="is not JSON"):
+            (await receive_one(mailbox)).json()
+
+    async def test_a_repeated_send_with_an_idempotency_key_adds_nothing(self, mailbox: Mailbox) -> None:
+        first = await mailbox.send_message(message(idem_key="key"))
+        again = await mailbox.send_message(message(idem_key="key"))
+        assert (again.message_id, again.duplicate) == (first.message_id, True)
+        with pytest.raises(IdempotencyConflict):
+            await mailbox.send_message(message(b"other", idem_key="key"))
+        assert len(await mailbox.receive_messages("orders")) == 1
+
+    async def test_the_original_of_a_duplicate_is_named_by_the_id_that_its_sender_chose(
+        self, mailbox: Mailbox
+    ) -> None:
+        await mailbox.send_message(message(message_id="order 1", idem_key="key"))
+        again = await mailbox.send_message(message(idem_key="key"))
+        assert again == Sent("order 1", duplicate=True)
+
+    async def test_an_id_of_the_sender_is_never_reused(self, mailbox: Mailbox) -> None:
+        assert await mailbox.send_message(message(message_id="order 1")) == Sent("order 1", duplicate=False)
+        await (await receive_one(mailbox)).ack()
+        assert await mailbox.send_message(message(message_id="order 1")) == Sent("order 1", duplicate=True)
+        with pytest.raises(IdempotencyConflict):
+            await mailbox.send_message(message(b"other", message_id="order 1"))
+        assert await mailbox.receive_messages("orders") == []
+
+    async def test_each_message_of_a_batch_is_accepted_or_refused_by_itself(self, mailbox: Mailbox) -> None:
+        answers = await mailbox.send_batch(
+            [message(b"1"), message(topic="no spaces"), message(b"2"), message(b"x" * (2 << 20))]
+        )
+        assert [type(answer) for answer in answers] == [Sent, InvalidRequest, Sent, FrameTooLarge]
+        assert [each.payload for each in await mailbox.receive_messages("orders")] == [b"1", b"2"]
+        assert await mailbox.send_batch([]) == []
+
+    async def test_messages_with_one_sticky_key_keep_their_order(self, mailbox: Mailbox) -> None:
+        payloads = [str(number).encode() for number in range(50)]
+        await mailbox.send_batch([message(payload, sticky_key="customer 7") for payload in payloads])
+        received = await mailbox.receive_messages("orders", max_messages=50)
+        assert [each.payload for each in received] == payloads
+        assert len({each.shard for each in received}) == 1
+
+    async def test_a_full_shard_refuses_with_a_retry_time(self, mailbox: Mailbox) -> None:
+        await mailbox.set_topic_policy("orders", TopicPolicy(shard_capacity=1))
+        await mailbox.send_message(message())
+        with pytest.raises(Saturated, match="is full") as refused:
+            await mailbox.send_message(message())
+        assert refused.value.retry_after_ms > 0
+
+    # -- receiving ---
+
+    async def test_several_topics_are_received_from_and_take_turns_in_being_first(
+        self, mailbox: Mailbox
+    ) -> None:
+        for topic in ("a", "b", "c"):
+            await mailbox.send_batch([message(topic=topic)] * 4)
+        first = [(await mailbox.receive_messages(["a", "b"], max_messages=1))[0].topic for _ in range(4)]
+        assert sorted(first) == ["a", "a", "b", "b"]
+        rest = await mailbox.receive_messages(["a", "b", "b", "empty"], max_messages=10)
+        assert sorted(each.topic for each in rest) == ["a", "a", "b", "b"]
+
+    async def test_messages_of_each_topic_are_hidden_as_its_own_policy_says(self, mailbox: Mailbox) -> None:
+        await mailbox.set_topic_policy("short", TopicPolicy(visibility_ms=250))
+        await mailbox.set_topic_policy("long", TopicPolicy(visibility_ms=LONG_MS))
+        await mailbox.send_batch([message(topic="short"), message(topic="long")])
+        assert len(await mailbox.receive_messages(["short", "long"])) == 2
+        (again,) = await mailbox.receive_messages(["short", "long"], wait_ms=LONG_MS)
+        assert (again.topic, again.attempt) == ("short", 2)
+
+    async def test_the_number_and_size_of_what_is_received_are_bounded(self, mailbox: Mailbox) -> None:
+        await mailbox.send_batch([message(b"12345678")] * 6)
+        assert len(await mailbox.receive_messages("orders", max_messages=2)) == 2
+        assert len(await mailbox.receive_messages("orders", max_bytes=16)) == 2
+        assert len(await mailbox.receive_messages("orders", max_bytes=1)) == 1
+
+    async def test_a_receiver_that_waits_gets_a_message_that_is_sent_to_any_of_its_topics(
+        self, mailbox: Mailbox
+    ) -> None:
+        waiting = asyncio.create_task(mailbox.receive_messages(["a", "b"], wait_ms=LONG_MS))
+        await asyncio.sleep(0.05)
+        await mailbox.send_message(message(topic="b"))
+        (received,) = await waiting
+        assert received.topic == "b"
+
+    async def test_a_receiver_that_waits_in_vain_gets_nothing(self, mailbox: Mailbox) -> None:
+        assert await mailbox.receive_messages("orders", wait_ms=20) == []
+
+    async def test_a_delayed_message_is_received_when_it_is_due(self, mailbox: Mailbox) -> None:
+        await mailbox.send_message(message(deliver_after_ms=1_500))
+        assert await mailbox.receive_messages("orders") == []
+        assert len(await mailbox.receive_messages("orders", wait_ms=LONG_MS)) == 1
+
+    async def test_messages_can_be_looked_at_without_receiving_them(self, mailbox: Mailbox) -> None:
+        await mailbox.send_batch([message(b"1"), message(b"2")])
+        assert [each.payload for each in await mailbox.peek_messages("orders")] == [b"1", b"2"]
+        assert [each.payload for each in await mailbox.peek_messages("orders", limit=1)] == [b"1"]
+        assert (await receive_one(mailbox)).attempt == 1
+
+    # -- settling ---
+
+    async def test_an_acked_message_never_comes_back(self, mailbox: Mailbox) -> None:
+        await mailbox.send_message(message())
+        received = await receive_one(mailbox)
+        await received.ack()
+        await received.ack()
+        assert await mailbox.ack_messages([received.receipt, received.receipt]) == [None, None]
+        assert (await mailbox.get_backlog()).shards == []
+        assert (await mailbox.get_message(received.message_id)).status == "acked"
+
+    async def test_a_nacked_message_comes_back_with_the_next_attempt(self, mailbox: Mailbox) -> None:
+        await mailbox.send_message(message())
+        await (await receive_one(mailbox)).nack(reason="broken", delay_ms=0)
+        again = await receive_one(mailbox)
+        assert again.attempt == 2
+        assert (await mailbox.get_message(again.message_id)).last_error == "broken"
+
+    async def test_an_unsettled_message_comes_back_when_its_visibility_ends(self, mailbox: Mailbox) -> None:
+        await mailbox.send_message(message())
+        (first,) = await mailbox.receive_messages("orders", visibility_ms=250)
+        (second,) = await mailbox.receive_messages("orders", wait_ms=LONG_MS)
+        assert (first.attempt, second.attempt) == (1, 2)
+        with pytest.raises(StaleReceipt):
+            await first.ack()
+        await second.ack()
+
+    async def test_an_extended_delivery_stays_hidden(self, mailbox: Mailbox) -> None:
+        await mailbox.send_message(message())
+        (received,) = await mailbox.receive_messages("orders", visibility_ms=LONG_MS)
+        await received.extend(2 * LONG_MS)
+        assert await mailbox.extend_visibility([received.receipt], 3 * LONG_MS) == [None]
+        history = (await mailbox.get_message(received.message_id)).history
+        assert [entry.event for entry in history][2:] == ["MessageVisibilityExtended"] * 2
+
+    async def test_a_message_is_dead_lettered_after_its_last_attempt_and_can_be_redriven(
+        self, mailbox: Mailbox
+    ) -> None:
+        await mailbox.set_topic_policy("orders", TopicPolicy(max_attempts=1))
+        assert await mailbox.get_topic_policy("orders") == TopicPolicy(max_attempts=1)
+        assert await mailbox.get_topic_policy("others") is None
+        await mailbox.send_batch([message(b"1"), message(b"2"), message(b"3")])
+        for received in await mailbox.receive_messages("orders"):
+            await received.nack(reason="broken")
+        letters = await mailbox.list_dead_letters("orders", reason="max_attempts")
+        assert [letter.last_error for letter in letters] == ["broken"] * 3
+        assert await mailbox.list_dead_letters(limit=1, cursor=letters[0].position) == letters[1:2]
+        assert await mailbox.redrive_dead_letters("orders", message_ids=[letters[0].message_id]) == 1
+        assert await mailbox.redrive_dead_letters("orders", limit=1) == 1
+        assert await mailbox.purge_topic("orders") == 1
+        assert len(await mailbox.receive_messages("orders")) == 2
+
+    async def test_a_receipt_survives_being_written_down(self, mailbox: Mailbox) -> None:
+        await mailbox.send_message(message())
+        received = await receive_one(mailbox)
+        assert await mailbox.ack_messages([read_receipt(write_receipt(received.receipt))]) == [None]
+
+    # -- queries ---
+
+    async def test_a_message_is_explained(self, mailbox: Mailbox) -> None:
+        sent = await mailbox.send_message(message())
+        await (await receive_one(mailbox)).ack()
+        detail = await mailbox.get_message(sent.message_id)
+        assert [entry.event for entry in detail.history] == ["MessageSent", "MessageReceived", "MessageAcked"]
+        assert detail.item.topic == "orders"
+        explanation = await mailbox.explain_message(sent.message_id)
+        assert explanation.message_id == sent.message_id
+        assert [delivery.attempt for delivery in explanation.deliveries] == [1]
+
+    async def test_the_backlog_is_counted_now_and_as_it_was(self, mailbox: Mailbox) -> None:
+        before = (await mailbox.get_backlog()).position
+        await mailbox.send_batch([message(), message(topic="others")])
+        await receive_one(mailbox)
+        (row,) = (await mailbox.get_backlog("orders")).shards
+        assert (row.ready, row.in_flight) == (0, 1)
+        assert (await mailbox.get_backlog()).ready == 1
+        assert (await mailbox.get_backlog(at=before)).shards == []
+        with pytest.raises(InvalidRequest, match="in the future"):
+            await mailbox.get_backlog(at=datetime(2500, 1, 1, tzinfo=UTC))
+
+    async def test_old_events_are_deleted_up_to_the_oldest_unsettled_message(self, mailbox: Mailbox) -> None:
+        sent = await mailbox.send_message(message())
+        await (await receive_one(mailbox)).ack()
+        waiting = await mailbox.send_message(message())
+        now = datetime.fromisoformat((await mailbox.get_backlog()).as_of)
+        assert await mailbox.delete_old_events(int((now.timestamp() + 1) * 1e6)) > 0
+        with pytest.raises(NotFound):
+            await mailbox.get_message(sent.message_id)
+        assert (await mailbox.get_message(waiting.message_id)).status == "ready"
+
+    # -- refusals ---
+
+    async def test_what_does_not_exist_is_not_found(self, mailbox: Mailbox) -> None:
+        with pytest.raises(NotFound, match="has no message nowhere"):
+            await mailbox.get_message("nowhere")
+        with pytest.raises(NotFound, match="has no topic nowhere"):
+            await mailbox.purge_topic("nowhere")
+        (answer,) = await mailbox.ack_messages([Receipt(b"m" * 16, 1, 1)])
+        assert isinstance(answer, NotFound)
+
+    @pytest.mark.parametrize("number", range(len(INVALID)))
+    async def test_an_argument_of_a_wrong_type_is_refused_and_changes_nothing(
+        self, mailbox: Mailbox, number: int
+    ) -> None:
+        value = INVALID[number]
+        position = (await mailbox.get_backlog()).position
+        for call in (
+            mailbox.send_message(value),
+            mailbox.send_message(message(topic=value)),
+            mailbox.receive_messages(value),
+            mailbox.redrive_dead_letters(value),
+            mailbox.set_topic_policy("orders", value),
+            mailbox.get_message(value),
+            mailbox.get_topic_policy(value),
+            mailbox.peek_messages(value),
+        ):
+            with pytest.raises(InvalidRequest):
+                await call
+        answers = [*await mailbox.send_batch([value]), *await mailbox.ack_messages([value])]
+        assert all(isinstance(answer, InvalidRequest) for answer in answers), answers
+        assert (await mailbox.get_backlog()).position == position
+
+    @pytest.mark.parametrize("number", range(len(NO_NUMBERS)))
+    async def test_a_number_of_a_wrong_type_or_out_of_range_is_refused_and_changes_nothing(
+        self, mailbox: Mailbox, number: int
+    ) -> None:
+        value = NO_NUMBERS[number]
+        await mailbox.send_message(message())
+        position = (await mailbox.get_backlog()).position
+        for call in (
+            mailbox.receive_messages("orders", max_messages=value),
+            mailbox.receive_messages("orders", max_bytes=value),
+            mailbox.receive_messages("orders", wait_ms=value),
+            mailbox.extend_visibility([], value),
+            mailbox.redrive_dead_letters("orders", limit=value),
+            mailbox.list_dead_letters(limit=value),
+            mailbox.list_dead_letters(cursor=value),
+            mailbox.peek_messages("orders", limit=value),
+            mailbox.delete_old_events(value),
+        ):
+            with pytest.raises(InvalidRequest):
+                await call
+        assert (await mailbox.get_backlog()).position == position
+
+    async def test_a_refusal_has_its_code_and_status(self, mailbox: Mailbox) -> None:
+        with pytest.raises(Rejected) as refused:
+            await mailbox.receive_messages("no spaces")
+        assert (refused.value.code, refused.value.status) == ("E_SCHEMA", 400)

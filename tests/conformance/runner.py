@@ -1,0 +1,86 @@
+"""What every runner does: a task for each part, then stages that get all values of a key together."""
+
+import os
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+import pytest
+
+from postroom.projections.log_extent import LogExtent, Range
+from postroom.projections.plan import Part
+from postroom.projections.ports.runner import Pair, Runner, Stage
+
+EXTENT = LogExtent(1, "main@test", 1, 30, 0)
+PARTS = [Part(f"part-{n}", (Range(EXTENT, 10 * n + 1, 10 * n + 10),)) for n in range(3)]
+
+
+class Total(NamedTuple):
+    """A result: what the values of a key add up to."""
+
+    key: int | str
+    total: int
+
+
+def positions(part: Part) -> Iterator[int]:
+    """Yield the positions of a part as results."""
+    for each in part.ranges:
+        yield from range(each.first, each.last + 1)
+
+
+def by_parity(part: Part) -> Iterator[Pair | Total]:
+    """Yield each position for the stage `parity`, and the size of the part as a result."""
+    for position in positions(part):
+        yield Pair("parity", position % 2, position)
+    yield Total(part.name, part.size)
+
+
+def add(key: int, values: Iterable[int]) -> Iterator[Pair]:
+    """Hand the sum of a parity to the stage `all`."""
+    yield Pair("all", "sum", sum(values))
+
+
+def total(key: str, values: Iterable[int]) -> Iterator[Total]:
+    """Yield the sum of everything."""
+    yield Total(key, sum(values))
+
+
+def refuse(part: Part) -> Iterator[int]:
+    """Fail at one of the parts."""
+    if part.name == "part-1":
+        raise ValueError("no such luck")
+    yield part.size
+
+
+class RunnerConformance:
+    """Subclass it with a fixture `runner`, which was started."""
+
+    def test_every_part_has_its_task_and_all_results_come_back(self, runner: Runner) -> None:
+        assert sorted(runner.run(positions, PARTS)) == list(range(1, 31))
+
+    def test_no_parts_give_no_results(self, runner: Runner) -> None:
+        assert runner.run(positions, []) == []
+
+    def test_a_stage_gets_all_values_of_a_key_whichever_part_they_are_from(self, runner: Runner) -> None:
+        stages = [Stage("parity", add, 2), Stage("all", total, 1, ("sum", "nothing"))]
+        results = runner.run(by_parity, PARTS, stages)
+        assert sorted(results) == [
+            Total("nothing", 0),
+            *(Total(part.name, 10) for part in PARTS),
+            Total("sum", sum(range(1, 31))),
+        ]
+
+    def test_progress_is_reported_in_this_process_and_never_exceeds_the_work(self, runner: Runner) -> None:
+        here, seen = os.getpid(), []
+
+        def report(done: int) -> None:
+            assert os.getpid() == here
+            seen.append(done)
+
+        runner.run(positions, PARTS, progress=report)
+        assert seen == sorted(seen)
+        assert all(0 <= done <= 30 for done in seen)
+
+    def test_what_a_task_raised_is_the_reason_of_the_failure(self, runner: Runner) -> None:
+        with pytest.raises(Exception, match="no such luck") as failed:
+            runner.run(refuse, PARTS)
+        assert runner.reason(failed.value) == "no such luck"

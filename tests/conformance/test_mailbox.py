@@ -1,0 +1,94 @@
+"""The mailbox conformance suite on every adapter."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from postroom.adapters.compose import OwnerSettings, Postroom, open_mailbox
+from postroom.adapters.compose.connect import connect, share_mailbox
+from postroom.adapters.compose.remote import connect_remote
+from postroom.adapters.compose.serve import HttpSettings, open_grpc_surface, open_http_surface, serve_mailbox
+from postroom.adapters.sync_mailbox import SyncMailbox
+from postroom.application.mailbox.client import MailboxClient
+from postroom.application.messages import ReceivedMessage
+from postroom.application.ports.mailbox import Mailbox
+from tests.conformance.mailbox import MailboxConformance
+from tests.support.stores import MAILBOX
+
+RELAXED = OwnerSettings(durability="relaxed")
+
+
+def store_of(request: pytest.FixtureRequest, folder: Path) -> str:
+    """Return the address of a new store of the kind that the test is parametrized with."""
+    if request.param == "postgres":
+        return str(request.getfixturevalue("postgres_store"))
+    return str(folder / "store.db") if request.param == "sqlite" else "memory:"
+
+
+class TestOwnedMailbox(MailboxConformance):
+    @pytest.fixture(params=["memory:", "sqlite", "postgres"])
+    async def mailbox(self, request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Postroom]:
+        async with open_mailbox(store_of(request, tmp_path), MAILBOX, durability="relaxed") as opened:
+            yield opened
+
+
+class TestSharedMailboxOfItsOwner(MailboxConformance):
+    @pytest.fixture(params=["memory:", "sqlite"])
+    async def mailbox(self, request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Mailbox]:
+        async with share_mailbox(store_of(request, tmp_path), MAILBOX, settings=RELAXED) as shared:
+            yield shared
+
+
+class TestSharedMailboxOfAnother(MailboxConformance):
+    @pytest.fixture(params=["sqlite", "postgres"])
+    async def mailbox(self, request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Mailbox]:
+        store = store_of(request, tmp_path)
+        async with (
+            open_mailbox(store, MAILBOX, durability="relaxed"),
+            share_mailbox(store, MAILBOX) as shared,
+        ):
+            yield shared
+
+
+class TestMailboxOverNetwork(MailboxConformance):
+    @pytest.fixture(params=["http", "http+unix", "grpc", "grpc+unix"])
+    async def mailbox(self, request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[MailboxClient]:
+        protocol, _, is_unix = request.param.partition("+")
+        address = f"unix:{tmp_path}/socket" if is_unix else "127.0.0.1:0"
+        surface = (
+            open_http_surface(address, HttpSettings()) if protocol == "http" else open_grpc_surface(address)
+        )
+        async with (
+            open_mailbox("memory:", MAILBOX) as owned,
+            serve_mailbox("memory:", owned, [surface]) as (served,),
+            connect_remote(served, timeout_ms=3_000) as client,
+        ):
+            yield client
+
+
+class Unsynced:
+    """A `SyncMailbox` called from threads, so that the suite can await it."""
+
+    def __init__(self, mailbox: SyncMailbox) -> None:
+        self._mailbox = mailbox
+        self.name = mailbox.name
+
+    def __getattr__(self, name: str) -> Any:
+        call = getattr(self._mailbox, name)
+
+        async def in_thread(*arguments: Any, **options: Any) -> Any:
+            result = await asyncio.to_thread(call, *arguments, **options)
+            return [ReceivedMessage(each.delivery, self) for each in result] if "receive" in name else result
+
+        return in_thread
+
+
+class TestSyncMailbox(MailboxConformance):
+    @pytest.fixture
+    async def mailbox(self) -> AsyncIterator[Unsynced]:
+        synced = await asyncio.to_thread(connect("memory:", MAILBOX).sync)
+        yield Unsynced(synced)
+        await asyncio.to_thread(synced.close)

@@ -1,0 +1,75 @@
+"""The message outbox conformance suite on SQLite and on PostgreSQL."""
+
+import sqlite3
+from collections.abc import AsyncIterator
+from contextlib import closing
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from postroom.adapters.postgres.messaging.message_outbox import PostgresMessageOutbox
+from postroom.adapters.sql.mailbox_outbox import MailboxOutbox
+from postroom.adapters.sqlite.message_outbox import SqliteMessageOutbox
+from postroom.application.messages import NewMessage
+from postroom.application.ports.message_outbox import MessageOutbox
+from postroom.domain.errors import Unavailable
+from tests.conformance.message_outbox import MessageOutboxConformance, Record
+from tests.support.stores import MAILBOX
+
+
+class TestSqlite(MessageOutboxConformance):
+    @pytest.fixture(params=["wal", "delete"])
+    def path(self, request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+        with closing(sqlite3.connect(tmp_path / "shop.db")) as connection:
+            connection.execute(f"PRAGMA journal_mode = {request.param}")
+        return tmp_path / "shop.db"
+
+    @pytest.fixture
+    def record(self, path: Path) -> Record:
+        def record(*messages: NewMessage, mailbox: str = MAILBOX) -> list[str]:
+            with closing(sqlite3.connect(path)) as connection, connection:
+                return MailboxOutbox(mailbox).record(connection, *messages)
+
+        return record
+
+    @pytest.fixture
+    async def outbox(self, path: Path) -> AsyncIterator[MessageOutbox]:
+        outbox = SqliteMessageOutbox(path, MAILBOX)
+        yield outbox
+        await outbox.close()
+
+    async def test_the_file_may_be_created_later(self, tmp_path: Path) -> None:
+        path = tmp_path / "later.db"
+        outbox = SqliteMessageOutbox(path, MAILBOX)
+        assert await outbox.find(1) == []
+        assert not path.exists()
+        with closing(sqlite3.connect(path)) as connection, connection:
+            ids = MailboxOutbox(MAILBOX).record(connection, NewMessage(topic="a", payload=b""))
+        await outbox.wait()
+        assert [row.id for row in await outbox.find(1)] == ids
+        await outbox.close()
+
+    async def test_a_file_that_is_no_database_is_reported(self, tmp_path: Path) -> None:
+        path = tmp_path / "text.db"
+        path.write_text("no database " * 100)
+        outbox = SqliteMessageOutbox(path, MAILBOX)
+        with pytest.raises(Unavailable, match=r"text\.db can't be used: file is not a database"):
+            await outbox.find(1)
+        await outbox.close()
+
+
+class TestPostgres(MessageOutboxConformance):
+    @pytest.fixture(params=[True, False], ids=["notify", "poll"])
+    def record(self, request: pytest.FixtureRequest, messaging_database: str) -> Record:
+        def record(*messages: NewMessage, mailbox: str = MAILBOX) -> list[str]:
+            with psycopg.connect(messaging_database) as connection:
+                return MailboxOutbox(mailbox, notify=request.param).record(connection, *messages)
+
+        return record
+
+    @pytest.fixture
+    async def outbox(self, messaging_database: str) -> AsyncIterator[MessageOutbox]:
+        outbox = PostgresMessageOutbox(messaging_database, MAILBOX)
+        yield outbox
+        await outbox.close()

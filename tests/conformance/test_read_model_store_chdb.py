@@ -1,0 +1,70 @@
+"""The sink conformance suite on chdb, in a process of its own.
+
+ClickHouse keeps the threads of each folder it opened, and some files a thread, until its process ends: beside
+them other libraries, which wait for files by `select`, stop working.
+"""
+
+import os
+import sys
+from collections import Counter
+from contextlib import closing
+from pathlib import Path
+from subprocess import run
+
+import clickhouse_connect
+import pytest
+
+from tests.conformance.read_model_store import OpenStore, ReadModelStoreConformance, fill
+from tests.projections.histories import Store, begin, finish, fold_all, model_target, reference
+
+OWN_PROCESS = "POSTROOM_TEST_CHDB"
+
+if OWN_PROCESS not in os.environ:
+
+    def test_chdb_does_what_the_suite_says() -> None:
+        pytest_ = Path(sys.executable).with_name("pytest")
+        # A run of its own, that shares nothing with this one.
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+        done = run(
+            [pytest_, "-q", __file__], env=environment | {OWN_PROCESS: "1"}, capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+
+else:
+
+    @pytest.fixture
+    def store(tmp_path: Path) -> Store:
+        path = tmp_path / "store.db"
+        fill(path)
+        return path
+
+    @pytest.fixture
+    def into(tmp_path: Path) -> str:
+        return f"chdb:{tmp_path / 'models'}"
+
+    @pytest.fixture
+    def open_models(store: Store, into: str) -> OpenStore:
+        return lambda: model_target(into)
+
+    class TestChdb(ReadModelStoreConformance):
+        pass
+
+    def test_clickhouse_readers_see_views_of_tables_by_topic_and_month(
+        store: Store, into: str, tmp_path: Path
+    ) -> None:
+        for _ in range(2):
+            with begin(store, into=model_target(into), restart=True) as version:
+                fold_all(store, version)
+                finish(version)
+        path = str(tmp_path / "models")
+        with closing(clickhouse_connect.get_client(interface="chdb", path=path)) as client:
+            rows = reference(store).rows
+            for name, expected in rows.items():
+                assert client.command(f"SELECT count() FROM postroom.{name}") == len(expected)
+            topics = client.query("SELECT topic, count() FROM postroom.mailbox GROUP BY topic").result_rows
+            assert dict(topics) == Counter(row["topic"] for row in rows["mailbox"])
+            found = client.query(
+                "SELECT sorting_key, partition_key FROM system.tables WHERE name = 'mailbox_v2'"
+            ).result_rows
+            assert found[0][0] == "topic, timestamp, id"
+            assert found[0][1].startswith("toYYYYMM")

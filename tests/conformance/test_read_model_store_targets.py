@@ -1,0 +1,163 @@
+"""The sink conformance suite on what read models are built into for others to read."""
+
+import json
+import os
+from pathlib import Path
+
+import polars as pl
+import pytest
+from deltalake import DeltaTable
+
+from postroom.adapters.sql.versions import Versions
+from postroom.application.messages import NewMessage
+from postroom.domain.errors import InvalidRequest, Unavailable
+from postroom.projections.projection import Row, load_projections
+from tests.conformance.read_model_store import MAILBOX, OpenStore, ReadModelStoreConformance, fill
+from tests.projections.histories import (
+    Store,
+    begin,
+    finish,
+    fold_all,
+    model_target,
+    reference,
+    send,
+)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    path = tmp_path / "store.db"
+    fill(path)
+    return path
+
+
+@pytest.fixture(params=["parquet", "delta"])
+def into(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    return f"{request.param}:{tmp_path / 'models'}"
+
+
+@pytest.fixture
+def open_models(store: Store, into: str) -> OpenStore:
+    return lambda: model_target(into)
+
+
+class TestTargets(ReadModelStoreConformance):
+    pass
+
+
+def test_a_pointer_names_the_files_of_what_is_served(store: Store, tmp_path: Path) -> None:
+    folder = tmp_path / "models"
+    for version in (1, 2):
+        build(store, f"parquet:{folder}")
+        pointer = json.loads((folder / "_served.json").read_text())
+        assert pointer == {
+            "version": version,
+            "tables": {name: f"{name}_v{version}" for name in load_projections()},
+        }
+    for name, expected in reference(store).rows.items():
+        found = pl.read_parquet(folder / pointer["tables"][name] / "*.parquet")
+        assert found.sort(load_projections()[name].key).to_dicts() == expected
+    build(store, f"parquet:{folder}")
+    assert sorted(each.name for each in folder.glob("mailbox_v*")) == ["mailbox_v2", "mailbox_v3"]
+    assert not [each for each in folder.iterdir() if "staging-v" in each.name]
+
+
+def test_a_version_is_one_commit_of_each_delta_table_and_so_is_going_back(
+    store: Store, tmp_path: Path
+) -> None:
+    folder = tmp_path / "models"
+    build(store, f"delta:{folder}")
+    before = reference(store).rows
+    send(store, MAILBOX, [NewMessage(topic="shop", payload=b"")])
+    build(store, f"delta:{folder}")
+    after = reference(store).rows
+    assert after["mailbox"] != before["mailbox"]
+    for name in load_projections():
+        assert _delta_rows(folder, name) == after[name]
+        assert _delta_rows(folder, name, version=0) == before[name]
+    assert model_target(f"delta:{folder}").roll_back() == 1
+    for name in load_projections():
+        assert _delta_rows(folder, name) == before[name]
+        commits = [commit["postroom_version"] for commit in DeltaTable(folder / name).history()]
+        assert commits == ["1", "2", "1"]
+
+
+def test_files_that_were_never_committed_are_removed(store: Store, tmp_path: Path) -> None:
+    folder = tmp_path / "models"
+    build(store, f"delta:{folder}")
+    with begin(store, into=model_target(f"delta:{folder}")) as left:
+        fold_all(store, left)
+        left.load(lambda done, total: None)
+        left.merge()
+    assert (folder / "mailbox" / "v2").is_dir()
+    build(store, f"delta:{folder}")
+    assert sorted(each.name for each in (folder / "mailbox").glob("v*")) == ["v1", "v3"]
+
+
+def test_commits_that_a_kill_left_out_are_made_by_the_next_rebuild(store: Store, tmp_path: Path) -> None:
+    folder = tmp_path / "models"
+    into = f"delta:{folder}"
+    with begin(store, into=model_target(into)) as killed:
+        fold_all(store, killed)
+        killed.load(lambda done, total: None)
+        killed.merge()
+        killed.index(lambda done, total: None)
+        # As if the process ended between the flip and what readers see of it.
+        Versions(killed._versions.database).flip(killed.version, killed.plan, {}, {})  # type: ignore[attr-defined]
+    assert not (folder / "mailbox" / "_delta_log").exists()
+    with begin(store, into=model_target(into)):
+        assert _delta_rows(folder, "mailbox") == reference(store).rows["mailbox"]
+
+
+@pytest.mark.parametrize("into", ["parquet:", "csv:x", "clickhouse:", "chdb:/", "nonsense"])
+def test_what_is_no_target_is_refused(store: Store, into: str) -> None:
+    with pytest.raises(InvalidRequest, match="name parquet:FOLDER, delta:FOLDER"):
+        model_target(into)
+
+
+def test_a_target_that_can_not_be_used_says_why_and_no_password(store: Store, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(Unavailable, match=r"file/deeper can't be used: Not a directory"):
+        build(store, f"parquet:{tmp_path / 'file' / 'deeper'}")
+    with pytest.raises(Unavailable, match=r"clickhouse://127\.0\.0\.1:1/db can't be used") as refused:
+        build(store, "clickhouse://me:open-sesame@127.0.0.1:1/db")
+    assert "open-sesame" not in str(refused.value)
+
+
+def test_a_second_rebuild_into_a_target_is_refused_while_one_runs(store: Store, into: str) -> None:
+    with (
+        begin(store, into=model_target(into)),
+        pytest.raises(Unavailable, match=f"being rebuilt by process {os.getpid()}"),
+        begin(store, into=model_target(into)),
+    ):
+        pass
+
+
+def test_what_differs_from_the_version_before_is_told(store: Store, into: str) -> None:
+    build(store, into)
+    with begin(store, into=model_target(into)) as same:
+        fold_all(store, same)
+        same.merge()
+        assert same.differences() == []
+    send(
+        store, MAILBOX, [NewMessage(topic="later", payload=b"")]
+    )  # and one that was delayed comes to be ready
+    with begin(store, into=model_target(into), restart=True) as other:
+        fold_all(store, other)
+        other.merge()
+        told = other.differences()
+    assert any(
+        each.startswith("mailbox: 1 added, 0 removed and")
+        and "changed since version 1; the first row has" in each
+        for each in told
+    )
+
+
+def build(store: Store, into: str) -> None:
+    with begin(store, into=model_target(into), restart=True) as version:
+        fold_all(store, version)
+        finish(version)
+
+
+def _delta_rows(folder: Path, name: str, version: int | None = None) -> list[Row]:
+    return pl.read_delta(str(folder / name), version=version).sort(load_projections()[name].key).to_dicts()

@@ -1,0 +1,173 @@
+"""`postroom work` and `postroom schedule` as processes."""
+
+import os
+import signal
+import subprocess
+import time
+
+from tests.e2e.conftest import SCRIPT, TIMEOUT_SECONDS, Postroom
+from tests.support.waiting import wait_until
+
+WAIT_SECONDS = 60
+
+TASKS = """
+import asyncio, pathlib
+from postroom import Worker
+
+worker = Worker("shop")
+
+@worker.consumer("orders.*")
+def place(order: dict) -> None:
+    with open("handled", "a") as file:
+        file.write(order["id"] + "\\n")
+    if order["id"] == "bad":
+        raise ValueError("no total")
+
+@worker.consumer("slow")
+async def slow(data: bytes) -> None:
+    pathlib.Path("started").touch()
+    await asyncio.sleep(float(data))
+    pathlib.Path("finished").touch()
+"""
+
+SHARED_TASKS = """
+import asyncio, os
+from postroom import Worker
+
+worker = Worker()
+
+@worker.consumer("jobs", visibility_ms=1_000)
+async def handle(data: bytes) -> None:
+    await asyncio.sleep(0.01)
+    with open("handled", "a") as file:
+        file.write(f"{os.getpid()} {data.decode()}\\n")
+"""
+
+
+def test_work_handles_the_messages_that_are_ready(postroom: Postroom) -> None:
+    (postroom.folder / "tasks.py").write_text(TASKS)
+    for id_ in ("a", "bad", "b"):
+        postroom.ok("send", "orders.placed", f'{{"id": "{id_}"}}')
+    assert postroom.ok("work", "tasks:worker", "--once").out == "2 handled, 1 failed\n"
+    assert sorted((postroom.folder / "handled").read_text().split()) == ["a", "b", "bad"]
+    assert postroom.ok("work", "tasks:worker", "--once", "--json").json["handled"] == 0
+
+
+def test_work_on_sigterm_lets_handlers_finish_and_reports_its_counts(postroom: Postroom) -> None:
+    (postroom.folder / "tasks.py").write_text(TASKS)
+    postroom.ok("send", "slow", "0.5")
+    process = subprocess.Popen(
+        [SCRIPT, "work", "tasks:worker", "--json"],
+        cwd=postroom.folder,
+        env=postroom.environment,
+        stdout=subprocess.PIPE,
+    )
+    wait_until((postroom.folder / "started").exists, WAIT_SECONDS)
+    process.send_signal(signal.SIGTERM)
+    out, _ = process.communicate(timeout=TIMEOUT_SECONDS)
+    assert (process.returncode, out) == (0, b'{"handled":1,"failed":0}\n')
+    assert (postroom.folder / "finished").exists()
+
+
+def test_two_processes_share_the_work_and_one_that_is_killed_loses_no_message(postroom: Postroom) -> None:
+    (postroom.folder / "tasks.py").write_text(SHARED_TASKS)
+    (postroom.folder / "jobs").write_text("\n".join(map(str, range(300))))
+    owner = postroom.start("work", "tasks:worker")
+    try:
+        postroom.wait_for_owner(owner)
+        other = postroom.start("work", "tasks:worker")
+        try:
+            assert other.stderr is not None
+            assert b"Handling messages" in other.stderr.readline()
+            postroom.ok("import", "jobs", "--topic", "jobs", "--deliver", "--mailbox", "main@local")
+            wait_until(
+                lambda: {pid for pid, _ in handled(postroom)} == {str(owner.pid), str(other.pid)},
+                WAIT_SECONDS,
+            )
+            owner.kill()
+            wait_until(
+                lambda: {job for _, job in handled(postroom)} == set(map(str, range(300))), WAIT_SECONDS
+            )
+            wait_until(lambda: unsettled(postroom) == 0, WAIT_SECONDS)
+        finally:
+            other.send_signal(signal.SIGTERM)
+            _, said = other.communicate(timeout=TIMEOUT_SECONDS)
+        assert other.returncode == 0, said
+    finally:
+        owner.kill()
+        owner.communicate()
+
+
+def test_a_schedule_and_a_worker_share_the_mailbox(postroom: Postroom) -> None:
+    (postroom.folder / "tasks.py").write_text(SHARED_TASKS)
+    (postroom.folder / "postroom.toml").write_text(
+        '[schedules.tick]\ncron = "* * * * * *"\ntopic = "jobs"\npayload = "7"\n'
+    )
+    worker = postroom.start("work", "tasks:worker")
+    try:
+        postroom.wait_for_owner(worker)
+        schedule = postroom.start("schedule", "--json")
+        try:
+            wait_until(lambda: handled(postroom) == {(str(worker.pid), "7")}, WAIT_SECONDS)
+        finally:
+            schedule.send_signal(signal.SIGTERM)
+            out, said = schedule.communicate(timeout=TIMEOUT_SECONDS)
+        assert (schedule.returncode, b'{"sent":' in out) == (0, True), said
+    finally:
+        worker.kill()
+        worker.communicate()
+
+
+def test_a_worker_that_can_not_be_imported_is_reported_in_a_sentence(postroom: Postroom) -> None:
+    (postroom.folder / "tasks.py").write_text(TASKS)
+    (postroom.folder / "broken.py").write_text("1 / 0")
+    for app, reason in (
+        ("tasks", "write MODULE:NAME"),
+        ("missing:worker", "ModuleNotFoundError: No module named 'missing'"),
+        ("broken:worker", "ZeroDivisionError: division by zero"),
+        ("tasks:nobody", "has no attribute 'nobody'"),
+        ("tasks:place", "is of type function, not Worker"),
+    ):
+        done = postroom("work", app, "--json")
+        assert done.code == 2
+        assert reason in done.error["message"]
+    assert not postroom.store.exists()
+
+
+def test_schedule_sends_each_tick(postroom: Postroom) -> None:
+    (postroom.folder / "postroom.toml").write_text(
+        '[schedules.tick]\ncron = "* * * * * *"\ntopic = "jobs"\npayload = "{}"\n'
+    )
+    process = subprocess.Popen(
+        [SCRIPT, "schedule", "--json"], cwd=postroom.folder, env=postroom.environment, stdout=subprocess.PIPE
+    )
+    deadline = time.monotonic() + 60
+    while not postroom.store.exists() or not postroom("peek", "jobs", "--json").out.strip():
+        assert time.monotonic() < deadline
+    os.kill(process.pid, signal.SIGTERM)
+    out, _ = process.communicate(timeout=TIMEOUT_SECONDS)
+    assert process.returncode == 0
+    assert b'{"sent":' in out
+    assert "tick@20" in postroom.ok("peek", "jobs", "--json").out
+
+
+def test_a_schedule_that_is_wrong_is_named(postroom: Postroom) -> None:
+    settings = postroom.folder / "postroom.toml"
+    assert "No schedules are configured" in postroom("schedule", "--json").error["message"]
+    settings.write_text('[schedules.tick]\ncron = "often"\ntopic = "jobs"\n')
+    assert (
+        "Schedule tick: 'often' is not a cron expression" in postroom("schedule", "--json").error["message"]
+    )
+    settings.write_text('[schedules.tick]\ncron = "* * * * *"\ntpoic = "jobs"\n')
+    assert "unknown field `tpoic`" in postroom("schedule", "--json").error["message"]
+
+
+def handled(postroom: Postroom) -> set[tuple[str, ...]]:
+    """Return the process and the payload of each message that was handled."""
+    file = postroom.folder / "handled"
+    return {tuple(line.split()) for line in file.read_text().splitlines()} if file.exists() else set()
+
+
+def unsettled(postroom: Postroom) -> int:
+    (mailbox,) = postroom.ok("backlog", "--json").json["mailboxes"]
+    return sum(shard["ready"] + shard["in_flight"] + shard["delayed"] for shard in mailbox["shards"])

@@ -1,0 +1,39 @@
+"""The server keeps its contract whatever is sent: no defect, and no answer that is not documented."""
+
+from pathlib import Path
+from typing import Any
+
+import schemathesis
+from hypothesis import HealthCheck, settings
+from schemathesis import checks
+
+from tests.support.servers.http import TIMEOUT_SECONDS, PostroomServer
+
+CONTRACT = Path(__file__).parents[3] / "docs/reference/openapi.json"
+SHORT_WAIT_MS, MAX_WAIT_MS = 10, 60_000
+CHECKS = [
+    checks.not_a_server_error,
+    checks.status_code_conformance,
+    checks.content_type_conformance,
+    checks.response_headers_conformance,
+    checks.response_schema_conformance,
+    checks.negative_data_rejection,
+    checks.unsupported_method,
+    checks.allow_header_conformance,
+]
+REFUSALS = ["400", "404", "405", "409", "413", "415", "429"]
+
+config = schemathesis.Config.from_dict(
+    {"checks": {"negative_data_rejection": {"expected-statuses": REFUSALS}}}
+)
+schema = schemathesis.openapi.from_path(CONTRACT, config=config)
+
+
+@schema.parametrize()
+@settings(max_examples=3, deadline=None, suppress_health_check=list(HealthCheck))
+def test_no_call_fails_or_is_answered_otherwise_than_documented(case: Any, server: PostroomServer) -> None:
+    if isinstance(case.body, dict) and case.path.startswith("/v1/recv"):
+        wait_ms = case.body.get("wait_ms")
+        if wait_ms is None or (type(wait_ms) is int and SHORT_WAIT_MS < wait_ms <= MAX_WAIT_MS):
+            case.body["wait_ms"] = SHORT_WAIT_MS
+    case.call_and_validate(base_url=server.address, timeout=TIMEOUT_SECONDS, checks=CHECKS)

@@ -1,0 +1,126 @@
+"""What a mailbox is after an append that failed, and owners that race."""
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+
+from postroom.adapters.memory.event_log import MemoryEventLog
+from postroom.application.mailbox import engine as engine_module
+from postroom.application.mailbox.engine import MailboxEngine
+from postroom.domain.errors import Fenced, Unavailable, WrongPosition
+from postroom.domain.mailbox.snapshot import take_snapshot
+from postroom.domain.record import Record
+from tests.support.clocks import ManualClock
+from tests.support.stores import MAILBOX, Place, folded_whole, message, receive_one
+
+TOPIC = "orders"
+HANG_SECONDS = 240
+
+
+class FailingLog(MemoryEventLog):
+    """A log whose next append fails when told to, before or after it kept the records."""
+
+    fails: str | None = None
+
+    def append(self, records: Sequence[Record]) -> None:
+        failure, self.fails = self.fails, None
+        if failure == "before":
+            raise Unavailable("The disk is full.")
+        super().append(records)
+        if failure == "after":
+            raise Unavailable("The connection was lost.")
+
+
+async def test_a_mailbox_whose_append_failed_ends_deliveries_without_being_asked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(engine_module, "RECOVERY_SECONDS", 0.01)
+    log = FailingLog(MAILBOX)
+    place = Place(lambda: log)
+    async with place.open() as mailbox:
+        await mailbox.send_message(message())
+        await receive_one(mailbox)
+        log.fails = "before"
+        with pytest.raises(Unavailable):
+            await mailbox.send_message(message())
+        place.clock.advance(10_000)
+        async with asyncio.timeout(HANG_SECONDS):
+            while all(record.type != "MessageRequeued.1" for record in log.read()):
+                await asyncio.sleep(0.001)
+
+
+@pytest.mark.parametrize("failure", ["before", "after"])
+async def test_after_a_failed_append_the_mailbox_is_what_its_log_says(failure: str) -> None:
+    log = FailingLog(MAILBOX)
+    async with Place(lambda: log).open() as mailbox:
+        first = await mailbox.send_message(message(b"1", idem_key="1"))
+        log.fails = failure
+        with pytest.raises(Unavailable, match=r"disk is full|connection was lost"):
+            await mailbox.send_message(message(b"2", idem_key="2"))
+
+        again = await mailbox.send_message(
+            message(b"2", idem_key="2")
+        )  # the sender tries again, as it should
+        assert again.duplicate == (failure == "after")
+        received = await mailbox.receive_messages(TOPIC)
+        assert [each.payload for each in received] == [b"1", b"2"]
+        assert received[0].message_id == first.message_id
+        assert take_snapshot(mailbox.engine.mailbox) == take_snapshot(folded_whole(log))
+
+
+async def test_a_failed_receive_promises_nothing_and_loses_nothing() -> None:
+    log = FailingLog(MAILBOX)
+    async with Place(lambda: log).open() as mailbox:
+        await mailbox.send_message(message())
+        log.fails = "before"
+        with pytest.raises(Unavailable):
+            await mailbox.receive_messages(TOPIC)
+        received = await receive_one(mailbox)
+        assert (received.attempt, received.payload) == (1, b"hello")
+
+
+async def test_an_owner_that_was_taken_over_writes_no_more_and_says_why() -> None:
+    log = MemoryEventLog(MAILBOX)
+    place = Place(lambda: log)
+    async with place.open() as old:
+        await old.send_message(message(b"1"))
+        async with place.open() as new:
+            with pytest.raises(Fenced, match="taken over by epoch 2 while this process held epoch 1"):
+                await old.send_message(message(b"2"))
+            with pytest.raises(Fenced):
+                await old.receive_messages(TOPIC)
+            assert [each.payload for each in await new.receive_messages(TOPIC)] == [b"1"]
+
+
+class RacedLog(MemoryEventLog):
+    """A log to which somebody else appends just before the next append."""
+
+    late: Sequence[Record] = ()
+
+    def append(self, records: Sequence[Record]) -> None:
+        late, self.late = self.late, ()
+        super().append(late)
+        super().append(records)
+
+
+async def test_a_new_owner_reads_again_when_the_old_ones_last_batch_lands_first() -> None:
+    log, ahead = RacedLog(MAILBOX), MemoryEventLog(MAILBOX)
+    async with Place(lambda: log).open() as mailbox:
+        await mailbox.send_message(message(b"1"))
+        ahead.append(list(log.read()))
+    async with Place(lambda: ahead).open() as mailbox:
+        await mailbox.send_message(message(b"2"))
+    log.late = list(ahead.read(after=3))
+    async with Place(lambda: log).open() as mailbox:
+        assert [each.payload for each in await mailbox.receive_messages(TOPIC)] == [b"1", b"2"]
+        assert mailbox.engine.mailbox.epoch == 3
+
+
+async def test_opening_gives_up_when_somebody_else_keeps_appending() -> None:
+    class Contended(MemoryEventLog):
+        def append(self, records: Sequence[Record]) -> None:
+            raise WrongPosition(self.mailbox, records[0].position - 1, records[0].position)
+
+    with pytest.raises(WrongPosition, match="open the mailbox again"):
+        await MailboxEngine(Contended(MAILBOX), ManualClock()).open("test")

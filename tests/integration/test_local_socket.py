@@ -1,0 +1,253 @@
+"""The socket of a mailbox's owner: who may use it, what it accepts, and where it is."""
+
+import asyncio
+import os
+import socket
+import stat
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import msgspec
+import pytest
+
+from postroom import NewMessage, Postroom, Unavailable, connect, open_mailbox
+from postroom.adapters.local.protocol import FRAME_BYTES, frame
+from postroom.domain.mailbox.commands import Ack, Extend, Nack, Purge, Receive, Redrive, Send, SetPolicy
+from postroom.domain.message import Headers, Message, Receipt
+from postroom.domain.policy import TopicPolicy
+
+MAILBOX = "main@local"
+RECEIPT = Receipt(b"m" * 16, 1, 1)
+SEND = Send(b"m" * 16, "orders", 2, b"h" * 32, b"c" * 32, Headers(0), b"envelope")
+decode = msgspec.msgpack.decode
+
+
+def changed(struct: Any, **fields: Any) -> Any:
+    return msgspec.structs.replace(struct, **fields)
+
+
+def socket_of(store: Path) -> Path:
+    return store.with_name(f"{store.name}-socket-{MAILBOX}")
+
+
+class Peer:
+    """A client that writes what it likes."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader, self._writer = reader, writer
+
+    async def ask(self, data: bytes) -> Any:
+        self._writer.write(data)
+        return await self.read()
+
+    async def read(self) -> Any:
+        """Return the next frame; None at the end."""
+        try:
+            size = int.from_bytes(await self._reader.readexactly(4), "big")
+        except asyncio.IncompleteReadError:
+            return None
+        return decode(await self._reader.readexactly(size))
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+@asynccontextmanager
+async def peer(store: Path) -> AsyncIterator[Peer]:
+    connected = Peer(*await asyncio.open_unix_connection(str(socket_of(store))))
+    assert await connected.read() == {"version": 1, "mailbox": MAILBOX}
+    try:
+        yield connected
+    finally:
+        connected.close()
+
+
+@pytest.fixture
+async def owned(tmp_path: Path) -> AsyncIterator[Postroom]:
+    async with open_mailbox(str(tmp_path / "store.db"), durability="relaxed") as mailbox:
+        yield mailbox
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\0\0\0\1\xc1",
+        b"\0\0\0\0",
+        b"GET / HTTP/1.1\r\n\r\n",
+        (FRAME_BYTES + 1).to_bytes(4, "big"),
+        frame("text"),
+        frame([1, "ping"]),
+        frame([1, "explode", None]),
+        frame([1, "Sweep", [{}]]),
+        frame([1, "TakeOwnership", [{}]]),
+        frame([1, "Truncate", [{"through": 1, "link": b""}]]),
+        frame([1, "Send", [{"topic": "orders"}]]),
+        frame([1, "Ack", "text"]),
+        frame([1, "receive", [5]]),
+        frame([1, "query", ["__class__", [], {}]]),
+        frame([1, "query", ["engine", [], {}]]),
+        frame([1, "find_id", "text"]),
+        frame([1, "cancel", "text"]),
+        frame([1 << 63, "cancel", []]),
+    ],
+    ids=range(18),
+)
+async def test_a_malformed_frame_ends_its_connection_with_one_error_and_nothing_else(
+    owned: Postroom, tmp_path: Path, data: bytes
+) -> None:
+    async with peer(tmp_path / "store.db") as other, peer(tmp_path / "store.db") as one:
+        id_, error, _ = await one.ask(data)
+        assert (id_, error["code"]) == (0, "E_SCHEMA")
+        assert await one.read() is None
+        assert await other.ask(frame([7, "ping", None])) == [7, None, None]
+    await owned.send_message(NewMessage(topic="orders", payload=b""))
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        changed(SEND, topic="no spaces"),
+        changed(SEND, message=b"short"),
+        changed(SEND, payload_hash=b""),
+        changed(SEND, size=-1),
+        changed(SEND, ttl_ms=-1),
+        changed(SEND, deliver_after_ms=1 << 62),
+        changed(SEND, idem_key=""),
+        changed(SEND, sticky_key="k" * 256),
+        changed(SEND, headers=Headers(1 << 63)),
+        changed(SEND, existing_hash=b"h" * 32),
+        Ack(changed(RECEIPT, message=b"short")),
+        Nack(RECEIPT, float("nan")),
+        Nack(RECEIPT, 2.0),
+        Extend(RECEIPT, 1),
+        Redrive("orders", 1 << 62),
+        Purge("orders", limit=0),
+        SetPolicy("orders", TopicPolicy(shards=0)),
+    ],
+    ids=range(17),
+)
+async def test_a_command_out_of_bounds_is_refused_and_leaves_the_state_as_it_is(
+    owned: Postroom, tmp_path: Path, command: Any
+) -> None:
+    state, position = owned.engine.state, owned.engine.mailbox.position
+    async with peer(tmp_path / "store.db") as one:
+        id_, error, _ = await one.ask(frame([7, type(command).__name__, [command]]))
+        assert (id_, error["code"]) == (7, "E_SCHEMA"), error
+        assert await one.ask(frame([8, "ping", None])) == [8, None, None]
+    assert owned.engine.state is state
+    assert owned.engine.mailbox.position == position
+
+
+async def test_what_only_an_owner_fills_in_is_dropped(owned: Postroom, tmp_path: Path) -> None:
+    await owned.send_message(NewMessage(topic="orders", payload=b"1"))
+    (waiting,) = owned.engine.mailbox.messages
+    forged = changed(RECEIPT, message=b"n" * 16)
+    stored = Message(b"n" * 16, 1, 1, "orders", 0, 1, 1, 1, 1, 1, 1, 1, 1)  # type: ignore[arg-type]
+    async with peer(tmp_path / "store.db") as one:
+        _, error, answers = await one.ask(frame([1, "Ack", [Ack(forged, stored)]]))
+        assert (error, answers[0]["code"]) == (None, "E_NOT_FOUND")
+        corrupt = Receive(("orders",), 1, 1, corrupt=frozenset([waiting]))
+        _, error, deliveries = await one.ask(frame([2, "receive", [corrupt, 0]]))
+        assert (error, len(deliveries)) == (None, 1)
+
+
+async def test_two_requests_with_one_id_end_the_connection(owned: Postroom, tmp_path: Path) -> None:
+    receive = frame([1, "receive", [Receive(("orders",), 1, 1), 60_000]])
+    async with peer(tmp_path / "store.db") as one:
+        assert (await one.ask(receive + receive))[0] == 0
+        assert await one.read() is None
+
+
+async def test_a_receive_of_a_client_that_leaves_takes_no_message(owned: Postroom, tmp_path: Path) -> None:
+    async with connect(str(tmp_path / "store.db")) as client:
+        waiting = asyncio.create_task(client.receive_messages("orders", wait_ms=60_000))
+        await asyncio.sleep(0.05)
+        waiting.cancel()
+        await asyncio.wait([waiting])
+        await client.get_backlog()  # answered after the cancellation was read
+        async with peer(tmp_path / "store.db") as one:
+            one._writer.write(frame([1, "receive", [Receive(("orders",), 1, 1), 60_000]]))
+            await one.ask(frame([2, "ping", None]))
+        await client.get_backlog()
+        await client.send_message(NewMessage(topic="orders", payload=b"1"))
+        (received,) = await client.receive_messages("orders")
+        assert received.attempt == 1
+
+
+async def test_large_messages_and_batches_pass_through(owned: Postroom, tmp_path: Path) -> None:
+    payloads = [bytes([number]) * 900_000 for number in range(12)]
+    async with connect(str(tmp_path / "store.db")) as client:
+        await client.send_batch([NewMessage(topic="orders", payload=payload) for payload in payloads])
+        received = []
+        while messages := await client.receive_messages("orders", max_messages=12, max_bytes=1 << 40):
+            received += [message.payload for message in messages]
+        assert received == payloads
+        await client.set_topic_policy("small", TopicPolicy(shard_capacity=20_000))
+        answers = await client.send_batch([NewMessage(topic="small", payload=b"x")] * 12_000)
+        assert len({answer.message_id for answer in answers if not isinstance(answer, Exception)}) == 12_000
+
+
+AS_NOBODY = """
+import os, socket, sys
+os.setgid(65534); os.setuid(65534)
+one = socket.socket(socket.AF_UNIX)
+one.connect(sys.argv[1])
+print(one.recv(100))
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user")
+async def test_another_user_is_not_answered_even_where_the_permissions_allow_it(owned: Postroom) -> None:
+    path = socket_of(Path(owned.engine.log.path))  # type: ignore[attr-defined]
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    path.chmod(0o666)
+    for folder in path.parents[:-2]:
+        folder.chmod(0o755)
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", AS_NOBODY, str(path), stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    answer, error = await process.communicate()
+    assert b"Hello" not in answer
+    assert answer == b"b''\n" or b"ConnectionReset" in error
+
+
+async def test_the_socket_of_a_dead_owner_is_replaced_and_ones_own_removed(tmp_path: Path) -> None:
+    path = socket_of(tmp_path / "store.db")
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(path))
+    async with connect(str(tmp_path / "store.db")), connect(str(tmp_path / "store.db")) as client:
+        await client.send_message(NewMessage(topic="orders", payload=b""))
+    assert not path.exists()
+
+
+@pytest.fixture
+def runtime(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Return the folder for sockets in a runtime directory with a short path."""
+    with TemporaryDirectory() as folder:
+        monkeypatch.setenv("XDG_RUNTIME_DIR", folder)
+        yield Path(folder, "postroom")
+
+
+async def test_a_store_whose_path_is_too_long_for_a_socket_is_shared(
+    tmp_path: Path, runtime: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / ("f" * 200)
+    folder.mkdir()
+    (tmp_path / "link").symlink_to(folder)
+    async with connect(str(folder / "store.db")), connect(str(tmp_path / "link" / "store.db")) as client:
+        await client.send_message(NewMessage(topic="orders", payload=b""))
+        assert len(os.listdir(runtime)) == 1
+    assert stat.S_IMODE(os.stat(runtime).st_mode) == 0o700
+    os.chmod(runtime, 0o777)
+    with pytest.raises(Unavailable, match="must be a folder of user"):
+        async with connect(str(folder / "store.db")):
+            pytest.fail("connected")
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(folder))
+    with pytest.raises(Unavailable, match="too long for a socket"):
+        async with connect(str(folder / "store.db")):
+            pytest.fail("connected")

@@ -1,0 +1,123 @@
+"""Schedules send one message a tick, however many processes there are and whatever their clocks do."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from postroom.adapters.cron import cron_ticks
+from postroom.application import schedule
+from postroom.application.messages import NewMessage, Sent
+from postroom.application.schedule import Schedule, Scheduler
+from postroom.domain.errors import IdempotencyConflict, InvalidRequest, Unavailable
+
+START = datetime(2026, 1, 1, tzinfo=UTC)
+Send = Callable[[NewMessage], Awaitable[Sent]]
+
+
+class Clock:
+    """A clock that moves when somebody sleeps, and may jump."""
+
+    def __init__(self) -> None:
+        self.time = START
+        self.jumps: list[timedelta] = []
+
+    def now(self) -> datetime:
+        return self.time
+
+    async def sleep(self, seconds: float) -> None:
+        self.time += timedelta(seconds=seconds)
+        if self.jumps:
+            self.time += self.jumps.pop(0)
+        await asyncio.get_running_loop().run_in_executor(None, lambda: None)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(schedule.asyncio, "sleep", clock.sleep)
+    return clock
+
+
+def every_minute(name: str = "job") -> Schedule:
+    return Schedule(name, cron_ticks("* * * * *"), NewMessage(topic="jobs", payload=b"x"))
+
+
+async def run(clock: Clock, send: Send, until: Callable[[], bool], count: int = 1) -> None:
+    """Run schedulers until a condition holds."""
+    schedulers = [Scheduler(send, [every_minute()], now=clock.now) for _ in range(count)]
+    tasks = [asyncio.create_task(each.run()) for each in schedulers]
+    async with asyncio.timeout(240):
+        while not until():
+            await asyncio.get_running_loop().run_in_executor(None, lambda: None)
+    for each in schedulers:
+        each.stop()
+    await asyncio.gather(*tasks)
+
+
+class Outgoing:
+    """What was sent; a message id is accepted once."""
+
+    def __init__(self, *failures: Exception) -> None:
+        self.ids: list[str] = []
+        self.failures = list(failures)
+
+    async def send(self, message: NewMessage) -> Sent:
+        if self.failures:
+            raise self.failures.pop(0)
+        assert message.message_id is not None
+        duplicate = message.message_id in self.ids
+        if not duplicate:
+            self.ids.append(message.message_id)
+        return Sent(message.message_id, duplicate)
+
+
+async def test_every_tick_is_sent_once_by_any_number_of_schedulers(clock: Clock) -> None:
+    outgoing = Outgoing()
+    await run(clock, outgoing.send, lambda: len(outgoing.ids) >= 5, count=3)
+    assert outgoing.ids[:3] == [f"job@2026-01-01T00:0{n}:00Z" for n in (1, 2, 3)]
+
+
+async def test_a_jump_ahead_sends_only_the_last_missed_tick(clock: Clock) -> None:
+    clock.jumps = [timedelta(0), timedelta(hours=2)]
+    outgoing = Outgoing()
+    await run(clock, outgoing.send, lambda: len(outgoing.ids) >= 2)
+    assert outgoing.ids[:2] == ["job@2026-01-01T02:01:00Z", "job@2026-01-01T02:02:00Z"]
+
+
+async def test_a_jump_back_sends_no_tick_twice(clock: Clock) -> None:
+    clock.jumps = [timedelta(0)] * 6 + [timedelta(minutes=-2)]
+    outgoing = Outgoing()
+    await run(clock, outgoing.send, lambda: len(outgoing.ids) >= 5)
+    assert outgoing.ids[:5] == [f"job@2026-01-01T00:0{n}:00Z" for n in range(1, 6)]
+
+
+async def test_a_tick_is_sent_after_an_outage(clock: Clock) -> None:
+    outgoing = Outgoing(Unavailable("down"), Unavailable("down"))
+    await run(clock, outgoing.send, lambda: len(outgoing.ids) >= 1)
+    assert outgoing.ids[0] == "job@2026-01-01T00:01:00Z"
+
+
+async def test_a_tick_that_was_sent_with_another_payload_is_left_alone(clock: Clock) -> None:
+    outgoing = Outgoing(IdempotencyConflict("differs"))
+    await run(clock, outgoing.send, lambda: len(outgoing.ids) >= 1)
+    assert outgoing.ids[0] == "job@2026-01-01T00:02:00Z"
+
+
+@pytest.mark.parametrize(
+    ("expression", "timezone"),
+    [("", "UTC"), ("* * * *", "UTC"), ("* * 31 2 *", "UTC"), ("x * * * *", "UTC"), ("* * * * *", "Mars")],
+)
+def test_what_is_no_schedule_is_refused(expression: str, timezone: str) -> None:
+    with pytest.raises(InvalidRequest, match=r"cron expression|time zone"):
+        cron_ticks(expression, timezone)
+
+
+def test_a_time_that_the_change_of_clocks_omits_is_not_left_out() -> None:
+    next_tick = cron_ticks("30 2 * * *", "Europe/Berlin")
+    ticks, tick = [], datetime(2026, 3, 28, tzinfo=UTC)
+    for _ in range(3):
+        tick = next_tick(tick)
+        ticks.append(tick.astimezone(UTC))
+    assert [each.day for each in ticks] == [28, 29, 30]

@@ -1,0 +1,157 @@
+"""A mailbox that processes share, beside owners that can't be reached, break off, or differ in version."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from postroom import (
+    InvalidRequest,
+    MailboxOwned,
+    NewMessage,
+    Unavailable,
+    connect,
+    open_mailbox,
+    read_mailbox,
+)
+from postroom.adapters.compose import socket_path
+from postroom.adapters.compose.store import open_store
+from postroom.adapters.local.protocol import Hello, frame
+from postroom.domain.errors import WrongMode
+
+MAILBOX = "main@local"
+SHORT_MS = 400
+MESSAGE = NewMessage(topic="orders", payload=b"{}")
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> str:
+    return str(tmp_path / "s")
+
+
+def lock(store: str, owner: str = "process 7 on mars") -> AbstractAsyncContextManager[None]:
+    """Own the mailbox without answering anybody, as a process on another host does."""
+    return open_store(store).ownership().acquire(MAILBOX, owner, 0)
+
+
+Answer = Callable[[asyncio.StreamReader, asyncio.StreamWriter], None]
+
+
+@asynccontextmanager
+async def owner_that_breaks_off(store: str, version: int = 1) -> AsyncIterator[list[str]]:
+    """Own the mailbox and greet everybody; yield the kinds of the requests, at which the owner ends."""
+    kinds: list[str] = []
+    path = socket_path(open_store(store), MAILBOX)
+    assert path is not None
+    owning = lock(store)
+    await owning.__aenter__()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(frame(Hello(version, MAILBOX)))
+        while True:
+            try:
+                size = int.from_bytes(await reader.readexactly(4), "big")
+            except asyncio.IncompleteReadError:
+                break
+            kind = msgspec.msgpack.decode(await reader.readexactly(size))[1]
+            if kind != "ping":
+                kinds.append(kind)
+                server.close()
+                path.unlink(missing_ok=True)
+                await owning.__aexit__(None, None, None)
+                break
+        writer.close()
+
+    server = await asyncio.start_unix_server(serve, str(path))
+    yield kinds
+    server.close()
+
+
+async def test_a_mailbox_whose_owner_can_not_be_reached_is_unavailable_and_names_it(
+    postgres_store: str, store: str
+) -> None:
+    for address in (store, postgres_store):
+        async with lock(address):
+            with pytest.raises(Unavailable, match="process 7 on mars") as refused:
+                async with connect(address, timeout_ms=SHORT_MS):
+                    pytest.fail("connected")
+        assert not isinstance(refused.value, MailboxOwned)
+        assert refused.value.retry_after_ms > 0
+
+
+async def test_a_send_whose_answer_is_lost_is_repeated_by_its_id(store: str) -> None:
+    async with owner_that_breaks_off(store) as kinds, connect(store) as mailbox:
+        sent = await mailbox.send_message(MESSAGE)
+        assert (kinds, sent.duplicate) == (["Send"], False)
+        assert (await mailbox.get_message(sent.message_id)).status == "ready"
+        assert (await mailbox.get_backlog()).ready == 1
+
+
+@pytest.mark.parametrize("call", ["purge_topic", "redrive_dead_letters"])
+async def test_an_unsafe_call_whose_answer_is_lost_is_not_repeated(store: str, call: str) -> None:
+    async with owner_that_breaks_off(store) as kinds, connect(store) as mailbox:
+        with pytest.raises(Unavailable, match="whether the call took effect is unknown"):
+            await getattr(mailbox, call)("orders")
+        assert kinds == [{"purge_topic": "Purge", "redrive_dead_letters": "Redrive"}[call]]
+
+
+async def test_an_owner_that_hangs_is_asked_once_and_then_replaced(store: str) -> None:
+    connections = 0
+
+    async def hang(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal connections
+        connections += 1
+        writer.write(frame(Hello(1, MAILBOX)))
+        await reader.read()
+        writer.close()
+
+    async with lock(store):
+        server = await asyncio.start_unix_server(hang, str(socket_path(open_store(store), MAILBOX)))
+        async with connect(store, owner_timeout_ms=SHORT_MS) as mailbox:
+            await mailbox.send_message(MESSAGE)
+            assert connections == 1
+        server.close()
+
+
+async def test_an_owner_of_another_version_is_refused_by_name(store: str) -> None:
+    async with owner_that_breaks_off(store, version=2):
+        with pytest.raises(Unavailable, match=r"speaks version 2 .* run the same version"):
+            async with connect(store):
+                pytest.fail("connected")
+
+
+async def test_a_mailbox_of_another_mode_is_refused_beside_its_owner(store: str) -> None:
+    async with open_mailbox(store, mode="archive"):
+        with pytest.raises(WrongMode):
+            async with connect(store, mode="queue"):
+                pytest.fail("connected")
+
+
+async def test_an_argument_that_can_not_be_sent_is_refused(store: str) -> None:
+    async with open_mailbox(store), connect(store) as mailbox:
+        for value in (object(), 1 << 80, "\ud800"):
+            with pytest.raises(InvalidRequest):
+                await mailbox.get_message(value)  # type: ignore[arg-type]
+
+
+async def test_many_callers_of_many_connections_get_their_own_answers(store: str) -> None:
+    async with (
+        open_mailbox(store, durability="relaxed"),
+        connect(store) as one,
+        connect(store) as two,
+    ):
+
+        async def call(number: int) -> None:
+            mailbox, topic = (one, two)[number % 2], f"topic-{number}"
+            sent = await mailbox.send_message(NewMessage(topic=topic, payload=str(number).encode()))
+            (received,) = await mailbox.receive_messages(topic)
+            assert (received.message_id, received.payload) == (sent.message_id, str(number).encode())
+            await received.ack()
+            assert (await mailbox.get_message(sent.message_id)).status == "acked"
+
+        await asyncio.gather(*map(call, range(300)))
+    with read_mailbox(store) as reader:
+        assert reader.verify_log().messages == 300

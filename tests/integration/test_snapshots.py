@@ -1,0 +1,88 @@
+"""Snapshots: from where a log is folded, and which snapshots are passed over."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+
+from postroom.adapters.memory.event_log import MemoryEventLog
+from postroom.application.mailbox.fold import fold
+from postroom.application.ports.event_log import StoredSnapshot
+from postroom.domain.errors import Unavailable
+from postroom.domain.mailbox.snapshot import take_snapshot
+from postroom.domain.policy import DAY_MS, MailboxLimits
+from postroom.domain.record import Record
+from tests.support.stores import MAILBOX, Place, folded_whole, live
+
+TOPIC = "orders"
+
+
+class WatchedLog(MemoryEventLog):
+    """A log that remembers from where it was folded."""
+
+    folded_after: int
+
+    def replay(self, after: int = 0) -> Iterator[tuple[Any, ...]]:
+        self.folded_after = after
+        return super().replay(after)
+
+
+async def test_reopening_folds_only_what_came_after_the_snapshot() -> None:
+    log = WatchedLog(MAILBOX)
+    place = Place(lambda: log)
+    async with place.open() as mailbox:
+        await live(mailbox, 600)
+    (snapshot,) = log.snapshots()
+    assert snapshot.position > 1_000
+    async with place.open() as mailbox:
+        assert log.folded_after == snapshot.position
+        assert take_snapshot(mailbox.engine.mailbox) == take_snapshot(folded_whole(log))
+        await live(mailbox, 10)
+    assert take_snapshot(fold(log)) == take_snapshot(folded_whole(log))
+
+
+async def test_a_log_that_grew_little_is_not_worth_a_snapshot() -> None:
+    log = WatchedLog(MAILBOX)
+    async with Place(lambda: log).open() as mailbox:
+        await live(mailbox, 10)
+    assert list(log.snapshots()) == []
+
+
+@pytest.mark.parametrize("damage", ["corrupt", "foreign version", "of another log", "beyond the end"])
+async def test_a_snapshot_that_does_not_fit_is_passed_over(damage: str) -> None:
+    log = WatchedLog(MAILBOX)
+    place = Place(lambda: log)
+    async with place.open() as mailbox:
+        await live(mailbox, 600)
+    (good,) = log.snapshots()
+    head = log.head()
+    assert head is not None
+    damaged = {
+        "corrupt": StoredSnapshot(head.position, head.chain, good.state[:-1]),
+        "foreign version": StoredSnapshot(head.position, head.chain, b"\x9d\x7f" + good.state[2:]),
+        "of another log": StoredSnapshot(head.position, bytes(32), good.state),
+        "beyond the end": StoredSnapshot(head.position + 1, head.chain, good.state),
+    }[damage]
+    log.save_snapshot(damaged)
+    async with place.open() as mailbox:
+        assert take_snapshot(mailbox.engine.mailbox) == take_snapshot(folded_whole(log))
+
+
+class LosingLog(MemoryEventLog):
+    """A log that keeps snapshots, but whose record under the newest one is never there."""
+
+    def at_positions(self, positions: Sequence[int]) -> dict[int, Record]:
+        newest = max((snapshot.position for snapshot in self.snapshots()), default=0)
+        return {p: r for p, r in super().at_positions(positions).items() if p != newest}
+
+
+async def test_the_log_is_not_cut_by_a_snapshot_that_does_not_stand_in_it() -> None:
+    log = LosingLog(MAILBOX)
+    place = Place(lambda: log)
+    async with place.open(limits=MailboxLimits(history_retention_ms=1)) as mailbox:
+        await live(mailbox, 20)
+        await mailbox.purge_topic(TOPIC, ready=True)
+        place.clock.advance(DAY_MS)
+        with pytest.raises(Unavailable, match="too busy to truncate its log"):
+            await mailbox.retention.enforce_age()
+        assert log.first_position() == 1

@@ -1,0 +1,159 @@
+"""A mailbox used without an event loop: in threads, in scripts, and after a fork."""
+
+import os
+import signal
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from postroom import InvalidRequest, NewMessage, StaleReceipt, SyncMailbox, Unavailable, connect
+
+MESSAGE = NewMessage(topic="orders", payload=b"{}")
+
+FORK = """
+import os, sys
+from postroom import InvalidRequest, NewMessage, connect
+
+store = sys.argv[1]
+message = NewMessage(topic="orders", payload=b"{}")
+with connect(store) as mailbox:
+    mailbox.send_message(message)
+    if child := os.fork():
+        assert os.waitpid(child, 0)[1] == 0
+    else:
+        try:
+            mailbox.send_message(message)
+        except InvalidRequest as error:
+            assert "forked" in str(error)
+            with connect(store) as own:
+                own.send_message(message)
+                os._exit(0 if own.get_backlog().ready == 2 else 2)
+        os._exit(1)
+"""
+
+# The child lives until the pipe at its standard input is closed; the owner waits for a signal.
+OWNER_WITH_CHILD = """
+import os, signal, sys
+from postroom import connect
+
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1, signal.SIGUSR2])
+with connect(sys.argv[1]):
+    print("owns", flush=True)
+    signal.sigwait([signal.SIGUSR1])
+    if os.fork() == 0:
+        print("forked", flush=True)
+        os.read(0, 1)
+        os._exit(0)
+    signal.sigwait([signal.SIGUSR2])
+print("closed", flush=True)
+signal.pause()
+"""
+
+FORK_OF_ASYNCIO = """
+import asyncio, os, sys
+from postroom import InvalidRequest, NewMessage, connect, open_mailbox
+
+async def main():
+    async with open_mailbox(sys.argv[1]), connect(sys.argv[1]) as mailbox:
+        if child := os.fork():
+            assert os.waitpid(child, 0)[1] == 0
+            await mailbox.send_message(NewMessage(topic="orders", payload=b""))
+            return
+        try:
+            mailbox.send_message(NewMessage(topic="orders", payload=b"")).send(None)
+        except InvalidRequest as error:
+            os._exit(0 if "forked" in str(error) else 1)
+        os._exit(2)
+
+asyncio.run(main())
+"""
+
+
+def test_a_message_is_sent_received_and_settled_without_an_event_loop(tmp_path: Path) -> None:
+    with connect(str(tmp_path / "store.db")) as mailbox:
+        mailbox.send_batch([NewMessage(topic="orders", payload=b'{"n": 1}')] * 3)
+        first, second, third = mailbox.receive_messages("orders")
+        assert (first.json(), first.topic, first.attempt) == ({"n": 1}, "orders", 1)
+        first.ack()
+        second.nack(reason="broken", delay_ms=0)
+        third.extend(60_000)
+        with pytest.raises(StaleReceipt):
+            second.ack()
+        assert mailbox.get_message(first.message_id).status == "acked"
+        assert mailbox.get_message(second.message_id).last_error == "broken"
+
+
+def test_threads_share_a_mailbox(tmp_path: Path) -> None:
+    with connect(str(tmp_path / "store.db"), durability="relaxed") as mailbox:
+
+        def send_and_receive(number: int) -> bytes:
+            mailbox.send_message(NewMessage(topic=f"topic-{number}", payload=str(number).encode()))
+            (received,) = mailbox.receive_messages(f"topic-{number}")
+            received.ack()
+            return received.payload
+
+        with ThreadPoolExecutor(16) as pool:
+            payloads = list(pool.map(send_and_receive, range(200)))
+    assert payloads == [str(number).encode() for number in range(200)]
+
+
+def test_a_closed_mailbox_says_so_and_can_be_closed_again(tmp_path: Path) -> None:
+    mailbox: SyncMailbox = connect(str(tmp_path / "store.db")).sync()
+    mailbox.close()
+    mailbox.close()
+    with pytest.raises(Unavailable, match="closed"):
+        mailbox.send_message(NewMessage(topic="orders", payload=b""))
+
+
+@pytest.mark.parametrize("options", [{"timeout_ms": 0}, {"owner_timeout_ms": 1}, {"mode": "stack"}])
+def test_an_invalid_argument_is_refused_when_the_mailbox_is_opened(
+    tmp_path: Path, options: dict[str, object]
+) -> None:
+    with pytest.raises(InvalidRequest), connect(str(tmp_path / "store.db"), **options):  # type: ignore[arg-type]
+        pytest.fail("opened")
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
+def test_a_forked_process_connects_anew_and_is_told_so(tmp_path: Path) -> None:
+    subprocess.run([sys.executable, "-c", FORK, str(tmp_path / "store.db")], check=True, timeout=120)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
+def test_a_mailbox_of_coroutines_says_in_a_forked_process_that_it_does_not_work(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", FORK_OF_ASYNCIO, str(tmp_path / "store.db")]
+    subprocess.run(command, check=True, timeout=120)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
+@pytest.mark.parametrize("end", ["killed", "closed"])
+@pytest.mark.parametrize("kind", ["sqlite", "postgres"])
+def test_a_forked_process_keeps_no_mailbox_that_its_parent_has_left(
+    request: pytest.FixtureRequest, tmp_path: Path, kind: str, end: str
+) -> None:
+    store = str(tmp_path / "s") if kind == "sqlite" else request.getfixturevalue("postgres_store")
+    command = [sys.executable, "-c", OWNER_WITH_CHILD, store]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as owner:
+        assert owner.stdin is not None
+        assert owner.stdout is not None
+        try:
+            assert owner.stdout.readline() == b"owns\n"
+            # Silence is no reason to replace an owner here: only locks and sockets that are released are.
+            with connect(store, owner_timeout_ms=3_600_000, timeout_ms=20_000) as mailbox:
+                mailbox.send_message(MESSAGE)
+                owner.send_signal(signal.SIGUSR1)
+                assert owner.stdout.readline() == b"forked\n"
+                if end == "killed":
+                    owner.kill()
+                    owner.wait(60)
+                else:
+                    owner.send_signal(signal.SIGUSR2)
+                    assert owner.stdout.readline() == b"closed\n"
+                mailbox.send_message(MESSAGE)
+                assert mailbox.get_backlog().ready == 2
+        finally:
+            owner.kill()
+            owner.stdin.close()  # ends the child

@@ -1,0 +1,301 @@
+"""Processes that share a mailbox by `connect`, while its owner is killed or paused.
+
+    python -m tests.integration.test_take_over COUNT [STORE]
+
+runs four processes that send COUNT messages each, and prints how long take-overs took.
+"""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from postroom import (
+    NewMessage,
+    PostroomError,
+    Unavailable,
+    connect,
+    read_mailbox,
+)
+from postroom.application.mailbox.codec import to_event
+from postroom.domain.envelope.build import open_envelope
+from postroom.domain.mailbox.events import OwnershipTaken
+from postroom.domain.names import mailbox_stream
+
+KILL_SECONDS = 2.0
+DEADLINE_SECONDS = 600.0
+OWNER_TIMEOUT_MS = 500
+WORKERS = 4
+
+
+class Journal(NamedTuple):
+    """What the processes were answered."""
+
+    sent: set[str]
+    got: list[tuple[str, int]]
+    acked: dict[str, int]
+    calls: list[tuple[int, int]]
+
+    @classmethod
+    def read(cls, folder: Path) -> "Journal":
+        journal = cls(set(), [], {}, [])
+        for path in folder.glob("*.journal"):
+            for line in path.read_text("utf-8").splitlines():
+                match line.split():
+                    case ["sent", id_]:
+                        journal.sent.add(id_)
+                    case ["got", id_, at]:
+                        journal.got.append((id_, int(at)))
+                    case ["acked", id_, at]:
+                        journal.acked[id_] = min(int(at), journal.acked.get(id_, int(at)))
+                    case ["call", start, end]:
+                        journal.calls.append((int(start), int(end)))
+        return journal
+
+
+class Processes:
+    """The workers of one mailbox; one that was killed is started again."""
+
+    def __init__(self, store: str, folder: Path, count: int) -> None:
+        self.store, self.folder, self.count = store, folder, count
+        self.stop = folder / "stop"
+        self.kills: list[int] = []
+        self._running: dict[str, subprocess.Popen[bytes]] = {}
+        for number in range(WORKERS):
+            self.start(f"worker-{number}")
+
+    def start(self, name: str) -> None:
+        journal = self.folder / f"{name}.journal"
+        command = [sys.executable, "-m", "tests.integration.take_over_worker", self.store, journal, name]
+        with (self.folder / f"{name}.log").open("ab") as log:
+            self._running[name] = subprocess.Popen(
+                [*command, str(self.count), self.stop], stdout=log, stderr=log
+            )
+
+    def kill_owner(self) -> None:
+        """Kill the process that owns the mailbox, if it is one of these, and start it again."""
+        owner = owner_pid(self.store)
+        for name, process in self._running.items():
+            if process.pid == owner and process.poll() is None:
+                self.kills.append(time.monotonic_ns())
+                process.kill()
+                process.wait()
+                self.start(name)
+                return
+
+    def is_done(self) -> bool:
+        """Return whether every number was sent, and every message settled."""
+        last = f"sending {self.count - 1}\n".encode()
+        if sum(last in path.read_bytes() for path in self.folder.glob("*.journal")) < WORKERS:
+            return False
+        with read_mailbox(self.store) as reader:
+            return not any(s.ready or s.delayed or s.in_flight for s in reader.get_backlog().shards)
+
+    def end(self) -> None:
+        self.stop.touch()
+        for process in self._running.values():
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(30)
+            process.kill()
+            process.wait()
+
+
+def owner_pid(store: str) -> int:
+    """Return the process that owns the mailbox according to its log; 0 if there is none yet."""
+    with suppress(PostroomError), read_mailbox(store) as reader:
+        for record in reversed(reader.log.read_stream(mailbox_stream(reader.log.mailbox))):
+            event = to_event(record)
+            if isinstance(event, OwnershipTaken):
+                return int(event.owner.split()[1])
+    return 0
+
+
+def run(store: str, folder: Path, count: int) -> tuple[Journal, list[float]]:
+    """Run the workers until all is sent and settled; return the journal and the take-overs in seconds."""
+    processes = Processes(store, folder, count)
+    try:
+        deadline = time.monotonic() + DEADLINE_SECONDS
+        next_kill = time.monotonic() + KILL_SECONDS
+        while not processes.is_done():
+            assert time.monotonic() < deadline, (folder / "worker-0.log").read_text("utf-8")[-2_000:]
+            if time.monotonic() >= next_kill:
+                processes.kill_owner()
+                next_kill = time.monotonic() + KILL_SECONDS
+            time.sleep(0.2)
+    finally:
+        processes.end()
+    journal = Journal.read(folder)
+    take_overs = []
+    for kill in processes.kills:
+        ends = [end for start, end in journal.calls if start > kill]
+        take_overs += [(min(ends) - kill) / 1e9] if ends else []
+    return journal, take_overs
+
+
+def check(store: str, journal: Journal, count: int) -> None:
+    """Check that nothing that was acknowledged is lost, doubled, or delivered after its ack."""
+    with read_mailbox(store) as reader:
+        verification = reader.verify_log()
+        payloads: Counter[bytes] = Counter()
+        lost = [id_ for id_ in journal.sent if reader.get_message(id_).status != "acked"]
+        for record in reader.log.read():
+            if record.type.startswith("MessageSent") and record.envelope is not None:
+                payloads[open_envelope(record.envelope).payload] += 1
+    assert not lost, f"{len(lost)} messages that were sent are not settled: {lost[:3]}"
+    assert verification.messages == sum(payloads.values()) >= len(journal.sent)
+    assert max(payloads.values()) == 1, payloads.most_common(3)
+    assert len(payloads) <= WORKERS * count
+    late = [id_ for id_, asked in journal.got if asked > journal.acked.get(id_, asked)]
+    assert not late, f"{len(late)} messages were delivered after their ack: {late[:3]}"
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "sqlite":
+        return str(tmp_path / "store.db")
+    url: str = request.getfixturevalue("postgres_store")
+    return url
+
+
+def test_nothing_is_lost_doubled_or_delivered_after_its_ack_while_owners_are_killed(
+    store: str, tmp_path: Path
+) -> None:
+    count = 300
+    journal, take_overs = run(store, tmp_path, count)
+    check(store, journal, count)
+    print(f"{len(take_overs)} take-overs: {sorted(take_overs)}")
+
+
+OWN = """
+import asyncio, sys
+from postroom import NewMessage, PostroomError, connect, open_mailbox
+
+opening, store = sys.argv[1:]
+
+async def main():
+    async with {"own": open_mailbox, "connect": connect}[opening](store) as mailbox:
+        print("open", flush=True)
+        while line := await asyncio.to_thread(sys.stdin.readline):
+            try:
+                await mailbox.send_message(NewMessage(topic="orders", payload=line.strip().encode()))
+                print("sent", flush=True)
+            except PostroomError as error:
+                print(type(error).__name__, flush=True)
+
+asyncio.run(main())
+"""
+
+
+class Owner:
+    """A process that owns the mailbox and sends what it is told."""
+
+    def __init__(self, opening: str, store: str) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", OWN, opening, store],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert self.answer() == "open"
+
+    def send(self, payload: str) -> str:
+        assert self.process.stdin is not None
+        self.process.stdin.write(f"{payload}\n")
+        self.process.stdin.flush()
+        return self.answer()
+
+    def answer(self) -> str:
+        assert self.process.stdout is not None
+        return self.process.stdout.readline().strip()
+
+    def end(self) -> None:
+        self.process.send_signal(signal.SIGCONT)
+        self.process.kill()
+        self.process.communicate()
+
+
+async def send_beside_a_paused_owner(store: str, owner: Owner) -> list[bytes]:
+    """Send one message through the owner and one while it is paused; return what is received of all three."""
+    async with connect(store, owner_timeout_ms=OWNER_TIMEOUT_MS) as mailbox:
+        await mailbox.send_message(NewMessage(topic="orders", payload=b"to the first owner"))
+        assert (await mailbox.get_backlog()).owner.startswith(f"process {owner.process.pid} ")
+        os.kill(owner.process.pid, signal.SIGSTOP)
+        await mailbox.send_message(NewMessage(topic="orders", payload=b"to the second owner"))
+        assert (await mailbox.get_backlog()).owner.startswith(f"process {os.getpid()} ")
+        os.kill(owner.process.pid, signal.SIGCONT)
+        answer = await asyncio.to_thread(owner.send, "by the first owner, awake again")
+        messages = [each.payload for each in await mailbox.receive_messages("orders")]
+        await mailbox.send_message(NewMessage(topic="orders", payload=b"afterwards"))
+    return [answer.encode(), *messages]
+
+
+@pytest.mark.parametrize(
+    ("opening", "outcome"),
+    [
+        ("own", [b"Fenced", b"to the first owner", b"to the second owner"]),
+        (
+            "connect",
+            [b"sent", b"to the first owner", b"to the second owner", b"by the first owner, awake again"],
+        ),
+    ],
+)
+def test_a_paused_owner_is_replaced_and_can_no_longer_write_when_it_wakes(
+    store: str, opening: str, outcome: list[bytes]
+) -> None:
+    owner = Owner(opening, store)
+    try:
+        assert asyncio.run(send_beside_a_paused_owner(store, owner)) == outcome
+    finally:
+        owner.end()
+    with read_mailbox(store) as reader:
+        assert reader.verify_log().messages == len(outcome)
+
+
+async def test_calls_go_on_when_the_owner_leaves_and_another_takes_over(store: str) -> None:
+    first, second, third = connect(store), connect(store), connect(store)
+    owner = await first.__aenter__()
+    async with second as mailbox, third as other:
+        await owner.send_message(NewMessage(topic="orders", payload=b"1"))
+        (received,) = await mailbox.receive_messages("orders")
+        waiting = asyncio.create_task(mailbox.receive_messages("orders", wait_ms=30_000))
+        await asyncio.sleep(0.1)
+        await first.__aexit__(None, None, None)
+        await received.ack()
+        await other.send_message(NewMessage(topic="orders", payload=b"2"))
+        assert [each.payload for each in await waiting] == [b"2"]
+        with pytest.raises(Unavailable, match="is closed"):
+            await owner.send_message(NewMessage(topic="orders", payload=b"3"))
+        assert (await other.get_backlog()).epoch == 2
+
+
+def main(count: int, store: str | None) -> None:
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        address = store or str(folder / "store.db")
+        began = time.monotonic()
+        journal, take_overs = run(address, folder, count)
+        seconds = time.monotonic() - began
+        check(address, journal, count)
+    take_overs.sort()
+    p99 = take_overs[int(len(take_overs) * 0.99)] if take_overs else 0.0
+    print(
+        f"{len(journal.sent):,} of {WORKERS * count:,} sends were answered; their messages are settled after "
+        f"{seconds:.0f} s, none lost, doubled, or delivered after its ack"
+    )
+    print(
+        f"{len(take_overs)} take-overs: median {take_overs[len(take_overs) // 2]:.3f} s, p99 {p99:.3f} s, "
+        f"longest {take_overs[-1]:.3f} s"
+    )
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), sys.argv[2] if len(sys.argv) > 2 else None)

@@ -1,0 +1,91 @@
+"""Rebuilds in this process: what they read, and what becomes the active version."""
+
+from collections.abc import Callable
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+
+from postroom.application.messages import NewMessage
+from postroom.projections.projection import MODULES
+from tests.projections.histories import (
+    STORY,
+    Store,
+    live,
+    model_store,
+    rebuild,
+    reference,
+    send,
+    take_extents,
+)
+from tests.projections.local_runner import LocalRunner
+
+MAILBOX = "main@test"
+SENDS = """
+import polars as pl
+from postroom import Column, EventProjection
+
+def fold(records):
+    return records.filter(pl.col("event") == "MessageSent").select("mailbox", pl.lit(1).alias("messages"))
+
+PROJECTION = EventProjection(
+    "sends",
+    (Column("mailbox", "text", "key"), Column("messages", "int", "sum")),
+    reads=("mailbox", "event"),
+    fold=fold,
+)
+"""
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
+    if request.param == "postgres":
+        url: str = request.getfixturevalue("postgres_store")
+        return url
+    return tmp_path / "store.db"
+
+
+@pytest.fixture
+def add_projection(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Return what adds the projection `sends`."""
+
+    def add() -> None:
+        name = f"added_{uuid4().hex}"  # modules are loaded once in a process
+        (tmp_path / f"{name}.py").write_text(SENDS)
+        monkeypatch.syspath_prepend(tmp_path)
+        monkeypatch.setenv(MODULES, name)
+
+    return add
+
+
+def test_a_model_added_to_a_store_that_moved_on_is_built_and_the_others_catch_up(
+    store: Store, add_projection: Callable[[], None]
+) -> None:
+    live(store, MAILBOX, STORY)
+    rebuild(store, runner=LocalRunner())
+    send(store, MAILBOX, [NewMessage(topic="shop", payload=b"")])
+    add_projection()
+    rebuild(store, only=["sends"], runner=LocalRunner())
+    expected = reference(store).rows
+    assert rows(store, "sends") == [{"mailbox": MAILBOX, "messages": len(expected["mailbox"])}]
+    assert {name: rows(store, name) for name in expected} == expected
+
+
+@pytest.mark.parametrize("model", ["activity", "backlog", "search"])
+def test_one_model_of_a_store_that_moved_on_is_rebuilt_and_the_others_catch_up(
+    store: Store, model: str
+) -> None:
+    live(store, MAILBOX, STORY)
+    rebuild(store, runner=LocalRunner())
+    live(store, "later@test", STORY)
+    rebuild(store, only=[model], runner=LocalRunner())
+    active = model_store(store).active_version()
+    assert active is not None
+    assert active.positions == {extent.name: extent.last for extent in take_extents(store)}
+    expected = reference(store).rows
+    assert {name: rows(store, name) for name in expected} == expected
+
+
+def rows(store: Store, model: str) -> list[dict[str, object]]:
+    """Return the rows of a model of the active version."""
+    return [row for frame in model_store(store).rows(model) for row in frame.to_dicts()]

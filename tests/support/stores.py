@@ -1,0 +1,105 @@
+"""Mailboxes in every kind of store, under a clock that the test controls."""
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from postroom.adapters.compose import Postroom
+from postroom.adapters.memory.event_log import MemoryEventLog
+from postroom.adapters.postgres.event_log import PostgresEventLog
+from postroom.adapters.sqlite.event_log import SqliteEventLog
+from postroom.application.mailbox.engine import MailboxEngine
+from postroom.application.mailbox.fold import fold
+from postroom.application.messages import NewMessage, ReceivedMessage
+from postroom.application.ports.event_log import EventLog
+from postroom.application.ports.log_archive import LogArchive
+from postroom.domain.envelope.build import build_envelope
+from postroom.domain.mailbox.events import MailboxMode
+from postroom.domain.mailbox.state import Mailbox
+from postroom.domain.policy import MailboxLimits, TopicPolicy
+from tests.support.clocks import ManualClock
+
+MAILBOX = "acme@one"
+
+
+def message(payload: bytes = b"hello", topic: str = "orders", **fields: object) -> NewMessage:
+    """Return a message to send."""
+    return NewMessage(topic=topic, payload=payload, **fields)  # type: ignore[arg-type]
+
+
+def envelope(id_: str, topic: str = "orders", **fields: object) -> bytes:
+    """Return a serialized envelope that came from outside."""
+    values: dict[str, object] = {
+        "namespace": "acme",
+        "published_at_us": 1_700_000_000_000_000,
+        "payload": b"hi",
+        "attrs": {},
+    }
+    return build_envelope(message_id=id_, topic=topic, **(values | fields))  # type: ignore[arg-type]
+
+
+class Place:
+    """A store whose mailbox can be opened, closed and opened again, under a manual clock."""
+
+    def __init__(self, open_log: Callable[[], EventLog]) -> None:
+        self.clock = ManualClock()
+        self.open_log = open_log
+
+    @asynccontextmanager
+    async def open(
+        self,
+        *,
+        mode: MailboxMode | None = None,
+        limits: MailboxLimits | None = None,
+        policy: TopicPolicy | None = None,
+        cache_bytes: int = 64 << 20,
+        archive: LogArchive | None = None,
+    ) -> AsyncIterator[Postroom]:
+        """Own the mailbox while the context lasts."""
+        log = self.open_log()
+        engine = MailboxEngine(log, self.clock, limits=limits, default_policy=policy, cache_bytes=cache_bytes)
+        try:
+            await engine.open("test", mode)
+            yield Postroom(engine, self.clock, archive)
+        finally:
+            await engine.close()
+            log.close()
+
+
+def memory_place() -> Place:
+    """Return a place that lasts as long as it is referred to."""
+    log = MemoryEventLog(MAILBOX)
+    return Place(lambda: log)
+
+
+def sqlite_place(folder: Path) -> Place:
+    """Return a place in a SQLite file of this folder."""
+    return Place(lambda: SqliteEventLog(folder / "store.db", MAILBOX))
+
+
+def postgres_place(url: str) -> Place:
+    """Return a place in a migrated PostgreSQL database."""
+    return Place(lambda: PostgresEventLog(url, MAILBOX))
+
+
+async def receive_one(mailbox: Postroom, topic: str = "orders") -> ReceivedMessage:
+    """Receive the next message."""
+    (received,) = await mailbox.receive_messages(topic, max_messages=1)
+    return received
+
+
+async def live(mailbox: Postroom, count: int, topic: str = "orders") -> None:
+    """Send messages, settle a third, nack a third, and leave a third in flight."""
+    await mailbox.send_batch([message(b"%d" % n, topic, sticky_key=str(n)) for n in range(count)])
+    received: list[ReceivedMessage] = []
+    while more := await mailbox.receive_messages(topic, max_messages=200):
+        received += more
+    await mailbox.ack_messages([each.receipt for each in received[::3]])
+    await mailbox.nack_messages([each.receipt for each in received[1::3]], reason="boom")
+
+
+def folded_whole(log: MemoryEventLog) -> Mailbox:
+    """Fold all of a log, as if it had no snapshot."""
+    bare = MemoryEventLog(log.mailbox)
+    bare.append(list(log.read()))
+    return fold(bare)

@@ -1,0 +1,53 @@
+"""Every adapter fits its port, and a log serves the eventsourcing library: type-checked, never run."""
+
+from uuid import UUID
+
+from eventsourcing.application import Application
+
+from postroom.adapters.compose import Postroom
+from postroom.adapters.grpc.client import GrpcTransport
+from postroom.adapters.http_client.client import HttpTransport
+from postroom.adapters.local.mailbox import SharedMailbox
+from postroom.adapters.memory.event_log import MemoryEventLog
+from postroom.adapters.memory.ownership import MemoryOwnership
+from postroom.adapters.postgres.messaging.hints import PostgresHints
+from postroom.adapters.postgres.messaging.message_outbox import PostgresMessageOutbox
+from postroom.adapters.postgres.messaging.outbox_repository import PostgresOutboxRepository
+from postroom.adapters.recorder import LogRecorder
+from postroom.adapters.sqlite.event_log import SqliteEventLog
+from postroom.adapters.sqlite.message_outbox import SqliteMessageOutbox
+from postroom.adapters.sqlite.ownership import FileOwnership
+from postroom.adapters.system.clock import SystemClock
+from postroom.application.mailbox.client import MailboxClient
+from postroom.application.ports.clock import Clock
+from postroom.application.ports.event_log import EventLog
+from postroom.application.ports.hints import Hints
+from postroom.application.ports.mailbox import Mailbox
+from postroom.application.ports.mailbox_transport import MailboxTransport
+from postroom.application.ports.message_outbox import MessageOutbox
+from postroom.application.ports.outbox_repository import OutboxRepository
+from postroom.application.ports.ownership import Ownership
+
+
+def adapters_fit_their_ports(
+    owned: Postroom, shared: SharedMailbox, remote: MailboxClient, http: HttpTransport, grpc: GrpcTransport
+) -> None:
+    logs: list[EventLog] = [MemoryEventLog("acme@one"), SqliteEventLog("store.db", "acme@one")]
+    owners: list[Ownership] = [MemoryOwnership(), FileOwnership("store.db")]
+    clock: Clock = SystemClock()
+    outboxes: list[OutboxRepository] = [PostgresOutboxRepository("postgresql://shop")]
+    messages: list[MessageOutbox] = [
+        SqliteMessageOutbox("shop.db", "acme@one"),
+        PostgresMessageOutbox("postgresql://shop", "acme@one"),
+    ]
+    hints: list[Hints] = [PostgresHints("postgresql://shop")]
+    mailboxes: list[Mailbox] = [owned, shared, remote]
+    transports: list[MailboxTransport] = [http, grpc]
+    leases: Application[UUID] = Application()
+    leases.recorder = LogRecorder(logs[0], clock.wall)
+    assert owners
+    assert outboxes
+    assert messages
+    assert hints
+    assert mailboxes
+    assert transports

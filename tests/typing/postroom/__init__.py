@@ -1,0 +1,1 @@
+../../../adapters/python_api.py

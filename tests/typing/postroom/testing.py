@@ -1,0 +1,1 @@
+../../../adapters/testing.py

@@ -1,0 +1,133 @@
+"""Whatever bytes a body or a query string has, it is decoded or refused with one sentence."""
+
+import json
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from postroom.adapters.http_server import query_schemas, schemas
+from postroom.adapters.http_server.parameters import parse_query
+from postroom.adapters.http_server.strict_json import decode
+from postroom.adapters.sockets.address import is_loopback_name
+from postroom.domain.errors import InvalidRequest
+
+KINDS: list[Any] = [
+    schemas.SendBody,
+    schemas.Recv,
+    schemas.Nack,
+    schemas.ExtendMany,
+    query_schemas.Redrive,
+]
+QUERIES: list[Any] = [
+    query_schemas.MessagesQuery,
+    query_schemas.DeadLettersQuery,
+    query_schemas.BacklogQuery,
+    query_schemas.PeekQuery,
+]
+
+scalars = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20)
+names = st.text(max_size=5) | st.sampled_from(
+    ["topic", "payload_b64", "attrs", "receipts", "limit", "wait_ms"]
+)
+values = st.recursive(
+    scalars,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(names, inner, max_size=4),
+    max_leaves=20,
+)
+documents = values.map(lambda value: json.dumps(value, allow_nan=True).encode())
+
+
+def outcome(body: bytes, kind: Any) -> Any:
+    """Return the value of a body, or None if it was refused with one sentence."""
+    try:
+        return decode(body, msgspec.json.Decoder(kind))
+    except InvalidRequest as error:
+        text = str(error)
+        assert text.endswith(".")
+        assert "\n" not in text
+        assert len(text) < 500
+        return None
+
+
+@given(st.binary(max_size=200) | documents, st.sampled_from(KINDS))
+def test_any_body_is_decoded_or_refused(body: bytes, kind: Any) -> None:
+    outcome(body, kind)
+
+
+@given(documents, st.data())
+def test_a_document_that_is_cut_or_damaged_is_decoded_or_refused(
+    document: bytes, data: st.DataObject
+) -> None:
+    start = data.draw(st.integers(0, len(document)))
+    damage = data.draw(st.binary(max_size=4))
+    outcome(document[:start] + damage + document[start + 1 :], schemas.SendBody)
+
+
+@given(
+    st.fixed_dictionaries(
+        {"topic": st.text(min_size=1, max_size=20)},
+        optional={"attrs": st.dictionaries(st.text(min_size=1, max_size=5), st.text(max_size=5))},
+    )
+)
+def test_what_is_decoded_is_what_was_sent(document: dict[str, Any]) -> None:
+    body = json.dumps(document | {"payload_b64": "AP8="}).encode()
+    sent = outcome(body, schemas.SendBody)
+    texts = [document["topic"], *document.get("attrs", {}), *document.get("attrs", {}).values()]
+    assert (sent is None) == any("\0" in text for text in texts)
+    if sent is not None:
+        assert (sent.topic, sent.attrs, sent.payload_b64) == (
+            document["topic"],
+            document.get("attrs", {}),
+            b"\0\xff",
+        )
+
+
+@given(st.lists(st.tuples(names, scalars), min_size=1, max_size=5), st.data())
+def test_a_name_that_occurs_twice_is_refused(pairs: list[tuple[str, Any]], data: st.DataObject) -> None:
+    twice = data.draw(st.sampled_from(pairs))
+    members = ", ".join(f"{json.dumps(name)}: {json.dumps(value)}" for name, value in [*pairs, twice])
+    with pytest.raises(InvalidRequest, match=r"twice|invalid"):
+        decode(f"{{{members}}}".encode(), msgspec.json.Decoder())
+
+
+@given(st.sampled_from([b"[", b'{"a":', b'[{"a":']), st.integers(1, 20_000))
+def test_deep_nesting_is_refused(opening: bytes, depth: int) -> None:
+    assert outcome(opening * depth, schemas.SendBody) is None
+    assert outcome(b'{"topic": "t", "payload_b64": "", "attrs": ' + opening * depth, schemas.SendBody) is None
+
+
+@given(
+    st.text(alphabet=st.characters(codec="ascii"), max_size=60)
+    | st.lists(st.tuples(names, st.text(max_size=5))).map(
+        lambda pairs: "&".join(f"{a}={b}" for a, b in pairs)
+    ),
+    st.sampled_from(QUERIES),
+)
+def test_any_query_string_is_parsed_or_refused(query: str, kind: Any) -> None:
+    refusal = None
+    try:
+        parse_query(query.encode("utf-8", "replace"), kind)
+    except InvalidRequest as error:
+        refusal = str(error)
+    assert refusal is None or refusal.endswith(".")
+
+
+def test_lists_and_mappings_are_repeated_parameters() -> None:
+    query = parse_query(
+        b"topics=a&topics=b%26c&headers[x]=1&headers[y%20]=2&limit=5", query_schemas.MessagesQuery
+    )
+    assert (query.topics, query.headers, query.limit) == (["a", "b&c"], {"x": "1", "y ": "2"}, 5)
+
+
+@pytest.mark.parametrize("host", ["localhost", "localhost:80", "127.0.0.1", "127.1.2.3:9", "[::1]:80"])
+def test_loopback_names_are_this_machine(host: str) -> None:
+    assert is_loopback_name(host)
+
+
+@given(st.text(max_size=30))
+def test_no_other_name_is_this_machine(host: str) -> None:
+    if is_loopback_name(host):
+        assert "localhost" in host.lower() or "127." in host or ":" in host
