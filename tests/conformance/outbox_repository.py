@@ -178,7 +178,9 @@ class OutboxRepositoryConformance:
         await refuse(repository, limit=1, attempts=1)
         async with repository.claim(ALL, wait=True) as claim:
             found = await claim.find([first])
-            await claim.discard(all_decided(found, DiscardOutboxEvent("too large", found[0].payload)))
+            payload = found[0].payload
+            assert payload is not None
+            await claim.discard(all_decided(found, DiscardOutboxEvent("too large", payload)))
         assert ids(await unpublished(repository)) == [second]
         assert await repository.backlog() == Backlog(1, (await unpublished(repository))[0].event.occurred_at)
         last = history(first)[-1]

@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from postroom.application.messages import NewMessage
-from postroom.application.ports.read_models import BacklogFilter, DeadLetterFilter, ReadModels
+from postroom.application.ports.read_models import BacklogFilter, DeadLetterFilter, ReadModels, ShardBacklog
 from postroom.domain.errors import InvalidRequest, NotFound
 from postroom.domain.message import Status
 from postroom.domain.search import BodyRules, EventFilter, FoundMessage, Order
@@ -268,8 +268,10 @@ class ReadModelsConformance:
     def test_backlog_comes_in_pages_by_shard(self, models: ReadModels) -> None:
         whole = models.backlog(BacklogFilter()).items
         assert len(whole) > 3
-        paged, cursor = [], None
-        while page := models.backlog(BacklogFilter(limit=2, cursor=cursor)):
+        paged: list[ShardBacklog] = []
+        cursor = None
+        while True:
+            page = models.backlog(BacklogFilter(limit=2, cursor=cursor))
             paged += page.items
             cursor = page.next_cursor
             if cursor is None:
@@ -323,7 +325,7 @@ def _all(models: ReadModels, wanted: EventFilter) -> list[FoundMessage]:
 
 def _with(wanted: EventFilter, **changes: object) -> EventFilter:
     fields = {name: getattr(wanted, name) for name in wanted.__struct_fields__}
-    return EventFilter(**(fields | changes))  # type: ignore[arg-type]
+    return EventFilter(**(fields | changes))
 
 
 def _in_order(items: list[FoundMessage], order: Order) -> list[FoundMessage]:
