@@ -31,7 +31,18 @@ from tests.simulation.choices import (
     wild_skews_ms,
 )
 from tests.simulation.model import DEAD, EXPIRY_GRACE, IN_FLIGHT, READY, UNKNOWN, Model
-from tests.simulation.operations import Ack, Operation, Purge, Receipts, Receive, Redrive, Room, Send
+from tests.simulation.operations import (
+    Ack,
+    Operation,
+    Pause,
+    Purge,
+    Receipts,
+    Receive,
+    Redrive,
+    Resume,
+    Room,
+    Send,
+)
 from tests.simulation.view import view
 from tests.simulation.world import MS, Disk, LogHandle, SimulatedLoop, WithoutSnapshots
 from tests.support.clocks import SimulatedClock
@@ -114,6 +125,15 @@ class MailboxMachine(RuleBasedStateMachine):
     @rule(data=st.data(), topic=topics)
     def set_policy(self, data: st.DataObject, topic: str) -> None:
         self._do([self.choose.policy(data, topic)])
+
+    @rule(topic=topics)
+    def pause(self, topic: str) -> None:
+        self._do([Pause(topic)])
+
+    @rule()
+    def resume(self) -> None:
+        for topic in TOPICS:
+            self._do([Resume(topic)])
 
     @rule(data=st.data(), topic=topics, turns=st.integers(0, 6))
     def several_at_once(self, data: st.DataObject, topic: str, turns: int) -> None:
@@ -363,6 +383,7 @@ class MailboxMachine(RuleBasedStateMachine):
         )
 
     def _drain(self) -> None:
+        self.resume()
         for _ in range(8):
             for topic in TOPICS:
                 receive = Receive(topic, LIMITS.max_messages, 1_000, 1_000, "drain")
