@@ -126,14 +126,19 @@ class MailboxMachine(RuleBasedStateMachine):
     def set_policy(self, data: st.DataObject, topic: str) -> None:
         self._do([self.choose.policy(data, topic)])
 
-    @rule(topic=topics)
-    def pause(self, topic: str) -> None:
+    @rule(data=st.data(), topic=topics, has_snapshot=st.booleans(), down_ms=st.none() | durations_ms)
+    def a_topic_is_paused(
+        self, data: st.DataObject, topic: str, has_snapshot: bool, down_ms: int | None
+    ) -> None:
+        """What is sent is received when it is resumed, though the process crashes in between."""
         self._do([Pause(topic)])
-
-    @rule()
-    def resume(self) -> None:
-        for topic in TOPICS:
-            self._do([Resume(topic)])
+        if has_snapshot:
+            self.save_a_snapshot()
+        if down_ms is not None:
+            self.crash(down_ms)
+        self.send_and_receive(data, topic)
+        self.everything_promised_holds()
+        self._do([Resume(topic)])
 
     @rule(data=st.data(), topic=topics, turns=st.integers(0, 6))
     def several_at_once(self, data: st.DataObject, topic: str, turns: int) -> None:
@@ -383,7 +388,6 @@ class MailboxMachine(RuleBasedStateMachine):
         )
 
     def _drain(self) -> None:
-        self.resume()
         for _ in range(8):
             for topic in TOPICS:
                 receive = Receive(topic, LIMITS.max_messages, 1_000, 1_000, "drain")
