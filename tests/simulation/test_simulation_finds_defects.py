@@ -270,7 +270,7 @@ def a_snapshot_that_forgets_pauses(patch: Patch) -> None:
             mailbox.paused_topics.clear()
         return mailbox
 
-    restore = fold.restore_snapshot
+    restore = snapshot.restore_snapshot
     patch.setattr(fold, "restore_snapshot", forget)
 
 
