@@ -120,13 +120,17 @@ def ms_of(text: str) -> int:
     return round(datetime.fromisoformat(text).replace(tzinfo=UTC).timestamp() * 1_000)
 
 
+def within(since: int, until: int) -> Callable[[Delivery], bool]:
+    return lambda d: d.ms is not None and since <= d.ms <= until
+
+
 for start in EDGES:
     for end in EDGES:
         if start < end:
             since, until = ms_of(start), ms_of(end)
             FILTERS[f"from {start} to {end}"] = (
                 EventFilter(start_time=since, end_time=until, topics=("github.*",)),
-                lambda d, since=since, until=until: d.ms is not None and since <= d.ms <= until,
+                within(since, until),
             )
 
 
