@@ -158,7 +158,7 @@ def merge_rows(projection: Projection, rows: pl.DataFrame) -> pl.DataFrame:
         rows: rows in order, earlier ones first.
     """
     if rows.height < 2:
-        return rows.select(*projection.schema)
+        return rows if rows.schema == projection.schema else rows.select(*projection.schema)
     expressions = {"sum": pl.Expr.sum, "min": pl.Expr.min, "max": pl.Expr.max, "replace": pl.Expr.last}
     aggregates = [
         expressions[each.merge](pl.col(each.name)) for each in projection.columns if each.merge != "key"

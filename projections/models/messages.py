@@ -132,6 +132,7 @@ elements of a JSON array.
 _RECORD = tuple(name for name in Record._fields[:CHAIN] if name != "state")
 SENT = "MessageSent"
 EVENTS = (SENT, *STATUS_AFTER)
+_DEAD_LETTER_EVENTS = {"MessageDeadLettered", "MessageRedriven"}
 _encode = msgspec.json.Encoder().encode
 _decode_pieces = msgspec.json.Decoder(list[dict[str, Any]]).decode
 
@@ -152,11 +153,14 @@ def fold(records: pl.DataFrame) -> tuple[pl.DataFrame, list[ParkedRecord]]:
     Arguments:
         records: columns `READS` of log records in order; records of other streams are ignored.
     """
-    parked = [
-        ParkedRecord(place, type_, f"An event of unknown type {type_}.")
-        for place, type_ in records.filter(is_unknown()).select("place", "type").iter_rows()
-    ]
-    message_records = records.filter(pl.col("event").is_in(EVENTS))
+    parked: list[ParkedRecord] = []
+    message_records = records
+    if not set(records["event"].unique()) <= set(EVENTS):
+        parked = [
+            ParkedRecord(place, type_, f"An event of unknown type {type_}.")
+            for place, type_ in records.filter(is_unknown()).select("place", "type").iter_rows()
+        ]
+        message_records = records.filter(pl.col("event").is_in(EVENTS))
     dead_letterings, undecodable = _dead_letterings(message_records)
     partials = _partials(message_records, dead_letterings)
     if _is_any_sent_again(partials):
@@ -302,10 +306,12 @@ def as_partials(rows: pl.DataFrame) -> pl.DataFrame:
 
 def _dead_letterings(later: pl.DataFrame) -> tuple[pl.DataFrame, list[ParkedRecord]]:
     """Return the JSON elements of each message's dead-letterings and redrives, and undecodable records."""
-    event = pl.col("event")
-    rows = later.filter(event.is_in(("MessageDeadLettered", "MessageRedriven")))
+    types = {"mailbox": pl.String, "stream": pl.Binary, "dead_letterings": pl.String}
+    if not _DEAD_LETTER_EVENTS & set(later["event"].unique()):
+        return pl.DataFrame(schema=types), []
     pieces: dict[tuple[str, bytes], list[str]] = {}
     parked: list[ParkedRecord] = []
+    rows = later.filter(pl.col("event").is_in(_DEAD_LETTER_EVENTS))
     rows = rows.select("place", "mailbox", "event", *_RECORD, "dead_letter_state")
     for place, mailbox, event_name, *values in rows.iter_rows():
         *columns, state = values
@@ -318,7 +324,6 @@ def _dead_letterings(later: pl.DataFrame) -> tuple[pl.DataFrame, list[ParkedReco
                 parked.append(ParkedRecord(place, record.type, error))
         pieces.setdefault((mailbox, record.stream), []).append(_encode(piece).decode())
     columns = [(*key, ",".join(each)) for key, each in pieces.items()]
-    types = {"mailbox": pl.String, "stream": pl.Binary, "dead_letterings": pl.String}
     return pl.DataFrame(columns, schema=types, orient="row"), parked
 
 
