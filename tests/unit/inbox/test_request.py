@@ -1,3 +1,4 @@
+from collections.abc import Mapping
 from uuid import UUID
 
 import msgspec
@@ -72,7 +73,7 @@ class _Stored:
         self.messages: list[SourceMessage] = []
         self._max_bytes = max_bytes
 
-    async def publish(self, subject: str, payload: bytes, headers: dict[str, str]) -> PublishAck:
+    async def publish(self, subject: str, payload: bytes, headers: Mapping[str, str]) -> PublishAck:
         if len(payload) > self._max_bytes:
             raise InvalidRequest("The message is too large.")
         self.messages.append(SourceMessage(subject, payload, headers, 1, "1", None))
