@@ -36,6 +36,7 @@ from postroom.domain.mailbox.commands import (
     Send,
     SetPolicy,
 )
+from postroom.domain.message import MAX_PRIORITY
 from postroom.domain.names import STREAM_BYTES, check_topic
 from postroom.domain.policy import MAX_DURATION_MS, MAX_FRAME_BYTES, TopicPolicy, check_visibility
 
@@ -126,6 +127,7 @@ def _check_send(send: Send) -> Send:
     if send.idem_key is not None:
         check_text("idem_key", send.idem_key, 1)
     check_optional_text("sticky_key", send.sticky_key)
+    check_int("priority", send.priority, 0, MAX_PRIORITY)
     check_int("timestamp", send.headers.timestamp, -MAX_INT, MAX_INT)
     sizes = (len(send.message), len(send.payload_hash), len(send.hash_chain))
     if sizes != (STREAM_BYTES, HASH_BYTES, HASH_BYTES) or send.existing_hash is not None:

@@ -78,7 +78,7 @@ def shard_of(key: str, shards: int) -> int:
 
 
 def deliverable(command: Receive, mailbox: Mailbox, now: int) -> list[Message]:
-    """Return the messages that `command` would deliver or quarantine, in order, oldest first per shard."""
+    """Return the messages that `command` would deliver or quarantine, in the order of their shards."""
     topics = [mailbox.topics[name] for name in command.topics if name in mailbox.topics]
     remaining = min(command.max_messages, mailbox.limits.in_flight_ceiling - mailbox.in_flight)
     messages: list[Message] = []
@@ -185,6 +185,7 @@ def _sent(command: Send, shard: int, due: int | None, expires_at: int, now: int)
         command.hash_chain,
         command.headers,
         command.envelope,
+        command.priority,
     )
 
 
