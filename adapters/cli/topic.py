@@ -39,7 +39,11 @@ async def policy(
     if session.out.as_json:
         session.out.json({"topic": topic, "policy": facts})
     else:
-        session.out.facts(
-            (name.removesuffix("_ms"), format_duration(value) if name.endswith("_ms") else value)
-            for name, value in facts.items()
-        )
+        session.out.facts((name.removesuffix("_ms"), _as_text(name, value)) for name, value in facts.items())
+
+
+def _as_text(name: str, value: object) -> object:
+    """Return the value of a field as it may be set."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return format_duration(value) if name.endswith("_ms") and isinstance(value, int) else value
