@@ -224,8 +224,8 @@ def a_redelivery_that_starts_to_age_anew(patch: Patch) -> None:
         requeued(message, event, epoch)
         message.ready_at = event.due
 
-    requeued = message._EVOLVE[MessageRequeued]
-    patch.setitem(message._EVOLVE, MessageRequeued, young)
+    requeued = MESSAGE_FOLD[MessageRequeued]
+    patch.setitem(MESSAGE_FOLD, MessageRequeued, young)
 
 
 @defect

@@ -174,10 +174,10 @@ def test_records_of_version_1_are_readable() -> None:
         ("t", 4, None, 5, None, b"\x95\t\x01\xa1k\xc4\x01p\xc4\x01h"),
         MessageSent(*acked, "t", 4, 5, 9, 1, "k", b"p", b"h", Headers(0), b""),
     )
-    policy = dict.fromkeys(TopicPolicy.__struct_fields__[:12], 7)  # those of version 1
+    numbers = dict.fromkeys(TopicPolicy.__struct_fields__[:12], 7)  # the fields of version 1
     written["TopicPolicySet.1"] = (
-        ("t", None, None, None, None, msgspec.msgpack.encode([policy])),
-        TopicPolicySet(*acked, "t", TopicPolicy(**policy)),
+        ("t", None, None, None, None, msgspec.msgpack.encode([numbers])),
+        TopicPolicySet(*acked, "t", msgspec.convert(numbers, TopicPolicy)),
     )
     for name, (columns, event) in written.items():
         row = (1, b"s" * 16, 3, 1, name, 99, *columns)
