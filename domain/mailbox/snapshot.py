@@ -11,7 +11,10 @@ from postroom.domain.message import DEAD, IN_FLIGHT, MS, READY, Message
 from postroom.domain.policy import MailboxLimits, TopicPolicy
 
 VERSION = 3
-"""Increment when fields of `Snapshot` or `Message` change; snapshots of unreadable versions are ignored."""
+"""Increment when fields of `Snapshot` or `Message` change; snapshots of unreadable versions are ignored.
+
+Fields with defaults may be appended: snapshots without them stay readable.
+"""
 _WITHOUT_PRIORITIES = 2
 _READABLE = (_WITHOUT_PRIORITIES, VERSION)
 
@@ -33,6 +36,8 @@ class Snapshot(msgspec.Struct, frozen=True, array_like=True):
     messages: list[Message]
     windows: dict[str, dict[str, ReplayEntry]]
     expiry_resumes_at: int = 0
+    paused_topics: list[str] = []
+    dead_letterings: dict[str, dict[str, int]] = {}
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -61,6 +66,8 @@ def take_snapshot(mailbox: Mailbox) -> bytes:
             _ordered_messages(mailbox),
             windows,
             mailbox.expiry_resumes_at,
+            sorted(mailbox.paused_topics),
+            {name: each.dead_letterings for name, each in mailbox.topics.items() if each.dead_letterings},
         )
     )
 
@@ -94,8 +101,11 @@ def restore_snapshot(
     mailbox.archived = saved.archived
     mailbox.expiry_resumes_at = saved.expiry_resumes_at
     mailbox.policies = saved.policies
+    mailbox.paused_topics = set(saved.paused_topics)
     for topic_name, keys in saved.windows.items():
         mailbox.topics[topic_name] = Topic(topic_name, mailbox.policy(topic_name), ReplayWindow(keys))
+    for topic_name, counts in saved.dead_letterings.items():
+        mailbox.topic(topic_name).dead_letterings = counts
     for message in saved.messages:
         if saved.version == _WITHOUT_PRIORITIES:
             message.ready_at = message.due if message.version == 1 else message.sent_at
