@@ -74,14 +74,19 @@ class LocalServer:
         temporary = self._path.with_name(f"{self._path.name}.{os.getpid() & 0xFFFF:x}")
         try:
             temporary.unlink(missing_ok=True)
+            # In two steps: the first is not interrupted, so that a cancellation leaks no socket.
             self._server = await asyncio.get_running_loop().create_unix_server(
-                lambda: _Connection(self), str(temporary), backlog=BACKLOG
+                lambda: _Connection(self), str(temporary), backlog=BACKLOG, start_serving=False
             )
+            await self._server.start_serving()
             for listening_socket in self._server.sockets:
                 set_close_on_fork(listening_socket.fileno(), True)
             temporary.chmod(0o600)
             self._inode = temporary.stat().st_ino
             temporary.rename(self._path)
+        except asyncio.CancelledError:
+            temporary.unlink(missing_ok=True)
+            raise
         except OSError as error:
             raise Unavailable(
                 f"The socket {self._path} can't be created: {error}. Check the folder's permissions."
@@ -132,8 +137,8 @@ class LocalServer:
 async def listening(path: Path, mailbox: str) -> AsyncIterator[LocalServer]:
     """Listen at a Unix socket while the context lasts."""
     server = LocalServer(path, mailbox)
-    await server.start()
     try:
+        await server.start()
         yield server
     finally:
         await server.close()

@@ -122,8 +122,9 @@ class SharedOwner:
             timeout=self._timeout_ms / 1_000,
             return_when=asyncio.FIRST_COMPLETED,
         )
+        was_available = available.done()  # it may be gone again, and calls wait for the next one
         available.cancel()
-        if self._is_available.is_set():
+        if was_available:
             return
         if self._task.done():
             self._task.result()

@@ -35,7 +35,7 @@ GROUP_COST = 400
 PENDING_COST = 50_000
 TOPIC_QUANTUM = 32
 """Cost of the commands of one topic that are decided before it is the next topic's turn."""
-MIN_SNAPSHOT_EVENTS, MAX_SNAPSHOT_EVENTS = 10_000, 100_000
+MIN_SNAPSHOT_EVENTS, MAX_SNAPSHOT_EVENTS = 4_000, 100_000
 """Bounds of the records between snapshots, and so of those that the next owner replays."""
 SNAPSHOT_RATIO = 2
 """Records between snapshots for each message and key in them; bounds what snapshots cost a record."""
