@@ -58,10 +58,10 @@ class EventLogConformance:
         assert all(type(record) is Record for record in log.read())
 
     def test_absent_values_and_any_bytes_and_any_text_survive(self, log: EventLog) -> None:
-        bare = Record(1, stream(1), 1, 1, "Bare.1", 0, *[None] * 5, b"", bytes(32))
+        bare = Record(1, stream(1), 1, 1, "Bare.1", 0, None, None, None, None, None, b"", bytes(32))
         facts = ("ü/\U0001f4ee", -1, 0, 2**62, "", b"\x00'\xff", b"\xff" * 32)
         headers = (-1, "", "\x00", " ", "\n", "'", '"', ";", "--", "%", "ß", "{}", bytes(range(256)) * 300)
-        full = Record(2, bytes(16), 2**31, 2**40, "Full.1", 2**62, *facts, *headers)
+        full = Record._make((2, bytes(16), 2**31, 2**40, "Full.1", 2**62, *facts, *headers))
         log.append([bare, full])
         assert list(log.read()) == [bare, full]
         assert log.read_stream(stream(1)) == [bare]
@@ -227,6 +227,16 @@ class EventLogConformance:
         append(log, [sent(n) for n in range(1, 20)])
         assert log.existing_streams(stream(n) for n in (0, 1, 19, 20)) == {stream(1), stream(19)}
         assert log.existing_streams([]) == set()
+
+    def test_the_streams_of_a_range_are_found_in_order_as_far_as_retention_left_them(
+        self, log: EventLog
+    ) -> None:
+        append(log, [sent(5), sent(2), received(2), sent(9), sent(4)])
+        assert log.streams_between(stream(2), stream(5), 9) == [stream(2), stream(4), stream(5)]
+        assert log.streams_between(stream(2), stream(5), 2) == [stream(2), stream(4)]
+        assert log.streams_between(stream(6), stream(8), 9) == []
+        log.truncate(through=2, limit=9)
+        assert log.streams_between(bytes(16), b"\xff" * 16, 9) == [stream(4), stream(9)]
 
     def test_the_first_record_of_streams_is_found_as_far_as_retention_left_it(self, log: EventLog) -> None:
         records = append(log, [sent(1), sent(2), received(1), sent(3), received(2)])

@@ -13,7 +13,7 @@ from postroom.application.messages import ReceivedMessage
 from postroom.application.ports.event_log import EventLog
 from postroom.application.query_results import Backlog, DeadLetter
 from postroom.domain.errors import Rejected
-from postroom.domain.mailbox.state import TopicCount, count
+from postroom.domain.mailbox.counts import TopicCount, count
 from postroom.domain.policy import MailboxLimits, TopicPolicy
 from tests.support.stores import Place, message
 
@@ -105,7 +105,7 @@ _soon = st.builds(Wait, st.sampled_from([0, 1, 100, 300, 600]))
 
 
 def _poison(topic: str, pause: Step, what_follows: Sequence[Step]) -> list[Step]:
-    attempts = [Receive(topic), Settle("nack", 0, 0)] * POLICY.max_attempts
+    attempts: list[Step] = [Receive(topic), Settle("nack", 0, 0)] * POLICY.max_attempts
     return [Send(topic), *attempts, pause, Operate("redrive", topic), *what_follows]
 
 
