@@ -196,11 +196,11 @@ def _scalar(name: str, value: object, where: str) -> object:
         return _number(name, value, where)
     if name == "mailbox":
         return _check_name(value, check_mailbox, where)
-    allowed = {"durability": ("full", "relaxed"), "log_level": ("debug", "info", "warning", "error")}.get(
+    choices = {"durability": ("full", "relaxed"), "log_level": ("debug", "info", "warning", "error")}.get(
         name
     )
-    if allowed is not None and value not in allowed:
-        raise InvalidSettings(f"{where} is {value!r}; expected one of {', '.join(allowed)}.")
+    if choices is not None and value not in choices:
+        raise InvalidSettings(f"{where} is {value!r}; expected one of {', '.join(choices)}.")
     if not isinstance(value, str) or not value:
         raise InvalidSettings(f"{where} is {value!r}; expected non-empty text.")
     if name == "store" and "://" in value and not value.startswith(_DATABASES):
