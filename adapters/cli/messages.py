@@ -61,7 +61,10 @@ async def send(
         str, Option(metavar="DURATION", help="Dead-letter it if it is not delivered within this time.")
     ] = "0",
     priority: Annotated[
-        int, Option(min=0, max=10, help="Priority in the envelope; does not change the order.")
+        int,
+        Option(
+            min=0, max=10, help="10 is the most urgent; obeyed if the topic's policy has priorities=true."
+        ),
     ] = 5,
     content_type: Annotated[str | None, Option(help="Media type of the payload.")] = None,
     principal: Annotated[str | None, Option(help="Publisher.")] = None,

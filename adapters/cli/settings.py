@@ -235,13 +235,22 @@ def _from_environment(table: str, environment: Mapping[str, str]) -> dict[str, s
 
 def _build(base: Struct, changes: Mapping[str, object], where: str) -> Struct:
     fields = base.__struct_fields__
-    values: dict[str, int] = {}
+    values: dict[str, object] = {}
     for key, value in changes.items():
         name = f"{key}_ms" if f"{key}_ms" in fields else key
         if name not in fields:
             raise InvalidSettings(f"{where}: unknown key {key!r}{unknown_key(key, fields)}.")
-        values[name] = _number(name, value, f"{where}: {key}")
+        read = _boolean if type(getattr(base, name)) is bool else _number
+        values[name] = read(name, value, f"{where}: {key}")
     return msgspec.structs.replace(base, **values)
+
+
+def _boolean(name: str, value: object, where: str) -> bool:
+    if isinstance(value, bool):
+        return value
+    if value not in ("true", "false"):
+        raise InvalidSettings(f"{where} is {value!r}; expected true or false.")
+    return value == "true"
 
 
 def _number(name: str, value: object, where: str) -> int:

@@ -93,7 +93,7 @@ def test_any_range_and_columns_are_those_of_its_records(
     assert found == [{name: row[name] for name in columns} for row in wanted]
 
 
-TEXTS = (*TOPICS, "orders%", "o", "", "MessageSent.", "MessageSent.2", "me", "o'", "max_attempts", "nacked")
+TEXTS = (*TOPICS, "orders%", "o", "", "MessageSent.", "MessageSent.3", "me", "o'", "max_attempts", "nacked")
 _columns = st.sampled_from(
     ["type", "topic", "principal", "reason", "at", "attempt", "due", "version", "shard"]
 )
