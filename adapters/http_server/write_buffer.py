@@ -50,8 +50,8 @@ class WriteBuffer:
             return
         self._flush()
         self._has_ended = True
-        self._transport.write_eof()  # type: ignore[attr-defined]  # of all streams
-        self._transport.resume_reading()  # type: ignore[attr-defined]
+        self._transport.write_eof()
+        self._transport.resume_reading()
         self._loop.call_later(END_SECONDS, self._transport.abort)
 
     def is_closing(self) -> bool:
