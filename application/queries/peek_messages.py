@@ -1,6 +1,7 @@
 """`PeekMessages`: the messages that a receive would deliver next, without receiving them."""
 
 from postroom.application.mailbox.codec import is_intact, to_event
+from postroom.application.mailbox.fold import refuse_altered_records
 from postroom.application.messages import rfc3339
 from postroom.application.ports.event_log import EventLogReader
 from postroom.application.queries.time_travel import StateAt
@@ -32,6 +33,7 @@ class PeekMessages:
         self._log = log
         self._is_swept = is_swept
 
+    @refuse_altered_records
     def __call__(self, topic: str, *, limit: int = 10) -> list[PeekedMessage]:
         """Return up to `limit` ready messages, oldest first within a shard.
 
@@ -58,6 +60,7 @@ class HasWork:
     def __init__(self, state_at: StateAt) -> None:
         self._state_at = state_at
 
+    @refuse_altered_records
     def __call__(self, topic: str) -> bool:
         """Return whether a receive from `topic` would change the mailbox; needs no ownership.
 
