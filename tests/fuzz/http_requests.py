@@ -144,4 +144,4 @@ async def _call(app: App, method: str, path: bytes, query: bytes, body: bytes) -
     await app(scope, receive, send)
     status = sent[0]["status"]
     content = b"".join(message.get("body", b"") for message in sent[1:])
-    return status, msgspec.json.decode(content) if status >= 400 and method != "HEAD" else None
+    return status, msgspec.json.decode(content) if status >= 400 else None

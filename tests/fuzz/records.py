@@ -35,6 +35,7 @@ SEEDS = [
     _seed(2, "topic", _NULL, b""),
     _seed(2, "shard", _INT, b"\xff" * 8),
     _seed(2, "envelope", _BYTES, b"\x0a\x00"),
+    _seed(2, "envelope", _TEXT, b"text"),
     _seed(2, "custom_headers", _TEXT, b'{"a": 1}'),
     _seed(2, "timestamp", _INT, b"\x7f" + b"\xff" * 7),
     _seed(3, "due", _INT, b"\x7f" + b"\xff" * 7),
