@@ -91,7 +91,7 @@ class _Engine:
             try:
                 return await call(*arguments, **options)
             except Unavailable as error:
-                # A second send with an id of our own making fails one append; the owner loads its state again.
+                # A second send with an id that a client generated fails one append (ADR 0041).
                 if "already has a record" not in str(error):
                     self._failures.append(error)
                 raise
@@ -133,7 +133,7 @@ class _Owner:
         self._runner.run(self._send(data))
         failures, self._failures[:] = list(self._failures), []
         assert not failures, failures
-        assert self._runner.run(self._mailbox.receive_messages("no messages")) == []
+        assert self._runner.run(self._mailbox.receive_messages("nothing")) == []
 
     async def _open(self) -> None:
         opening = open_mailbox("memory:", MAILBOX)

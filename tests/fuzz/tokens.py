@@ -24,6 +24,8 @@ _QUERIES = (
 SEEDS = [
     write_receipt(Receipt(bytes(range(16)), 1, 1)).encode(),
     write_receipt(Receipt(b"\xff" * 16, (1 << 32) - 1, (1 << 48) - 1)).encode(),
+    write_receipt(Receipt(bytes(16), 1, 1)).encode()[:-1] + b"F",  # other bits at the end
+    write_receipt(Receipt(bytes(16), 1, 1)).encode() + b"!",
     Cursor(1_700_000_000_000, 7).encode().encode(),
     b"0199d2c4-6f00-7a10-8c21-3b5b0f6f9e01",
     b"acme@one",

@@ -24,7 +24,7 @@ from postroom.domain.policy import TopicPolicy
 MAILBOX = "main@local"
 RECEIPT = Receipt(b"m" * 16, 1, 1)
 SEND = Send(b"m" * 16, "orders", 2, b"h" * 32, b"c" * 32, Headers(0), b"envelope")
-NESTED_BYTES = 100_000
+DEPTH = 100_000
 decode = msgspec.msgpack.decode
 
 
@@ -95,7 +95,7 @@ async def owned(tmp_path: Path) -> AsyncIterator[Postroom]:
         frame([1, "find_id", "text"]),
         frame([1, "cancel", "text"]),
         frame([1 << 63, "cancel", []]),
-        NESTED_BYTES.to_bytes(4, "big") + b"\x91" * NESTED_BYTES,
+        (7 + DEPTH).to_bytes(4, "big") + b"\x93\x01\xa4ping" + b"\x91" * DEPTH,
     ],
     ids=range(19),
 )
