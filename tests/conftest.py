@@ -1,5 +1,6 @@
 import asyncio
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
@@ -17,6 +18,10 @@ if TYPE_CHECKING:
 
     from tests.support.fixtures import CreateDatabase, OpenReadModels
     from tests.support.servers.postgres import PostgresServer
+
+# Tests start many hundred processes: without cached bytecode each of them would compile what it imports.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 # No example fails for being slow: the speed depends on the machine.
 settings.register_profile(

@@ -4,7 +4,7 @@ A redrive passes a dead letter to the handler directly, under its id and inbox r
 put it behind all later messages, deliver it to every other consumer once more, and start a new history.
 """
 
-from collections.abc import AsyncIterator, Collection, Sequence
+from collections.abc import AsyncGenerator, Collection, Sequence
 from contextlib import suppress
 from typing import Literal
 from uuid import UUID
@@ -88,7 +88,7 @@ class DeadLetterAdmin:
                 raise NotFound(f"There is no dead letter {min(missing)}; see postroom inbox dlq list.")
         return sorted(letters, key=_sort_key)
 
-    async def redrive(self, letters: Sequence[InboxDeadLetter]) -> AsyncIterator[RedriveResult]:
+    async def redrive(self, letters: Sequence[InboxDeadLetter]) -> AsyncGenerator[RedriveResult, None]:
         """Handle dead letters again, one after another, and remove those that are processed.
 
         If one fails, it and the later ones of its aggregate remain dead letters.

@@ -10,7 +10,17 @@ import typer
 from typer import Argument, Option
 
 from postroom.adapters.cli.output import Output
-from tests.benchmarks import follow, history, messaging, peers, search, spark, throughput
+from tests.benchmarks import (
+    follow,
+    history,
+    messaging,
+    peers,
+    search,
+    spark,
+    surfaces,
+    throughput,
+    workers,
+)
 from tests.benchmarks.figures import Figure, Figures
 
 MEASUREMENTS: dict[str, Callable[[Figures, Path, int], None]] = {
@@ -18,6 +28,8 @@ MEASUREMENTS: dict[str, Callable[[Figures, Path, int], None]] = {
     **history.MEASUREMENTS,
     **peers.MEASUREMENTS,
     **messaging.MEASUREMENTS,
+    **surfaces.MEASUREMENTS,
+    **workers.MEASUREMENTS,
 }
 
 

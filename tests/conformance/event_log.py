@@ -58,10 +58,10 @@ class EventLogConformance:
         assert all(type(record) is Record for record in log.read())
 
     def test_absent_values_and_any_bytes_and_any_text_survive(self, log: EventLog) -> None:
-        bare = Record(1, stream(1), 1, 1, "Bare.1", 0, *[None] * 5, b"", bytes(32))
+        bare = Record(1, stream(1), 1, 1, "Bare.1", 0, None, None, None, None, None, b"", bytes(32))
         facts = ("ü/\U0001f4ee", -1, 0, 2**62, "", b"\x00'\xff", b"\xff" * 32)
         headers = (-1, "", "\x00", " ", "\n", "'", '"', ";", "--", "%", "ß", "{}", bytes(range(256)) * 300)
-        full = Record(2, bytes(16), 2**31, 2**40, "Full.1", 2**62, *facts, *headers)
+        full = Record._make((2, bytes(16), 2**31, 2**40, "Full.1", 2**62, *facts, *headers))
         log.append([bare, full])
         assert list(log.read()) == [bare, full]
         assert log.read_stream(stream(1)) == [bare]

@@ -178,7 +178,9 @@ class OutboxRepositoryConformance:
         await refuse(repository, limit=1, attempts=1)
         async with repository.claim(ALL, wait=True) as claim:
             found = await claim.find([first])
-            await claim.discard(all_decided(found, DiscardOutboxEvent("too large", found[0].payload)))
+            payload = found[0].payload
+            assert payload is not None
+            await claim.discard(all_decided(found, DiscardOutboxEvent("too large", payload)))
         assert ids(await unpublished(repository)) == [second]
         assert await repository.backlog() == Backlog(1, (await unpublished(repository))[0].event.occurred_at)
         last = history(first)[-1]
@@ -253,10 +255,16 @@ class OutboxRepositoryConformance:
         await publish(repository)
         assert [await repository.delete_published(LATER, 2) for _ in range(4)] == [2, 2, 1, 0]
 
-    async def test_no_decisions_write_nothing(self, repository: OutboxRepository) -> None:
+    async def test_no_decisions_write_nothing(
+        self, repository: OutboxRepository, record: Record, history: History
+    ) -> None:
+        (id_,) = record(order_placed("o-1", 1))
+        before = await unpublished(repository)
         async with repository.claim(ALL) as claim:
             for write in (claim.mark_published, claim.increment_attempts, claim.retry, claim.discard):
                 await write([])
+        assert await unpublished(repository) == before
+        assert names(history(id_)) == ["OutboxEventRecorded"]
 
     async def test_closing_twice_is_fine_and_a_closed_repository_opens_again(
         self, repository: OutboxRepository, record: Record

@@ -21,6 +21,7 @@ class ActivityConformance:
         self, models: ReadModels, rows: list[Row], period: str
     ) -> None:
         found = every(models, ActivityFilter(period=period))
+        assert found
         assert counted(found) == summed([row for row in rows if row["period"] == period])
         order = [(-each.starts_at, each.topic, each.event) for each in found]
         assert order == sorted(order)

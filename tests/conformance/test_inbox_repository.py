@@ -137,7 +137,7 @@ async def test_a_row_that_cannot_be_read_fails_no_other_message(
     inbox, bad, good = inboxes(), uuid4(), [uuid4() for _ in range(20)]
     await inbox.insert(bad, SUBJECT, NOW)
     with psycopg.connect(messaging_database) as connection:
-        connection.execute(f"UPDATE inbox_messages SET {column} WHERE message_id = %s", (bad,))  # type: ignore[call-overload]
+        connection.execute(f"UPDATE inbox_messages SET {column} WHERE message_id = %s", (bad,))
     ids = [*good[:10], bad, *good[10:]]
     outcomes = await asyncio.gather(*(inbox.insert(id_, SUBJECT, NOW) for id_ in ids), return_exceptions=True)
     failed = {id_: each for id_, each in zip(ids, outcomes, strict=True) if isinstance(each, BaseException)}

@@ -7,6 +7,7 @@ from uuid import UUID, uuid4
 import psycopg
 import pytest
 
+from postroom.adapters.postgres.messaging.outbox import Outbox
 from postroom.adapters.postgres.messaging.outbox_repository import PostgresOutboxRepository
 from postroom.adapters.postgres.messaging.tables import Tables
 from postroom.application.outbox.new_event import NewEvent
@@ -95,7 +96,7 @@ async def test_an_event_published_or_deleted_by_plain_sql_holds_nothing_back(
     first, second = record(order_placed("o-1", 1), order_placed("o-1", 2))
     await refuse(repository, limit=1, attempts=1)
     with psycopg.connect(messaging_database) as connection:
-        connection.execute(f"{by_hand} WHERE id = %s", (first,))  # type: ignore[call-overload]
+        connection.execute(f"{by_hand} WHERE id = %s", (first,))
     assert ids(await unpublished(repository)) == [second]
 
 
@@ -113,7 +114,7 @@ async def test_an_event_committed_late_is_not_held_back_by_a_later_one(
     repository: PostgresOutboxRepository, messaging_database: str, record: Record
 ) -> None:
     with psycopg.connect(messaging_database) as slow:
-        (earlier,) = outboxes.Outbox().record(slow, order_placed("o-1", 1))
+        (earlier,) = Outbox().record(slow, order_placed("o-1", 1))
         record(order_placed("o-1", 2))
         await refuse(repository, attempts=1)
     assert ids(await unpublished(repository)) == [earlier]
@@ -196,8 +197,8 @@ async def test_tables_of_other_names_are_an_outbox_of_their_own(messaging_databa
     with psycopg.connect(messaging_database) as connection:
         connection.execute("CREATE SCHEMA shop")
         for table in Tables.__struct_fields__:
-            connection.execute(f"CREATE TABLE shop.{table} (LIKE public.{table} INCLUDING ALL)")  # type: ignore[call-overload]
-        outboxes.Outbox(tables).record(connection, order_placed("o-1", 1))
+            connection.execute(f"CREATE TABLE shop.{table} (LIKE public.{table} INCLUDING ALL)")
+        Outbox(tables).record(connection, order_placed("o-1", 1))
     shop = PostgresOutboxRepository(messaging_database, tables=tables)
     usual = PostgresOutboxRepository(messaging_database)
     async with shop.claim(ALL) as mine, usual.claim(ALL) as others:

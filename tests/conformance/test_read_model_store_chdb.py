@@ -62,7 +62,7 @@ else:
             for name, expected in rows.items():
                 assert client.command(f"SELECT count() FROM postroom.{name}") == len(expected)
             topics = client.query("SELECT topic, count() FROM postroom.mailbox GROUP BY topic").result_rows
-            assert dict(topics) == Counter(row["topic"] for row in rows["mailbox"])
+            assert {row[0]: row[1] for row in topics} == Counter(row["topic"] for row in rows["mailbox"])
             found = client.query(
                 "SELECT sorting_key, partition_key FROM system.tables WHERE name = 'mailbox_v2'"
             ).result_rows

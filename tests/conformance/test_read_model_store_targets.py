@@ -3,6 +3,7 @@
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import polars as pl
 import pytest
@@ -47,6 +48,7 @@ class TestTargets(ReadModelStoreConformance):
 
 def test_a_pointer_names_the_files_of_what_is_served(store: Store, tmp_path: Path) -> None:
     folder = tmp_path / "models"
+    pointer: dict[str, Any] = {}
     for version in (1, 2):
         build(store, f"parquet:{folder}")
         pointer = json.loads((folder / "_served.json").read_text())

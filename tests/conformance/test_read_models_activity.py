@@ -94,6 +94,7 @@ def test_a_dead_letter_tells_its_lineage_and_its_original_subject(models: ReadMo
     assert (letter.topic, letter.original_subject) == ("shop", "orders.placed")
     assert (earlier.reason, earlier.attempt, earlier.last_error) == ("max_attempts", 2, "timeout after 1 ms")
     assert earlier.redriven_at is not None
+    assert letter.redriven_at is not None
     assert letter.first_seen < earlier.at < earlier.redriven_at == letter.redriven_at < letter.last_seen
 
 

@@ -32,7 +32,12 @@ class RedisPlace:
             await self.client.xadd(self.stream, {"data": each})
 
     async def open(self, *, ack_wait_ms: int = PATIENT_MS, **settings: Any) -> RedisStreamSource:
-        values = {"url": self.url, "stream": self.stream, "group": GROUP, "ack_wait_ms": ack_wait_ms}
+        values: dict[str, Any] = {
+            "url": self.url,
+            "stream": self.stream,
+            "group": GROUP,
+            "ack_wait_ms": ack_wait_ms,
+        }
         source = await RedisStreamSource.open(StreamConsumer(**(values | settings)))
         self._opened.push_async_callback(source.close)
         return source

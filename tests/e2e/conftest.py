@@ -4,10 +4,13 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+
+from tests.support.fork_server import ForkServer
 
 SCRIPT = Path(sys.executable).with_name("postroom")
 ROOT = Path(__file__).parents[2]
@@ -36,23 +39,22 @@ class Done(NamedTuple):
 
 
 class Postroom:
-    """The console script, run in a folder of its own."""
+    """The console script, run in a folder of its own.
 
-    def __init__(self, folder: Path) -> None:
+    Arguments:
+        server: forks the processes of commands that are waited for.
+    """
+
+    def __init__(self, folder: Path, server: ForkServer) -> None:
         self.folder = folder
+        self._server = server
         self.store = folder / "postroom.db"
         # What the developer has set must not reach the tests; Spark needs the rest.
         self.environment = {k: v for k, v in os.environ.items() if not k.startswith("POSTROOM_")}
 
     def __call__(self, *arguments: str, stdin: bytes = b"", **environment: str) -> Done:
-        done = subprocess.run(
-            [SCRIPT, *arguments],
-            cwd=self.folder,
-            env=self.environment | environment,
-            input=stdin,
-            capture_output=True,
-            timeout=TIMEOUT_SECONDS,
-            check=False,
+        done = self._server.run(
+            arguments, self.folder, self.environment | environment, stdin, TIMEOUT_SECONDS
         )
         return Done(done.returncode, done.stdout.decode(), done.stderr.decode())
 
@@ -100,9 +102,16 @@ class Postroom:
             time.sleep(0.005)
 
 
+@pytest.fixture(scope="session")
+def script_server() -> Iterator[ForkServer]:
+    """A fork server of the console script, which has imported what most commands need."""
+    with ForkServer(SCRIPT, ["postroom.adapters.cli.main", "postroom.adapters.compose.connect"]) as server:
+        yield server
+
+
 @pytest.fixture
-def postroom(tmp_path: Path) -> Postroom:
-    return Postroom(tmp_path)
+def postroom(tmp_path: Path, script_server: ForkServer) -> Postroom:
+    return Postroom(tmp_path, script_server)
 
 
 WEBHOOKS = {

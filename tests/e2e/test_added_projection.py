@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
@@ -89,7 +89,7 @@ def store(request: pytest.FixtureRequest, postroom: Postroom) -> Store:
 
 
 @pytest.fixture
-def added(postroom: Postroom, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, str]]:
+def added(postroom: Postroom, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
     """The environment in which two projections have been added, each as one file."""
     folder = tmp_path / "ours"
     folder.mkdir()
@@ -104,7 +104,7 @@ def added(postroom: Postroom, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_an_added_projection_is_built_followed_and_verified(
-    postroom: Postroom, store: Store, added: dict[str, str]
+    postroom: Postroom, store: Store, added: dict[str, Any]
 ) -> None:
     here = {**added, "POSTROOM_STORE": str(store)}
     assert list(load_projections())[-2:] == ["retries", "waiting"]
@@ -131,7 +131,7 @@ def agree(store: Store) -> None:
 
 
 def test_a_fold_that_declares_other_columns_is_refused_by_name_before_anything_is_built(
-    postroom: Postroom, added: dict[str, str]
+    postroom: Postroom, added: dict[str, Any]
 ) -> None:
     live(postroom.store, "main@local", STORY)
     file = Path(added["PYTHONPATH"]) / "retries.py"
@@ -143,7 +143,7 @@ def test_a_fold_that_declares_other_columns_is_refused_by_name_before_anything_i
 
 
 def test_a_record_that_an_added_fold_raises_at_is_parked_by_name_and_the_rest_goes_on(
-    postroom: Postroom, added: dict[str, str]
+    postroom: Postroom, added: dict[str, Any]
 ) -> None:
     live(postroom.store, "main@local", STORY)
     file = Path(added["PYTHONPATH"]) / "retries.py"
@@ -167,7 +167,7 @@ def test_a_record_that_an_added_fold_raises_at_is_parked_by_name_and_the_rest_go
     ],
 )
 def test_a_module_that_adds_no_projection_is_told_in_one_sentence(
-    postroom: Postroom, added: dict[str, str], modules: str, problem: str
+    postroom: Postroom, added: dict[str, Any], modules: str, problem: str
 ) -> None:
     live(postroom.store, "main@local", STORY[:1])
     (Path(added["PYTHONPATH"]) / "again.py").write_text(RETRIES)

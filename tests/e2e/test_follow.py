@@ -3,6 +3,7 @@ import signal
 import socket
 import subprocess
 import urllib.request
+from pathlib import Path
 
 import pytest
 
@@ -33,7 +34,7 @@ def test_once_catches_up_and_the_status_tells_it(postroom: Postroom, store: str)
 
 
 def test_it_follows_serves_metrics_and_ends_on_sigterm(postroom: Postroom, store: str) -> None:
-    command = [SCRIPT, "project", "follow", "--metrics-port", "0", "--store", store]
+    command: list[str | Path] = [SCRIPT, "project", "follow", "--metrics-port", "0", "--store", store]
     with subprocess.Popen(
         command, env=postroom.environment, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:

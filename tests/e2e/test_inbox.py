@@ -234,7 +234,8 @@ def test_invalid_settings_are_named(inbox: Postroom) -> None:
         ("HANDLER", "", "No handler is configured"),
         ("HANDLERS", "x", "unknown key 'handlers'"),
     ]:
-        done = inbox("inbox", "consume", "--once", **{f"POSTROOM_INBOX__{name}": value})
+        environment: dict[str, Any] = {f"POSTROOM_INBOX__{name}": value}
+        done = inbox("inbox", "consume", "--once", **environment)
         assert done.code in (1, 2)
         assert says in done.err
         assert done.err.count("\n") == 1

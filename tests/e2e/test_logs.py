@@ -221,7 +221,7 @@ def test_no_command_prints_a_token_or_logs_a_payload_or_principal(postroom: Post
     envelope.metadata.message_id, envelope.metadata.topic = "1", "orders"
     envelope.metadata.published_at.seconds = 1_700_000_000
     envelope.payload.value = PAYLOAD.encode()
-    envelope.security.auth_token = TOKEN.encode()
+    envelope.security.auth_token = TOKEN
     envelope.security.publisher_id = PRINCIPAL
     line = b64encode(envelope.SerializeToString())
 

@@ -1,5 +1,6 @@
 """Searching a PostgreSQL store from the command line."""
 
+from typing import Any
 from urllib.parse import urlsplit
 
 from postroom.application.messages import NewMessage
@@ -13,7 +14,7 @@ def test_a_database_is_searched_and_summed_up_and_says_how_far_behind_it_is(
 ) -> None:
     url = urlsplit(postgres_store)
     secret = url._replace(netloc=f"{url.username}:open-sesame@{url.hostname}:{url.port}").geturl()
-    there = {"POSTROOM_STORE": secret}
+    there: dict[str, Any] = {"POSTROOM_STORE": secret}
     messages = [
         NewMessage(topic="orders", payload=b"Refund", attrs={"number": str(n)}, principal="shop-lima")
         for n in range(3)

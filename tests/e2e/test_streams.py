@@ -36,7 +36,7 @@ class Streams:
         tables = {"nats": {"url": self.url}, "streams": streams, "consumers": consumers or {}}
         write_settings(self.postroom, tables)
 
-    def __call__(self, *arguments: str, **environment: str) -> Any:
+    def __call__(self, *arguments: str, **environment: Any) -> Any:
         return self.postroom("streams", *arguments, "--json", **environment)
 
     def server_config(self, stream: str, consumer: str | None = None) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from postroom.domain.message import Status
 from postroom.domain.search import EventFilter
 from tests.e2e.conftest import Postroom, read_lines
 from tests.support.exports import FORMATS, read_back
+from tests.support.fork_server import ForkServer
 
 MAPPING = (
     *("--topic", "github.{event}.{action}", "--time", "payload.repository.updated_at"),
@@ -119,13 +120,17 @@ def ms_of(text: str) -> int:
     return round(datetime.fromisoformat(text).replace(tzinfo=UTC).timestamp() * 1_000)
 
 
+def within(since: int, until: int) -> Callable[[Delivery], bool]:
+    return lambda d: d.ms is not None and since <= d.ms <= until
+
+
 for start in EDGES:
     for end in EDGES:
         if start < end:
             since, until = ms_of(start), ms_of(end)
             FILTERS[f"from {start} to {end}"] = (
                 EventFilter(start_time=since, end_time=until, topics=("github.*",)),
-                lambda d, since=since, until=until: d.ms is not None and since <= d.ms <= until,
+                within(since, until),
             )
 
 
@@ -136,9 +141,11 @@ def deliveries(webhooks: Path) -> list[Delivery]:
 
 
 @pytest.fixture(scope="module")
-def imported(deliveries: list[Delivery], tmp_path_factory: pytest.TempPathFactory) -> Postroom:
+def imported(
+    deliveries: list[Delivery], tmp_path_factory: pytest.TempPathFactory, script_server: ForkServer
+) -> Postroom:
     """A store into which the file was imported twice, once with a crash, with read models and exports."""
-    postroom = Postroom(tmp_path_factory.mktemp("webhooks"))
+    postroom = Postroom(tmp_path_factory.mktemp("webhooks"), script_server)
     lines = [delivery.line + b"\n" for delivery in deliveries]
     _import_until_killed(postroom, lines)
     survived = _stored(postroom.store)

@@ -115,7 +115,7 @@ class World:
 
     def inbox(self) -> list[tuple[bool, bool, int]]:
         """Return of each message, in the order received: whether processed, whether dead, attempts."""
-        return self.rows(  # type: ignore[return-value]
+        return self.rows(
             "SELECT processed_at IS NOT NULL, dead_lettered_at IS NOT NULL, attempts FROM inbox_messages "
             "ORDER BY received_at"
         )

@@ -21,6 +21,8 @@ CLOCK = SystemClock()
 
 
 class RecorderCase(AggregateRecorderTestCase):
+    connection: psycopg.Connection | Session
+
     def create_recorder(self) -> AggregateEvents:
         return AggregateEvents(self.connection, CLOCK.wall)
 

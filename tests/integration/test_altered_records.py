@@ -56,7 +56,7 @@ def in_sqlite(path: Path) -> Execute:
 def in_postgres(url: str) -> Execute:
     def execute(statement: str, values: Sequence[object]) -> list[tuple[Any, ...]]:
         with psycopg.connect(url, autocommit=True, options="-csearch_path=postroom") as connection:
-            cursor = connection.execute(statement.replace("?", "%s"), values)  # type: ignore[arg-type]
+            cursor = connection.execute(statement.replace("?", "%s"), values)
             return cursor.fetchall() if cursor.description else []
 
     return execute

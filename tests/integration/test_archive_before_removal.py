@@ -1,7 +1,7 @@
 """Retention removes nothing that is not archived, whatever fails and whenever."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -49,9 +49,9 @@ async def test_what_is_removed_is_archived_and_the_chain_holds_over_both(
 ) -> None:
     async with place.open(limits=LIMITS, archive=archive) as mailbox:
         written: list[Record] = []
+        log = mailbox.engine.log
         for _ in range(3):
             await live(mailbox, 20)
-            log = mailbox.engine.log
             written += log.read(written[-1].position if written else 0)
             place.clock.advance(2 * DAY_MS)
             removed = await mailbox.retention.enforce_age()
@@ -185,7 +185,7 @@ async def test_an_archive_of_another_store_is_not_taken_for_the_past_of_this_one
 
 async def test_a_log_that_was_altered_is_neither_archived_nor_removed(archive: ParquetLogArchive) -> None:
     class AlteredLog(MemoryEventLog):
-        def read(self, after: int = 0, limit: int | None = None):  # type: ignore[no-untyped-def]
+        def read(self, after: int = 0, limit: int | None = None) -> Iterator[Record]:
             for record in super().read(after, limit):
                 yield record._replace(at=1) if record.position == 7 else record
 
@@ -260,7 +260,7 @@ rounds = st.lists(
 )
 
 
-@settings(max_examples=max(30, settings.default.max_examples // 20))
+@settings(max_examples=max(30, settings().max_examples // 20))
 @given(taken=rounds, segment=st.integers(4, 40))
 def test_what_is_archived_and_what_is_left_is_what_was_written(
     taken: list[tuple[int, int, int | None]], segment: int

@@ -78,6 +78,7 @@ async def test_a_stale_owner_delivers_nothing_that_the_new_one_delivers(store: s
             assert isinstance(outcomes[2], Fenced)
             with pytest.raises(Fenced):
                 await old.ack_messages([kept[0].receipt])
+            assert isinstance(outcomes[1], list)
             assert [each.payload for each in outcomes[1]] == [b"3", b"4", b"5", b"6", b"7"]
             # What the old owner delivered before it was taken over may still be acked, to the new one.
             assert await new.ack_messages([each.receipt for each in kept]) == [None] * 3

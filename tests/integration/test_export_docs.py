@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from postroom.adapters.compose.export import export_messages
+from postroom.adapters.compose.export import Format, export_messages
 from postroom.application.messages import NewMessage
 from postroom.domain.search import EventFilter
 from tests.projections import histories
@@ -26,8 +26,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     store = folder / "store.db"
     histories.send(store, "main@test", [NewMessage(topic=topic, payload=b"") for topic in TOPICS])
     histories.build_without_spark(store)
-    for format_, name in (("parquet", "messages"), ("delta", "messages.delta"), ("json", "messages.json")):
-        export_messages(str(store), EventFilter(), format_, folder / name)  # type: ignore[arg-type]
+    names: dict[Format, str] = {"parquet": "messages", "delta": "messages.delta", "json": "messages.json"}
+    for format_, name in names.items():
+        export_messages(str(store), EventFilter(), format_, folder / name)
     return folder
 
 
@@ -37,15 +38,15 @@ def test_every_message_of_an_export_is_read_with_its_topic(
 ) -> None:
     if "pyspark" in example:
         session: SparkSession = request.getfixturevalue("spark")
-        inferred = session.conf.get("spark.sql.sources.partitionColumnTypeInference.enabled")
+        setting = "spark.sql.sources.partitionColumnTypeInference.enabled"
+        before = str(session.conf.get(setting))
+        request.addfinalizer(lambda: session.conf.set(setting, before))
     monkeypatch.chdir(folder)
     names: dict[str, Any] = {}
     exec(example.replace('"messages"', f'"{folder}/messages"'), names)
     rows = names["rows"]
     topics = rows["topic"].to_list() if hasattr(rows, "columns") else [row["topic"] for row in rows]
     assert Counter(topics) == Counter(TOPICS)
-    if "pyspark" in example:
-        session.conf.set("spark.sql.sources.partitionColumnTypeInference.enabled", str(inferred))
 
 
 def test_the_page_shows_how_five_tools_read_exports() -> None:

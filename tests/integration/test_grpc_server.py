@@ -196,7 +196,7 @@ async def test_a_request_above_the_limit_is_refused_before_it_is_read(caller: Ca
 
 async def test_fields_that_the_server_does_not_know_are_refused(caller: Caller) -> None:
     unknown = b"\x0a\x0b" + b"\x0a\x06orders\xd8\x3e\x01"  # field 1003 within the message
-    raw = caller.channel.unary_unary(METHODS["send"].path)
+    raw: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = caller.channel.unary_unary(METHODS["send"].path)
     with pytest.raises(grpc.aio.AioRpcError, match="does not know") as refused:
         await raw(unknown)
     assert details(refused.value)[0].reason == "E_SCHEMA"
@@ -423,16 +423,18 @@ async def test_a_server_that_stops_ends_its_streams_and_leaves_their_receipts_va
 
 
 async def test_health_and_reflection_are_served(caller: Caller) -> None:
-    health = HealthStub(caller.channel)
+    # The types of both packages leave out the methods and the channels of asyncio.
+    channel: Any = caller.channel
+    health: Any = HealthStub(channel)
     for service in ("", "postroom.v1.Mailbox", "postroom.v1.MailboxAdmin"):
         answer = await health.Check(HealthCheckRequest(service=service))
         assert answer.status == HealthCheckResponse.SERVING
-    ask = ServerReflectionStub(caller.channel).ServerReflectionInfo
+    reflection: Any = ServerReflectionStub(channel)
     requests = [
         ServerReflectionRequest(list_services=""),
         ServerReflectionRequest(file_containing_symbol="prism.envelope.v1.PrismEnvelope"),
     ]
-    answers = [answer async for answer in ask(iter(requests))]
+    answers = [answer async for answer in reflection.ServerReflectionInfo(iter(requests))]
     services = {service.name for service in answers[0].list_services_response.service}
     assert {"postroom.v1.Mailbox", "postroom.v1.MailboxAdmin", "grpc.health.v1.Health"} <= services
     assert answers[1].file_descriptor_response.file_descriptor_proto

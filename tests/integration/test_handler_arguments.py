@@ -145,12 +145,13 @@ async def test_an_argument_is_refused_by_name_and_calls_beside_it_are_answered(
     mailbox: Postroom, call: Callable[[Postroom], Awaitable[Any]], match: str
 ) -> None:
     position = mailbox.engine.mailbox.position
-    refused, sent, received = await asyncio.gather(
+    answers: list[object] = await asyncio.gather(
         call(mailbox),
         mailbox.send_message(message()),
         mailbox.receive_messages("orders"),
         return_exceptions=True,
     )
+    refused, sent, received = answers
     assert isinstance(refused, InvalidRequest)
     with pytest.raises(InvalidRequest, match=match):
         raise refused

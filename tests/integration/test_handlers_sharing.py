@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from postroom.adapters.compose import Postroom, list_mailboxes, open_mailbox, read_mailbox
-from postroom.application.messages import Sent
+from postroom.application.messages import ReceivedMessage, Sent
 from postroom.application.ports.mailbox_owner import Answer
 from postroom.domain.errors import (
     InvalidRequest,
@@ -91,7 +91,8 @@ async def test_a_send_wakes_as_many_pollers_as_there_are_messages(
     assert await mailbox.receive_messages("orders") == []  # answered after the polls, which wait from then on
     receives.clear()
     await mailbox.send_batch([message(), message(topic="invoices"), message()])
-    done, waiting = set[object](), set(polls)
+    done = set[asyncio.Task[list[ReceivedMessage]]]()
+    waiting = set(polls)
     while len(done) < 2:
         done, waiting = await asyncio.wait(polls, timeout=0.05)
     assert (len(done), len(receives)) == (2, 2)

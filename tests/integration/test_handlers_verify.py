@@ -3,6 +3,7 @@
 import sqlite3
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,7 +21,7 @@ SENT, RECEIVED, LAST = 3, 6, 7
 @pytest.fixture
 async def store(tmp_path: Path) -> str:
     path = str(tmp_path / "store.db")
-    headers = {
+    headers: dict[str, Any] = {
         "content_type": "text/plain",
         "principal": "me",
         "correlation_id": "c",
@@ -30,7 +31,7 @@ async def store(tmp_path: Path) -> str:
     async with open_mailbox(path, MAILBOX, durability="relaxed") as mailbox:
         message = NewMessage(
             topic="t", payload=b"1", message_id="m1", attrs={"k": "v"}, idem_key="k", **headers
-        )  # type: ignore[arg-type]
+        )
         await mailbox.send_batch([message, *(NewMessage(topic="t", payload=b"%d" % n) for n in (2, 3))])
         (received,) = await mailbox.receive_messages("t", max_messages=1, consumer="worker")
         await mailbox.ack_messages([received.receipt])

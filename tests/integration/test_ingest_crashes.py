@@ -147,7 +147,7 @@ async def everything_is_acked(url: str) -> int:
                     info = await client.jetstream().consumer_info(STREAM, DURABLE)
                     if not info.num_pending and not info.num_ack_pending:
                         assert info.delivered is not None
-                        return info.delivered.consumer_seq - info.delivered.stream_seq
+                        return int(info.delivered.consumer_seq - info.delivered.stream_seq)
                 await asyncio.sleep(0.1)
     finally:
         await client.close()

@@ -49,8 +49,8 @@ class Shop:
     def begin(self) -> Iterator[Any]:
         match self.kind.partition(" ")[0]:
             case "sqlite3":
-                with closing(sqlite3.connect(self.address)) as connection, connection:
-                    yield connection
+                with closing(sqlite3.connect(self.address)) as database, database:
+                    yield database
             case "psycopg":
                 with psycopg.connect(self.address) as connection:
                     yield connection

@@ -19,6 +19,7 @@ from postroom.adapters.nats.pull_consumer import PullConsumer
 from postroom.adapters.nats.settings import NatsSettings
 from postroom.adapters.nats.source import JetStreamSource
 from postroom.application.ports.publisher import PublishAck
+from postroom.application.ports.source import SourceMessage
 from postroom.domain.errors import Unavailable
 from tests.support.servers.nats import NatsServer
 from tests.support.servers.process import LOOPBACK, free_port
@@ -127,7 +128,7 @@ async def test_a_source_whose_subscription_the_server_dropped_reads_on(
                 assert list(await source.fetch(1, 500)) == []
             await client.publish("acme.orders", b"1")
             async with asyncio.timeout(SOON_SECONDS):
-                messages = []
+                messages: list[SourceMessage] = []
                 while not messages:
                     with suppress(Unavailable):
                         messages = list(await source.fetch(1, 500))

@@ -4,7 +4,7 @@ Each check runs on the relay as it is, and on one into which the defect was put.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from random import Random
 from uuid import UUID
@@ -21,6 +21,7 @@ from postroom.application.outbox import relay as relay_module
 from postroom.application.outbox.relay import OutboxRelay
 from postroom.application.outbox.settings import OutboxSettings
 from postroom.application.ports.outbox_repository import OutboxRow
+from postroom.application.ports.publisher import PublishAck
 from postroom.domain.errors import InvalidRequest, Unavailable
 from tests.support.memory_stream import MemoryStream
 from tests.support.outboxes import CONTEXT, column, numbers, order_placed, record
@@ -29,7 +30,7 @@ from tests.support.outboxes import CONTEXT, column, numbers, order_placed, recor
 class ForgetfulStream(MemoryStream):
     """A stream whose deduplication window is always over: what is published twice is there twice."""
 
-    async def publish(self, subject, payload, headers):  # type: ignore[no-untyped-def]
+    async def publish(self, subject: str, payload: bytes, headers: Mapping[str, str]) -> PublishAck:
         published = await super().publish(subject, payload, headers)
         self._ids.clear()
         return published
@@ -54,7 +55,7 @@ class CursorClaim(PostgresClaim):
         positions = await self._connection.execute(
             "SELECT id, position FROM outbox_events WHERE id = ANY(%s)", ([each.event.id for each in found],)
         )
-        position: dict[UUID, int] = dict(await positions.fetchall())  # type: ignore[arg-type]
+        position: dict[UUID, int] = dict(await positions.fetchall())
         found = [each for each in found if position[each.event.id] > CursorClaim.last]
         CursorClaim.last = max([CursorClaim.last, *position.values()])
         return found

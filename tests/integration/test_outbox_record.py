@@ -64,8 +64,8 @@ def transaction(request: pytest.FixtureRequest, messaging_database: str, engine:
                 ):
                     yield connection
             case "connection":
-                with engine.begin() as connection:
-                    yield connection
+                with engine.begin() as begun:
+                    yield begun
             case "session":
                 with orm.Session(engine) as session, session.begin():
                     yield session
@@ -100,8 +100,8 @@ def async_transaction(request: pytest.FixtureRequest, messaging_database: str) -
             return
         async with disposing_async(async_sqlalchemy.create_async_engine(url)) as engine:
             if kind == "connection":
-                async with engine.begin() as connection:
-                    yield connection
+                async with engine.begin() as begun:
+                    yield begun
             elif kind == "session":
                 async with async_sqlalchemy.AsyncSession(engine) as session, session.begin():
                     yield session

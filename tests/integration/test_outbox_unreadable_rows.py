@@ -37,7 +37,7 @@ UNREADABLE = {
 
 def execute(url: str, statement: str) -> None:
     with psycopg.connect(url) as connection:
-        connection.execute(statement)  # type: ignore[call-overload]
+        connection.execute(statement)
 
 
 def insert(url: str, **expressions: str) -> UUID:

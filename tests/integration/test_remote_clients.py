@@ -284,12 +284,13 @@ async def test_what_is_settled_over_http_makes_room_in_a_grpc_stream(mailbox: Po
         asyncio.timeout(SECONDS),
     ):
         method = METHODS["recv_stream"]
-        stream = channel.unary_stream(
+        stream: grpc.aio.UnaryStreamCall[pb.RecvStreamRequest, pb.RecvStreamResponse] = channel.unary_stream(
             method.path, method.request.SerializeToString, method.response.FromString
         )(pb.RecvStreamRequest(topics=["orders"], max_messages=1, visibility_ms=600_000, heartbeat_ms=60_000))
-        first = (await stream.read()).delivery.messages[0]
+        responses = aiter(stream)
+        first = (await anext(responses)).delivery.messages[0]
         assert await client.ack_messages([read_receipt(first.receipt)]) == [None]
-        second = (await stream.read()).delivery.messages[0]
+        second = (await anext(responses)).delivery.messages[0]
         assert [each.envelope.payload.value for each in (first, second)] == [b"1", b"2"]
         stream.cancel()
 

@@ -12,10 +12,11 @@ from typing import Any
 import psycopg
 import pytest
 
-from postroom.adapters.compose import DEFAULT_MAILBOX, open_mailbox
+from postroom.adapters.compose import open_mailbox
 from postroom.application.messages import NewMessage
 from postroom.domain.envelope.build import open_envelope
 from postroom.domain.errors import IntegrityFailure
+from postroom.domain.names import DEFAULT_MAILBOX
 from tests.projections import following
 from tests.projections.histories import model_store, new_follower, rebuild, take_extents
 from tests.projections.local_runner import LocalRunner

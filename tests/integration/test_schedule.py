@@ -7,7 +7,6 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from postroom.adapters.cron import cron_ticks
-from postroom.application import schedule
 from postroom.application.messages import NewMessage, Sent
 from postroom.application.schedule import Schedule, Scheduler
 from postroom.domain.errors import IdempotencyConflict, InvalidRequest, Unavailable
@@ -36,7 +35,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(schedule.asyncio, "sleep", clock.sleep)
+    monkeypatch.setattr(asyncio, "sleep", clock.sleep)
     return clock
 
 

@@ -75,7 +75,14 @@ class Processes:
 
     def start(self, name: str) -> None:
         journal = self.folder / f"{name}.journal"
-        command = [sys.executable, "-m", "tests.integration.take_over_worker", self.store, journal, name]
+        command: list[str | Path] = [
+            sys.executable,
+            "-m",
+            "tests.integration.take_over_worker",
+            self.store,
+            journal,
+            name,
+        ]
         with (self.folder / f"{name}.log").open("ab") as log:
             self._running[name] = subprocess.Popen(
                 [*command, str(self.count), self.stop], stdout=log, stderr=log

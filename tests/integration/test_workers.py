@@ -390,7 +390,8 @@ async def test_the_middlewares_of_the_inbox_make_a_handler_take_effect_once(
                 await asyncio.sleep(0.01)
     assert (task.result().handled, task.result().failed) == (2, 1)
     redelivered = NewMessage(topic="orders", payload=b"early", message_id="twice")
-    handle = begin(inbox()(worker._consumers["orders"].handler.call))
+    call: Any = worker._consumers["orders"].handler.call
+    handle: Any = begin(inbox()(call))
     await mailbox.send_message(redelivered)
     (message,) = await mailbox.receive_messages("orders")
     for _ in range(2):

@@ -157,7 +157,7 @@ def test_every_import_of_the_product_is_installed_by_the_base_or_by_the_extra_th
 
 def required(wheel: Path, extra: str) -> set[str]:
     """Return the packages that the wheel requires with an extra, by name."""
-    names = set()
+    names: set[str] = set()
     for each in map(Requirement, requirements_of(wheel)):
         if each.marker is None or each.marker.evaluate({"extra": extra}):
             names |= (

@@ -106,7 +106,7 @@ def test_segments_that_overlap_each_other_and_the_store_give_each_record_once(
             len(place.records[ONE]),
             place.records[ONE][-1].at,
         )
-        found = rows(read_range(place.log, extent, *bounds, list(COLUMNS)))
+        found = rows(read_range(place.log, extent, bounds[0], bounds[1], list(COLUMNS)))
         wanted = [
             expected(extent, each) for each in place.records[ONE] if bounds[0] <= each.position <= bounds[1]
         ]
@@ -293,7 +293,7 @@ def test_only_the_row_groups_with_the_positions_wanted_are_read(
 def test_only_the_row_groups_that_may_hold_what_is_wanted_are_read(groups: Place) -> None:
     records = groups.records[ONE]
     damage(groups.file(), columns=set(Record._fields), groups={0, 1, 3})
-    within = [Compare("at", ">", records[19].at), Compare("at", "<", records[30].at)]
+    within: list[Condition] = [Compare("at", ">", records[19].at), Compare("at", "<", records[30].at)]
     wanted = [each.position for each in records if records[19].at < each.at < records[30].at]
     assert wanted
     for where in ([*within], [*within, IsIn("type", ("MessageSent.2",))]):

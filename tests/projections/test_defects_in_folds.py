@@ -12,7 +12,7 @@ from postroom.projections.log_extent import LogExtent
 from postroom.projections.models import activity, backlog, messages
 from postroom.projections.projection import load_projections
 from tests.projections.folding import Logs, folded, lived
-from tests.projections.histories import POISON, STORY, Operate, Receive, Settle, Wait
+from tests.projections.histories import POISON, STORY, Operate, Receive, Settle, Step, Wait
 from tests.projections.reference import fold
 
 SIZES = [3, 1, 7]
@@ -82,7 +82,13 @@ DEFECTS: dict[str, Patch] = {
 
 @pytest.fixture(scope="module")
 def logs() -> Logs:
-    again = [Operate("redrive", "shop"), Receive("shop"), Settle("nack", 2), Wait(300), Receive("shop")]
+    again: list[Step] = [
+        Operate("redrive", "shop"),
+        Receive("shop"),
+        Settle("nack", 2),
+        Wait(300),
+        Receive("shop"),
+    ]
     return lived([STORY, STORY, [*POISON, *again, Settle("nack", 3)]])
 
 
@@ -115,5 +121,6 @@ def test_a_defect_in_the_fold_of_a_projection_is_noticed(
     logs: Logs, model: str, part: str, defect: Callable[[pl.DataFrame], pl.DataFrame]
 ) -> None:
     projections = load_projections()
-    projections[model] = replace(projections[model], **{part: defect})
+    change: dict[str, Any] = {part: defect}
+    projections[model] = replace(projections[model], **change)
     assert folded(logs, SIZES, 2, projections) != fold(logs)

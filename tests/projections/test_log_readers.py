@@ -138,7 +138,7 @@ def holds(condition: Condition, record: Record) -> bool | None:
                 {"<": value < than, "<=": value <= than, ">": value > than, ">=": value >= than}[operator]
             )
         case Bucket(_, low, high):
-            return low <= value[-1] < high
+            return bool(low <= value[-1] < high)
 
 
 @given(where=st.lists(conditions(), min_size=1, max_size=3))

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 from uuid import UUID
 
 import polars as pl
@@ -191,8 +192,9 @@ def read_frame(store: Store) -> pl.DataFrame:
 def _odd(record: Record, data: st.DataObject) -> Record:
     if record.type != "MessageSent.2":
         return record
+    texts: dict[str, Any] = {name: data.draw(odd_text) for name in TEXTS}
     return record._replace(
-        **{name: data.draw(odd_text) for name in TEXTS},
+        **texts,
         timestamp=data.draw(odd_int),
         topic=data.draw(odd_text) or "",
         envelope=data.draw(st.binary(max_size=3)),

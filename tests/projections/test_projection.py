@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import polars as pl
 import pytest
@@ -115,7 +116,11 @@ def test_counts_may_be_unsigned_texts_categories_and_rows_of_one_key_many() -> N
 
 def test_rows_merge_in_frames_as_they_do_one_by_one() -> None:
     latest = MessageProjection("latest", (Column("name", "text", "key"), Column("last")))
-    rows = [{"name": "a", "last": "x"}, {"name": "a", "last": None}, {"name": "b", "last": "y"}]
+    rows: list[dict[str, Any]] = [
+        {"name": "a", "last": "x"},
+        {"name": "a", "last": None},
+        {"name": "b", "last": "y"},
+    ]
     merged = merge_rows(latest, pl.DataFrame(rows)).sort("name").to_dicts()
     assert merged == merge(latest, rows) == [{"name": "a", "last": None}, {"name": "b", "last": "y"}]
 

@@ -105,7 +105,7 @@ _soon = st.builds(Wait, st.sampled_from([0, 1, 100, 300, 600]))
 
 
 def _poison(topic: str, pause: Step, what_follows: Sequence[Step]) -> list[Step]:
-    attempts = [Receive(topic), Settle("nack", 0, 0)] * POLICY.max_attempts
+    attempts: list[Step] = [Receive(topic), Settle("nack", 0, 0)] * POLICY.max_attempts
     return [Send(topic), *attempts, pause, Operate("redrive", topic), *what_follows]
 
 

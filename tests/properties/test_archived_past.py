@@ -1,7 +1,6 @@
 """A log whose beginning is archived tells of every moment what the whole log tells."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -11,13 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from postroom.adapters.compose import Postroom, Reader
+from postroom.adapters.compose import Reader
 from postroom.adapters.memory.event_log import MemoryEventLog
 from postroom.adapters.parquet.log_archive import ParquetLogArchive
 from postroom.application.mailbox import engine
 from postroom.application.mailbox.archived_log import ArchivedEventLog
 from postroom.application.mailbox.codec import to_event
-from postroom.application.ports.event_log import EventLog
+from postroom.application.ports.event_log import EventLogReader
 from postroom.application.queries.simulate_policy import Simulation
 from postroom.domain.errors import BrokenLog, Unavailable
 from postroom.domain.message import MessageSent
@@ -94,7 +93,7 @@ def test_every_read_of_it_gives_what_the_whole_log_gives(
         ]
 
 
-@settings(max_examples=max(10, settings.default.max_examples // 10))
+@settings(max_examples=max(10, settings().max_examples // 10))
 @given(taken=histories.map(without_retention), cuts=st.lists(st.integers(1, 60), max_size=2), data=st.data())
 def test_every_question_about_the_past_has_the_same_answer(
     taken: list[Step], cuts: list[int], data: st.DataObject
@@ -108,7 +107,7 @@ def test_every_question_about_the_past_has_the_same_answer(
         assert answers(log, past, records) == answers(past.log, past, records)
 
 
-def answers(log: EventLog, past: Past, records: list[Record]) -> list[Any]:
+def answers(log: EventLogReader, past: Past, records: list[Record]) -> list[Any]:
     """Return what readers are told of a log."""
     reader = Reader(log, past.place.clock)
     moments = [*range(len(records) + 1), *(as_time(at) for at in {record.at for record in records})]
@@ -126,24 +125,14 @@ def answers(log: EventLog, past: Past, records: list[Record]) -> list[Any]:
     return [*told, reader.verify_log()]
 
 
-class ArchivingPlace(Place):
-    """A place whose retention archives."""
-
-    def __init__(self, folder: Path) -> None:
-        super().__init__(memory_place().open_log)
-        self.archive = ParquetLogArchive(folder)
-
-    def open(self, **options: Any) -> AbstractAsyncContextManager[Postroom]:
-        return super().open(**options, archive=self.archive)
-
-
-@settings(max_examples=max(10, settings.default.max_examples // 10))
+@settings(max_examples=max(10, settings().max_examples // 10))
 @given(histories)
 def test_what_was_the_present_is_told_of_the_past_that_retention_archived(taken: list[Step]) -> None:
     with TemporaryDirectory() as folder:
-        place = ArchivingPlace(Path(folder))
+        archive = ParquetLogArchive(Path(folder))
+        place = Place(memory_place().open_log, archive)
         past = live(place, taken)
-        log = ArchivedEventLog(past.log, place.archive)
+        log = ArchivedEventLog(past.log, archive)
         reader = Reader(log, place.clock)
         for seen in past.seen:
             told = reader.get_backlog(at=seen.position)

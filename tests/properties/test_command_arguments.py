@@ -53,12 +53,12 @@ def run(monkeypatch: pytest.MonkeyPatch, *line: str) -> tuple[object, str, str]:
     out = io.TextIOWrapper(io.BytesIO(), "utf-8")
     err = io.StringIO()
     monkeypatch.setattr(sys, "argv", ["postroom", *line])
-    stdin = io.BufferedReader(io.BytesIO())  # type: ignore[arg-type]  # a raw stream to it
+    stdin = io.BufferedReader(io.BytesIO())
     monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=stdin, isatty=lambda: False))
     with redirect_stdout(out), redirect_stderr(err), pytest.raises(SystemExit) as end:
         main.main()
     out.flush()
-    return end.value.code, out.buffer.getvalue().decode(), err.getvalue()  # type: ignore[attr-defined]
+    return end.value.code, out.buffer.getvalue().decode(), err.getvalue()
 
 
 @pytest.fixture(scope="module")

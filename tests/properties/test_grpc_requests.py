@@ -59,8 +59,9 @@ async def check(requests: list[bytes]) -> None:
     ):
         for request in requests:
             for method in UNARY.values():
+                call: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(method.path)
                 try:
-                    method.response.FromString(await channel.unary_unary(method.path)(request, timeout=5))
+                    method.response.FromString(await call(request, timeout=5))
                 except grpc.aio.AioRpcError as error:
                     if code(error) in ("E_INTERNAL", "E_UNAVAILABLE"):
                         pytest.fail(f"{method.path} {request!r}: {error}")
@@ -73,4 +74,4 @@ def code(error: grpc.aio.AioRpcError) -> str:
     info = ErrorInfo()
     if not Status.FromString(trailers["grpc-status-details-bin"]).details[0].Unpack(info):
         pytest.fail(f"No code in {error}")
-    return info.reason
+    return str(info.reason)

@@ -141,8 +141,8 @@ def test_a_simulation_adds_up_the_messages_that_were_asked_for(
 
 
 def test_a_comparison_says_what_is_sure_and_what_is_not() -> None:
-    poison = [Receive("mail"), Settle("nack", 0, 0)] * 3
-    slow = [Receive("orders"), Wait(100), Settle("ack", 0)]
+    poison: list[Step] = [Receive("mail"), Settle("nack", 0, 0)] * 3
+    slow: list[Step] = [Receive("orders"), Wait(100), Settle("ack", 0)]
     past = live(memory_place(), [Send("mail"), *poison, Send("orders"), *slow, Wait(60_000), Send("mail")])
     simulation = Simulation(Changes(max_attempts=5), POLICY)
     Reader(past.log, past.place.clock).simulate_policy(simulation)

@@ -37,7 +37,7 @@ def small_parts() -> Iterator[None]:
 
 
 @settings(
-    max_examples=3 if settings.default.max_examples <= 100 else 200,
+    max_examples=3 if settings().max_examples <= 100 else 200,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(histories)

@@ -100,7 +100,7 @@ def test_a_store_on_disk_tells_the_same_of_the_past(taken: list[Step]) -> None:
 
 
 def test_a_store_in_postgres_tells_the_same_of_the_past(postgres_store: str) -> None:
-    poison = [Receive("mail"), Settle("nack", 0, 0)] * 3
+    poison: list[Step] = [Receive("mail"), Settle("nack", 0, 0)] * 3
     story: list[Step] = [
         Send("mail", outside_id=True),
         Send("orders", delay_ms=400),
@@ -132,7 +132,13 @@ def told(mailbox: Mailbox) -> object:
 
 
 def test_dead_letters_that_retention_removed_since_are_counted_but_not_listed() -> None:
-    died = [Send("mail", outside_id=True), Receive("mail"), Settle("nack", 0), Send("orders"), Reopen()]
+    died: list[Step] = [
+        Send("mail", outside_id=True),
+        Receive("mail"),
+        Settle("nack", 0),
+        Send("orders"),
+        Reopen(),
+    ]
     past = live(
         memory_place(),
         [*died, Operate("purge", "mail"), Retain(), Send("orders")],

@@ -5,22 +5,27 @@ from collections import defaultdict
 from postroom.application.mailbox.codec import to_event
 from postroom.application.ports.event_log import EventLog
 from postroom.domain.mailbox.events import OwnershipTaken, TopicPolicySet
-from postroom.domain.message import MessageSent
+from postroom.domain.message import MessageEvent, MessageSent
 from postroom.domain.message_history import MessageHistory, trace
-from postroom.domain.names import mailbox_stream
+from postroom.domain.policy import TopicPolicy
+
+Entry = tuple[int, int, MessageEvent | OwnershipTaken, TopicPolicy | None]
+"""Position, epoch, event and topic policy, as `trace` takes them."""
 
 
 def message_histories(log: EventLog) -> list[MessageHistory]:
     """Return the histories of the messages whose beginning the log holds, in the order they were sent."""
-    own = mailbox_stream(log.mailbox)
-    takeovers, histories, topics, policies = [], defaultdict(list), {}, {}
+    takeovers: list[Entry] = []
+    histories: defaultdict[bytes, list[Entry]] = defaultdict(list)
+    topics: dict[bytes, str] = {}
+    policies: dict[str, TopicPolicy] = {}
     for record in log.read():
         event = to_event(record)
         if isinstance(event, TopicPolicySet):
             policies[event.topic] = event.policy
         elif isinstance(event, OwnershipTaken):
             takeovers.append((record.position, record.epoch, event, None))
-        elif record.stream != own:
+        elif isinstance(event, MessageEvent):
             if isinstance(event, MessageSent):
                 topics[record.stream] = event.topic
             policy = policies.get(topics.get(record.stream, ""))

@@ -182,6 +182,7 @@ class MailboxMachine(RuleBasedStateMachine):
     @rule()
     def save_a_snapshot(self) -> None:
         head = self.disk.head()
+        assert head is not None
         self.disk.save_snapshot(StoredSnapshot(head.position, head.chain, take_snapshot(self.engine.mailbox)))
 
     # -- what must hold after every step ---
@@ -348,7 +349,9 @@ class MailboxMachine(RuleBasedStateMachine):
         self.loop.play(self.engine.close())
 
     def _come_back(self, down_ms: int, skew_ms: int | None = None) -> None:
-        last_at = self.disk.head().at
+        head = self.disk.head()
+        assert head is not None
+        last_at = head.at
         boot = self.boot
         self.clock.true += down_ms * MS
         if skew_ms is not None:

@@ -187,7 +187,7 @@ class Model:
             topic.keys[op.idem_key] = Key(op.id, op.payload, self.now, until)
 
     def _ttl_ms(self, op: Any, policy: Any) -> int:
-        return min(op.ttl_seconds * 1_000 or policy.ready_retention_ms, policy.ready_retention_ms)
+        return int(min(op.ttl_seconds * 1_000 or policy.ready_retention_ms, policy.ready_retention_ms))
 
     def _answers_to_send(self, op: Any) -> list[Any]:
         if op.id in self.messages:

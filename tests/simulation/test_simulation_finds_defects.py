@@ -10,11 +10,12 @@ from hypothesis.stateful import run_state_machine_as_test
 from postroom.application.mailbox import command_enricher, committer, engine
 from postroom.domain import message, message_decisions
 from postroom.domain.mailbox import decide, snapshot, state
+from postroom.domain.mailbox.commands import Receive
+from postroom.domain.mailbox.log_clock import anchor
 from postroom.domain.mailbox.replay import ReplayWindow
 from postroom.domain.mailbox.shard import Shard
 from postroom.domain.message import (
     MessageAcked,
-    MessageReceived,
     MessageRequeued,
     MessageVisibilityExtended,
 )
@@ -24,6 +25,10 @@ from tests.simulation.machine import MailboxMachine
 Patch = pytest.MonkeyPatch
 Defect = Callable[[Patch], None]
 DEFECTS: list[Defect] = []
+# What a defect puts in need not take every kind of event or command.
+MAILBOX_FOLD: dict[Any, Any] = state._EVOLVE
+MESSAGE_FOLD: dict[Any, Any] = message._EVOLVE
+DECIDERS: dict[Any, Any] = decide._DECIDE
 
 
 def defect(put_in: Defect) -> Defect:
@@ -118,7 +123,7 @@ def a_message_that_comes_again_after_its_ack(patch: Patch) -> None:
     def stay_in_flight(mailbox: Any, event: MessageAcked) -> None:
         mailbox.messages[event.stream].version = event.version
 
-    patch.setitem(state._EVOLVE, MessageAcked, stay_in_flight)
+    patch.setitem(MAILBOX_FOLD, MessageAcked, stay_in_flight)
 
 
 @defect
@@ -132,8 +137,8 @@ def a_late_ack_that_is_refused(patch: Patch) -> None:
         requeued(message, event, epoch)
         message.delivery = 0
 
-    requeued = message._EVOLVE[MessageRequeued]
-    patch.setitem(message._EVOLVE, MessageRequeued, forgetful)
+    requeued = MESSAGE_FOLD[MessageRequeued]
+    patch.setitem(MESSAGE_FOLD, MessageRequeued, forgetful)
 
 
 @defect
@@ -142,8 +147,8 @@ def attempts_that_start_anew(patch: Patch) -> None:
         requeued(message, event, epoch)
         message.attempt = 0
 
-    requeued = message._EVOLVE[MessageRequeued]
-    patch.setitem(message._EVOLVE, MessageRequeued, forgiving)
+    requeued = MESSAGE_FOLD[MessageRequeued]
+    patch.setitem(MESSAGE_FOLD, MessageRequeued, forgiving)
 
 
 @defect
@@ -210,7 +215,6 @@ def a_delay_that_is_ignored(patch: Patch) -> None:
 
 @defect
 def a_message_that_reappears_early_after_a_reboot(patch: Patch) -> None:
-    anchor = engine.anchor
     patch.setattr(engine, "anchor", lambda mailbox, **now: anchor(mailbox, **now)._replace(continues=True))
 
 
@@ -219,7 +223,7 @@ def an_extension_that_a_reboot_forgets(patch: Patch) -> None:
     def brief(message: message.Message, event: MessageVisibilityExtended, epoch: int) -> None:
         message.due = event.due
 
-    patch.setitem(message._EVOLVE, MessageVisibilityExtended, brief)
+    patch.setitem(MESSAGE_FOLD, MessageVisibilityExtended, brief)
 
 
 @defect
@@ -244,12 +248,12 @@ def a_snapshot_without_the_keys(patch: Patch) -> None:
 
 @defect
 def a_rejection_that_leaves_a_trace(patch: Patch) -> None:
-    def receive(command: Any, mailbox: Any, now: int) -> list[MessageReceived]:
+    def receive(command: Any, mailbox: Any, now: int) -> Any:
         mailbox.in_flight += command.max_messages > mailbox.limits.max_messages
         return decided(command, mailbox, now)
 
-    decided = decide._DECIDE[decide.Receive]
-    patch.setitem(decide._DECIDE, decide.Receive, receive)
+    decided = DECIDERS[Receive]
+    patch.setitem(DECIDERS, Receive, receive)
 
 
 @defect

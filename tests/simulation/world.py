@@ -6,7 +6,7 @@ from concurrent.futures import Executor
 from typing import Any
 
 from postroom.adapters.memory.event_log import MemoryEventLog
-from postroom.application.ports.event_log import Seal, StoredSnapshot
+from postroom.application.ports.event_log import LogSize, Seal, StoredSnapshot
 from postroom.domain.errors import Unavailable
 from postroom.domain.record import Record
 from tests.support.clocks import SimulatedClock
@@ -144,6 +144,15 @@ class LogHandle:
 
     def truncate(self, through: int, limit: int) -> int:
         return self._alive().truncate(through, limit)
+
+    def position_at_size(self, size: int) -> int:
+        return self._alive().position_at_size(size)
+
+    def size(self) -> LogSize:
+        return self._alive().size()
+
+    def reclaim_space(self, limit: int) -> int:
+        return self._alive().reclaim_space(limit)
 
     def save_snapshot(self, snapshot: StoredSnapshot) -> None:
         self._alive().save_snapshot(snapshot)

@@ -10,10 +10,11 @@ from typing import Any
 
 import polars as pl
 
+from postroom.adapters.compose.export import Format
 from postroom.domain.envelope.build import open_envelope, without_auth_token
 from postroom.domain.search import FoundMessage
 
-FORMATS = ("parquet", "delta", "csv", "json")
+FORMATS: tuple[Format, ...] = ("parquet", "delta", "csv", "json")
 _PARTITIONS = {"day": pl.Date, "topic": pl.String}
 _NUMBERS = ("timestamp", "position", "shard", "attempts")
 

@@ -39,11 +39,16 @@ def envelope(id_: str, topic: str = "orders", **fields: object) -> bytes:
 
 
 class Place:
-    """A store whose mailbox can be opened, closed and opened again, under a manual clock."""
+    """A store whose mailbox can be opened, closed and opened again, under a manual clock.
 
-    def __init__(self, open_log: Callable[[], EventLog]) -> None:
+    Arguments:
+        archive: of every mailbox that is opened without one of its own.
+    """
+
+    def __init__(self, open_log: Callable[[], EventLog], archive: LogArchive | None = None) -> None:
         self.clock = ManualClock()
         self.open_log = open_log
+        self.archive = archive
 
     @asynccontextmanager
     async def open(
@@ -60,7 +65,7 @@ class Place:
         engine = MailboxEngine(log, self.clock, limits=limits, default_policy=policy, cache_bytes=cache_bytes)
         try:
             await engine.open("test", mode)
-            yield Postroom(engine, self.clock, archive)
+            yield Postroom(engine, self.clock, archive or self.archive)
         finally:
             await engine.close()
             log.close()

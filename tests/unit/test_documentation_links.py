@@ -54,6 +54,10 @@ def test_source_files_named_by_a_page_exist(page: Path) -> None:
     assert not [file for file in named if not (ROOT / file).is_file()]
 
 
+def test_pages_name_source_files_to_check() -> None:
+    assert sum(len(_SOURCE.findall(page.read_text("utf-8"))) for page in PAGES) > 20
+
+
 def test_the_script_for_spark_submit_can_be_run() -> None:
     page = (ROOT / "docs" / "spark.md").read_text("utf-8")
     scripts = re.findall(r"spark-submit\b[^\n]* (projections/\S+\.py)", page)

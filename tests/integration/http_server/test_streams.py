@@ -30,7 +30,7 @@ def stream(server: PostroomServer, name: str, **fields: Any) -> Iterator[Iterato
 
 def messages(lines: Iterator[Line], count: int) -> list[Line]:
     """Return the next messages, without heartbeats."""
-    received = []
+    received: list[Line] = []
     while len(received) < count:
         line = next(lines)
         if "heartbeat" not in line:

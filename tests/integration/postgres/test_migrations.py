@@ -241,7 +241,7 @@ def test_the_outbox_and_inbox_statements_of_an_earlier_version_are_valid_after_a
     assert planned
     with psycopg.connect(messaging_database) as connection:
         for text in planned:
-            connection.execute(f"EXPLAIN {for_psycopg(text)}", defaultdict(lambda: None))  # type: ignore[call-overload]
+            connection.execute(f"EXPLAIN {for_psycopg(text)}", defaultdict(lambda: None))
 
 
 # -- URLs ---

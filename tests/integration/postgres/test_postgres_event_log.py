@@ -367,7 +367,7 @@ def test_text_of_any_kind_comes_back_as_it_was(
     for number, (type_, topic, reason) in enumerate(rows, start):
         facts = (type_, 0, topic, 1, None, 2, reason, b"\x1a", b"c" * 32)
         headers = (1, topic, reason, *[type_] * 9, b"\x00")
-        records.append(Record(number, stream(number), 1, 1, *facts, *headers))
+        records.append(Record._make((number, stream(number), 1, 1, *facts, *headers)))
     log.append(records)
     assert list(log.read(after=start - 1)) == records
     assert list(log.replay(start - 1)) == [record[:12] for record in records]

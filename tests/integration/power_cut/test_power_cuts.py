@@ -7,14 +7,14 @@ from unittest.mock import patch
 
 import pytest
 
-from postroom.adapters.compose import DEFAULT_MAILBOX, Postroom, open_mailbox
+from postroom.adapters.compose import Postroom, open_mailbox
 from postroom.adapters.sqlite import database, event_log, message_outbox
 from postroom.adapters.sqlite.database import Durability
 from postroom.adapters.sqlite.event_log import SqliteEventLog
 from postroom.application.mailbox.fold import fold
 from postroom.application.messages import NewMessage, Sent
 from postroom.application.queries.verify import VerifyLog
-from postroom.domain.names import message_stream
+from postroom.domain.names import DEFAULT_MAILBOX, message_stream
 from postroom.domain.policy import MailboxLimits
 from tests.integration.power_cut import apsw_sqlite3
 from tests.integration.power_cut.disk import CUTS, Disk, DurableFile, restore

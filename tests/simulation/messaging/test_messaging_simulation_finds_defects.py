@@ -11,12 +11,14 @@ from hypothesis.stateful import run_state_machine_as_test
 
 from postroom.adapters.postgres.messaging import inbox, middleware, outbox
 from postroom.adapters.postgres.messaging.outbox_repository import PostgresClaim
+from postroom.adapters.sql.transaction import execute, execute_async
 from postroom.application.inbox import dead_letter_admin, delivery, worker
 from postroom.application.inbox.dead_letters import DeadLetterPublisher
 from postroom.application.outbox import relay
+from postroom.application.outbox.message import headers_of
 from postroom.application.ports.outbox_repository import OutboxRow
 from postroom.application.ports.source import SourceMessage
-from postroom.domain.inbox import Acknowledge
+from postroom.domain.inbox import Acknowledge, RouteToDeadLetter
 from tests.simulation.messaging.crashes import CrashAt
 from tests.simulation.messaging.machine import MessagingMachine
 from tests.simulation.messaging.world import Servers
@@ -108,7 +110,6 @@ def an_event_that_is_published_without_its_transaction(patch: Patch) -> None:
         with psycopg.connect(connection.info.dsn) as own:
             return execute(own, statement, parameters)
 
-    execute = outbox.execute
     patch.setattr(outbox, "execute", record_at_once)
 
 
@@ -124,8 +125,8 @@ def a_cursor_that_passes_slow_transactions(patch: Patch) -> None:
     newest = [0]
 
     async def after_cursor(self: PostgresClaim, now: int, limit: int) -> list[OutboxRow]:
-        found = [each for each in await find(self, now, limit) if each.event.occurred_at > newest[0]]
-        newest[0] = max((each.event.occurred_at for each in found), default=newest[0])
+        found = [each for each in await find(self, now, limit) if (each.event.occurred_at or 0) > newest[0]]
+        newest[0] = max((each.event.occurred_at or 0 for each in found), default=newest[0])
         return found
 
     find = PostgresClaim.find_unpublished
@@ -161,7 +162,6 @@ def an_event_whose_message_id_changes_with_each_attempt(patch: Patch) -> None:
     def other_id(event: Any) -> dict[str, str]:
         return headers_of(event) | {"Nats-Msg-Id": f"00000000-0000-4000-8000-{next(attempts):012}"}
 
-    headers_of = relay.headers_of
     patch.setattr(relay, "headers_of", other_id)
 
 
@@ -188,7 +188,6 @@ def an_inbox_outside_of_the_handlers_transaction(patch: Patch) -> None:
         async with await psycopg.AsyncConnection.connect(connection.info.dsn) as own:
             return await execute_async(own, *arguments)
 
-    execute_async = middleware.execute_async
     patch.setattr(middleware, "execute_async", note_at_once)
 
 
@@ -206,7 +205,7 @@ def a_dead_letter_that_is_only_logged(patch: Patch) -> None:
 )
 def a_dead_letter_that_is_noted_before_it_is_published(patch: Patch) -> None:
     async def note_first(self: delivery.Delivery, message: Any, known: Any, settlement: Any) -> None:
-        if isinstance(settlement, delivery.RouteToDeadLetter):
+        if isinstance(settlement, RouteToDeadLetter):
             await self._inbox.mark_dead_lettered(known.message_id, "too soon", self._now(known))
             await self._publish(message, known.message_id, settlement, known.attempts)
         else:

@@ -23,7 +23,7 @@ from postroom.adapters.nats.source import JetStreamSource
 from postroom.adapters.nats.streams import JetStreamStreams
 from postroom.adapters.postgres.messaging import middleware
 from postroom.adapters.postgres.messaging.inbox import PostgresInbox
-from postroom.adapters.postgres.messaging.outbox import Outbox
+from postroom.adapters.postgres.messaging.outbox import AsyncOutbox, Outbox
 from postroom.adapters.postgres.messaging.outbox_repository import PostgresOutboxRepository
 from postroom.application.cleanup import Cleanup
 from postroom.application.inbox.dead_letter_admin import DeadLetterAdmin
@@ -110,7 +110,7 @@ class Service:
         self._handle = middleware.pipeline(
             middleware.transaction(lambda: psycopg.AsyncConnection.connect(database, autocommit=True)),
             middleware.inbox(wall=clock.wall),
-            middleware.outbox(recorder=middleware.AsyncOutbox(wall=clock.wall)),
+            middleware.outbox(recorder=AsyncOutbox(wall=clock.wall)),
             self._take_effect,
         )
         self._outcome = "well"
@@ -266,7 +266,7 @@ class World:
         inbox = PostgresInbox(self.servers.database)
         admin = DeadLetterAdmin(
             process.wrap(JetStreamDeadLetterQueue(await self._client("redrive"))),
-            _CrashingInbox(inbox, process),  # type: ignore[arg-type]  # of what is used here
+            _CrashingInbox(inbox, process),
             process.wrap(Service(self.servers.database, self.clock, outcomes)),
             self.clock,
             "sea",

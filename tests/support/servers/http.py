@@ -27,18 +27,23 @@ class PostroomServer:
     """A server over a store, at a free port of loopback or at a Unix socket.
 
     Arguments:
-        settings: fields of `[serve]`, and `policy`, a table of its own.
+        settings: fields of `[serve]`; `policy` and `limits`, tables of their own.
         address: where to listen.
     """
 
     def __init__(
-        self, folder: Path, store: str = "store.db", address: str = "127.0.0.1:0", **settings: Any
+        self,
+        folder: Path,
+        store: str = "store.db",
+        address: str = "127.0.0.1:0",
+        log_level: str = "info",
+        **settings: Any,
     ) -> None:
         self.folder = folder
         self.store = store if "://" in store else str(folder / store)  # an absolute path stays itself
         folder.mkdir(exist_ok=True)
         config = folder / "postroom.toml"
-        tables: dict[str, dict[str, Any]] = {"policy": settings.pop("policy", {})}
+        tables: dict[str, dict[str, Any]] = {name: settings.pop(name, {}) for name in ("policy", "limits")}
         tables["serve"] = {"http": address} | settings
         config.write_text(
             "\n".join(
@@ -49,7 +54,7 @@ class PostroomServer:
         self._log = folder / "server.log"
         command: list[str | Path] = [
             Path(sys.executable).parent / "postroom",
-            *("serve", "--json", "--log-level", "info", "--config", config, "--store", self.store),
+            *("serve", "--json", "--log-level", log_level, "--config", config, "--store", self.store),
         ]
         self.process = ServerProcess("postroom serve", command, self._log)
         self.addresses: list[str] = []

@@ -1,5 +1,7 @@
 """The chain of records: cut, moved or edited records are found, and where (beyond svc-mailbox I-12)."""
 
+from typing import Any
+
 import pytest
 
 from postroom.application.mailbox.codec import to_record
@@ -51,7 +53,8 @@ def test_an_edit_of_any_column_of_any_record_is_detected(column: str, index: int
     records = a_log()
     value = getattr(records[index], column)
     other = {int: 77, str: "edited", bytes: b"edited", type(None): "added"}[type(value)]
-    records[index] = records[index]._replace(**{column: other})
+    edit: dict[str, Any] = {column: other}
+    records[index] = records[index]._replace(**edit)
     # A position is what the log is read by: a record with another one is missed at its own.
     assert broken_at(records) == index + 1
 
@@ -60,7 +63,8 @@ def test_an_edit_of_any_column_of_any_record_is_detected(column: str, index: int
 def test_a_column_set_to_null_is_detected(column: str) -> None:
     records = a_log()
     if getattr(records[0], column) is not None:
-        records[0] = records[0]._replace(**{column: None})
+        edit: dict[str, Any] = {column: None}
+        records[0] = records[0]._replace(**edit)
         assert broken_at(records) == 1
 
 

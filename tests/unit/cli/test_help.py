@@ -47,6 +47,10 @@ def show_help(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatc
     return show
 
 
+def test_help_texts_have_brackets_to_check() -> None:
+    assert sum(len(BRACKETED.findall(text)) for path in EVERY_COMMAND for text in texts(path)) > 50
+
+
 @pytest.mark.parametrize("path", EVERY_COMMAND, ids=" ".join)
 def test_every_bracketed_text_of_a_command_is_in_its_help(
     path: tuple[str, ...], show_help: Callable[..., str]
@@ -87,7 +91,9 @@ def test_the_help_names_every_command_and_group_with_its_purpose(show_help: Call
     shown = show_help(columns=200)
 
     root = build()
-    for name in root.list_commands(typer.Context(root)):
+    names = root.list_commands(typer.Context(root))
+    assert {"send", "recv", "project"} <= set(names)
+    for name in names:
         assert re.search(rf"│ {name}  +\S+", shown), name
 
 

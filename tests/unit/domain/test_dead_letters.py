@@ -3,6 +3,7 @@
 import pytest
 
 from postroom.domain.errors import NotFound, Saturated
+from postroom.domain.event import Event
 from postroom.domain.mailbox.commands import Purge, Receive, Redrive, Sweep
 from postroom.domain.mailbox.snapshot import restore_snapshot, take_snapshot
 from postroom.domain.policy import DAY_MS, TopicPolicy
@@ -11,7 +12,7 @@ from tests.unit.domain.scenario import NAME, NOTHING, TOPIC, Given, Life, given,
 ONCE = TopicPolicy(max_attempts=1)
 
 
-def dead(name: str, *, at: int, policy: TopicPolicy = ONCE) -> tuple[Life, list[object]]:
+def dead(name: str, *, at: int, policy: TopicPolicy = ONCE) -> tuple[Life, list[Event]]:
     """Return a message that died at `at`, and its events."""
     life = Life(name, policy=policy)
     return life, [life.sent(at=0), life.received(at=0), life.dead(at=at, error="boom")]
@@ -102,7 +103,7 @@ def dead_letters_over_capacity() -> tuple[Given, list[Life]]:
     """Return a topic with three dead letters and room for two; `b` died first."""
     policy = TopicPolicy(max_attempts=1, dead_capacity=2)
     lives = [Life(name, policy=policy) for name in "abc"]
-    past = [event for life in lives for event in (life.sent(at=0), life.received(at=0))]
+    past: list[Event] = [event for life in lives for event in (life.sent(at=0), life.received(at=0))]
     past += [lives[n].dead(at=when) for n, when in ((1, 1), (0, 2), (2, 3))]
     return given(past, policy=policy), lives
 
@@ -172,7 +173,7 @@ def test_redriving_filters_by_reason_or_by_message() -> None:
 
 def test_redriving_stops_where_the_shard_is_full() -> None:
     policy = TopicPolicy(max_attempts=1, shard_capacity=2)
-    past: list[object] = []
+    past: list[Event] = []
     lives = [Life(name, policy=policy) for name in "abc"]
     for life in lives:
         past += [life.sent(at=0), life.received(at=0), life.dead(at=1)]

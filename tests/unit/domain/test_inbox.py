@@ -183,7 +183,13 @@ def test_a_handler_may_say_when_to_try_again_within_bounds() -> None:
 
 
 def test_one_attempt_more_than_allowed_is_not_made() -> None:
-    last = [received(), failed(2), received(3, attempt=2), failed(4), received(5, attempt=3)]
+    last: list[InboxEvent] = [
+        received(),
+        failed(2),
+        received(3, attempt=2),
+        failed(4),
+        received(5, attempt=3),
+    ]
     assert give_up(after(*last), POLICY) is None
     assert give_up(after(*last, received(6, attempt=4)), POLICY) == RouteToDeadLetter(
         "max_deliver", "HTTP 503"

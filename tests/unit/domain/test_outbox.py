@@ -39,7 +39,7 @@ RECORDED = OutboxEventRecorded(STREAM, 1, 1_000, "order", "o-1", "order_placed",
 
 
 def record(**fields: Any) -> RecordOutboxEvent:
-    given = {
+    given: dict[str, Any] = {
         "id": ID,
         "aggregate_type": "order",
         "aggregate_id": "o-1",
@@ -144,7 +144,7 @@ def test_a_refused_event_is_tried_again_after_a_random_part_of_a_growing_pause()
 
 
 def test_an_event_that_is_refused_for_the_last_time_is_parked() -> None:
-    history = [
+    history: list[OutboxChange] = [
         RECORDED,
         OutboxPublishFailed(STREAM, 2, 2_000, 1, "a", 2_500),
         OutboxPublishFailed(STREAM, 3, 3_000, 2, "b", 3_500),
@@ -162,7 +162,7 @@ def test_an_event_that_is_refused_for_the_last_time_is_parked() -> None:
 
 def test_an_operator_gives_a_parked_event_fresh_attempts() -> None:
     parked = OutboxEventParked(STREAM, 3, 2_000, 3, "c")
-    history = [RECORDED, OutboxPublishFailed(STREAM, 2, 2_000, 3, "c", None), parked]
+    history: list[OutboxChange] = [RECORDED, OutboxPublishFailed(STREAM, 2, 2_000, 3, "c", None), parked]
     changes = Scenario(*history).when(RetryOutboxEvent(), 5_000)
     assert changes == [OutboxEventRetried(STREAM, 4, 5_000)]
     assert Scenario(*history, *changes).when(refused(jitter=0), 6_000) == [

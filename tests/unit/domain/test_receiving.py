@@ -3,6 +3,7 @@
 import pytest
 
 from postroom.domain.errors import InvalidRequest, Saturated
+from postroom.domain.event import Event
 from postroom.domain.mailbox.commands import Receive, Sweep
 from postroom.domain.mailbox.decide import shard_of
 from postroom.domain.message import MessageReceived
@@ -74,7 +75,7 @@ def test_a_shard_is_first_in_first_out() -> None:
 
 def test_order_survives_a_redelivery() -> None:
     a, b, c, d = (Life(name) for name in "abcd")
-    past = [a.sent(at=0), b.sent(at=0), c.sent(at=0)]
+    past: list[Event] = [a.sent(at=0), b.sent(at=0), c.sent(at=0)]
     past += [
         a.received(at=1),
         b.received(at=1),

@@ -4,7 +4,7 @@ import msgspec
 
 from postroom.domain.event import Event
 from postroom.domain.mailbox import snapshot
-from postroom.domain.mailbox.commands import Ack, Receive, Redrive, Send, Sweep
+from postroom.domain.mailbox.commands import Ack, Command, Receive, Redrive, Send, Sweep
 from postroom.domain.mailbox.snapshot import restore_snapshot, take_snapshot
 from postroom.domain.mailbox.state import count
 from postroom.domain.policy import TopicPolicy
@@ -52,7 +52,7 @@ def test_a_restored_mailbox_is_the_same() -> None:
 
 def test_a_restored_mailbox_decides_like_the_original() -> None:
     lives = busy()[1]
-    commands = [
+    commands: list[tuple[Command, int]] = [
         (Receive((TOPIC,), 10, 1 << 20), 10),
         (Receive((TOPIC,), 10, 1 << 20), 6_000),
         (Ack(lives["flight"].receipt), 10),

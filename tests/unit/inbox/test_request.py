@@ -1,3 +1,4 @@
+from collections.abc import Mapping
 from uuid import UUID
 
 import msgspec
@@ -71,7 +72,7 @@ class _Stored:
     def __init__(self) -> None:
         self.messages: list[SourceMessage] = []
 
-    async def publish(self, subject: str, payload: bytes, headers: dict[str, str]) -> PublishAck:
+    async def publish(self, subject: str, payload: bytes, headers: Mapping[str, str]) -> PublishAck:
         self.messages.append(SourceMessage(subject, payload, headers, 1, "1", None))
         return PublishAck("DLQ", 1, duplicate=False)
 
