@@ -26,6 +26,7 @@ from postroom.application.query_results import (
     PeekedMessage,
 )
 from postroom.domain.errors import InvalidRequest, Rejected, Unavailable
+from postroom.domain.mailbox.counts import TopicSummary
 from postroom.domain.message import Receipt
 from postroom.domain.policy import DEFAULT_MAX_BYTES, DEFAULT_MAX_MESSAGES, TopicPolicy
 
@@ -221,6 +222,14 @@ class SyncMailbox:
         """Set the policy of a topic; see `Mailbox.set_topic_policy`."""
         self._run(self._open.set_topic_policy(topic, policy))
 
+    def pause_topic(self, topic: str, /) -> None:
+        """Pause a topic; see `Mailbox.pause_topic`."""
+        self._run(self._open.pause_topic(topic))
+
+    def resume_topic(self, topic: str, /) -> None:
+        """Resume a topic; see `Mailbox.resume_topic`."""
+        self._run(self._open.resume_topic(topic))
+
     def delete_old_events(self, older_than: int, /) -> int:
         """Remove settled records; see `Mailbox.delete_old_events`."""
         return self._run(self._open.delete_old_events(older_than))
@@ -255,6 +264,10 @@ class SyncMailbox:
     def get_topic_policy(self, topic: str, /) -> TopicPolicy | None:
         """Return the policy set for a topic; see `Mailbox.get_topic_policy`."""
         return self._run(self._open.get_topic_policy(topic))
+
+    def list_topics(self) -> list[TopicSummary]:
+        """Return the topics; see `Mailbox.list_topics`."""
+        return self._run(self._open.list_topics())
 
     def peek_messages(self, topic: str, /, *, limit: int = 10) -> list[PeekedMessage]:
         """Return ready messages without receiving them; see `Mailbox.peek_messages`."""

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from postroom.domain.envelope.headers import MailboxItem
-from postroom.domain.mailbox.state import TopicCount
+from postroom.domain.mailbox.counts import TopicCount
 
 Moment = int | datetime
 """A log position, or a time: the mailbox after that record, or after all records up to that log time."""
@@ -19,6 +19,7 @@ class Backlog(msgspec.Struct, frozen=True):
     Arguments:
         at: when the record at `position` was written.
         as_of: log time at which messages count as ready or delayed.
+        paused_topics: topics whose messages are not delivered, sorted.
     """
 
     mailbox: str
@@ -29,6 +30,7 @@ class Backlog(msgspec.Struct, frozen=True):
     archived: int
     as_of: str
     shards: list[TopicCount]
+    paused_topics: list[str] = []
 
     @property
     def ready(self) -> int:

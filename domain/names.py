@@ -1,6 +1,8 @@
 """Names of mailboxes and topics, message ids, and the 16-byte stream ids derived from them."""
 
 import re
+from collections.abc import Collection
+from difflib import get_close_matches
 from hashlib import sha1
 from uuid import UUID
 
@@ -15,6 +17,8 @@ _AS_VERSION_5 = [bytes([byte & 0x0F | 0x50]) for byte in range(256)]
 _AS_VARIANT = [bytes([byte & 0x3F | 0x80]) for byte in range(256)]
 DEFAULT_MAILBOX = "main@local"
 MAX_ID_CHARS = MAX_TEXT_CHARS
+MAX_CHOICES = 10
+MAX_SUGGESTIONS = 3
 STREAM_BYTES = 16
 """Length of a stream id."""
 
@@ -39,6 +43,22 @@ def check_topic(name: object) -> str:
             "characters or any of * ? [ ]."
         )
     return text
+
+
+def describe_choices(name: str, choices: Collection[str]) -> str:
+    """Return the end of an error about a name that does not exist: the closest names, then the others.
+
+    Arguments:
+        choices: the names that exist; the first ones by alphabet are listed.
+    """
+    close = get_close_matches(name, choices, MAX_SUGGESTIONS)
+    others = sorted({*choices} - {*close})
+    shown = others[: MAX_CHOICES - len(close)]
+    hidden = len(others) - len(shown)
+    rest = ", ".join(shown) + (f" and {hidden} more" if hidden else "")
+    if close:
+        return f"did you mean {' or '.join(close)}?" + (f" Others are {rest}." if rest else "")
+    return f"choose one of {rest}." if rest else "there is none yet."
 
 
 def mailbox_stream(name: str) -> bytes:

@@ -12,6 +12,7 @@ import msgspec
 
 from postroom.application.pluralize import pluralize
 from postroom.domain.errors import InvalidRequest, PostroomError, Unavailable
+from postroom.domain.names import describe_choices
 from postroom.domain.record import POSITIONS_PER_MAILBOX
 from postroom.domain.search import NO_BODIES, BodyRules
 from postroom.projections.fold import MESSAGES, check_folds
@@ -276,7 +277,7 @@ def _models(only: Sequence[str]) -> tuple[str, ...]:
     names = [ALIASES.get(name, name) for name in only]
     for name in names:
         if name not in projections:
-            raise InvalidRequest(f"Unknown read model {name!r}; expected one of {', '.join(projections)}.")
+            raise InvalidRequest(f"There is no read model {name}; {describe_choices(name, projections)}")
     return tuple(name for name in projections if not names or name in names)
 
 

@@ -13,7 +13,7 @@ import polars as pl
 
 from postroom.application.pluralize import pluralize
 from postroom.domain.errors import NotFound, PostroomError, Unavailable
-from postroom.domain.mailbox.state import TopicCount
+from postroom.domain.mailbox.counts import TopicCount
 from postroom.projections.comparison import Comparison, Difference, compare_rows, rows_by_id
 from postroom.projections.fold import MESSAGES, FoldResult, piece_schemas
 from postroom.projections.log_extent import LogExtent

@@ -10,6 +10,7 @@ from postroom.adapters.cli.time_arguments import Archive
 from postroom.adapters.cli.values import WrongUsage
 from postroom.application.pluralize import pluralize
 from postroom.domain.errors import NotFound
+from postroom.domain.names import describe_choices
 
 if TYPE_CHECKING:
     from postroom.application.ports.log_archive import LogArchive
@@ -100,5 +101,6 @@ def _open(session: Session, archive: str | None) -> tuple["LogArchive", list[str
     if mailbox is None:
         return log_archive, names
     if mailbox not in names:
-        raise NotFound(f"The archive {folder} has no mailbox {mailbox}; it has {', '.join(names)}.")
+        choices = describe_choices(mailbox, names)
+        raise NotFound(f"The archive {folder} has no mailbox {mailbox}; {choices}")
     return log_archive, [mailbox]

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Option
 
 from postroom.adapters.cli.session import Session
+from postroom.domain.errors import NotFound
+from postroom.domain.names import describe_choices
 
 if TYPE_CHECKING:
     from postroom.adapters.compose.contexts import MessagingSettings
@@ -35,6 +37,8 @@ def contexts(session: Session, database: Database = None, context: Context = Non
         context_backlogs(store, messaging).refresh()
     with closing(open_read_models(store)) as models:
         backlogs = models.contexts()
+    if context is not None and context not in (names := {each.context for each in backlogs}):
+        raise NotFound(f"There is no context {context}; {describe_choices(context, names)}")
     if session.out.as_json:
         session.out.json({"contexts": backlogs})
         return

@@ -11,6 +11,7 @@ from postroom.adapters.cli.exit_codes import REFUSED
 from postroom.adapters.cli.inspect import find_message, show_detail
 from postroom.adapters.cli.session import Session
 from postroom.adapters.cli.time_arguments import Archive, At, parse_moment
+from postroom.adapters.cli.topic import note_unknown_topic
 from postroom.adapters.cli.values import WrongUsage
 from postroom.domain.errors import NotFound
 
@@ -30,6 +31,8 @@ def list_dead_letters(
     moment = None if at is None else parse_moment(at, datetime.now(UTC))
     with session.read(session.mailbox, archive) as reader:
         letters = reader.list_dead_letters(topic, reason=reason, limit=limit, cursor=cursor, at=moment)
+        if topic is not None and not letters:
+            note_unknown_topic(session, topic, reader.list_topics())
     next_cursor = letters[-1].position if len(letters) == limit else None
     if session.out.as_json:
         session.out.json({"dead_letters": letters, "next_cursor": next_cursor})
@@ -55,14 +58,17 @@ def list_dead_letters(
         session.out.note(f"There may be more; continue with --cursor {next_cursor}.")
 
 
-def show_dead_letter(session: Session, message_id: Annotated[str, Argument(help="Message id.")]) -> None:
+def show_dead_letter(
+    session: Session, message_id: Annotated[str, Argument(help="Message id, or the beginning of one.")]
+) -> None:
     """Show a dead letter: headers, payload, history, and each time it was dead-lettered before."""
     from postroom.application.queries.lineage import lineage_of
 
     detail = find_message(session, message_id)
     if detail.status != "dead":
         raise NotFound(
-            f"Message {message_id} is not a dead letter but {detail.status}; see postroom show {message_id}."
+            f"Message {detail.message_id} is not a dead letter but {detail.status}; see postroom show "
+            f"{detail.message_id}."
         )
     show_detail(session, detail, lineage=lineage_of(detail))
 

@@ -16,6 +16,7 @@ from postroom.adapters.cli.session import Session
 from postroom.adapters.cli.streams import consumer_definition
 from postroom.adapters.cli.values import WrongUsage, parse_duration
 from postroom.application.pluralize import pluralize
+from postroom.domain.names import describe_choices
 
 if TYPE_CHECKING:
     from postroom.adapters.compose.inbox import (
@@ -260,6 +261,11 @@ def _consumer(session: Session, name: str) -> "ConsumerDefinition":
     if not name and len(defined) == 1:
         ((only, table),) = defined.items()
         return consumer_definition(only, table, file)
+    if name:
+        raise WrongUsage(
+            f"[consumers] in {file} has no consumer {name}; {describe_choices(name, defined)} An existing "
+            "one may also be named as STREAM/DURABLE."
+        )
     names = ", ".join(defined) or "none are defined"
     raise WrongUsage(
         f"No consumer is selected; pass --consumer with one of [consumers] in {file} ({names}), or with "

@@ -10,16 +10,20 @@ from typer import Argument, Option
 from postroom.adapters.cli.exit_codes import INTEGRITY
 from postroom.adapters.cli.session import Session
 from postroom.adapters.cli.time_arguments import Archive, At, parse_moment
+from postroom.adapters.cli.topic import note_unknown_topic
 from postroom.adapters.cli.values import WrongUsage, readable
 from postroom.application.pluralize import pluralize
 from postroom.domain.errors import InvalidRequest, NotFound
 
 if TYPE_CHECKING:
     from postroom.adapters.compose import Reader
+    from postroom.application.queries.find_message_ids import MessageCandidate
     from postroom.application.queries.lineage import Lineage
     from postroom.application.query_results import Explanation, MessageDetail
 
 T = TypeVar("T")
+
+MAX_CANDIDATES = 10
 
 
 def backlog(
@@ -39,10 +43,12 @@ def backlog(
     names = session.mailboxes()
     if isinstance(moment, int) and len(names) != 1:
         raise WrongUsage("--at POSITION refers to the log of one mailbox; name it with --mailbox.")
-    backlogs = []
+    backlogs, topics = [], []
     for name in names:
         with session.read(name, archive) as reader:
             backlogs.append(reader.get_backlog(topic, at=moment))
+            if topic is not None and not backlogs[-1].shards:
+                topics += reader.list_topics()
     if session.out.as_json:
         session.out.json({"mailboxes": backlogs})
         return
@@ -63,6 +69,8 @@ def backlog(
             for row in each.shards
         ],
     )
+    if not any(each.shards for each in backlogs):
+        note_unknown_topic(session, topic, topics)
     session.out.line()
     for each in backlogs:
         archived = f", {each.archived:,} archived" if each.archived else ""
@@ -70,11 +78,13 @@ def backlog(
             f"{each.mailbox}: {each.ready:,} ready{archived}, as of log position {each.position:,}"
             + (f", {each.as_of}" if at is not None else "")
         )
+        if each.paused_topics:
+            session.out.line(f"  paused: {', '.join(each.paused_topics)}")
 
 
 def show(
     session: Session,
-    message_id: Annotated[str, Argument(help="Message id.")],
+    message_id: Annotated[str, Argument(help="Message id, or the beginning of one.")],
     payload: Annotated[bool, Option("--payload", help="Write only the payload, byte for byte.")] = False,
     why: Annotated[
         bool, Option("--why", help="Explain its history and its present state in sentences.")
@@ -85,7 +95,7 @@ def show(
     if why and payload:
         raise WrongUsage("--payload and --why exclude each other; omit one.")
     if why:
-        explanation = _find(session, message_id, lambda reader: reader.explain_message(message_id), archive)
+        explanation = _find(session, message_id, lambda reader, id_: reader.explain_message(id_), archive)
         _show_explanation(session, explanation)
         return None
     detail = find_message(session, message_id, archive)
@@ -131,23 +141,48 @@ def verify(
 def find_message(session: Session, message_id: str, archive: str | None = None) -> "MessageDetail":
     """Return a message from the first mailbox that has it.
 
-    Raises: NotFound if no mailbox has it.
+    Arguments:
+        message_id: or the beginning of one.
+
+    Raises: NotFound if no mailbox has it, WrongUsage if several ids begin with `message_id`.
     """
-    return _find(session, message_id, lambda reader: reader.get_message(message_id), archive)
+    return _find(session, message_id, lambda reader, id_: reader.get_message(id_), archive)
 
 
-def _find(session: Session, message_id: str, query: Callable[["Reader"], T], archive: str | None) -> T:
+def _find(session: Session, message_id: str, query: Callable[["Reader", str], T], archive: str | None) -> T:
     names = session.mailboxes()
     for name in names:
         with session.read(name, archive) as reader:
             try:
-                return query(reader)
+                return query(reader, message_id)
             except NotFound:
                 continue
+    candidates: list[tuple[str, MessageCandidate]] = []
+    for name in names:
+        with session.read(name, archive) as reader:
+            room = MAX_CANDIDATES + 1 - len(candidates)
+            candidates += [(name, each) for each in reader.find_message_ids(message_id, room)]
+    if len(candidates) == 1:
+        ((name, candidate),) = candidates
+        with session.read(name, archive) as reader:
+            return query(reader, candidate.message_id)
+    if candidates:
+        raise _ambiguous(session, message_id, [each for _, each in candidates])
     where = f"mailbox {', '.join(names)}" if names else "no mailbox"
     raise NotFound(
         f"The store {session.shown_store} has no message {message_id} (searched {where}); check the id."
     )
+
+
+def _ambiguous(session: Session, prefix: str, candidates: "list[MessageCandidate]") -> WrongUsage:
+    from postroom.adapters.cli.tables import Time
+
+    shown = candidates[:MAX_CANDIDATES]
+    count = f"more than {MAX_CANDIDATES}" if len(candidates) > len(shown) else f"{len(shown)}"
+    ids = f": {', '.join(each.message_id for each in shown)}" if session.out.as_json else ""
+    for each in shown:
+        session.out.note(f"{each.message_id}  {each.topic}  {Time(each.sent_at).age} ago")
+    return WrongUsage(f"{prefix} is the beginning of {count} message ids{ids}; add digits.")
 
 
 def show_detail(

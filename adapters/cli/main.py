@@ -62,8 +62,21 @@ COMMANDS: Entries = {
         OPERATIONS,
     ),
     "serve": Command("serve:serve", OPERATIONS),
+    "mailbox": Group(
+        "Mailboxes of a store: list them.", {"list": Command("mailbox:list_mailboxes")}, OPERATIONS
+    ),
     "topic": Group(
-        "Topics: show and change their policies.", {"policy": Command("topic:policy")}, OPERATIONS
+        "Topics: list them, pause and resume them, show and change their policies.",
+        {
+            "list": Command("topic:list_topics"),
+            "pause": Command("topic:pause"),
+            "resume": Command("topic:resume"),
+            "policy": Command("topic:policy"),
+        },
+        OPERATIONS,
+    ),
+    "config": Group(
+        "Settings: show them, and where each comes from.", {"show": Command("config:show")}, OPERATIONS
     ),
     "project": Group(
         "Read models for search, activity and backlog: rebuild, follow, verify and roll back.",

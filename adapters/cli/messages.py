@@ -116,10 +116,11 @@ def peek(
     """
     with session.read(session.mailbox) as reader:
         messages = reader.peek_messages(topic, limit=limit)
+        reason = None if messages else reader.why_empty(topic)
     for number, message in enumerate(messages):
         _show_peeked(session, message, first=not number)
     if not messages:
-        session.out.note(f"Topic {topic} has no ready messages.")
+        session.out.note(reason or f"Topic {topic} has no ready messages.")
         return NOTHING
     return None
 
@@ -150,12 +151,14 @@ async def recv(
     With --json it prints one JSON object a line. postroom peek shows messages without receiving them.
     """
     from postroom.application.mailbox.receive import make_receive
+    from postroom.application.queries.peek_messages import explain_empty
 
     wait_ms, visibility_ms = parse_duration(wait), None if visibility is None else parse_duration(visibility)
     make_receive([topic], max_messages, max_bytes, visibility_ms, consumer)  # validates the arguments
     # Owning a mailbox appends a record to its log; an empty topic is only read.
-    if not wait_ms and not session.has_work(topic):
-        return _note_empty(session, topic)
+    if not wait_ms and (reason := session.why_empty(topic)) is not None:
+        session.out.note(reason)
+        return NOTHING
     async with session.use() as postroom:
         messages = await postroom.receive_messages(
             topic,
@@ -168,6 +171,7 @@ async def recv(
         for number, message in enumerate(messages):
             _show_received(session, message, with_receipt=not ack, first=not number)
         session.out.flush()
+        topics = [] if messages else await postroom.list_topics()
         policy = await postroom.get_topic_policy(topic) or session.settings.policy
         if ack:
             refusals = await postroom.ack_messages([message.receipt for message in messages])
@@ -175,16 +179,12 @@ async def recv(
                 if refusal is not None:
                     raise refusal
     if not messages:
-        return _note_empty(session, topic)
+        session.out.note(explain_empty(topic, topics, session.mailbox))
+        return NOTHING
     if not ack:
         hidden = visibility or format_duration(policy.visibility_ms)
         session.out.note(f"Hidden for {hidden}; acknowledge with: postroom ack RECEIPT")
     return None
-
-
-def _note_empty(session: Session, topic: str) -> int:
-    session.out.note(f"Topic {topic} has no ready messages.")
-    return NOTHING
 
 
 async def ack(session: Session, receipts: Receipts) -> int:

@@ -12,6 +12,7 @@ import msgspec
 from postroom.adapters.cli.output import Output
 from postroom.adapters.cli.settings import Settings
 from postroom.domain.errors import InvalidRequest, NotFound
+from postroom.domain.names import describe_choices
 
 if TYPE_CHECKING:
     from postroom.adapters.compose import Reader
@@ -127,15 +128,15 @@ class Session:
         with read_mailbox(self.existing_store(), mailbox, archive=self.archive(archive)) as reader:
             yield reader
 
-    def has_work(self, topic: str) -> bool:
-        """Return whether a topic has messages to deliver, or any message an overdue timer.
+    def why_empty(self, topic: str) -> str | None:
+        """Return why a receive from a topic would deliver nothing; None if it would change the mailbox.
 
         Raises: NotFound when the store or the mailbox is missing.
         """
         from postroom.adapters.compose import read_mailbox
 
         with read_mailbox(self.existing_store(), self.mailbox) as reader:
-            return reader.has_work(topic)
+            return reader.why_empty(topic)
 
     @asynccontextmanager
     async def use(
@@ -180,6 +181,6 @@ class Session:
 
 def _check_mailbox(mailbox: str, present: list[str], store: str) -> str:
     if mailbox not in present:
-        others = f"it has {', '.join(present)}" if present else "it has none yet"
-        raise NotFound(f"The store {store} has no mailbox {mailbox}; {others}. Name one with --mailbox.")
+        choices = describe_choices(mailbox, present)
+        raise NotFound(f"The store {store} has no mailbox {mailbox}; {choices} Name one with --mailbox.")
     return mailbox

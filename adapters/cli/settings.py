@@ -41,6 +41,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         policy: default policy of topics.
         topics: policies of single topics; missing fields are those of `policy`.
         file: the settings file that was read, if any.
+        sources: where each setting that is not a default comes from, by name, such as `policy.max_attempts`.
     """
 
     store: str | None = None
@@ -53,6 +54,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     limits: MailboxLimits = MailboxLimits()
     file: str | None = None
     sections: Mapping[str, Mapping[str, Any]] = {}
+    sources: Mapping[str, str] = {}
 
     def section(self, name: str, kind: type[Struct], flags: Mapping[str, object] | None = None) -> Struct:
         """Return the settings of one command group, such as `[nats]` or `POSTROOM_NATS__URL`.
@@ -112,6 +114,7 @@ def load_settings(
     """
     path, tables = _read_file(config)
     values: dict[str, Any] = {}
+    origins: dict[str, str] = {}
     for name in _SCALARS:
         sources = (
             (flags.get(name), f"--{name.replace('_', '-')}"),
@@ -121,6 +124,7 @@ def load_settings(
         source = next((each for each in sources if each[0] is not None), None)
         if source is not None:
             values[name] = _scalar(name, *source)
+            origins[name] = source[1].removeprefix(f"{name} in ")
     where = {name: f"[{name}] in {path}" for name in _TABLES}
     policy = _table(tables, "policy", where) | _from_environment("policy", environment)
     limits = _table(tables, "limits", where) | _from_environment("limits", environment)
@@ -138,7 +142,15 @@ def load_settings(
         name: _table(tables, name, {name: f"[{name}] in {path}"}) | _from_environment(name, environment)
         for name in SECTIONS
     }
-    return Settings(**values, file=path if tables else None)
+    for name in ("policy", "limits", *SECTIONS):
+        origins |= {f"{name}.{key}": path for key in _table(tables, name, {name: path})}
+        origins |= {
+            f"{name}.{key}": f"{PREFIX}{name.upper()}__{key.upper()}"
+            for key in _from_environment(name, environment)
+        }
+    for topic, table in _table(tables, "topics", where).items():
+        origins |= dict.fromkeys((f"topics.{topic}.{key}" for key in table), path)
+    return Settings(**values, file=path if tables else None, sources=origins)
 
 
 def make_policy(base: TopicPolicy, changes: Mapping[str, object], where: str) -> TopicPolicy:

@@ -1,6 +1,7 @@
-"""`postroom topic`: show and change the policy of a topic."""
+"""`postroom topic`: list topics, pause and resume them, show and change their policies."""
 
-from typing import Annotated
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 from typer import Argument
@@ -9,8 +10,55 @@ from postroom.adapters.cli.session import Session
 from postroom.adapters.cli.settings import make_policy
 from postroom.adapters.cli.values import format_duration, parse_pairs
 from postroom.domain.errors import InvalidRequest
+from postroom.domain.names import describe_choices
+from postroom.domain.policy import TopicPolicy
+
+if TYPE_CHECKING:
+    from postroom.domain.mailbox.counts import TopicSummary
 
 Topic = Annotated[str, Argument(help="Topic.")]
+
+
+def list_topics(session: Session) -> None:
+    """List the topics of a mailbox: messages by status, paused or not, and what their policies change."""
+    with session.read(session.mailbox) as reader:
+        topics = reader.list_topics()
+    default = session.settings.policy
+    if session.out.as_json:
+        session.out.json({"mailbox": session.mailbox, "default_policy": default, "topics": topics})
+        return
+    from postroom.adapters.cli.tables import Time
+
+    session.out.table(
+        ("topic", "ready", "delayed", "in flight", "dead", "oldest", "paused", "policy"),
+        [
+            (
+                each.topic,
+                each.ready,
+                each.delayed,
+                each.in_flight,
+                each.dead,
+                None if each.oldest_at is None else Time(each.oldest_at),
+                "paused" if each.paused else None,
+                ", ".join(_changes(each.policy, default)) or "default",
+            )
+            for each in topics
+        ],
+    )
+
+
+async def pause(session: Session, topic: Topic) -> None:
+    """Deliver no more messages of a topic until it is resumed; sends and acks go on."""
+    async with session.use() as postroom:
+        await postroom.pause_topic(topic)
+    session.out.result({"topic": topic, "paused": True}, f"{topic} is paused")
+
+
+async def resume(session: Session, topic: Topic) -> None:
+    """Deliver the messages of a paused topic again."""
+    async with session.use() as postroom:
+        await postroom.resume_topic(topic)
+    session.out.result({"topic": topic, "paused": False}, f"{topic} is resumed")
 
 
 async def policy(
@@ -30,6 +78,7 @@ async def policy(
     if not pairs:
         with session.read(session.mailbox) as reader:
             current = reader.get_topic_policy(topic) or session.settings.policy
+            note_unknown_topic(session, topic, reader.list_topics())
     else:
         async with session.use(create=True) as postroom:
             base = await postroom.get_topic_policy(topic) or session.settings.policy
@@ -39,7 +88,27 @@ async def policy(
     if session.out.as_json:
         session.out.json({"topic": topic, "policy": facts})
     else:
-        session.out.facts(
-            (name.removesuffix("_ms"), format_duration(value) if name.endswith("_ms") else value)
-            for name, value in facts.items()
-        )
+        session.out.facts((_short(name), _shown(name, value)) for name, value in facts.items())
+
+
+def note_unknown_topic(session: Session, topic: str | None, topics: "Iterable[TopicSummary]") -> None:
+    """Note for people that none of the mailboxes read has the topic that they named, and which exist."""
+    names = {each.topic for each in topics}
+    if topic is not None and topic not in names:
+        session.out.note(f"There is no topic {topic}; {describe_choices(topic, names)}")
+
+
+def _changes(policy: TopicPolicy | None, default: TopicPolicy) -> Iterator[str]:
+    """Yield the fields in which a policy differs from the default."""
+    for name in TopicPolicy.__struct_fields__ if policy is not None else ():
+        value = getattr(policy, name)
+        if value != getattr(default, name):
+            yield f"{_short(name)}={_shown(name, value)}"
+
+
+def _short(name: str) -> str:
+    return name.removesuffix("_ms")
+
+
+def _shown(name: str, value: int) -> str | int:
+    return format_duration(value) if name.endswith("_ms") else value

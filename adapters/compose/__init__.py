@@ -4,7 +4,7 @@ import asyncio
 import os
 import socket
 from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, closing, contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple, get_args
 
@@ -29,16 +29,19 @@ from postroom.application.ports.clock import Clock
 from postroom.application.ports.event_log import EventLog, EventLogReader
 from postroom.application.ports.log_archive import LogArchive
 from postroom.application.ports.read_models import ReadModels
+from postroom.application.queries.describe_mailbox import DescribeMailbox, MailboxSummary
 from postroom.application.queries.explain_message import ExplainMessage
+from postroom.application.queries.find_message_ids import FindMessageIds
 from postroom.application.queries.get_backlog import GetBacklog
 from postroom.application.queries.get_message import GetMessage
 from postroom.application.queries.get_projection_status import GetProjectionStatus
 from postroom.application.queries.get_table_stats import GetTableStats
 from postroom.application.queries.get_topic_policy import GetTopicPolicy
 from postroom.application.queries.list_dead_letters import ListDeadLetters
+from postroom.application.queries.list_topics import ListTopics
 from postroom.application.queries.log_time import LogTime
 from postroom.application.queries.owner_queries import OwnerQueries
-from postroom.application.queries.peek_messages import HasWork, PeekMessages
+from postroom.application.queries.peek_messages import PeekMessages, WhyEmpty
 from postroom.application.queries.search_messages import SearchMessages
 from postroom.application.queries.simulate_policy import SimulatePolicy
 from postroom.application.queries.time_travel import StateAt
@@ -77,13 +80,15 @@ class Reader:
         self.log = log
         now = LogTime(log, clock)
         self.get_message = GetMessage(log, now)
+        self.find_message_ids = FindMessageIds(log)
         self.explain_message = ExplainMessage(log, now)
         state_at = StateAt(log, now)
         self.get_backlog = GetBacklog(state_at)
         self.get_topic_policy = GetTopicPolicy(lambda: fold(log))
         self.list_dead_letters = ListDeadLetters(state_at, log)
+        self.list_topics = ListTopics(state_at)
         self.peek_messages = PeekMessages(state_at, log)
-        self.has_work = HasWork(state_at)
+        self.why_empty = WhyEmpty(state_at)
         self.verify_log = VerifyLog(log)
         self.simulate_policy = SimulatePolicy(log)
 
@@ -278,6 +283,19 @@ def shown_store(store: str) -> str:
 def list_mailboxes(store: str) -> list[str]:
     """Return the names of the mailboxes in a store, sorted; a file that does not exist yet has none."""
     return open_store(store).mailboxes()
+
+
+async def describe_mailboxes(store: str) -> list[MailboxSummary]:
+    """Return the mailboxes of a store with their modes, owners and sizes, sorted by name.
+
+    Raises: Unavailable when the store can't be read.
+    """
+    place = open_store(store)
+    summaries = []
+    for name in list_mailboxes(store):
+        with closing(place.existing_log(name)) as log:
+            summaries.append(await DescribeMailbox(log, place.ownership())())
+    return summaries
 
 
 def open_archive(folder: str | Path) -> LogArchive:

@@ -6,7 +6,7 @@ from postroom.adapters.compose import read_mailbox
 from postroom.adapters.compose.follow import make_follower
 from postroom.adapters.compose.store import open_log_reader, open_store
 from postroom.adapters.compose.targets import open_target
-from postroom.domain.mailbox.state import TopicCount
+from postroom.domain.mailbox.counts import TopicCount
 from postroom.domain.search import NO_BODIES, BodyRules
 from postroom.projections.ports.runner import Runner
 from postroom.projections.progress import Progress

@@ -25,6 +25,7 @@ from postroom.application.query_results import (
 )
 from postroom.domain.errors import InvalidRequest, Rejected, Unavailable
 from postroom.domain.mailbox.commands import Receive
+from postroom.domain.mailbox.counts import TopicSummary
 from postroom.domain.message import Receipt
 from postroom.domain.policy import TopicPolicy
 
@@ -189,6 +190,14 @@ class GrpcTransport:
         messages.write_result(policy, request.policy)
         await self._call("set_topic_policy", request)
 
+    async def pause_topic(self, topic: str) -> None:
+        """Pause a topic."""
+        await self._call("pause_topic", pb.PauseTopicRequest(topic=topic))
+
+    async def resume_topic(self, topic: str) -> None:
+        """Resume a topic."""
+        await self._call("resume_topic", pb.ResumeTopicRequest(topic=topic))
+
     async def delete_old_events(self, older_than: int) -> int:
         """Remove settled records."""
         request = pb.DeleteOldEventsRequest(older_than_us=older_than)
@@ -230,6 +239,11 @@ class GrpcTransport:
         """Return the policy set for a topic."""
         response = await self._call("get_topic_policy", pb.GetTopicPolicyRequest(topic=topic))
         return messages.read_result(response.policy, TopicPolicy) if response.HasField("policy") else None
+
+    async def list_topics(self) -> list[TopicSummary]:
+        """Return the topics."""
+        response = await self._call("list_topics", pb.ListTopicsRequest())
+        return [messages.read_result(each, TopicSummary) for each in response.topics]
 
     async def peek_messages(self, topic: str, limit: int) -> list[PeekedMessage]:
         """Return ready messages."""

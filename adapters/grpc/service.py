@@ -187,6 +187,23 @@ class MailboxService:
             messages.write_result(peeked, response.messages.add())
         return response
 
+    async def list_topics(self, request: pb.ListTopicsRequest, context: Context) -> pb.ListTopicsResponse:
+        """List the topics."""
+        response = pb.ListTopicsResponse()
+        for topic in await self._mailbox.list_topics():
+            messages.write_result(topic, response.topics.add())
+        return response
+
+    async def pause_topic(self, request: pb.PauseTopicRequest, context: Context) -> pb.PauseTopicResponse:
+        """Pause a topic."""
+        await self._mailbox.pause_topic(request.topic)
+        return pb.PauseTopicResponse()
+
+    async def resume_topic(self, request: pb.ResumeTopicRequest, context: Context) -> pb.ResumeTopicResponse:
+        """Resume a topic."""
+        await self._mailbox.resume_topic(request.topic)
+        return pb.ResumeTopicResponse()
+
     async def explain(self, request: pb.ExplainRequest, context: Context) -> pb.ExplainResponse:
         """Explain the history of a message."""
         return messages.write_result(

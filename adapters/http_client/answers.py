@@ -11,6 +11,7 @@ from postroom.application.query_results import DeadLetter, HistoryEntry, Message
 from postroom.application.remote_errors import rebuild_error
 from postroom.domain.envelope.headers import MailboxItem
 from postroom.domain.errors import InvalidRequest, PostroomError, Rejected
+from postroom.domain.mailbox.counts import TopicSummary
 from postroom.domain.names import external_id
 from postroom.domain.policy import TopicPolicy
 
@@ -161,6 +162,12 @@ class PeekedMessages(msgspec.Struct, frozen=True):
     """Ready messages."""
 
     messages: list[PeekedMessage]
+
+
+class Topics(msgspec.Struct, frozen=True):
+    """Topics of the mailbox."""
+
+    topics: list[TopicSummary]
 
 
 class Policy(msgspec.Struct, frozen=True):

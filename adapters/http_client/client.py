@@ -28,6 +28,7 @@ from postroom.application.query_results import (
 from postroom.application.remote_errors import DEFAULT_RETRY_MS
 from postroom.domain.errors import FrameTooLarge, InvalidRequest, PostroomError, Rejected, Unavailable
 from postroom.domain.mailbox.commands import Receive
+from postroom.domain.mailbox.counts import TopicSummary
 from postroom.domain.message import Receipt
 from postroom.domain.policy import TopicPolicy
 
@@ -158,6 +159,14 @@ class HttpTransport:
         """Set the policy of a topic."""
         await self._call("PUT", f"/v1/topics/{_segment(topic)}/policy", answers.Ok, body=policy)
 
+    async def pause_topic(self, topic: str) -> None:
+        """Pause a topic."""
+        await self._call("PUT", f"/v1/topics/{_segment(topic)}/pause", answers.Ok)
+
+    async def resume_topic(self, topic: str) -> None:
+        """Resume a topic."""
+        await self._call("PUT", f"/v1/topics/{_segment(topic)}/resume", answers.Ok)
+
     async def delete_old_events(self, older_than: int) -> int:
         """Remove settled records."""
         return (await self._post("/v1/log/delete", {"older_than_us": older_than}, answers.Removed)).removed
@@ -184,6 +193,10 @@ class HttpTransport:
     async def get_topic_policy(self, topic: str) -> TopicPolicy | None:
         """Return the policy set for a topic."""
         return (await self._get(f"/v1/topics/{_segment(topic)}/policy", answers.Policy)).policy
+
+    async def list_topics(self) -> list[TopicSummary]:
+        """Return the topics."""
+        return (await self._get("/v1/topics", answers.Topics)).topics
 
     async def peek_messages(self, topic: str, limit: int) -> list[PeekedMessage]:
         """Return ready messages."""

@@ -196,6 +196,13 @@ def _queries(queries: QueryHandlers) -> Sequence[Route]:
         ),
         Route(
             "GET",
+            "/v1/topics",
+            queries.topics,
+            "List the topics with their policies, counts, and whether they are paused.",
+            query_schemas.Topics,
+        ),
+        Route(
+            "GET",
             "/v1/peek",
             queries.peek,
             "Return the next ready messages of a topic without receiving them.",
@@ -222,6 +229,24 @@ def _operators(operators: OperatorHandlers) -> Sequence[Route]:
             schemas.Ok,
             TopicPolicy,
             examples=({"visibility_ms": 30_000, "max_attempts": 10}, _OK),
+        ),
+        Route(
+            "PUT",
+            "/v1/topics/{topic}/pause",
+            operators.pause,
+            "Deliver no more messages of a topic; idempotent.",
+            schemas.Ok,
+            refusals=(404,),
+            examples=(None, _OK),
+        ),
+        Route(
+            "PUT",
+            "/v1/topics/{topic}/resume",
+            operators.resume,
+            "Deliver the messages of a topic again; idempotent.",
+            schemas.Ok,
+            refusals=(404,),
+            examples=(None, _OK),
         ),
         Route(
             "POST",

@@ -1,20 +1,25 @@
 """Metrics of the service (svc-mailbox I-10), in the text format of Prometheus."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from postroom.application.query_results import Backlog
+from postroom.domain.mailbox.counts import TopicSummary
+from postroom.domain.policy import TopicPolicy
 
 CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
 BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.035, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 
 
 class HttpMetrics:
-    """Counters and histograms of requests, and gauges of the backlog at the time of a scrape."""
+    """Counters and histograms of requests, and the state of the mailbox at the time of a scrape.
+
+    Labels are bounded: routes and codes are fixed, and a mailbox holds a limited number of topics.
+    """
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -31,8 +36,8 @@ class HttpMetrics:
         self.enqueue = self._histogram("enqueue", "Time until a send is durable.")
         self.dequeue = self._histogram("dequeue", "Time of a receive that does not wait.")
         self.ack = self._histogram("ack", "Time until an ack is durable.")
-        self._backlog = _BacklogCollector()
-        self.registry.register(self._backlog)
+        self._mailbox = _MailboxCollector()
+        self.registry.register(self._mailbox)
 
     def served(self, method: str, route: str, status: int) -> None:
         """Count a request that was answered."""
@@ -43,28 +48,31 @@ class HttpMetrics:
         """Count a request that was refused."""
         self._rejected.labels(code).inc()
 
-    def scrape(self, backlog: Backlog, capacities: dict[str, int]) -> bytes:
+    def scrape(self, backlog: Backlog, topics: Sequence[TopicSummary], default_policy: TopicPolicy) -> bytes:
         """Return all metrics as text.
 
         Arguments:
-            capacities: shard capacity of each topic of the backlog.
+            topics: of the mailbox.
+            default_policy: policy of topics that have none of their own.
         """
-        self._backlog.backlog, self._backlog.capacities = backlog, capacities
+        self._mailbox.backlog, self._mailbox.topics = backlog, topics
+        self._mailbox.default_policy = default_policy
         return generate_latest(self.registry)
 
     def _histogram(self, name: str, text: str) -> Histogram:
         return Histogram(f"postroom_{name}_seconds", text, buckets=BUCKETS, registry=self.registry)
 
 
-class _BacklogCollector(Collector):
-    """Collector of the backlog that was read for a scrape."""
+class _MailboxCollector(Collector):
+    """Collector of the state of the mailbox that was read for a scrape."""
 
     def __init__(self) -> None:
         self.backlog: Backlog | None = None
-        self.capacities: dict[str, int] = {}
+        self.topics: Sequence[TopicSummary] = ()
+        self.default_policy = TopicPolicy()
 
-    def collect(self) -> Iterator[GaugeMetricFamily]:
-        """Yield the gauges of each shard."""
+    def collect(self) -> Iterator[Metric]:
+        """Yield the gauges of each shard, and the metrics of each topic."""
         shards = self.backlog.shards if self.backlog is not None else []
         for name, text, field in (
             ("queue_depth", "Messages ready or delayed.", ("ready", "delayed")),
@@ -78,11 +86,27 @@ class _BacklogCollector(Collector):
         saturation = GaugeMetricFamily(
             "postroom_saturation", "Unsettled messages per shard capacity, 0 to 1.", labels=["topic", "shard"]
         )
+        policies = {topic.topic: topic.policy or self.default_policy for topic in self.topics}
         for each in shards:
             unsettled = each.ready + each.delayed + each.in_flight
-            saturation.add_metric([each.topic, str(each.shard)], unsettled / self.capacities[each.topic])
+            capacity = policies.get(each.topic, self.default_policy).shard_capacity
+            saturation.add_metric([each.topic, str(each.shard)], unsettled / capacity)
         yield saturation
+        yield from self._topics()
 
-    def describe(self) -> Iterator[GaugeMetricFamily]:
+    def describe(self) -> Iterator[Metric]:
         """Yield nothing: the names of this registry are unique."""
         yield from ()
+
+    def _topics(self) -> Iterator[Metric]:
+        dead_letterings = CounterMetricFamily(
+            "postroom_dlq", "Dead-letterings by topic and reason.", labels=["topic", "reason"]
+        )
+        paused = GaugeMetricFamily("postroom_topic_paused", "1 for a paused topic.", labels=["topic"])
+        for topic in self.topics:
+            for reason, number in topic.dead_letterings.items():
+                dead_letterings.add_metric([topic.topic, reason], number)
+            if topic.paused:
+                paused.add_metric([topic.topic], 1)
+        yield dead_letterings
+        yield paused

@@ -75,6 +75,10 @@ class QueryHandlers:
         cursor = letters[-1].position if len(letters) == query.limit else None
         return json_reply(query_schemas.DeadLetters(letters, cursor))
 
+    async def topics(self, call: Call) -> Reply:
+        """List the topics."""
+        return json_reply(query_schemas.Topics(await self._mailbox.list_topics()))
+
     async def peek(self, call: Call) -> Reply:
         """Return the next ready messages without receiving them."""
         messages = await self._mailbox.peek_messages(call.query.topic, limit=call.query.limit)
@@ -112,6 +116,16 @@ class OperatorHandlers:
         await self._mailbox.set_topic_policy(call.path["topic"], policy)
         return json_reply(schemas.Ok())
 
+    async def pause(self, call: Call) -> Reply:
+        """Pause a topic."""
+        await self._mailbox.pause_topic(call.path["topic"])
+        return json_reply(schemas.Ok())
+
+    async def resume(self, call: Call) -> Reply:
+        """Resume a topic."""
+        await self._mailbox.resume_topic(call.path["topic"])
+        return json_reply(schemas.Ok())
+
     async def delete_old_events(self, call: Call) -> Reply:
         """Remove old settled records."""
         return json_reply(
@@ -143,12 +157,9 @@ class StateHandlers:
 
     async def metrics(self, call: Call) -> Reply:
         """Return the metrics."""
-        backlog = await self._mailbox.get_backlog()
-        capacities = {}
-        for topic in {shard.topic for shard in backlog.shards}:
-            policy = await self._mailbox.get_topic_policy(topic) or self._service.default_policy
-            capacities[topic] = policy.shard_capacity
-        return Reply(self._metrics.scrape(backlog, capacities), content_type=CONTENT_TYPE)
+        backlog, topics = await self._mailbox.get_backlog(), await self._mailbox.list_topics()
+        text = self._metrics.scrape(backlog, topics, self._service.default_policy)
+        return Reply(text, content_type=CONTENT_TYPE)
 
     async def openapi(self, call: Call) -> Reply:
         """Return the contract."""

@@ -8,6 +8,7 @@ from msgspec import Meta
 
 from postroom.adapters.http_server.schemas import MAX_BATCH, Limit, Name, Position, Text
 from postroom.application.query_results import DeadLetter, PeekedMessage
+from postroom.domain.mailbox.counts import TopicSummary
 from postroom.domain.policy import TopicPolicy
 
 
@@ -168,6 +169,12 @@ class PeekedMessages(msgspec.Struct, frozen=True):
     """Ready messages; the payload is null where its stored bytes do not match their hash."""
 
     messages: list[PeekedMessage]
+
+
+class Topics(msgspec.Struct, frozen=True):
+    """Topics that hold messages or idempotency keys, have a policy, or are paused."""
+
+    topics: list[TopicSummary]
 
 
 class Policy(msgspec.Struct, frozen=True):

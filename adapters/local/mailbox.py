@@ -14,6 +14,7 @@ from postroom.application.query_results import (
     PeekedMessage,
 )
 from postroom.domain.errors import WrongMode
+from postroom.domain.mailbox.counts import TopicSummary
 from postroom.domain.policy import TopicPolicy
 
 
@@ -63,6 +64,11 @@ class SharedMailbox(CommandHandlers):
         """Return the policy set for a topic; see `Mailbox.get_topic_policy`."""
         policy: TopicPolicy | None = await self._owner.query("get_topic_policy", topic)
         return policy
+
+    async def list_topics(self) -> list[TopicSummary]:
+        """Return the topics; see `Mailbox.list_topics`."""
+        topics: list[TopicSummary] = await self._owner.query("list_topics")
+        return topics
 
     async def peek_messages(self, topic: str, *, limit: int = 10) -> list[PeekedMessage]:
         """Return ready messages without receiving them; see `Mailbox.peek_messages`."""

@@ -31,12 +31,15 @@ from postroom.domain.mailbox.commands import (
     Command,
     Extend,
     Nack,
+    Pause,
     Purge,
     Receive,
     Redrive,
+    Resume,
     Send,
     SetPolicy,
 )
+from postroom.domain.mailbox.counts import TopicSummary
 from postroom.domain.names import STREAM_BYTES, check_topic
 from postroom.domain.policy import MAX_DURATION_MS, MAX_FRAME_BYTES, TopicPolicy, check_visibility
 
@@ -170,6 +173,8 @@ _CHECKS: dict[type, Callable[[Any], Command]] = {
     Redrive: _check_redrive,
     Purge: _check_purge,
     SetPolicy: lambda each: SetPolicy(check_topic(each.topic), each.policy.validate()),
+    Pause: lambda each: Pause(check_topic(each.topic)),
+    Resume: lambda each: Resume(check_topic(each.topic)),
 }
 _COMMANDS = {
     kind.__name__: (msgspec.msgpack.Decoder(list[kind]).decode, check)  # type: ignore[valid-type]
@@ -245,6 +250,7 @@ _RESULTS: dict[str, Callable[[msgspec.Raw], Any]] = {
         "get_mode": str,
         "get_topic_policy": TopicPolicy | None,
         "list_dead_letters": list[DeadLetter],
+        "list_topics": list[TopicSummary],
         "peek_messages": list[PeekedMessage],
     }.items()
 }

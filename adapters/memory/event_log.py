@@ -73,6 +73,12 @@ class MemoryEventLog:
         with self._lock:
             return {stream for stream in streams if stream in self._streams}
 
+    def streams_between(self, first: bytes, last: bytes, limit: int) -> list[bytes]:
+        """Return the streams of a range; see `EventLogReader.streams_between`."""
+        with self._lock:
+            between = [s for s, each in self._streams.items() if first <= s <= last and each[0].version == 1]
+        return sorted(between)[:limit]
+
     def replay_first(self, streams: Iterable[bytes]) -> Iterator[tuple[Any, ...]]:
         """Yield the first records of streams; see `EventLogReader.replay_first`."""
         with self._lock:

@@ -31,6 +31,10 @@ class MemoryOwnership:
             if self._owners.get(mailbox) is ownership:
                 del self._owners[mailbox]
 
+    async def owner(self, mailbox: str) -> str | None:
+        """Return the owner's name; see `Ownership.owner`."""
+        return self._owners[mailbox][0] if mailbox in self._owners else None
+
     async def incumbent(self, mailbox: str) -> str | None:
         """Return a token of the present ownership; see `Ownership.incumbent`."""
         return repr(self._owners[mailbox]) if mailbox in self._owners else None

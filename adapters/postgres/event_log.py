@@ -128,6 +128,10 @@ class PostgresEventLog:
         """Return which streams have records; see `EventLogReader.existing_streams`."""
         return {stream for (stream,) in self._db.fetch("existing_streams", streams=list(streams))}
 
+    def streams_between(self, first: bytes, last: bytes, limit: int) -> list[bytes]:
+        """Return the streams of a range; see `EventLogReader.streams_between`."""
+        return [row[0] for row in self._db.fetch("streams_between", first=first, last=last, limit=limit)]
+
     def replay_first(self, streams: Iterable[bytes]) -> Iterator[tuple[Any, ...]]:
         """Yield the first records of streams; see `EventLogReader.replay_first`."""
         return map(unescape_row, self._db.fetch("replay_first", streams=list(streams)))

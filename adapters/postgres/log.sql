@@ -88,6 +88,11 @@ SELECT input.stream FROM unnest(%(streams)s::bytea[]) AS input (stream), LATERAL
     WHERE stream = input.stream AND version >= 0 AND place > %(base)s AND place <= %(top)s LIMIT 1
 ) AS existing;
 
+-- name: streams_between
+SELECT stream FROM postroom.log
+WHERE stream >= %(first)s AND stream <= %(last)s AND version = 1 AND place > %(base)s AND place <= %(top)s
+ORDER BY stream LIMIT %(limit)s;
+
 -- name: replay_first
 SELECT place - %(base)s, log.stream, version, epoch, type, at, topic, shard, attempt, due, reason, state
 FROM unnest(%(streams)s::bytea[]) AS input (stream)

@@ -47,6 +47,11 @@ class PostgresOwnership:
         finally:
             await lock.close()
 
+    async def owner(self, mailbox: str) -> str | None:
+        """Return the name of the session that has the lock; see `Ownership.owner`."""
+        name = await self._fetch("holder", mailbox=mailbox)
+        return None if name is None else str(name)
+
     async def incumbent(self, mailbox: str) -> str | None:
         """Return the session that has the lock; see `Ownership.incumbent`."""
         session = await self._fetch("incumbent", mailbox=mailbox)

@@ -111,6 +111,10 @@ class SqliteEventLog:
         """Return which streams have records; see `EventLogReader.existing_streams`."""
         return {stream for stream in streams if self._fetch("existing_streams", stream=stream)}
 
+    def streams_between(self, first: bytes, last: bytes, limit: int) -> list[bytes]:
+        """Return the streams of a range; see `EventLogReader.streams_between`."""
+        return [row[0] for row in self._fetch("streams_between", first=first, last=last, limit=limit)]
+
     def replay_first(self, streams: Iterable[bytes]) -> Iterator[tuple[Any, ...]]:
         """Yield the first records of streams; see `EventLogReader.replay_first`."""
         for stream in streams:

@@ -38,6 +38,11 @@ FROM log WHERE stream = :stream AND place > :base AND place <= :top ORDER BY ver
 -- name: existing_streams
 SELECT 1 FROM log WHERE stream = :stream AND place > :base AND place <= :top LIMIT 1;
 
+-- name: streams_between
+SELECT stream FROM log
+WHERE stream >= :first AND stream <= :last AND version = 1 AND place > :base AND place <= :top
+ORDER BY stream LIMIT :limit;
+
 -- name: replay_first
 SELECT place - :base, stream, version, epoch, type, at, topic, shard, attempt, due, reason, state
 FROM log WHERE stream = :stream AND version = 1 AND place > :base AND place <= :top;

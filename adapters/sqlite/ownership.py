@@ -44,6 +44,11 @@ class FileOwnership:
             set_close_on_fork(descriptor, False)
             os.close(descriptor)
 
+    async def owner(self, mailbox: str) -> str | None:
+        """Return whom the lock file names, if it is locked; see `Ownership.owner`."""
+        path = self._path(mailbox)
+        return _read(path).partition("\n")[0] if _is_locked(path) else None
+
     async def incumbent(self, mailbox: str) -> str | None:
         """Return what the lock file says; see `Ownership.incumbent`."""
         return _read(self._path(mailbox)) or None
@@ -70,6 +75,21 @@ def _read(path: Path) -> str:
         return path.read_bytes()[:1_000].decode("utf-8", "replace")
     except FileNotFoundError:
         return ""
+
+
+def _is_locked(path: Path) -> bool:
+    """Return whether a process has the lock, by a shared lock that is released at once."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
 
 
 def _lock(path: Path) -> int | None:

@@ -1,11 +1,11 @@
-"""`RedriveDeadLetters`, `PurgeTopic`, `SetTopicPolicy`: handlers for operators (svc-mailbox C-4, P-9)."""
+"""Handlers for operators: redrive, purge, topic policies, pausing (svc-mailbox C-4, P-9)."""
 
 from collections.abc import Sequence
 
 from postroom.application.ports.mailbox_owner import MailboxOwner
 from postroom.domain.arguments import check_int, check_items, check_optional_text, check_type
 from postroom.domain.errors import Rejected
-from postroom.domain.mailbox.commands import Command, Purge, Redrive, SetPolicy
+from postroom.domain.mailbox.commands import Command, Pause, Purge, Redrive, Resume, SetPolicy
 from postroom.domain.names import check_topic, message_stream
 from postroom.domain.policy import TopicPolicy
 
@@ -95,6 +95,37 @@ class SetTopicPolicy:
         """
         policy = check_type("policy", policy, TopicPolicy).validate()
         await _execute(self._owner, SetPolicy(check_topic(topic), policy))
+
+
+class PauseTopic:
+    """Handler that pauses a topic: its messages are not delivered until it is resumed."""
+
+    def __init__(self, owner: MailboxOwner) -> None:
+        self._owner = owner
+
+    async def __call__(self, topic: str) -> None:
+        """Pause `topic`; idempotent.
+
+        Deliveries in flight can be settled, and sends, delays, expiry and dead-lettering go on.
+
+        Raises: InvalidRequest, NotFound for an unknown topic, Saturated when too many topics are paused,
+            Unavailable.
+        """
+        await _execute(self._owner, Pause(check_topic(topic)))
+
+
+class ResumeTopic:
+    """Handler that resumes a topic."""
+
+    def __init__(self, owner: MailboxOwner) -> None:
+        self._owner = owner
+
+    async def __call__(self, topic: str) -> None:
+        """Deliver the messages of `topic` again, to waiting receivers at once; idempotent.
+
+        Raises: InvalidRequest, NotFound for an unknown topic, Unavailable.
+        """
+        await _execute(self._owner, Resume(check_topic(topic)))
 
 
 async def _execute(owner: MailboxOwner, command: Command) -> int:

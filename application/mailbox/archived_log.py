@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any, NamedTuple, TypeVar
 
-from postroom.application.ports.event_log import EventLogReader, Head, Seal, StoredSnapshot
+from postroom.application.ports.event_log import EventLogReader, Head, LogSize, Seal, StoredSnapshot
 from postroom.application.ports.log_archive import LogArchive
 from postroom.domain.errors import BrokenLog, Unavailable
 from postroom.domain.record import CHAIN, Record, chained
@@ -67,10 +67,18 @@ class ArchivedEventLog:
         rest = candidates - in_log
         return in_log | {stream for stream in rest if self._archive.read_stream(self.mailbox, stream)}
 
+    def streams_between(self, first: bytes, last: bytes, limit: int) -> list[bytes]:
+        """Return the streams of a range, without those that only the archive has."""
+        return self._log.streams_between(first, last, limit)
+
     def replay_first(self, streams: Iterable[bytes]) -> Iterator[tuple[Any, ...]]:
         """Yield the first records of streams; see `EventLogReader.replay_first`."""
         records = (self.read_stream(stream) for stream in streams)
         return (first[:CHAIN] for first, *_ in filter(None, records) if first.version == 1)
+
+    def size(self) -> LogSize:
+        """Return the size of the log without its archive; see `EventLogReader.size`."""
+        return self._log.size()
 
     def at_positions(self, positions: Sequence[int]) -> dict[int, Record]:
         """Return the records at these positions; see `EventLogReader.at_positions`."""

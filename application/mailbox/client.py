@@ -27,6 +27,7 @@ from postroom.application.query_results import (
 from postroom.domain.arguments import check_int, check_items, check_optional_text, check_text, check_type
 from postroom.domain.errors import Rejected, Saturated, Unavailable
 from postroom.domain.mailbox.commands import Receive
+from postroom.domain.mailbox.counts import TopicSummary
 from postroom.domain.message import Receipt
 from postroom.domain.names import check_topic
 from postroom.domain.policy import DEFAULT_MAX_BYTES, DEFAULT_MAX_MESSAGES, TopicPolicy, check_visibility
@@ -202,6 +203,16 @@ class MailboxClient:
         checked = check_type("policy", policy, TopicPolicy).validate()
         await self._repeat(lambda: self._transport.set_topic_policy(topic, checked))
 
+    async def pause_topic(self, topic: str, /) -> None:
+        """Pause a topic; see `Mailbox.pause_topic`."""
+        check_topic(topic)
+        await self._repeat(lambda: self._transport.pause_topic(topic))
+
+    async def resume_topic(self, topic: str, /) -> None:
+        """Resume a topic; see `Mailbox.resume_topic`."""
+        check_topic(topic)
+        await self._repeat(lambda: self._transport.resume_topic(topic))
+
     async def delete_old_events(self, older_than: int, /) -> int:
         """Remove settled records; see `Mailbox.delete_old_events`."""
         check_int("older_than", older_than)
@@ -245,6 +256,10 @@ class MailboxClient:
         """Return the policy set for a topic; see `Mailbox.get_topic_policy`."""
         check_topic(topic)
         return await self._repeat(lambda: self._transport.get_topic_policy(topic))
+
+    async def list_topics(self) -> list[TopicSummary]:
+        """Return the topics; see `Mailbox.list_topics`."""
+        return await self._repeat(self._transport.list_topics)
 
     async def peek_messages(self, topic: str, /, *, limit: int = 10) -> list[PeekedMessage]:
         """Return ready messages; see `Mailbox.peek_messages`."""

@@ -15,7 +15,14 @@ from postroom.domain.arguments import MAX_INT
 from postroom.domain.errors import BrokenLog
 from postroom.domain.event import Event
 from postroom.domain.integrity import has_intact_payload, message_checksum
-from postroom.domain.mailbox.events import LogTruncated, MailboxCreated, OwnershipTaken, TopicPolicySet
+from postroom.domain.mailbox.events import (
+    LogTruncated,
+    MailboxCreated,
+    OwnershipTaken,
+    TopicPaused,
+    TopicPolicySet,
+    TopicResumed,
+)
 from postroom.domain.message import (
     Headers,
     MessageAcked,
@@ -182,6 +189,20 @@ KINDS = [
         lambda e: (e.topic, None, None, None, None, _pack((e.policy,))),
         tuple[TopicPolicy],
         lambda s, v, at, topic, shard, attempt, due, reason, x: TopicPolicySet(s, v, at, topic, x[0]),
+    ),
+    Kind(
+        "TopicPaused.1",
+        TopicPaused,
+        lambda e: (e.topic, None, None, None, None, _NOTHING),
+        tuple[()],
+        lambda s, v, at, topic, shard, attempt, due, reason, x: TopicPaused(s, v, at, topic),
+    ),
+    Kind(
+        "TopicResumed.1",
+        TopicResumed,
+        lambda e: (e.topic, None, None, None, None, _NOTHING),
+        tuple[()],
+        lambda s, v, at, topic, shard, attempt, due, reason, x: TopicResumed(s, v, at, topic),
     ),
     Kind(
         "LogTruncated.1",

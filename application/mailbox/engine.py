@@ -268,10 +268,7 @@ class MailboxEngine:
         mailbox = state.mailbox
         if mailbox.over_capacity:
             return 0
-        times = [mailbox.next_timer()]
-        for name in self._long_polls:
-            if name in mailbox.topics:
-                times += [shard.next_due() for shard in mailbox.topics[name].shards.values()]
+        times = [mailbox.next_timer(), *map(mailbox.next_due, self._long_polls)]
         due = min((time for time in times if time is not None), default=None)
         return None if due is None else (due - self.now()) / 1_000_000
 
@@ -290,9 +287,9 @@ class MailboxEngine:
 
     def _deliverable(self, topic: str, limit: int) -> int:
         state = self._state
-        if state is None or state.failure is not None or topic not in state.mailbox.topics:
+        if state is None or state.failure is not None:
             return 0
-        return state.mailbox.topics[topic].count_deliverable(self.now(), limit)
+        return state.mailbox.count_deliverable(topic, self.now(), limit)
 
     # -- failures and recovery ---
 

@@ -12,9 +12,11 @@ from postroom.domain.mailbox.commands import (
     Command,
     Extend,
     Nack,
+    Pause,
     Purge,
     Receive,
     Redrive,
+    Resume,
     Send,
     SetPolicy,
 )
@@ -62,7 +64,7 @@ def topic_of(commands: Sequence[Command], state: LoadedMailbox | None) -> str:
     """Return the topic to which a request counts: that of its first command; empty if it has none."""
     command = commands[0]
     match command:
-        case Send() | Redrive() | Purge() | SetPolicy():
+        case Send() | Redrive() | Purge() | SetPolicy() | Pause() | Resume():
             return command.topic
         case Receive(topics=(topic, *_)):
             return topic

@@ -3,7 +3,13 @@
 from collections.abc import Callable
 
 from postroom.application.delivery_window import DeliveryWindows
-from postroom.application.mailbox.administer import PurgeTopic, RedriveDeadLetters, SetTopicPolicy
+from postroom.application.mailbox.administer import (
+    PauseTopic,
+    PurgeTopic,
+    RedriveDeadLetters,
+    ResumeTopic,
+    SetTopicPolicy,
+)
 from postroom.application.mailbox.message_factory import MessageFactory, NewId
 from postroom.application.mailbox.receive import ReceiveMessages
 from postroom.application.mailbox.send import SendBatch, SendEnvelopes, SendMessage
@@ -32,6 +38,8 @@ class CommandHandlers:
         self.redrive_dead_letters = RedriveDeadLetters(owner)
         self.purge_topic = PurgeTopic(owner)
         self.set_topic_policy = SetTopicPolicy(owner)
+        self.pause_topic = PauseTopic(owner)
+        self.resume_topic = ResumeTopic(owner)
 
     @property
     def name(self) -> str:

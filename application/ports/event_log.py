@@ -59,6 +59,9 @@ class EventLogReader(Protocol):
     def existing_streams(self, streams: Iterable[bytes]) -> set[bytes]:
         """Return the streams among these that have records."""
 
+    def streams_between(self, first: bytes, last: bytes, limit: int) -> list[bytes]:
+        """Return up to `limit` streams from `first` to `last`, in order, whose first record remains."""
+
     def replay_first(self, streams: Iterable[bytes]) -> Iterator[tuple[Any, ...]]:
         """Yield the first record of each stream, if it remains, as `replay` does and in any order."""
 
@@ -79,6 +82,9 @@ class EventLogReader(Protocol):
 
     def sealed(self) -> Seal | None:
         """Return the seal that the last owner saved, or None."""
+
+    def size(self) -> LogSize:
+        """Return the size of the log, indexes included."""
 
     def close(self) -> None:
         """Release connections and files; closing twice is fine."""
@@ -113,9 +119,6 @@ class EventLog(EventLogReader, Protocol):
 
         Fast if `size` is a fraction of the log. If the first record alone is larger, returns its position.
         """
-
-    def size(self) -> LogSize:
-        """Return the size of the log, indexes included."""
 
     def reclaim_space(self, limit: int) -> int:
         """Return up to about `limit` bytes freed by truncation to the file system; return how many.

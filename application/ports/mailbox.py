@@ -15,6 +15,7 @@ from postroom.application.query_results import (
     PeekedMessage,
 )
 from postroom.domain.errors import Rejected
+from postroom.domain.mailbox.counts import TopicSummary
 from postroom.domain.message import Receipt
 from postroom.domain.policy import DEFAULT_MAX_BYTES, DEFAULT_MAX_MESSAGES, TopicPolicy
 
@@ -155,6 +156,22 @@ class Mailbox(Protocol):
     async def set_topic_policy(self, topic: str, policy: TopicPolicy, /) -> None:
         """Set the policy of a topic; it applies from now on (svc-mailbox P-9)."""
 
+    async def pause_topic(self, topic: str, /) -> None:
+        """Deliver no more messages of a topic until it is resumed; idempotent.
+
+        Receives get messages of their other topics only, and waiting ones wait on. Deliveries in flight can
+        be settled; sends, delays, redrives, expiry and dead-lettering go on. It is recorded in the log, so it
+        outlasts the owner.
+
+        Raises: NotFound for an unknown topic.
+        """
+
+    async def resume_topic(self, topic: str, /) -> None:
+        """Deliver the messages of a topic again, to waiting receivers at once; idempotent.
+
+        Raises: NotFound for an unknown topic.
+        """
+
     async def delete_old_events(self, older_than: int, /) -> int:
         """Remove the settled records written before log time `older_than` (µs); return how many."""
 
@@ -198,5 +215,8 @@ class Mailbox(Protocol):
     async def get_topic_policy(self, topic: str, /) -> TopicPolicy | None:
         """Return the policy set for a topic; None when the default policy applies."""
 
+    async def list_topics(self) -> list[TopicSummary]:
+        """Return the topics that hold messages or idempotency keys, have a policy, or are paused."""
+
     async def peek_messages(self, topic: str, /, *, limit: int = 10) -> list[PeekedMessage]:
-        """Return up to `limit` ready messages, 1 to 1,000, without receiving them."""
+        """Return up to `limit` ready messages, 1 to 1,000, without receiving them; also of a paused topic."""

@@ -14,6 +14,7 @@ from postroom.application.query_results import (
 )
 from postroom.domain.errors import Rejected
 from postroom.domain.mailbox.commands import Receive
+from postroom.domain.mailbox.counts import TopicSummary
 from postroom.domain.message import Receipt
 from postroom.domain.policy import TopicPolicy
 
@@ -80,6 +81,12 @@ class MailboxTransport(Protocol):
     async def set_topic_policy(self, topic: str, policy: TopicPolicy) -> None:
         """Set the policy of a topic."""
 
+    async def pause_topic(self, topic: str) -> None:
+        """Pause a topic."""
+
+    async def resume_topic(self, topic: str) -> None:
+        """Resume a topic."""
+
     async def delete_old_events(self, older_than: int) -> int:
         """Remove settled records written before a log time (µs); return how many."""
 
@@ -104,6 +111,9 @@ class MailboxTransport(Protocol):
 
     async def get_topic_policy(self, topic: str) -> TopicPolicy | None:
         """Return the policy set for a topic."""
+
+    async def list_topics(self) -> list[TopicSummary]:
+        """Return the topics."""
 
     async def peek_messages(self, topic: str, limit: int) -> list[PeekedMessage]:
         """Return ready messages."""

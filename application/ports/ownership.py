@@ -17,6 +17,12 @@ class Ownership(Protocol):
         Raises: MailboxOwned when another process owns it for longer than that.
         """
 
+    async def owner(self, mailbox: str) -> str | None:
+        """Return the name of the process that owns the mailbox now; None if nobody does.
+
+        Raises: Unavailable when the store can't be used.
+        """
+
     async def incumbent(self, mailbox: str) -> str | None:
         """Return a token of the present ownership, different for each; None if nobody owns the mailbox.
 

@@ -8,7 +8,7 @@ from postroom.application.messages import rfc3339
 from postroom.application.queries.time_travel import StateAt
 from postroom.application.query_results import Backlog, Moment
 from postroom.domain.arguments import check_optional_text
-from postroom.domain.mailbox.state import count
+from postroom.domain.mailbox.counts import count
 
 
 class GetBacklog:
@@ -32,4 +32,5 @@ class GetBacklog:
             mailbox.archived,
             rfc3339(as_of) or "",
             shards,
+            [name for name in sorted(mailbox.paused_topics) if topic in (None, name)],
         )

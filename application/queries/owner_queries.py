@@ -10,6 +10,7 @@ from postroom.application.queries.get_backlog import GetBacklog
 from postroom.application.queries.get_message import GetMessage
 from postroom.application.queries.get_topic_policy import GetTopicPolicy
 from postroom.application.queries.list_dead_letters import ListDeadLetters
+from postroom.application.queries.list_topics import ListTopics
 from postroom.application.queries.peek_messages import PeekMessages
 from postroom.application.queries.time_travel import StateAt
 from postroom.application.query_results import (
@@ -20,6 +21,7 @@ from postroom.application.query_results import (
     Moment,
     PeekedMessage,
 )
+from postroom.domain.mailbox.counts import TopicSummary
 from postroom.domain.mailbox.events import MailboxMode
 from postroom.domain.policy import TopicPolicy
 
@@ -43,6 +45,7 @@ class OwnerQueries:
         self._get_backlog = GetBacklog(state_at)
         self._get_topic_policy = GetTopicPolicy(lambda: engine.mailbox)
         self._list_dead_letters = ListDeadLetters(state_at, log)
+        self._list_topics = ListTopics(state_at)
         self._peek_messages = PeekMessages(state_at, log, is_swept=True)
 
     async def get_mode(self) -> MailboxMode:
@@ -76,6 +79,10 @@ class OwnerQueries:
     async def get_topic_policy(self, topic: str) -> TopicPolicy | None:
         """Return the policy set for a topic; see `Mailbox.get_topic_policy`."""
         return self._get_topic_policy(topic)
+
+    async def list_topics(self) -> list[TopicSummary]:
+        """Return the topics; see `Mailbox.list_topics`."""
+        return self._list_topics()
 
     async def peek_messages(self, topic: str, *, limit: int = 10) -> list[PeekedMessage]:
         """Return ready messages without receiving them; see `Mailbox.peek_messages`."""

@@ -1,5 +1,7 @@
 """`PeekMessages`: the messages that a receive would deliver next, without receiving them."""
 
+from collections.abc import Iterable
+
 from postroom.application.mailbox.codec import is_intact, to_event
 from postroom.application.mailbox.fold import refuse_altered_records
 from postroom.application.messages import rfc3339
@@ -10,10 +12,11 @@ from postroom.domain.arguments import check_int
 from postroom.domain.envelope.build import open_envelope
 from postroom.domain.errors import InvalidRequest
 from postroom.domain.mailbox.commands import Receive, Sweep
+from postroom.domain.mailbox.counts import TopicSummary, summarize_topics
 from postroom.domain.mailbox.decide import decide, deliverable
 from postroom.domain.mailbox.state import Mailbox, evolve
 from postroom.domain.message import Message, MessageSent
-from postroom.domain.names import check_topic, message_id
+from postroom.domain.names import check_topic, describe_choices, message_id
 from postroom.domain.record import Record
 
 MAX_LIMIT = 1_000
@@ -37,7 +40,8 @@ class PeekMessages:
     def __call__(self, topic: str, *, limit: int = 10) -> list[PeekedMessage]:
         """Return up to `limit` ready messages, oldest first within a shard.
 
-        Messages whose visibility has ended count as ready, although no owner has requeued them yet.
+        Messages whose visibility has ended count as ready, although no owner has requeued them yet, and so do
+        those of a paused topic.
 
         Raises: InvalidRequest when `limit` is not within 1 to 1,000, or for a malformed topic.
         """
@@ -45,7 +49,8 @@ class PeekMessages:
             raise InvalidRequest(f"limit must be between 1 and {MAX_LIMIT}; it was {limit}.")
         command = Receive((check_topic(topic),), limit, UNBOUNDED_BYTES)
         mailbox, now = self._state_at(None)
-        messages = deliverable(command, mailbox if self._is_swept else _swept(mailbox, now), now)
+        swept = mailbox if self._is_swept else _swept(mailbox, now)
+        messages = deliverable(command, swept, now, skip=())
         records = self._log.at_positions([message.position for message in messages])
         return [
             _describe(message, records[message.position])
@@ -54,22 +59,37 @@ class PeekMessages:
         ]
 
 
-class HasWork:
-    """A query whether a topic has messages to deliver, or the mailbox has timers that are due."""
+class WhyEmpty:
+    """A query for the reason why a receive from a topic would deliver nothing."""
 
     def __init__(self, state_at: StateAt) -> None:
         self._state_at = state_at
 
     @refuse_altered_records
-    def __call__(self, topic: str) -> bool:
-        """Return whether a receive from `topic` would change the mailbox; needs no ownership.
+    def __call__(self, topic: str) -> str | None:
+        """Return the reason as a sentence; None if a receive would change the mailbox.
 
         Raises: InvalidRequest for a malformed topic.
         """
         check_topic(topic)
         mailbox, now = self._state_at(None)
-        queues = mailbox.topics.get(topic)
-        return mailbox.needs_sweep(now) or (queues is not None and queues.count_deliverable(now, 1) > 0)
+        if mailbox.needs_sweep(now) or mailbox.count_deliverable(topic, now, 1) > 0:
+            return None
+        return explain_empty(topic, summarize_topics(mailbox, now), mailbox.name)
+
+
+def explain_empty(topic: str, topics: Iterable[TopicSummary], mailbox: str) -> str:
+    """Return why a topic of which nothing was received has no messages to deliver.
+
+    Arguments:
+        topics: of the mailbox.
+    """
+    by_name = {each.topic: each for each in topics}
+    if topic not in by_name:
+        return f"Mailbox {mailbox} has no topic {topic}; {describe_choices(topic, by_name)}"
+    if by_name[topic].paused:
+        return f"Topic {topic} is paused; postroom topic resume {topic} delivers its messages again."
+    return f"Topic {topic} has no ready messages."
 
 
 def _swept(mailbox: Mailbox, now: int) -> Mailbox:

@@ -123,6 +123,18 @@ class SetPolicy(msgspec.Struct, frozen=True, gc=False):
     policy: TopicPolicy
 
 
+class Pause(msgspec.Struct, frozen=True, gc=False):
+    """Command to deliver no more messages of a topic; everything else goes on."""
+
+    topic: str
+
+
+class Resume(msgspec.Struct, frozen=True, gc=False):
+    """Command to deliver the messages of a topic again."""
+
+    topic: str
+
+
 class Sweep(msgspec.Struct, frozen=True, gc=False):
     """Command to time out deliveries and expire messages (svc-mailbox C-3)."""
 
@@ -153,5 +165,17 @@ class Truncate(msgspec.Struct, frozen=True, gc=False):
 
 
 Command = (
-    Send | Receive | Ack | Nack | Extend | Redrive | Purge | SetPolicy | Sweep | TakeOwnership | Truncate
+    Send
+    | Receive
+    | Ack
+    | Nack
+    | Extend
+    | Redrive
+    | Purge
+    | SetPolicy
+    | Pause
+    | Resume
+    | Sweep
+    | TakeOwnership
+    | Truncate
 )

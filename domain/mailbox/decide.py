@@ -1,6 +1,6 @@
 """The mailbox's decider: `decide(command, state, now) -> events`, or a `Rejected`."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import lru_cache
 from itertools import chain, islice
 from typing import Any
@@ -22,17 +22,20 @@ from postroom.domain.mailbox.commands import (
     Command,
     Extend,
     Nack,
+    Pause,
     Purge,
     Receive,
     Redrive,
+    Resume,
     Send,
     SetPolicy,
     Sweep,
     TakeOwnership,
     Truncate,
 )
-from postroom.domain.mailbox.events import LogTruncated, MailboxCreated, OwnershipTaken, TopicPolicySet
+from postroom.domain.mailbox.events import LogTruncated, MailboxCreated, OwnershipTaken
 from postroom.domain.mailbox.state import Mailbox, Topic
+from postroom.domain.mailbox.topic_decisions import find_topic, pause, resume, set_policy
 from postroom.domain.message import (
     DEAD,
     IN_FLIGHT,
@@ -77,9 +80,17 @@ def shard_of(key: str, shards: int) -> int:
     return int.from_bytes(blake3(key.encode()).digest(8), "big") % shards
 
 
-def deliverable(command: Receive, mailbox: Mailbox, now: int) -> list[Message]:
-    """Return the messages that `command` would deliver or quarantine, in order, oldest first per shard."""
-    topics = [mailbox.topics[name] for name in command.topics if name in mailbox.topics]
+def deliverable(
+    command: Receive, mailbox: Mailbox, now: int, skip: Collection[str] | None = None
+) -> list[Message]:
+    """Return the messages that `command` would deliver or quarantine, in order, oldest first per shard.
+
+    Arguments:
+        skip: topics to leave out; None leaves out those that are paused.
+    """
+    if skip is None:
+        skip = mailbox.paused_topics
+    topics = [mailbox.topics[name] for name in command.topics if name in mailbox.topics and name not in skip]
     remaining = min(command.max_messages, mailbox.limits.in_flight_ceiling - mailbox.in_flight)
     messages: list[Message] = []
     size = 0
@@ -253,7 +264,7 @@ def _find_message(receipt: Receipt, stored_message: Message | None, mailbox: Mai
 
 
 def _redrive(command: Redrive, mailbox: Mailbox, now: int) -> list[MessageEvent]:
-    topic = _topic(command.topic, mailbox)
+    topic = find_topic(command.topic, mailbox)
     events: list[MessageEvent] = []
     free = {n: topic.policy.shard_capacity - shard.size for n, shard in topic.shards.items()}
     for stream, message in topic.dead.items():
@@ -277,40 +288,11 @@ def _redrive(command: Redrive, mailbox: Mailbox, now: int) -> list[MessageEvent]
 
 
 def _purge(command: Purge, mailbox: Mailbox, now: int) -> list[MessageEvent]:
-    topic = _topic(command.topic, mailbox)
+    topic = find_topic(command.topic, mailbox)
     messages: list[Message] = list(topic.dead.values()) if command.dead else []
     if command.ready:
         messages += [m for m in mailbox.messages.values() if m.topic == command.topic and m.status == READY]
     return [expire(message, "purged", now) for message in messages[: command.limit]]
-
-
-def _topic(name: str, mailbox: Mailbox) -> Topic:
-    topic = mailbox.topics.get(name)
-    if topic is None:
-        raise NotFound(
-            f"Mailbox {mailbox.name} has no topic {name}; its topics are listed by `postroom backlog`."
-        )
-    return topic
-
-
-def _set_policy(command: SetPolicy, mailbox: Mailbox, now: int) -> list[Event]:
-    policy = command.policy.validate()
-    topic = mailbox.topics.get(command.topic)
-    if topic is not None and policy.shards != topic.policy.shards and not topic.is_empty:
-        raise InvalidRequest(
-            f"Topic {command.topic} has {topic.policy.shards} shards and holds messages; "
-            "its shard count can change only while it is empty."
-        )
-    if policy == mailbox.policies.get(command.topic):
-        return []
-    if command.topic not in mailbox.policies and len(mailbox.policies) >= mailbox.limits.topics:
-        raise Saturated(
-            f"Mailbox {mailbox.name} has policies for its limit of {mailbox.limits.topics} topics; change "
-            "one of them, or raise the limit.",
-            SATURATED_RETRY_MS,
-        )
-    stream, version = mailbox_stream(mailbox.name), mailbox.version + 1
-    return [TopicPolicySet(stream, version, now, command.topic, policy)]
 
 
 def _sweep(command: Sweep, mailbox: Mailbox, now: int) -> list[MessageEvent]:
@@ -374,7 +356,9 @@ _DECIDE: dict[type, Callable[[Any, Mailbox, int], Sequence[Event]]] = {
     Extend: _extend,
     Redrive: _redrive,
     Purge: _purge,
-    SetPolicy: _set_policy,
+    SetPolicy: set_policy,
+    Pause: pause,
+    Resume: resume,
     Sweep: _sweep,
     TakeOwnership: _take_ownership,
     Truncate: _truncate,

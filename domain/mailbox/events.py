@@ -39,6 +39,18 @@ class TopicPolicySet(Event, frozen=True, gc=False):
     policy: TopicPolicy
 
 
+class TopicPaused(Event, frozen=True, gc=False):
+    """An operator paused a topic: its messages are not delivered until `TopicResumed`."""
+
+    topic: str
+
+
+class TopicResumed(Event, frozen=True, gc=False):
+    """An operator resumed a topic."""
+
+    topic: str
+
+
 class LogTruncated(Event, frozen=True, gc=False):
     """Retention removed the records up to and including `through`, whose chain hash was `link`."""
 

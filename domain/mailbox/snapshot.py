@@ -11,7 +11,10 @@ from postroom.domain.message import DEAD, IN_FLIGHT, MS, READY, Message
 from postroom.domain.policy import MailboxLimits, TopicPolicy
 
 VERSION = 2
-"""Increment when fields of `Snapshot` or `Message` change; snapshots of other versions are ignored."""
+"""Increment when fields of `Snapshot` or `Message` change; snapshots of other versions are ignored.
+
+Fields with defaults may be appended: snapshots without them stay readable.
+"""
 
 
 class Snapshot(msgspec.Struct, frozen=True, array_like=True):
@@ -31,6 +34,8 @@ class Snapshot(msgspec.Struct, frozen=True, array_like=True):
     messages: list[Message]
     windows: dict[str, dict[str, ReplayEntry]]
     expiry_resumes_at: int = 0
+    paused_topics: list[str] = []
+    dead_letterings: dict[str, dict[str, int]] = {}
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -59,6 +64,8 @@ def take_snapshot(mailbox: Mailbox) -> bytes:
             _ordered_messages(mailbox),
             windows,
             mailbox.expiry_resumes_at,
+            sorted(mailbox.paused_topics),
+            {name: each.dead_letterings for name, each in mailbox.topics.items() if each.dead_letterings},
         )
     )
 
@@ -92,8 +99,11 @@ def restore_snapshot(
     mailbox.archived = saved.archived
     mailbox.expiry_resumes_at = saved.expiry_resumes_at
     mailbox.policies = saved.policies
+    mailbox.paused_topics = set(saved.paused_topics)
     for topic_name, keys in saved.windows.items():
         mailbox.topics[topic_name] = Topic(topic_name, mailbox.policy(topic_name), ReplayWindow(keys))
+    for topic_name, counts in saved.dead_letterings.items():
+        mailbox.topic(topic_name).dead_letterings = counts
     for message in saved.messages:
         _restore_message(mailbox, message)
     return mailbox

@@ -12,7 +12,9 @@ from postroom.domain.mailbox.events import (
     MailboxCreated,
     MailboxMode,
     OwnershipTaken,
+    TopicPaused,
     TopicPolicySet,
+    TopicResumed,
 )
 from postroom.domain.mailbox.replay import ReplayEntry, ReplayWindow
 from postroom.domain.mailbox.shard import Shard
@@ -32,7 +34,6 @@ from postroom.domain.message import (
     MessageRequeued,
     MessageSent,
     MessageVisibilityExtended,
-    Status,
 )
 from postroom.domain.message import evolve as evolve_message
 from postroom.domain.policy import MailboxLimits, TopicPolicy
@@ -53,15 +54,19 @@ class Clock(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Topic:
-    """Destination of messages: its shards, dead letters and replay window."""
+    """Destination of messages: its shards, dead letters and replay window.
 
-    __slots__ = ("dead", "name", "policy", "shards", "window")
+    `dead_letterings` is their number by reason, for metrics (svc-mailbox C-4).
+    """
+
+    __slots__ = ("dead", "dead_letterings", "name", "policy", "shards", "window")
 
     def __init__(self, name: str, policy: TopicPolicy, window: ReplayWindow | None = None) -> None:
         self.name = name
         self.policy = policy
         self.shards: dict[int, Shard] = {}
         self.dead: dict[bytes, Message] = {}
+        self.dead_letterings: dict[str, int] = {}
         self.window = window or ReplayWindow()
 
     def shard(self, number: int) -> Shard:
@@ -92,6 +97,7 @@ class Mailbox:
     Arguments:
         position: of the last event applied; counted, as positions have no gaps.
         over_capacity: names of the topics with more dead letters than their `dead_capacity`.
+        paused_topics: names of the topics whose messages are not delivered.
     """
 
     def __init__(
@@ -115,6 +121,7 @@ class Mailbox:
         self.messages: dict[bytes, Message] = {}
         self.policies: dict[str, TopicPolicy] = {}
         self.over_capacity: set[str] = set()
+        self.paused_topics: set[str] = set()
         self._until_rebuild = TIMERS_BETWEEN_REBUILDS
         self._deadlines = Timers(_deadline_of)
         self._expiries = Timers(_expiry_of)
@@ -130,6 +137,23 @@ class Mailbox:
         if topic is None:
             topic = self.topics[name] = Topic(name, self.policies.get(name, self.default_policy))
         return topic
+
+    def topic_names(self) -> set[str]:
+        """Return the names of the topics that it holds, that have a policy, or that are paused."""
+        return {*self.topics, *self.policies, *self.paused_topics}
+
+    def count_deliverable(self, topic: str, now: int, limit: int) -> int:
+        """Return how many messages of a topic could be delivered at `now` (µs), counted up to `limit`."""
+        if topic in self.paused_topics or topic not in self.topics:
+            return 0
+        return self.topics[topic].count_deliverable(now, limit)
+
+    def next_due(self, topic: str) -> int | None:
+        """Return when the first delayed message of a topic may be delivered (µs), or None."""
+        if topic in self.paused_topics or topic not in self.topics:
+            return None
+        times = [shard.next_due() for shard in self.topics[topic].shards.values()]
+        return min((time for time in times if time is not None), default=None)
 
     def has_room(self, now: int) -> bool:
         """Return whether a new topic is allowed at `now` (µs); idle topics do not count."""
@@ -256,6 +280,7 @@ def _dead_lettered(mailbox: Mailbox, event: MessageDeadLettered) -> None:
     evolve_message(message, event)
     topic = mailbox.topics[message.topic]
     topic.dead[event.stream] = message
+    topic.dead_letterings[event.reason] = topic.dead_letterings.get(event.reason, 0) + 1
     if len(topic.dead) > topic.policy.dead_capacity:
         mailbox.over_capacity.add(topic.name)
     mailbox.set_timer(message)
@@ -319,6 +344,16 @@ def _policy_set(mailbox: Mailbox, event: TopicPolicySet) -> None:
             mailbox.over_capacity.discard(topic.name)
 
 
+def _paused(mailbox: Mailbox, event: TopicPaused) -> None:
+    mailbox.version = event.version
+    mailbox.paused_topics.add(event.topic)
+
+
+def _resumed(mailbox: Mailbox, event: TopicResumed) -> None:
+    mailbox.version = event.version
+    mailbox.paused_topics.discard(event.topic)
+
+
 def _truncated(mailbox: Mailbox, event: LogTruncated) -> None:
     mailbox.version = event.version
     mailbox.truncated_through = event.through
@@ -336,34 +371,7 @@ _EVOLVE: dict[type[Event], Callable[[Mailbox, Any], None]] = {
     MailboxCreated: _created,
     OwnershipTaken: _owner_changed,
     TopicPolicySet: _policy_set,
+    TopicPaused: _paused,
+    TopicResumed: _resumed,
     LogTruncated: _truncated,
 }
-
-
-class TopicCount(msgspec.Struct, frozen=True):
-    """Number of messages of a shard by status (svc-mailbox I-10)."""
-
-    topic: str
-    shard: int
-    ready: int
-    in_flight: int
-    delayed: int
-    dead: int
-    oldest_at: int | None
-
-
-def count(mailbox: Mailbox, now: int) -> list[TopicCount]:
-    """Return the message counts and the oldest send time of each shard at `now` (µs)."""
-    rows: dict[tuple[str, int], list[int]] = {}
-    oldest: dict[tuple[str, int], int] = {}
-    for message in mailbox.messages.values():
-        key = (message.topic, message.shard)
-        row = rows.setdefault(key, [0, 0, 0, 0])
-        delayed = message.status == READY and message.due > now
-        row[2 if delayed else int(message.status)] += 1
-        if message.status != Status.DEAD:
-            oldest[key] = min(oldest.get(key, message.sent_at), message.sent_at)
-    return [
-        TopicCount(topic, shard, ready, in_flight, delayed, dead, oldest.get((topic, shard)))
-        for (topic, shard), (ready, in_flight, delayed, dead) in sorted(rows.items())
-    ]

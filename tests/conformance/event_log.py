@@ -228,6 +228,16 @@ class EventLogConformance:
         assert log.existing_streams(stream(n) for n in (0, 1, 19, 20)) == {stream(1), stream(19)}
         assert log.existing_streams([]) == set()
 
+    def test_the_streams_of_a_range_are_found_in_order_as_far_as_retention_left_them(
+        self, log: EventLog
+    ) -> None:
+        append(log, [sent(5), sent(2), received(2), sent(9), sent(4)])
+        assert log.streams_between(stream(2), stream(5), 9) == [stream(2), stream(4), stream(5)]
+        assert log.streams_between(stream(2), stream(5), 2) == [stream(2), stream(4)]
+        assert log.streams_between(stream(6), stream(8), 9) == []
+        log.truncate(through=2, limit=9)
+        assert log.streams_between(bytes(16), b"\xff" * 16, 9) == [stream(4), stream(9)]
+
     def test_the_first_record_of_streams_is_found_as_far_as_retention_left_it(self, log: EventLog) -> None:
         records = append(log, [sent(1), sent(2), received(1), sent(3), received(2)])
         first = sorted(log.replay_first(stream(n) for n in (3, 1, 9, 2)))

@@ -268,6 +268,52 @@ class MailboxConformance:
                 async with mailbox.stream_messages(topic, **options):  # type: ignore[arg-type]
                     pass
 
+    # -- pausing ---
+
+    async def test_a_paused_topic_delivers_nothing_while_sends_and_settlements_go_on(
+        self, mailbox: Mailbox
+    ) -> None:
+        await mailbox.send_batch([message(b"1"), message(b"2"), message(topic="others")])
+        (first,) = await mailbox.receive_messages("orders", max_messages=1)
+        await mailbox.pause_topic("orders")
+        await mailbox.pause_topic("orders")
+        await mailbox.send_message(message(b"3"))
+        await first.ack()
+        assert await mailbox.receive_messages("orders", wait_ms=20) == []
+        assert [each.topic for each in await mailbox.receive_messages(["orders", "others"])] == ["others"]
+        assert [each.payload for each in await mailbox.peek_messages("orders")] == [b"2", b"3"]
+        assert (await mailbox.get_backlog()).paused_topics == ["orders"]
+        await mailbox.resume_topic("orders")
+        await mailbox.resume_topic("orders")
+        assert (await mailbox.get_backlog()).paused_topics == []
+        assert [each.payload for each in await mailbox.receive_messages("orders")] == [b"2", b"3"]
+
+    async def test_a_receiver_that_waits_for_a_paused_topic_gets_its_messages_when_it_is_resumed(
+        self, mailbox: Mailbox
+    ) -> None:
+        await mailbox.send_message(message())
+        await mailbox.pause_topic("orders")
+        waiting = asyncio.create_task(mailbox.receive_messages("orders", wait_ms=LONG_MS))
+        await asyncio.sleep(0.05)
+        assert not waiting.done()
+        await mailbox.resume_topic("orders")
+        assert len(await waiting) == 1
+
+    async def test_topics_are_listed_with_their_policies_and_counts(self, mailbox: Mailbox) -> None:
+        assert await mailbox.list_topics() == []
+        policy = TopicPolicy(max_attempts=1)
+        await mailbox.set_topic_policy("orders", policy)
+        await mailbox.send_batch([message(), message(), message(topic="others", deliver_after_ms=LONG_MS)])
+        await (await receive_one(mailbox)).nack(reason="broken")
+        await mailbox.pause_topic("orders")
+        orders, others = await mailbox.list_topics()
+        assert (orders.topic, orders.paused, orders.policy) == ("orders", True, policy)
+        assert (orders.ready, orders.in_flight, orders.delayed, orders.dead) == (1, 0, 0, 1)
+        assert orders.dead_letterings == {"max_attempts": 1}
+        assert orders.oldest_at is not None
+        assert (others.topic, others.paused, others.policy) == ("others", False, None)
+        assert (others.ready, others.delayed, others.dead_letterings) == (0, 1, {})
+
     # -- settling ---
 
     async def test_an_acked_message_never_comes_back(self, mailbox: Mailbox) -> None:
@@ -365,6 +411,10 @@ class MailboxConformance:
             await mailbox.get_message("nowhere")
         with pytest.raises(NotFound, match="has no topic nowhere"):
             await mailbox.purge_topic("nowhere")
+        with pytest.raises(NotFound, match="has no topic nowhere"):
+            await mailbox.pause_topic("nowhere")
+        with pytest.raises(NotFound, match="has no topic nowhere"):
+            await mailbox.resume_topic("nowhere")
         (answer,) = await mailbox.ack_messages([Receipt(b"m" * 16, 1, 1)])
         assert isinstance(answer, NotFound)
 
@@ -380,6 +430,8 @@ class MailboxConformance:
             mailbox.receive_messages(value),
             mailbox.redrive_dead_letters(value),
             mailbox.set_topic_policy("orders", value),
+            mailbox.pause_topic(value),
+            mailbox.resume_topic(value),
             mailbox.get_message(value),
             mailbox.get_topic_policy(value),
             mailbox.peek_messages(value),

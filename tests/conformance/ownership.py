@@ -23,6 +23,15 @@ class OwnershipConformance:
                     pytest.fail("owned twice")
             assert refused.value.owner == "process 1 on mars"
 
+    async def test_the_owner_is_told_for_as_long_as_there_is_one(self, ownership: Ownership) -> None:
+        assert await ownership.owner(ONE) is None
+        async with ownership.acquire(ONE, "process 1 on mars", 0):
+            assert await ownership.owner(ONE) == "process 1 on mars"
+            assert await ownership.owner(TWO) is None
+        assert await ownership.owner(ONE) is None
+        async with ownership.acquire(ONE, "process 2", 0):
+            assert await ownership.owner(ONE) == "process 2"
+
     async def test_waiting_ends_in_a_refusal_while_the_owner_stays(self, ownership: Ownership) -> None:
         async with ownership.acquire(ONE, "first", 0):
             with pytest.raises(MailboxOwned, match="first"):

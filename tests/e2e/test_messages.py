@@ -170,10 +170,14 @@ def test_receiving_from_an_empty_topic_appends_nothing(postroom):
     postroom.ok("send", "orders", "x", "--delay", "1h")
     end = postroom.ok("verify", "--json").json
 
-    for topic in ("orders", "orders", "unknown"):
+    for topic, reason in (
+        ("orders", "no ready messages"),
+        ("orders", "no ready messages"),
+        ("odrers", "no topic odrers; did you mean orders?"),
+    ):
         done = postroom("recv", topic)
         assert (done.code, done.out) == (3, "")
-        assert "no ready messages" in done.err
+        assert reason in done.err
     assert postroom("recv", "orders", "--max", "0").code == 1
     assert postroom("recv", "orders", "--visibility", "1ms").code == 1
 

@@ -13,7 +13,7 @@ from postroom.application.messages import ReceivedMessage
 from postroom.application.ports.event_log import EventLog
 from postroom.application.query_results import Backlog, DeadLetter
 from postroom.domain.errors import Rejected
-from postroom.domain.mailbox.state import TopicCount, count
+from postroom.domain.mailbox.counts import TopicCount, count
 from postroom.domain.policy import MailboxLimits, TopicPolicy
 from tests.support.stores import Place, message
 

@@ -31,7 +31,18 @@ from tests.simulation.choices import (
     wild_skews_ms,
 )
 from tests.simulation.model import DEAD, EXPIRY_GRACE, IN_FLIGHT, READY, UNKNOWN, Model
-from tests.simulation.operations import Ack, Operation, Purge, Receipts, Receive, Redrive, Room, Send
+from tests.simulation.operations import (
+    Ack,
+    Operation,
+    Pause,
+    Purge,
+    Receipts,
+    Receive,
+    Redrive,
+    Resume,
+    Room,
+    Send,
+)
 from tests.simulation.view import view
 from tests.simulation.world import MS, Disk, LogHandle, SimulatedLoop, WithoutSnapshots
 from tests.support.clocks import SimulatedClock
@@ -114,6 +125,20 @@ class MailboxMachine(RuleBasedStateMachine):
     @rule(data=st.data(), topic=topics)
     def set_policy(self, data: st.DataObject, topic: str) -> None:
         self._do([self.choose.policy(data, topic)])
+
+    @rule(data=st.data(), topic=topics, has_snapshot=st.booleans(), down_ms=st.none() | durations_ms)
+    def a_topic_is_paused(
+        self, data: st.DataObject, topic: str, has_snapshot: bool, down_ms: int | None
+    ) -> None:
+        """What is sent is received when it is resumed, though the process crashes in between."""
+        self._do([Pause(topic)])
+        if has_snapshot:
+            self.save_a_snapshot()
+        if down_ms is not None:
+            self.crash(down_ms)
+        self.send_and_receive(data, topic)
+        self.everything_promised_holds()
+        self._do([Resume(topic)])
 
     @rule(data=st.data(), topic=topics, turns=st.integers(0, 6))
     def several_at_once(self, data: st.DataObject, topic: str, turns: int) -> None:

@@ -83,6 +83,7 @@ class Model:
         self.expiry_resumes_at = 0
         self.policies: dict[str, Any] = {}
         self.topics: dict[str, Topic] = {}
+        self.paused: set[str] = set()
         self.messages: dict[str, Message] = {}
         self.delivered: dict[int, str] = {}
         """Every delivery that reached a consumer, by its number: the message's id."""
@@ -229,6 +230,9 @@ class Model:
             assert answer == "Saturated", f"{op} was answered {answer} above the in-flight ceiling"
             return
         assert isinstance(answer, list), f"{op} was answered {answer}"
+        if op.topic in self.paused:
+            assert answer == [], f"{op} got {len(answer)} messages of a paused topic"
+            return
         for _, id_, attempt, payload, shard in answer:
             message = self.messages[id_]
             topic = self.topics[message.topic]
@@ -367,6 +371,20 @@ class Model:
             for key in topic.keys.values():
                 key.protected_until_true += change
             topic.allow(op.policy)
+
+    def pause(self, op: Any, answer: Any) -> None:
+        if self._answers_to_pause(op.topic, answer):
+            self.paused.add(op.topic)
+
+    def resume(self, op: Any, answer: Any) -> None:
+        if self._answers_to_pause(op.topic, answer):
+            self.paused.discard(op.topic)
+
+    def _answers_to_pause(self, topic: str, answer: Any) -> bool:
+        exists = topic in self.topics or topic in self.policies
+        expected = None if exists else "NotFound"
+        assert answer == expected, f"{topic} was answered {answer} instead of {expected}"
+        return exists
 
     # -- what it looks like now ---
 

@@ -5,7 +5,13 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
-from postroom.application.mailbox.administer import PurgeTopic, RedriveDeadLetters, SetTopicPolicy
+from postroom.application.mailbox.administer import (
+    PauseTopic,
+    PurgeTopic,
+    RedriveDeadLetters,
+    ResumeTopic,
+    SetTopicPolicy,
+)
 from postroom.application.mailbox.codec import to_event
 from postroom.application.mailbox.engine import MailboxEngine
 from postroom.application.mailbox.message_factory import MessageFactory
@@ -31,6 +37,8 @@ class Room:
         self.redrive = RedriveDeadLetters(engine)
         self.purge = PurgeTopic(engine)
         self.set_policy = SetTopicPolicy(engine)
+        self.pause = PauseTopic(engine)
+        self.resume = ResumeTopic(engine)
 
 
 class Receipts:
@@ -206,3 +214,25 @@ class SetPolicy(Operation):
 
     def tell(self, model: Model, answer: Any) -> None:
         model.set_policy(self, answer)
+
+
+@dataclass(frozen=True)
+class Pause(Operation):
+    topic: str
+
+    async def ask(self, room: Room, receipts: Receipts) -> Any:
+        return await room.pause(self.topic)
+
+    def tell(self, model: Model, answer: Any) -> None:
+        model.pause(self, answer)
+
+
+@dataclass(frozen=True)
+class Resume(Operation):
+    topic: str
+
+    async def ask(self, room: Room, receipts: Receipts) -> Any:
+        return await room.resume(self.topic)
+
+    def tell(self, model: Model, answer: Any) -> None:
+        model.resume(self, answer)

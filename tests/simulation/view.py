@@ -24,6 +24,7 @@ def view(mailbox: Mailbox, now: int) -> dict[str, Any]:
         "in_flight": mailbox.in_flight,
         "next_timer": mailbox.next_timer(),
         "over_capacity": mailbox.over_capacity,
+        "paused_topics": mailbox.paused_topics,
         "policies": mailbox.policies,
         "messages": {stream: astuple(message) for stream, message in mailbox.messages.items()},
         "topics": {name: _topic_view(topic, now) for name, topic in mailbox.topics.items()},
@@ -34,6 +35,7 @@ def _topic_view(topic: Any, now: int) -> dict[str, Any]:
     return {
         "policy": topic.policy,
         "dead, oldest first": list(topic.dead),
+        "dead_letterings": topic.dead_letterings,
         "keys": topic.window.since(now - topic.policy.replay_window_ms * MS),
         "shards": {
             number: (shard.size, shard.in_flight, [message.stream for message in shard.ready(now)])

@@ -127,6 +127,9 @@ class LogHandle:
     def existing_streams(self, streams: Any) -> set[bytes]:
         return self._alive().existing_streams(streams)
 
+    def streams_between(self, first: bytes, last: bytes, limit: int) -> list[bytes]:
+        return self._alive().streams_between(first, last, limit)
+
     def replay_first(self, streams: Any) -> Iterator[tuple[Any, ...]]:
         return self._alive().replay_first(streams)
 

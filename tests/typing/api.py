@@ -123,6 +123,9 @@ def handle(payload: bytes) -> None:
 
 async def operate(mailbox: Postroom) -> None:
     await mailbox.set_topic_policy("orders", TopicPolicy(shards=16, max_attempts=3).validate())
+    await mailbox.pause_topic("orders")
+    await mailbox.resume_topic("orders")
+    assert_type([each.paused for each in await mailbox.list_topics()], list[bool])
     assert_type(await mailbox.get_backlog("orders"), Backlog)
     assert_type(await mailbox.list_dead_letters("orders", reason="max_attempts", limit=10), list[DeadLetter])
     assert_type(await mailbox.get_message("order-1"), MessageDetail)

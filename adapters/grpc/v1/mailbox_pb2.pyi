@@ -394,7 +394,7 @@ class Moment(_message.Message):
     def __init__(self, position: _Optional[int] = ..., time: _Optional[str] = ...) -> None: ...
 
 class BacklogResponse(_message.Message):
-    __slots__ = ("mailbox", "position", "epoch", "owner", "at", "archived", "as_of", "shards")
+    __slots__ = ("mailbox", "position", "epoch", "owner", "at", "archived", "as_of", "shards", "paused_topics")
     MAILBOX_FIELD_NUMBER: _ClassVar[int]
     POSITION_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -403,6 +403,7 @@ class BacklogResponse(_message.Message):
     ARCHIVED_FIELD_NUMBER: _ClassVar[int]
     AS_OF_FIELD_NUMBER: _ClassVar[int]
     SHARDS_FIELD_NUMBER: _ClassVar[int]
+    PAUSED_TOPICS_FIELD_NUMBER: _ClassVar[int]
     mailbox: str
     position: int
     epoch: int
@@ -411,7 +412,8 @@ class BacklogResponse(_message.Message):
     archived: int
     as_of: str
     shards: _containers.RepeatedCompositeFieldContainer[ShardCount]
-    def __init__(self, mailbox: _Optional[str] = ..., position: _Optional[int] = ..., epoch: _Optional[int] = ..., owner: _Optional[str] = ..., at: _Optional[str] = ..., archived: _Optional[int] = ..., as_of: _Optional[str] = ..., shards: _Optional[_Iterable[_Union[ShardCount, _Mapping]]] = ...) -> None: ...
+    paused_topics: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, mailbox: _Optional[str] = ..., position: _Optional[int] = ..., epoch: _Optional[int] = ..., owner: _Optional[str] = ..., at: _Optional[str] = ..., archived: _Optional[int] = ..., as_of: _Optional[str] = ..., shards: _Optional[_Iterable[_Union[ShardCount, _Mapping]]] = ..., paused_topics: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class ShardCount(_message.Message):
     __slots__ = ("topic", "shard", "ready", "in_flight", "delayed", "dead", "oldest_at")
@@ -679,6 +681,65 @@ class TopicPolicy(_message.Message):
     dead_retention_ms: int
     dead_capacity: int
     def __init__(self, shards: _Optional[int] = ..., shard_capacity: _Optional[int] = ..., visibility_ms: _Optional[int] = ..., max_attempts: _Optional[int] = ..., backoff_base_ms: _Optional[int] = ..., backoff_max_ms: _Optional[int] = ..., replay_window_ms: _Optional[int] = ..., replay_capacity: _Optional[int] = ..., ready_retention_ms: _Optional[int] = ..., in_flight_retention_visibilities: _Optional[int] = ..., dead_retention_ms: _Optional[int] = ..., dead_capacity: _Optional[int] = ...) -> None: ...
+
+class ListTopicsRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ListTopicsResponse(_message.Message):
+    __slots__ = ("topics",)
+    TOPICS_FIELD_NUMBER: _ClassVar[int]
+    topics: _containers.RepeatedCompositeFieldContainer[TopicSummary]
+    def __init__(self, topics: _Optional[_Iterable[_Union[TopicSummary, _Mapping]]] = ...) -> None: ...
+
+class TopicSummary(_message.Message):
+    __slots__ = ("topic", "paused", "policy", "ready", "in_flight", "delayed", "dead", "oldest_at", "dead_letterings")
+    class DeadLetteringsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    PAUSED_FIELD_NUMBER: _ClassVar[int]
+    POLICY_FIELD_NUMBER: _ClassVar[int]
+    READY_FIELD_NUMBER: _ClassVar[int]
+    IN_FLIGHT_FIELD_NUMBER: _ClassVar[int]
+    DELAYED_FIELD_NUMBER: _ClassVar[int]
+    DEAD_FIELD_NUMBER: _ClassVar[int]
+    OLDEST_AT_FIELD_NUMBER: _ClassVar[int]
+    DEAD_LETTERINGS_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    paused: bool
+    policy: TopicPolicy
+    ready: int
+    in_flight: int
+    delayed: int
+    dead: int
+    oldest_at: int
+    dead_letterings: _containers.ScalarMap[str, int]
+    def __init__(self, topic: _Optional[str] = ..., paused: _Optional[bool] = ..., policy: _Optional[_Union[TopicPolicy, _Mapping]] = ..., ready: _Optional[int] = ..., in_flight: _Optional[int] = ..., delayed: _Optional[int] = ..., dead: _Optional[int] = ..., oldest_at: _Optional[int] = ..., dead_letterings: _Optional[_Mapping[str, int]] = ...) -> None: ...
+
+class PauseTopicRequest(_message.Message):
+    __slots__ = ("topic",)
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    def __init__(self, topic: _Optional[str] = ...) -> None: ...
+
+class PauseTopicResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ResumeTopicRequest(_message.Message):
+    __slots__ = ("topic",)
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    def __init__(self, topic: _Optional[str] = ...) -> None: ...
+
+class ResumeTopicResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
 
 class DeleteOldEventsRequest(_message.Message):
     __slots__ = ("older_than_us",)

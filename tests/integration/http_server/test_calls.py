@@ -358,6 +358,25 @@ def test_the_state_of_the_service_is_told(server: PostroomServer) -> None:
     assert "postroom_enqueue_seconds_bucket" in metrics
 
 
+def test_a_topic_is_paused_listed_and_resumed_and_its_dead_letterings_are_counted(
+    server: PostroomServer,
+) -> None:
+    name = topic()
+    server.call("PUT", f"/v1/topics/{name}/policy", {"max_attempts": 1})
+    send(server, name)
+    server.call("POST", "/v1/nack", {"receipts": [receive(server, name)[0]["receipt"]]})
+    assert server.call("PUT", f"/v1/topics/{name}/pause").json == {"ok": True}
+    (listed,) = [each for each in server.call("GET", "/v1/topics").json["topics"] if each["topic"] == name]
+    assert (listed["paused"], listed["dead"], listed["policy"]["max_attempts"]) == (True, 1, 1)
+    metrics = server.call("GET", "/metrics").text
+    assert f'postroom_dlq_total{{reason="max_attempts",topic="{name}"}} 1.0' in metrics
+    assert f'postroom_topic_paused{{topic="{name}"}} 1.0' in metrics
+    assert server.call("PUT", f"/v1/topics/{name}/resume").json == {"ok": True}
+    assert f'topic_paused{{topic="{name}"' not in server.call("GET", "/metrics").text
+    unknown = server.call("PUT", f"/v1/topics/{name[:-1]}/pause")
+    assert (unknown.status, f"did you mean {name}" in unknown.json["message"]) == (404, True)
+
+
 def test_the_access_log_has_no_payloads_principals_or_tokens(server: PostroomServer) -> None:
     name = topic()
     send(server, name, b"secret payload", principal="secret-ann", idem_key="secret-key")

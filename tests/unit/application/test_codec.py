@@ -8,7 +8,14 @@ from hypothesis import strategies as st
 from postroom.application.mailbox.codec import KINDS, to_event, to_events, to_record
 from postroom.domain.errors import BrokenLog
 from postroom.domain.event import Event
-from postroom.domain.mailbox.events import LogTruncated, MailboxCreated, OwnershipTaken, TopicPolicySet
+from postroom.domain.mailbox.events import (
+    LogTruncated,
+    MailboxCreated,
+    OwnershipTaken,
+    TopicPaused,
+    TopicPolicySet,
+    TopicResumed,
+)
 from postroom.domain.message import (
     Headers,
     MessageAcked,
@@ -70,6 +77,8 @@ EVENTS: dict[type[Event], st.SearchStrategy[Event]] = {
     MailboxCreated: st.builds(MailboxCreated, *base, texts, st.sampled_from(["queue", "archive"])),
     OwnershipTaken: st.builds(OwnershipTaken, *base, counts, texts, texts, times, st.booleans()),
     TopicPolicySet: st.builds(TopicPolicySet, *base, texts, policies),
+    TopicPaused: st.builds(TopicPaused, *base, texts),
+    TopicResumed: st.builds(TopicResumed, *base, texts),
     LogTruncated: st.builds(LogTruncated, *base, times, digests),
 }
 
@@ -145,6 +154,8 @@ def test_records_of_version_1_are_readable() -> None:
         ),
         "MessageRedriven.1": ((None, None, None, 5, None, b"\x91\x07"), MessageRedriven(*acked, 5, 7)),
         "MessageExpired.1": ((None, None, None, None, "purged", b"\x90"), MessageExpired(*acked, "purged")),
+        "TopicPaused.1": (("t", None, None, None, None, b"\x90"), TopicPaused(*acked, "t")),
+        "TopicResumed.1": (("t", None, None, None, None, b"\x90"), TopicResumed(*acked, "t")),
         "LogTruncated.1": (
             (None, None, None, None, None, b"\x92\x04\xc4\x01l"),
             LogTruncated(*acked, 4, b"l"),

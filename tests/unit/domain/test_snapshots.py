@@ -5,8 +5,8 @@ import msgspec
 from postroom.domain.event import Event
 from postroom.domain.mailbox import snapshot
 from postroom.domain.mailbox.commands import Ack, Command, Receive, Redrive, Send, Sweep
+from postroom.domain.mailbox.counts import count
 from postroom.domain.mailbox.snapshot import restore_snapshot, take_snapshot
-from postroom.domain.mailbox.state import count
 from postroom.domain.policy import TopicPolicy
 from tests.unit.domain.scenario import NAME, TOPIC, Given, Life, given, policy_set
 

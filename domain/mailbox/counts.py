@@ -1,0 +1,82 @@
+"""Counts of a mailbox's messages, by shard and by topic."""
+
+from collections.abc import Mapping
+
+import msgspec
+
+from postroom.domain.mailbox.state import Mailbox
+from postroom.domain.message import DEAD, READY
+from postroom.domain.policy import TopicPolicy
+
+
+class TopicCount(msgspec.Struct, frozen=True):
+    """Number of messages of a shard by status (svc-mailbox I-10)."""
+
+    topic: str
+    shard: int
+    ready: int
+    in_flight: int
+    delayed: int
+    dead: int
+    oldest_at: int | None
+
+
+def count(mailbox: Mailbox, now: int) -> list[TopicCount]:
+    """Return the message counts and the oldest send time of each shard at `now` (µs)."""
+    rows: dict[tuple[str, int], list[int]] = {}
+    oldest: dict[tuple[str, int], int] = {}
+    for message in mailbox.messages.values():
+        key = (message.topic, message.shard)
+        row = rows.setdefault(key, [0, 0, 0, 0])
+        delayed = message.status == READY and message.due > now
+        row[2 if delayed else int(message.status)] += 1
+        if message.status != DEAD:
+            oldest[key] = min(oldest.get(key, message.sent_at), message.sent_at)
+    return [
+        TopicCount(topic, shard, ready, in_flight, delayed, dead, oldest.get((topic, shard)))
+        for (topic, shard), (ready, in_flight, delayed, dead) in sorted(rows.items())
+    ]
+
+
+class TopicSummary(msgspec.Struct, frozen=True):
+    """A topic of a mailbox with its policy and the number of its messages by status.
+
+    Arguments:
+        policy: the policy set for it; None when the default policy applies.
+        oldest_at: send time (µs) of its oldest message that is no dead letter.
+        dead_letterings: number of its dead-letterings by reason, since the mailbox holds the topic.
+    """
+
+    topic: str
+    paused: bool
+    policy: TopicPolicy | None
+    ready: int
+    in_flight: int
+    delayed: int
+    dead: int
+    oldest_at: int | None
+    dead_letterings: Mapping[str, int]
+
+
+def summarize_topics(mailbox: Mailbox, now: int) -> list[TopicSummary]:
+    """Return the topics that hold anything, have a policy or are paused at `now` (µs), sorted by name."""
+    shards: dict[str, list[TopicCount]] = {name: [] for name in sorted(mailbox.topic_names())}
+    for row in count(mailbox, now):
+        shards[row.topic].append(row)
+    summaries = []
+    for name, rows in shards.items():
+        topic = mailbox.topics.get(name)
+        summaries.append(
+            TopicSummary(
+                name,
+                name in mailbox.paused_topics,
+                mailbox.policies.get(name),
+                sum(row.ready for row in rows),
+                sum(row.in_flight for row in rows),
+                sum(row.delayed for row in rows),
+                sum(row.dead for row in rows),
+                min((row.oldest_at for row in rows if row.oldest_at is not None), default=None),
+                {} if topic is None else dict(topic.dead_letterings),
+            )
+        )
+    return summaries
