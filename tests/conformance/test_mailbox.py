@@ -115,7 +115,7 @@ class UnsyncedStream:
         self._next = None
         if received is None:
             raise StopAsyncIteration
-        return ReceivedMessage(received.delivery, self._mailbox)  # type: ignore[arg-type]  # by its attributes
+        return ReceivedMessage(received.delivery, self._mailbox)
 
 
 class TestSyncMailbox(MailboxConformance):

@@ -36,7 +36,8 @@ _REQUESTS = {
 
 
 def _input(name: str, request: Any) -> bytes:
-    return bytes([_NAMES.index(name)]) + request.SerializeToString()
+    encoded: bytes = request.SerializeToString()
+    return bytes([_NAMES.index(name)]) + encoded
 
 
 SEEDS = [_input(*each) for each in _REQUESTS.items()]

@@ -30,7 +30,7 @@ _COMMANDS = [
     Nack(_RECEIPT, 0.5, "why", 10),
     Extend(_RECEIPT, 250),
     Redrive("orders", 10),
-    Purge("orders", 10),
+    Purge("orders", limit=10),
     SetPolicy("orders", TopicPolicy(shards=2)),
 ]
 _PING_ID = (1 << 40) + 7
@@ -140,7 +140,7 @@ class _Owner:
         self._mailbox = await opening.__aenter__()
         listener = listening(self._path, MAILBOX)
         server: LocalServer = await listener.__aenter__()
-        server.serve(_Engine(self._mailbox, self._failures))  # type: ignore[arg-type]  # by its attributes
+        server.serve(_Engine(self._mailbox, self._failures))
         self._opened = [opening, listener]
 
     async def _send(self, data: bytes) -> None:
