@@ -2,6 +2,8 @@
 
 import os
 
+from postroom.domain.errors import InvalidRequest
+
 _descriptors: dict[int, os.stat_result] = {}
 
 
@@ -15,6 +17,21 @@ def set_close_on_fork(descriptor: int, is_closed: bool) -> None:
         _descriptors[descriptor] = os.fstat(descriptor)
     else:
         _descriptors.pop(descriptor, None)
+
+
+def check_not_forked(process: int, mailbox: str) -> None:
+    """Check that this is the process that opened a mailbox.
+
+    Arguments:
+        process: its id.
+
+    Raises: InvalidRequest in a process that was forked from it.
+    """
+    if os.getpid() != process:
+        raise InvalidRequest(
+            f"Mailbox {mailbox} was opened before this process was forked, and does not work here; connect "
+            "after the fork."
+        )
 
 
 def _close_in_child() -> None:

@@ -33,7 +33,8 @@ class NewMessage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         deliver_after_ms: delay before the first delivery; must be shorter than the message's TTL.
         ttl_seconds: age at which it is dead-lettered if undelivered; 0 uses the topic's retention.
         published_at_us: µs since 1970 UTC; None is now.
-        priority: 0 to 10, for consumers; it does not change the order of delivery.
+        priority: 0 to 10, the most urgent; it changes the order of delivery only in topics whose policy has
+            `priorities`.
     """
 
     topic: str

@@ -3,6 +3,7 @@
 import json
 import logging
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Final, Literal, NamedTuple
 
 ROOT = "postroom"
@@ -72,8 +73,14 @@ def summarize(error: BaseException) -> str:
 
 
 def _log(level: int, name: str, fields: Mapping[str, object], *, exc_info: bool = False) -> None:
-    area = logging.getLogger(f"{ROOT}.{name.partition('.')[0]}")
-    area.log(level, LogEvent(name, fields), exc_info=exc_info, stacklevel=3)
+    area = _area(name)
+    if area.isEnabledFor(level):
+        area.log(level, LogEvent(name, fields), exc_info=exc_info, stacklevel=3)
+
+
+@lru_cache(1_024)
+def _area(name: str) -> logging.Logger:
+    return logging.getLogger(f"{ROOT}.{name.partition('.')[0]}")
 
 
 def _quoted(value: object) -> str:

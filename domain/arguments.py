@@ -86,6 +86,8 @@ def check_path(name: str, value: object) -> str:
 
 def check_items(name: str, values: object) -> list[object]:
     """Return the items of an iterable other than text, bytes and mappings."""
+    if type(values) is list:  # nearly always; a check against an abstract class takes long
+        return list(values)
     if isinstance(values, str | bytes | bytearray | Mapping) or not isinstance(values, Iterable):
         raise InvalidRequest(f"{name} must be a list, not of type {type(values).__name__}.")
     return list(values)

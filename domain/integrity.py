@@ -8,7 +8,7 @@ from msgspec.structs import astuple
 
 from postroom.domain.envelope.build import open_envelope
 from postroom.domain.errors import InvalidRequest
-from postroom.domain.message import MessageSent
+from postroom.domain.message import DEFAULT_PRIORITY, MessageSent
 
 _encode = msgspec.msgpack.Encoder(order="deterministic").encode
 
@@ -41,8 +41,10 @@ def message_checksum(sent: MessageSent) -> bytes:
     """Return the 32-byte hash of a sent message as stored, headers and envelope included.
 
     It also covers the fields that are not part of `hash_chain`, whose input svc-mailbox I-12 defines:
-    principal, correlation id, content type and every other field of the envelope.
+    principal, correlation id, content type and every other field of the envelope. The default priority adds
+    nothing, so that the checksums of records without priority stay valid.
     """
+    priority = () if sent.priority == DEFAULT_PRIORITY else (sent.priority,)
     return blake3(
         _encode(
             (
@@ -58,6 +60,7 @@ def message_checksum(sent: MessageSent) -> bytes:
                 sent.hash_chain,
                 astuple(sent.headers),
                 sent.envelope,
+                *priority,
             )
         )
     ).digest()

@@ -10,6 +10,8 @@ from postroom.domain.event import Event
 
 MS = 1_000
 """Microseconds in a millisecond: events carry microseconds, policies milliseconds."""
+DEFAULT_PRIORITY = 5
+MAX_PRIORITY = 10
 
 RequeueReason = Literal["nacked", "visibility_expired"]
 DeadReason = Literal["max_attempts", "rejected", "ttl_expired", "retention_expired", "integrity"]
@@ -49,6 +51,7 @@ class MessageSent(Event, frozen=True, gc=False):
         size: payload bytes.
         payload_hash, hash_chain: 32-byte BLAKE3 digests (svc-mailbox I-7, I-12).
         envelope: the `PrismEnvelope` bytes as received, stored unchanged.
+        priority: of the envelope, 0 to 10.
     """
 
     topic: str
@@ -61,6 +64,7 @@ class MessageSent(Event, frozen=True, gc=False):
     hash_chain: bytes
     headers: Headers
     envelope: bytes
+    priority: int = DEFAULT_PRIORITY
 
 
 class MessageReceived(Event, frozen=True, gc=False):
@@ -154,6 +158,8 @@ class Message(msgspec.Struct, gc=False, array_like=True, eq=False):
         delivery, epoch: of the receipt that settles it; delivery is 0 if no receipt does.
         visibility: visibility timeout of its latest RECV, µs.
         hidden: visibility timeout of its latest RECV or EXTEND, µs; restarted when log time is.
+        priority: 0 to 10; obeyed if the topic's policy asks for it.
+        ready_at: µs from which it could first be delivered since it was sent or redriven.
     """
 
     stream: bytes
@@ -176,6 +182,8 @@ class Message(msgspec.Struct, gc=False, array_like=True, eq=False):
     last_error: str | None = None
     redriven: int = 0
     hidden: int = 0
+    priority: int = DEFAULT_PRIORITY
+    ready_at: int = 0
 
     @property
     def receipt(self) -> Receipt:
@@ -225,6 +233,8 @@ def _sent(event: MessageSent, position: int) -> Message:
         event.expires_at,
         event.due or 0,
         changed_at=event.at,
+        priority=event.priority,
+        ready_at=event.due or 0,
     )
 
 
@@ -267,7 +277,7 @@ def _redriven(message: Message, event: MessageRedriven, epoch: int) -> None:
     message.status = READY
     message.attempt = 0
     message.delivery = 0
-    message.due = event.due
+    message.due = message.ready_at = event.due
     message.expires_at = event.expires_at
     message.redriven += 1
 

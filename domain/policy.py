@@ -5,8 +5,9 @@ from typing import Any, Protocol
 
 import msgspec
 
-from postroom.domain.arguments import check_int
+from postroom.domain.arguments import check_int, check_type
 from postroom.domain.errors import InvalidRequest
+from postroom.domain.message import MAX_PRIORITY
 
 SECOND_MS = 1_000
 DAY_MS = 24 * 60 * 60 * SECOND_MS
@@ -42,6 +43,8 @@ class TopicPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         ready_retention_ms: age at which an undelivered message is dead-lettered (svc-mailbox P-9).
         in_flight_retention_visibilities: maximum duration of a delivery with EXTEND, in visibility timeouts.
         dead_retention_ms, dead_capacity: maximum age and number of dead letters; the oldest expire first.
+        priorities: whether shards deliver by priority instead of first in, first out (ADR 0048).
+        priority_aging_ms: time for which a message must be ready to count as one priority higher.
     """
 
     shards: int = 8
@@ -56,6 +59,8 @@ class TopicPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     in_flight_retention_visibilities: int = 10
     dead_retention_ms: int = 14 * DAY_MS
     dead_capacity: int = 100_000
+    priorities: bool = False
+    priority_aging_ms: int = 600_000
 
     def validate(self) -> "TopicPolicy":
         """Return this policy.
@@ -70,6 +75,13 @@ class TopicPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             )
         if self.backoff_max_ms < self.backoff_base_ms:
             raise InvalidRequest("Topic policy backoff_max_ms must not be below backoff_base_ms.")
+        check_type("Topic policy priorities", self.priorities, bool)
+        if self.priorities and self.priority_aging_ms * MAX_PRIORITY >= self.ready_retention_ms:
+            raise InvalidRequest(
+                "Topic policy priority_aging_ms must be below a tenth of ready_retention_ms "
+                f"({self.ready_retention_ms / MAX_PRIORITY:.0f}), so that no message expires behind more "
+                f"urgent ones; it was {self.priority_aging_ms}."
+            )
         return self
 
 
@@ -105,7 +117,7 @@ class MailboxLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self
 
 
-_POLICY_BOUNDS = dict.fromkeys(TopicPolicy.__struct_fields__, _COUNT) | {
+_POLICY_BOUNDS = dict.fromkeys((n for n in TopicPolicy.__struct_fields__ if n != "priorities"), _COUNT) | {
     "shards": (1, MAX_SHARDS),
     "visibility_ms": (MIN_VISIBILITY_MS, MAX_VISIBILITY_MS),
     "backoff_base_ms": _DURATION,
@@ -113,6 +125,7 @@ _POLICY_BOUNDS = dict.fromkeys(TopicPolicy.__struct_fields__, _COUNT) | {
     "replay_window_ms": _DURATION,
     "ready_retention_ms": _DURATION,
     "dead_retention_ms": _DURATION,
+    "priority_aging_ms": _DURATION,
 }
 _LIMIT_BOUNDS = {
     "in_flight_ceiling": _COUNT,

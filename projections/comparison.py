@@ -64,23 +64,25 @@ def rows_by_id(reader: RowReader, projection: Projection, ids: Sequence[int]) ->
     return pl.concat([pl.DataFrame(schema=projection.schema), *frames])
 
 
-def compare_rows(projection: Projection, recomputed: pl.DataFrame, stored: pl.DataFrame) -> Comparison:
-    """Compare stored rows with recomputed rows, each with one row for each key."""
-    if recomputed.height == stored.height and recomputed.sort(*projection.key).equals(
-        stored.sort(*projection.key)
+def compare_rows(
+    projection: Projection, recomputed_rows: pl.DataFrame, stored_rows: pl.DataFrame
+) -> Comparison:
+    """Compare stored rows with recomputed rows; in both, a key occurs at most once."""
+    if recomputed_rows.height == stored_rows.height and recomputed_rows.sort(*projection.key).equals(
+        stored_rows.sort(*projection.key)
     ):
-        return Comparison(recomputed.height)
+        return Comparison(recomputed_rows.height)
     key = projection.key
     others = [name for name in projection.schema if name not in key]
     is_missing, is_extra = pl.col("is_stored").is_null(), pl.col("is_recomputed").is_null()
     differs = [pl.col(name).ne_missing(pl.col(f"{name}_stored")) for name in others]
-    joined = recomputed.with_columns(is_recomputed=1).join(
-        stored.with_columns(is_stored=1), key, "full", suffix="_stored", coalesce=True
+    pairs = recomputed_rows.with_columns(is_recomputed=1).join(
+        stored_rows.with_columns(is_stored=1), key, "full", suffix="_stored", coalesce=True
     )
-    differing = joined.filter(pl.any_horizontal(is_missing, is_extra, *differs)).sort(*key)
-    missing, extra = differing.filter(is_missing).height, differing.filter(is_extra).height
-    first = _difference(key, others, differing.row(0, named=True)) if differing.height else None
-    return Comparison(recomputed.height, missing, extra, differing.height - missing - extra, first)
+    differences = pairs.filter(pl.any_horizontal(is_missing, is_extra, *differs)).sort(*key)
+    missing, extra = differences.filter(is_missing).height, differences.filter(is_extra).height
+    first = _difference(key, others, differences.row(0, named=True)) if differences.height else None
+    return Comparison(recomputed_rows.height, missing, extra, differences.height - missing - extra, first)
 
 
 def describe_changes(
@@ -104,9 +106,9 @@ def _difference(key: Iterable[str], others: Iterable[str], row: dict[str, Any]) 
     if row["is_recomputed"] is None:
         return Difference(key_values, None, "a row", "no row")
     column = next(name for name in others if row[name] != row[f"{name}_stored"])
-    return Difference(key_values, column, _shown(row[f"{column}_stored"]), _shown(row[column]))
+    return Difference(key_values, column, _abbreviate(row[f"{column}_stored"]), _abbreviate(row[column]))
 
 
-def _shown(value: object) -> str:
+def _abbreviate(value: object) -> str:
     text = repr(value)
     return text if len(text) <= MAX_CHARS else f"{text[:MAX_CHARS]}..."

@@ -23,9 +23,9 @@ def fingerprint(reason: str, error: str | None) -> str:
 
     Returns: 16 hex digits.
     """
-    return blake3(f"{reason}\n{normalised(error or '')}".encode()).hexdigest(8)
+    return blake3(f"{reason}\n{normalize(error or '')}".encode()).hexdigest(8)
 
 
-def normalised(error: str) -> str:
+def normalize(error: str) -> str:
     """Return an error's text in lower case, with single spaces, and `#` for every number, UUID and hex id."""
     return _SPACE.sub(" ", _VARIABLE.sub("#", error)).strip().lower()

@@ -14,7 +14,7 @@ import pyarrow as pa
 from postroom.projections.log_columns import COLUMNS
 from postroom.projections.log_extent import LogExtent
 from postroom.projections.models import messages
-from postroom.projections.models.messages import Parked
+from postroom.projections.models.messages import ParkedRecord
 from postroom.projections.parking import with_parking
 from postroom.projections.projection import (
     POLARS,
@@ -46,7 +46,7 @@ class FoldResult:
 
     rows: dict[str, pl.DataFrame] = field(default_factory=dict)
     pieces: dict[str, pl.DataFrame] = field(default_factory=dict)
-    parked: list[Parked] = field(default_factory=list)
+    parked: list[ParkedRecord] = field(default_factory=list)
 
 
 def columns_read(projections: Mapping[str, Projection]) -> tuple[str, ...]:
@@ -89,9 +89,9 @@ def fold_range(
     result.rows[MESSAGES] = messages.finish(partials.filter(is_complete), extents)
     result.pieces[MESSAGES] = partials.filter(~is_complete)
     if record_columns(projections):
-        placed = _placed(result.pieces[RECORDS], partials)
-        result.rows |= _fold_records(placed.filter(_is_placed()), projections)
-        result.pieces[RECORDS] = placed.filter(~_is_placed())
+        candidates = _with_topic(result.pieces[RECORDS], partials)
+        result.rows |= _fold_records(candidates.filter(_has_topic()), projections)
+        result.pieces[RECORDS] = candidates.filter(~_has_topic())
     return result
 
 
@@ -121,8 +121,8 @@ def fold_pieces(
     rows = messages.finish(partials, extents)
     result = FoldResult({MESSAGES: rows, **derive(rows, projections)})
     if record_columns(projections):
-        placed = _placed(pieces[RECORDS].sort("place"), partials)
-        result.rows |= _fold_records(placed.filter(_is_placed()), projections)
+        candidates = _with_topic(pieces[RECORDS].sort("place"), partials)
+        result.rows |= _fold_records(candidates.filter(_has_topic()), projections)
     return result
 
 
@@ -140,33 +140,33 @@ def merge_results(
 ) -> dict[str, pl.DataFrame]:
     """Return the rows of several folds, merged by key."""
     parts = list(results)
-    merged = {}
+    rows_by_name = {}
     for name, each in projections.items():
         rows = [part.rows[name] for part in parts if name in part.rows and part.rows[name].height]
         if len(rows) > 1:
             rows = [merge_rows(each, pl.concat(rows))]
-        merged[name] = rows[0] if rows else pl.DataFrame(schema=each.schema)
-    return merged
+        rows_by_name[name] = rows[0] if rows else pl.DataFrame(schema=each.schema)
+    return rows_by_name
 
 
-def _is_placed() -> pl.Expr:
+def _has_topic() -> pl.Expr:
     """Return whether the topic of records is known; records of the mailbox itself have none."""
     return pl.col("topic").is_not_null() | ~messages.is_message()
 
 
-def _placed(records: pl.DataFrame, partials: pl.DataFrame) -> pl.DataFrame:
+def _with_topic(records: pl.DataFrame, partials: pl.DataFrame) -> pl.DataFrame:
     """Return the records, in order, with topic and shard of their message's latest `MessageSent`, if any."""
     if not (records["topic"].has_nulls() or records["shard"].has_nulls()):
         return records
     sent = partials.filter(pl.col("id").is_not_null())
     sent = sent.select(*messages.KEY, pl.col("id").alias("place"), "topic", "shard").sort("place")
-    joined = records.join_asof(sent, on="place", by=messages.KEY, suffix="_sent", check_sortedness=False)
+    matches = records.join_asof(sent, on="place", by=messages.KEY, suffix="_sent", check_sortedness=False)
     # Other records may have the stream id of a message: senders choose message ids.
-    filled = (
+    columns = (
         pl.when(messages.is_message()).then(pl.coalesce(name, f"{name}_sent")).otherwise(name).alias(name)
         for name in ("topic", "shard")
     )
-    return joined.with_columns(*filled).select(records.columns)
+    return matches.with_columns(*columns).select(records.columns)
 
 
 def _fold_records(records: pl.DataFrame, projections: Mapping[str, Projection]) -> dict[str, pl.DataFrame]:

@@ -77,7 +77,7 @@ class Follower:
         self._few_events = few_events
         self._size = BatchSize(max_events)
         self._pool = ThreadPoolExecutor(1, "follow")
-        self._ahead: tuple[list[Range], Future[_PreparedBatch]] | None = None
+        self._next_fold: tuple[list[Range], Future[_PreparedBatch]] | None = None
 
     @property
     def where(self) -> str:
@@ -151,23 +151,23 @@ class Follower:
         self.counts.update_lags(heads, self._cursors)
         if self._remove_truncated(version, heads):
             return True
-        began = time.monotonic()
-        prepared = self._folded_ahead(through)
-        if prepared is None:
+        start_time = time.monotonic()
+        next_batch = self._take_next_fold(through)
+        if next_batch is None:
             ranges = next_ranges(heads, self._cursors, self._size.events, through)
             if not ranges:
                 return False
-            prepared = self._fold(version, ranges, self._cursors)
-        steps = prepared.steps
+            next_batch = self._fold(version, ranges, self._cursors)
+        steps = next_batch.steps
         cursors = self._cursors | {step.extent.id: Cursor(step.extent.last, step.extent.at) for step in steps}
-        self._fold_ahead(version, next_ranges(heads, cursors, self._size.events, through), cursors)
-        if not self._updater.apply(version, steps, prepared.batch):
+        self._start_next_fold(version, next_ranges(heads, cursors, self._size.events, through), cursors)
+        if not self._updater.apply(version, steps, next_batch.batch):
             self._version = None  # another process moved the cursor, or another version became active
             return True
         self._cursors = cursors
-        seconds = time.monotonic() - began
-        self.counts.count_batch(prepared.batch, seconds)
-        self._size.adapt(prepared.batch.events, prepared.size, seconds)
+        seconds = time.monotonic() - start_time
+        self.counts.count_batch(next_batch.batch, seconds)
+        self._size.adapt(next_batch.batch.events, next_batch.size, seconds)
         self.counts.update_lags(heads, cursors)
         return True
 
@@ -208,7 +208,7 @@ class Follower:
                 )
             self._projections = _projections_of(version, self.where)
             self._cursors = self._updater.cursors(version)
-            self._ahead = None
+            self._next_fold = None
             if version.number != self.counts.version:
                 self._first = {}
             self._version = version
@@ -229,24 +229,24 @@ class Follower:
                 self._first[head.id] = head.first
         return False
 
-    def _fold_ahead(self, version: Version, ranges: list[Range], cursors: Mapping[int, Cursor]) -> None:
+    def _start_next_fold(self, version: Version, ranges: list[Range], cursors: Mapping[int, Cursor]) -> None:
         """Start to read and fold the next batch in the background, if it is large."""
-        self._ahead = None
+        self._next_fold = None
         if sum(each.size for each in ranges) > self._few_events:
-            self._ahead = ranges, self._pool.submit(self._fold, version, ranges, cursors)
+            self._next_fold = ranges, self._pool.submit(self._fold, version, ranges, cursors)
 
-    def _folded_ahead(self, through: Positions | None) -> _PreparedBatch | None:
+    def _take_next_fold(self, through: Positions | None) -> _PreparedBatch | None:
         """Return the batch folded in the background, if it begins at the cursors."""
-        if self._ahead is None:
+        if self._next_fold is None:
             return None
-        ranges, folding = self._ahead
-        self._ahead = None
-        prepared = folding.result()
+        ranges, future = self._next_fold
+        self._next_fold = None
+        next_batch = future.result()
         for extent, first, last in ranges:
             start = self._cursors.get(extent.id, Cursor(0, 0))
             if first != start.position + 1 or (through is not None and last > through.get(extent.name, 0)):
                 return None
-        return prepared
+        return next_batch
 
     def _fold(
         self, version: Version, ranges: Sequence[Range], cursors: Mapping[int, Cursor]

@@ -24,7 +24,7 @@ _LONG, _TEXT, _BYTES = (
 )
 _TYPES = ((int, _LONG), (str, _TEXT), (bytes, _BYTES))
 
-STORED = {
+STORED_COLUMNS = {
     "place" if name == "position" else name: next(
         column for type_, column in _TYPES if hint in (type_, type_ | None)
     )
@@ -32,7 +32,7 @@ STORED = {
 }
 """The columns that are stored for each record."""
 
-COLUMNS = STORED | {
+COLUMNS = STORED_COLUMNS | {
     "position": _LONG,
     "mailbox_id": _LONG,
     "mailbox": _TEXT,
@@ -48,14 +48,14 @@ all other events: projections that need no other state read far less with it.
 """
 
 DEAD_LETTERED = "MessageDeadLettered."
-_DERIVED_FROM = {"position": "place", "event": "type"}
-_OF_THE_EXTENT = ("mailbox_id", "mailbox", "as_of")
+_SOURCE_COLUMNS = {"position": "place", "event": "type"}
+_EXTENT_COLUMNS = ("mailbox_id", "mailbox", "as_of")
 
 
 def columns_to_read(columns: Sequence[str]) -> list[str]:
     """Return the stored columns that `complete` needs to derive these columns."""
-    needed = [_DERIVED_FROM.get(name, name) for name in columns if name not in _OF_THE_EXTENT]
-    return list(dict.fromkeys(needed)) or ["place"]
+    names = [_SOURCE_COLUMNS.get(name, name) for name in columns if name not in _EXTENT_COLUMNS]
+    return list(dict.fromkeys(names)) or ["place"]
 
 
 def arrow_schema(columns: Sequence[str]) -> pa.Schema:
@@ -76,7 +76,7 @@ def _column(batch: pa.RecordBatch, extent: LogExtent, name: str) -> pa.Array:
         types = batch["type"].dictionary_encode()
         events = [type_.partition(".")[0] for type_ in types.dictionary.to_pylist()]
         return pa.array(events, pa.string()).take(types.indices)
-    if name in _OF_THE_EXTENT:
+    if name in _EXTENT_COLUMNS:
         value = {"mailbox_id": extent.id, "mailbox": extent.name, "as_of": extent.at}[name]
         return pa.repeat(pa.scalar(value, COLUMNS[name].arrow), batch.num_rows)
     return batch[name]

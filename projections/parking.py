@@ -7,11 +7,11 @@ from typing import Any
 import polars as pl
 
 from postroom.domain.errors import BrokenProjection
-from postroom.projections.models.messages import Parked
+from postroom.projections.models.messages import ParkedRecord
 from postroom.projections.projection import EventProjection, Fold, MessageProjection, Projection, run_checked
 
 
-def with_parking(projections: Mapping[str, Projection], parked: list[Parked]) -> dict[str, Projection]:
+def with_parking(projections: Mapping[str, Projection], parked: list[ParkedRecord]) -> dict[str, Projection]:
     """Return projections whose folds append records that make them raise to `parked`, and leave these out.
 
     An error does not identify the record that caused it, so the records are bisected.
@@ -19,12 +19,12 @@ def with_parking(projections: Mapping[str, Projection], parked: list[Parked]) ->
     return {name: _with_parking(each, parked) for name, each in projections.items()}
 
 
-def _with_parking(projection: Projection, parked: list[Parked]) -> Projection:
+def _with_parking(projection: Projection, parked: list[ParkedRecord]) -> Projection:
     match projection:
         case EventProjection(fold=fold, reads=columns):
 
             def park_record(record: Mapping[str, Any], error: BrokenProjection) -> None:
-                parked.append(Parked(record["place"], record["type"], str(error)))
+                parked.append(ParkedRecord(record["place"], record["type"], str(error)))
 
             bisecting = _bisecting(projection, lambda frame: fold(frame.select(columns)), park_record)
             reads = tuple(dict.fromkeys((*columns, "place", "type")))
@@ -32,7 +32,7 @@ def _with_parking(projection: Projection, parked: list[Parked]) -> Projection:
         case MessageProjection(derive=derive):
 
             def park_message(message: Mapping[str, Any], error: BrokenProjection) -> None:
-                parked.append(Parked(message["id"], "MessageSent", str(error)))
+                parked.append(ParkedRecord(message["id"], "MessageSent", str(error)))
 
             return replace(projection, derive=_bisecting(projection, derive, park_message))
         case _:

@@ -41,19 +41,19 @@ class Stopwatch:
     """
 
     def __init__(self, report: Callable[[Progress], None]) -> None:
-        self._began = self._phase_began = time.monotonic()
+        self._start = self._phase_start = time.monotonic()
         self._report = report
         self.seconds: dict[str, float] = {}
 
     def elapsed(self) -> float:
         """Return the seconds since the stopwatch was created."""
-        return round(time.monotonic() - self._began, 3)
+        return round(time.monotonic() - self._start, 3)
 
     def end(self, phase: str) -> None:
         """Record the duration of a phase; the next one begins now."""
         now = time.monotonic()
-        self.seconds[phase] = round(now - self._phase_began, 3)
-        self._phase_began = now
+        self.seconds[phase] = round(now - self._phase_start, 3)
+        self._phase_start = now
 
     def counter(self, phase: str, unit: str, before: int = 0) -> Callable[[int, int], None]:
         """Return a function that reports the work done in a phase, and the total.
@@ -61,10 +61,10 @@ class Stopwatch:
         Arguments:
             before: work that was already done and does not count towards the rate.
         """
-        began = time.monotonic()
+        start = time.monotonic()
 
         def report(done: int, total: int) -> None:
-            rate = (done - before) / max(time.monotonic() - began, 0.001)
+            rate = (done - before) / max(time.monotonic() - start, 0.001)
             self.report(phase, done, total, unit, rate, (total - done) / rate if rate else None)
 
         report(before, 0)

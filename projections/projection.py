@@ -112,13 +112,15 @@ def _projections(modules: str) -> dict[str, Projection]:
     models = import_module(f"{__package__}.models")
     own = sorted(f"{models.__name__}.{module.name}" for module in iter_modules(models.__path__))
     others = [name.strip() for name in modules.split(",") if name.strip()]
-    loaded = [_load(name) for name in (*own, *others)]
-    loaded.sort(key=lambda projection: isinstance(projection, EventProjection | MessageProjection))
-    by_name = {projection.name: projection for projection in loaded}
-    if len(by_name) < len(loaded):
-        names = sorted(projection.name for projection in loaded)
-        twice = next(name for name, other in pairwise(names) if name == other)
-        raise InvalidRequest(f"Two projections are named {twice}; rename the one in {MODULES}.")
+    loaded_projections = [_load(name) for name in (*own, *others)]
+    loaded_projections.sort(
+        key=lambda projection: isinstance(projection, EventProjection | MessageProjection)
+    )
+    by_name = {projection.name: projection for projection in loaded_projections}
+    if len(by_name) < len(loaded_projections):
+        names = sorted(projection.name for projection in loaded_projections)
+        duplicate = next(name for name, other in pairwise(names) if name == other)
+        raise InvalidRequest(f"Two projections are named {duplicate}; rename the one in {MODULES}.")
     return by_name
 
 
@@ -131,7 +133,7 @@ def run_fold(projection: Projection, fold: Fold, frame: pl.DataFrame) -> pl.Data
     try:
         return merge_rows(projection, rows)
     except Exception as error:
-        raise _broken(projection, f"failed with {type(error).__name__}: {error}") from error
+        raise _broken_projection(projection, f"failed with {type(error).__name__}: {error}") from error
 
 
 def run_checked(projection: Projection, fold: Fold, frame: pl.DataFrame) -> pl.DataFrame:
@@ -139,14 +141,14 @@ def run_checked(projection: Projection, fold: Fold, frame: pl.DataFrame) -> pl.D
     try:
         rows = fold(frame)
         if problem := _problem(projection, rows):
-            raise _broken(projection, f"returned {problem}", _declared(projection))
+            raise _broken_projection(projection, f"returned {problem}", _describe_columns(projection))
         if rows.schema == projection.schema:
             return rows
         return rows.select(*projection.schema).cast(pl.Schema(projection.schema))
     except BrokenProjection:
         raise
     except Exception as error:
-        raise _broken(projection, f"failed with {type(error).__name__}: {error}") from error
+        raise _broken_projection(projection, f"failed with {type(error).__name__}: {error}") from error
 
 
 def merge_rows(projection: Projection, rows: pl.DataFrame) -> pl.DataFrame:
@@ -156,12 +158,12 @@ def merge_rows(projection: Projection, rows: pl.DataFrame) -> pl.DataFrame:
         rows: rows in order, earlier ones first.
     """
     if rows.height < 2:
-        return rows.select(*projection.schema)
+        return rows if rows.schema == projection.schema else rows.select(*projection.schema)
     expressions = {"sum": pl.Expr.sum, "min": pl.Expr.min, "max": pl.Expr.max, "replace": pl.Expr.last}
-    merged = [
+    aggregates = [
         expressions[each.merge](pl.col(each.name)) for each in projection.columns if each.merge != "key"
     ]
-    return rows.group_by(*projection.key).agg(*merged).select(*projection.schema)
+    return rows.group_by(*projection.key).agg(*aggregates).select(*projection.schema)
 
 
 def _problem(projection: Projection, rows: object) -> str | None:
@@ -190,7 +192,7 @@ def _fits(actual: pl.DataType, declared: Type) -> bool:
     )
 
 
-def _declared(projection: Projection) -> str:
+def _describe_columns(projection: Projection) -> str:
     columns = ", ".join(
         f"{each.name} ({each.type}{', never null' if each.is_required else ''})"
         for each in projection.columns
@@ -198,7 +200,7 @@ def _declared(projection: Projection) -> str:
     return f"make it return {columns}"
 
 
-def _broken(
+def _broken_projection(
     projection: Projection, what: str, remedy: str = "fix it, and run this again"
 ) -> BrokenProjection:
     return BrokenProjection(f"The fold of the projection {projection.name} {what}; {remedy}.")

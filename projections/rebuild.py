@@ -140,7 +140,7 @@ def rebuild(
 
     check_folds({name: load_projections()[name] for name in models})
     clock.report("start")
-    with store.build(plan, restart=restart) as build, _failing(build, store.where, runner):
+    with store.build(plan, restart=restart) as build, _record_failure(build, store.where, runner):
         runner.start()
         clock.end("start")
         return _Rebuild(log, store, runner, build, clock).run(
@@ -299,7 +299,7 @@ def _through(log: LogReader, to_position: Sequence[str]) -> Mapping[str, int] | 
 
 
 @contextmanager
-def _failing(build: Build, where: str, runner: Runner) -> Iterator[None]:
+def _record_failure(build: Build, where: str, runner: Runner) -> Iterator[None]:
     """Drop a version whose build failed, and record the error; an interrupted one can be continued."""
     try:
         yield

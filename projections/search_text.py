@@ -18,7 +18,7 @@ __all__ = ["search_tables"]
 
 _decode_headers = msgspec.json.Decoder(list[dict[str, str]]).decode
 
-_FOLDED = bytes(
+_TO_LOWER_CASE = bytes(
     ord(chr(code).lower()) if chr(code).isalnum() or chr(code) == "_" else ord(" ") for code in range(128)
 ) + bytes(range(128, 256))
 """Translation table for ASCII: letters to lower case, and characters outside words to blanks."""
@@ -46,7 +46,9 @@ def search_tables(mailbox_rows: pl.DataFrame, bodies: BodyRules) -> dict[str, pa
     text = _texts(rows)
     words = _words(rows)
     is_covered = rows["topic"].is_in([topic for topic in rows["topic"].unique() if bodies.cover(topic)])
-    words = _except(words, is_covered, lambda: _with_body(words.filter(is_covered), rows.filter(is_covered)))
+    words = _replace_odd(
+        words, is_covered, lambda: _with_body(words.filter(is_covered), rows.filter(is_covered))
+    )
     return {
         "header": header.to_arrow(),
         "text": pl.DataFrame({"id": rows["id"], "text": text, "words": words}).to_arrow(),
@@ -55,16 +57,16 @@ def search_tables(mailbox_rows: pl.DataFrame, bodies: BodyRules) -> dict[str, pa
 
 def _custom_headers(column: pl.Series) -> pl.DataFrame:
     """Return the distinct custom headers with their names, their values, and both as text."""
-    distinct = column.drop_nulls().unique()
-    decoded = _decode_headers(f"[{','.join(distinct)}]")
-    ends = pa.array(accumulate(map(len, decoded), initial=0), pa.int64())
+    distinct_values = column.drop_nulls().unique()
+    header_maps = _decode_headers(f"[{','.join(distinct_values)}]")
+    ends = pa.array(accumulate(map(len, header_maps), initial=0), pa.int64())
     return pl.DataFrame(
         {
-            "custom_headers": distinct,
-            "name": pl.Series(_lists(ends, chain.from_iterable(decoded))),
-            "value": pl.Series(_lists(ends, chain.from_iterable(map(dict.values, decoded)))),
+            "custom_headers": distinct_values,
+            "name": pl.Series(_lists(ends, chain.from_iterable(header_maps))),
+            "value": pl.Series(_lists(ends, chain.from_iterable(map(dict.values, header_maps)))),
             "custom_text": pl.Series(
-                ["\n".join(filter(None, (*headers, *headers.values()))) for headers in decoded],
+                ["\n".join(filter(None, (*headers, *headers.values()))) for headers in header_maps],
                 dtype=pl.String,
             ),
         }
@@ -78,7 +80,7 @@ def _lists(ends: pa.Array, items: Iterable[str]) -> pa.Array:
 def _texts(rows: pl.DataFrame) -> pl.Series:
     lines = _header_text(rows, TEXT_HEADERS)
     is_odd = lines.str.len_bytes() != lines.str.len_chars()
-    return _except(lines.str.to_lowercase(), is_odd, lambda: map(str.lower, lines.filter(is_odd)))
+    return _replace_odd(lines.str.to_lowercase(), is_odd, lambda: map(str.lower, lines.filter(is_odd)))
 
 
 def _words(rows: pl.DataFrame) -> pl.Series:
@@ -89,11 +91,11 @@ def _words(rows: pl.DataFrame) -> pl.Series:
     is_long = (size > MAX_WORD_CHARS) & ~is_odd
     if is_long.any():
         is_odd = is_odd | (is_long & lines.str.contains(_TOO_LONG))
-    padded = pl.select(pl.concat_str(pl.lit(" "), lines, pl.lit(" "))).to_series()
-    offsets, data = padded.to_arrow(compat_level=pl.CompatLevel.oldest()).buffers()[1:]
-    blanked = pa.py_buffer(data.to_pybytes().translate(_FOLDED))
-    words = pl.Series(pa.LargeStringArray.from_buffers(len(padded), offsets, blanked))
-    return _except(words, is_odd, lambda: (_joined(tokenize(each)) for each in lines.filter(is_odd)))
+    padded_lines = pl.select(pl.concat_str(pl.lit(" "), lines, pl.lit(" "))).to_series()
+    offsets, data = padded_lines.to_arrow(compat_level=pl.CompatLevel.oldest()).buffers()[1:]
+    folded_text = pa.py_buffer(data.to_pybytes().translate(_TO_LOWER_CASE))
+    words = pl.Series(pa.LargeStringArray.from_buffers(len(padded_lines), offsets, folded_text))
+    return _replace_odd(words, is_odd, lambda: (_join_words(tokenize(each)) for each in lines.filter(is_odd)))
 
 
 def _header_text(rows: pl.DataFrame, headers: tuple[str, ...]) -> pl.Series:
@@ -105,14 +107,14 @@ def _header_text(rows: pl.DataFrame, headers: tuple[str, ...]) -> pl.Series:
 
 def _with_body(words: pl.Series, rows: pl.DataFrame) -> Iterable[str]:
     for own, envelope in zip(words, rows["envelope_blob"], strict=True):
-        yield own + _joined(body_words(envelope or b""))
+        yield own + _join_words(body_words(envelope or b""))
 
 
-def _joined(words: list[str]) -> str:
+def _join_words(words: list[str]) -> str:
     return " ".join(("", *words, ""))
 
 
-def _except(usual: pl.Series, is_odd: pl.Series, odd: Callable[[], Iterable[str]]) -> pl.Series:
+def _replace_odd(usual: pl.Series, is_odd: pl.Series, odd: Callable[[], Iterable[str]]) -> pl.Series:
     """Return the column with its odd values replaced by `odd()`, which is called only if there are any."""
     if not is_odd.any():
         return usual

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from postroom.projections.fold import MESSAGES, FoldResult, columns_read, fold_pieces, fold_range
 from postroom.projections.log_columns import arrow_schema
-from postroom.projections.models.messages import Parked
+from postroom.projections.models.messages import ParkedRecord
 from postroom.projections.parking import with_parking
 from postroom.projections.plan import Part, Plan
 from postroom.projections.ports.log_reader import LogReader
@@ -37,8 +37,8 @@ class Work(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Folding:
-    """Context that tasks fold parts with; it is pickled and sent to them.
+class FoldContext:
+    """The log and the projections from which tasks fold parts; it is pickled and sent to them.
 
     Arguments:
         log: reader of the store's log.
@@ -57,7 +57,7 @@ class Folding:
 
     def fold(self, part: Part, records: pl.DataFrame) -> FoldResult:
         """Fold the records of a part."""
-        parked: list[Parked] = []
+        parked: list[ParkedRecord] = []
         projections = with_parking(self.projections, parked)
         result = fold_range(records, projections, [each.extent for each in part.ranges])
         result.parked += parked
@@ -74,7 +74,7 @@ class Folding:
             partials = partials.filter(
                 ~pl.col("id").is_between(before, after, closed="left").fill_null(False)
             )
-        parked: list[Parked] = []
+        parked: list[ParkedRecord] = []
         projections = with_parking(self.projections, parked)
         result = fold_pieces({**pieces, MESSAGES: partials}, projections, self.plan.extents)
         result.parked += parked
@@ -82,7 +82,7 @@ class Folding:
 
 
 @dataclass(frozen=True)
-class RebuildTasks(Folding):
+class RebuildTasks(FoldContext):
     """Tasks of a rebuild; parts that are already written are skipped.
 
     Arguments:
@@ -97,29 +97,29 @@ class RebuildTasks(Folding):
             yield self._fold_ranges(part) if part.bucket is None else self._fold_bucket(part, part.bucket)
 
     def _fold_ranges(self, part: Part) -> Work:
-        with _timed() as read:
+        with _timer() as read:
             records = self.read(part)
-        with _timed() as fold:
+        with _timer() as fold:
             result = self.fold(part, records)
         return self._write(part, result, Work(records.height, read=read[0], fold=fold[0]))
 
     def _fold_bucket(self, part: Part, bucket: int) -> Work:
-        with _timed() as read:
+        with _timer() as read:
             pieces = self.writer.pieces(bucket)
-        with _timed() as fold:
+        with _timer() as fold:
             result = self.fold_rest(pieces)
         return self._write(part, result, Work(read=read[0], fold=fold[0]))
 
     def _write(self, part: Part, result: FoldResult, work: Work) -> Work:
-        with _timed() as write:
+        with _timer() as write:
             rows = self.writer.write(part.name, result)
         return work._replace(rows=rows, write=write[0])
 
 
 @contextmanager
-def _timed() -> Iterator[list[float]]:
+def _timer() -> Iterator[list[float]]:
     """Yield a list that receives the duration (s) when the context ends."""
     seconds: list[float] = []
-    began = time.perf_counter()
+    start = time.perf_counter()
     yield seconds
-    seconds.append(time.perf_counter() - began)
+    seconds.append(time.perf_counter() - start)

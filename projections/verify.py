@@ -23,7 +23,7 @@ from postroom.projections.ports.read_model_store import RowReader, VerifiableSto
 from postroom.projections.ports.runner import Pair, Runner, Stage
 from postroom.projections.progress import Progress, Stopwatch
 from postroom.projections.projection import EventProjection, load_projections, merge_rows
-from postroom.projections.tasks import Folding
+from postroom.projections.tasks import FoldContext
 
 PIECES, ROWS = "pieces", "rows"
 """Stages after the ranges: pieces of messages by bucket, and rows by model."""
@@ -66,7 +66,7 @@ class VerifyReport(msgspec.Struct, frozen=True):
                 continue
             lines.append(
                 f"{name}: {pluralize(each.rows, 'row')} recomputed: {each.different:,} different, "
-                f"{each.missing:,} missing, {each.extra:,} extra; first difference: {_shown(each.first)}"
+                f"{each.missing:,} missing, {each.extra:,} extra; first difference: {_describe(each.first)}"
             )
         return "\n".join([*lines, *(f"not verified: {each}" for each in self.skipped)])
 
@@ -102,9 +102,9 @@ def verify(
     projections = {name: each for name, each in load_projections().items() if name in active.models}
     skipped = []
     if any(extent.first > 1 for extent in extents):
-        of_events = [name for name, each in projections.items() if isinstance(each, EventProjection)]
-        projections = {name: each for name, each in projections.items() if name not in of_events}
-        skipped = [f"{name}: retention removed events that it counts" for name in of_events]
+        event_models = [name for name, each in projections.items() if isinstance(each, EventProjection)]
+        projections = {name: each for name, each in projections.items() if name not in event_models}
+        skipped = [f"{name}: retention removed events that it counts" for name in event_models]
     plan = make_plan(extents, tuple(projections))
     tasks = _VerifyTasks(log, plan, projections, store.row_reader(active))
     try:
@@ -130,14 +130,14 @@ def verify(
     return VerifyReport(active.version, active.positions, models, engine, skipped, clock.elapsed())
 
 
-def _shown(first: Difference) -> str:
+def _describe(first: Difference) -> str:
     key = ", ".join(f"{name} {value}" for name, value in first.key.items())
     column = "" if first.column is None else f" {first.column}:"
     return f"{key}:{column} stored {first.stored}, recomputed {first.recomputed}"
 
 
 @dataclass(frozen=True)
-class _VerifyTasks(Folding):
+class _VerifyTasks(FoldContext):
     """Tasks of a verification.
 
     Arguments:
@@ -154,11 +154,11 @@ class _VerifyTasks(Folding):
                 f"id BETWEEN {each.extent.place(each.first)} AND {each.extent.place(each.last)}"
                 for each in part.ranges
             )
-            stored = self.reader.rows(messages, f"({' OR '.join(places)})")
+            stored_rows = self.reader.rows(messages, f"({' OR '.join(places)})")
             # Messages that continue in other ranges are compared later, when all of their pieces are known.
             incomplete = result.pieces[MESSAGES]["id"].drop_nulls().implode()
-            stored = stored.filter(~pl.col("id").is_in(incomplete))
-            yield MESSAGES, compare_rows(messages, result.rows[MESSAGES], stored)
+            stored_rows = stored_rows.filter(~pl.col("id").is_in(incomplete))
+            yield MESSAGES, compare_rows(messages, result.rows[MESSAGES], stored_rows)
         for name, frame in result.pieces.items():
             if frame.height:
                 for (bucket,), rows in with_bucket(frame, self.plan.buckets).group_by("bucket"):
@@ -177,19 +177,19 @@ class _VerifyTasks(Folding):
         result = self.fold_rest({name: pl.concat(frames) for name, frames in pieces.items()})
         if messages := self.projections.get(MESSAGES):
             rows = result.rows[MESSAGES]
-            stored = rows_by_id(self.reader, messages, rows["id"].to_list())
-            yield MESSAGES, compare_rows(messages, rows, stored)
+            stored_rows = rows_by_id(self.reader, messages, rows["id"].to_list())
+            yield MESSAGES, compare_rows(messages, rows, stored_rows)
         yield from self._others(result)
 
     def compare_model(self, name: str, frames: Iterable[pl.DataFrame]) -> Iterator[Result]:
         """Compare all rows of a model other than the messages."""
         projection = self.projections[name]
-        recomputed = pl.concat([pl.DataFrame(schema=projection.schema), *frames])
-        stored = self.reader.rows(projection)
+        recomputed_rows = pl.concat([pl.DataFrame(schema=projection.schema), *frames])
+        stored_rows = self.reader.rows(projection)
         if projection.key == ("id",):
             first = min((extent.place(extent.first) for extent in self.plan.extents), default=0)
-            stored = stored.filter(pl.col("id") >= first)
-        yield name, compare_rows(projection, merge_rows(projection, recomputed), stored)
+            stored_rows = stored_rows.filter(pl.col("id") >= first)
+        yield name, compare_rows(projection, merge_rows(projection, recomputed_rows), stored_rows)
 
     def _others(self, result: FoldResult) -> Iterator[Pair]:
         for name, rows in result.rows.items():
@@ -216,7 +216,7 @@ def _compare(runner: Runner, tasks: _VerifyTasks, clock: Stopwatch) -> dict[str,
 
 
 def _compare_engine(
-    backlog_at: BacklogAt, extents: Iterable[LogExtent], stored: pl.DataFrame
+    backlog_at: BacklogAt, extents: Iterable[LogExtent], stored_rows: pl.DataFrame
 ) -> tuple[Comparison, list[str]]:
     """Compare the backlog with the live engine's counts at the same positions."""
     projection = load_projections()["backlog"]
@@ -230,6 +230,6 @@ def _compare_engine(
         rows = [{"mailbox": extent.name, **msgspec.structs.asdict(shard)} for shard in shards]
         engine_rows = pl.DataFrame(rows, schema=projection.schema)
         comparison = comparison.plus(
-            compare_rows(projection, engine_rows, stored.filter(mailbox=extent.name))
+            compare_rows(projection, engine_rows, stored_rows.filter(mailbox=extent.name))
         )
     return comparison, skipped

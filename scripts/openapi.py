@@ -130,7 +130,7 @@ def excess(
     must = {*has} if is_answer else {*wide.get("required", ())}
     offers = {*had} if is_answer else {*narrow.get("required", ())}
     problems += [f"{where}.{name} is missing" for name in sorted(must - offers)]
-    if wide.get("additionalProperties") is False:
+    if wide.get("additionalProperties") is False and not is_answer:
         problems += [f"{where}.{name} is unknown" for name in sorted(had.keys() - has.keys())]
     for name in had.keys() & has.keys():
         problems += inner(had[name], has[name], name)

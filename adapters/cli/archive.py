@@ -49,10 +49,10 @@ def verify(session: Session, archive: Archive = None) -> int | None:
     from postroom.application.queries.verify_archive import VerifyArchive
 
     log_archive, names = _open(session, archive)
-    present = [] if session.store == MEMORY else list_mailboxes(session.store)
+    mailboxes = [] if session.store == MEMORY else list_mailboxes(session.store)
     verifications: list[ArchiveVerification] = []
     for name in names:
-        log = read_mailbox(session.store, name) if name in present else nullcontext()
+        log = read_mailbox(session.store, name) if name in mailboxes else nullcontext()
         with log as reader, session.out.progress(f"Verifying {name}") as advance:
             verification = VerifyArchive(log_archive)(
                 name,

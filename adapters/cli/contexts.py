@@ -59,7 +59,7 @@ def contexts(session: Session, database: Database = None, context: Context = Non
 
 
 @contextmanager
-def refreshed_contexts(session: Session, store: str) -> Iterator[None]:
+def refresh_contexts(session: Session, store: str) -> Iterator[None]:
     """Refresh the backlog of the configured context, if there is one, until the context manager exits."""
     messaging = messaging_settings(session)
     if messaging is None:

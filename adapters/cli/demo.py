@@ -46,7 +46,7 @@ async def demo(session: Session) -> None:
         )
     if settings.store != MEMORY:
         await _remove_previous(session)
-    began = time.monotonic()
+    start = time.monotonic()
     facts: dict[str, Any] = {"store": settings.store, "mailbox": MAILBOX}
     async with session.use(create=True) as postroom:
         facts |= await _traffic(session, postroom)
@@ -56,7 +56,7 @@ async def demo(session: Session) -> None:
         facts["read_models"] = await asyncio.to_thread(_rebuild, session)
         if not session.out.as_json:
             _show_queries(session, facts)
-    facts["seconds"] = round(time.monotonic() - began, 1)
+    facts["seconds"] = round(time.monotonic() - start, 1)
     if session.out.as_json:
         session.out.json(facts)
     elif settings.store != MEMORY:
@@ -86,10 +86,10 @@ def _is_demo_store(store: str) -> bool:
 
     if not Path(store).exists():
         return False
-    present = list_mailboxes(store)
-    if present != [MAILBOX]:
+    mailboxes = list_mailboxes(store)
+    if mailboxes != [MAILBOX]:
         raise InvalidRequest(
-            f"The store {store} was not created by the demo (it has {', '.join(present) or 'no mailbox'}); "
+            f"The store {store} was not created by the demo (it has {', '.join(mailboxes) or 'no mailbox'}); "
             "run the demo in an empty directory, or name a new file with --store."
         )
     return True
@@ -104,21 +104,21 @@ async def _traffic(session: Session, postroom: "SharedMailbox") -> dict[str, Any
     _heading(session, f"Sending {MESSAGES:,} messages over {len(TOPICS)} topics to two consumers")
     sender = Sender(postroom)
     first, second = Consumer(postroom, "consumer-1", HANGS_AFTER), Consumer(postroom, "consumer-2")
-    began = time.monotonic()
+    start = time.monotonic()
     with out.progress("Sending and receiving", MESSAGES) as advance:
         async with asyncio.TaskGroup() as tasks:
-            sending = tasks.create_task(sender())
-            victim, survivor = tasks.create_task(first()), tasks.create_task(second())
-            while not sending.done() or await _is_busy(postroom):
+            send_task = tasks.create_task(sender())
+            first_task, second_task = tasks.create_task(first()), tasks.create_task(second())
+            while not send_task.done() or await _is_busy(postroom):
                 if first.hangs.is_set():
-                    victim.cancel()
+                    first_task.cancel()
                 advance(
                     first.acked + second.acked, f"{sender.sent:,} sent, {first.acked + second.acked:,} acked"
                 )
                 await asyncio.sleep(POLL_SECONDS)
-            for consumer in (victim, survivor):
+            for consumer in (first_task, second_task):
                 consumer.cancel()
-    seconds = time.monotonic() - began
+    seconds = time.monotonic() - start
     dead = sum(shard.dead for shard in (await postroom.get_backlog()).shards)
     acked = first.acked + second.acked
     _print(session, f"{sender.sent:,} sent, {sender.duplicates:,} of them duplicates, in {seconds:.1f} s")
@@ -172,9 +172,9 @@ def _show_queries(session: Session, facts: dict[str, Any]) -> None:
     backlog(session)
     _heading(session, "Dead letters: postroom dlq list --limit 5")
     list_dead_letters(session, limit=5)
-    for redelivered in facts["redelivered"][:1]:
-        _heading(session, f"A message that was delivered twice: postroom show {redelivered}")
-        show(session, redelivered)
+    for message_id in facts["redelivered"][:1]:
+        _heading(session, f"A message that was delivered twice: postroom show {message_id}")
+        show(session, message_id)
     if facts["read_models"] is not None:
         _heading(session, "Search: postroom search --topic 'orders.*' --principal shop-lima --limit 5")
         with suppress(NotFound):

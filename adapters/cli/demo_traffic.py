@@ -65,16 +65,16 @@ class Sender:
             batch = messages[start : start + BATCH]
             while batch:
                 answers = await self._postroom.send_batch(batch)
-                refused = [
+                remaining = [
                     message
                     for message, answer in zip(batch, answers, strict=True)
                     if isinstance(answer, Saturated)
                 ]
                 for answer in answers:
                     self._count_answer(answer)
-                if refused:
+                if remaining:
                     await asyncio.sleep(IDLE_SECONDS)
-                batch = refused
+                batch = remaining
 
     def _count_answer(self, answer: object) -> None:
         if isinstance(answer, Rejected):
@@ -119,13 +119,13 @@ class Consumer:
             self.unsettled = [message.message_id for message in messages]
             self.hangs.set()
             await asyncio.Event().wait()
-        good = []
+        receipts = []
         for message in messages:
             amount = msgspec.json.decode(message.payload)["amount"]
             if amount >= 0:
-                good.append(message.receipt)
+                receipts.append(message.receipt)
                 continue
             self.nacked += 1
             reason = f"amount {amount} is negative"
             await self._postroom.nack_messages([message.receipt], reason=reason)
-        self.acked += (await self._postroom.ack_messages(good)).count(None)
+        self.acked += (await self._postroom.ack_messages(receipts)).count(None)

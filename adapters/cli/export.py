@@ -39,10 +39,10 @@ def export(
         raise WrongUsage(f"Unknown format {format_!r}; expected one of {', '.join(get_args(Format))}.")
     if by not in ("topic", "day"):
         raise WrongUsage(f"Unknown --by {by!r}; expected topic or day.")
-    began = time.monotonic()
+    start = time.monotonic()
 
     def rate(messages: int) -> float:
-        return messages / max(time.monotonic() - began, 0.001)
+        return messages / max(time.monotonic() - start, 0.001)
 
     with session.out.progress(f"Exporting to {folder}") as advance:
         source, size = export_messages(
@@ -66,7 +66,7 @@ def export(
             "version": source.version,
             "positions": source.positions,
             "filter": source.filter,
-            "seconds": round(time.monotonic() - began, 3),
+            "seconds": round(time.monotonic() - start, 3),
         }
         session.out.json(facts)
     else:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from typer import Option
 
-from postroom.adapters.cli.contexts import refreshed_contexts
+from postroom.adapters.cli.contexts import refresh_contexts
 from postroom.adapters.cli.session import Session
 from postroom.adapters.cli.values import WrongUsage
 from postroom.application.pluralize import pluralize
@@ -47,20 +47,20 @@ async def follow(
     with (
         open_follower(
             store, "spark" if engine == "spark" else "local", checkpoint=checkpoint, max_events=batch
-        ) as running,
-        refreshed_contexts(session, store),
+        ) as follower,
+        refresh_contexts(session, store),
         ExitStack() as stack,
     ):
         if metrics_port is not None:
-            url = stack.enter_context(running.serve_metrics(metrics_port))
+            url = stack.enter_context(follower.serve_metrics(metrics_port))
             session.out.note(f"Metrics at {url}.")
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, running.stop)
+            loop.add_signal_handler(number, follower.stop)
         if not once:
             session.out.note(f"Following {session.shown_store}.")
-        await asyncio.to_thread(lambda: running.run(once=once))
-    counts = running.counts
+        await asyncio.to_thread(lambda: follower.run(once=once))
+    counts = follower.counts
     session.out.result(
         counts,
         f"Version {counts.version}: {pluralize(counts.events, 'log record')} "

@@ -80,8 +80,8 @@ async def import_file(
     archive@local or the mailbox of --mailbox: stored and searchable, but not delivered unless --deliver is
     set. With the store memory: it is a dry run.
     """
-    _one_of("--on-error", on_error, ("fail", "skip"))
-    _one_of("--validation", validation, ("strict", "warn", "disabled"))
+    _check_choice("--on-error", on_error, ("fail", "skip"))
+    _check_choice("--validation", validation, ("strict", "warn", "disabled"))
     mapping = _mapping(topic, header or [], key, time_, id_)
     mailbox = session.settings.mailbox or (session.mailbox if deliver else ARCHIVE_MAILBOX)
     async with _use(session, mailbox, deliver) as postroom:
@@ -97,12 +97,12 @@ async def import_file(
 class _Source:
     """Lines of a file, gzipped or not, and the number of bytes read."""
 
-    def __init__(self, raw: io.BufferedReader, name: str, size: int | None) -> None:
+    def __init__(self, binary_file: io.BufferedReader, name: str, size: int | None) -> None:
         self.size = size
-        self._raw = raw
+        self._raw = binary_file
         self._name = name
-        gzipped = raw.peek(2)[:2] == b"\x1f\x8b"
-        self._lines = gzip.GzipFile(fileobj=raw) if gzipped else raw
+        is_gzipped = binary_file.peek(2)[:2] == b"\x1f\x8b"
+        self._lines = gzip.GzipFile(fileobj=binary_file) if is_gzipped else binary_file
 
     def read(self) -> int:
         """Return the number of bytes read from the file."""
@@ -140,7 +140,7 @@ class _Import:
         self._skip = skip
         self._validation = validation
         self._batch: list[tuple[int, Any]] = []
-        self._sending: asyncio.Task[None] | None = None
+        self._send_task: asyncio.Task[None] | None = None
         self.read = self.stored = self.duplicates = 0
         self.skipped: list[tuple[int, str]] = []
         self.problems: list[tuple[int, str]] = []
@@ -150,7 +150,7 @@ class _Import:
         """Import all lines; those before an error are stored when it is raised."""
         from postroom.application.ingest.file_import import read_record
 
-        began = time.monotonic()
+        start = time.monotonic()
         lines = iter(source)
         while True:
             try:
@@ -174,14 +174,14 @@ class _Import:
             if self.read % LINES_PER_TURN == 0:
                 await asyncio.sleep(0)
         await self._finish()
-        self.seconds = time.monotonic() - began
+        self.seconds = time.monotonic() - start
 
     async def _flush(self) -> None:
         """Start sending the collected batch when the previous one is stored."""
-        if self._sending is not None:
-            await self._sending
+        if self._send_task is not None:
+            await self._send_task
         batch, self._batch = self._batch, []
-        self._sending = asyncio.create_task(self._store(batch))
+        self._send_task = asyncio.create_task(self._store(batch))
 
     async def _finish(self) -> None:
         """Store the collected lines and wait until they are durable."""
@@ -194,22 +194,22 @@ class _Import:
             if not batch:
                 return
             answers = await self._send(batch)
-            full: list[tuple[tuple[int, Any], Saturated]] = []
+            saturated: list[tuple[tuple[int, Any], Saturated]] = []
             for item, answer in zip(batch, answers, strict=True):
                 if isinstance(answer, Saturated):
-                    full.append((item, answer))
+                    saturated.append((item, answer))
                 elif isinstance(answer, Rejected):
                     self._refuse(item[0], answer)
                 else:
                     self.stored += not answer.duplicate
                     self.duplicates += answer.duplicate
-            batch = [item for item, _ in full]
+            batch = [item for item, _ in saturated]
             if batch:
-                saturated = full[0][1]
+                error = saturated[0][1]
                 if not remaining:
                     where = f"{self._name}, line {batch[0][0]}"
-                    raise Saturated(f"{where}: {saturated} {_RETRY_HINT}", saturated.retry_after_ms)
-                await asyncio.sleep(saturated.retry_after_ms / 1_000)
+                    raise Saturated(f"{where}: {error} {_RETRY_HINT}", error.retry_after_ms)
+                await asyncio.sleep(error.retry_after_ms / 1_000)
 
     async def _send(self, batch: list[tuple[int, Any]]) -> "list[Sent | Rejected]":
         records = [record for _, record in batch]
@@ -282,14 +282,14 @@ def _open_source(file: str) -> Iterator[_Source]:
         yield _Source(cast(io.BufferedReader, sys.stdin.buffer), "stdin", None)
         return
     try:
-        raw = open(file, "rb")  # noqa: SIM115  # closed below
+        binary_file = open(file, "rb")  # noqa: SIM115  # closed below
     except OSError as error:
         raise InvalidRequest(f"The file {file} can't be read: {error.strerror}.") from error
-    with raw:
-        raw.seek(0, io.SEEK_END)
-        size = raw.tell()
-        raw.seek(0)
-        yield _Source(raw, file, size)
+    with binary_file:
+        binary_file.seek(0, io.SEEK_END)
+        size = binary_file.tell()
+        binary_file.seek(0)
+        yield _Source(binary_file, file, size)
 
 
 def _report(session: Session, run: _Import, mailbox: str) -> None:
@@ -322,9 +322,9 @@ def _report(session: Session, run: _Import, mailbox: str) -> None:
     )
 
 
-def _one_of(option: str, value: str, allowed: tuple[str, ...]) -> None:
-    if value not in allowed:
-        raise WrongUsage(f"Unknown {option} {value!r}; expected one of {', '.join(allowed)}.")
+def _check_choice(option: str, value: str, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise WrongUsage(f"Unknown {option} {value!r}; expected one of {', '.join(choices)}.")
 
 
 def _name(file: str) -> str:

@@ -62,7 +62,7 @@ Subject = Annotated[
         help="Only dead letters of this original subject; * and > are wildcards.",
     ),
 ]
-OfConsumer = Annotated[
+ConsumerName = Annotated[
     str | None, Option("--consumer", metavar="DURABLE", help="Only dead letters of this consumer.")
 ]
 
@@ -90,9 +90,9 @@ async def consume(
     options = {"consumer": consumer, "handler": handler, "allow": allow, "concurrency": concurrency}
     messaging, settings = _settings(session, database, context, options)
     definition = _consumer(session, settings.consumer)
-    where = session.settings.section("nats", NatsSettings, {"url": nats})
+    server = session.settings.section("nats", NatsSettings, {"url": nats})
     stop = asyncio.Event()
-    async with open_worker(messaging, where, definition, settings) as worker:
+    async with open_worker(messaging, server, definition, settings) as worker:
         _stop_on_signals(stop)
         session.out.note(f"Delivering messages of {definition.name} to {settings.handler}.")
         await worker.run(stop, until_idle=once)
@@ -111,8 +111,8 @@ async def backlog(session: Session, database: Database = None, context: Context 
 
     messaging, settings = _settings(session, database, context)
     async with open_inbox(messaging, settings) as inbox:
-        answer = await inbox.get_backlog()
-    show_backlog(session, answer)
+        counts = await inbox.get_backlog()
+    show_backlog(session, counts)
 
 
 async def cleanup(
@@ -140,7 +140,7 @@ async def cleanup(
 async def list_dead_letters(
     session: Session,
     subject: Subject = ">",
-    consumer: OfConsumer = None,
+    consumer: ConsumerName = None,
     limit: Annotated[int, Option(min=1, help="Maximum number of dead letters.")] = 100,
     database: Database = None,
     context: Context = None,
@@ -158,7 +158,7 @@ async def redrive(
     session: Session,
     dry_run: Annotated[bool, Option("--dry-run", help="Only show what would be redriven.")] = False,
     subject: Subject = ">",
-    consumer: OfConsumer = None,
+    consumer: ConsumerName = None,
     limit: Annotated[int | None, Option(min=1, help="Maximum number of dead letters.")] = None,
     handler: Handler = None,
     allow: Allow = None,
@@ -199,7 +199,7 @@ async def discard(
         str, Option(help="Why; recorded in the message's history.")
     ] = "discarded by an operator",
     subject: Subject = ">",
-    consumer: OfConsumer = None,
+    consumer: ConsumerName = None,
     database: Database = None,
     context: Context = None,
     nats: Nats = None,
@@ -228,8 +228,8 @@ async def _open_admin(
     from postroom.adapters.compose.inbox import NatsSettings, open_dead_letters
 
     messaging, settings = _settings(session, database, context, handler)
-    where = session.settings.section("nats", NatsSettings, {"url": nats})
-    async with open_dead_letters(messaging, where, settings, can_redrive=handler is not None) as admin:
+    server = session.settings.section("nats", NatsSettings, {"url": nats})
+    async with open_dead_letters(messaging, server, settings, can_redrive=handler is not None) as admin:
         yield admin
 
 
@@ -251,22 +251,22 @@ def _consumer(session: Session, name: str) -> "ConsumerDefinition":
     """Return the consumer of that name, or without a name the only one that is defined."""
     from postroom.adapters.compose.streams import ConsumerDefinition
 
-    defined = session.settings.sections["consumers"]
+    consumers = session.settings.sections["consumers"]
     file = session.settings.file or "postroom.toml"
-    if name in defined:
-        return consumer_definition(name, defined[name], file)
+    if name in consumers:
+        return consumer_definition(name, consumers[name], file)
     if "/" in name:
         stream, _, durable = name.partition("/")
         return ConsumerDefinition(stream=stream, durable=durable)
-    if not name and len(defined) == 1:
-        ((only, table),) = defined.items()
+    if not name and len(consumers) == 1:
+        ((only, table),) = consumers.items()
         return consumer_definition(only, table, file)
     if name:
         raise WrongUsage(
-            f"[consumers] in {file} has no consumer {name}; {describe_choices(name, defined)} An existing "
+            f"[consumers] in {file} has no consumer {name}; {describe_choices(name, consumers)} An existing "
             "one may also be named as STREAM/DURABLE."
         )
-    names = ", ".join(defined) or "none are defined"
+    names = ", ".join(consumers) or "none are defined"
     raise WrongUsage(
         f"No consumer is selected; pass --consumer with one of [consumers] in {file} ({names}), or with "
         "STREAM/DURABLE of an existing one."

@@ -56,8 +56,8 @@ async def ingest(
     """
     flags = {"url": url, "subject": subject, "durable": durable, "stream": stream, "dlq": dead_letters}
     if config is not None:
-        if used := [f"--{name}" for name, value in flags.items() if value is not None]:
-            raise WrongUsage(f"{', '.join(used)} and --config exclude each other; omit one.")
+        if conflicts := [f"--{name}" for name, value in flags.items() if value is not None]:
+            raise WrongUsage(f"{', '.join(conflicts)} and --config exclude each other; omit one.")
         definition = _from_file(config, namespace)
     else:
         definition = _from_flags(session, namespace, flags)

@@ -73,9 +73,9 @@ def backlog(
         note_unknown_topic(session, topic, topics)
     session.out.line()
     for each in backlogs:
-        archived = f", {each.archived:,} archived" if each.archived else ""
+        archived_text = f", {each.archived:,} archived" if each.archived else ""
         session.out.line(
-            f"{each.mailbox}: {each.ready:,} ready{archived}, as of log position {each.position:,}"
+            f"{each.mailbox}: {each.ready:,} ready{archived_text}, as of log position {each.position:,}"
             + (f", {each.as_of}" if at is not None else "")
         )
         if each.paused_topics:
@@ -116,7 +116,7 @@ def verify(
 ) -> None:
     """Recompute the hashes of all log records, and report the range that is intact."""
     names = session.mailboxes()
-    expected_last, expected_chain = _expected(expect)
+    expected_last, expected_chain = _parse_expectation(expect)
     if expect is not None and len(names) != 1:
         raise WrongUsage("--expect refers to one mailbox; name it with --mailbox.")
     verifications = []
@@ -253,9 +253,9 @@ def _show_history(session: Session, detail: "MessageDetail") -> None:
 def _lineage_facts(lineage: "Lineage") -> Iterator[tuple[str, str]]:
     yield "original subject", lineage.original_subject
     for each in lineage.dead_letterings:
-        redriven = "" if each.redriven_at is None else f", redriven {each.redriven_at}"
+        redrive_text = "" if each.redriven_at is None else f", redriven {each.redriven_at}"
         error = "" if each.last_error is None else f": {each.last_error}"
-        yield "dead-lettered", f"{each.at} {each.reason} at attempt {each.attempt}{error}{redriven}"
+        yield "dead-lettered", f"{each.at} {each.reason} at attempt {each.attempt}{error}{redrive_text}"
 
 
 def _show_explanation(session: Session, explanation: "Explanation") -> None:
@@ -287,7 +287,7 @@ def _as_json(detail: "MessageDetail") -> dict[str, Any]:
     return {**facts, "headers": headers}
 
 
-def _expected(text: str | None) -> tuple[int | None, str | None]:
+def _parse_expectation(text: str | None) -> tuple[int | None, str | None]:
     if text is None:
         return None, None
     position, _, chain = text.partition(":")

@@ -61,7 +61,10 @@ async def send(
         str, Option(metavar="DURATION", help="Dead-letter it if it is not delivered within this time.")
     ] = "0",
     priority: Annotated[
-        int, Option(min=0, max=10, help="Priority in the envelope; does not change the order.")
+        int,
+        Option(
+            min=0, max=10, help="10 is the most urgent; obeyed if the topic's policy has priorities=true."
+        ),
     ] = 5,
     content_type: Annotated[str | None, Option(help="Media type of the payload.")] = None,
     principal: Annotated[str | None, Option(help="Publisher.")] = None,
@@ -95,12 +98,12 @@ async def send(
         schema_version=schema_version,
     )
     async with session.use(create=True) as postroom:
-        sent = await postroom.send_message(message)
+        result = await postroom.send_message(message)
     if session.out.as_json:
-        session.out.json({"msg_id": sent.message_id, "duplicate": sent.duplicate})
+        session.out.json({"msg_id": result.message_id, "duplicate": result.duplicate})
     else:
-        session.out.line(sent.message_id)
-        if sent.duplicate:
+        session.out.line(result.message_id)
+        if result.duplicate:
             session.out.note("Duplicate: the message was sent before, nothing was added.")
 
 
@@ -118,7 +121,7 @@ def peek(
         messages = reader.peek_messages(topic, limit=limit)
         reason = None if messages else reader.why_empty(topic)
     for number, message in enumerate(messages):
-        _show_peeked(session, message, first=not number)
+        _show_peeked_message(session, message, first=not number)
     if not messages:
         session.out.note(reason or f"Topic {topic} has no ready messages.")
         return NOTHING
@@ -169,7 +172,7 @@ async def recv(
             consumer=consumer,
         )
         for number, message in enumerate(messages):
-            _show_received(session, message, with_receipt=not ack, first=not number)
+            _show_received_message(session, message, with_receipt=not ack, first=not number)
         session.out.flush()
         topics = [] if messages else await postroom.list_topics()
         policy = await postroom.get_topic_policy(topic) or session.settings.policy
@@ -182,8 +185,8 @@ async def recv(
         session.out.note(explain_empty(topic, topics, session.mailbox))
         return NOTHING
     if not ack:
-        hidden = visibility or format_duration(policy.visibility_ms)
-        session.out.note(f"Hidden for {hidden}; acknowledge with: postroom ack RECEIPT")
+        hidden_for = visibility or format_duration(policy.visibility_ms)
+        session.out.note(f"Hidden for {hidden_for}; acknowledge with: postroom ack RECEIPT")
     return None
 
 
@@ -253,7 +256,9 @@ async def _settle(session: Session, tokens: list[str], done: str, settle: Settle
     return max((exit_code(refusal) for refusal in refusals if refusal is not None), default=0)
 
 
-def _show_received(session: Session, message: "ReceivedMessage", *, with_receipt: bool, first: bool) -> None:
+def _show_received_message(
+    session: Session, message: "ReceivedMessage", *, with_receipt: bool, first: bool
+) -> None:
     text, is_text = readable(message.payload)
     if session.out.as_json:
         facts: dict[str, Any] = message.to_json()
@@ -266,7 +271,7 @@ def _show_received(session: Session, message: "ReceivedMessage", *, with_receipt
     session.out.payload(text, is_text)
 
 
-def _show_peeked(session: Session, message: "PeekedMessage", *, first: bool) -> None:
+def _show_peeked_message(session: Session, message: "PeekedMessage", *, first: bool) -> None:
     text, is_text = (None, True) if message.payload is None else readable(message.payload)
     if session.out.as_json:
         facts = {name: getattr(message, name) for name in message.__struct_fields__ if name != "payload"}

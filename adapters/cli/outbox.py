@@ -43,18 +43,18 @@ async def relay(
     messaging, settings = _settings(session, database, context)
     if not messaging.context:
         raise WrongUsage("No context is configured; pass --context, or set context under [messaging].")
-    where = session.settings.section("nats", NatsSettings, {"url": nats})
-    async with open_relay(messaging, where, settings) as running:
+    server = session.settings.section("nats", NatsSettings, {"url": nats})
+    async with open_relay(messaging, server, settings) as event_relay:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, running.stop)
+            loop.add_signal_handler(number, event_relay.stop)
         if once:
-            while await running.relay_once():
+            while await event_relay.relay_once():
                 pass
         else:
-            session.out.note(f"Relaying the events of {messaging.context} to {where.shown_url}.")
-            await running.run()
-    counts = running.counts
+            session.out.note(f"Relaying the events of {messaging.context} to {server.shown_url}.")
+            await event_relay.run()
+    counts = event_relay.counts
     session.out.result(
         counts,
         f"{counts.published:,} published, {counts.failed:,} failed and will be retried, "
@@ -68,8 +68,8 @@ async def backlog(session: Session, database: Database = None, context: Context 
 
     messaging, settings = _settings(session, database, context)
     async with open_outbox(messaging, settings) as outbox:
-        answer = await outbox.get_backlog()
-    show_backlog(session, answer)
+        counts = await outbox.get_backlog()
+    show_backlog(session, counts)
 
 
 async def list_events(

@@ -45,8 +45,7 @@ class Output:
 
     def payload(self, text: str, is_text: bool) -> None:
         """Write a payload for people: text without its last line feed, or base64."""
-        shown = printable(text.removesuffix("\n")) if is_text else f"base64:{text}"
-        sys.stdout.write(shown + "\n")
+        sys.stdout.write((printable(text.removesuffix("\n")) if is_text else f"base64:{text}") + "\n")
 
     def bytes(self, body: bytes) -> None:
         """Write bytes as they are."""
@@ -84,16 +83,16 @@ class Output:
         # Imported late, because Rich takes long to load.
         from postroom.adapters.cli.tables import render
 
-        shown = [index for index, name in enumerate(columns) if self.wide or name not in {*only_wide}]
+        visible = [index for index, name in enumerate(columns) if self.wide or name not in {*only_wide}]
         width = None if self.wide else shutil.get_terminal_size(FALLBACK_SIZE).columns
-        for line in render([columns[n] for n in shown], [[row[n] for n in shown] for row in rows], width):
+        for line in render([columns[n] for n in visible], [[row[n] for n in visible] for row in rows], width):
             sys.stdout.write(line + "\n")
 
     def facts(self, pairs: Iterable[tuple[str, object]]) -> None:
         """Write names and values, one pair a line; pairs without a value are omitted."""
-        present = [(name, value) for name, value in pairs if value not in (None, "", {})]
-        width = max((len(name) for name, _ in present), default=0)
-        for name, value in present:
+        non_empty = [(name, value) for name, value in pairs if value not in (None, "", {})]
+        width = max((len(name) for name, _ in non_empty), default=0)
+        for name, value in non_empty:
             text = f"{value:,}" if isinstance(value, int) else printable(str(value), multiline=False)
             self.line(f"{printable(name, multiline=False):<{width}}  {text}")
 

@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from postroom.application.ports.read_models import ProjectionStatus
     from postroom.domain.search import BodyRules
 
-MAX_PARKED = 10_000
+MAX_PARKED_LIMIT = 10_000
 """Maximum number of parked records that `--parked` lists."""
-SHOWN_PARKED = 5
+DEFAULT_PARKED_LIMIT = 5
 
 Archive = Annotated[
     str | None,
@@ -46,7 +46,7 @@ def rebuild(
         Option(metavar="[MAILBOX:]N", help="Stop at this log position; may be repeated, once per mailbox."),
     ] = None,
     compare: Annotated[
-        bool, Option("--compare", help="Count the rows that differ from the served version.")
+        bool, Option("--compare", help="Count the rows that differ from the active version.")
     ] = False,
     into: Annotated[
         str | None,
@@ -84,11 +84,11 @@ def status(
         bool, Option("--parked", help="List all parked log records instead of the first 5.")
     ] = False,
 ) -> None:
-    """Show which version of the read models is served, its lag, and the parked log records."""
+    """Show the active version of the read models, its lag, and the parked log records."""
     from postroom.adapters.compose import read_projections
 
     with read_projections(session.existing_store()) as projections:
-        current = projections.get_projection_status(MAX_PARKED if parked else SHOWN_PARKED)
+        current = projections.get_projection_status(MAX_PARKED_LIMIT if parked else DEFAULT_PARKED_LIMIT)
     if session.out.as_json:
         session.out.json(current)
     else:
@@ -96,7 +96,7 @@ def status(
 
 
 def verify(session: Session, archive: Archive = None) -> int | None:
-    """Recompute the read models from the logs with Spark, and compare them with the served version."""
+    """Recompute the read models from the logs with Spark, and compare them with the active version."""
     with explain_missing_extra("spark"):
         from postroom.adapters.compose.projections import verify_projections
 
@@ -113,14 +113,14 @@ def verify(session: Session, archive: Archive = None) -> int | None:
 def roll_back(
     session: Session,
     to: Annotated[
-        int | None, Option(metavar="VERSION", help="Version to serve; default: the previous one.")
+        int | None, Option(metavar="VERSION", help="Version to make active; default: the previous one.")
     ] = None,
 ) -> None:
-    """Serve an earlier version of the read models again, at once."""
+    """Make an earlier version of the read models active again, at once."""
     from postroom.adapters.compose.projections import roll_back_projections
 
     version = roll_back_projections(session.existing_store(), to)
-    session.out.result({"version": version}, f"Version {version} is served again")
+    session.out.result({"version": version}, f"Version {version} is active again")
 
 
 def body_rules(session: Session) -> "BodyRules":

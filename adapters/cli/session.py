@@ -102,10 +102,10 @@ class Session:
         """Return the mailboxes to read: the one of the settings, or all of the store."""
         from postroom.adapters.compose import list_mailboxes
 
-        present = list_mailboxes(self.existing_store())
+        mailboxes = list_mailboxes(self.existing_store())
         if self.settings.mailbox is None:
-            return present
-        return [_check_mailbox(self.settings.mailbox, present, self.shown_store)]
+            return mailboxes
+        return [_check_mailbox(self.settings.mailbox, mailboxes, self.shown_store)]
 
     def archive(self, folder: str | None = None) -> str | None:
         """Return the archive's folder: `folder`, or that of the settings, if any.
@@ -179,8 +179,8 @@ class Session:
             yield shared
 
 
-def _check_mailbox(mailbox: str, present: list[str], store: str) -> str:
-    if mailbox not in present:
-        choices = describe_choices(mailbox, present)
+def _check_mailbox(mailbox: str, mailboxes: list[str], store: str) -> str:
+    if mailbox not in mailboxes:
+        choices = describe_choices(mailbox, mailboxes)
         raise NotFound(f"The store {store} has no mailbox {mailbox}; {choices} Name one with --mailbox.")
     return mailbox

@@ -196,11 +196,11 @@ def _scalar(name: str, value: object, where: str) -> object:
         return _number(name, value, where)
     if name == "mailbox":
         return _check_name(value, check_mailbox, where)
-    allowed = {"durability": ("full", "relaxed"), "log_level": ("debug", "info", "warning", "error")}.get(
+    choices = {"durability": ("full", "relaxed"), "log_level": ("debug", "info", "warning", "error")}.get(
         name
     )
-    if allowed is not None and value not in allowed:
-        raise InvalidSettings(f"{where} is {value!r}; expected one of {', '.join(allowed)}.")
+    if choices is not None and value not in choices:
+        raise InvalidSettings(f"{where} is {value!r}; expected one of {', '.join(choices)}.")
     if not isinstance(value, str) or not value:
         raise InvalidSettings(f"{where} is {value!r}; expected non-empty text.")
     if name == "store" and "://" in value and not value.startswith(_DATABASES):
@@ -235,13 +235,22 @@ def _from_environment(table: str, environment: Mapping[str, str]) -> dict[str, s
 
 def _build(base: Struct, changes: Mapping[str, object], where: str) -> Struct:
     fields = base.__struct_fields__
-    values: dict[str, int] = {}
+    values: dict[str, object] = {}
     for key, value in changes.items():
         name = f"{key}_ms" if f"{key}_ms" in fields else key
         if name not in fields:
             raise InvalidSettings(f"{where}: unknown key {key!r}{unknown_key(key, fields)}.")
-        values[name] = _number(name, value, f"{where}: {key}")
+        read = _boolean if type(getattr(base, name)) is bool else _number
+        values[name] = read(name, value, f"{where}: {key}")
     return msgspec.structs.replace(base, **values)
+
+
+def _boolean(name: str, value: object, where: str) -> bool:
+    if isinstance(value, bool):
+        return value
+    if value not in ("true", "false"):
+        raise InvalidSettings(f"{where} is {value!r}; expected true or false.")
+    return value == "true"
 
 
 def _number(name: str, value: object, where: str) -> int:

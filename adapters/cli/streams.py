@@ -54,10 +54,10 @@ async def apply(
     definitions = read_definitions(session.settings, replicas)
     async with open_streams(session.settings.section("nats", NatsSettings, {"url": nats})) as streams:
         plan = await make_plan(streams, definitions)
-        possible = not any(each.refusal for each in plan.differences)
+        can_apply = not any(each.refusal for each in plan.differences)
         if not session.out.as_json:
             _show(session, plan)
-        if plan.differences and possible and not yes and not _confirmed(session):
+        if plan.differences and can_apply and not yes and not _confirm(session):
             session.out.note("Nothing was changed.")
             return REFUSED
         await apply_plan(streams, plan)
@@ -199,7 +199,7 @@ def format_value(field: str, value: Value) -> str:
     return exact_size(value) if field in _SIZES else str(value)
 
 
-def _confirmed(session: Session) -> bool:
+def _confirm(session: Session) -> bool:
     if session.out.as_json or not sys.stdin.isatty():
         raise InvalidRequest("This needs confirmation; check with postroom streams diff, then add --yes.")
     return typer.confirm("Apply these changes?", err=True)

@@ -66,8 +66,8 @@ def render(columns: Sequence[str], rows: Sequence[Sequence[object]], width: int 
     """
     cells = [[_cell(value, width is None) for value in row] for row in rows]
     values = [[row[index] for row in rows if row[index] is not None] for index in range(len(columns))]
-    natural = [max(map(cell_len, column)) for column in zip(columns, *cells, strict=True)]
-    widths = natural if width is None else _fit(natural, [*map(_shrinks, values)], width)
+    full_widths = [max(map(cell_len, column)) for column in zip(columns, *cells, strict=True)]
+    widths = full_widths if width is None else _fit(full_widths, [*map(_can_shrink, values)], width)
     numeric = [bool(column) and all(isinstance(value, int) for value in column) for column in values]
     yield _line(columns, widths, numeric)
     yield GAP.join("─" * each for each in widths)
@@ -78,12 +78,12 @@ def render(columns: Sequence[str], rows: Sequence[Sequence[object]], width: int 
 def _lines(
     source: Sequence[object], row: Sequence[str], widths: Sequence[int], numeric: Sequence[bool]
 ) -> Iterator[str]:
-    folded = [
-        _fold(text, width) if isinstance(value, Prose) else [text]
+    wrapped_cells = [
+        _wrap(text, width) if isinstance(value, Prose) else [text]
         for value, text, width in zip(source, row, widths, strict=True)
     ]
-    for number in range(max(map(len, folded))):
-        yield _line([each[number] if number < len(each) else "" for each in folded], widths, numeric)
+    for number in range(max(map(len, wrapped_cells))):
+        yield _line([each[number] if number < len(each) else "" for each in wrapped_cells], widths, numeric)
 
 
 def _line(texts: Sequence[str], widths: Sequence[int], numeric: Sequence[bool]) -> str:
@@ -106,19 +106,19 @@ def _cell(value: object, full: bool) -> str:
     return "" if value is None else printable(str(value), multiline=False)
 
 
-def _shrinks(values: Sequence[object]) -> bool:
+def _can_shrink(values: Sequence[object]) -> bool:
     return not values or not all(isinstance(value, Id | Time | int) for value in values)
 
 
-def _fit(natural: Sequence[int], shrinks: Sequence[bool], width: int) -> list[int]:
+def _fit(full_widths: Sequence[int], shrinkable: Sequence[bool], width: int) -> list[int]:
     """Return column widths that fit; the widest shrinkable column is shortened first."""
-    room = width - len(GAP) * (len(natural) - 1)
-    widths = [min(each, width) if may else each for each, may in zip(natural, shrinks, strict=True)]
+    room = width - len(GAP) * (len(full_widths) - 1)
+    widths = [min(each, width) if can else each for each, can in zip(full_widths, shrinkable, strict=True)]
     while sum(widths) > room:
-        most = max((each for each, may in zip(widths, shrinks, strict=True) if may), default=0)
-        if most <= MIN_WIDTH:
+        widest = max((each for each, can in zip(widths, shrinkable, strict=True) if can), default=0)
+        if widest <= MIN_WIDTH:
             break
-        widths[next(n for n, may in enumerate(shrinks) if may and widths[n] == most)] -= 1
+        widths[next(n for n, can in enumerate(shrinkable) if can and widths[n] == widest)] -= 1
     return widths
 
 
@@ -126,7 +126,7 @@ def _shorten(text: str, width: int) -> str:
     return text if cell_len(text) <= width else set_cell_size(text, width - 1) + "…"
 
 
-def _fold(text: str, width: int) -> list[str]:
+def _wrap(text: str, width: int) -> list[str]:
     """Return text as lines of at most `width` columns, broken at spaces where possible."""
     lines = [""]
     for word in text.split(" "):

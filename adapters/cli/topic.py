@@ -111,4 +111,7 @@ def _short(name: str) -> str:
 
 
 def _shown(name: str, value: int) -> str | int:
+    """Return the value of a field as it may be set."""
+    if isinstance(value, bool):
+        return str(value).lower()
     return format_duration(value) if name.endswith("_ms") else value

@@ -130,8 +130,8 @@ def printable(text: str, *, multiline: bool = True) -> str:
     Arguments:
         multiline: keep line feeds and tabs.
     """
-    escaped = _UNSAFE.sub(lambda match: _escape(match[0]), text)
-    return escaped if multiline else escaped.replace("\n", "\\n").replace("\t", "\\t")
+    safe_text = _UNSAFE.sub(lambda match: _escape(match[0]), text)
+    return safe_text if multiline else safe_text.replace("\n", "\\n").replace("\t", "\\t")
 
 
 def _escape(character: str) -> str:

@@ -4,13 +4,13 @@ import asyncio
 import os
 import socket
 from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, closing, contextmanager, suppress
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, closing, contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple, get_args
 
 import uuid_utils
 
-from postroom.adapters.compose.message_relay import relay_outboxes
+from postroom.adapters.compose.message_relay import OutboxRelays, check_outboxes
 from postroom.adapters.compose.store import MEMORY, Store, open_store
 from postroom.adapters.local.paths import socket_path as make_socket_path
 from postroom.adapters.local.server import listening
@@ -128,7 +128,11 @@ class OwnerSettings(NamedTuple):
             check_path("archive", str(self.archive) if isinstance(self.archive, Path) else self.archive)
         for address in check_items("outboxes", self.outboxes):
             check_path("An outbox", address)
-        return self._replace(owner=owner or f"process {os.getpid()} on {socket.gethostname()}")
+        return self._replace(
+            owner=owner or f"process {os.getpid()} on {socket.gethostname()}",
+            # Absolute, as another process may relay them.
+            outboxes=[each if is_url(each) else os.path.abspath(each) for each in self.outboxes],
+        )
 
 
 @asynccontextmanager
@@ -169,6 +173,7 @@ async def open_mailbox(
         mode, durability, limits, default_policy, owner, archive, accept_clock, outboxes
     ).check()
     check_int("wait_ms", wait_ms, 0, MAX_DURATION_MS)
+    await check_outboxes(settings.outboxes)
     async with own_mailbox(open_store(store), mailbox, settings, wait_ms) as postroom:
         yield postroom
 
@@ -177,14 +182,19 @@ async def open_mailbox(
 async def own_mailbox(
     store: Store, mailbox: str, settings: OwnerSettings, wait_ms: int
 ) -> AsyncIterator[Postroom]:
-    """Own a mailbox, and answer other processes at its socket; see `open_mailbox`."""
+    """Own a mailbox, and answer other processes at its socket; see `open_mailbox`.
+
+    The lock comes first and the socket second: of many processes that try to own a mailbox, all but one soon
+    find its socket, and only that one opens the log.
+    """
     owner, clock, limits = settings.owner or "", SystemClock(), settings.limits
-    log = await _open_log(store, mailbox, settings)
     async with AsyncExitStack() as opened:
-        opened.callback(log.close)
+        last = opened.enter_context(ExitStack())  # the next owner does not wait for the log to be closed
         await opened.enter_async_context(store.ownership().acquire(mailbox, owner, wait_ms))
         path = socket_path(store, mailbox)
         server = None if path is None else await opened.enter_async_context(listening(path, mailbox))
+        log = await _open_log(store, mailbox, settings)
+        last.callback(log.close)
         log_archive = None if settings.archive is None else open_archive(settings.archive)
         engine = MailboxEngine(log, clock, limits=limits, default_policy=settings.default_policy)
         await engine.open(owner, settings.mode, accept_clock=settings.accept_clock)
@@ -192,11 +202,12 @@ async def own_mailbox(
         postroom = Postroom(engine, clock, log_archive)
         await opened.enter_async_context(background_task(postroom.retention.run()))
         await opened.enter_async_context(background_task(watch_ownership(engine)))
-        await opened.enter_async_context(
-            relay_outboxes(store, settings.outboxes, mailbox, postroom.send_batch)
-        )
+        relays = OutboxRelays(mailbox, postroom.send_batch)
+        opened.push_async_callback(relays.close)
+        relays.add_store(store)
+        relays.add(settings.outboxes)
         if server is not None:
-            server.serve(postroom)
+            server.serve(postroom, relays)
             opened.callback(server.stop_reading)
         yield postroom
 

@@ -94,8 +94,10 @@ def connect(
         timeout_ms: time for each call, besides the wait for messages.
         token: sent to a server with each call as `Authorization: Bearer`; a store takes none.
         owner_timeout_ms: time without an answer after which an owner is replaced, even if it still runs.
-        mode, durability, limits, default_policy, owner, archive, accept_clock, outboxes: how this process
-            opens the mailbox if it becomes the owner; see `open_mailbox`.
+        mode, durability, limits, default_policy, owner, archive, accept_clock: how this process opens the
+            mailbox if it becomes the owner; see `open_mailbox`.
+        outboxes: as for `open_mailbox`; if another process is the owner, it is told of them, and one that
+            can't be used is retried.
 
     Raises, when it is opened: InvalidRequest for an argument that is malformed, of a wrong type or out of
         range; Unavailable when the mailbox can't be used in time; ImplausibleClock as `open_mailbox` does.
@@ -143,6 +145,7 @@ async def share_mailbox(
         lambda: own_mailbox(place, mailbox, checked, wait_ms=0),
         timeout_ms=timeout_ms,
         owner_timeout_ms=owner_timeout_ms,
+        outboxes=checked.outboxes,
     )
     await owner.open()
     try:

@@ -1,36 +1,63 @@
 """Wiring of the relays that send what transactions recorded for a mailbox; its owner runs them."""
 
-from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+import asyncio
+from collections.abc import Sequence
 
 from postroom.adapters.compose.store import Store, open_store
-from postroom.application.background import background_task
-from postroom.application.mailbox.send import SendBatch
-from postroom.application.outbox.message_relay import MessageRelay
-from postroom.domain.errors import Unavailable
+from postroom.application.background import cancel_and_wait
+from postroom.application.outbox.message_relay import MessageRelay, SendBatch
+from postroom.application.ports.message_outbox import MessageOutbox
+from postroom.domain.errors import InvalidRequest, Unavailable
+
+MAX_OUTBOXES = 100
 
 
-@asynccontextmanager
-async def relay_outboxes(
-    store: Store, addresses: Sequence[str], mailbox: str, send: SendBatch
-) -> AsyncIterator[None]:
-    """Relay the messages recorded in the store's own database, and in others, while the context lasts.
+class OutboxRelays:
+    """Relays of the messages that transactions recorded for a mailbox: one for each database."""
 
-    Arguments:
-        addresses: other databases: paths of SQLite files and `postgresql://...`.
+    def __init__(self, mailbox: str, send: SendBatch) -> None:
+        self._mailbox = mailbox
+        self._send = send
+        self._relays: dict[str, asyncio.Task[None]] = {}
+        self._outboxes: list[MessageOutbox] = []
 
-    Raises: Unavailable when one of the others can't have recorded messages.
-    """
-    async with AsyncExitStack() as opened:
-        for place in (store, *map(open_store, dict.fromkeys(addresses))):
-            outbox = place.message_outbox(mailbox)
-            if outbox is not None:
-                opened.push_async_callback(outbox.close)
-                relay = MessageRelay(outbox, send, place.where)
-                await opened.enter_async_context(background_task(relay.run()))
-            elif place is not store:
-                raise Unavailable(
-                    f"{place.where} has no table outbox_messages; run `postroom migrate --messaging URL` "
-                    "once."
-                )
-        yield
+    def add(self, addresses: Sequence[str]) -> None:
+        """Relay what is recorded at these addresses until `close`, as soon as they can be used.
+
+        Arguments:
+            addresses: paths of SQLite files and `postgresql://...`; those that are relayed already are
+                passed over.
+
+        Raises: InvalidRequest for a malformed address, or when there are too many.
+        """
+        for address in addresses:
+            self.add_store(open_store(address))
+
+    def add_store(self, store: Store) -> None:
+        """Relay what is recorded in a store; see `add`."""
+        outbox = store.message_outbox(self._mailbox)
+        if outbox is None or store.identity in self._relays:
+            return
+        if len(self._relays) >= MAX_OUTBOXES:
+            raise InvalidRequest(
+                f"The owner of mailbox {self._mailbox} relays {MAX_OUTBOXES} outboxes, the most it may; "
+                f"{store.where} is not relayed. Record messages in fewer databases."
+            )
+        self._outboxes.append(outbox)
+        relay = MessageRelay(outbox, self._send, store.where)
+        self._relays[store.identity] = asyncio.create_task(relay.run(), name=f"relay of {store.where}")
+
+    async def close(self) -> None:
+        """End all relays."""
+        await cancel_and_wait(*self._relays.values())
+        for outbox in self._outboxes:
+            await outbox.close()
+
+
+async def check_outboxes(addresses: Sequence[str]) -> None:
+    """Raise Unavailable unless messages can be recorded at all addresses."""
+    for store in map(open_store, addresses):
+        if not await asyncio.to_thread(store.has_message_outbox):
+            raise Unavailable(
+                f"{store.where} has no table outbox_messages; run `postroom migrate --messaging URL` once."
+            )

@@ -60,9 +60,11 @@ class Store(Protocol):
     def message_outbox(self, mailbox: str) -> MessageOutbox | None:
         """Open the messages that transactions in this database recorded for a mailbox.
 
-        Call it in a running event loop. Returns None if there can be none: in memory, and in a PostgreSQL
-        database without the table.
+        Returns: None in memory, where there can be none.
         """
+
+    def has_message_outbox(self) -> bool:
+        """Return whether transactions can record messages."""
 
     def mailboxes(self) -> list[str]:
         """Return the names of all mailboxes, sorted; a file that does not exist has none."""

@@ -238,7 +238,7 @@ class GrpcTransport:
     async def get_topic_policy(self, topic: str) -> TopicPolicy | None:
         """Return the policy set for a topic."""
         response = await self._call("get_topic_policy", pb.GetTopicPolicyRequest(topic=topic))
-        return messages.read_result(response.policy, TopicPolicy) if response.HasField("policy") else None
+        return TopicPolicy(**messages.set_fields(response.policy)) if response.HasField("policy") else None
 
     async def list_topics(self) -> list[TopicSummary]:
         """Return the topics."""

@@ -13,6 +13,7 @@ from uvicorn.server import ServerState
 
 from postroom.adapters.http_server.problems import TYPE, Problem
 from postroom.adapters.http_server.settings import HttpSettings
+from postroom.adapters.http_server.write_buffer import WriteBuffer
 from postroom.adapters.sockets.peers import is_own_or_root
 from postroom.application.telemetry import logger
 
@@ -35,13 +36,15 @@ class Connection(HttpToolsProtocol):
         self._deadline: asyncio.TimerHandle | None = None
         self._write_deadline: asyncio.TimerHandle | None = None
         self._in_header = True
+        self._awaited: tuple[int, str] | None = None  # the part of the request that is late after some ms
+        self._has_moved_on = False  # whether the part is another one than before these bytes
         self._received = 0
 
     # -- the transport's callbacks ---
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Start the deadline of the first request; refuse foreign users, and connections above the limit."""
-        super().connection_made(transport)
+        super().connection_made(WriteBuffer(transport, self.loop))  # type: ignore[arg-type]  # all it needs of one
         if not is_trusted(transport):
             self._refuse(403, "E_CAP_SCOPE", "The socket serves processes of its own user and root only.")
         elif len(self.connections) > self._limits.max_connections:
@@ -67,6 +70,11 @@ class Connection(HttpToolsProtocol):
         super().data_received(data)
         if self.transport.is_closing():
             return
+        if self._has_moved_on:
+            self._has_moved_on = False
+            self._cancel_deadline()
+            if self._awaited is not None:
+                self._expect(*self._awaited)
         if self._in_header and self._received > MAX_HEADER_BYTES:
             self._refuse(431, "E_HEADER_TOO_LARGE", f"A header has at most {MAX_HEADER_BYTES} bytes.")
         elif self._received > MAX_HEADER_BYTES + OVERHEAD * self._limits.frame_bytes:
@@ -87,22 +95,23 @@ class Connection(HttpToolsProtocol):
     # -- the parser's callbacks ---
 
     def on_message_begin(self) -> None:
-        """Start the deadline of the header."""
+        """Start the deadline of the header, unless these bytes complete it."""
         super().on_message_begin()
         self._in_header = True
         self._received = 0
-        self._expect(self._limits.header_timeout_ms, "header")
+        self._await(self._limits.header_timeout_ms, "header")
 
     def on_headers_complete(self) -> None:
-        """Start the deadline of the body."""
+        """Start the deadline of the body, unless these bytes complete it."""
         self._in_header = False
-        self._expect(self._limits.body_timeout_ms, "body")
+        self._await(self._limits.body_timeout_ms, "body")
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:
         """Cancel the deadline: the rest takes as long as the server does."""
         super().on_message_complete()
-        self._cancel_deadline()
+        self._awaited = None
+        self._has_moved_on = True
         self._in_header = True
         self._received = 0
 
@@ -111,6 +120,10 @@ class Connection(HttpToolsProtocol):
     def send_400_response(self, msg: str) -> None:
         """Refuse what is not HTTP/1.1, such as a request with Content-Length and Transfer-Encoding."""
         self._refuse(400, "E_SCHEMA", "The request is not valid HTTP/1.1.")
+
+    def _await(self, milliseconds: int, part: str) -> None:
+        self._awaited = (milliseconds, part)
+        self._has_moved_on = True
 
     def _expect(self, milliseconds: int, part: str) -> None:
         self._cancel_deadline()

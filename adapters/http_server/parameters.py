@@ -23,6 +23,8 @@ def parse_query(query: bytes, kind: Any) -> Any:
 
     Raises: InvalidRequest naming the parameter that is unknown, repeated, of a wrong type or out of range.
     """
+    if kind is None and not query:
+        return None
     try:
         pairs = parse_qsl(
             query.decode("ascii"),

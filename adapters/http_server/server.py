@@ -17,7 +17,7 @@ from postroom.adapters.http_server.openapi import make_document
 from postroom.adapters.http_server.queries import OperatorHandlers, QueryHandlers, StateHandlers
 from postroom.adapters.http_server.routes import Router
 from postroom.adapters.http_server.settings import HttpSettings
-from postroom.adapters.sockets.address import listen, resolve, unlink, url
+from postroom.adapters.sockets.address import BACKLOG, listen, resolve, unlink, url
 from postroom.application.background import background_task, cancel_and_wait
 from postroom.application.service import Service, Surface
 from postroom.application.telemetry import logger
@@ -54,7 +54,9 @@ def http_surface(address: str, settings: HttpSettings | None = None) -> Surface:
         config.load()
         state = ServerState()
         loop = asyncio.get_running_loop()
-        server = await loop.create_server(lambda: Connection(config, state, limits), sock=listener)
+        server = await loop.create_server(
+            lambda: Connection(config, state, limits), sock=listener, backlog=BACKLOG
+        )
         try:
             async with background_task(_tell_time(state)):
                 yield url("http", target, 0 if target.is_unix else listener.getsockname()[1])

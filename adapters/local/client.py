@@ -124,6 +124,14 @@ class LocalClient(asyncio.Protocol):
         result = await self._call(protocol.QUERY, query)
         return self._read(lambda body: protocol.read_result(name, body), result)
 
+    async def relay(self, outboxes: Sequence[str]) -> None:
+        """Have the owner send what is recorded for its mailbox in these databases.
+
+        Arguments:
+            outboxes: absolute paths of SQLite files and `postgresql://...`.
+        """
+        await self._call(protocol.RELAY, list(outboxes))
+
     def close(self) -> None:
         """End the connection."""
         if self._transport is not None:

@@ -24,7 +24,7 @@ from postroom.application.query_results import (
     PeekedMessage,
 )
 from postroom.application.remote_errors import rebuild_error
-from postroom.domain.arguments import MAX_INT, check_int, check_optional_text, check_text
+from postroom.domain.arguments import MAX_INT, check_int, check_optional_text, check_path, check_text
 from postroom.domain.errors import InvalidRequest, PostroomError, Rejected
 from postroom.domain.mailbox.commands import (
     Ack,
@@ -40,6 +40,7 @@ from postroom.domain.mailbox.commands import (
     SetPolicy,
 )
 from postroom.domain.mailbox.counts import TopicSummary
+from postroom.domain.message import MAX_PRIORITY
 from postroom.domain.names import STREAM_BYTES, check_topic
 from postroom.domain.policy import MAX_DURATION_MS, MAX_FRAME_BYTES, TopicPolicy, check_visibility
 
@@ -49,7 +50,7 @@ FRAME_BYTES = MAX_FRAME_BYTES + (16 << 20)
 BATCH_BYTES = 4 << 20
 """Size of the commands of one request, or of one delivery, above which they are split or cut."""
 HASH_BYTES = 32
-PING, CANCEL, RECEIVE, FIND_ID, QUERY = "ping", "cancel", "receive", "find_id", "query"
+PING, CANCEL, RECEIVE, FIND_ID, QUERY, RELAY = "ping", "cancel", "receive", "find_id", "query", "relay"
 
 
 class Hello(msgspec.Struct, frozen=True):
@@ -135,6 +136,7 @@ def _check_send(send: Send) -> Send:
     if send.idem_key is not None:
         check_text("idem_key", send.idem_key, 1)
     check_optional_text("sticky_key", send.sticky_key)
+    check_int("priority", send.priority, 0, MAX_PRIORITY)
     check_int("timestamp", send.headers.timestamp, -MAX_INT, MAX_INT)
     sizes = (len(send.message), len(send.payload_hash), len(send.hash_chain))
     if sizes != (STREAM_BYTES, HASH_BYTES, HASH_BYTES) or send.existing_hash is not None:
@@ -220,6 +222,11 @@ def read_stream(body: msgspec.Raw) -> bytes:
     return stream
 
 
+def read_outboxes(body: msgspec.Raw) -> list[str]:
+    """Return the addresses of outboxes to be relayed; raises as `read_commands`."""
+    return [check_path("An outbox", address) for address in _read(_READ_TEXTS, body)]
+
+
 def read_id(body: msgspec.Raw) -> int:
     """Return the id of another request; raises as `read_commands`."""
     id_: int = _read(_READ_INT, body)
@@ -235,6 +242,7 @@ def _read(decode: Callable[[Any], Any], body: bytes | msgspec.Raw) -> Any:
 
 _READ_RECEIVING = msgspec.msgpack.Decoder(Receiving).decode
 _READ_QUERY = msgspec.msgpack.Decoder(Query).decode
+_READ_TEXTS = msgspec.msgpack.Decoder(list[str]).decode
 _READ_BYTES = msgspec.msgpack.Decoder(bytes).decode
 _READ_INT = msgspec.msgpack.Decoder(int).decode
 

@@ -45,6 +45,13 @@ class OwnedMailbox(Protocol):
         """Return the owner."""
 
 
+class Outboxes(Protocol):
+    """What relays the outboxes of other processes."""
+
+    def add(self, addresses: Sequence[str]) -> None:
+        """Relay what is recorded at these addresses."""
+
+
 class LocalServer:
     """Server of one mailbox at a Unix socket, for processes of the same user or of root.
 
@@ -57,7 +64,9 @@ class LocalServer:
         self.hello = Hello(protocol.VERSION, mailbox)
         self.is_closing = False
         self.connections: set[_Connection] = set()
-        self._served: asyncio.Future[OwnedMailbox] = asyncio.get_running_loop().create_future()
+        self._served: asyncio.Future[tuple[OwnedMailbox, Outboxes]] = (
+            asyncio.get_running_loop().create_future()
+        )
         self._server: asyncio.Server | None = None
         self._inode = 0
         self._tasks: set[asyncio.Task[None]] = set()
@@ -70,26 +79,35 @@ class LocalServer:
         temporary = self._path.with_name(f"{self._path.name}.{os.getpid() & 0xFFFF:x}")
         try:
             temporary.unlink(missing_ok=True)
+            # In two steps: the first is not interrupted, so that a cancellation leaks no socket.
             self._server = await asyncio.get_running_loop().create_unix_server(
-                lambda: _Connection(self), str(temporary), backlog=BACKLOG
+                lambda: _Connection(self), str(temporary), backlog=BACKLOG, start_serving=False
             )
+            await self._server.start_serving()
             for listening_socket in self._server.sockets:
                 set_close_on_fork(listening_socket.fileno(), True)
             temporary.chmod(0o600)
             self._inode = temporary.stat().st_ino
             temporary.rename(self._path)
+        except asyncio.CancelledError:
+            temporary.unlink(missing_ok=True)
+            raise
         except OSError as error:
             raise Unavailable(
                 f"The socket {self._path} can't be created: {error}. Check the folder's permissions."
             ) from error
 
-    def serve(self, mailbox: OwnedMailbox) -> None:
+    def serve(self, mailbox: OwnedMailbox, outboxes: Outboxes) -> None:
         """Answer requests, also those that have waited."""
-        self._served.set_result(mailbox)
+        self._served.set_result((mailbox, outboxes))
 
     async def mailbox(self) -> OwnedMailbox:
         """Return the mailbox once it is open."""
-        return await asyncio.shield(self._served)
+        return (await asyncio.shield(self._served))[0]
+
+    async def outboxes(self) -> Outboxes:
+        """Return what relays outboxes once the mailbox is open."""
+        return (await asyncio.shield(self._served))[1]
 
     def run(self, work: Coroutine[Any, Any, None]) -> None:
         """Run what outlives a connection."""
@@ -131,8 +149,8 @@ class LocalServer:
 async def listening(path: Path, mailbox: str) -> AsyncIterator[LocalServer]:
     """Listen at a Unix socket while the context lasts."""
     server = LocalServer(path, mailbox)
-    await server.start()
     try:
+        await server.start()
         yield server
     finally:
         await server.close()
@@ -232,6 +250,8 @@ class _Connection(asyncio.Protocol):
                     work = self._query(protocol.read_query(content))
                 case protocol.FIND_ID:
                     work = self._find_id(protocol.read_stream(content))
+                case protocol.RELAY:
+                    work = self._relay(protocol.read_outboxes(content))
                 case _:
                     work = self._submit(protocol.read_commands(kind, content))
         except PostroomError as error:
@@ -297,6 +317,10 @@ class _Connection(asyncio.Protocol):
             return await getattr(mailbox, query.name)(*query.arguments, **query.options)
         except TypeError as error:
             raise InvalidRequest(f"The query {query.name} does not take these arguments: {error}.") from error
+
+    async def _relay(self, addresses: Sequence[str]) -> object:
+        (await self._server.outboxes()).add(addresses)
+        return None
 
     def _reply(self, id_: int, result: object) -> None:
         self._write(frame((id_, None, result)))

@@ -10,13 +10,13 @@ from typing import Any, Protocol, TypeVar
 import msgspec
 
 from postroom.adapters.local.client import LocalClient, OwnerGone
+from postroom.application.forks import check_not_forked
 from postroom.application.messages import MessageDelivery
 from postroom.application.ports.mailbox_owner import Accepted, Answer, MailboxOwner
 from postroom.application.ports.ownership import Ownership
 from postroom.application.telemetry import logger
 from postroom.domain.errors import (
     Fenced,
-    InvalidRequest,
     MailboxOwned,
     PostroomError,
     Unavailable,
@@ -27,7 +27,9 @@ from postroom.domain.mailbox.commands import Command, Purge, Receive, Redrive, S
 T = TypeVar("T")
 
 POLL_SECONDS, MAX_POLL_SECONDS = 0.02, 0.25
-"""Pause before another attempt to reach or become the owner; it doubles."""
+"""Pause before another attempt to reach or become the owner, and its limit after repeated failures."""
+POLL_GROWTH = 1.25
+"""Small, because PostgreSQL may end the session of a killed owner after the first attempts."""
 RETRY_MS = 200
 
 
@@ -74,6 +76,7 @@ class SharedOwner:
         own: owns the mailbox for the length of a context; raises MailboxOwned when another process does.
         timeout_ms: time for each call, besides the wait for messages.
         owner_timeout_ms: time after which an owner that does not answer is replaced.
+        outboxes: databases that the owner is to relay; `own` relays them by itself.
     """
 
     def __init__(
@@ -85,6 +88,7 @@ class SharedOwner:
         *,
         timeout_ms: int,
         owner_timeout_ms: int,
+        outboxes: Sequence[str] = (),
     ) -> None:
         self.name = name
         self._path = path
@@ -92,12 +96,14 @@ class SharedOwner:
         self._own = own
         self._timeout_ms = timeout_ms
         self._owner_timeout_ms = owner_timeout_ms
+        self._outboxes = outboxes
         self._owner: Owner | None = None
         self._is_available = asyncio.Event()
         self._failure: Exception | None = None
         self._incumbent: str | None = None
         self._was_used = False
         self._evicted: tuple[int, int] | None = None
+        self._gone_at: float | None = None
         self._task: asyncio.Task[None] | None = None
         self._process = os.getpid()
 
@@ -116,8 +122,9 @@ class SharedOwner:
             timeout=self._timeout_ms / 1_000,
             return_when=asyncio.FIRST_COMPLETED,
         )
+        was_available = available.done()  # it may be gone again, and calls wait for the next one
         available.cancel()
-        if self._is_available.is_set():
+        if was_available:
             return
         if self._task.done():
             self._task.result()
@@ -149,6 +156,7 @@ class SharedOwner:
         self, command: Receive, wait_ms: int, *, is_stream: bool = False
     ) -> list[MessageDelivery]:
         """Deliver ready messages; see `MailboxOwner.receive`."""
+        check_not_forked(self._process, self.name)
         now = asyncio.get_running_loop().time
         end = now() + wait_ms / 1_000
 
@@ -176,11 +184,7 @@ class SharedOwner:
         is_repeatable: bool = True,
     ) -> T:
         """Make a call, and repeat it with the next owner when its own goes, while its time lasts."""
-        if os.getpid() != self._process:
-            raise InvalidRequest(
-                f"Mailbox {self.name} was opened before this process was forked, and does not work here; "
-                "connect after the fork."
-            )
+        check_not_forked(self._process, self.name)
         was_sent = False
         try:
             async with asyncio.timeout((self._timeout_ms + wait_ms) / 1_000):
@@ -229,7 +233,7 @@ class SharedOwner:
                 if str(error) != str(self._failure):
                     logger().warning("mailbox.owner_unavailable", mailbox=self.name, error=str(error))
                 is_served, self._failure = False, error
-            pause = POLL_SECONDS if is_served else min(2 * pause, MAX_POLL_SECONDS)
+            pause = POLL_SECONDS if is_served else min(POLL_GROWTH * pause, MAX_POLL_SECONDS)
             if not is_served:
                 await asyncio.sleep(pause)
 
@@ -250,6 +254,7 @@ class SharedOwner:
         try:
             if client.has_greeted:
                 self._use(client)
+                await self._name_outboxes(client)
                 await client.ended
         finally:
             self._drop(client)
@@ -257,6 +262,16 @@ class SharedOwner:
         if client.is_hanging and await self._evict():
             self._evicted = socket
         return client.has_greeted and not client.is_hanging
+
+    async def _name_outboxes(self, client: LocalClient) -> None:
+        if not self._outboxes:
+            return
+        try:
+            await client.relay(self._outboxes)
+        except OwnerGone:  # the next one is told
+            pass
+        except PostroomError as error:
+            logger().warning("mailbox.outboxes_refused", mailbox=self.name, error=str(error))
 
     async def _be_owner(self) -> bool:
         """Own the mailbox until another process takes it over."""
@@ -285,11 +300,20 @@ class SharedOwner:
     def _use(self, owner: Owner) -> None:
         self._owner, self._failure, self._was_used = owner, None, True
         self._is_available.set()
+        if self._gone_at is not None:
+            logger().info(
+                "mailbox.owner_replaced",
+                mailbox=self.name,
+                is_here=isinstance(owner, _Here),
+                gap_ms=int((asyncio.get_running_loop().time() - self._gone_at) * 1_000),
+            )
+            self._gone_at = None
 
     def _drop(self, owner: Owner) -> None:
         if self._owner is owner:
             self._owner = None
             self._is_available.clear()
+            self._gone_at = asyncio.get_running_loop().time()
 
 
 def _socket_id(path: Path) -> tuple[int, int] | None:

@@ -19,6 +19,10 @@ class MemoryStore:
     def message_outbox(self, _mailbox: str) -> None:
         """Return None: no transaction can record messages here; see `Store.message_outbox`."""
 
+    def has_message_outbox(self) -> bool:
+        """Return False; see `Store.has_message_outbox`."""
+        return False
+
     def ownership(self) -> MemoryOwnership:
         """Return the ownership of mailboxes; see `Store.ownership`."""
         return MemoryOwnership()

@@ -1,6 +1,7 @@
 """Connections to NATS."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any
@@ -17,6 +18,8 @@ from postroom.domain.errors import Unavailable
 CONNECT_TIMEOUT_SECONDS = 3.0
 PING_SECONDS, MAX_UNANSWERED_PINGS = 3, 2
 """A connection without data from the server for 9 s is replaced."""
+ERROR_LOG_SECONDS = 30.0
+"""Minimum time between two log events about errors of a connection, which tries to reconnect every 0.2 s."""
 
 
 @asynccontextmanager
@@ -29,21 +32,22 @@ async def connect(settings: NatsSettings, name: str) -> AsyncIterator[Client]:
     Raises: Unavailable when no server answers.
     """
     client = SupervisedClient()
-    refused: Exception | None = None
+    errors = _ErrorLog(name, settings.shown_url)
+    last_error: Exception | None = None
     connected = False
 
     async def on_error(error: Exception) -> None:
-        nonlocal refused
-        refused = error
+        nonlocal last_error
+        last_error = error
         if connected:
-            logger().warning("nats.error", client=name, error=summarize(error))
+            errors.add(error)
 
     async def on_disconnect() -> None:
         if not client.is_closed:
             logger().warning("nats.disconnected", client=name, url=settings.shown_url)
 
     async def on_reconnect() -> None:
-        logger().info("nats.reconnected", client=name, url=settings.shown_url)
+        errors.log_recovery()
 
     try:
         await _within(
@@ -67,13 +71,45 @@ async def connect(settings: NatsSettings, name: str) -> AsyncIterator[Client]:
     except (Error, OSError, TimeoutError) as error:
         if connected:
             raise
-        reason = refused or error
+        reason = last_error or error
         raise Unavailable(
             f"NATS at {settings.shown_url} can't be reached: {str(reason) or type(reason).__name__}. "
             "Check [nats] url and that the server runs."
         ) from error
     finally:
         await client.close()
+
+
+class _ErrorLog:
+    """Log of a connection's errors: the first at once, later ones at most every 30 s, with their number.
+
+    Arguments:
+        client: the client's name.
+        url: the servers, without passwords.
+    """
+
+    def __init__(self, client: str, url: str) -> None:
+        self._client = client
+        self._url = url
+        self._total = 0
+        self._logged_total = 0
+        self._next_log = 0.0
+
+    def add(self, error: Exception) -> None:
+        """Count an error, and log it unless one was logged shortly before."""
+        self._total += 1
+        now = time.monotonic()
+        if now < self._next_log:
+            return
+        count = self._total - self._logged_total
+        logger().warning("nats.error", client=self._client, error=summarize(error), count=count)
+        self._logged_total, self._next_log = self._total, now + ERROR_LOG_SECONDS
+
+    def log_recovery(self) -> None:
+        """Log that the connection was restored, and the number of errors since the last time."""
+        logger().info("nats.reconnected", client=self._client, url=self._url, errors=self._total)
+        self._total = self._logged_total = 0
+        self._next_log = 0.0
 
 
 async def _within(seconds: float, work: Coroutine[Any, Any, None]) -> None:

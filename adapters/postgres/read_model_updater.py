@@ -29,7 +29,7 @@ _SQL = statements("postroom.adapters.postgres", "sql/update.sql")
 _TYPES: dict[Any, type] = {pl.Int64: int, pl.String: str, pl.Binary: bytes, pl.Null: str}
 
 BULK_ROWS = 100
-"""Up to this many rows are pack_column one by one, which has less overhead."""
+"""Columns with fewer rows are packed value by value, which has less overhead."""
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 

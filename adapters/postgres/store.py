@@ -51,9 +51,13 @@ class PostgresStore:
         """Return server and database; see `Store.identity`."""
         return identity(self._url)
 
-    def message_outbox(self, mailbox: str) -> PostgresMessageOutbox | None:
+    def message_outbox(self, mailbox: str) -> PostgresMessageOutbox:
         """Open the messages recorded for a mailbox; see `Store.message_outbox`."""
-        return PostgresMessageOutbox(self._url, mailbox) if has_message_outbox(self._url) else None
+        return PostgresMessageOutbox(self._url, mailbox)
+
+    def has_message_outbox(self) -> bool:
+        """Return whether the table of the outbox exists; see `Store.has_message_outbox`."""
+        return has_message_outbox(self._url)
 
     def mailboxes(self) -> list[str]:
         """Return the names of all mailboxes; see `Store.mailboxes`."""

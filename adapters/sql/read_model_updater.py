@@ -15,11 +15,11 @@ from postroom.domain.errors import NotFound
 from postroom.domain.record import POSITIONS_PER_MAILBOX
 from postroom.domain.search import BodyRules
 from postroom.projections.fold import MESSAGES, derive
-from postroom.projections.incremental.batch import STORED, Batch, Changes, StoredRow
+from postroom.projections.incremental.batch import STORED_COLUMNS, Batch, Changes, StoredRow
 from postroom.projections.incremental.cursors import Cursor, Head, Step, Version
 from postroom.projections.models import messages
 from postroom.projections.models.backlog import PROJECTION as BACKLOG
-from postroom.projections.models.messages import Parked
+from postroom.projections.models.messages import ParkedRecord
 from postroom.projections.parking import with_parking
 from postroom.projections.projection import (
     Column,
@@ -145,9 +145,9 @@ class SqlReadModelUpdater(ABC):
             for id_, position in positions.items()
         ]
         ends = {
-            id_: (removed, positions[id_] if place is None else place % POSITIONS_PER_MAILBOX)
+            id_: (removed_through, positions[id_] if place is None else place % POSITIONS_PER_MAILBOX)
             for start in range(0, len(queries), HEADS_PER_READ)
-            for id_, removed, place in self._read_log(
+            for id_, removed_through, place in self._read_log(
                 " UNION ALL ".join(queries[start : start + HEADS_PER_READ])
             )
         }
@@ -159,9 +159,9 @@ class SqlReadModelUpdater(ABC):
             with self._transaction():
                 self._lock(version)
                 self._move(version, steps)
-                changes = batch.changes(self._affected_messages(version, steps, batch.continued))
-                self._insert_sent(version, changes.sent)
-                self._write_rows("change", changes.changed, mailbox=_of(version, MESSAGES))
+                changes = batch.changes(self._affected_messages(version, steps, batch.earlier_messages))
+                self._insert_sent(version, changes.inserts)
+                self._write_rows("change", changes.updates, mailbox=_of(version, MESSAGES))
                 self._apply_derived(version, changes)
                 for name, rows in changes.events.items():
                     self._merge(_of(version, name), load_projections()[name], rows)
@@ -175,7 +175,7 @@ class SqlReadModelUpdater(ABC):
         try:
             with self._transaction():
                 self._lock(version)
-                names = ", ".join(f"message.{name}" for name in STORED)
+                names = ", ".join(f"message.{name}" for name in STORED_COLUMNS)
                 rows = self._read(
                     self._sql(
                         "removed", columns=names, mailbox=_of(version, MESSAGES), before=before, after=after
@@ -188,21 +188,21 @@ class SqlReadModelUpdater(ABC):
         return True
 
     def _remove(self, version: Version, rows: Sequence[StoredRow]) -> None:
-        types = {name: messages.PROJECTION.schema[name] for name in STORED}
-        removed = pl.DataFrame(rows, types, orient="row").with_columns(envelope_blob=pl.lit(b""))
-        number, ids = version.models[MESSAGES], removed.select("id")
+        types = {name: messages.PROJECTION.schema[name] for name in STORED_COLUMNS}
+        truncated_messages = pl.DataFrame(rows, types, orient="row").with_columns(envelope_blob=pl.lit(b""))
+        number, ids = version.models[MESSAGES], truncated_messages.select("id")
         self._unindex_text(number, ids)
-        headers = pl.DataFrame(search_tables(removed, version.bodies)["header"])
+        headers = pl.DataFrame(search_tables(truncated_messages, version.bodies)["header"])
         self._delete(f"header_v{number}", headers.columns, headers)
         for table in (f"text_v{number}", _of(version, MESSAGES)):
             self._delete(table, ("id",), ids)
-        topics = removed.group_by("topic").agg(pl.len().cast(pl.Int64).alias("messages"))
+        topics = truncated_messages.group_by("topic").agg(pl.len().cast(pl.Int64).alias("messages"))
         self._write_rows("recount", topics, table=f"topic_v{number}", mailbox=_of(version, MESSAGES))
         empty_topics = {"table": f"topic_v{number}", "key": "topic", "is_empty": "messages = 0"}
         self._write_rows("delete_empty", topics.select("topic"), **empty_topics)
         models = {name: load_projections()[name] for name in version.models}
         none = {name: pl.DataFrame(schema=each.schema) for name, each in models.items()}
-        before = derive(removed, models)
+        before = derive(truncated_messages, models)
         empty = none[MESSAGES]
         self._apply_derived(
             version, Changes(empty, empty, before, {name: none[name] for name in before}, {}, ())
@@ -214,7 +214,7 @@ class SqlReadModelUpdater(ABC):
                 version.number,
                 step.extent.id,
                 step.extent.name,
-                step.begins.position,
+                step.start.position,
                 step.extent.last,
                 step.extent.at,
             )
@@ -227,15 +227,15 @@ class SqlReadModelUpdater(ABC):
             raise CursorConflict
 
     def _affected_messages(
-        self, version: Version, steps: Sequence[Step], continued: pl.DataFrame
+        self, version: Version, steps: Sequence[Step], earlier_messages: pl.DataFrame
     ) -> list[StoredRow]:
         """Return the messages that the batch continues, and those whose delay ends."""
         names = {
-            "columns": ", ".join(f"message.{name}" for name in STORED),
+            "columns": ", ".join(f"message.{name}" for name in STORED_COLUMNS),
             "mailbox": _of(version, MESSAGES),
         }
         now = _frame([(step.extent.name, step.extent.at) for step in steps], ("mailbox", "now"))
-        rows = self._fetch_rows("stored", continued, **names) + self._fetch_rows("due", now, **names)
+        rows = self._fetch_rows("stored", earlier_messages, **names) + self._fetch_rows("due", now, **names)
         # An id that is reused after retention belongs to several messages, of which the latest is last.
         return sorted({row[0]: row for row in rows}.values(), key=itemgetter(0))
 
@@ -275,12 +275,14 @@ class SqlReadModelUpdater(ABC):
         sums = [each.name for each in projection.columns if each.merge == "sum"]
         counts = [*projection.key, *sums]
         negated = before.select(*projection.key, *(-pl.col(name) for name in sums))
-        changed = pl.concat([after.select(counts), negated]).group_by(projection.key).agg(pl.col(sums).sum())
+        differences = (
+            pl.concat([after.select(counts), negated]).group_by(projection.key).agg(pl.col(sums).sum())
+        )
         table = _of(version, projection.name)
         columns = tuple(each for each in projection.columns if each.name in counts)
-        self._merge(table, Projection(projection.name, columns), changed.select(counts))
+        self._merge(table, Projection(projection.name, columns), differences.select(counts))
         is_empty = " AND ".join(f"{name} = 0" for name in sums)
-        keys = changed.select(projection.key)
+        keys = differences.select(projection.key)
         key = ", ".join(projection.key)
         self._write_rows("delete_empty", keys, table=table, key=key, is_empty=is_empty)
         if projection is BACKLOG:
@@ -297,8 +299,8 @@ class SqlReadModelUpdater(ABC):
         keys = pl.concat([before.select(projection.key), after.select(projection.key)]).unique()
         if not keys.height:
             return
-        has_message_key = set(projection.key) <= set(STORED)
-        names = [*STORED, "envelope_blob"]
+        has_message_key = set(projection.key) <= set(STORED_COLUMNS)
+        names = [*STORED_COLUMNS, "envelope_blob"]
         rows = self._fetch_rows(
             "unsettled",
             keys if has_message_key else keys.head(1),
@@ -312,10 +314,10 @@ class SqlReadModelUpdater(ABC):
         self._delete(_of(version, projection.name), projection.key, keys)
         # Messages that can't be folded were parked with their batch.
         projections = with_parking({projection.name: projection}, [])
-        derived = derive(pl.DataFrame(rows, types, orient="row"), projections)[projection.name]
-        self._insert(_of(version, projection.name), derived.join(keys, on=projection.key, how="semi"))
+        new_rows = derive(pl.DataFrame(rows, types, orient="row"), projections)[projection.name]
+        self._insert(_of(version, projection.name), new_rows.join(keys, on=projection.key, how="semi"))
 
-    def _park(self, version: Version, steps: Sequence[Step], parked: Sequence[Parked]) -> None:
+    def _park(self, version: Version, steps: Sequence[Step], parked: Sequence[ParkedRecord]) -> None:
         mailboxes = {step.extent.id: step.extent.name for step in steps}
         now = time.time_ns() // 1_000
         rows = [
@@ -341,14 +343,16 @@ class SqlReadModelUpdater(ABC):
         self._write_rows("delete", rows.select(key), table=table, key=", ".join(key))
 
     def _merge(self, table: str, projection: Projection, rows: pl.DataFrame) -> None:
-        merged = ", ".join(self._merge_expression(each) for each in projection.columns if each.merge != "key")
+        assignments = ", ".join(
+            self._merge_expression(each) for each in projection.columns if each.merge != "key"
+        )
         self._write_rows(
             "merge",
             rows,
             table=table,
             columns=", ".join(rows.columns),
             key=", ".join(projection.key),
-            merged=merged,
+            assignments=assignments,
         )
 
     def _merge_expression(self, column: Column) -> str:

@@ -45,7 +45,7 @@ INSERT INTO {table} ({columns}) SELECT {columns} FROM ({rows}) AS source WHERE t
 
 -- name: merge
 INSERT INTO {table} AS merged ({columns}) SELECT {columns} FROM ({rows}) AS source WHERE true
-ON CONFLICT ({key}) DO UPDATE SET {merged};
+ON CONFLICT ({key}) DO UPDATE SET {assignments};
 
 -- name: change
 UPDATE {mailbox} AS message

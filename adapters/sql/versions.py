@@ -19,7 +19,7 @@ from postroom.domain.record import POSITIONS_PER_MAILBOX
 from postroom.projections.comparison import describe_changes
 from postroom.projections.fold import MESSAGES
 from postroom.projections.log_extent import LogExtent
-from postroom.projections.models.messages import Parked
+from postroom.projections.models.messages import ParkedRecord
 from postroom.projections.plan import Plan
 from postroom.projections.ports.read_model_store import ActiveVersion
 from postroom.projections.projection import POLARS
@@ -283,7 +283,7 @@ def models_of(version: int, text: str | None) -> dict[str, int]:
     return _decode_models(text)
 
 
-def parked_rows(parked: Iterable[Parked], extents: Iterable[LogExtent], version: int) -> pl.DataFrame:
+def parked_rows(parked: Iterable[ParkedRecord], extents: Iterable[LogExtent], version: int) -> pl.DataFrame:
     """Return the rows of `projection_parked` for records that could not be folded."""
     names = {extent.id: extent.name for extent in extents}
     rows = [

@@ -5,14 +5,28 @@ import sqlite3
 from contextlib import closing, suppress
 from importlib.resources import files
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
+from weakref import WeakSet
 
-from postroom.domain.errors import Unavailable
+from postroom.domain.errors import InvalidRequest, Unavailable
 
 Durability = Literal["full", "relaxed"]
 
 BUSY_TIMEOUT_MS, BULK_BUSY_TIMEOUT_MS = 5_000, 30_000
+_open: "WeakSet[_Connection]" = WeakSet()
+_inherited: dict[tuple[int, int], list["_Connection"]] = {}
+"""Files that were open in the process from which this one was forked, with connections not to be closed."""
 CHECKPOINT_PAGES, BULK_CHECKPOINT_PAGES = 4_000, 10_000
+
+
+class _Connection(sqlite3.Connection):
+    """A connection that is listed while it is open."""
+
+    path: Path
+
+    def close(self) -> None:
+        _open.discard(self)
+        super().close()
 
 
 def create(path: Path, *, can_shrink: bool = False) -> None:
@@ -54,7 +68,7 @@ def connect(
             checkpoints; None for ordinary writes.
     """
     is_bulk = cache_kib is not None
-    connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, cached_statements=128)
+    connection = open_file(path, isolation_level=None, check_same_thread=False, cached_statements=128)
     return _configure(
         connection,
         f"busy_timeout = {BULK_BUSY_TIMEOUT_MS if is_bulk else BUSY_TIMEOUT_MS}",
@@ -69,10 +83,51 @@ def connect(
 
 def connect_reader(path: Path) -> sqlite3.Connection:
     """Open a read-only connection; readers and the writer don't block each other."""
-    connection = sqlite3.connect(
-        f"{path.absolute().as_uri()}?mode=ro", uri=True, isolation_level=None, check_same_thread=False
-    )
+    connection = open_file(path, "ro", isolation_level=None, check_same_thread=False)
     return _configure(connection, f"busy_timeout = {BUSY_TIMEOUT_MS}")
+
+
+def open_file(path: Path, mode: Literal["ro", "rw", "rwc"] = "rwc", **options: Any) -> sqlite3.Connection:
+    """Open a file.
+
+    SQLite counts a process's locks in its memory, which a forked process inherits without the locks: if it
+    opened a file that was open at the fork, the two would overwrite each other.
+
+    Arguments:
+        options: see `sqlite3.connect`.
+
+    Raises: InvalidRequest for a file that was open when this process was forked.
+    """
+    if _inherited and _file_id(path) in _inherited:
+        raise InvalidRequest(
+            f"The file {path} was open in the process from which this one was forked, so SQLite can't use it "
+            "here; fork before it is opened, or start the process with `spawn`."
+        )
+    uri = f"{path.absolute().as_uri()}?mode={mode}"
+    connection = sqlite3.connect(uri, uri=True, factory=_Connection, **options)
+    connection.path = path
+    _open.add(connection)
+    return connection
+
+
+def _file_id(path: Path) -> tuple[int, int] | None:
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
+
+
+def _list_inherited() -> None:
+    for connection in list(_open):
+        file = _file_id(connection.path)
+        if file is not None:
+            _inherited.setdefault(file, []).append(connection)
+    _open.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_list_inherited)
 
 
 def _configure(connection: sqlite3.Connection, *pragmas: str) -> sqlite3.Connection:

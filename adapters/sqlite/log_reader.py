@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from postroom.adapters.sql.log_reader import Driver, read_by_sql, rows_per_batch, to_batch
 from postroom.adapters.sql.statements import statements
+from postroom.adapters.sqlite.database import open_file
 from postroom.domain.errors import NotFound, Unavailable
 from postroom.domain.record import POSITIONS_PER_MAILBOX
 from postroom.projections.log_conditions import Condition
@@ -120,7 +121,7 @@ class SqliteLogReader:
     @contextmanager
     def _sqlite3(self) -> Iterator[sqlite3.Connection]:
         try:
-            with closing(sqlite3.connect(self._uri, uri=True, isolation_level=None)) as connection:
+            with closing(open_file(Path(self.store), "ro", isolation_level=None)) as connection:
                 yield connection
         except sqlite3.Error as error:
             raise self._unreadable(error) from error

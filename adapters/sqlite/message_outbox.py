@@ -10,7 +10,7 @@ from threading import Lock
 import msgspec
 
 from postroom.adapters.sql.statements import statements
-from postroom.adapters.sqlite.database import BUSY_TIMEOUT_MS
+from postroom.adapters.sqlite.database import BUSY_TIMEOUT_MS, open_file
 from postroom.application.ports.message_outbox import RecordedMessage
 from postroom.domain.errors import Unavailable
 
@@ -127,12 +127,8 @@ class SqliteMessageOutbox:
 
     def _connect(self, timeout_ms: int) -> sqlite3.Connection:
         # The journal mode and the other settings of the file remain the user's.
-        return sqlite3.connect(
-            f"{self._path.absolute().as_uri()}?mode=rw",
-            uri=True,
-            timeout=timeout_ms / 1_000,
-            isolation_level=None,
-            check_same_thread=False,
+        return open_file(
+            self._path, "rw", timeout=timeout_ms / 1_000, isolation_level=None, check_same_thread=False
         )
 
     @contextmanager

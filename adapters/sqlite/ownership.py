@@ -10,7 +10,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from postroom.application.forks import set_close_on_fork
-from postroom.domain.errors import MailboxOwned
+from postroom.domain.errors import MailboxOwned, Unavailable
 
 POLL_SECONDS = 0.02
 
@@ -31,7 +31,7 @@ class FileOwnership:
         path = self._path(mailbox)
         now = asyncio.get_running_loop().time
         deadline = now() + wait_ms / 1_000
-        while (descriptor := _lock(path)) is None:
+        while (descriptor := self._lock(path)) is None:
             if now() >= deadline:
                 raise MailboxOwned(mailbox, _read(path).partition("\n")[0])
             await asyncio.sleep(POLL_SECONDS)
@@ -65,6 +65,14 @@ class FileOwnership:
             pass
         finally:
             os.close(folder)
+
+    def _lock(self, path: Path) -> int | None:
+        try:
+            return _lock(path)
+        except OSError as error:
+            raise Unavailable(
+                f"The store {self._store} can't be opened: {error}. Check the path and its permissions."
+            ) from error
 
     def _path(self, mailbox: str) -> Path:
         return self._store.with_name(f"{self._store.name}-owner-{quote(mailbox, safe='@$')}")

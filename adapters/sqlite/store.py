@@ -60,6 +60,10 @@ class SqliteStore:
         """Open the messages recorded for a mailbox; see `Store.message_outbox`."""
         return SqliteMessageOutbox(self.where, mailbox)
 
+    def has_message_outbox(self) -> bool:
+        """Return True: recording creates the table; see `Store.has_message_outbox`."""
+        return True
+
     def mailboxes(self) -> list[str]:
         """Return the names of all mailboxes; see `Store.mailboxes`."""
         return mailbox_names(self.where)

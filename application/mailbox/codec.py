@@ -24,6 +24,7 @@ from postroom.domain.mailbox.events import (
     TopicResumed,
 )
 from postroom.domain.message import (
+    DEFAULT_PRIORITY,
     Headers,
     MessageAcked,
     MessageDeadLettered,
@@ -83,14 +84,16 @@ class Kind(NamedTuple):
 _NO_HEADERS = Headers(0)
 _NO_CHECKSUM = b""
 """Checksum of messages stored by versions without checksums."""
+_CHECKSUM = 5
+"""Index of the checksum in the state of a sent message."""
 _YEAR_9999 = 253_370_764_800_000_000
-_UNREADABLE = (_YEAR_9999, 0, None, b"", b"", b"")
+_UNREADABLE = (_YEAR_9999, 0, None, b"", b"", b"", DEFAULT_PRIORITY)
 """Substitute for an undecodable state of a sent message, which is quarantined on delivery."""
 _DECODE_ERRORS = (msgspec.MsgspecError, TypeError, ValueError, RecursionError)
 
 KINDS = [
     Kind(
-        "MessageSent.2",
+        "MessageSent.3",
         MessageSent,
         lambda e: (
             e.topic,
@@ -98,11 +101,21 @@ KINDS = [
             None,
             e.due,
             None,
-            _pack((e.expires_at, e.size, e.idem_key, e.payload_hash, e.hash_chain, message_checksum(e))),
+            _pack(
+                (
+                    e.expires_at,
+                    e.size,
+                    e.idem_key,
+                    e.payload_hash,
+                    e.hash_chain,
+                    message_checksum(e),
+                    e.priority,
+                )
+            ),
         ),
-        tuple[int, int, str | None, bytes, bytes, bytes],
+        tuple[int, int, str | None, bytes, bytes, bytes, int],
         lambda s, v, at, topic, shard, attempt, due, reason, x: MessageSent(
-            s, v, at, topic, shard, due, x[0], x[1], x[2], x[3], x[4], _NO_HEADERS, b""
+            s, v, at, topic, shard, due, x[0], x[1], x[2], x[3], x[4], _NO_HEADERS, b"", x[6]
         ),
     ),
     Kind(
@@ -184,7 +197,7 @@ KINDS = [
         lambda s, v, at, topic, shard, attempt, due, reason, x: OwnershipTaken(s, v, at, *x),
     ),
     Kind(
-        "TopicPolicySet.1",
+        "TopicPolicySet.2",
         TopicPolicySet,
         lambda e: (e.topic, None, None, None, None, _pack((e.policy,))),
         tuple[TopicPolicy],
@@ -218,7 +231,11 @@ Upcaster = Callable[[list[Any]], list[Any]]
 Reader = tuple[Callable[[bytes], Any], Callable[..., Event]]
 """Decoder of `state`, and constructor of the event (see `Kind`)."""
 
-UPCASTERS: dict[str, Upcaster] = {"MessageSent.1": lambda state: [*state, _NO_CHECKSUM]}
+UPCASTERS: dict[str, Upcaster] = {
+    "MessageSent.1": lambda state: [*state, _NO_CHECKSUM],
+    "MessageSent.2": lambda state: [*state, DEFAULT_PRIORITY],
+    "TopicPolicySet.1": lambda state: state,  # the fields that version 2 added have defaults
+}
 """Upcasters of `state` to the next version, by type and version, such as `MessageSent.1`."""
 
 
@@ -318,5 +335,5 @@ def is_intact(record: Record) -> bool:
     sent = to_event(record)
     if not isinstance(sent, MessageSent) or not has_intact_payload(sent):
         return False
-    checksum = _READ[record.type][0](record.state)[-1]
+    checksum = _READ[record.type][0](record.state)[_CHECKSUM]
     return bool(checksum == _NO_CHECKSUM or checksum == message_checksum(sent))

@@ -2,8 +2,10 @@
 
 import asyncio
 import math
+import os
 from collections.abc import Sequence
 
+from postroom.application.forks import check_not_forked
 from postroom.application.mailbox.command_enricher import CommandEnricher
 from postroom.application.mailbox.committer import Committer
 from postroom.application.mailbox.drain_rate import DrainRate
@@ -33,7 +35,10 @@ GROUP_COST = 400
 PENDING_COST = 50_000
 TOPIC_QUANTUM = 32
 """Cost of the commands of one topic that are decided before it is the next topic's turn."""
-SNAPSHOT_EVENTS = 100_000
+MIN_SNAPSHOT_EVENTS, MAX_SNAPSHOT_EVENTS = 4_000, 100_000
+"""Bounds of the records between snapshots, and so of those that the next owner replays."""
+SNAPSHOT_RATIO = 2
+"""Records between snapshots for each message and key in them; bounds what snapshots cost a record."""
 CLOSING_SNAPSHOT_EVENTS = 1_000
 RECOVERY_SECONDS = 1.0
 """Pause before another attempt to load the log, if no command arrives."""
@@ -77,6 +82,7 @@ class MailboxEngine:
         self._closing = False
         self._lost: PostroomError | None = None
         self._is_lost = asyncio.Event()
+        self._process = os.getpid()
 
     # -- opening and closing ---
 
@@ -93,7 +99,9 @@ class MailboxEngine:
             wall clock is too far ahead.
         """
         for attempt in range(OWNERSHIP_TRIES):
+            began = self._clock.uptime()
             state = await self._load()
+            loaded, replayed = self._clock.uptime(), state.records_since_snapshot
             try:
                 await self._take_ownership(state, owner, mode, accept_clock=accept_clock)
             except WrongPosition:
@@ -101,6 +109,15 @@ class MailboxEngine:
                     raise
             else:
                 self._state = state
+                logger().info(
+                    "mailbox.owned",
+                    mailbox=self.log.mailbox,
+                    epoch=state.epoch,
+                    position=state.mailbox.position,
+                    replayed=replayed,
+                    load_ms=(loaded - began) // 1_000,
+                    append_ms=(self._clock.uptime() - loaded) // 1_000,
+                )
                 break
         self._task = asyncio.create_task(self._run(), name=f"mailbox {self.log.mailbox}")
 
@@ -129,8 +146,10 @@ class MailboxEngine:
     def state(self) -> LoadedMailbox:
         """Return the state in memory; it may be ahead of the log by the appends in progress.
 
-        Raises: Unavailable while it is void, Fenced when another owner took over the mailbox.
+        Raises: Unavailable while it is void, Fenced when another owner took over the mailbox, InvalidRequest
+            in a forked process.
         """
+        self.check_process()
         if self._state is None:
             raise Unavailable(f"Mailbox {self.log.mailbox} is being opened; retry shortly.")
         if self._state.failure is not None:
@@ -142,6 +161,10 @@ class MailboxEngine:
         """Return the mailbox in memory; raises as `state` does."""
         return self.state.mailbox
 
+    def check_process(self) -> None:
+        """Raise InvalidRequest in a process that was forked from the one that opened the mailbox."""
+        check_not_forked(self._process, self.log.mailbox)
+
     def now(self) -> int:
         """Return the log time, µs."""
         now = self._anchor.now(self._clock.uptime())
@@ -152,8 +175,10 @@ class MailboxEngine:
         """Decide commands in order and return their answers when their events are durable.
 
         Returns: an answer for each command; `Rejected` for a refused one.
-        Raises: Saturated when too many commands are pending, Unavailable when the outcome is unknown.
+        Raises: Saturated when too many commands are pending, Unavailable when the outcome is unknown,
+            InvalidRequest in a forked process.
         """
+        self.check_process()
         if self._lost is not None or self._closing:
             raise self._lost or Unavailable(f"Mailbox {self.log.mailbox} is closed; open it again.")
         topic, cost = topic_of(commands, self._state), cost_of(commands)
@@ -174,6 +199,7 @@ class MailboxEngine:
 
         A stream in the owner's own process ends with it, so `is_stream` changes nothing.
         """
+        self.check_process()
         loop = asyncio.get_running_loop()
         deadline = loop.time() + wait_ms / 1_000
         while True:
@@ -188,6 +214,7 @@ class MailboxEngine:
 
     async def find_message_id(self, stream: bytes) -> str:
         """Return the id under which a message was sent; see `MailboxOwner.find_message_id`."""
+        self.check_process()
         records = await asyncio.to_thread(self.log.read_stream, stream)
         return message_id(stream, records[0].message_id if records else None)
 
@@ -242,10 +269,20 @@ class MailboxEngine:
                 refuse(requests, state.failure)
                 continue
             self._committer.commit(group)
-            if state.records_since_snapshot >= SNAPSHOT_EVENTS:
+            if self._is_snapshot_due(state):
                 self.writer.try_save_snapshot(state.snapshot())
             self._wake_receivers()
         await self._committer.wait_until_durable()
+
+    @staticmethod
+    def _is_snapshot_due(state: LoadedMailbox) -> bool:
+        """Return whether the next owner would replay many records, compared to the size of a snapshot."""
+        records = state.records_since_snapshot
+        if not MIN_SNAPSHOT_EVENTS <= records < MAX_SNAPSHOT_EVENTS:
+            return records >= MAX_SNAPSHOT_EVENTS
+        mailbox = state.mailbox
+        keys = sum(len(topic.window) for topic in mailbox.topics.values())
+        return records >= SNAPSHOT_RATIO * (len(mailbox.messages) + keys)
 
     async def _wait_for_work(self) -> None:
         while not self._pending and not self._closing:

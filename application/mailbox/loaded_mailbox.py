@@ -70,6 +70,10 @@ async def load_mailbox(
 
     Raises: BrokenLog when the log can't be folded, Unavailable when it can't be read.
     """
-    mailbox, snapshot_position = await asyncio.to_thread(fold_from, log, limits, default_policy)
-    head = await asyncio.to_thread(log.head)
-    return LoadedMailbox(mailbox, head.chain if head is not None else GENESIS, snapshot_position)
+
+    def load() -> LoadedMailbox:
+        mailbox, snapshot_position = fold_from(log, limits, default_policy)
+        head = log.head()
+        return LoadedMailbox(mailbox, head.chain if head is not None else GENESIS, snapshot_position)
+
+    return await asyncio.to_thread(load)

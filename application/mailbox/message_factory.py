@@ -12,12 +12,11 @@ from postroom.domain.envelope.v1.envelope_pb2 import PrismEnvelope
 from postroom.domain.errors import FrameTooLarge, InvalidRequest
 from postroom.domain.integrity import hash_chain, payload_hash
 from postroom.domain.mailbox.commands import Send
-from postroom.domain.message import Headers
+from postroom.domain.message import MAX_PRIORITY, Headers
 from postroom.domain.names import check_topic, external_id, mailbox_stream, message_stream
 from postroom.domain.policy import MAX_DURATION_MS, MAX_FRAME_BYTES, SECOND_MS
 
 MAX_ATTRS_BYTES = 64 << 10
-MAX_PRIORITY = 10
 _FIRST_US = FIRST_SECOND * 1_000_000
 _LAST_US = LAST_SECOND * 1_000_000 + 999_999
 
@@ -146,6 +145,7 @@ class MessageFactory:
             new.deliver_after_ms,
             new.ttl_seconds * SECOND_MS if new.ttl_seconds else None,
             new.message_id is not None,
+            priority=new.priority,
         )
         return SendRequest(command, shown)
 
@@ -195,6 +195,7 @@ class MessageFactory:
             sticky_key,
             ttl_ms=content.ttl_seconds * SECOND_MS if content.ttl_seconds > 0 else None,
             has_external_id=True,
+            priority=min(max(content.priority, 0), MAX_PRIORITY),
         )
         return SendRequest(command, item.message_id)
 

@@ -36,7 +36,9 @@ class ReceiveMessages:
         wait_ms: int = 0,
         is_stream: bool = False,
     ) -> list[ReceivedMessage]:
-        """Receive messages of one topic or of several, oldest first within a shard.
+        """Receive messages of one topic or of several, in the order of their shards.
+
+        A shard is FIFO, unless the topic's policy has priorities.
 
         Arguments:
             topic: the topic, or a list of up to 1,000; they take turns in being served first.

@@ -70,6 +70,7 @@ class Retention:
 
     async def remove_before(self, at: int) -> int:
         """Remove settled records written before log time `at` (µs); see `enforce_age`."""
+        self._engine.check_process()
         return await self._remove_through(await asyncio.to_thread(self._log.position_before, at))
 
     async def enforce_size(self) -> int:

@@ -55,7 +55,9 @@ class Mailbox(Protocol):
         consumer: str | None = None,
         wait_ms: int = 0,
     ) -> list[ReceivedMessage]:
-        """Receive messages of one topic or of several, oldest first within a shard (svc-mailbox I-3).
+        """Receive messages of one topic or of several, in the order of their shards (svc-mailbox I-3).
+
+        A shard is FIFO, unless the topic's policy has priorities.
 
         Arguments:
             topic: the topic, or a list of up to 1,000; they take turns in being served first.

@@ -10,7 +10,13 @@ from postroom.application.ports.event_log import EventLogReader
 from postroom.application.query_results import DeliveryExplanation, Explanation, HistoryStep
 from postroom.domain.errors import NotFound
 from postroom.domain.mailbox.events import OwnershipTaken, TopicPolicySet
-from postroom.domain.message import DeadReason, ExpiryReason, MessageEvent, MessageSent
+from postroom.domain.message import (
+    DEFAULT_PRIORITY,
+    DeadReason,
+    ExpiryReason,
+    MessageEvent,
+    MessageSent,
+)
 from postroom.domain.message_history import Delivery, LogPosition, MessageHistory, Round, Takeover, trace
 from postroom.domain.names import mailbox_stream, message_id, message_stream
 from postroom.domain.policy import TopicPolicy
@@ -104,9 +110,10 @@ def _sent(sent: MessageSent) -> str:
     if sent.due is None:
         return f"Sent{by} to {sent.topic}, {key}; the mailbox is an archive, so it is never delivered."
     when = f"to be delivered from {rfc3339(sent.due)} on" if sent.due > sent.at else "to be delivered at once"
+    priority = "" if sent.priority == DEFAULT_PRIORITY else f", with priority {sent.priority}"
     return (
-        f"Sent{by} to {sent.topic}, shard {sent.shard}, {key}, {when}; it becomes a dead letter if it is not "
-        f"delivered by {rfc3339(sent.expires_at)}."
+        f"Sent{by} to {sent.topic}, shard {sent.shard}{priority}, {key}, {when}; it becomes a dead letter "
+        f"if it is not delivered by {rfc3339(sent.expires_at)}."
     )
 
 

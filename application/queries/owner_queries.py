@@ -54,14 +54,17 @@ class OwnerQueries:
 
     async def get_message(self, id_: str) -> MessageDetail:
         """Return a message with its history; see `Mailbox.get_message`."""
+        self._engine.check_process()
         return await asyncio.to_thread(self._get_message, id_)
 
     async def explain_message(self, id_: str) -> Explanation:
         """Return the explanation of a message; see `Mailbox.explain_message`."""
+        self._engine.check_process()
         return await asyncio.to_thread(self._explain_message, id_)
 
     async def get_backlog(self, topic: str | None = None, *, at: Moment | None = None) -> Backlog:
         """Count unsettled messages; see `Mailbox.get_backlog`."""
+        self._engine.check_process()
         return await _at(at, self._get_backlog, topic, at=at)
 
     async def list_dead_letters(
@@ -74,6 +77,7 @@ class OwnerQueries:
         at: Moment | None = None,
     ) -> list[DeadLetter]:
         """Return a page of dead letters; see `Mailbox.list_dead_letters`."""
+        self._engine.check_process()
         return await _at(at, self._list_dead_letters, topic, reason=reason, limit=limit, cursor=cursor, at=at)
 
     async def get_topic_policy(self, topic: str) -> TopicPolicy | None:

@@ -38,7 +38,7 @@ class PeekMessages:
 
     @refuse_altered_records
     def __call__(self, topic: str, *, limit: int = 10) -> list[PeekedMessage]:
-        """Return up to `limit` ready messages, oldest first within a shard.
+        """Return up to `limit` ready messages, in the order in which a receive delivers them.
 
         Messages whose visibility has ended count as ready, although no owner has requeued them yet, and so do
         those of a paused topic.

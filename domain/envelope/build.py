@@ -15,11 +15,11 @@ from postroom.domain.envelope.headers import (
 )
 from postroom.domain.envelope.v1.envelope_pb2 import PrismEnvelope, PrismMetadata
 from postroom.domain.errors import InvalidRequest
+from postroom.domain.message import DEFAULT_PRIORITY, MAX_PRIORITY
 
 __all__ = ["OpenedEnvelope", "build_envelope", "open_envelope", "without_auth_token"]
 
 ENVELOPE_VERSION = 1
-DEFAULT_PRIORITY = 5
 
 _FIRST_US = FIRST_SECOND * 1_000_000
 _LAST_US = LAST_SECOND * 1_000_000 + 999_999
@@ -107,7 +107,7 @@ def _set_numbers(metadata: PrismMetadata, published_at_us: int, priority: int, t
     published_at = metadata.published_at
     published_at.seconds, microseconds = divmod(published_at_us, 1_000_000)
     published_at.nanos = microseconds * 1_000
-    if not 0 <= priority <= 10:
+    if not 0 <= priority <= MAX_PRIORITY:
         raise InvalidRequest(f"The priority is {priority}; give a number from 0 to 10.")
     metadata.priority = priority
     if ttl_seconds:

@@ -3,7 +3,7 @@
 import msgspec
 
 from postroom.domain.mailbox.events import MailboxMode
-from postroom.domain.message import Headers, Message, Receipt
+from postroom.domain.message import DEFAULT_PRIORITY, Headers, Message, Receipt
 from postroom.domain.policy import TopicPolicy
 
 
@@ -20,6 +20,7 @@ class Send(msgspec.Struct, frozen=True, gc=False):
         has_external_id: whether the sender chose the message's id; such ids are never reused (RFC-037).
         existing_hash: payload hash of the existing message with this id, empty if it can't be read any more;
             None if the id is new.
+        priority: of the envelope, 0 to 10.
     """
 
     message: bytes
@@ -35,6 +36,7 @@ class Send(msgspec.Struct, frozen=True, gc=False):
     ttl_ms: int | None = None
     has_external_id: bool = False
     existing_hash: bytes | None = None
+    priority: int = DEFAULT_PRIORITY
 
 
 class Receive(msgspec.Struct, frozen=True, gc=False):

@@ -83,7 +83,7 @@ def shard_of(key: str, shards: int) -> int:
 def deliverable(
     command: Receive, mailbox: Mailbox, now: int, skip: Collection[str] | None = None
 ) -> list[Message]:
-    """Return the messages that `command` would deliver or quarantine, in order, oldest first per shard.
+    """Return the messages that `command` would deliver or quarantine, in the order of their shards.
 
     Arguments:
         skip: topics to leave out; None leaves out those that are paused.
@@ -196,6 +196,7 @@ def _sent(command: Send, shard: int, due: int | None, expires_at: int, now: int)
         command.hash_chain,
         command.headers,
         command.envelope,
+        command.priority,
     )
 
 

@@ -1,11 +1,12 @@
-"""Shards: the FIFO queues of a topic."""
+"""Shards: the queues of a topic, FIFO unless its policy has priorities."""
 
 import heapq
 from bisect import bisect_left, insort
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from heapq import merge
 from operator import attrgetter
+from typing import Any
 
 from postroom.domain.message import Message
 
@@ -21,20 +22,17 @@ class Shard:
     future `due` are in the heap `_delayed`.
     """
 
-    __slots__ = ("_delayed", "_fresh", "_returned", "_waiting", "in_flight")
+    __slots__ = ("_delayed", "_fresh", "_order", "_returned", "_waiting", "in_flight")
 
-    def __init__(self) -> None:
+    def __init__(self, order: Callable[[Message], Any] = _by_position) -> None:
+        """Initialise with the sort key of the messages; undelayed messages must be sent in its order."""
+        self._order = order
         self._fresh: deque[Message] = deque()
         self._returned: list[Message] = []
         self._delayed: list[tuple[int, int, Message]] = []
         # The queue with a message's live entry, by stream id; entries in other queues are stale and skipped.
         self._waiting: dict[bytes, object] = {}
         self.in_flight = 0
-
-    @property
-    def waiting(self) -> int:
-        """Count the messages that are ready or delayed."""
-        return len(self._waiting)
 
     @property
     def size(self) -> int:
@@ -46,11 +44,15 @@ class Shard:
         if message.due > now:
             heapq.heappush(self._delayed, (message.due, message.position, message))
             self._waiting[message.stream] = self._delayed
-        elif message.version == 1 and (not self._fresh or self._fresh[-1].position < message.position):
+        elif (
+            message.version == 1
+            and message.due <= message.sent_at
+            and (not self._fresh or self._fresh[-1].position < message.position)
+        ):
             self._fresh.append(message)
             self._waiting[message.stream] = self._fresh
         else:
-            insort(self._returned, message, key=_by_position)
+            insort(self._returned, message, key=self._order)
             self._waiting[message.stream] = self._returned
 
     def dequeue(self, message: Message) -> None:
@@ -60,7 +62,8 @@ class Shard:
             if self._fresh[0] is message:
                 self._fresh.popleft()
         elif queue is self._returned:
-            del self._returned[bisect_left(self._returned, message.position, key=_by_position)]
+            order = self._order
+            del self._returned[bisect_left(self._returned, order(message), key=order)]
 
     def ready(self, now: int) -> Iterator[Message]:
         """Yield the messages that may be delivered at `now` (µs), oldest first, without removing them."""
@@ -70,7 +73,7 @@ class Shard:
         while fresh and not self._is_live(fresh[0], fresh):
             fresh.popleft()
         return (
-            merge(self._returned, self._live_fresh(), key=_by_position)
+            merge(self._returned, self._live_fresh(), key=self._order)
             if self._returned
             else self._live_fresh()
         )
@@ -88,18 +91,13 @@ class Shard:
             heapq.heappop(delayed)
         return delayed[0][0] if delayed else None
 
-    def delayed(self, now: int) -> int:
-        """Count the messages that are still delayed at `now` (µs)."""
-        self._promote(now)
-        return sum(1 for queue in self._waiting.values() if queue is self._delayed)
-
     def _promote(self, now: int) -> None:
         """Move messages whose delay has ended to `_returned`; time is not an event, so reads may do this."""
         delayed = self._delayed
         while delayed and delayed[0][0] <= now:
             entry = heapq.heappop(delayed)
             if self._is_due(entry):
-                insort(self._returned, entry[2], key=_by_position)
+                insort(self._returned, entry[2], key=self._order)
                 self._waiting[entry[2].stream] = self._returned
 
     def _is_live(self, message: Message, queue: object) -> bool:

@@ -10,11 +10,13 @@ from postroom.domain.mailbox.state import Clock, Mailbox, Topic
 from postroom.domain.message import DEAD, IN_FLIGHT, MS, READY, Message
 from postroom.domain.policy import MailboxLimits, TopicPolicy
 
-VERSION = 2
-"""Increment when fields of `Snapshot` or `Message` change; snapshots of other versions are ignored.
+VERSION = 3
+"""Increment when fields of `Snapshot` or `Message` change; snapshots of unreadable versions are ignored.
 
 Fields with defaults may be appended: snapshots without them stay readable.
 """
+_WITHOUT_PRIORITIES = 2
+_READABLE = (_WITHOUT_PRIORITIES, VERSION)
 
 
 class Snapshot(msgspec.Struct, frozen=True, array_like=True):
@@ -85,7 +87,7 @@ def restore_snapshot(
         saved = _decode(state)
     except msgspec.MsgspecError:
         return None
-    if saved.version != VERSION:
+    if saved.version not in _READABLE:
         return None
     mailbox = Mailbox(name, limits, default_policy)
     mailbox.position = saved.position
@@ -105,6 +107,8 @@ def restore_snapshot(
     for topic_name, counts in saved.dead_letterings.items():
         mailbox.topic(topic_name).dead_letterings = counts
     for message in saved.messages:
+        if saved.version == _WITHOUT_PRIORITIES:
+            message.ready_at = message.due if message.version == 1 else message.sent_at
         _restore_message(mailbox, message)
     return mailbox
 

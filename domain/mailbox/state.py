@@ -1,6 +1,6 @@
 """State of a mailbox, and `evolve(state, event) -> state`."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from itertools import islice
 from typing import Any
 
@@ -16,8 +16,8 @@ from postroom.domain.mailbox.events import (
     TopicPolicySet,
     TopicResumed,
 )
+from postroom.domain.mailbox.priority_shard import AnyShard, aging_of, create_shard
 from postroom.domain.mailbox.replay import ReplayEntry, ReplayWindow
-from postroom.domain.mailbox.shard import Shard
 from postroom.domain.mailbox.timers import Timers
 from postroom.domain.message import (
     ARCHIVED,
@@ -64,17 +64,26 @@ class Topic:
     def __init__(self, name: str, policy: TopicPolicy, window: ReplayWindow | None = None) -> None:
         self.name = name
         self.policy = policy
-        self.shards: dict[int, Shard] = {}
+        self.shards: dict[int, AnyShard] = {}
         self.dead: dict[bytes, Message] = {}
         self.dead_letterings: dict[str, int] = {}
         self.window = window or ReplayWindow()
 
-    def shard(self, number: int) -> Shard:
+    def shard(self, number: int) -> AnyShard:
         """Return a shard of this topic, creating it on first use."""
         shard = self.shards.get(number)
         if shard is None:
-            shard = self.shards[number] = Shard()
+            shard = self.shards[number] = create_shard(self.policy)
         return shard
+
+    def reorder(self, messages: Iterable[Message], now: int) -> None:
+        """Build the shards again, as the policy orders the messages of the mailbox at `now` (µs)."""
+        shards, self.shards = self.shards, {}
+        for number, shard in shards.items():
+            self.shard(number).in_flight = shard.in_flight
+        for message in messages:
+            if message.topic == self.name and message.status == READY:
+                self.shard(message.shard).enqueue(message, now)
 
     def count_deliverable(self, now: int, limit: int) -> int:
         """Return how many messages could be delivered at `now` (µs), counted up to `limit`."""
@@ -337,7 +346,9 @@ def _policy_set(mailbox: Mailbox, event: TopicPolicySet) -> None:
         topic = mailbox.topics[event.topic]
         # Before the new policy applies: a longer window must not revive expired keys.
         topic.window.drop_until(event.at - topic.policy.replay_window_ms * MS)
-        topic.policy = event.policy
+        previous, topic.policy = topic.policy, event.policy
+        if aging_of(previous) != aging_of(event.policy):
+            topic.reorder(mailbox.messages.values(), event.at)
         if len(topic.dead) > event.policy.dead_capacity:
             mailbox.over_capacity.add(topic.name)
         else:

@@ -40,7 +40,7 @@ class Head(NamedTuple):
 
 
 class Step(NamedTuple):
-    """The advance of one mailbox from a cursor to the end of `extent`."""
+    """The advance of one mailbox from the cursor `start` to the end of `extent`."""
 
-    begins: Cursor
+    start: Cursor
     extent: LogExtent

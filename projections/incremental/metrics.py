@@ -18,20 +18,20 @@ def follow_metrics(counts: FollowCounts) -> Iterator[Metric]:
     yield Metric(
         "postroom_follow_lag_seconds",
         "gauge",
-        "How long the oldest of those records waits, at most.",
+        "Upper bound of the age of the oldest of these records.",
         [(labels, round(lag.seconds, 3)) for labels, lag in lags],
     )
     for name, help_, value in (
         ("events", "Log records applied.", counts.events),
         ("batches", "Batches applied.", counts.batches),
-        ("seconds", "Seconds that applying took.", round(counts.seconds, 6)),
+        ("seconds", "Time spent applying batches, in seconds.", round(counts.seconds, 6)),
         ("parked", "Log records that could not be folded and were left out.", counts.parked),
-        ("outages", "How often the store could not be used.", counts.outages),
+        ("outages", "Number of times that the store was unavailable.", counts.outages),
     ):
         yield Metric(f"postroom_follow_{name}", "counter", help_, [({}, value)])
     for name, help_, value in (
-        ("last_batch_events", "Log records of the last batch.", counts.last_events),
-        ("last_batch_seconds", "Seconds that the last batch took.", round(counts.last_seconds, 6)),
-        ("version", "Version of the read models that is brought up to date.", counts.version),
+        ("last_batch_events", "Log records in the last batch.", counts.last_events),
+        ("last_batch_seconds", "Duration of the last batch in seconds.", round(counts.last_seconds, 6)),
+        ("version", "Version of the read models that is updated.", counts.version),
     ):
         yield Metric(f"postroom_follow_{name}", "gauge", help_, [({}, value)])

@@ -60,7 +60,7 @@ class DeadLettering(msgspec.Struct, omit_defaults=True):
     redriven_at: int | None = None
 
 
-class Parked(NamedTuple):
+class ParkedRecord(NamedTuple):
     """A record that can't be folded: its place, its type, and the error."""
 
     place: int
@@ -105,12 +105,12 @@ READS = (
 )
 """The columns of the log that `fold` reads."""
 
-_SENT: dict[str, pl.DataType] = {
+_SENT_COLUMNS: dict[str, pl.DataType] = {
     **dict.fromkeys(("id", "timestamp", "created_at", "position", "shard", "sent_due"), POLARS["int"]),
     **dict.fromkeys(("message_id", "topic", *HEADER_COLUMNS[1:]), POLARS["text"]),
     "envelope_blob": POLARS["bytes"],
 }
-_CHANGED: dict[str, pl.DataType] = {
+_CHANGE_COLUMNS: dict[str, pl.DataType] = {
     **dict.fromkeys(("last_status", "dead_letterings"), POLARS["text"]),
     **dict.fromkeys(("due", "attempts", "changed_at", "redriven"), POLARS["int"]),
 }
@@ -120,8 +120,8 @@ PARTIAL: dict[str, pl.DataType] = {
     "mailbox": POLARS["text"],
     "stream": POLARS["bytes"],
     "first_place": POLARS["int"],
-    **_SENT,
-    **_CHANGED,
+    **_SENT_COLUMNS,
+    **_CHANGE_COLUMNS,
 }
 """The columns of a partial; those of `MessageSent`, or of later events, are null when the range has none.
 
@@ -132,6 +132,7 @@ elements of a JSON array.
 _RECORD = tuple(name for name in Record._fields[:CHAIN] if name != "state")
 SENT = "MessageSent"
 EVENTS = (SENT, *STATUS_AFTER)
+_DEAD_LETTER_EVENTS = {"MessageDeadLettered", "MessageRedriven"}
 _encode = msgspec.json.Encoder().encode
 _decode_pieces = msgspec.json.Decoder(list[dict[str, Any]]).decode
 
@@ -146,25 +147,28 @@ def is_unknown(event: str = "event") -> pl.Expr:
     return is_message(event) & ~pl.col(event).is_in(EVENTS)
 
 
-def fold(records: pl.DataFrame) -> tuple[pl.DataFrame, list[Parked]]:
+def fold(records: pl.DataFrame) -> tuple[pl.DataFrame, list[ParkedRecord]]:
     """Return one partial for each message of a range, and the records that could not be folded.
 
     Arguments:
         records: columns `READS` of log records in order; records of other streams are ignored.
     """
-    parked = [
-        Parked(place, type_, f"An event of unknown type {type_}.")
-        for place, type_ in records.filter(is_unknown()).select("place", "type").iter_rows()
-    ]
-    folded = records.filter(pl.col("event").is_in(EVENTS))
-    dead_letterings, undecoded = _dead_letterings(folded)
-    partials = _partials(folded, dead_letterings)
+    parked: list[ParkedRecord] = []
+    message_records = records
+    if not set(records["event"].unique()) <= set(EVENTS):
+        parked = [
+            ParkedRecord(place, type_, f"An event of unknown type {type_}.")
+            for place, type_ in records.filter(is_unknown()).select("place", "type").iter_rows()
+        ]
+        message_records = records.filter(pl.col("event").is_in(EVENTS))
+    dead_letterings, undecodable = _dead_letterings(message_records)
+    partials = _partials(message_records, dead_letterings)
     if _is_any_sent_again(partials):
         # An id may be sent again after retention removed its message; with the archive, both are folded.
-        life = (pl.col("event") == SENT).cum_sum().over(KEY)
-        lives = folded.with_columns(life.alias("life")).partition_by("life")
-        partials = pl.concat([_partials(each, _dead_letterings(each)[0]) for each in lives])
-    return partials, parked + undecoded
+        generation = (pl.col("event") == SENT).cum_sum().over(KEY)
+        generations = message_records.with_columns(generation.alias("generation")).partition_by("generation")
+        partials = pl.concat([_partials(each, _dead_letterings(each)[0]) for each in generations])
+    return partials, parked + undecodable
 
 
 def _partials(records: pl.DataFrame, dead_letterings: pl.DataFrame) -> pl.DataFrame:
@@ -180,17 +184,17 @@ def _partials(records: pl.DataFrame, dead_letterings: pl.DataFrame) -> pl.DataFr
     )
     later = records.filter(event != SENT)
     if not later.height:
-        changed = (pl.lit(None, type_).alias(name) for name, type_ in _CHANGED.items())
-        return sent.with_columns(*changed, first_place=pl.col("id")).select(*PARTIAL)
-    redriven = event == "MessageRedriven"
-    attempts = pl.when(redriven).then(0).otherwise(pl.col("attempt"))
+        nulls = (pl.lit(None, type_).alias(name) for name, type_ in _CHANGE_COLUMNS.items())
+        return sent.with_columns(*nulls, first_place=pl.col("id")).select(*PARTIAL)
+    is_redriven = event == "MessageRedriven"
+    attempts = pl.when(is_redriven).then(0).otherwise(pl.col("attempt"))
     changes = later.group_by(KEY).agg(
         pl.col("place").first().alias("first_place"),
         event.last().replace_strict(STATUS_AFTER, return_dtype=pl.String).alias("last_status"),
         pl.col("due").last(),
         attempts.drop_nulls().last().alias("attempts"),
         pl.col("at").last().alias("changed_at"),
-        redriven.sum().cast(pl.Int64).alias("redriven"),
+        is_redriven.sum().cast(pl.Int64).alias("redriven"),
     )
     changes = changes.join(dead_letterings, KEY, "left")
     partials = sent.join(changes, KEY, "full", coalesce=True)
@@ -211,9 +215,9 @@ def without_token(envelope: bytes | None) -> bytes:
 
 
 def _is_any_sent_again(partials: pl.DataFrame) -> bool:
-    began_before = bool((partials["first_place"] < partials["id"]).any())
+    has_earlier_partial = bool((partials["first_place"] < partials["id"]).any())
     # Comparing only the streams is cheaper than comparing the whole key, and nearly always enough.
-    return began_before or (
+    return has_earlier_partial or (
         partials["stream"].n_unique() < len(partials) and partials.n_unique(KEY) < len(partials)
     )
 
@@ -222,18 +226,18 @@ def merge(partials: pl.DataFrame) -> pl.DataFrame:
     """Return one partial for each message, merged from all its partials in any order."""
     if partials["stream"].n_unique() == partials.height:
         return partials
-    changed = pl.col("last_status").is_not_null()
-    ordered = partials.sort("first_place")
-    life = pl.col("id").is_not_null().cum_sum().over(KEY).alias("life")
+    has_change = pl.col("last_status").is_not_null()
+    generation = pl.col("id").is_not_null().cum_sum().over(KEY).alias("generation")
     return (
-        ordered.with_columns(life)
-        .group_by(*KEY, "life")
+        partials.sort("first_place")
+        .with_columns(generation)
+        .group_by(*KEY, "generation")
         .agg(
             pl.col("first_place").first(),
-            *(pl.col(name).drop_nulls().first() for name in _SENT),
+            *(pl.col(name).drop_nulls().first() for name in _SENT_COLUMNS),
             pl.col("last_status").drop_nulls().last(),
             pl.col("dead_letterings").drop_nulls().str.join(","),
-            pl.col("due").filter(changed).last(),
+            pl.col("due").filter(has_change).last(),
             *(pl.col(name).drop_nulls().last() for name in ("attempts", "changed_at")),
             pl.col("redriven").drop_nulls().sum(),
         )
@@ -244,9 +248,9 @@ def merge(partials: pl.DataFrame) -> pl.DataFrame:
 
 def is_complete() -> pl.Expr:
     """Return whether no further event can follow for the message of a partial."""
-    archived = pl.col("last_status").is_null() & pl.col("sent_due").is_null()
+    is_archived = pl.col("last_status").is_null() & pl.col("sent_due").is_null()
     return pl.col("id").is_not_null() & (
-        pl.col("last_status").is_in(SETTLED).fill_null(value=False) | archived
+        pl.col("last_status").is_in(SETTLED).fill_null(value=False) | is_archived
     )
 
 
@@ -281,7 +285,7 @@ def finish(partials: pl.DataFrame, extents: Sequence[LogExtent]) -> pl.DataFrame
             pl.col("attempts").fill_null(0),
             pl.col("redriven").fill_null(0),
             pl.coalesce("changed_at", "created_at").alias("changed_at"),
-            _deaths_of_pieces(),
+            _dead_letterings_json(),
         )
         .select(*PROJECTION.schema)
     )
@@ -300,14 +304,16 @@ def as_partials(rows: pl.DataFrame) -> pl.DataFrame:
     ).select(*PARTIAL)
 
 
-def _dead_letterings(later: pl.DataFrame) -> tuple[pl.DataFrame, list[Parked]]:
+def _dead_letterings(later: pl.DataFrame) -> tuple[pl.DataFrame, list[ParkedRecord]]:
     """Return the JSON elements of each message's dead-letterings and redrives, and undecodable records."""
-    event = pl.col("event")
-    rows = later.filter(event.is_in(("MessageDeadLettered", "MessageRedriven")))
+    types = {"mailbox": pl.String, "stream": pl.Binary, "dead_letterings": pl.String}
+    if not _DEAD_LETTER_EVENTS & set(later["event"].unique()):
+        return pl.DataFrame(schema=types), []
     pieces: dict[tuple[str, bytes], list[str]] = {}
-    parked: list[Parked] = []
-    selected = rows.select("place", "mailbox", "event", *_RECORD, "dead_letter_state")
-    for place, mailbox, event_name, *values in selected.iter_rows():
+    parked: list[ParkedRecord] = []
+    rows = later.filter(pl.col("event").is_in(_DEAD_LETTER_EVENTS))
+    rows = rows.select("place", "mailbox", "event", *_RECORD, "dead_letter_state")
+    for place, mailbox, event_name, *values in rows.iter_rows():
         *columns, state = values
         record = Record._make((*columns, state or b"", b"", *NO_HEADERS))
         if event_name == "MessageRedriven":
@@ -315,26 +321,27 @@ def _dead_letterings(later: pl.DataFrame) -> tuple[pl.DataFrame, list[Parked]]:
         else:
             piece, error = dead_lettering_of(record)
             if error is not None:
-                parked.append(Parked(place, record.type, error))
+                parked.append(ParkedRecord(place, record.type, error))
         pieces.setdefault((mailbox, record.stream), []).append(_encode(piece).decode())
     columns = [(*key, ",".join(each)) for key, each in pieces.items()]
-    types = {"mailbox": pl.String, "stream": pl.Binary, "dead_letterings": pl.String}
     return pl.DataFrame(columns, schema=types, orient="row"), parked
 
 
-def _deaths_of_pieces() -> pl.Expr:
+def _dead_letterings_json() -> pl.Expr:
     """Return the JSON of the dead-letterings; elements are parsed only for redriven messages."""
     is_redriven = pl.col("dead_letterings").str.contains("redriven_at", literal=True)
-    joined = pl.when(is_redriven).then("dead_letterings").map_elements(_joined_dead_letterings, pl.String)
+    json_with_redrives = (
+        pl.when(is_redriven).then("dead_letterings").map_elements(_join_dead_letterings, pl.String)
+    )
     return (
         pl.when(is_redriven)
-        .then(joined)
+        .then(json_with_redrives)
         .otherwise("[" + pl.col("dead_letterings") + "]")
         .alias("dead_letterings")
     )
 
 
-def _joined_dead_letterings(pieces: str) -> str | None:
+def _join_dead_letterings(pieces: str) -> str | None:
     """Return the dead-letterings of one message as JSON, each with the time of its redrive."""
     dead_letterings: list[DeadLettering] = []
     for piece in _decode_pieces(f"[{pieces}]"):

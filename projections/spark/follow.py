@@ -34,7 +34,7 @@ CONFIG = {
 }
 """Settings for many small micro-batches, which the defaults for large jobs would delay."""
 POLL_SECONDS = 0.2
-_RAISED = "[USER_RAISED_EXCEPTION]"
+_USER_ERROR = "[USER_RAISED_EXCEPTION]"
 
 
 def follow_with_spark(
@@ -77,9 +77,9 @@ class _Stream:
         self._follower = follower
         self._checkpoint = checkpoint
         self._max_events = max_events
-        self._applying = Lock()
+        self._batch_lock = Lock()
         self._stop = Event()
-        self._raised: PostroomError | None = None
+        self._error: PostroomError | None = None
 
     def run(self, stop: Event, *, once: bool) -> None:
         with self._query(once) as query:
@@ -108,20 +108,20 @@ class _Stream:
         try:
             yield query
         except StreamingQueryException as error:
-            raise self._raised or Unavailable(f"Spark stopped following: {_reason(error)}") from error
+            raise self._error or Unavailable(f"Spark stopped following: {_reason(error)}") from error
         finally:
             self._stop.set()
-            with self._applying:  # wait for the current batch
+            with self._batch_lock:  # wait for the current batch
                 query.stop()
 
     def _apply(self, batch: "DataFrame", number: int) -> None:
-        with self._applying:
+        with self._batch_lock:
             if self._stop.is_set():
                 return
             try:
                 self._follower.advance(self._end(number), self._stop)
             except PostroomError as error:
-                self._raised = error
+                self._error = error
                 raise
 
     def _end(self, number: int) -> dict[str, int]:
@@ -137,7 +137,7 @@ class _Stream:
 def _reason(error: Exception) -> str:
     """Return the cause of an error in one line, without Spark's stack traces."""
     lines = [line for line in str(error).splitlines() if line.strip()]
-    raised = next((line for line in lines if _RAISED in line), "")
-    return raised.partition(_RAISED)[2].partition(" SQLSTATE")[0].strip() or (
+    user_error = next((line for line in lines if _USER_ERROR in line), "")
+    return user_error.partition(_USER_ERROR)[2].partition(" SQLSTATE")[0].strip() or (
         lines[0] if lines else summarize(error)
     )

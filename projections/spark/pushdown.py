@@ -18,7 +18,7 @@ from pyspark.sql.datasource import IsNull as NullFilter
 from pyspark.sql.datasource import Not as NotFilter
 
 from postroom.domain.record import POSITIONS_PER_MAILBOX
-from postroom.projections.log_columns import COLUMNS, STORED
+from postroom.projections.log_columns import COLUMNS, STORED_COLUMNS
 from postroom.projections.log_conditions import (
     Compare,
     Condition,
@@ -37,9 +37,9 @@ _OPERATORS: dict[type[Filter], Operator] = {
     GreaterThan: ">",
     GreaterThanOrEqual: ">=",
 }
-_OF_THE_MAILBOX = ("mailbox", "mailbox_id")
-_NEVER_NULL = (*_OF_THE_MAILBOX, "position", "place", "event", "as_of")
-_ESCAPED = "\x00\x1a"
+_MAILBOX_COLUMNS = ("mailbox", "mailbox_id")
+_NEVER_NULL = (*_MAILBOX_COLUMNS, "position", "place", "event", "as_of")
+_ESCAPED_CHARACTERS = "\x00\x1a"
 """Characters that a store may escape (see `adapters/postgres/columns.py`)."""
 
 
@@ -61,9 +61,9 @@ class Pushdown:
 
     def ranges(self, extents: Iterable[LogExtent]) -> list[Range]:
         """Return the ranges of mailboxes that may contain matching records."""
-        selected = [extent for extent in extents if all(_holds(each, extent) for each in self._mailboxes)]
-        bounded = (Range(extent, *self._bounds(extent)) for extent in selected)
-        return [range_ for range_ in bounded if range_.first <= range_.last]
+        candidates = [extent for extent in extents if all(_holds(each, extent) for each in self._mailboxes)]
+        ranges = (Range(extent, *self._bounds(extent)) for extent in candidates)
+        return [range_ for range_ in ranges if range_.first <= range_.last]
 
     def _accepts(self, condition: Condition | None) -> bool:
         """Accept a condition if possible; tell whether it is applied exactly, so that Spark need not."""
@@ -72,13 +72,13 @@ class Pushdown:
                 return False
             case Not(IsNull(column)) if column in _NEVER_NULL:
                 return True
-            case _ if condition.column in _OF_THE_MAILBOX:
+            case _ if condition.column in _MAILBOX_COLUMNS:
                 self._mailboxes.append(condition)
                 return True
             case Compare("position" | "place") | IsIn("position" | "place"):
                 self._positions.append(condition)
                 return isinstance(condition, Compare) or len(condition.values) == 1
-            case _ if condition.column in STORED and condition.column != "place":
+            case _ if condition.column in STORED_COLUMNS and condition.column != "place":
                 self.where.append(condition)
                 return True
         return False
@@ -136,7 +136,8 @@ def _is_exact(name: str, values: Sequence[Value | None]) -> bool:
         return False
     kind = {"bigint": int, "string": str}.get(COLUMNS[name].spark, ())
     return all(
-        isinstance(value, kind) and not (isinstance(value, str) and any(c in value for c in _ESCAPED))
+        isinstance(value, kind)
+        and not (isinstance(value, str) and any(c in value for c in _ESCAPED_CHARACTERS))
         for value in values
     )
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 POLL_SECONDS = 0.1
 # The last line of a Python traceback in the JVM's message.
-_RAISED = re.compile(r"Traceback \((?:(?!Traceback \().)*?^[\w.]+: ([^\n]*)", re.DOTALL | re.MULTILINE)
+_TRACEBACK = re.compile(r"Traceback \((?:(?!Traceback \().)*?^[\w.]+: ([^\n]*)", re.DOTALL | re.MULTILINE)
 
 
 class SparkRunner:
@@ -40,31 +40,31 @@ class SparkRunner:
 
         done = self._context.accumulator(0)
 
-        def counted(part: Part) -> Iterator[Any]:
+        def run_part(part: Part) -> Iterator[Any]:
             yield from task(part)
             done.add(part.size)
 
-        pairs: RDD[Any] = self._context.parallelize(parts, max(1, len(parts))).flatMap(counted)
-        persisted = []
+        pairs: RDD[Any] = self._context.parallelize(parts, max(1, len(parts))).flatMap(run_part)
+        inputs = []
         for stage in stages:
             pairs.persist(StorageLevel.DISK_ONLY)  # read by this stage and by later ones
-            persisted.append(pairs)
-            grouped = pairs.filter(_belongs_to(stage)).map(_key_and_value)
+            inputs.append(pairs)
+            groups = pairs.filter(_belongs_to(stage)).map(_key_and_value)
             if stage.keys:
-                grouped = grouped.union(self._context.parallelize([(key, None) for key in stage.keys], 1))
-            results = grouped.groupByKey(stage.partitions).flatMap(_stage_task(stage))
+                groups = groups.union(self._context.parallelize([(key, None) for key in stage.keys], 1))
+            results = groups.groupByKey(stage.partitions).flatMap(_stage_task(stage))
             pairs = pairs.filter(_is_other(stage)).union(results)
         try:
             return self._collect(pairs, lambda: progress(done.value))
         finally:
-            for each in persisted:
+            for each in inputs:
                 each.unpersist()
 
     def reason(self, error: Exception) -> str:
         """Return the error of a task without the JVM's stack traces; see `Runner.reason`."""
         text = str(error)
-        if raised := _RAISED.findall(text):
-            return str(raised[-1]).strip()
+        if errors := _TRACEBACK.findall(text):
+            return str(errors[-1]).strip()
         return next((line.strip() for line in text.splitlines() if line.strip()), summarize(error))
 
     def _collect(self, results: "RDD[Any]", poll: Callable[[], None]) -> list[Any]:

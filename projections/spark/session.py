@@ -77,7 +77,7 @@ def start_context(config: Mapping[str, str] | None = None) -> "SparkContext":
     try:
         return SparkContext.getOrCreate(settings)
     except PySparkRuntimeError as error:
-        raise _did_not_start(error) from error
+        raise _start_error(error) from error
 
 
 def start_session(config: Mapping[str, str] | None = None) -> "SparkSession":
@@ -95,7 +95,7 @@ def start_session(config: Mapping[str, str] | None = None) -> "SparkSession":
     try:
         return SparkSession.builder.config(conf=settings).getOrCreate()
     except PySparkRuntimeError as error:
-        raise _did_not_start(error) from error
+        raise _start_error(error) from error
 
 
 def find_java() -> None:
@@ -132,5 +132,5 @@ def _settings(config: Mapping[str, str], defaults: Mapping[str, str], jvm: Mappi
     return settings
 
 
-def _did_not_start(error: Exception) -> Unavailable:
+def _start_error(error: Exception) -> Unavailable:
     return Unavailable(f"Spark did not start ({error}). It needs Java 17 or newer; see its output above.")

@@ -83,7 +83,7 @@ class LogSource(DataSource):
 
         Raises: InvalidRequest for an unknown option or an invalid value.
         """
-        plan, log, columns = self._plan(), self.open_log(), _declared(schema)
+        plan, log, columns = self._plan(), self.open_log(), _column_names(schema)
         extents = self.options.get("extents")
         return BatchReader(log, log.extents() if extents is None else decode_extents(extents), columns, plan)
 
@@ -100,7 +100,7 @@ class LogSource(DataSource):
                 '{"main@local": 120}.'
             ) from None
         limit = self._number("max_rows") if "max_rows" in self.options else None
-        return StreamReader(self.open_log(), _declared(schema), self._plan(), start, limit)
+        return StreamReader(self.open_log(), _column_names(schema), self._plan(), start, limit)
 
     def _plan(self) -> "Partitioning":
         unknown = sorted(name for name in self.options if name not in self.allowed)
@@ -228,21 +228,21 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                     "before: its end is missing. Restore the store, or start with a new checkpoint.",
                     head + 1,
                 )
-        begins = start | self._begins({name: head for name, head in behind.items() if name not in start})
-        pending = {name: head - begins[name] for name, head in behind.items() if head > begins[name]}
+        starts = start | self._starts({name: head for name, head in behind.items() if name not in start})
+        pending = {name: head - starts[name] for name, head in behind.items() if head > starts[name]}
         max_rows = limit.max_rows if isinstance(limit, ReadMaxRows) else sum(pending.values())
         shares = _shares(pending, max_rows)
-        return start | {name: begins[name] + shares[name] for name in pending if shares[name]}
+        return start | {name: starts[name] + shares[name] for name in pending if shares[name]}
 
     def partitions(self, start: Offset, end: Offset) -> Sequence[Part]:
         """Return the part of each task in the batch between two offsets.
 
         Raises: NotFound when retention removed some of its records.
         """
-        grown = {name: last for name, last in end.items() if last > start.get(name, 0)}
-        extents = {extent.name: extent for extent in self._log.extents(grown)}
+        new_ends = {name: last for name, last in end.items() if last > start.get(name, 0)}
+        extents = {extent.name: extent for extent in self._log.extents(new_ends)}
         ranges = []
-        for name, last in grown.items():
+        for name, last in new_ends.items():
             extent = extents.get(name)
             first = start[name] + 1 if name in start else extent.first if extent is not None else 1
             if extent is None or extent.first > first or extent.last < last:
@@ -258,10 +258,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         assert isinstance(partition, Part)
         return self._log.read(partition.ranges, self._columns, [partition.bucket] if partition.bucket else [])
 
-    def _begins(self, heads: Offset) -> Offset:
+    def _starts(self, heads: Offset) -> Offset:
         """Return the position before the first of each of these logs."""
-        begins = {extent.name: extent.first - 1 for extent in self._log.extents(heads)} if heads else {}
-        return heads | begins  # a mailbox without an extent is read no further
+        starts = {extent.name: extent.first - 1 for extent in self._log.extents(heads)} if heads else {}
+        return heads | starts  # a mailbox without an extent is read no further
 
 
 def _shares(pending: Mapping[str, int], limit: int) -> Offset:
@@ -307,7 +307,7 @@ def _register(session: SparkSession, log: LogReader) -> str:
     """Register a source for a log, and return its name, which is unique: frames look their source up late."""
     unique_name = f"{LogSource.name()}_{next(_numbers)}"
 
-    class OpenedLogSource(LogSource):
+    class StoreLogSource(LogSource):
         # A local class is pickled by value, with the reader, so its URL is not in an option that Spark shows.
         @classmethod
         def name(cls) -> str:
@@ -316,7 +316,7 @@ def _register(session: SparkSession, log: LogReader) -> str:
         def open_log(self) -> LogReader:
             return log
 
-    session.dataSource.register(OpenedLogSource)
+    session.dataSource.register(StoreLogSource)
     return unique_name
 
 
@@ -329,7 +329,7 @@ def spark_schema(columns: Iterable[str]) -> str:
     return ", ".join(f"{name} {COLUMNS[name].spark}" for name in columns)
 
 
-def _declared(schema: StructType) -> list[str]:
+def _column_names(schema: StructType) -> list[str]:
     for field in schema:
         if field.name not in COLUMNS or field.dataType.simpleString() != COLUMNS[field.name].spark:
             raise InvalidRequest(

@@ -76,12 +76,12 @@ def test_every_copy_is_a_message_of_its_own_whose_events_are_in_order(
             lives.setdefault(record.stream, []).append(record)
     assert len(lives) == MESSAGES
     for life in lives.values():
-        assert life[0].type == "MessageSent.2"
+        assert life[0].type == "MessageSent.3"
         assert [record.version for record in life] == list(
             range(life[0].version, life[0].version + len(life))
         )
     last = Counter(life[-1].type for life in lives.values())
-    assert last["MessageSent.2"] == MESSAGES * 23 // 1_000  # waiting, or delayed
+    assert last["MessageSent.3"] == MESSAGES * 23 // 1_000  # waiting, or delayed
     assert last["MessageReceived.1"] == MESSAGES * 2 // 1_000
     assert last["MessageDeadLettered.1"] == MESSAGES * 4 // 1_000  # and one of five was put back
     assert last["MessageAcked.1"] == MESSAGES * 971 // 1_000
@@ -92,7 +92,7 @@ def test_without_interleaving_everything_is_sent_before_anything_is_received_or_
 ) -> None:
     kinds = [record.type for record in build(store, tmp_path, "none")]
     messages = [kind for kind in kinds if kind.startswith("Message")]
-    assert messages[:MESSAGES] == ["MessageSent.2"] * MESSAGES
+    assert messages[:MESSAGES] == ["MessageSent.3"] * MESSAGES
     assert "MessageAcked.1" not in messages[: 2 * MESSAGES - MESSAGES * 23 // 1_000]
 
 

@@ -139,6 +139,24 @@ class MailboxConformance:
         rest = await mailbox.receive_messages(["a", "b", "b", "empty"], max_messages=10)
         assert sorted(each.topic for each in rest) == ["a", "a", "b", "b"]
 
+    async def test_a_topic_whose_policy_has_priorities_delivers_the_most_urgent_message_first(
+        self, mailbox: Mailbox
+    ) -> None:
+        policy = TopicPolicy(priorities=True, priority_aging_ms=60_000)
+        await mailbox.set_topic_policy("jobs", policy)
+        assert await mailbox.get_topic_policy("jobs") == policy
+        for topic in ("jobs", "fifo"):
+            await mailbox.send_batch(
+                [message(b"%d" % n, topic=topic, priority=n) for n in (0, 5, 10)]
+                + [message(b"later", topic=topic, priority=10)]
+            )
+        received = await mailbox.receive_messages("jobs")
+        assert [each.payload for each in received] == [b"10", b"later", b"5", b"0"]
+        await received[0].nack(delay_ms=0)
+        assert (await receive_one(mailbox, "jobs")).payload == b"10"
+        received = await mailbox.receive_messages("fifo")
+        assert [each.payload for each in received] == [b"0", b"5", b"10", b"later"]
+
     async def test_messages_of_each_topic_are_hidden_as_its_own_policy_says(self, mailbox: Mailbox) -> None:
         await mailbox.set_topic_policy("short", TopicPolicy(visibility_ms=250))
         await mailbox.set_topic_policy("long", TopicPolicy(visibility_ms=LONG_MS))

@@ -1,6 +1,7 @@
 """What every source promises: an adapter's test class inherits the suite and brings a `place`."""
 
 import asyncio
+import time
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -28,13 +29,16 @@ class Place(Protocol):
 
 
 async def fetch(source: Source, count: int) -> list[SourceMessage]:
-    """Return the next `count` messages, however many calls they come in."""
-    found: list[SourceMessage] = []
+    """Return the next `count` messages, however many calls they come in.
+
+    Of a message that comes twice, as its ack wait is over on a busy machine, the latest is returned.
+    """
+    found: dict[str, SourceMessage] = {}
     while len(found) < count:
         came = await source.fetch(count - len(found), PATIENT_MS)
         assert came, f"only {len(found)} of {count} messages came"
-        found += came
-    return found
+        found |= {message.sequence: message for message in came}
+    return list(found.values())
 
 
 def bodies(messages: Sequence[SourceMessage]) -> list[bytes]:
@@ -104,7 +108,7 @@ class SourceConformance:
         await source.ack([first[1]])
         again = await fetch(source, 2)
         assert sorted(bodies(again)) == [b"1", b"3"]
-        assert [message.delivered for message in again] == [2, 2]
+        assert min(message.delivered for message in again) >= 2
         assert {message.sequence for message in again} == {first[0].sequence, first[2].sequence}
 
     async def test_what_nobody_acked_before_leaving_comes_to_whoever_is_next(self, place: Place) -> None:
@@ -136,14 +140,21 @@ class SourceConformance:
 
     async def test_what_is_worked_on_does_not_come_again(self, place: Place) -> None:
         source = await place.open(ack_wait_ms=SHORT_MS)
-        await place.publish(b"kept", b"forgotten")
-        kept, _ = await fetch(source, 2)
         came: list[SourceMessage] = []
-        while not came:
-            await source.extend([kept])
-            came += await source.fetch(10, NOTHING_MS)
+        is_in_time = False
+        while not is_in_time:  # a busy machine may take longer than the ack wait between two extensions
+            await place.publish(b"kept", b"forgotten")
+            start = time.monotonic()
+            kept, forgotten = await fetch(source, 2)
+            came.clear()
+            is_in_time = True
+            while not came:
+                await source.extend([kept])
+                came += await source.fetch(10, NOTHING_MS)
+                is_in_time &= time.monotonic() - start < SHORT_MS / 1_000
+                start = time.monotonic()
+            await source.ack([kept, forgotten, *came])
         assert bodies(came) == [b"forgotten"]
-        await source.ack([kept, *came])
 
     async def test_two_readers_share_the_messages(self, place: Place) -> None:
         one, other = await place.open(), await place.open()

@@ -9,16 +9,17 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, as_completed, wait
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 
 import pytest
 
-from postroom import connect
+from postroom import connect, read_mailbox
 from tests.e2e.conftest import ROOT
 from tests.support.servers.process import LOOPBACK, ServerProcess, free_port
+from tests.support.waiting import wait_until
 
 README = ROOT / "docs" / "examples" / "web" / "README.md"
 BIN = Path(sys.executable).parent
@@ -79,15 +80,20 @@ class Shop:
 
     def kill_owner(self) -> int:
         """Kill the worker that owns the mailbox, and return its process id."""
+        return self.signal_owner(signal.SIGKILL)
+
+    def signal_owner(self, number: signal.Signals) -> int:
+        """Send a signal to the worker that owns the mailbox, and return its process id."""
+        wait_until(lambda: self.owner() in self._workers(), WITHIN_SECONDS)  # not the script, or nobody
+        owner = self.owner()
+        os.kill(owner, number)
+        return owner
+
+    def owner(self) -> int:
+        """Return the process that owns the mailbox; 0 if there is none."""
         lock = self.store.with_name("shop.db-owner-main@local")
-        deadline = time.monotonic() + WITHIN_SECONDS
-        while time.monotonic() < deadline:
-            owner = re.match(r"process (\d+) on ", lock.read_text() if lock.exists() else "")
-            if owner and (pid := int(owner[1])) in self._workers():
-                os.kill(pid, signal.SIGKILL)
-                return pid
-            time.sleep(0.01)  # the script owns it for now, or nobody does
-        raise AssertionError("no worker owned the mailbox in time")
+        owner = re.match(r"process (\d+) on ", lock.read_text() if lock.exists() else "")
+        return int(owner[1]) if owner else 0
 
     def ship(self) -> list[str]:
         """Run the script, and return the orders that it shipped."""
@@ -143,6 +149,29 @@ def test_every_accepted_order_is_shipped_once_though_workers_that_own_the_mailbo
     assert len(set(accepted.values())) == ORDERS
     assert all(each.count("MessageSent") == each.count("MessageAcked") == 1 for each in events)
     assert not any(shard.ready or shard.in_flight for shard in unsettled)
+
+
+def test_a_worker_that_hangs_while_it_owns_the_mailbox_is_replaced_and_serves_again_when_it_wakes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shop = Shop("django", tmp_path, monkeypatch)
+    with shop.run(), ThreadPoolExecutor(CLIENTS) as clients:
+        paused = shop.signal_owner(signal.SIGSTOP)
+        # One may go to the worker that hangs, which answers when it wakes.
+        placing = [clients.submit(shop.insist, f"order-{number}") for number in range(4)]
+        done = wait(placing, WITHIN_SECONDS, FIRST_COMPLETED).done
+        during = shop.owner()
+        os.kill(paused, signal.SIGCONT)
+        accepted = {each.result(WITHIN_SECONDS) for each in placing}
+        accepted |= set(clients.map(shop.insist, [f"later-{number}" for number in range(CLIENTS)]))
+        assert shop.owner() == during != paused
+        assert paused in shop._workers()
+        assert done
+    with connect(str(shop.store)) as mailbox:
+        histories = [mailbox.get_message(message).history for message in accepted]
+    with read_mailbox(str(shop.store)) as reader:
+        assert reader.verify_log().messages == 1 + len(accepted) == 1 + 4 + CLIENTS
+    assert all([entry.event for entry in history] == ["MessageSent"] for history in histories)
 
 
 @pytest.mark.parametrize("framework", SHOPS)

@@ -129,7 +129,7 @@ folder = "archive"
 bodies = ["*"]
 
 [schedules.canary]
-cron = "* * * * *"
+cron = "* * * * * *"
 topic = "orders"
 payload = "{PAYLOAD}"
 """
@@ -244,7 +244,7 @@ def test_no_service_prints_a_token_or_logs_a_payload_or_principal(postroom: Post
     for command in ("schedule", f"serve --http unix:{address}"):
         process = postroom.start("--log-level", "debug", "--debug", *command.split())
         try:
-            printed = read_until(b"Sending" if command == "schedule" else b"Serving", process)
+            printed = read_until(b"schedule.sent" if command == "schedule" else b"Serving", process)
             if command != "schedule":
                 assert request_over(address) == 200
             process.send_signal(signal.SIGTERM)
@@ -252,7 +252,8 @@ def test_no_service_prints_a_token_or_logs_a_payload_or_principal(postroom: Post
         finally:
             process.kill()
         assert process.returncode == 0, printed
-        assert [secret for secret in SECRETS if secret.encode() in printed] == [], command
+        secrets = [*map(str.encode, SECRETS), b64encode(PAYLOAD.encode())]
+        assert [secret for secret in secrets if secret in printed] == [], command
 
 
 def read_until(word: bytes, process: "subprocess.Popen[bytes]") -> bytes:

@@ -1,6 +1,7 @@
 """Time travel, accounts and what-if on the command line."""
 
 import asyncio
+import time
 
 import pytest
 
@@ -14,11 +15,13 @@ async def message_id(postroom):
     """A message that was nacked twice and died of it, and then another one."""
     policy = TopicPolicy(max_attempts=2, backoff_base_ms=1)
     async with open_mailbox(str(postroom.store), "main@local", default_policy=policy) as mailbox:
+        start = time.monotonic()
         sent = await mailbox.send_message(NewMessage(topic="mail", payload=b"{", idem_key="order-1"))
         for consumer, reason in [("worker-1", "not JSON"), ("worker-2", "still not JSON")]:
             (received,) = await mailbox.receive_messages("mail", consumer=consumer)
             await mailbox.nack_messages([received.receipt], reason=reason, delay_ms=0)
-        await asyncio.sleep(0.01)  # longer than any pause: what would have come next is before the log's end
+        # Longer than any pause and any delivery so far: what would have come next is before the log's end.
+        await asyncio.sleep(0.01 + time.monotonic() - start)
         await mailbox.send_message(NewMessage(topic="other", payload=b"x"))
     return sent.message_id
 

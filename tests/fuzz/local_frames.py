@@ -1,7 +1,7 @@
 """Target: what a client of a mailbox's local socket writes, and what its owner answers."""
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -111,6 +111,13 @@ class _Engine:
         return noted
 
 
+class _Outboxes:
+    """The relays of an owner without databases."""
+
+    def add(self, addresses: Sequence[str]) -> None:
+        """Relay nothing."""
+
+
 class _Owner:
     """A mailbox whose owner listens at a socket."""
 
@@ -140,7 +147,7 @@ class _Owner:
         self._mailbox = await opening.__aenter__()
         listener = listening(self._path, MAILBOX)
         server: LocalServer = await listener.__aenter__()
-        server.serve(_Engine(self._mailbox, self._failures))
+        server.serve(_Engine(self._mailbox, self._failures), _Outboxes())
         self._opened = [opening, listener]
 
     async def _send(self, data: bytes) -> None:

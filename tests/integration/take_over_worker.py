@@ -3,10 +3,12 @@
     python -m tests.integration.take_over_worker STORE JOURNAL NAME COUNT STOP_FILE
 
 Lines of the journal: `sending NUMBER`, `sent ID`, `got ID` with the time before the receive, `acked ID` with
-the time after the ack, and `call START END`. Times are of the machine's monotonic clock, in ns.
+the time after the ack, and `call START END`. Times are of the machine's monotonic clock, in ns. What the
+process logs goes to its standard error.
 """
 
 import asyncio
+import logging
 import sys
 from pathlib import Path
 from time import monotonic_ns
@@ -57,6 +59,7 @@ class Worker:
             receipts = [message.receipt for message in messages]
             refusals = await self.mailbox.ack_messages(receipts) if receipts else []
             end = monotonic_ns()
+            self.note("call", start, end)
             for message, refusal in zip(messages, refusals, strict=True):
                 if refusal is None:
                     self.note("acked", message.message_id, end)
@@ -83,5 +86,6 @@ async def main(store: str, journal: Path, name: str, count: int, stop: Path) -> 
 
 
 if __name__ == "__main__":
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     store, journal, name, count, stop = sys.argv[1:]
     asyncio.run(main(store, Path(journal), name, int(count), Path(stop)))

@@ -148,7 +148,7 @@ async def test_the_library_reads_what_a_mailbox_wrote_but_never_writes_there(log
     await engine.close()
 
     recorder = LogRecorder(log, CLOCK.wall)
-    types = ["MessageSent.2", "MessageReceived.1", "MessageAcked.1"]
+    types = ["MessageSent.3", "MessageReceived.1", "MessageAcked.1"]
     assert [event.topic for event in recorder.select_events("order-1")] == types
     last = recorder.select_events(UUID(bytes=delivery.receipt.message), desc=True, limit=1)
     assert [(event.originator_version, event.topic) for event in last] == [(3, "MessageAcked.1")]

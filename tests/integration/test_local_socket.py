@@ -123,6 +123,7 @@ async def test_a_malformed_frame_ends_its_connection_with_one_error_and_nothing_
         changed(SEND, sticky_key="k" * 256),
         changed(SEND, headers=Headers(1 << 63)),
         changed(SEND, existing_hash=b"h" * 32),
+        changed(SEND, priority=11),
         Ack(changed(RECEIPT, message=b"short")),
         Nack(RECEIPT, float("nan")),
         Nack(RECEIPT, 2.0),
@@ -131,7 +132,7 @@ async def test_a_malformed_frame_ends_its_connection_with_one_error_and_nothing_
         Purge("orders", limit=0),
         SetPolicy("orders", TopicPolicy(shards=0)),
     ],
-    ids=range(17),
+    ids=range(18),
 )
 async def test_a_command_out_of_bounds_is_refused_and_leaves_the_state_as_it_is(
     owned: Postroom, tmp_path: Path, command: Any

@@ -224,6 +224,41 @@ async def test_whoever_owns_a_shared_mailbox_sends_what_was_recorded(shop: Shop,
             assert received.payload == b"2"
 
 
+async def test_the_owner_sends_from_an_outbox_that_only_another_process_names(
+    shop: Shop, tmp_path: Path
+) -> None:
+    store = str(tmp_path / "store.db")
+    async with open_mailbox(store) as owner:
+        async with connect(store, outboxes=[shop.address]):
+            with shop.begin() as connection:
+                MailboxOutbox().record(connection, message(b"1"))
+            (received,) = await owner.receive_messages(TOPIC, wait_ms=60_000)
+        assert received.payload == b"1"
+
+
+async def test_the_next_owner_is_told_of_the_outboxes_that_others_name(tmp_path: Path) -> None:
+    store, shop = str(tmp_path / "store.db"), str(tmp_path / "shop.db")
+    async with AsyncExitStack() as first:
+        await first.enter_async_context(open_mailbox(store))
+        async with connect(store) as second, connect(store, outboxes=[shop]):
+            await first.aclose()
+            with closing(sqlite3.connect(shop)) as connection, connection:
+                MailboxOutbox().record(connection, message(b"1"))
+            (received,) = await second.receive_messages(TOPIC, wait_ms=60_000)
+        assert received.payload == b"1"
+
+
+async def test_an_outbox_that_can_not_be_used_holds_up_no_call(tmp_path: Path) -> None:
+    store = str(tmp_path / "store.db")
+    missing = "postgresql://nobody@127.0.0.1:1/nothing"
+    (tmp_path / "text.db").write_text("no database " * 100)
+    unusable = [missing, str(tmp_path / "text.db")]
+    async with open_mailbox(store), connect(store, outboxes=unusable) as mailbox:
+        await mailbox.send_message(message(b"1"))
+    async with connect(store, outboxes=[missing]) as mailbox:
+        assert (await mailbox.get_backlog()).ready == 1
+
+
 async def test_an_idempotency_key_makes_two_transactions_send_one_message(tmp_path: Path) -> None:
     shop = str(tmp_path / "shop.db")
     for _ in range(2):

@@ -175,9 +175,10 @@ def run(store: str, shop: str, log: Path, transactions: int) -> dict[str, int]:
 
 async def finish(store: str, log: Path) -> None:
     """Handle what the killed handler had not."""
-    async with open_mailbox(store) as mailbox:
+    async with asyncio.timeout(WAIT_SECONDS), open_mailbox(store, wait_ms=1_000 * WAIT_SECONDS) as mailbox:
         with log.open("a") as file:
-            while received := await mailbox.receive_messages(TOPIC, wait_ms=1_000):
+            while any(s.ready or s.delayed or s.in_flight for s in (await mailbox.get_backlog(TOPIC)).shards):
+                received = await mailbox.receive_messages(TOPIC, wait_ms=1_000)
                 await mailbox.ack_messages([each.receipt for each in received])
                 file.writelines(f"\n{each.message_id} {each.payload.decode()} handled" for each in received)
 

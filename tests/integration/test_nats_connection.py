@@ -21,6 +21,7 @@ from postroom.adapters.nats.source import JetStreamSource
 from postroom.application.ports.publisher import PublishAck
 from postroom.application.ports.source import SourceMessage
 from postroom.domain.errors import Unavailable
+from tests.support.logs import capture_logs
 from tests.support.servers.nats import NatsServer
 from tests.support.servers.process import LOOPBACK, free_port
 from tests.support.waiting import until
@@ -80,6 +81,35 @@ async def test_a_flush_without_a_connection_says_so(server: NatsServer) -> None:
         await until(lambda: not client.is_connected, SOON_SECONDS)
         with pytest.raises(Error):
             await client.flush(1)
+
+
+async def test_an_outage_is_logged_at_its_beginning_and_at_its_end(server: NatsServer) -> None:
+    with capture_logs() as events:
+        async with connect(NatsSettings(server.url), "test") as client:
+            for _ in range(2):
+                events.clear()
+                server.kill()
+                await until(lambda: client.server_pool[0].reconnects >= 5, SOON_SECONDS)
+                server.start()
+                await until(lambda: _named(events, "nats.reconnected"), SOON_SECONDS)
+                (error,) = _named(events, "nats.error")
+                (recovery,) = _named(events, "nats.reconnected")
+                assert error["count"] == 1
+                assert recovery["errors"] >= 5
+
+
+async def test_the_errors_of_a_long_outage_are_counted(
+    server: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("postroom.adapters.nats.connection.ERROR_LOG_SECONDS", 1.0)
+    with capture_logs() as events:
+        async with connect(NatsSettings(server.url), "test") as client:
+            server.kill()
+            await until(lambda: len(_named(events, "nats.error")) >= 3, SOON_SECONDS)
+            attempts = client.server_pool[0].reconnects
+    counts = [each["count"] for each in _named(events, "nats.error")]
+    assert counts[0] == 1
+    assert sum(counts) >= attempts
 
 
 async def test_a_server_that_stays_silent_is_noticed(server: NatsServer) -> None:
@@ -197,6 +227,10 @@ async def test_a_published_message_is_sent_before_the_client_closes(server: Nats
         async with asyncio.timeout(SOON_SECONDS):  # the stream stores them after the server has read them
             while (await stream.stream_info("EVENTS")).state.messages < 100:
                 await asyncio.sleep(0.02)
+
+
+def _named(events: list[dict[str, Any]], name: str) -> list[dict[str, Any]]:
+    return [each for each in events if each["event"] == name]
 
 
 def _settings_of_user(server: NatsServer) -> NatsSettings:

@@ -6,13 +6,14 @@ from typing import Any
 import pytest
 
 from postroom.adapters.memory.event_log import MemoryEventLog
+from postroom.application.mailbox import engine
 from postroom.application.mailbox.fold import fold
 from postroom.application.ports.event_log import StoredSnapshot
 from postroom.domain.errors import Unavailable
 from postroom.domain.mailbox.snapshot import take_snapshot
 from postroom.domain.policy import DAY_MS, MailboxLimits
 from postroom.domain.record import Record
-from tests.support.stores import MAILBOX, Place, folded_whole, live
+from tests.support.stores import MAILBOX, Place, folded_whole, live, message
 
 TOPIC = "orders"
 
@@ -46,6 +47,34 @@ async def test_a_log_that_grew_little_is_not_worth_a_snapshot() -> None:
     async with Place(lambda: log).open() as mailbox:
         await live(mailbox, 10)
     assert list(log.snapshots()) == []
+
+
+async def test_the_next_owner_of_one_that_was_killed_replays_few_records(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(engine, "MIN_SNAPSHOT_EVENTS", 100)
+    log = WatchedLog(MAILBOX)
+    async with Place(lambda: log).open() as mailbox:
+        for _ in range(10):
+            await mailbox.send_batch([message()] * 50)
+            received = await mailbox.receive_messages("orders", max_messages=50)
+            await mailbox.ack_messages([each.receipt for each in received])
+        newest, _ = log.snapshots()
+        assert mailbox.engine.mailbox.position - newest.position < 500
+
+
+async def test_a_large_backlog_is_not_saved_more_often_than_it_changes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(engine, "MIN_SNAPSHOT_EVENTS", 100)
+    log = WatchedLog(MAILBOX)
+    async with Place(lambda: log).open() as mailbox:
+        for _ in range(10):
+            await mailbox.send_batch([message()] * 100)
+        assert list(log.snapshots()) == []
+        await mailbox.purge_topic("orders", ready=True)
+        await mailbox.send_message(message())  # written after the snapshot
+        assert len(list(log.snapshots())) == 1
 
 
 @pytest.mark.parametrize("damage", ["corrupt", "foreign version", "of another log", "beyond the end"])

@@ -56,19 +56,61 @@ FORK_OF_ASYNCIO = """
 import asyncio, os, sys
 from postroom import InvalidRequest, NewMessage, connect, open_mailbox
 
+def calls(mailbox):
+    yield mailbox.send_message(NewMessage(topic="orders", payload=b""))
+    yield mailbox.receive_messages("orders", wait_ms=1_000)
+    yield mailbox.get_message("1")
+    yield mailbox.explain_message("1")
+    yield mailbox.get_backlog()
+    yield mailbox.get_topic_policy("orders")
+    yield mailbox.list_dead_letters()
+    yield mailbox.peek_messages("orders")
+    yield mailbox.delete_old_events(0)
+
 async def main():
-    async with open_mailbox(sys.argv[1]), connect(sys.argv[1]) as mailbox:
+    async with open_mailbox(sys.argv[1]) as owner, connect(sys.argv[1]) as mailbox:
         if child := os.fork():
             assert os.waitpid(child, 0)[1] == 0
             await mailbox.send_message(NewMessage(topic="orders", payload=b""))
             return
-        try:
-            mailbox.send_message(NewMessage(topic="orders", payload=b"")).send(None)
-        except InvalidRequest as error:
-            os._exit(0 if "forked" in str(error) else 1)
-        os._exit(2)
+        for call in [*calls(owner), *calls(mailbox)]:
+            try:
+                call.send(None)
+            except InvalidRequest as error:
+                if "was opened before this process was forked" in str(error):
+                    continue
+            os._exit(1)
+        os._exit(0)
 
 asyncio.run(main())
+"""
+
+# The child outlives its parent, so that it would have to own the mailbox.
+ORPHAN = """
+import os, sys
+from postroom import InvalidRequest, connect, open_mailbox, read_mailbox
+
+def refusal(use):
+    try:
+        use()
+    except InvalidRequest as error:
+        return str(error)
+
+def own():
+    with connect(sys.argv[1], timeout_ms=20_000):
+        pass
+
+def read():
+    with read_mailbox(sys.argv[1]):
+        pass
+
+reading, writing = os.pipe()
+with connect(sys.argv[1]):
+    if os.fork() == 0:
+        os.close(writing)
+        os.read(reading, 1)
+        print([" was open in the process from which" in str(refusal(use)) for use in (own, read)], flush=True)
+        os._exit(0)
 """
 
 
@@ -126,6 +168,13 @@ def test_a_forked_process_connects_anew_and_is_told_so(tmp_path: Path) -> None:
 def test_a_mailbox_of_coroutines_says_in_a_forked_process_that_it_does_not_work(tmp_path: Path) -> None:
     command = [sys.executable, "-c", FORK_OF_ASYNCIO, str(tmp_path / "store.db")]
     subprocess.run(command, check=True, timeout=120)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
+def test_a_forked_process_does_not_open_the_file_that_was_open_in_its_parent(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", ORPHAN, str(tmp_path / "store.db")]
+    done = subprocess.run(command, check=True, timeout=120, stdout=subprocess.PIPE)
+    assert done.stdout == b"[True, True]\n"
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")

@@ -9,7 +9,7 @@ from postroom.domain.names import message_id
 from postroom.domain.record import Record
 from postroom.projections.log_extent import LogExtent
 from postroom.projections.models import activity, backlog, dead_letters, messages
-from postroom.projections.models.messages import DeadLettering, MessageStatus, Parked
+from postroom.projections.models.messages import DeadLettering, MessageStatus, ParkedRecord
 from postroom.projections.projection import Column, Projection, Row, load_projections
 
 
@@ -17,7 +17,7 @@ class ReadModels(NamedTuple):
     """The rows of each read model by its name, in the order of its key, and what could not be folded."""
 
     rows: dict[str, list[Row]]
-    parked: list[Parked]
+    parked: list[ParkedRecord]
 
 
 OfRecord = Callable[[LogExtent, Record], Iterable[Row]]
@@ -36,7 +36,7 @@ def fold(
     """
     read = {extent: list(records) for extent, records in logs.items()}
     sent: list[Row] = []
-    parked: list[Parked] = []
+    parked: list[ParkedRecord] = []
     for extent, records in read.items():
         rows, left_out = messages_of(extent, records)
         sent += rows
@@ -126,11 +126,11 @@ def backlog_of(message: Row) -> Iterator[Row]:
         }
 
 
-def messages_of(extent: LogExtent, records: Iterable[Record]) -> tuple[list[Row], list[Parked]]:
+def messages_of(extent: LogExtent, records: Iterable[Record]) -> tuple[list[Row], list[ParkedRecord]]:
     """Return the rows of a mailbox's messages, folded record by record, and what could not be folded."""
     rows: list[Row] = []
     latest: dict[bytes, Row] = {}
-    parked: list[Parked] = []
+    parked: list[ParkedRecord] = []
     for record in records:
         if not extent.first <= record.position <= extent.last:
             continue
@@ -143,13 +143,13 @@ def messages_of(extent: LogExtent, records: Iterable[Record]) -> tuple[list[Row]
                 messages.dead_lettering_of(record) if event == "MessageDeadLettered" else (None, None)
             )
             if error is not None:
-                parked.append(Parked(extent.place(record.position), record.type, error))
+                parked.append(ParkedRecord(extent.place(record.position), record.type, error))
             # Retention may have removed a message's beginning: then it is gone from the read models too.
             if record.stream in latest:
                 _change_row(latest[record.stream], event, record, dead_lettering, extent)
         elif event.startswith("Message"):
             place = extent.place(record.position)
-            parked.append(Parked(place, record.type, f"An event of unknown type {record.type}."))
+            parked.append(ParkedRecord(place, record.type, f"An event of unknown type {record.type}."))
     for row in rows:
         row["dead_letterings"] = (
             msgspec.json.encode(row["dead_letterings"]).decode() if row["dead_letterings"] else None

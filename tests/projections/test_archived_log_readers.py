@@ -296,10 +296,10 @@ def test_only_the_row_groups_that_may_hold_what_is_wanted_are_read(groups: Place
     within: list[Condition] = [Compare("at", ">", records[19].at), Compare("at", "<", records[30].at)]
     wanted = [each.position for each in records if records[19].at < each.at < records[30].at]
     assert wanted
-    for where in ([*within], [*within, IsIn("type", ("MessageSent.2",))]):
+    for where in ([*within], [*within, IsIn("type", ("MessageSent.3",))]):
         found = rows(read_range(groups.log, LogExtent(1, ONE, 1, 40, 0), 1, 40, ["position", "type"], where))
         assert found == [
             {"position": position, "type": records[position - 1].type}
             for position in wanted
-            if len(where) == 2 or records[position - 1].type == "MessageSent.2"
+            if len(where) == 2 or records[position - 1].type == "MessageSent.3"
         ]

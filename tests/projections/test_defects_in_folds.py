@@ -67,10 +67,10 @@ DEFECTS: dict[str, Patch] = {
         messages, "is_complete", lambda: pl.col("id").is_not_null()
     ),
     "late events count twice": lambda patch: changed(
-        folds, "_placed", lambda rows: pl.concat([rows, rows.filter(pl.col("event") != "MessageSent")])
+        folds, "_with_topic", lambda rows: pl.concat([rows, rows.filter(pl.col("event") != "MessageSent")])
     )(patch),
     "late events are left out": changed(
-        folds, "_placed", lambda rows: rows.filter(pl.col("event") == "MessageSent")
+        folds, "_with_topic", lambda rows: rows.filter(pl.col("event") == "MessageSent")
     ),
     "dead-letterings before a redrive are forgotten": changed(
         messages,

@@ -1,6 +1,6 @@
 import pytest
 
-from postroom.projections.fingerprint import fingerprint, normalised
+from postroom.projections.fingerprint import fingerprint, normalize
 
 
 @pytest.mark.parametrize(
@@ -30,4 +30,4 @@ def test_the_reason_is_part_of_the_fingerprint() -> None:
 
 
 def test_words_that_look_like_hex_are_kept() -> None:
-    assert normalised("defaced facade 12") == "defaced facade #"
+    assert normalize("defaced facade 12") == "defaced facade #"

@@ -15,7 +15,7 @@ from postroom.adapters.sql import log_reader as reading
 from postroom.domain.errors import NotFound, Unavailable
 from postroom.domain.message import Headers, MessageSent
 from postroom.domain.record import Record
-from postroom.projections.log_columns import COLUMNS, STORED, arrow_schema
+from postroom.projections.log_columns import COLUMNS, STORED_COLUMNS, arrow_schema
 from postroom.projections.log_conditions import (
     Bucket,
     Compare,
@@ -93,7 +93,7 @@ def test_any_range_and_columns_are_those_of_its_records(
     assert found == [{name: row[name] for name in columns} for row in wanted]
 
 
-TEXTS = (*TOPICS, "orders%", "o", "", "MessageSent.", "MessageSent.2", "me", "o'", "max_attempts", "nacked")
+TEXTS = (*TOPICS, "orders%", "o", "", "MessageSent.", "MessageSent.3", "me", "o'", "max_attempts", "nacked")
 _columns = st.sampled_from(
     ["type", "topic", "principal", "reason", "at", "attempt", "due", "version", "shard"]
 )
@@ -103,7 +103,7 @@ _columns = st.sampled_from(
 def conditions(draw: st.DrawFn) -> Condition:
     """Return a condition as the data source makes them: on text that stores hold as it is."""
     column = draw(_columns)
-    is_number = STORED[column].spark == "bigint"
+    is_number = STORED_COLUMNS[column].spark == "bigint"
     texts = st.sampled_from([text for text in TEXTS if "\x00" not in text and "\x1a" not in text])
     values: st.SearchStrategy[Value] = st.sampled_from([0, 1, 2, 5, 1_050, 1_100]) if is_number else texts
     kinds: list[st.SearchStrategy[Any]] = [

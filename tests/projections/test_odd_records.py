@@ -107,7 +107,7 @@ def test_an_id_that_is_the_stream_of_another_mailbox_names_a_message_like_any_ot
 def test_an_envelope_that_was_shredded_breaks_nothing() -> None:
     records = [
         record._replace(envelope=b"", state=b"", custom_headers=None)
-        if record.type == "MessageSent.2"
+        if record.type == "MessageSent.3"
         else record
         for record in STORY_RECORDS
     ]
@@ -120,7 +120,7 @@ def test_an_envelope_that_was_shredded_breaks_nothing() -> None:
 
 def test_custom_headers_that_are_no_json_lose_no_dead_letter() -> None:
     records = [
-        record._replace(custom_headers="{") if record.type == "MessageSent.2" else record
+        record._replace(custom_headers="{") if record.type == "MessageSent.3" else record
         for record in STORY_RECORDS
     ]
     logs = log_of("box0@test", records)
@@ -190,7 +190,7 @@ def read_frame(store: Store) -> pl.DataFrame:
 
 
 def _odd(record: Record, data: st.DataObject) -> Record:
-    if record.type != "MessageSent.2":
+    if record.type != "MessageSent.3":
         return record
     texts: dict[str, Any] = {name: data.draw(odd_text) for name in TEXTS}
     return record._replace(

@@ -27,6 +27,8 @@ POLICY = TopicPolicy(
     ready_retention_ms=60_000,
     dead_retention_ms=90_000,
     dead_capacity=2,
+    priorities=True,
+    priority_aging_ms=1_000,
 )
 LIMITS = MailboxLimits(history_retention_ms=120_000)
 TOPICS = ("orders", "mail")
@@ -39,6 +41,7 @@ class Send:
     ttl_seconds: int = 0
     idem_key: str | None = None
     outside_id: bool = False
+    priority: int = 5
 
 
 @dataclass(frozen=True)
@@ -87,6 +90,7 @@ sends = st.builds(
     st.sampled_from([0, 0, 0, 1]),
     st.sampled_from([None, None, "key"]),
     st.booleans(),
+    st.sampled_from([5, 5, 0, 10]),
 )
 receives = st.builds(Receive, _topics, st.sampled_from([None, None, 1_000]))
 settles = st.builds(
@@ -191,7 +195,7 @@ async def _take(mailbox: Postroom, place: Place, step: Step, received: list[Rece
         case Retain():
             place.clock.advance(24 * 60 * 60 * 1_000)
             await mailbox.retention.enforce_age()
-        case Send(topic, delay_ms, ttl_seconds, idem_key, outside_id):
+        case Send(topic, delay_ms, ttl_seconds, idem_key, outside_id, priority):
             await mailbox.send_message(
                 message(
                     topic=topic,
@@ -199,6 +203,7 @@ async def _take(mailbox: Postroom, place: Place, step: Step, received: list[Rece
                     ttl_seconds=ttl_seconds,
                     idem_key=idem_key,
                     message_id=f"order {place.clock.wall_us}" if outside_id else None,
+                    priority=priority,
                 )
             )
         case Receive(topic, visibility_ms):

@@ -91,7 +91,7 @@ def test_an_id_sent_again_after_retention_forgot_it_begins_another_life(
     logs = log_of("box0@test", records)
     models = folded(logs, sizes, 2)
     assert models == fold(logs)
-    assert len(models.rows["mailbox"]) == sum(each.type == "MessageSent.2" for each in records)
+    assert len(models.rows["mailbox"]) == sum(each.type == "MessageSent.3" for each in records)
 
 
 def test_an_id_that_two_mailboxes_know_names_two_messages() -> None:

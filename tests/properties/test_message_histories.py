@@ -36,7 +36,7 @@ def test_an_account_leaves_nothing_out(taken: list[Step]) -> None:
     own = mailbox_stream(MAILBOX)
     records = [record for record in past.log.read() if record.stream != own]
     reader = Reader(past.log, past.place.clock)
-    for id_ in {message_id(r.stream, r.message_id) for r in records if r.type == "MessageSent.2"}:
+    for id_ in {message_id(r.stream, r.message_id) for r in records if r.type == "MessageSent.3"}:
         detail, account = reader.get_message(id_), reader.explain_message(id_)
         told = {happened.position for happened in account.story}
         assert told >= {entry.position for entry in detail.history}

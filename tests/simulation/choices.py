@@ -30,6 +30,7 @@ POLICY = TopicPolicy(
     in_flight_retention_visibilities=4,
     dead_retention_ms=30_000,
     dead_capacity=2,
+    priority_aging_ms=1_000,
 )
 LIMITS = MailboxLimits(in_flight_ceiling=4, max_messages=6)
 
@@ -43,7 +44,7 @@ skews_ms = st.sampled_from([-120_000, -3_000, -1_000, 0, 0, 500, 1_000, 3_000, 3
 wild_skews_ms = st.one_of(skews_ms, st.sampled_from([-400 * DAY_MS, 8 * DAY_MS, 365 * DAY_MS]))
 payloads = st.sampled_from([b"x", b"xx", b"yyyyyyyy"])
 policies = st.fixed_dictionaries(
-    {},
+    {"priorities": st.booleans()},
     optional={
         "shards": st.sampled_from([2, 3]),
         "shard_capacity": st.sampled_from([3, 5, 8]),
@@ -51,9 +52,11 @@ policies = st.fixed_dictionaries(
         "replay_window_ms": st.sampled_from([2_500, 4_000, 8_000]),
         "replay_capacity": st.sampled_from([1, 3, 5]),
         "dead_capacity": st.sampled_from([1, 2, 4]),
+        "priority_aging_ms": st.sampled_from([100, 500, 1_999]),
     },
 )
 keys = st.sampled_from(["k1", "k2", "k3", "k4"])
+priorities = st.sampled_from([5, 5, 5, 4, 0, 10])
 sticky_keys = st.sampled_from([None, None, "a", "c"])
 own_ids = st.sampled_from([str(UUID(int=n)) for n in (1, 2)])
 
@@ -74,6 +77,7 @@ class Choices:
             data.draw(sticky_keys, "sticky key"),
             data.draw(st.sampled_from([0, 0, 0, 0, 500, 5_000]), "deliver after, ms"),
             data.draw(st.sampled_from([0, 0, 0, 0, 0, 1, 3, 60]), "ttl, s"),
+            priority=data.draw(priorities, "priority"),
         )
         if key is not None:
             self.with_key.append(send)
@@ -85,7 +89,10 @@ class Choices:
         return replace(send, id=self._new_id())
 
     def bulk(self, topic: str, sticky_key: str | None, count: int) -> list[Operation]:
-        return [Send(self._new_id(), topic, b"bulk", sticky_key=sticky_key) for _ in range(count)]
+        return [
+            Send(self._new_id(), topic, b"bulk", sticky_key=sticky_key, priority=(5, 5, 0, 10)[number % 4])
+            for number in range(count)
+        ]
 
     def receive(self, data: st.DataObject, topic: str) -> Operation:
         self._names += 1

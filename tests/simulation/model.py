@@ -7,6 +7,7 @@ All times are µs, all settings ms.
 
 from collections.abc import Collection
 from dataclasses import dataclass, field
+from fractions import Fraction
 from typing import Any
 
 MS = 1_000
@@ -32,6 +33,8 @@ class Message:
     expires_at: int
     due: int
     has_ttl: bool
+    priority: int
+    ready_at: int
     state: str = READY
     attempt: int = 0
     delivery: int | None = None
@@ -182,6 +185,8 @@ class Model:
             expires_at=self.now + ttl * MS,
             due=self.now + op.deliver_after_ms * MS,
             has_ttl=ttl < policy.ready_retention_ms,
+            priority=op.priority,
+            ready_at=self.now + op.deliver_after_ms * MS,
         )
         if op.idem_key is not None:
             until = self.true + policy.replay_window_ms * MS
@@ -259,14 +264,23 @@ class Model:
         leftover = []
         for shard in sorted({m.shard for m in self.messages.values()}):
             waiting = [m for m in self.unsettled(op.topic, shard) if self._is_deliverable(m)]
+            waiting.sort(key=self._precedence)
             taken = [m for m in got if m.shard == shard]
-            in_order = [m.id for m in sorted(waiting, key=lambda m: m.rank)][: len(taken)]
-            assert [m.id for m in taken] == in_order, f"shard {shard} was not served first in, first out"
+            in_order = [m.id for m in waiting[: len(taken)]]
+            assert [m.id for m in taken] == in_order, f"shard {shard} was not served in order"
             leftover += waiting[len(taken) : len(taken) + 1]
         if len(got) < most and leftover:
             full = any(size + len(m.payload) > op.max_bytes for m in leftover)
             assert got, f"{op} got nothing though messages were ready"
             assert full, f"{op} got {len(got)} messages though more were ready"
+
+    def _precedence(self, message: Message) -> tuple[Fraction, int]:
+        """Sort first in, first out; where the policy asks for it, by priority and age before."""
+        policy = self.topics[message.topic].policy
+        if not policy.priorities:
+            return Fraction(0), message.rank
+        age = Fraction(self.now - message.ready_at, policy.priority_aging_ms * MS)
+        return -(message.priority + age), message.rank
 
     def ack(self, number: int, answer: Any) -> None:
         message = self._current(number, settled_too=True)
@@ -343,6 +357,7 @@ class Model:
         for message in revived:
             topic.dead.remove(message)
             message.state, message.attempt, message.delivery, message.due = READY, 0, None, self.now
+            message.ready_at = self.now
             message.expires_at = self.now + topic.policy.ready_retention_ms * MS
             message.has_ttl = False
             message.hidden_until_true = 0

@@ -80,6 +80,7 @@ class Send(Operation):
     deliver_after_ms: int = 0
     ttl_seconds: int = 0
     has_external_id: bool = False
+    priority: int = 5
 
     async def ask(self, room: Room, receipts: Receipts) -> Any:
         new = NewMessage(
@@ -90,6 +91,7 @@ class Send(Operation):
             deliver_after_ms=self.deliver_after_ms,
             ttl_seconds=self.ttl_seconds,
             message_id=self.id if self.has_external_id else None,
+            priority=self.priority,
         )
         sent = await SendMessage(room.engine, room.factory(self.id))(new)
         return ("sent", sent.message_id, sent.duplicate)

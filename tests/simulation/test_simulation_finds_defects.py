@@ -13,6 +13,7 @@ from postroom.domain.errors import Unavailable
 from postroom.domain.mailbox import decide, snapshot, state
 from postroom.domain.mailbox.commands import Receive
 from postroom.domain.mailbox.log_clock import anchor
+from postroom.domain.mailbox.priority_shard import PriorityShard
 from postroom.domain.mailbox.replay import ReplayWindow
 from postroom.domain.mailbox.shard import Shard
 from postroom.domain.message import (
@@ -193,6 +194,44 @@ def dead_letters_without_bounds(patch: Patch) -> None:
 def last_in_first_out(patch: Patch) -> None:
     ready = Shard.ready
     patch.setattr(Shard, "ready", lambda self, now: iter(list(ready(self, now))[::-1]))
+
+
+def reordered_by(patch: Patch, key: Callable[[Any, Any], Any]) -> None:
+    """Have shards with priorities deliver in the order of `key(shard, message)`."""
+    ready = PriorityShard.ready
+    patch.setattr(
+        PriorityShard, "ready", lambda self, now: iter(sorted(ready(self, now), key=lambda m: key(self, m)))
+    )
+
+
+@defect
+def priorities_that_are_ignored(patch: Patch) -> None:
+    reordered_by(patch, lambda shard, m: m.position)
+
+
+@defect
+def a_priority_that_never_ages(patch: Patch) -> None:
+    reordered_by(patch, lambda shard, m: (-m.priority, m.ready_at, m.position))
+
+
+@defect
+def last_in_first_out_among_equals(patch: Patch) -> None:
+    reordered_by(patch, lambda shard, m: (shard._rank(m)[0], -m.position))
+
+
+@defect
+def a_redelivery_that_starts_to_age_anew(patch: Patch) -> None:
+    def young(message: message.Message, event: MessageRequeued, epoch: int) -> None:
+        requeued(message, event, epoch)
+        message.ready_at = event.due
+
+    requeued = MESSAGE_FOLD[MessageRequeued]
+    patch.setitem(MESSAGE_FOLD, MessageRequeued, young)
+
+
+@defect
+def a_policy_that_leaves_the_old_order(patch: Patch) -> None:
+    patch.setattr(state.Topic, "reorder", lambda self, messages, now: None)
 
 
 @defect

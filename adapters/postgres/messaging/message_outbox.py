@@ -10,6 +10,8 @@ from postroom.adapters.sql.transaction import for_psycopg
 from postroom.application.ports.message_outbox import RecordedMessage
 
 POLL_SECONDS = 0.1
+MISSING_TABLE_SECONDS = 60.0
+"""Interval at which a table that is missing is looked for."""
 BATCH_BYTES = 8 << 20
 _NAME = "postroom message outbox"
 _SQL = {
@@ -19,16 +21,22 @@ _SQL = {
 
 
 class PostgresMessageOutbox:
-    """Messages for one mailbox in a database that has been migrated; open it in a running event loop."""
+    """Messages for one mailbox in a database, which may be migrated later."""
 
     def __init__(self, url: str, mailbox: str) -> None:
         self._url = url
         self._mailbox = mailbox
         self._connection = Reconnecting(self._open)
-        self._hints = PostgresHints(url, f"{_NAME} hints", "postroom_outbox_messages")
+        self._hints: PostgresHints | None = None
+        self._is_migrated = False
 
     async def find(self, limit: int, except_topics: Collection[str] = ()) -> list[RecordedMessage]:
         """Return messages to send; see `MessageOutbox.find`."""
+        if not self._is_migrated:
+            self._is_migrated = await asyncio.to_thread(has_message_outbox, self._url)
+            if not self._is_migrated:
+                return []
+            self._hints = PostgresHints(self._url, f"{_NAME} hints", "postroom_outbox_messages")
         return await asyncio.to_thread(self._find, limit, list(except_topics))
 
     async def settle(
@@ -39,6 +47,9 @@ class PostgresMessageOutbox:
 
     async def wait(self) -> None:
         """Return at the next hint, or after the poll interval."""
+        if self._hints is None:
+            await asyncio.sleep(MISSING_TABLE_SECONDS)
+            return
         try:
             async with asyncio.timeout(POLL_SECONDS):
                 await self._hints.wait()
@@ -47,7 +58,8 @@ class PostgresMessageOutbox:
 
     async def close(self) -> None:
         """Close the connections; closing twice is fine."""
-        await self._hints.close()
+        if self._hints is not None:
+            await self._hints.close()
         await asyncio.to_thread(self._connection.close)
 
     def _open(self) -> Connection:

@@ -23,8 +23,8 @@ SEARCHED = (
 WORDED = tuple(
     name for name in SEARCHED if name not in ("message_id", "correlation_id", "trace_id", "span_id")
 )
-SENT_WHERE = "type = 'MessageSent.2'"
-LATER_WHERE = "type >= 'Message' AND type < 'Messagf' AND type <> 'MessageSent.2'"
+SENT_WHERE = "type = 'MessageSent.3'"
+LATER_WHERE = "type >= 'Message' AND type < 'Messagf' AND type <> 'MessageSent.3'"
 FATES_WHERE = "type IN ('MessageDeadLettered.1', 'MessageRedriven.1')"
 STATUS = {
     "MessageAcked.1": "acked",

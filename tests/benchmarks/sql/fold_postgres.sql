@@ -24,7 +24,7 @@ WITH cut AS MATERIALIZED (
         max(at) AS changed_at,
         count(*) FILTER (WHERE type = 'MessageRedriven.1') AS redriven
     FROM postroom.log
-    WHERE type LIKE 'Message%' AND type <> 'MessageSent.2'
+    WHERE type LIKE 'Message%' AND type <> 'MessageSent.3'
     GROUP BY 1, 2
 ), requeued AS (
     SELECT place >> 40 AS mailbox_id, stream, version, due
@@ -94,4 +94,4 @@ LEFT JOIN later ON later.mailbox_id = sent.place >> 40 AND later.stream = sent.s
 LEFT JOIN requeued ON requeued.mailbox_id = sent.place >> 40 AND requeued.stream = sent.stream
     AND requeued.version = later.last >> 3
 LEFT JOIN dead_lettering ON dead_lettering.mailbox_id = sent.place >> 40 AND dead_lettering.stream = sent.stream
-WHERE sent.type = 'MessageSent.2';
+WHERE sent.type = 'MessageSent.3';

@@ -21,7 +21,7 @@ WITH cut AS MATERIALIZED (
         max(at) AS changed_at,
         sum(type = 'MessageRedriven.1') AS redriven
     FROM store.log
-    WHERE type >= 'Message' AND type < 'Messagf' AND type <> 'MessageSent.2'
+    WHERE type >= 'Message' AND type < 'Messagf' AND type <> 'MessageSent.3'
     GROUP BY stream, place >> 40
 ), requeued AS MATERIALIZED (
     SELECT place >> 40 AS mailbox_id, stream, version, due
@@ -82,5 +82,5 @@ LEFT JOIN later ON later.stream = sent.stream AND later.mailbox_id = sent.place 
 LEFT JOIN requeued ON requeued.stream = sent.stream AND requeued.mailbox_id = sent.place >> 40
     AND requeued.version = later.last >> 3
 LEFT JOIN dead_lettering ON dead_lettering.stream = sent.stream AND dead_lettering.mailbox_id = sent.place >> 40
-WHERE sent.type = 'MessageSent.2'
+WHERE sent.type = 'MessageSent.3'
 ORDER BY sent.place;

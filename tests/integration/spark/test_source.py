@@ -75,7 +75,7 @@ def test_spark_reads_every_column_as_it_was_written(spark: SparkSession, kept: K
 
 FILTERS = [
     # by Postroom alone
-    ("type = 'MessageSent.2'", True),
+    ("type = 'MessageSent.3'", True),
     ("type LIKE 'Message%' AND NOT type LIKE 'MessageSent.%'", True),
     ("topic = 'orders'", True),
     ("topic = 'it''s'", True),

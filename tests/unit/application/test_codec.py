@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from postroom.application.mailbox.codec import KINDS, to_event, to_events, to_record
 from postroom.domain.errors import BrokenLog
 from postroom.domain.event import Event
+from postroom.domain.integrity import message_checksum
 from postroom.domain.mailbox.events import (
     LogTruncated,
     MailboxCreated,
@@ -44,7 +45,13 @@ headers = st.builds(
     *[optional] * 10,
     custom_headers=st.none() | st.dictionaries(texts, texts, min_size=1, max_size=4),
 )
-policies = st.builds(TopicPolicy, *[st.integers(1, 2**40)] * len(TopicPolicy.__struct_fields__))
+policies = st.builds(
+    TopicPolicy,
+    **{
+        name: st.booleans() if name == "priorities" else st.integers(1, 2**40)
+        for name in TopicPolicy.__struct_fields__
+    },
+)
 dead_reasons = st.sampled_from(["max_attempts", "rejected", "ttl_expired", "retention_expired", "integrity"])
 
 EVENTS: dict[type[Event], st.SearchStrategy[Event]] = {
@@ -61,6 +68,7 @@ EVENTS: dict[type[Event], st.SearchStrategy[Event]] = {
         digests,
         headers,
         st.binary(min_size=1, max_size=200),
+        st.integers(0, 10),
     ),
     # An empty consumer is none.
     MessageReceived: st.builds(
@@ -81,6 +89,10 @@ EVENTS: dict[type[Event], st.SearchStrategy[Event]] = {
     TopicResumed: st.builds(TopicResumed, *base, texts),
     LogTruncated: st.builds(LogTruncated, *base, times, digests),
 }
+
+
+VERSIONS: dict[type[Event], int] = {MessageSent: 3, TopicPolicySet: 2}
+"""Schema versions above 1."""
 
 
 def test_every_event_has_a_strategy_here() -> None:
@@ -123,7 +135,7 @@ def test_only_a_sent_message_uses_the_header_columns(kind: type[Event], data: st
 
 def test_type_names_are_stable() -> None:
     assert {kind.cls.__name__: kind.name for kind in KINDS} == {
-        kind.__name__: f"{kind.__name__}.{2 if kind is MessageSent else 1}" for kind in EVENTS
+        kind.__name__: f"{kind.__name__}.{VERSIONS.get(kind, 1)}" for kind in EVENTS
     }
 
 
@@ -173,8 +185,23 @@ def test_records_of_version_1_are_readable() -> None:
         ("t", 4, None, 5, None, b"\x95\t\x01\xa1k\xc4\x01p\xc4\x01h"),
         MessageSent(*acked, "t", 4, 5, 9, 1, "k", b"p", b"h", Headers(0), b""),
     )
+    numbers = dict.fromkeys(TopicPolicy.__struct_fields__[:12], 7)  # the fields of version 1
+    written["TopicPolicySet.1"] = (
+        ("t", None, None, None, None, msgspec.msgpack.encode([numbers])),
+        TopicPolicySet(*acked, "t", msgspec.convert(numbers, TopicPolicy)),
+    )
     for name, (columns, event) in written.items():
         row = (1, b"s" * 16, 3, 1, name, 99, *columns)
         assert list(to_events([row])) == [event]
-        if name != "MessageSent.1":  # today's version has a checksum
+        if type(event) not in VERSIONS:
             assert to_record(event, 1, 1, GENESIS)[:CHAIN] == row
+
+
+def test_a_sent_message_of_version_2_has_the_default_priority_and_a_valid_checksum() -> None:
+    sent = MessageSent(b"s" * 16, 1, 99, "t", 4, 5, 9, 1, "k", b"p" * 32, b"h" * 32, Headers(7), b"e")
+    state = msgspec.msgpack.encode((9, 1, "k", b"p" * 32, b"h" * 32, message_checksum(sent)))
+    written = to_record(sent, 1, 1, GENESIS)._replace(type="MessageSent.2", state=state)
+    assert to_event(written) == sent
+    assert sent.priority == 5
+    # The checksum that version 2 stored of this message.
+    assert message_checksum(sent).hex() == "c4a5df1d088d98c206b2dea88334b3b7c345145d74c7a261962d23124fd34e6c"

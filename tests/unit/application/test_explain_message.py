@@ -54,6 +54,11 @@ def test_a_message_sent_with_a_later_due_time_is_delayed_by_its_sender() -> None
     assert explanation.now == f"It is delayed by its sender: it may be delivered from {at(900)} on."
 
 
+def test_a_message_whose_sender_named_a_priority_has_it_in_its_story() -> None:
+    (sent,) = texts(explained([Life("m").sent(at=100, priority=9)], now=200))
+    assert sent.startswith("Sent to orders, shard 6, with priority 9, without an idempotency key, ")
+
+
 def test_an_expired_message_waits_for_an_owner_to_dead_letter_it() -> None:
     explanation = explained([Life("m").sent(at=100, ttl=50)], now=200)
     assert explanation.now.startswith(

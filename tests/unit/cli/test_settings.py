@@ -59,6 +59,8 @@ def test_a_topic_takes_what_it_does_not_say_from_the_default_policy(folder):
         ("[policy]\nmax_attemps = 3", ("[policy]", "max_attemps", "did you mean max_attempts?")),
         ("[policy]\nmax_attempts = 0", ("[policy]", "max_attempts", "at least 1")),
         ("[policy]\nmax_attempts = true", ("max_attempts", "whole number")),
+        ("[policy]\npriorities = 1", ("[policy]", "priorities is 1", "true or false")),
+        ("[policy]\npriorities = 'yes'", ("priorities is 'yes'", "true or false")),
         ("[policy]\nvisibility = 'soon'", ("visibility", "'soon'")),
         ("[policy]\nvisibility_ms = 10", ("[policy]", "visibility_ms", "250")),
         ("[topics.'a b']\nshards = 1", ("[topics]", "a b")),
@@ -130,6 +132,14 @@ def test_a_policy_is_changed_field_by_field():
 
     assert (changed.visibility_ms, changed.backoff_base_ms, changed.shards) == (120_000, 50, 1)
     assert changed.max_attempts == TopicPolicy().max_attempts
+
+
+@pytest.mark.parametrize("value", [True, "true"])
+def test_a_policy_is_given_priorities(value):
+    changed = make_policy(TopicPolicy(), {"priorities": value, "priority_aging": "1m"}, "here")
+
+    assert changed == TopicPolicy(priorities=True, priority_aging_ms=60_000)
+    assert make_policy(changed, {"priorities": "false"}, "here").priorities is False
 
 
 def test_a_received_message_is_hidden_for_30_seconds_by_default(folder):

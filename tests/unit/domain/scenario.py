@@ -16,6 +16,7 @@ from postroom.domain.mailbox.events import MailboxCreated, MailboxMode, Ownershi
 from postroom.domain.mailbox.snapshot import take_snapshot
 from postroom.domain.mailbox.state import Mailbox, evolve
 from postroom.domain.message import (
+    DEFAULT_PRIORITY,
     MS,
     DeadReason,
     ExpiryReason,
@@ -103,6 +104,7 @@ class Life:
         ttl: int | None = None,
         idem_key: str | None = None,
         sticky_key: str | None = None,
+        priority: int = DEFAULT_PRIORITY,
     ) -> MessageSent:
         """Return the event that the message was sent, to be delivered from `due` on."""
         ttl = min(self.policy.ready_retention_ms, ttl if ttl is not None else self.policy.ready_retention_ms)
@@ -119,6 +121,7 @@ class Life:
             command.hash_chain,
             command.headers,
             command.envelope,
+            priority,
         )
 
     def received(

@@ -66,6 +66,14 @@ def test_the_checksum_of_a_stored_message_is_stable() -> None:
     assert message_checksum(sent).hex() == "91cbc00448143e5f1aa7711284c794193044ab8d0ed3344318d68d222c09c26d"
 
 
+def test_the_checksum_covers_a_priority_other_than_the_default() -> None:
+    def checksum(priority: int) -> bytes:
+        fields = ("orders", 3, 6, 7, 2, None, HELLO, b"h" * 32, Headers(1), b"envelope", priority)
+        return message_checksum(MessageSent(b"s" * 16, 1, 5, *fields))
+
+    assert len({checksum(priority) for priority in range(11)}) == 11
+
+
 def test_the_order_of_attributes_does_not_change_the_hash_chain() -> None:
     one = hash_chain("t", 1, None, HELLO, {"a": b"1", "b": b"2"})
     assert one == hash_chain("t", 1, None, HELLO, {"b": b"2", "a": b"1"})

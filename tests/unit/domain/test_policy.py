@@ -8,7 +8,7 @@ from postroom.domain.mailbox.commands import SetPolicy
 from postroom.domain.policy import DAY_MS, MailboxLimits, TopicPolicy
 from tests.unit.domain.scenario import NOTHING, TOPIC, Life, given, policy_set
 
-FIELDS = TopicPolicy.__struct_fields__
+NUMBERS = [name for name in TopicPolicy.__struct_fields__ if name != "priorities"]
 
 
 def test_the_defaults_are_those_of_the_specification() -> None:
@@ -23,27 +23,34 @@ def test_the_defaults_are_those_of_the_specification() -> None:
     assert policy.validate() is policy
 
 
-@pytest.mark.parametrize("field", FIELDS)
+@pytest.mark.parametrize("field", NUMBERS)
 @pytest.mark.parametrize("value", [0, -1])
-def test_every_field_is_at_least_one(field: str, value: int) -> None:
+def test_every_number_is_at_least_one(field: str, value: int) -> None:
     policy = msgspec.structs.replace(TopicPolicy(), **{field: value})
     with pytest.raises(InvalidRequest, match=rf"Topic policy {field} must be at least \d+; it was {value}"):
         policy.validate()
 
 
-@pytest.mark.parametrize("field", FIELDS)
+@pytest.mark.parametrize("field", NUMBERS)
 @pytest.mark.parametrize("bits", [62, 70, 100_000])
-def test_every_field_has_an_upper_bound(field: str, bits: int) -> None:
+def test_every_number_has_an_upper_bound(field: str, bits: int) -> None:
     policy = msgspec.structs.replace(TopicPolicy(), **{field: 1 << bits})
     with pytest.raises(InvalidRequest, match=rf"Topic policy {field} must be at most \d+; it was "):
         policy.validate()
 
 
-@pytest.mark.parametrize("field", FIELDS)
+@pytest.mark.parametrize("field", NUMBERS)
 @pytest.mark.parametrize("value", [1_000.0, float("nan"), True, "1000", None])
-def test_every_field_is_an_int(field: str, value: object) -> None:
+def test_every_number_is_an_int(field: str, value: object) -> None:
     policy = msgspec.structs.replace(TopicPolicy(), **{field: value})
     with pytest.raises(InvalidRequest, match=f"Topic policy {field} must be of type int, not "):
+        policy.validate()
+
+
+@pytest.mark.parametrize("value", [1, 0, "true", None])
+def test_priorities_are_on_or_off(value: object) -> None:
+    policy = msgspec.structs.replace(TopicPolicy(), priorities=value)
+    with pytest.raises(InvalidRequest, match="Topic policy priorities must be of type bool, not "):
         policy.validate()
 
 
@@ -64,6 +71,10 @@ def test_every_limit_is_an_int_within_bounds(field: str, value: object) -> None:
             TopicPolicy(backoff_base_ms=2, backoff_max_ms=1),
             "backoff_max_ms must not be below backoff_base_ms",
         ),
+        (
+            TopicPolicy(priorities=True, ready_retention_ms=6_000_000),
+            r"priority_aging_ms must be below a tenth of ready_retention_ms \(600000\), .* it was 600000",
+        ),
     ],
 )
 def test_fields_that_contradict_each_other_are_refused(policy: TopicPolicy, match: str) -> None:
@@ -73,7 +84,13 @@ def test_fields_that_contradict_each_other_are_refused(policy: TopicPolicy, matc
 
 @pytest.mark.parametrize(
     "policy",
-    [TopicPolicy(visibility_ms=250), TopicPolicy(replay_window_ms=10_000), TopicPolicy(backoff_max_ms=200)],
+    [
+        TopicPolicy(visibility_ms=250),
+        TopicPolicy(replay_window_ms=10_000),
+        TopicPolicy(backoff_max_ms=200),
+        TopicPolicy(priorities=True, ready_retention_ms=6_000_001),
+        TopicPolicy(priorities=False, ready_retention_ms=1),
+    ],
 )
 def test_a_field_may_stand_on_its_bound(policy: TopicPolicy) -> None:
     assert policy.validate() is policy

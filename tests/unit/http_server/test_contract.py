@@ -110,7 +110,19 @@ def add_a_field_to_an_answer(document: Any) -> None:
     shape["required"].append("shard")
 
 
-COMPATIBLE = [add_a_call, add_an_optional_field, raise_a_maximum, add_a_field_to_an_answer]
+def add_a_setting_to_the_policy_which_is_both_sent_and_answered(document: Any) -> None:
+    shape = document["components"]["schemas"]["TopicPolicy"]
+    assert shape["additionalProperties"] is False
+    shape["properties"]["color"] = {"type": "string"}
+
+
+COMPATIBLE = [
+    add_a_call,
+    add_an_optional_field,
+    raise_a_maximum,
+    add_a_field_to_an_answer,
+    add_a_setting_to_the_policy_which_is_both_sent_and_answered,
+]
 
 
 @pytest.mark.parametrize("change", COMPATIBLE, ids=lambda change: change.__name__)

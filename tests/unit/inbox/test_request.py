@@ -69,10 +69,13 @@ def test_places_are_compared_as_numbers() -> None:
 
 
 class _Stored:
-    def __init__(self) -> None:
+    def __init__(self, max_bytes: int = 1 << 20) -> None:
         self.messages: list[SourceMessage] = []
+        self._max_bytes = max_bytes
 
     async def publish(self, subject: str, payload: bytes, headers: Mapping[str, str]) -> PublishAck:
+        if len(payload) > self._max_bytes:
+            raise InvalidRequest("The message is too large.")
         self.messages.append(SourceMessage(subject, payload, headers, 1, "1", None))
         return PublishAck("DLQ", 1, duplicate=False)
 
@@ -98,6 +101,17 @@ async def test_a_dead_letter_gives_the_message_back(data: bytes, headers: dict[s
     back = record.message
     assert (back.subject, back.headers, back.sequence) == ("a.event.b.v1", headers, "7")
     assert back.data == data or back.data.strip() == data.strip()
+
+
+@pytest.mark.parametrize(("max_bytes", "has_data"), [(50_000, True), (20_000, False)])
+async def test_a_dead_letter_that_fits_has_all_headers_in_full(max_bytes: int, has_data: bool) -> None:
+    stored = _Stored(max_bytes)
+    headers = {f"Header-{number}-{'x' * 100}": "y" * 101 for number in range(60)}
+    letters = DeadLetterPublisher(stored, "sea", "STREAM", "consumer")
+    await letters.publish(message(b"z" * 20_000, headers), "id", RouteToDeadLetter("poison", "why"), 1, 0)
+    record = read_dead_letter(stored.messages[0])
+    assert record.headers == headers
+    assert bool(record.message.data) == has_data
 
 
 @pytest.mark.parametrize("subject", ["a." * 2_000 + "b", "a.b\u00a0c", "a..b", "a.>", "a.*.b"])

@@ -1,0 +1,49 @@
+"""A transport that sends what is written in one turn of the event loop together."""
+
+import asyncio
+from typing import Any
+
+MAX_BYTES = 64 << 10
+
+
+class WriteBuffer:
+    """Transport that sends the head and the body of an answer by one system call.
+
+    uvicorn writes them one after the other, and a write to a socket costs more than all else that it does for
+    an answer. From `MAX_BYTES` on nothing is held back, so that a client that does not read is noticed.
+    """
+
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+        self._transport = transport
+        self._loop = loop
+        self._pieces: list[bytes] = []
+        self._size = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def write(self, data: bytes) -> None:
+        """Send bytes at the end of this turn of the loop at the latest."""
+        if not self._pieces:
+            self._loop.call_soon(self._flush)
+        self._pieces.append(data)
+        self._size += len(data)
+        if self._size >= MAX_BYTES:
+            self._flush()
+
+    def close(self) -> None:
+        """Send what was written, and close."""
+        self._flush()
+        self._transport.close()
+
+    def abort(self) -> None:
+        """Close without sending."""
+        self._pieces.clear()
+        self._transport.abort()
+
+    def _flush(self) -> None:
+        if self._pieces:
+            data = b"".join(self._pieces)
+            self._pieces.clear()
+            self._size = 0
+            self._transport.write(data)

@@ -1,0 +1,70 @@
+"""Shards of topics whose policy has priorities."""
+
+from collections.abc import Iterator
+from heapq import merge
+from operator import attrgetter
+
+from postroom.domain.mailbox.shard import Shard
+from postroom.domain.message import MS, Message
+from postroom.domain.policy import TopicPolicy
+
+_by_ready_time = attrgetter("ready_at", "position")
+
+
+class PriorityShard:
+    """Queue of a topic with priorities: a FIFO queue for each priority in use, at most eleven.
+
+    A message counts one priority higher for each `aging` that it has been ready. As all messages age alike,
+    their order does not change while they wait: a message is ordered as if it had been ready `aging` earlier
+    for each of its priorities, and nothing that becomes ready later than that passes it (ADR 0048).
+    """
+
+    __slots__ = ("_aging", "_queues", "in_flight")
+
+    def __init__(self, aging: int) -> None:
+        """Initialise with the time (µs) that counts as one priority."""
+        self._aging = aging
+        self._queues: dict[int, Shard] = {}
+        self.in_flight = 0
+
+    @property
+    def size(self) -> int:
+        """Count the messages that `shard_capacity` bounds: ready, delayed and in flight (svc-mailbox I-5)."""
+        return self.in_flight + sum(queue.size for queue in self._queues.values())
+
+    def enqueue(self, message: Message, now: int) -> None:
+        """Add a message to the queue, delayed if its `due` is after `now` (µs)."""
+        queue = self._queues.get(message.priority)
+        if queue is None:
+            queue = self._queues[message.priority] = Shard(_by_ready_time)
+        queue.enqueue(message, now)
+
+    def dequeue(self, message: Message) -> None:
+        """Remove a waiting message."""
+        self._queues[message.priority].dequeue(message)
+
+    def ready(self, now: int) -> Iterator[Message]:
+        """Yield the messages that may be delivered at `now` (µs), most urgent first; remove none."""
+        return merge(*(queue.ready(now) for queue in self._queues.values()), key=self._rank)
+
+    def next_due(self) -> int | None:
+        """Return the µs at which the first delayed message becomes ready, or None."""
+        times = (queue.next_due() for queue in self._queues.values())
+        return min((time for time in times if time is not None), default=None)
+
+    def _rank(self, message: Message) -> tuple[int, int]:
+        return message.ready_at - message.priority * self._aging, message.position
+
+
+AnyShard = Shard | PriorityShard
+
+
+def aging_of(policy: TopicPolicy) -> int | None:
+    """Return the time (µs) that counts as one priority, or None if the shards of the topic are FIFO."""
+    return policy.priority_aging_ms * MS if policy.priorities else None
+
+
+def create_shard(policy: TopicPolicy) -> AnyShard:
+    """Return an empty shard in the order that the policy asks for."""
+    aging = aging_of(policy)
+    return Shard() if aging is None else PriorityShard(aging)
