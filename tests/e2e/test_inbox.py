@@ -216,7 +216,7 @@ def test_invalid_configurations_are_refused_in_one_sentence(inbox: Postroom) -> 
         (("--handler", "http://169.254.169.254/latest"), "is not on the allow-list"),
         (("--handler", "https://user:secret@example.com/"), "contains credentials"),
         (("--context", "other"), "No stream has the subject other.dlq.>"),
-        (("--consumer", "nobody"), "No consumer is selected"),
+        (("--consumer", "nobody"), "has no consumer nobody; choose one of"),
         (("--consumer", "NOWHERE/nobody"), "has no stream NOWHERE"),
         (("--database", "postgresql://postgres@127.0.0.1:1/x"), "can't be reached"),
     ]:
