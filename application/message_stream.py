@@ -1,9 +1,7 @@
 """Streams of deliveries: what a caller iterates over."""
 
 import asyncio
-from collections import deque
 from collections.abc import AsyncIterator, Sequence
-from time import time_ns
 from types import TracebackType
 from typing import Self
 
@@ -21,18 +19,23 @@ class MessageStream:
     """Deliveries of a mailbox as an asynchronous iterator; `Mailbox.stream_messages` opens one.
 
     A task receives ahead within the stream's capacity, so no delivery is lost when a caller cancels
-    `__anext__` and calls it again. A delivery whose visibility timeout ends before it is taken is left out:
-    its message is delivered anew.
+    `__anext__` and calls it again. A delivery that times out before it is taken is left out once another one
+    takes its place. That needs no clock: a server's may differ from this machine's.
 
     Arguments:
         batches: deliveries as they come; empty batches are heartbeats.
+        max_messages: maximum number of unsettled messages at a time.
         wait_ms: the iteration ends after this time without a message; None is never.
     """
 
-    def __init__(self, batches: AsyncIterator[Sequence[ReceivedMessage]], wait_ms: int | None) -> None:
+    def __init__(
+        self, batches: AsyncIterator[Sequence[ReceivedMessage]], max_messages: int, wait_ms: int | None
+    ) -> None:
         self._batches = batches
+        self._max_messages = max_messages
         self._wait_seconds = None if wait_ms is None else wait_ms / 1_000
-        self._ready: deque[ReceivedMessage] = deque()
+        self._ready: dict[bytes, ReceivedMessage] = {}
+        """Newest delivery by message, in the order of their arrival."""
         self._changed = asyncio.Event()
         self._failure: Exception | None = None
         self._is_over = False
@@ -63,9 +66,8 @@ class MessageStream:
             async with asyncio.timeout(self._wait_seconds):
                 while True:
                     self._changed.clear()
-                    message = self._take()
-                    if message is not None:
-                        return message
+                    for message in self._ready:
+                        return self._ready.pop(message)
                     if self._failure is not None:
                         raise self._failure
                     if self._is_over:
@@ -74,25 +76,23 @@ class MessageStream:
         except TimeoutError:
             raise StopAsyncIteration from None
 
-    def _take(self) -> ReceivedMessage | None:
-        """Return the next delivery that has not timed out."""
-        now_us = time_ns() // 1_000
-        while self._ready:
-            message = self._ready.popleft()
-            if message.visible_at_us > now_us:
-                return message
-        return None
-
     async def _receive(self) -> None:
         try:
             async for messages in self._batches:
-                self._ready.extend(messages)
-                if messages:
-                    self._changed.set()
+                for message in messages:
+                    self._add(message)
         except Exception as error:
             self._failure = error
         finally:
             self._end()
+
+    def _add(self, message: ReceivedMessage) -> None:
+        """Keep a delivery until it is taken, and leave out those that have timed out because it came."""
+        self._ready.pop(message.receipt.message, None)
+        self._ready[message.receipt.message] = message
+        if len(self._ready) > self._max_messages:
+            del self._ready[next(iter(self._ready))]
+        self._changed.set()
 
     def _end(self) -> None:
         self._is_over = True

@@ -193,7 +193,7 @@ class Line(msgspec.Struct, frozen=True):
     error: Problem | None = None
 
 
-def read_answer(content: bytes, kind: type[T]) -> T:
+def read_answer(content: bytes | bytearray, kind: type[T]) -> T:
     """Return an answer.
 
     Raises: DecodeError when it is not of the contract.
@@ -204,7 +204,7 @@ def read_answer(content: bytes, kind: type[T]) -> T:
         raise msgspec.DecodeError(str(error)) from error
 
 
-def read_line(line: bytes) -> list[MessageDelivery]:
+def read_line(line: bytes | bytearray) -> list[MessageDelivery]:
     """Return the delivery in a line of a stream; none of a heartbeat.
 
     Raises: DecodeError when it is not of the contract; the error with which the server ends the stream.

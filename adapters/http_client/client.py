@@ -116,13 +116,15 @@ class HttpTransport:
             async with self._request("POST", "/v1/recv/stream", body) as response:
                 if response.status != HTTPStatus.OK:
                     raise await self._error(response)
-                rest = b""
+                line = bytearray()
                 async for chunk in response.content.iter_any():
-                    *lines, rest = (rest + chunk).split(b"\n")
-                    if len(rest) > MAX_LINE_BYTES:
+                    *ends, rest = chunk.split(b"\n")
+                    for end in ends:
+                        yield answers.read_line(line + end)
+                        line.clear()
+                    line += rest
+                    if len(line) > MAX_LINE_BYTES:
                         raise self._unreadable(response.status, None)
-                    for line in lines:
-                        yield answers.read_line(line)
         except (ClientError, OSError) as error:
             raise self._unreachable(error) from None  # it may contain the request's headers
         except msgspec.DecodeError:

@@ -290,6 +290,8 @@ class _Connection(asyncio.Protocol):
         owner = (await self._server.mailbox()).engine
         deliveries = await owner.receive(receiving.command, receiving.wait_ms)
         if receiving.is_stream:
+            now_us = _now_us()
+            self._streamed = {receipt: due for receipt, due in self._streamed.items() if due > now_us}
             self._streamed |= {each.receipt: each.due for each in deliveries}
         return deliveries
 

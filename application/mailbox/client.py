@@ -147,7 +147,7 @@ class MailboxClient:
         check_stream(max_messages, heartbeat_ms, wait_ms)
         topics = (topic,) if isinstance(topic, str) else check_items("topic", topic)
         command = make_receive(topics, max_messages, max_bytes, visibility_ms, consumer)
-        return MessageStream(self._stream(command, heartbeat_ms), wait_ms)
+        return MessageStream(self._stream(command, heartbeat_ms), max_messages, wait_ms)
 
     async def ack_messages(self, receipts: Sequence[Receipt], /) -> list[Rejected | None]:
         """Settle deliveries; see `Mailbox.ack_messages`."""

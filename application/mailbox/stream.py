@@ -49,7 +49,8 @@ class StreamMessages:
     ) -> AsyncIterator[MessageStream]:
         with self._windows.open(command.max_messages) as window:
             try:
-                async with MessageStream(self._batches(command, window, heartbeat_ms), wait_ms) as stream:
+                batches = self._batches(command, window, heartbeat_ms)
+                async with MessageStream(batches, command.max_messages, wait_ms) as stream:
                     yield stream
             finally:
                 if unsettled := window.unsettled:
