@@ -96,11 +96,14 @@ def load_worker(app: str) -> "Worker":
 def _schedules(session: Session) -> "dict[str, ScheduleSettings]":
     from postroom.adapters.compose.schedule import ScheduleSettings
 
-    where = f"[schedules] in {session.settings.file or 'postroom.toml'}"
-    try:
-        return msgspec.convert(session.settings.sections.get("schedules", {}), dict[str, ScheduleSettings])
-    except msgspec.ValidationError as error:
-        raise InvalidSettings(f"{where}: {error}.") from None
+    file = session.settings.file or "postroom.toml"
+    schedules = {}
+    for name, values in session.settings.sections.get("schedules", {}).items():
+        try:
+            schedules[name] = msgspec.convert(values, ScheduleSettings)
+        except msgspec.ValidationError as error:
+            raise InvalidSettings(f"[schedules.{name}] in {file}: {error}.") from None
+    return schedules
 
 
 def _on_signals(stop: Callable[[], None]) -> None:
