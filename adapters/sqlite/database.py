@@ -3,11 +3,11 @@
 import os
 import sqlite3
 from contextlib import closing, suppress
-from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal
 from weakref import WeakSet
 
+from postroom.adapters.sql.statements import read_text
 from postroom.domain.errors import InvalidRequest, Unavailable
 
 Durability = Literal["full", "relaxed"]
@@ -41,7 +41,7 @@ def create(path: Path, *, can_shrink: bool = False) -> None:
     try:
         create_file(path)
         with closing(connect(path, can_shrink=can_shrink)) as connection:
-            connection.executescript(files(__package__).joinpath("schema.sql").read_text("utf-8"))
+            connection.executescript(read_text("postroom.adapters.sqlite", "schema.sql"))
     except (OSError, sqlite3.Error) as error:
         raise Unavailable(
             f"The store {path} can't be opened: {error}. Check the path and its permissions."

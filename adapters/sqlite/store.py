@@ -15,7 +15,6 @@ from postroom.adapters.sqlite.database import Durability
 from postroom.adapters.sqlite.event_log import SqliteEventLog, mailbox_names
 from postroom.adapters.sqlite.message_outbox import SqliteMessageOutbox
 from postroom.adapters.sqlite.ownership import FileOwnership
-from postroom.application.ports.read_models import ContextBacklog
 from postroom.domain.errors import Unavailable
 
 if TYPE_CHECKING:
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
     from postroom.adapters.sqlite.read_model_store import SqliteReadModelStore
     from postroom.adapters.sqlite.read_model_updater import SqliteReadModelUpdater
     from postroom.adapters.sqlite.read_models import SqliteReadModels
+    from postroom.application.ports.read_models import ContextBacklog
 
 
 class SqliteStore:
@@ -92,7 +92,7 @@ class SqliteStore:
 
         return SqliteReadModelUpdater(self.where)
 
-    def save_context_backlog(self, backlog: Sequence[ContextBacklog]) -> None:
+    def save_context_backlog(self, backlog: "Sequence[ContextBacklog]") -> None:
         """Save the backlog of a context; see `Store.save_context_backlog`."""
         from postroom.adapters.sqlite.read_model_file import connect_catalog, views_path
 
