@@ -152,7 +152,9 @@ class SharedOwner:
 
         return await self._call(submit, is_repeatable=is_repeatable)
 
-    async def receive(self, command: Receive, wait_ms: int) -> list[MessageDelivery]:
+    async def receive(
+        self, command: Receive, wait_ms: int, *, is_stream: bool = False
+    ) -> list[MessageDelivery]:
         """Deliver ready messages; see `MailboxOwner.receive`."""
         check_not_forked(self._process, self.name)
         now = asyncio.get_running_loop().time
@@ -160,7 +162,7 @@ class SharedOwner:
 
         async def receive(owner: Owner, is_repeated: bool) -> list[MessageDelivery]:
             remaining_ms = max(0, int((end - now()) * 1_000)) if is_repeated else wait_ms
-            return await owner.receive(command, remaining_ms)
+            return await owner.receive(command, remaining_ms, is_stream=is_stream)
 
         return await self._call(receive, wait_ms)
 
