@@ -226,6 +226,21 @@ async def test_the_socket_of_a_dead_owner_is_replaced_and_ones_own_removed(tmp_p
     assert not path.exists()
 
 
+async def test_a_socket_that_was_deleted_is_created_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("postroom.adapters.local.server.WATCH_SECONDS", 0.05)
+    store = tmp_path / "store.db"
+    async with connect(str(store)) as owner, connect(str(store)) as earlier:
+        socket_of(store).unlink()
+        async with connect(str(store), timeout_ms=20_000) as later:
+            await later.send_message(NewMessage(topic="orders", payload=b""))
+        await earlier.send_message(NewMessage(topic="orders", payload=b""))
+        assert (await owner.get_backlog()).ready == 2
+        assert stat.S_IMODE(socket_of(store).stat().st_mode) == 0o600
+    assert not socket_of(store).exists()
+
+
 @pytest.fixture
 def runtime(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Return the folder for sockets in a runtime directory with a short path."""
