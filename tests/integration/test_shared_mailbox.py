@@ -236,21 +236,20 @@ async def test_a_mailbox_used_in_another_event_loop_says_so(store: str) -> None:
 
 
 async def test_tasks_share_a_connection(store: str) -> None:
-    connection, is_left = connect(store, timeout_ms=5_000), asyncio.Event()
+    connection = connect(store, timeout_ms=5_000)
+    is_open, may_leave = asyncio.Event(), asyncio.Event()
 
-    async def leave(entered: asyncio.Event) -> None:
+    async def use_and_leave() -> None:
         async with connection:
-            await entered.wait()
-        is_left.set()
+            is_open.set()
+            await may_leave.wait()
 
-    entered = asyncio.Event()
-    leaving = asyncio.create_task(leave(entered))
-    await asyncio.sleep(0)
+    other = asyncio.create_task(use_and_leave())
+    await is_open.wait()
     async with connection as mailbox:
-        entered.set()
-        await is_left.wait()
+        may_leave.set()
+        await other
         await mailbox.send_message(MESSAGE)
-    await leaving
 
 
 async def test_a_store_below_a_file_is_unavailable(tmp_path: Path) -> None:

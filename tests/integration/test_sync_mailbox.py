@@ -175,20 +175,21 @@ def test_a_closed_mailbox_says_so_and_can_be_closed_again(tmp_path: Path) -> Non
 
 
 def test_threads_that_share_a_connection_close_their_own_mailboxes(tmp_path: Path) -> None:
-    connection, entered, left = connect(str(tmp_path / "store.db")), threading.Event(), threading.Event()
+    connection = connect(str(tmp_path / "store.db"))
+    is_open, may_leave = threading.Event(), threading.Event()
 
-    def leave() -> None:
+    def use_and_leave() -> None:
         with connection:
-            entered.wait()
-        left.set()
+            is_open.set()
+            may_leave.wait(60)
 
     with ThreadPoolExecutor(1) as pool:
-        leaving = pool.submit(leave)
+        other = pool.submit(use_and_leave)
+        assert is_open.wait(60)
         with connection as mailbox:
-            entered.set()
-            assert left.wait(60)
+            may_leave.set()
+            other.result()
             mailbox.send_message(MESSAGE)
-        leaving.result()
 
 
 def test_threads_may_close_a_mailbox_at_the_same_time(tmp_path: Path) -> None:
