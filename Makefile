@@ -45,6 +45,13 @@ PYTHONS ?= 3.11 3.12 3.13 3.14
 test-pythons: .venv/java-ready ## Run unit and conformance tests on every Python from 3.11 to 3.14 that is installed
 	@$(with_java) WORKERS=$(WORKERS) scripts/test-pythons.sh $(PYTHONS)
 
+# The targets are in tests/fuzz/target.py; TARGETS="records tokens" names some of them.
+SECONDS ?= 60
+
+.PHONY: fuzz
+fuzz: .venv ## Fuzz every parser for SECONDS (60) each, guided by coverage where atheris has a wheel
+	@$(bin)/python -m tests.fuzz --seconds $(SECONDS) $(TARGETS)
+
 bench: .venv/java-ready ## Measure, and write bench.json
 	@$(with_java) $(bin)/python -m tests.benchmarks
 

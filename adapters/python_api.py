@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from postroom.adapters.postgres.messaging.settings import MessagingSettings
     from postroom.adapters.postgres.messaging.tables import Tables
     from postroom.adapters.sql.mailbox_outbox import AsyncMailboxOutbox, MailboxOutbox
-    from postroom.adapters.sync_mailbox import SyncMailbox, SyncReceivedMessage
+    from postroom.adapters.sync_mailbox import SyncMailbox, SyncMessageStream, SyncReceivedMessage
     from postroom.application.extras import MissingExtra
     from postroom.application.inbox.settings import InboxSettings
     from postroom.application.mailbox.administer import PurgeTopic, RedriveDeadLetters, SetTopicPolicy
@@ -61,6 +61,7 @@ if TYPE_CHECKING:
     from postroom.application.mailbox.retention import DeleteOldEvents
     from postroom.application.mailbox.send import SendBatch, SendEnvelopes, SendMessage
     from postroom.application.mailbox.settle import AckMessages, ExtendVisibility, NackMessages
+    from postroom.application.message_stream import MessageStream
     from postroom.application.messages import (
         NewMessage,
         ReceivedMessage,
@@ -156,6 +157,7 @@ __all__ = [
     "MailboxOwned",
     "MessageDetail",
     "MessageProjection",
+    "MessageStream",
     "MessagingSettings",
     "MissingExtra",
     "NackMessages",
@@ -192,6 +194,7 @@ __all__ = [
     "StaleReceipt",
     "StreamDefinition",
     "SyncMailbox",
+    "SyncMessageStream",
     "SyncReceivedMessage",
     "Tables",
     "TopicPolicy",
@@ -258,7 +261,7 @@ _NAMES = {
     "adapters.postgres.messaging.outbox": "AsyncOutbox Outbox",
     "adapters.postgres.messaging.settings": "MessagingSettings",
     "adapters.postgres.messaging.tables": "Tables",
-    "adapters.sync_mailbox": "SyncMailbox SyncReceivedMessage",
+    "adapters.sync_mailbox": "SyncMailbox SyncMessageStream SyncReceivedMessage",
     "adapters.sql.mailbox_outbox": "AsyncMailboxOutbox MailboxOutbox",
     "application.extras": "MissingExtra",
     "application.inbox.settings": "InboxSettings",
@@ -267,6 +270,7 @@ _NAMES = {
     "application.mailbox.retention": "DeleteOldEvents",
     "application.mailbox.send": "SendBatch SendEnvelopes SendMessage",
     "application.mailbox.settle": "AckMessages ExtendVisibility NackMessages",
+    "application.message_stream": "MessageStream",
     "application.messages": "NewMessage ReceivedMessage Sent read_receipt write_receipt",
     "application.outbox.new_event": "NewEvent",
     "application.outbox.settings": "OutboxSettings",

@@ -9,10 +9,12 @@ from contextlib import AbstractAsyncContextManager
 from typing import Any, Self, TypeVar
 
 from postroom.application.daemon_executor import DaemonExecutor
+from postroom.application.message_stream import HEARTBEAT_MS, MessageStream
 from postroom.application.messages import (
     DeliveredMessage,
     MessageDelivery,
     NewMessage,
+    ReceivedMessage,
     Sent,
     raise_refusal,
 )
@@ -55,6 +57,52 @@ class SyncReceivedMessage(DeliveredMessage):
     def extend(self, visibility_ms: int) -> None:
         """Hide the message for longer; see `ReceivedMessage.extend`."""
         raise_refusal(self._mailbox.extend_visibility([self.receipt], visibility_ms))
+
+
+class SyncMessageStream:
+    """Deliveries of a mailbox as an iterator; `SyncMailbox.stream_messages` opens one.
+
+    Threads may share it; each message goes to one of them. When one closes it, the iterations of all end.
+    """
+
+    def __init__(
+        self,
+        mailbox: "SyncMailbox",
+        loop: "_BackgroundLoop",
+        opening: AbstractAsyncContextManager[MessageStream],
+    ) -> None:
+        self._mailbox = mailbox
+        self._loop = loop
+        self._opening = opening
+        self._stream: MessageStream | None = None
+
+    def __enter__(self) -> Self:
+        self._stream = self._loop.run(self._opening.__aenter__())
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the stream, and make ready what was not settled; idempotent."""
+        if self._stream is not None:
+            self._stream = None
+            self._loop.run(self._opening.__aexit__(None, None, None))
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> SyncReceivedMessage:
+        """Return the next message; see `MessageStream.__anext__`."""
+        stream = self._stream
+        message = None if stream is None else self._loop.run(_next(stream))
+        if message is None:
+            raise StopIteration
+        return SyncReceivedMessage(message.delivery, self._mailbox)
+
+
+async def _next(stream: MessageStream) -> ReceivedMessage | None:
+    return await anext(stream, None)
 
 
 class SyncMailbox:
@@ -119,6 +167,30 @@ class SyncMailbox:
             wait_ms=wait_ms,
         )
         return [SyncReceivedMessage(each.delivery, self) for each in self._run(receiving)]
+
+    def stream_messages(
+        self,
+        topic: str | Sequence[str],
+        /,
+        *,
+        max_messages: int = DEFAULT_MAX_MESSAGES,
+        max_bytes: int = DEFAULT_MAX_BYTES,
+        visibility_ms: int | None = None,
+        consumer: str | None = None,
+        heartbeat_ms: int = HEARTBEAT_MS,
+        wait_ms: int | None = None,
+    ) -> SyncMessageStream:
+        """Receive messages for the length of a context; see `Mailbox.stream_messages`."""
+        opening = self._open.stream_messages(
+            topic,
+            max_messages=max_messages,
+            max_bytes=max_bytes,
+            visibility_ms=visibility_ms,
+            consumer=consumer,
+            heartbeat_ms=heartbeat_ms,
+            wait_ms=wait_ms,
+        )
+        return SyncMessageStream(self, self._loop, opening)
 
     def ack_messages(self, receipts: Sequence[Receipt], /) -> list[Rejected | None]:
         """Settle deliveries; see `Mailbox.ack_messages`."""

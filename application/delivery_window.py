@@ -81,7 +81,7 @@ class DeliveryWindows:
 
     def settle(self, receipts: Sequence[Receipt]) -> None:
         """Count deliveries no longer."""
-        for window in self._windows:
+        for window in self._windows:  # mostly there are none
             for receipt in receipts:
                 window.settle(receipt)
 

@@ -2,7 +2,7 @@
 
 from base64 import b64encode, urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any, Protocol
 
 import msgspec
@@ -15,6 +15,7 @@ from postroom.domain.message import Receipt
 from postroom.domain.names import STREAM_BYTES, message_id
 
 _RECEIPT_BYTES = STREAM_BYTES + 4 + 6
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _RECEIPT_PREFIX = "r."
 """Prefix of receipts, so that none begins with a dash like a command-line option."""
 
@@ -342,9 +343,11 @@ def read_receipt(token: str) -> Receipt:
         parts = urlsafe_b64decode(text + "=" * (-len(text) % 4)) if text != token else b""
     except ValueError:
         parts = b""
-    if len(parts) != _RECEIPT_BYTES:
+    receipt = Receipt(parts[:16], int.from_bytes(parts[16:20], "big"), int.from_bytes(parts[20:26], "big"))
+    # The decoder ignores invalid characters, so only the canonical encoding is accepted.
+    if len(parts) != _RECEIPT_BYTES or write_receipt(receipt) != token:
         raise InvalidRequest(f"{token[:80]!r} is not a receipt; pass the receipt of a received message.")
-    return Receipt(parts[:16], int.from_bytes(parts[16:20], "big"), int.from_bytes(parts[20:], "big"))
+    return receipt
 
 
 def check_receipt(receipt: object) -> Receipt:
@@ -365,8 +368,6 @@ def rfc3339(time_us: int | None) -> str | None:
     """Return a time in µs since 1970 UTC as RFC 3339 text."""
     if time_us is None:
         return None
-    return (
-        datetime.fromtimestamp(time_us / 1_000_000, UTC)
-        .isoformat(timespec="microseconds")
-        .replace("+00:00", "Z")
-    )
+    # In whole microseconds: as a float of seconds, the last one of the year 9999 would be in the year 10000.
+    time = _EPOCH + timedelta(microseconds=time_us)
+    return time.isoformat(timespec="microseconds").replace("+00:00", "Z")

@@ -20,6 +20,7 @@ from postroom.adapters.sync_mailbox import SyncMailbox
 from postroom.adapters.system.clock import SystemClock
 from postroom.application.ports.mailbox import Mailbox
 from postroom.domain.arguments import check_int, check_path
+from postroom.domain.errors import InvalidRequest
 from postroom.domain.mailbox.events import MailboxMode
 from postroom.domain.names import DEFAULT_MAILBOX, check_mailbox
 from postroom.domain.policy import MAX_DURATION_MS, MailboxLimits, TopicPolicy
@@ -91,6 +92,7 @@ def connect(
     mailbox: str = DEFAULT_MAILBOX,
     *,
     timeout_ms: int = TIMEOUT_MS,
+    token: str | None = None,
     owner_timeout_ms: int = OWNER_TIMEOUT_MS,
     mode: MailboxMode | None = None,
     durability: Durability = "full",
@@ -109,10 +111,11 @@ def connect(
     Arguments:
         address: path of a SQLite file, created if it is missing; `postgresql://...`, already migrated;
             `memory:`, for this process alone; or the URL of a server, such as `http://host:port` (see
-            `connect_remote`), to which the arguments after `timeout_ms` do not apply.
+            `connect_remote`), to which the arguments after `token` do not apply.
         mailbox: `namespace@proxy`; created if it is missing. A server has one: the default takes it whatever
             its name is, any other name must be its own.
         timeout_ms: time for each call, besides the wait for messages.
+        token: sent to a server with each call as `Authorization: Bearer`; a store takes none.
         owner_timeout_ms: time without an answer after which an owner is replaced, even if it still runs.
         mode, durability, limits, default_policy, owner, archive, accept_clock: how this process opens the
             mailbox if it becomes the owner; see `open_mailbox`.
@@ -130,7 +133,9 @@ def connect(
         check_int("timeout_ms", timeout_ms, 1, MAX_DURATION_MS)
         if is_remote(address):
             expected = None if mailbox == DEFAULT_MAILBOX else check_mailbox(mailbox)
-            return connect_remote(address, expected, timeout_ms=timeout_ms)
+            return connect_remote(address, expected, timeout_ms=timeout_ms, token=token)
+        if token is not None:
+            raise InvalidRequest("A store takes no token; leave it out, or connect to the URL of a server.")
         return share_mailbox(
             address, mailbox, timeout_ms=timeout_ms, owner_timeout_ms=owner_timeout_ms, settings=settings
         )

@@ -1,5 +1,6 @@
 """Wiring of the clients of a mailbox that a server serves over a network."""
 
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
@@ -15,6 +16,8 @@ if TYPE_CHECKING:  # most processes connect to a store
 
 SCHEMES = ("http", "https", "http+unix", "grpc", "grpc+unix")
 MAX_URL_CHARS = 2_000
+MAX_TOKEN_CHARS = 4_000
+_TOKEN = re.compile(rf"[!-~]{{1,{MAX_TOKEN_CHARS}}}")
 
 
 def is_remote(address: object) -> bool:
@@ -24,7 +27,7 @@ def is_remote(address: object) -> bool:
 
 @asynccontextmanager
 async def connect_remote(
-    url: str, mailbox: str | None = None, *, timeout_ms: int
+    url: str, mailbox: str | None = None, *, timeout_ms: int, token: str | None = None
 ) -> AsyncIterator["MailboxClient"]:
     """Use the mailbox that a server serves, for as long as the context lasts.
 
@@ -33,24 +36,36 @@ async def connect_remote(
             `http+unix:/path` or `grpc+unix:/path`.
         mailbox: the mailbox that the server is expected to serve; None takes any.
         timeout_ms: time for each call, besides the wait for messages.
+        token: sent with each call as `Authorization: Bearer`; it is in no log, error or `repr`.
 
-    Raises: InvalidRequest for a malformed URL, NotFound when the server serves another mailbox, MissingExtra
-        when a package is not installed, Unavailable when the server can't be reached.
+    Raises: InvalidRequest for a malformed URL or token, NotFound when the server serves another mailbox,
+        MissingExtra when a package is not installed, Unavailable when the server can't be reached.
     """
     check_int("timeout_ms", timeout_ms, 1, MAX_DURATION_MS)
     scheme, address = _parse(check_text("The URL", url, 1, MAX_URL_CHARS))
+    if token is not None:
+        _check_token(token)
     if scheme.startswith("grpc"):
         with explain_missing_extra("grpc"):
             from postroom.adapters.grpc.client import connect_grpc
-        client = connect_grpc(address, timeout_ms=timeout_ms)
+        client = connect_grpc(address, timeout_ms=timeout_ms, token=token)
     else:
         with explain_missing_extra("http"):
             from postroom.adapters.http_client.client import connect_http
-        client = connect_http(address, timeout_ms=timeout_ms)
+        client = connect_http(address, timeout_ms=timeout_ms, token=token)
     async with client as opened:
         if mailbox not in (None, opened.name):
             raise NotFound(f"The server at {url} serves the mailbox {opened.name}, not {mailbox}.")
         yield opened
+
+
+def _check_token(token: object) -> None:
+    """Check a token without showing it."""
+    if not isinstance(token, str) or not _TOKEN.fullmatch(token):
+        raise InvalidRequest(
+            f"token must be text of 1 to {MAX_TOKEN_CHARS} visible ASCII characters without spaces; it is "
+            "left out of this message."
+        )
 
 
 def _parse(url: str) -> tuple[str, str]:

@@ -1,7 +1,7 @@
 """gRPC client of a mailbox."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -12,6 +12,7 @@ from postroom.adapters.grpc import messages
 from postroom.adapters.grpc.methods import METHODS
 from postroom.adapters.grpc.status import error_of, read_error
 from postroom.adapters.grpc.v1 import mailbox_pb2 as pb
+from postroom.adapters.sockets.peers import check_socket_owner
 from postroom.application.mailbox.client import MailboxClient
 from postroom.application.messages import MessageDelivery, NewMessage, Sent, write_receipt
 from postroom.application.query_results import (
@@ -28,6 +29,7 @@ from postroom.domain.mailbox.counts import TopicSummary
 from postroom.domain.message import Receipt
 from postroom.domain.policy import TopicPolicy
 
+UNIX = "unix:"
 MAX_BATCH_BYTES = 1 << 19
 OPTIONS = [
     ("grpc.max_receive_message_length", -1),  # what was received must not be lost for its size
@@ -42,17 +44,22 @@ OPTIONS = [
 
 
 @asynccontextmanager
-async def connect_grpc(address: str, *, timeout_ms: int) -> AsyncIterator[MailboxClient]:
+async def connect_grpc(
+    address: str, *, timeout_ms: int, token: str | None = None
+) -> AsyncIterator[MailboxClient]:
     """Use the mailbox that a gRPC server serves, for as long as the context lasts.
 
     Arguments:
         address: `host:port` or `unix:/path`.
         timeout_ms: time for each call, besides the wait for messages.
+        token: sent with each call as `authorization: Bearer`.
 
     Raises: Unavailable when the server can't be reached.
     """
+    if address.startswith(UNIX):
+        check_socket_owner(address.removeprefix(UNIX))
     async with grpc.aio.insecure_channel(address, options=OPTIONS) as channel:
-        transport = GrpcTransport(channel, f"grpc://{address}")
+        transport = GrpcTransport(channel, f"grpc://{address}", token)
         async with MailboxClient.open(transport, timeout_ms, uuid_utils.uuid7) as client:
             yield client
 
@@ -62,12 +69,19 @@ class GrpcTransport:
 
     Arguments:
         where: address of the server, for errors.
+        token: sent with each call; None sends none.
     """
 
     max_batch_bytes = MAX_BATCH_BYTES
 
-    def __init__(self, channel: grpc.aio.Channel, where: str) -> None:
+    def __init__(self, channel: grpc.aio.Channel, where: str, token: str | None = None) -> None:
         self.where = where
+        self._metadata = () if token is None else (("authorization", f"Bearer {token}"),)
+        self._recv_stream = channel.unary_stream(
+            METHODS["recv_stream"].path,
+            request_serializer=METHODS["recv_stream"].request.SerializeToString,
+            response_deserializer=METHODS["recv_stream"].response.FromString,
+        )
         self._calls = {
             name: channel.unary_unary(
                 method.path,
@@ -113,6 +127,29 @@ class GrpcTransport:
         )
         response = await self._call("recv", request)
         return [messages.read_delivery(message) for message in response.messages]
+
+    async def stream(
+        self, command: Receive, heartbeat_ms: int
+    ) -> AsyncGenerator[list[MessageDelivery], None]:
+        """Receive messages until the generator is closed."""
+        call = self._recv_stream(
+            pb.RecvStreamRequest(
+                topics=command.topics,
+                max_messages=command.max_messages,
+                max_bytes=command.max_bytes,
+                visibility_ms=command.visibility_ms,
+                consumer=command.consumer,
+                heartbeat_ms=heartbeat_ms,
+            ),
+            metadata=self._metadata,
+        )
+        try:
+            while (item := await self._within(call.read())) is not grpc.aio.EOF:
+                # An error is a heartbeat, too: the server goes on by itself.
+                yield [messages.read_delivery(message) for message in item.delivery.messages]
+        finally:
+            call.cancel()
+        raise Unavailable(f"{self.where} ended the stream; connect again.")
 
     async def ack(self, receipts: Sequence[Receipt]) -> list[Rejected | None]:
         """Settle deliveries."""
@@ -217,8 +254,12 @@ class GrpcTransport:
         return [_refusal(result.error) for result in (await self._call(call, request)).results]
 
     async def _call(self, name: str, request: Any) -> Any:
+        return await self._within(self._calls[name](request, metadata=self._metadata))
+
+    async def _within(self, call: Awaitable[Any]) -> Any:
+        """Return the answer of a call, or raise the error that the server or the channel reports."""
         try:
-            return await self._calls[name](request)
+            return await call
         except grpc.aio.AioRpcError as error:
             raise error_of(error, self.where) from error
         except asyncio.CancelledError:

@@ -1,9 +1,10 @@
 """gRPC server of a mailbox, with health and reflection."""
 
 import asyncio
-import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import grpc
@@ -89,17 +90,35 @@ def _bind(server: grpc.aio.Server, target: Address) -> int:
     """Bind an address; return the port."""
     if target.is_unix:
         remove_stale(target)  # gRPC would take the path from a server that is alive, too
-        at = target.text
-    else:
-        host, port = target.target[:2]
-        at = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-    umask = os.umask(0o177)  # only this user may connect to a Unix socket
+        _bind_unix(server, target)
+        return 0
+    host, port = target.target[:2]
+    return _add_port(server, target, f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
+
+
+def _bind_unix(server: grpc.aio.Server, target: Address) -> None:
+    """Bind a socket in a folder that only this user may enter, and move it to its path with the mode 0600.
+
+    grpcio shows no credentials of peers, so the permissions of the socket must be right from the beginning.
+    """
+    path = Path(target.target)
+    try:
+        with TemporaryDirectory(dir=path.parent, prefix=".") as folder:  # mode 0700
+            private = Path(folder) / "s"
+            _add_port(server, target, f"unix:{private}")
+            private.chmod(0o600)
+            private.rename(path)
+    except OSError as error:
+        raise Unavailable(
+            f"{target.text} can't be served by gRPC: {error.strerror}; name another path."
+        ) from error
+
+
+def _add_port(server: grpc.aio.Server, target: Address, at: str) -> int:
     try:
         return server.add_insecure_port(at)
     except RuntimeError as error:
         raise Unavailable(f"{target.text} can't be served by gRPC; choose another address.") from error
-    finally:
-        os.umask(umask)
 
 
 class _Handlers(grpc.GenericRpcHandler):

@@ -17,7 +17,7 @@ from postroom.application.mailbox.settle import submit_valid
 from postroom.application.messages import ReceivedMessage, read_receipt
 from postroom.application.service import Service
 from postroom.domain.arguments import check_int
-from postroom.domain.errors import PostroomError, Rejected, Saturated, Unavailable
+from postroom.domain.errors import InvalidRequest, PostroomError, Rejected, Saturated, Unavailable
 from postroom.domain.message import Receipt
 from postroom.domain.policy import DEFAULT_MAX_MESSAGES, TopicPolicy
 
@@ -29,6 +29,8 @@ HEARTBEAT_MS = 5_000
 MIN_HEARTBEAT_MS = 250
 MAX_HEARTBEAT_MS = 60_000
 MAX_STREAM_MESSAGES = 8_192
+MAX_ITEMS = 1_000
+"""Maximum number of messages or receipts in a request; an empty one has 2 bytes there, and 2 KB here."""
 ANSWER_MS = 100
 """Time that a receive with a deadline leaves for its answer."""
 
@@ -50,6 +52,7 @@ class MailboxService:
 
     async def send_batch(self, request: pb.SendBatchRequest, context: Context) -> pb.SendBatchResponse:
         """Send many messages."""
+        _check_count("messages", len(request.messages))
         response = pb.SendBatchResponse()
         for answer in await self._mailbox.send_batch(
             [messages.read_new_message(each) for each in request.messages]
@@ -288,12 +291,20 @@ async def _next_item(
     return item, 0
 
 
+def _check_count(name: str, count: int) -> None:
+    if count > MAX_ITEMS:
+        raise InvalidRequest(
+            f"A request has up to {MAX_ITEMS} {name}, and this one has {count}; send them in several."
+        )
+
+
 async def _settle(
     tokens: Sequence[str],
     settle: Callable[[list[Receipt]], Awaitable[list[Rejected | None]]],
     results: Any,
 ) -> list[Receipt]:
     """Settle deliveries by their receipts, write a result for each, and return the valid receipts."""
+    _check_count("receipts", len(tokens))
     valid: list[Receipt] = []
 
     async def submit(receipts: list[Receipt]) -> list[Rejected | None]:

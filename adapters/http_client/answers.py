@@ -1,9 +1,10 @@
 """Answers of the HTTP interface, as its client reads them; fields that it does not need are left out."""
 
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Annotated, Any, TypeVar
 
 import msgspec
+from msgspec import Meta
 
 from postroom.application.messages import MessageDelivery, Sent, read_receipt
 from postroom.application.query_results import DeadLetter, HistoryEntry, MessageDetail, PeekedMessage
@@ -14,6 +15,12 @@ from postroom.domain.mailbox.counts import TopicSummary
 from postroom.domain.names import external_id
 from postroom.domain.policy import TopicPolicy
 
+T = TypeVar("T")
+
+Hash = Annotated[str, Meta(pattern=r"^b3:[0-9a-f]{64}\Z")]
+Time = Annotated[datetime, Meta(tz=True)]
+Count = Annotated[int, Meta(ge=0, le=(1 << 53) - 1)]
+
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _HASH_PREFIX = "b3:"
 
@@ -23,7 +30,7 @@ class Problem(msgspec.Struct, frozen=True):
 
     code: str
     message: str
-    retry_after_ms: int | None = None
+    retry_after_ms: Count | None = None
 
     def to_error(self) -> PostroomError:
         """Return it as the exception that it was."""
@@ -61,10 +68,10 @@ class Delivery(msgspec.Struct, frozen=True):
     shard: int
     attempt: int
     receipt: str
-    visible_at: datetime
+    visible_at: Time
     idem_key: str | None
-    payload_hash: str
-    hash_chain: str
+    payload_hash: Hash
+    hash_chain: Hash
     envelope_b64: bytes
 
     def to_delivery(self) -> MessageDelivery:
@@ -134,10 +141,15 @@ class Detail(msgspec.Struct, frozen=True):
     envelope_b64: bytes
     history: list[HistoryEntry]
 
+    def __post_init__(self) -> None:
+        """Check the item, whose type has the envelope in a field of its own."""
+        self.to_detail()
+
     def to_detail(self) -> MessageDetail:
         """Return it as `Mailbox.get_message` does."""
         values = {name: getattr(self, name) for name in MessageDetail.__struct_fields__}
-        return MessageDetail(**values | {"item": MailboxItem(**self.item, envelope_blob=self.envelope_b64)})
+        item = msgspec.convert(self.item | {"envelope_blob": self.envelope_b64}, MailboxItem)
+        return MessageDetail(**values | {"item": item})
 
 
 class DeadLetters(msgspec.Struct, frozen=True):
@@ -172,3 +184,36 @@ class Info(msgspec.Struct, frozen=True):
 
 class Ok(msgspec.Struct, frozen=True):
     """The request has taken effect."""
+
+
+class Line(msgspec.Struct, frozen=True):
+    """Line of a stream without a delivery: a heartbeat, or the error with which the server ends it."""
+
+    heartbeat: str | None = None
+    error: Problem | None = None
+
+
+def read_answer(content: bytes | bytearray, kind: type[T]) -> T:
+    """Return an answer.
+
+    Raises: DecodeError when it is not of the contract.
+    """
+    try:
+        return msgspec.json.decode(content, type=kind)
+    except (UnicodeDecodeError, RecursionError) as error:
+        raise msgspec.DecodeError(str(error)) from error
+
+
+def read_line(line: bytes | bytearray) -> list[MessageDelivery]:
+    """Return the delivery in a line of a stream; none of a heartbeat.
+
+    Raises: DecodeError when it is not of the contract; the error with which the server ends the stream.
+    """
+    if b'"receipt"' in line:
+        return [read_answer(line, Delivery).to_delivery()]
+    other = read_answer(line, Line)
+    if other.error is not None:
+        raise other.error.to_error()
+    if other.heartbeat is None:
+        raise msgspec.DecodeError("The line is neither a delivery nor a heartbeat nor an error.")
+    return []

@@ -1,7 +1,7 @@
 """HTTP client of a mailbox."""
 
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from datetime import datetime
 from http import HTTPStatus
 from io import BytesIO
@@ -10,10 +10,11 @@ from urllib.parse import quote
 
 import msgspec
 import uuid_utils
-from aiohttp import ClientError, ClientSession, ClientTimeout, TCPConnector, UnixConnector
+from aiohttp import ClientError, ClientResponse, ClientSession, ClientTimeout, TCPConnector, UnixConnector
 from yarl import URL
 
 from postroom.adapters.http_client import answers
+from postroom.adapters.sockets.peers import check_socket_owner
 from postroom.application.mailbox.client import MailboxClient
 from postroom.application.messages import MessageDelivery, NewMessage, Sent, write_receipt
 from postroom.application.query_results import (
@@ -37,21 +38,28 @@ UNIX = "unix:"
 MAX_BATCH_BYTES = 1 << 19
 """Payloads and attributes of a batch: in base64 they fit into a body of 1 MiB."""
 MAX_RECEIVE_BYTES = 4 << 20
+MAX_LINE_BYTES = 512 << 20
+"""Maximum size of a line of a stream: the largest message in base64, with its headers."""
 MAX_CONNECTIONS = 256
 JSON = {"Content-Type": "application/json"}
 
 
 @asynccontextmanager
-async def connect_http(address: str, *, timeout_ms: int) -> AsyncIterator[MailboxClient]:
+async def connect_http(
+    address: str, *, timeout_ms: int, token: str | None = None
+) -> AsyncIterator[MailboxClient]:
     """Use the mailbox that an HTTP server serves, for as long as the context lasts.
 
     Arguments:
         address: `http://host:port`, or `unix:/path`.
         timeout_ms: time for each call, besides the wait for messages.
+        token: sent with each request as `Authorization: Bearer`.
 
     Raises: Unavailable when the server can't be reached.
     """
     is_unix = address.startswith(UNIX)
+    if is_unix:
+        check_socket_owner(address.removeprefix(UNIX))
     # `MailboxClient` bounds each call; a long poll is silent for as long as it waits.
     async with ClientSession(
         "http://localhost" if is_unix else address,
@@ -59,6 +67,7 @@ async def connect_http(address: str, *, timeout_ms: int) -> AsyncIterator[Mailbo
         if is_unix
         else TCPConnector(limit=MAX_CONNECTIONS),
         timeout=ClientTimeout(total=None),
+        headers={} if token is None else {"Authorization": f"Bearer {token}"},
     ) as session:
         transport = HttpTransport(session, address)
         async with MailboxClient.open(transport, timeout_ms, uuid_utils.uuid7) as client:
@@ -94,17 +103,33 @@ class HttpTransport:
 
     async def receive(self, command: Receive, wait_ms: int) -> list[MessageDelivery]:
         """Receive messages."""
-        body = {
-            "topic": command.topics,
-            "max_messages": command.max_messages,
-            "max_bytes": min(command.max_bytes, MAX_RECEIVE_BYTES),
-            "visibility_ms": command.visibility_ms,
-            "consumer": command.consumer,
-            "wait_ms": wait_ms,
-            "with_envelope": True,
-        }
+        body = _receive_body(command) | {"wait_ms": wait_ms}
         answer = await self._post("/v1/recv", body, answers.Deliveries)
         return [message.to_delivery() for message in answer.messages]
+
+    async def stream(
+        self, command: Receive, heartbeat_ms: int
+    ) -> AsyncGenerator[list[MessageDelivery], None]:
+        """Receive messages until the generator is closed."""
+        body = _receive_body(command) | {"heartbeat_ms": heartbeat_ms}
+        try:
+            async with self._request("POST", "/v1/recv/stream", body) as response:
+                if response.status != HTTPStatus.OK:
+                    raise await self._error(response)
+                line = bytearray()
+                async for chunk in response.content.iter_any():
+                    *ends, rest = chunk.split(b"\n")
+                    for end in ends:
+                        yield answers.read_line(line + end)
+                        line.clear()
+                    line += rest
+                    if len(line) > MAX_LINE_BYTES:
+                        raise self._unreadable(response.status, None)
+        except (ClientError, OSError) as error:
+            raise self._unreachable(error) from None  # it may contain the request's headers
+        except msgspec.DecodeError:
+            raise self._unreadable(HTTPStatus.OK, None) from None
+        raise Unavailable(f"{self.where} ended the stream; connect again.")
 
     async def ack(self, receipts: Sequence[Receipt]) -> list[Rejected | None]:
         """Settle deliveries."""
@@ -204,31 +229,40 @@ class HttpTransport:
         query: Mapping[str, object] | None = None,
     ) -> T:
         try:
-            async with self._session.request(
-                method,
-                URL(path, encoded=True),
-                params={
-                    name: _parameter(value) for name, value in (query or {}).items() if value is not None
-                },
-                data=None if body is None else BytesIO(msgspec.json.encode(body)),  # bytes above 1 MiB warn
-                headers={} if body is None else JSON,
-                allow_redirects=False,
-            ) as response:
-                content = await response.read()
-                status, retry_after = response.status, response.headers.get("Retry-After")
+            async with self._request(method, path, body, query) as response:
+                if response.status == HTTPStatus.OK:
+                    return answers.read_answer(await response.read(), answer)
+                raise await self._error(response)
         except (ClientError, OSError) as error:
-            reason = str(error) or type(error).__name__
-            raise Unavailable(
-                f"{self.where} can't be reached, or the connection was lost ({reason}); "
-                "whether the call took effect is unknown."
-            ) from error
-        try:
-            if status == HTTPStatus.OK:
-                return msgspec.json.decode(content, type=answer)
-            problem = msgspec.json.decode(content, type=answers.Problem)
+            raise self._unreachable(error) from None  # it may contain the request's headers
         except msgspec.DecodeError:
-            raise self._unreadable(status, retry_after) from None
-        raise problem.to_error()
+            raise self._unreadable(HTTPStatus.OK, None) from None
+
+    def _request(
+        self, method: str, path: str, body: object, query: Mapping[str, object] | None = None
+    ) -> AbstractAsyncContextManager[ClientResponse]:
+        return self._session.request(
+            method,
+            URL(path, encoded=True),
+            params={name: _parameter(value) for name, value in (query or {}).items() if value is not None},
+            data=None if body is None else BytesIO(msgspec.json.encode(body)),  # bytes above 1 MiB warn
+            headers={} if body is None else JSON,
+            allow_redirects=False,
+        )
+
+    async def _error(self, response: ClientResponse) -> PostroomError:
+        """Return the error that an answer describes."""
+        try:
+            return answers.read_answer(await response.read(), answers.Problem).to_error()
+        except msgspec.DecodeError:
+            return self._unreadable(response.status, response.headers.get("Retry-After"))
+
+    def _unreachable(self, error: Exception) -> Unavailable:
+        reason = str(error) or type(error).__name__
+        return Unavailable(
+            f"{self.where} can't be reached, or the connection was lost ({reason}); "
+            "whether the call took effect is unknown."
+        )
 
     def _unreadable(self, status: int, retry_after: str | None) -> PostroomError:
         """Return the error of an answer that is not the contract's, as of a proxy in between."""
@@ -239,6 +273,17 @@ class HttpTransport:
             is_seconds = retry_after is not None and retry_after.isdecimal()
             return Unavailable(text, int(retry_after or 0) * 1_000 if is_seconds else DEFAULT_RETRY_MS)
         return InvalidRequest(text)
+
+
+def _receive_body(command: Receive) -> dict[str, Any]:
+    return {
+        "topic": command.topics,
+        "max_messages": command.max_messages,
+        "max_bytes": min(command.max_bytes, MAX_RECEIVE_BYTES),
+        "visibility_ms": command.visibility_ms,
+        "consumer": command.consumer,
+        "with_envelope": True,
+    }
 
 
 def _body(message: NewMessage) -> dict[str, Any]:

@@ -66,7 +66,7 @@ def make_routes(
             messages.recv_stream,
             "Receive messages as lines of JSON, for as long as the client reads.",
             "application/x-ndjson",
-            schemas.Recv,
+            schemas.RecvStream,
             examples=({"topic": "orders", "max_messages": 10}, None),
         ),
         *_settling(messages),

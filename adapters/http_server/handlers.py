@@ -57,7 +57,8 @@ class MessageHandlers:
 
     async def recv_stream(self, call: Call) -> Reply:
         """Receive messages for as long as the client reads."""
-        stream = MessageStream(self._service, call.body, call.closed, self._settings.heartbeat_ms)
+        heartbeat_ms = call.body.heartbeat_ms or self._settings.heartbeat_ms
+        stream = MessageStream(self._service, call.body, call.closed, heartbeat_ms)
         return Reply(stream.lines(), content_type=b"application/x-ndjson")
 
     async def ack(self, call: Call) -> Reply:

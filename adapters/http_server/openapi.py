@@ -9,14 +9,14 @@ import msgspec
 from postroom.adapters.http_server import problems, schemas
 from postroom.adapters.http_server.routes import Route
 
-VERSION = "1.0.0"
+VERSION = "1.1.0"
 """Version of the contract: a new call or an optional field raises the middle number."""
 DESCRIPTION = (
     "Send, receive and settle messages of one mailbox. Payloads are base64. Every answer has `X-Corr-Id`: "
     "the caller's, or a new UUIDv7. Refusals are problem documents (RFC 9457) with a `code`; 429 and 503 "
     "have `Retry-After`."
 )
-_ALWAYS = (400, 421, 429, 500, 503)
+_ALWAYS = (400, 403, 421, 429, 500, 503)
 _WITH_BODY = (408, 413, 415)
 _REF = "#/components/schemas/{name}"
 

@@ -18,6 +18,7 @@ from postroom.domain.policy import (
 
 MAX_BATCH = 1_000
 MAX_WAIT_MS = 60_000
+MIN_HEARTBEAT_MS, MAX_HEARTBEAT_MS = 250, 60_000
 MAX_RECEIVE_BYTES = 4 << 20
 
 Text = Annotated[str, Meta(max_length=255)]
@@ -117,6 +118,16 @@ class Recv(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     wait_ms: Annotated[int, Meta(ge=0, le=MAX_WAIT_MS)] | None = None
     consumer: Text | None = None
     with_envelope: bool = False
+
+
+class RecvStream(Recv, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What to stream, and how; see `Recv`.
+
+    Arguments:
+        heartbeat_ms: longest silence; by default as the server is set.
+    """
+
+    heartbeat_ms: Annotated[int, Meta(ge=MIN_HEARTBEAT_MS, le=MAX_HEARTBEAT_MS)] | None = None
 
 
 class Envelope(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -104,21 +104,25 @@ class LocalClient(asyncio.Protocol):
         """Have the owner decide commands; see `MailboxOwner.submit`."""
         answers: list[Answer] = []
         for kind, batch in _batches(commands):
-            answers += protocol.read_answers(await self._call(kind, batch))
+            answers += self._read(protocol.read_answers, await self._call(kind, batch))
         return answers
 
-    async def receive(self, command: Receive, wait_ms: int) -> list[MessageDelivery]:
+    async def receive(
+        self, command: Receive, wait_ms: int, *, is_stream: bool = False
+    ) -> list[MessageDelivery]:
         """Receive messages; see `MailboxOwner.receive`."""
-        return protocol.read_deliveries(await self._call(protocol.RECEIVE, Receiving(command, wait_ms)))
+        receiving = Receiving(command, wait_ms, is_stream)
+        return self._read(protocol.read_deliveries, await self._call(protocol.RECEIVE, receiving))
 
     async def find_message_id(self, stream: bytes) -> str:
         """Return the id of a message; see `MailboxOwner.find_message_id`."""
-        return protocol.read_text(await self._call(protocol.FIND_ID, stream))
+        return self._read(protocol.read_text, await self._call(protocol.FIND_ID, stream))
 
     async def query(self, name: str, arguments: Sequence[Any], options: dict[str, Any]) -> Any:
         """Return the result of a query of the mailbox."""
         query = Query(name, list(arguments), options)
-        return protocol.read_result(name, await self._call(protocol.QUERY, query))
+        result = await self._call(protocol.QUERY, query)
+        return self._read(lambda body: protocol.read_result(name, body), result)
 
     async def relay(self, outboxes: Sequence[str]) -> None:
         """Have the owner send what is recorded for its mailbox in these databases.
@@ -150,7 +154,7 @@ class LocalClient(asyncio.Protocol):
         try:
             for body in self._frames.feed(data):
                 self._handle(body)
-        except (MalformedFrame, msgspec.DecodeError):
+        except MalformedFrame:
             self._transport.abort()
 
     def connection_lost(self, error: Exception | None) -> None:
@@ -175,6 +179,17 @@ class LocalClient(asyncio.Protocol):
             f"The process that owns mailbox {mailbox} speaks version {hello.version} of the protocol of "
             f"{path}, and this one version {protocol.VERSION}; run the same version of Postroom in both."
         )
+
+    def _read(self, read: Callable[[msgspec.Raw], T], body: msgspec.Raw) -> T:
+        """Return a result; the connection to an owner whose results can't be read ends."""
+        try:
+            return read(body)
+        except MalformedFrame as error:
+            self._transport.abort()
+            raise Unavailable(
+                f"The owner of the mailbox answered with what can't be read ({error}); run the same version "
+                "of Postroom in both processes."
+            ) from error
 
     def _handle(self, body: bytes) -> None:
         if not self._greeting.done():

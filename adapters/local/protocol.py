@@ -11,8 +11,9 @@ from typing import Any, Final
 import msgspec
 
 from postroom.application.mailbox.administer import CHUNK
-from postroom.application.mailbox.receive import MAX_WAIT_MS, make_receive
+from postroom.application.mailbox.receive import make_receive
 from postroom.application.mailbox.settle import check_nack
+from postroom.application.message_stream import MAX_WAIT_MS
 from postroom.application.messages import MessageDelivery, check_receipt
 from postroom.application.ports.mailbox_owner import Accepted, Answer
 from postroom.application.query_results import (
@@ -68,10 +69,15 @@ class WireError(msgspec.Struct, frozen=True):
 
 
 class Receiving(msgspec.Struct, frozen=True, array_like=True):
-    """Body of a receive."""
+    """Body of a receive.
+
+    Arguments:
+        is_stream: return what is unsettled when the connection ends; an older owner reads past it.
+    """
 
     command: Receive
     wait_ms: int
+    is_stream: bool = False
 
 
 class Query(msgspec.Struct, frozen=True, array_like=True):
@@ -198,7 +204,8 @@ def read_receive(body: msgspec.Raw) -> Receiving:
     asked = receiving.command
     max_bytes = min(asked.max_bytes, BATCH_BYTES)
     command = make_receive(asked.topics, asked.max_messages, max_bytes, asked.visibility_ms, asked.consumer)
-    return Receiving(command, check_int("wait_ms", receiving.wait_ms, 0, MAX_WAIT_MS))
+    wait_ms = check_int("wait_ms", receiving.wait_ms, 0, MAX_WAIT_MS)
+    return Receiving(command, wait_ms, receiving.is_stream)
 
 
 def read_query(body: msgspec.Raw) -> Query:
@@ -226,11 +233,11 @@ def read_id(body: msgspec.Raw) -> int:
     return id_
 
 
-def _read(decode: Callable[[msgspec.Raw], Any], body: msgspec.Raw) -> Any:
+def _read(decode: Callable[[Any], Any], body: bytes | msgspec.Raw) -> Any:
     try:
         return decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise MalformedFrame(f"A request can't be read: {error}.") from error
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise MalformedFrame(f"A frame can't be read: {error}.") from error
 
 
 _READ_RECEIVING = msgspec.msgpack.Decoder(Receiving).decode
@@ -255,10 +262,42 @@ _RESULTS: dict[str, Callable[[msgspec.Raw], Any]] = {
         "peek_messages": list[PeekedMessage],
     }.items()
 }
-read_deliveries = msgspec.msgpack.Decoder(list[MessageDelivery]).decode
-read_text = msgspec.msgpack.Decoder(str).decode
-read_hello = msgspec.msgpack.Decoder(Hello).decode
+_READ_DELIVERIES = msgspec.msgpack.Decoder(list[MessageDelivery]).decode
+_READ_TEXT = msgspec.msgpack.Decoder(str).decode
+_READ_HELLO = msgspec.msgpack.Decoder(Hello).decode
 _READ_ANSWERS = msgspec.msgpack.Decoder(list[tuple[bytes, bool] | int | WireError]).decode
+_READ_REQUEST = msgspec.msgpack.Decoder(tuple[int, str, msgspec.Raw]).decode
+_READ_REPLY = msgspec.msgpack.Decoder(tuple[int, WireError | None, msgspec.Raw]).decode
+
+
+def read_hello(body: bytes) -> Hello:
+    """Return the greeting of an owner; raises MalformedFrame, as all these do."""
+    hello: Hello = _read(_READ_HELLO, body)
+    return hello
+
+
+def read_request(body: bytes) -> tuple[int, str, msgspec.Raw]:
+    """Return id, kind and body of a request."""
+    request: tuple[int, str, msgspec.Raw] = _read(_READ_REQUEST, body)
+    return request
+
+
+def read_reply(body: bytes) -> tuple[int, WireError | None, msgspec.Raw]:
+    """Return the id of the request, its error and its result."""
+    reply: tuple[int, WireError | None, msgspec.Raw] = _read(_READ_REPLY, body)
+    return reply
+
+
+def read_deliveries(body: msgspec.Raw) -> list[MessageDelivery]:
+    """Return the result of a receive."""
+    deliveries: list[MessageDelivery] = _read(_READ_DELIVERIES, body)
+    return deliveries
+
+
+def read_text(body: msgspec.Raw) -> str:
+    """Return the id of a message."""
+    text: str = _read(_READ_TEXT, body)
+    return text
 
 
 def write_answers(answers: Sequence[Answer]) -> list[object]:
@@ -269,14 +308,14 @@ def write_answers(answers: Sequence[Answer]) -> list[object]:
 def read_answers(body: msgspec.Raw) -> list[Answer]:
     """Return the answers to commands."""
     return [
-        Accepted(*each) if type(each) is tuple else _refusal(each) if type(each) is WireError else each  # type: ignore[misc]
-        for each in _READ_ANSWERS(body)
+        Accepted(*each) if type(each) is tuple else _refusal(each) if type(each) is WireError else each
+        for each in _read(_READ_ANSWERS, body)
     ]
 
 
 def read_result(query: str, body: msgspec.Raw) -> Any:
     """Return the result of a query."""
-    return _RESULTS[query](body)
+    return _read(_RESULTS[query], body)
 
 
 def wire_error(error: PostroomError) -> WireError:
@@ -295,5 +334,3 @@ def _refusal(error: WireError) -> Rejected:
 
 
 _ENCODE = msgspec.msgpack.Encoder().encode
-read_request = msgspec.msgpack.Decoder(tuple[int, str, msgspec.Raw]).decode
-read_reply = msgspec.msgpack.Decoder(tuple[int, WireError | None, msgspec.Raw]).decode

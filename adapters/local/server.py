@@ -2,9 +2,10 @@
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
+from time import time_ns
 from typing import Any, Protocol
 
 import msgspec
@@ -14,6 +15,7 @@ from postroom.adapters.local.protocol import FRAME_BYTES, Frames, Hello, Malform
 from postroom.adapters.sockets.peers import is_own_or_root
 from postroom.application.background import cancel_and_wait
 from postroom.application.forks import set_close_on_fork
+from postroom.application.mailbox.stream import STREAM_ENDED
 from postroom.application.ports.mailbox_owner import MailboxOwner
 from postroom.application.telemetry import logger
 from postroom.domain.errors import (
@@ -25,6 +27,8 @@ from postroom.domain.errors import (
     Unavailable,
     WrongPosition,
 )
+from postroom.domain.mailbox.commands import Ack, Command, Extend, Nack
+from postroom.domain.message import Receipt
 
 MAX_REQUESTS = 10_000
 """Requests of one connection that may be in progress."""
@@ -68,6 +72,7 @@ class LocalServer:
         self._server: asyncio.Server | None = None
         self._watching: asyncio.Task[None] | None = None
         self._inode = 0
+        self._tasks: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
         """Listen; replace the socket of an owner that is gone.
@@ -122,6 +127,12 @@ class LocalServer:
         """Return what relays outboxes once the mailbox is open."""
         return (await asyncio.shield(self._served))[1]
 
+    def run(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run what outlives a connection."""
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
     def stop_reading(self) -> None:
         """Accept no more connections and requests; those in progress are still answered."""
         self.is_closing = True
@@ -154,6 +165,7 @@ class LocalServer:
         if closing:
             await asyncio.wait(closing, timeout=FLUSH_SECONDS)
         self.disconnect()
+        await cancel_and_wait(*self._tasks)
 
 
 @asynccontextmanager
@@ -176,6 +188,8 @@ class _Connection(asyncio.Protocol):
         self._frames = Frames()
         self._requests: dict[int, asyncio.Task[None]] = {}
         self._replies: list[bytes] = []
+        self._streamed: dict[Receipt, int] = {}
+        """Visibility deadlines (µs) of the unsettled deliveries of streams."""
         self._transport: Any = None
         self._descriptor = -1
         self._closed = self._loop.create_future()
@@ -209,6 +223,8 @@ class _Connection(asyncio.Protocol):
             task.cancel()
         if not self._closed.done():
             self._closed.set_result(None)
+        if self._streamed and not self._server.is_closing:  # its client goes on with the next owner
+            self._server.run(self._return_streamed())
 
     def pause_writing(self) -> None:
         self._transport.pause_reading()  # of a client that does not take its answers
@@ -234,10 +250,7 @@ class _Connection(asyncio.Protocol):
     # -- requests ---
 
     def _handle(self, body: bytes) -> None:
-        try:
-            id_, kind, content = protocol.read_request(body)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise MalformedFrame(f"A request can't be read: {error}.") from error
+        id_, kind, content = protocol.read_request(body)
         if kind == protocol.PING:
             self._reply(id_, None)
         elif kind == protocol.CANCEL:
@@ -289,13 +302,36 @@ class _Connection(asyncio.Protocol):
                 ),
             )
 
-    async def _submit(self, commands: Any) -> object:
+    async def _submit(self, commands: list[Command]) -> object:
         owner = (await self._server.mailbox()).engine
-        return protocol.write_answers(await owner.submit(commands))
+        answers = await owner.submit(commands)
+        if self._streamed:
+            self._note(commands)
+        return protocol.write_answers(answers)
 
     async def _receive(self, receiving: protocol.Receiving) -> object:
         owner = (await self._server.mailbox()).engine
-        return await owner.receive(receiving.command, receiving.wait_ms)
+        deliveries = await owner.receive(receiving.command, receiving.wait_ms)
+        if receiving.is_stream:
+            now_us = _now_us()
+            self._streamed = {receipt: due for receipt, due in self._streamed.items() if due > now_us}
+            self._streamed |= {each.receipt: each.due for each in deliveries}
+        return deliveries
+
+    def _note(self, commands: Sequence[Command]) -> None:
+        """Note what was settled or extended of the deliveries of streams."""
+        for command in commands:
+            if isinstance(command, Ack | Nack):
+                self._streamed.pop(command.receipt, None)
+            elif isinstance(command, Extend) and command.receipt in self._streamed:
+                self._streamed[command.receipt] = _now_us() + command.visibility_ms * 1_000
+
+    async def _return_streamed(self) -> None:
+        """Make ready what the streams of a client that has gone left unsettled."""
+        now_us = _now_us()
+        nacks = [Nack(each, 0.0, STREAM_ENDED, 0) for each, due in self._streamed.items() if due > now_us]
+        with suppress(PostroomError):  # the visibility timeout does it otherwise
+            await (await self._server.mailbox()).engine.submit(nacks)
 
     async def _find_id(self, stream: bytes) -> object:
         return await (await self._server.mailbox()).engine.find_message_id(stream)
@@ -331,3 +367,7 @@ class _Connection(asyncio.Protocol):
         if self._replies and not self._transport.is_closing():
             self._transport.write(b"".join(self._replies))
         self._replies.clear()
+
+
+def _now_us() -> int:
+    return time_ns() // 1_000

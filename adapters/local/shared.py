@@ -154,7 +154,9 @@ class SharedOwner:
 
         return await self._call(submit, is_repeatable=is_repeatable)
 
-    async def receive(self, command: Receive, wait_ms: int) -> list[MessageDelivery]:
+    async def receive(
+        self, command: Receive, wait_ms: int, *, is_stream: bool = False
+    ) -> list[MessageDelivery]:
         """Deliver ready messages; see `MailboxOwner.receive`."""
         self._check_use()
         now = asyncio.get_running_loop().time
@@ -162,7 +164,7 @@ class SharedOwner:
 
         async def receive(owner: Owner, is_repeated: bool) -> list[MessageDelivery]:
             remaining_ms = max(0, int((end - now()) * 1_000)) if is_repeated else wait_ms
-            return await owner.receive(command, remaining_ms)
+            return await owner.receive(command, remaining_ms, is_stream=is_stream)
 
         return await self._call(receive, wait_ms)
 

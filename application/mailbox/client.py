@@ -3,7 +3,7 @@
 import asyncio
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
 from datetime import datetime
 from functools import partial
 from typing import TypeVar
@@ -11,8 +11,9 @@ from typing import TypeVar
 import msgspec
 
 from postroom.application.mailbox.message_factory import MessageFactory, NewId
-from postroom.application.mailbox.receive import MAX_WAIT_MS, make_receive
+from postroom.application.mailbox.receive import make_receive
 from postroom.application.mailbox.settle import check_nack, submit_valid
+from postroom.application.message_stream import HEARTBEAT_MS, MAX_WAIT_MS, MessageStream, check_stream
 from postroom.application.messages import MessageDelivery, NewMessage, ReceivedMessage, Sent, check_receipt
 from postroom.application.ports.mailbox_transport import MailboxTransport
 from postroom.application.query_results import (
@@ -25,6 +26,7 @@ from postroom.application.query_results import (
 )
 from postroom.domain.arguments import check_int, check_items, check_optional_text, check_text, check_type
 from postroom.domain.errors import Rejected, Saturated, Unavailable
+from postroom.domain.mailbox.commands import Receive
 from postroom.domain.mailbox.counts import TopicSummary
 from postroom.domain.message import Receipt
 from postroom.domain.names import check_topic
@@ -37,6 +39,7 @@ MAX_LIMIT = 1_000
 JITTER = 0.25
 MAX_ITEMS = 1_000
 """Maximum number of messages or receipts in one request."""
+MAX_SILENT_HEARTBEATS = 3
 OVERHEAD_BYTES = 512
 """Estimated size of a message in a batch besides its payload and attributes."""
 
@@ -127,6 +130,24 @@ class MailboxClient:
             return self._transport.receive(command, max(0, int(remaining * 1_000)))
 
         return [ReceivedMessage(each, self) for each in await self._repeat(receive, wait_ms)]
+
+    def stream_messages(
+        self,
+        topic: str | Sequence[str],
+        /,
+        *,
+        max_messages: int = DEFAULT_MAX_MESSAGES,
+        max_bytes: int = DEFAULT_MAX_BYTES,
+        visibility_ms: int | None = None,
+        consumer: str | None = None,
+        heartbeat_ms: int = HEARTBEAT_MS,
+        wait_ms: int | None = None,
+    ) -> AbstractAsyncContextManager[MessageStream]:
+        """Receive messages for the length of a context; see `Mailbox.stream_messages`."""
+        check_stream(max_messages, heartbeat_ms, wait_ms)
+        topics = (topic,) if isinstance(topic, str) else check_items("topic", topic)
+        command = make_receive(topics, max_messages, max_bytes, visibility_ms, consumer)
+        return MessageStream(self._stream(command, heartbeat_ms), max_messages, wait_ms)
 
     async def ack_messages(self, receipts: Sequence[Receipt], /) -> list[Rejected | None]:
         """Settle deliveries; see `Mailbox.ack_messages`."""
@@ -246,6 +267,35 @@ class MailboxClient:
         check_int("limit", limit, 1, MAX_LIMIT)
         return await self._repeat(lambda: self._transport.peek_messages(topic, limit))
 
+    async def _stream(self, command: Receive, heartbeat_ms: int) -> AsyncIterator[list[ReceivedMessage]]:
+        """Yield the deliveries of one stream after the other, while the server can be reached."""
+        loop, silence = asyncio.get_running_loop(), MAX_SILENT_HEARTBEATS * heartbeat_ms / 1_000
+        deadline: float | None = None
+        failure: Saturated | Unavailable = self._closed()
+        while not self._is_closed:
+            try:
+                async with aclosing(self._transport.stream(command, heartbeat_ms)) as batches:
+                    while True:
+                        async with asyncio.timeout(silence):
+                            deliveries = await anext(batches)
+                        deadline = None
+                        yield [ReceivedMessage(each, self) for each in deliveries]
+            except TimeoutError:
+                failure = Unavailable(
+                    f"A stream of {self._transport.where} was silent for {MAX_SILENT_HEARTBEATS} heartbeats."
+                )
+            except (Saturated, Unavailable) as error:
+                failure = error
+            pause = failure.retry_after_ms / 1_000 * random.uniform(1, 1 + JITTER)
+            deadline = deadline or loop.time() + self._timeout_ms / 1_000
+            if loop.time() + pause >= deadline:
+                raise failure
+            await asyncio.sleep(pause)
+        raise self._closed()
+
+    def _closed(self) -> Unavailable:
+        return Unavailable(f"The connection to {self._transport.where} is closed; connect again.")
+
     def _with_id(self, message: object) -> NewMessage:
         """Return a valid message with an id, by which the server recognises a repetition."""
         new = self._messages.check(message)
@@ -288,7 +338,7 @@ class MailboxClient:
         deadline = loop.time() + (self._timeout_ms + wait_ms) / 1_000
         while True:
             if self._is_closed:
-                raise Unavailable(f"The connection to {self._transport.where} is closed; connect again.")
+                raise self._closed()
             try:
                 async with asyncio.timeout_at(deadline):
                     return await call()

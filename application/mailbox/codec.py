@@ -324,7 +324,10 @@ def to_event(record: Record) -> Event:
         custom = None
     # A MessageSent has its header columns, in the order of the fields of `Headers`.
     headers = Headers(*record[HEADERS:_CUSTOM_HEADERS], custom)  # type: ignore[call-arg,arg-type]
-    return msgspec.structs.replace(event, headers=headers, envelope=record.envelope or b"")
+    envelope: object = record.envelope  # a store may return another type than was written
+    return msgspec.structs.replace(
+        event, headers=headers, envelope=envelope if isinstance(envelope, bytes) else b""
+    )
 
 
 def is_intact(record: Record) -> bool:

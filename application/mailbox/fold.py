@@ -1,8 +1,9 @@
 """Fold of a mailbox from its newest valid snapshot and the records after it."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import wraps
 from itertools import islice
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 from postroom.application.mailbox.codec import to_event, to_events
 from postroom.application.ports.event_log import EventLogReader
@@ -13,6 +14,9 @@ from postroom.domain.message import Message, MessageSent
 from postroom.domain.message import evolve as evolve_message
 from postroom.domain.policy import MailboxLimits, TopicPolicy
 from postroom.domain.record import Record
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 def fold(
@@ -101,6 +105,25 @@ def check_seal(log: EventLogReader) -> None:
         "from a backup.",
         seal.position,
     )
+
+
+def refuse_altered_records(query: Callable[P, T]) -> Callable[P, T]:
+    """Decorate a query of a log: whatever an altered record breaks, BrokenLog is raised."""
+
+    @wraps(query)
+    def refusing(*args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return query(*args, **kwargs)
+        except PostroomError:
+            raise
+        except Exception as error:
+            raise BrokenLog(
+                "The log has records that can't be read as they were written: at least one was altered. Run "
+                "`postroom verify`, which names the first, and restore the store from a backup.",
+                0,
+            ) from error
+
+    return refusing
 
 
 def _evolve_all(mailbox: Mailbox, rows: Iterable[tuple[Any, ...]]) -> None:

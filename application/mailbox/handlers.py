@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+from postroom.application.delivery_window import DeliveryWindows
 from postroom.application.mailbox.administer import (
     PauseTopic,
     PurgeTopic,
@@ -12,7 +13,8 @@ from postroom.application.mailbox.administer import (
 from postroom.application.mailbox.message_factory import MessageFactory, NewId
 from postroom.application.mailbox.receive import ReceiveMessages
 from postroom.application.mailbox.send import SendBatch, SendEnvelopes, SendMessage
-from postroom.application.mailbox.settle import AckMessages, ExtendVisibility, NackMessages
+from postroom.application.mailbox.settle import make_settler
+from postroom.application.mailbox.stream import StreamMessages
 from postroom.application.ports.mailbox_owner import MailboxOwner
 
 
@@ -26,10 +28,13 @@ class CommandHandlers:
         self.send_message = SendMessage(owner, factory)
         self.send_batch = SendBatch(owner, factory)
         self.send_envelopes = SendEnvelopes(owner, factory)
-        self.receive_messages = ReceiveMessages(owner)
-        self.ack_messages = AckMessages(owner)
-        self.nack_messages = NackMessages(owner)
-        self.extend_visibility = ExtendVisibility(owner)
+        windows = DeliveryWindows()
+        settler = make_settler(owner, windows)
+        self.receive_messages = ReceiveMessages(owner, settler)
+        self.stream_messages = StreamMessages(self.receive_messages, settler, windows)
+        self.ack_messages = settler.ack_messages
+        self.nack_messages = settler.nack_messages
+        self.extend_visibility = settler.extend_visibility
         self.redrive_dead_letters = RedriveDeadLetters(owner)
         self.purge_topic = PurgeTopic(owner)
         self.set_topic_policy = SetTopicPolicy(owner)

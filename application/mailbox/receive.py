@@ -1,9 +1,10 @@
 """`ReceiveMessages`: receive messages of topics (svc-mailbox C-1 `RECV`)."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
-from postroom.application.mailbox.settle import AckMessages, ExtendVisibility, NackMessages
+from postroom.application.delivery_window import DeliveryWindows
+from postroom.application.mailbox.settle import Settler, make_settler
+from postroom.application.message_stream import MAX_WAIT_MS
 from postroom.application.messages import ReceivedMessage
 from postroom.application.ports.mailbox_owner import MailboxOwner
 from postroom.domain.arguments import check_int, check_items, check_optional_text
@@ -12,24 +13,16 @@ from postroom.domain.mailbox.commands import Receive
 from postroom.domain.names import check_topic
 from postroom.domain.policy import DEFAULT_MAX_BYTES, DEFAULT_MAX_MESSAGES, check_visibility
 
-MAX_WAIT_MS = 60_000
 MAX_TOPICS = 1_000
-
-
-class _Settler(NamedTuple):
-    """What settles the messages received from an owner."""
-
-    ack_messages: AckMessages
-    nack_messages: NackMessages
-    extend_visibility: ExtendVisibility
 
 
 class ReceiveMessages:
     """Handler that delivers ready messages and hides each until settled or timed out (svc-mailbox I-3)."""
 
-    def __init__(self, owner: MailboxOwner) -> None:
+    def __init__(self, owner: MailboxOwner, settler: Settler | None = None) -> None:
+        """Initialise with the owner, and what settles the messages that are received."""
         self._owner = owner
-        self._settler = _Settler(AckMessages(owner), NackMessages(owner), ExtendVisibility(owner))
+        self._settler = settler or make_settler(owner, DeliveryWindows())
         self._turn = 0
 
     async def __call__(
@@ -41,6 +34,7 @@ class ReceiveMessages:
         visibility_ms: int | None = None,
         consumer: str | None = None,
         wait_ms: int = 0,
+        is_stream: bool = False,
     ) -> list[ReceivedMessage]:
         """Receive messages of one topic or of several, in the order of their shards.
 
@@ -53,6 +47,7 @@ class ReceiveMessages:
             visibility_ms: visibility timeout, 250 ms to 30 days; None uses the policy of each topic.
             consumer: name of the consumer, recorded in the log; up to 255 characters.
             wait_ms: maximum wait for a message, up to 60,000.
+            is_stream: the owner returns what is unsettled when its connection to this process ends.
 
         Returns: the messages; empty if none is ready.
         Raises: InvalidRequest, Saturated when too many are in flight, Unavailable.
@@ -63,8 +58,8 @@ class ReceiveMessages:
             self._turn = (self._turn + 1) % len(topics)
             topics = (*topics[self._turn :], *topics[: self._turn])
         command = make_receive(topics, max_messages, max_bytes, visibility_ms, consumer)
-        settler = self._settler
-        return [ReceivedMessage(each, settler) for each in await self._owner.receive(command, wait_ms)]
+        deliveries = await self._owner.receive(command, wait_ms, is_stream=is_stream)
+        return [ReceivedMessage(each, self._settler) for each in deliveries]
 
 
 def make_receive(

@@ -2,8 +2,9 @@
 
 import random
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
+from postroom.application.delivery_window import DeliveryWindows
 from postroom.application.messages import check_receipt
 from postroom.application.ports.mailbox_owner import MailboxOwner
 from postroom.domain.arguments import check_any_text, check_int, check_items
@@ -22,8 +23,10 @@ MAX_REASON_CHARS = 1_000
 class AckMessages:
     """Handler that settles deliveries; acks are final and idempotent (svc-mailbox I-3)."""
 
-    def __init__(self, owner: MailboxOwner) -> None:
+    def __init__(self, owner: MailboxOwner, windows: DeliveryWindows | None = None) -> None:
+        """Initialise with the owner, and the windows of the streams that learn what is settled."""
         self._owner = owner
+        self._windows = windows or DeliveryWindows()
 
     async def __call__(self, receipts: Sequence[Receipt]) -> list[Rejected | None]:
         """Ack deliveries by their receipts.
@@ -33,16 +36,22 @@ class AckMessages:
         Raises: InvalidRequest for an argument of a wrong type or out of range, Saturated when too many
             commands are pending, Unavailable when the outcome is unknown.
         """
-        return await _settle(self._owner, receipts, Ack)
+        return await _settle(self._owner, receipts, Ack, self._windows.settle)
 
 
 class NackMessages:
     """Handler that fails deliveries: each is retried after a backoff, or dead-lettered (svc-mailbox P-7)."""
 
-    def __init__(self, owner: MailboxOwner, jitter: Callable[[], float] = random.random) -> None:
-        """Initialise with the owner and a generator of uniform random numbers in [0, 1)."""
+    def __init__(
+        self,
+        owner: MailboxOwner,
+        jitter: Callable[[], float] = random.random,
+        windows: DeliveryWindows | None = None,
+    ) -> None:
+        """Initialise with the owner, a generator of uniform random numbers in [0, 1), and windows."""
         self._owner = owner
         self._jitter = jitter
+        self._windows = windows or DeliveryWindows()
 
     async def __call__(
         self, receipts: Sequence[Receipt], *, reason: str | None = None, delay_ms: int | None = None
@@ -58,15 +67,20 @@ class NackMessages:
         """
         error = check_nack(reason, delay_ms)
         return await _settle(
-            self._owner, receipts, lambda receipt: Nack(receipt, self._jitter(), error, delay_ms)
+            self._owner,
+            receipts,
+            lambda receipt: Nack(receipt, self._jitter(), error, delay_ms),
+            self._windows.settle,
         )
 
 
 class ExtendVisibility:
     """Handler that extends visibility timeouts, within the in-flight retention (svc-mailbox P-9)."""
 
-    def __init__(self, owner: MailboxOwner) -> None:
+    def __init__(self, owner: MailboxOwner, windows: DeliveryWindows | None = None) -> None:
+        """Initialise with the owner, and the windows of the streams that learn what is extended."""
         self._owner = owner
+        self._windows = windows or DeliveryWindows()
 
     async def __call__(self, receipts: Sequence[Receipt], visibility_ms: int) -> list[Rejected | None]:
         """Hide the messages for `visibility_ms` from now on.
@@ -74,7 +88,27 @@ class ExtendVisibility:
         Returns, Raises: as `AckMessages`.
         """
         check_visibility(visibility_ms)
-        return await _settle(self._owner, receipts, lambda receipt: Extend(receipt, visibility_ms))
+        return await _settle(
+            self._owner,
+            receipts,
+            lambda receipt: Extend(receipt, visibility_ms),
+            lambda extended: self._windows.extend(extended, visibility_ms),
+        )
+
+
+class Settler(NamedTuple):
+    """What settles the messages received from an owner."""
+
+    ack_messages: AckMessages
+    nack_messages: NackMessages
+    extend_visibility: ExtendVisibility
+
+
+def make_settler(owner: MailboxOwner, windows: DeliveryWindows) -> Settler:
+    """Return the handlers that end or extend deliveries, and tell the windows of streams."""
+    return Settler(
+        AckMessages(owner, windows), NackMessages(owner, windows=windows), ExtendVisibility(owner, windows)
+    )
 
 
 def check_nack(reason: str | None, delay_ms: int | None) -> str | None:
@@ -107,8 +141,18 @@ async def submit_valid(
 
 
 async def _settle(
-    owner: MailboxOwner, receipts: object, command: Callable[[Receipt], Command]
+    owner: MailboxOwner,
+    receipts: object,
+    command: Callable[[Receipt], Command],
+    note: Callable[[list[Receipt]], None],
 ) -> list[Rejected | None]:
-    return await submit_valid(
-        check_items("receipts", receipts), lambda item: command(check_receipt(item)), owner.submit
-    )
+    """Submit a command for each receipt, and note the receipts that were valid."""
+    valid: list[Receipt] = []
+
+    def make(item: object) -> Command:
+        valid.append(check_receipt(item))
+        return command(valid[-1])
+
+    results = await submit_valid(check_items("receipts", receipts), make, owner.submit)
+    note(valid)
+    return results

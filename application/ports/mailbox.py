@@ -1,8 +1,10 @@
 """Port: a mailbox as its users see it, whether this process owns it or calls go to another."""
 
 from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
+from postroom.application.message_stream import HEARTBEAT_MS, MessageStream
 from postroom.application.messages import NewMessage, ReceivedMessage, Sent
 from postroom.application.query_results import (
     Backlog,
@@ -66,6 +68,36 @@ class Mailbox(Protocol):
             wait_ms: maximum wait for a message, up to 60,000.
 
         Returns: the messages; empty if none is ready.
+        """
+
+    def stream_messages(
+        self,
+        topic: str | Sequence[str],
+        /,
+        *,
+        max_messages: int = DEFAULT_MAX_MESSAGES,
+        max_bytes: int = DEFAULT_MAX_BYTES,
+        visibility_ms: int | None = None,
+        consumer: str | None = None,
+        heartbeat_ms: int = HEARTBEAT_MS,
+        wait_ms: int | None = None,
+    ) -> AbstractAsyncContextManager[MessageStream]:
+        """Receive messages for the length of a context, which yields an asynchronous iterator of them.
+
+        When the context ends, what was not settled is nacked without a delay, so that other consumers get it
+        at once. So is what a process leaves that ends, unless it owned the mailbox.
+
+        Arguments:
+            topic, visibility_ms, consumer: as of `receive_messages`.
+            max_messages: maximum number of unsettled messages at a time, 1 to 256. Those that this mailbox
+                acks or nacks, and those that time out, make room.
+            max_bytes: maximum total size of the payloads that are received at a time.
+            heartbeat_ms: how often a connection without messages is checked, 250 to 60,000; one that is
+                silent for three heartbeats is lost, and another is made.
+            wait_ms: the iteration ends after this time without a message, 1 to 60,000; None is never.
+
+        Raises, when messages are iterated over: what `receive_messages` raises, but Saturated. A server that
+            can't be reached for the time of a call ends the stream with Unavailable.
         """
 
     async def ack_messages(self, receipts: Sequence[Receipt], /) -> list[Rejected | None]:

@@ -35,8 +35,13 @@ class MailboxOwner(Protocol):
         Raises: Saturated when too many commands are pending, Unavailable when the outcome is unknown.
         """
 
-    async def receive(self, command: Receive, wait_ms: int) -> list[MessageDelivery]:
+    async def receive(
+        self, command: Receive, wait_ms: int, *, is_stream: bool = False
+    ) -> list[MessageDelivery]:
         """Deliver ready messages; if there are none, wait up to `wait_ms` for one.
+
+        Arguments:
+            is_stream: return what is unsettled when the connection of the receiver's process ends.
 
         Raises: Rejected, Unavailable.
         """

@@ -1,6 +1,6 @@
 """Port: the calls of a mailbox's server."""
 
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
 from typing import Protocol
 
 from postroom.application.messages import MessageDelivery, NewMessage, Sent
@@ -45,6 +45,15 @@ class MailboxTransport(Protocol):
 
     async def receive(self, command: Receive, wait_ms: int) -> list[MessageDelivery]:
         """Receive messages; wait up to `wait_ms` for one."""
+
+    def stream(self, command: Receive, heartbeat_ms: int) -> AsyncGenerator[list[MessageDelivery], None]:
+        """Yield messages as they come, at most `command.max_messages` of them unsettled at a time.
+
+        A batch comes at least every `heartbeat_ms`, if need be an empty one. The server makes ready what is
+        unsettled when the generator is closed. It never ends by itself.
+
+        Raises: as every call, when the server refuses or ends the stream.
+        """
 
     async def ack(self, receipts: Sequence[Receipt]) -> list[Rejected | None]:
         """Settle deliveries."""

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from heapq import merge
 
 from postroom.application.mailbox.codec import to_event
+from postroom.application.mailbox.fold import refuse_altered_records
 from postroom.application.messages import rfc3339
 from postroom.application.ports.event_log import EventLogReader
 from postroom.application.query_results import DeliveryExplanation, Explanation, HistoryStep
@@ -31,6 +32,7 @@ class ExplainMessage:
         self._log = log
         self._now = now
 
+    @refuse_altered_records
     def __call__(self, id_: str) -> Explanation:
         """Return the explanation of the message.
 

@@ -3,6 +3,7 @@
 The state is folded from a snapshot and the log after it; the owner of a mailbox passes its engine's state.
 """
 
+from postroom.application.mailbox.fold import refuse_altered_records
 from postroom.application.messages import rfc3339
 from postroom.application.queries.time_travel import StateAt
 from postroom.application.query_results import Backlog, Moment
@@ -16,6 +17,7 @@ class GetBacklog:
     def __init__(self, state_at: StateAt) -> None:
         self._state_at = state_at
 
+    @refuse_altered_records
     def __call__(self, topic: str | None = None, *, at: Moment | None = None) -> Backlog:
         """Return the backlog of one topic or of all, now or as it was at a moment (see `StateAt`)."""
         check_optional_text("topic", topic)

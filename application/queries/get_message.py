@@ -5,7 +5,7 @@ from collections.abc import Callable
 import msgspec
 
 from postroom.application.mailbox.codec import is_intact, to_event
-from postroom.application.mailbox.fold import fold_message
+from postroom.application.mailbox.fold import fold_message, refuse_altered_records
 from postroom.application.messages import rfc3339
 from postroom.application.ports.event_log import EventLogReader
 from postroom.application.query_results import HistoryEntry, MessageDetail
@@ -24,6 +24,7 @@ class GetMessage:
         self._log = log
         self._now = now
 
+    @refuse_altered_records
     def __call__(self, id_: str) -> MessageDetail:
         """Return the message with its history.
 

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from postroom.application.mailbox.codec import to_event
+from postroom.application.mailbox.fold import refuse_altered_records
 from postroom.application.messages import rfc3339
 from postroom.application.ports.event_log import EventLogReader
 from postroom.application.queries.time_travel import StateAt
@@ -23,6 +24,7 @@ class ListDeadLetters:
         self._state_at = state_at
         self._log = log
 
+    @refuse_altered_records
     def __call__(
         self,
         topic: str | None = None,

@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 
 from postroom.application.mailbox.codec import is_intact, to_event
+from postroom.application.mailbox.fold import refuse_altered_records
 from postroom.application.messages import rfc3339
 from postroom.application.ports.event_log import EventLogReader
 from postroom.application.queries.time_travel import StateAt
@@ -35,6 +36,7 @@ class PeekMessages:
         self._log = log
         self._is_swept = is_swept
 
+    @refuse_altered_records
     def __call__(self, topic: str, *, limit: int = 10) -> list[PeekedMessage]:
         """Return up to `limit` ready messages, in the order in which a receive delivers them.
 
@@ -63,6 +65,7 @@ class WhyEmpty:
     def __init__(self, state_at: StateAt) -> None:
         self._state_at = state_at
 
+    @refuse_altered_records
     def __call__(self, topic: str) -> str | None:
         """Return the reason as a sentence; None if a receive would change the mailbox.
 

@@ -11,7 +11,7 @@ from postroom.adapters.compose import OwnerSettings, Postroom, open_mailbox
 from postroom.adapters.compose.connect import connect, share_mailbox
 from postroom.adapters.compose.remote import connect_remote
 from postroom.adapters.compose.serve import HttpSettings, open_grpc_surface, open_http_surface, serve_mailbox
-from postroom.adapters.sync_mailbox import SyncMailbox
+from postroom.adapters.sync_mailbox import SyncMailbox, SyncMessageStream
 from postroom.application.mailbox.client import MailboxClient
 from postroom.application.messages import ReceivedMessage
 from postroom.application.ports.mailbox import Mailbox
@@ -78,12 +78,44 @@ class Unsynced:
 
     def __getattr__(self, name: str) -> Any:
         call = getattr(self._mailbox, name)
+        if name == "stream_messages":
+            return lambda *arguments, **options: UnsyncedStream(self, call(*arguments, **options))
 
         async def in_thread(*arguments: Any, **options: Any) -> Any:
             result = await asyncio.to_thread(call, *arguments, **options)
             return [ReceivedMessage(each.delivery, self) for each in result] if "receive" in name else result
 
         return in_thread
+
+
+class UnsyncedStream:
+    """A `SyncMessageStream` whose calls are made in a thread."""
+
+    def __init__(self, mailbox: Unsynced, stream: SyncMessageStream) -> None:
+        self._mailbox = mailbox
+        self._stream = stream
+        self._next: asyncio.Future[Any] | None = None
+
+    async def __aenter__(self) -> "UnsyncedStream":
+        await asyncio.to_thread(self._stream.__enter__)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await asyncio.to_thread(self._stream.close)
+        if self._next is not None:
+            await self._next  # closing has ended the iteration of the thread
+
+    def __aiter__(self) -> "UnsyncedStream":
+        return self
+
+    async def __anext__(self) -> ReceivedMessage:
+        if self._next is None:  # a thread that was left waiting is used again
+            self._next = asyncio.ensure_future(asyncio.to_thread(next, self._stream, None))
+        received = await asyncio.shield(self._next)
+        self._next = None
+        if received is None:
+            raise StopAsyncIteration
+        return ReceivedMessage(received.delivery, self._mailbox)
 
 
 class TestSyncMailbox(MailboxConformance):

@@ -31,6 +31,7 @@ from tests.projections.histories import (
     take_extents,
 )
 from tests.support.fixtures import CreateDatabase, OpenReadModels
+from tests.support.stores import copy_store
 
 
 @pytest.fixture(scope="module")
@@ -41,12 +42,18 @@ def postgres_past(create_shared_database: CreateDatabase, postgres_store_templat
     return url
 
 
-@pytest.fixture
-def file(tmp_path: Path) -> Path:
-    """A SQLite store with a past."""
-    path = tmp_path / "store.db"
+@pytest.fixture(scope="module")
+def sqlite_past(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A SQLite store with a past, to be copied and left alone."""
+    path = tmp_path_factory.mktemp("past") / "store.db"
     fill(path)
     return path
+
+
+@pytest.fixture
+def file(sqlite_past: Path, tmp_path: Path) -> Path:
+    """A SQLite store with a past."""
+    return copy_store(sqlite_past, tmp_path)
 
 
 @pytest.fixture(params=["sqlite", "postgres"])

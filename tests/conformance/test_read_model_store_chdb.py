@@ -16,6 +16,7 @@ import pytest
 
 from tests.conformance.read_model_store import OpenStore, ReadModelStoreConformance, fill
 from tests.projections.histories import Store, begin, finish, fold_all, model_target, reference
+from tests.support.stores import copy_store
 
 OWN_PROCESS = "POSTROOM_TEST_CHDB"
 
@@ -32,11 +33,16 @@ if OWN_PROCESS not in os.environ:
 
 else:
 
-    @pytest.fixture
-    def store(tmp_path: Path) -> Store:
-        path = tmp_path / "store.db"
+    @pytest.fixture(scope="module")
+    def past(tmp_path_factory: pytest.TempPathFactory) -> Path:
+        """A store with a past, to be copied and left alone."""
+        path = tmp_path_factory.mktemp("past") / "store.db"
         fill(path)
         return path
+
+    @pytest.fixture
+    def store(past: Path, tmp_path: Path) -> Store:
+        return copy_store(past, tmp_path)
 
     @pytest.fixture
     def into(tmp_path: Path) -> str:

@@ -23,13 +23,20 @@ from tests.projections.histories import (
     reference,
     send,
 )
+from tests.support.stores import copy_store
+
+
+@pytest.fixture(scope="module")
+def past(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store with a past, to be copied and left alone."""
+    path = tmp_path_factory.mktemp("past") / "store.db"
+    fill(path)
+    return path
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Store:
-    path = tmp_path / "store.db"
-    fill(path)
-    return path
+def store(past: Path, tmp_path: Path) -> Store:
+    return copy_store(past, tmp_path)
 
 
 @pytest.fixture(params=["parquet", "delta"])

@@ -22,7 +22,7 @@ from tests.conformance.read_models import BODIES, TOLD, Build, ReadModelsConform
 from tests.projections import histories
 from tests.projections.histories import STORY, VARIED, Receive, Send, build_without_spark, live
 from tests.support.fixtures import CreateDatabase, OpenReadModels
-from tests.support.stores import envelope
+from tests.support.stores import copy_store, envelope
 
 
 def fill(store: Path | str) -> None:
@@ -32,11 +32,17 @@ def fill(store: Path | str) -> None:
     build_without_spark(store, BODIES)
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> Path:
-    path = tmp_path / "store.db"
+@pytest.fixture(scope="module")
+def sqlite_past(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A SQLite store with a past, to be copied and left alone."""
+    path = tmp_path_factory.mktemp("past") / "store.db"
     fill(path)
     return path
+
+
+@pytest.fixture
+def store(sqlite_past: Path, tmp_path: Path) -> Path:
+    return copy_store(sqlite_past, tmp_path)
 
 
 @pytest.fixture(scope="module")

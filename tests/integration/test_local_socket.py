@@ -24,6 +24,7 @@ from postroom.domain.policy import TopicPolicy
 MAILBOX = "main@local"
 RECEIPT = Receipt(b"m" * 16, 1, 1)
 SEND = Send(b"m" * 16, "orders", 2, b"h" * 32, b"c" * 32, Headers(0), b"envelope")
+DEPTH = 100_000
 decode = msgspec.msgpack.decode
 
 
@@ -94,8 +95,9 @@ async def owned(tmp_path: Path) -> AsyncIterator[Postroom]:
         frame([1, "find_id", "text"]),
         frame([1, "cancel", "text"]),
         frame([1 << 63, "cancel", []]),
+        (7 + DEPTH).to_bytes(4, "big") + b"\x93\x01\xa4ping" + b"\x91" * DEPTH,
     ],
-    ids=range(18),
+    ids=range(19),
 )
 async def test_a_malformed_frame_ends_its_connection_with_one_error_and_nothing_else(
     owned: Postroom, tmp_path: Path, data: bytes

@@ -70,7 +70,13 @@ class ForkServer:
         command = [str(self._script), *arguments]
         if _before_python(env) != _before_python(self._variables):
             return subprocess.run(
-                command, cwd=cwd, env=env, input=stdin, capture_output=True, timeout=timeout, check=False
+                [sys.executable, *command],
+                cwd=cwd,
+                env=env,
+                input=stdin,
+                capture_output=True,
+                timeout=timeout,
+                check=False,
             )
         request = {"command": command, "cwd": str(cwd), "env": dict(env)}
         pipes = [os.pipe() for _ in range(3)]
@@ -83,10 +89,10 @@ class ForkServer:
             os.close(each)
         with answers, answers.makefile("rb") as lines, ThreadPoolExecutor(3) as pool:
             answers.sendall(json.dumps(request).encode() + b"\n")
-            answers.settimeout(timeout)
             pool.submit(_write, ours[0], stdin)
             out, err = pool.submit(_read, ours[1]), pool.submit(_read, ours[2])
             pid = int(lines.readline())
+            answers.settimeout(timeout)
             try:
                 code = int(lines.readline())
             except TimeoutError:

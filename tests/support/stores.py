@@ -1,5 +1,6 @@
 """Mailboxes in every kind of store, under a clock that the test controls."""
 
+import shutil
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -85,6 +86,13 @@ def sqlite_place(folder: Path) -> Place:
 def postgres_place(url: str) -> Place:
     """Return a place in a migrated PostgreSQL database."""
     return Place(lambda: PostgresEventLog(url, MAILBOX))
+
+
+def copy_store(store: Path, folder: Path) -> Path:
+    """Copy a SQLite store that nobody has open, its read models included, and return the path of the copy."""
+    for file in store.parent.glob(f"{store.name}*"):
+        shutil.copy(file, folder)
+    return folder / store.name
 
 
 async def receive_one(mailbox: Postroom, topic: str = "orders") -> ReceivedMessage:

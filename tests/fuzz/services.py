@@ -1,0 +1,24 @@
+"""Services that the targets of network surfaces call."""
+
+import asyncio
+
+from postroom.application.delivery_window import DeliveryWindows
+from postroom.application.ports.mailbox import Mailbox
+from postroom.application.service import Service
+from postroom.domain.errors import NotFound
+from postroom.domain.policy import TopicPolicy
+from postroom.domain.search import EventFilter, SearchPage
+
+INPUTS_PER_MAILBOX = 5_000
+"""Inputs after which a mailbox in memory is replaced by an empty one."""
+
+
+async def _search(filter_: EventFilter) -> SearchPage:
+    raise NotFound("There are no read models in memory.")
+
+
+def stopping_service(mailbox: Mailbox) -> Service:
+    """Return a service that stops, so that long polls and streams end at once."""
+    stopping = asyncio.Event()
+    stopping.set()
+    return Service(mailbox, _search, TopicPolicy(), stopping, DeliveryWindows())
