@@ -282,7 +282,12 @@ class _Connection(asyncio.Protocol):
             return
         task = self._loop.create_task(self._answer(id_, work))
         self._requests[id_] = task
-        task.add_done_callback(lambda _: self._requests.pop(id_, None))
+
+        def end(_: asyncio.Task[None]) -> None:
+            self._requests.pop(id_, None)
+            work.close()  # not started if the task was cancelled before
+
+        task.add_done_callback(end)
 
     async def _answer(self, id_: int, work: Any) -> None:
         try:

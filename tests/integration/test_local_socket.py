@@ -166,6 +166,13 @@ async def test_two_requests_with_one_id_end_the_connection(owned: Postroom, tmp_
         assert await one.read() is None
 
 
+async def test_a_request_that_is_cancelled_at_once_is_not_started(owned: Postroom, tmp_path: Path) -> None:
+    async with peer(tmp_path / "store.db") as one:
+        cancelled = frame([1, "Send", [SEND]]) + frame([0, "cancel", 1])
+        assert await one.ask(cancelled + frame([2, "ping", None])) == [2, None, None]
+    assert list(owned.engine.mailbox.messages) == []
+
+
 async def test_a_receive_of_a_client_that_leaves_takes_no_message(owned: Postroom, tmp_path: Path) -> None:
     async with connect(str(tmp_path / "store.db")) as client:
         waiting = asyncio.create_task(client.receive_messages("orders", wait_ms=60_000))
