@@ -1,6 +1,5 @@
 """Handlers of queries, operators' calls, and the state of the service."""
 
-
 import msgspec
 
 from postroom.adapters.http_server import query_schemas, schemas
