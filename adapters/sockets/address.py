@@ -109,8 +109,8 @@ def unlink(address: Address, file: os.stat_result | None) -> None:
     Arguments:
         file: what `find_file` returned after the address was bound.
     """
-    found = find_file(address)
-    if found is not None and file is not None and os.path.samestat(found, file):
+    present = find_file(address)
+    if present is not None and file is not None and os.path.samestat(present, file):
         Path(address.target).unlink(missing_ok=True)
 
 
