@@ -7,11 +7,10 @@ from email.utils import formatdate
 
 import msgspec
 from uvicorn.config import Config
-from uvicorn.server import ServerState
 
 from postroom.adapters.http_server.api import make_routes
 from postroom.adapters.http_server.app import App
-from postroom.adapters.http_server.connection import Connection
+from postroom.adapters.http_server.connection import Connection, State
 from postroom.adapters.http_server.handlers import MessageHandlers
 from postroom.adapters.http_server.metrics import HttpMetrics
 from postroom.adapters.http_server.openapi import make_document
@@ -54,7 +53,7 @@ def http_surface(address: str, settings: HttpSettings | None = None) -> Surface:
             timeout_keep_alive=limits.idle_timeout_ms / 1_000,  # type: ignore[arg-type]  # seconds
         )
         config.load()
-        state = ServerState()
+        state = State()
         loop = asyncio.get_running_loop()
         server = await loop.create_server(
             lambda: Connection(config, state, limits), sock=listener, backlog=BACKLOG
@@ -80,16 +79,17 @@ def make_app(service: Service, limits: HttpSettings, *, any_host: bool = False) 
     return App(Router(routes), metrics, limits, any_host=any_host)
 
 
-async def _tell_time(state: ServerState) -> None:
+async def _tell_time(state: State) -> None:
     """Keep the `Date` of answers up to date (RFC 9110, 6.6.1)."""
     while True:
         state.default_headers = [(b"date", formatdate(usegmt=True).encode())]
         await asyncio.sleep(1)
 
 
-async def _drain(state: ServerState, seconds: float) -> None:
+async def _drain(state: State, seconds: float) -> None:
     """Let the requests in progress end, then abort those that are left."""
     connections = [each for each in state.connections if isinstance(each, Connection)]
+    connections += state.refused
     for connection in connections:
         connection.shutdown()
     ends = [asyncio.create_task(connection.closed.wait()) for connection in connections]

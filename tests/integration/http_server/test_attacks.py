@@ -218,6 +218,21 @@ def test_connections_are_capped(tmp_path: Path) -> None:
         raise AssertionError("closed connections still count")
 
 
+def test_a_refused_connection_is_not_reset_while_its_client_still_sends(tmp_path: Path) -> None:
+    with (
+        PostroomServer(tmp_path, max_connections=1, header_timeout="20s") as server,
+        server.raw() as held,
+        server.raw() as refused,
+    ):
+        held.sendall(b"GET ")
+        refused.recv(1, socket.MSG_PEEK)
+        for _ in range(5):
+            refused.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            time.sleep(0.02)
+        assert answers(refused.recv(65_536)) == [503]
+        assert refused.recv(1) == b""
+
+
 def test_the_memory_for_bodies_is_bounded(tmp_path: Path) -> None:
     with PostroomServer(tmp_path, frame_bytes=100_000, buffer_bytes=150_000) as server:
         start = HEAD + b"Content-Length: 100000\r\n\r\n"
