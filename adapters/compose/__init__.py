@@ -82,7 +82,8 @@ class OwnerSettings(NamedTuple):
             check_path("An outbox", address)
         return self._replace(
             owner=owner or f"process {os.getpid()} on {socket.gethostname()}",
-            # Absolute, as another process may relay them.
+            # Absolute, as another process may relay them, and this one may change its working directory.
+            archive=None if self.archive is None else os.path.abspath(self.archive),
             outboxes=[each if is_url(each) else os.path.abspath(each) for each in self.outboxes],
         )
 
