@@ -4,7 +4,6 @@ The structs of policies and limits are their schema; a settings framework would 
 """
 
 import re
-import tomllib
 from collections.abc import Mapping
 from difflib import get_close_matches
 from pathlib import Path
@@ -182,6 +181,8 @@ def _read_file(config: str | None) -> tuple[str, dict[str, Any]]:
     path = Path(config or FILE)
     if config is None and not path.exists():
         return FILE, {}
+    import tomllib  # slow to import, and most folders have no settings file
+
     try:
         tables = tomllib.loads(path.read_text("utf-8"))
     except OSError as error:

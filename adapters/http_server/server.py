@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from email.utils import formatdate
 
+import msgspec
 from uvicorn.config import Config
 
 from postroom.adapters.http_server.api import make_routes
@@ -16,7 +17,7 @@ from postroom.adapters.http_server.openapi import make_document
 from postroom.adapters.http_server.queries import OperatorHandlers, QueryHandlers, StateHandlers
 from postroom.adapters.http_server.routes import Router
 from postroom.adapters.http_server.settings import HttpSettings
-from postroom.adapters.sockets.address import BACKLOG, listen, resolve, unlink, url
+from postroom.adapters.sockets.address import BACKLOG, find_file, listen, resolve, unlink, url
 from postroom.application.background import background_task, cancel_and_wait
 from postroom.application.service import Service, Surface
 from postroom.application.telemetry import logger
@@ -39,6 +40,7 @@ def http_surface(address: str, settings: HttpSettings | None = None) -> Surface:
     @asynccontextmanager
     async def serve(service: Service) -> AsyncIterator[str]:
         listener = listen(target)
+        file = find_file(target)
         config = Config(
             make_app(service, limits, any_host=target.is_unix),
             http="httptools",
@@ -62,7 +64,7 @@ def http_surface(address: str, settings: HttpSettings | None = None) -> Surface:
         finally:
             server.close()
             await _drain(state, limits.stop_timeout_ms / 1_000)
-            unlink(target)
+            unlink(target, file)
 
     return serve
 
@@ -73,7 +75,7 @@ def make_app(service: Service, limits: HttpSettings, *, any_host: bool = False) 
     state = StateHandlers(service, metrics)
     messages = MessageHandlers(service, limits, metrics)
     routes = make_routes(messages, QueryHandlers(service), OperatorHandlers(service), state)
-    state.contract = make_document(routes)
+    state.contract = msgspec.json.encode(make_document(routes))
     return App(Router(routes), metrics, limits, any_host=any_host)
 
 

@@ -68,4 +68,5 @@ class WriteBuffer:
             data = b"".join(self._pieces)
             self._pieces.clear()
             self._size = 0
-            self._transport.write(data)
+            if not self._transport.is_closing():  # the client may have gone since
+                self._transport.write(data)
