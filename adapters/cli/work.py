@@ -98,7 +98,7 @@ def load_worker(app: str) -> "Worker":
         for part in name.split("."):
             worker = getattr(worker, part)
     except (Exception, SystemExit) as error:  # whatever the user's module raises
-        raise WrongUsage(f"{app} can't be imported: {summarize(error)}.") from error
+        raise WrongUsage(f"{app} can't be imported: {summarize(error).rstrip('.')}.") from error
     if not isinstance(worker, Worker):
         raise WrongUsage(f"{app} is of type {type(worker).__name__}, not Worker.")
     return worker
@@ -107,11 +107,14 @@ def load_worker(app: str) -> "Worker":
 def _schedules(session: Session) -> "dict[str, ScheduleSettings]":
     from postroom.adapters.compose.schedule import ScheduleSettings
 
-    where = f"[schedules] in {session.settings.file or 'postroom.toml'}"
-    try:
-        return msgspec.convert(session.settings.sections.get("schedules", {}), dict[str, ScheduleSettings])
-    except msgspec.ValidationError as error:
-        raise InvalidSettings(f"{where}: {error}.") from None
+    file = session.settings.file or "postroom.toml"
+    schedules = {}
+    for name, values in session.settings.sections.get("schedules", {}).items():
+        try:
+            schedules[name] = msgspec.convert(values, ScheduleSettings)
+        except msgspec.ValidationError as error:
+            raise InvalidSettings(f"[schedules.{name}] in {file}: {error}.") from None
+    return schedules
 
 
 def _on_signals(stop: Callable[[], None]) -> None:

@@ -188,7 +188,10 @@ def test_a_schedule_that_is_wrong_is_named(postroom: Postroom) -> None:
         "Schedule tick: 'often' is not a cron expression" in postroom("schedule", "--json").error["message"]
     )
     settings.write_text('[schedules.tick]\ncron = "* * * * *"\ntpoic = "jobs"\n')
-    assert "unknown field `tpoic`" in postroom("schedule", "--json").error["message"]
+    assert (
+        "[schedules.tick] in postroom.toml: Object contains unknown field `tpoic`."
+        in postroom("schedule", "--json").error["message"]
+    )
 
 
 def handled(postroom: Postroom) -> set[tuple[str, ...]]:
