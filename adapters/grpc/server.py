@@ -30,7 +30,10 @@ ENDED_AT_STOP = ("recv", "recv_stream")
 """The methods that wait for messages, and end when the server stops."""
 OPTIONS = [
     ("grpc.max_receive_message_length", MAX_REQUEST_BYTES),
-    ("grpc.max_concurrent_streams", 1_024),  # of one connection
+    ("grpc.max_concurrent_streams", 1_024),  # of one connection; more are refused, to be retried
+    # By default gRPC cancels calls when 1,000 wait, which is not distinct from a cancellation by the client.
+    ("grpc.server.max_pending_requests", 1 << 20),
+    ("grpc.server.max_pending_requests_hard_limit", 1 << 20),
     ("grpc.so_reuseport", 0),  # a second server on the port is refused, not given half of the calls
     # A client that is gone or paused is noticed within 15 s, and what it received is ready again.
     ("grpc.keepalive_time_ms", 10_000),
