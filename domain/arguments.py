@@ -46,7 +46,8 @@ def check_text(name: str, value: object, minimum: int = 0, maximum: int = MAX_TE
         return check_type(name, value, str)
     if not minimum <= len(value) <= maximum:
         limit = f"at least {minimum}" if len(value) < minimum else f"at most {maximum}"
-        raise InvalidRequest(f"{name} must have {limit} characters; it had {len(value)}.")
+        unit = "character" if limit.endswith(" 1") else "characters"
+        raise InvalidRequest(f"{name} must have {limit} {unit}; it had {len(value)}.")
     if not value.isascii():
         try:
             value.encode()

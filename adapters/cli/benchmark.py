@@ -9,7 +9,7 @@ from typing import Annotated
 from typer import Argument
 
 from postroom.adapters.cli.session import Session
-from postroom.domain.errors import Unavailable
+from postroom.adapters.cli.values import WrongUsage
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 
@@ -23,7 +23,7 @@ def bench(
 ) -> int:
     """Run the benchmarks in tests/benchmarks of a source checkout; packages do not contain them."""
     if not (CHECKOUT / "tests" / "benchmarks").is_dir():
-        raise Unavailable(
+        raise WrongUsage(
             "The benchmarks are not part of the installed package; clone the source repository and run "
             "make bench there."
         )

@@ -12,9 +12,9 @@ from postroom.adapters.cli.serve import ServeSettings
 from postroom.adapters.cli.session import ArchiveSettings, RelaySettings, Session
 from postroom.adapters.cli.settings import Settings
 from postroom.adapters.cli.values import WrongUsage, exact_duration
-from postroom.adapters.compose.inbox import InboxSettings
-from postroom.adapters.compose.outbox import MessagingSettings, OutboxSettings
-from postroom.adapters.compose.streams import NatsSettings
+from postroom.adapters.compose.settings import MessagingSettings, NatsSettings
+from postroom.application.inbox.settings import InboxSettings
+from postroom.application.outbox.settings import OutboxSettings
 from postroom.domain.names import describe_choices
 from postroom.domain.policy import MailboxLimits, TopicPolicy
 

@@ -15,6 +15,7 @@ from postroom.adapters.cli.messaging import show_backlog, show_cleanup
 from postroom.adapters.cli.session import Session
 from postroom.adapters.cli.streams import consumer_definition
 from postroom.adapters.cli.values import WrongUsage, parse_duration
+from postroom.application.extras import explain_missing_extra
 from postroom.application.pluralize import pluralize
 from postroom.domain.names import describe_choices
 
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
         MessagingSettings,
     )
     from postroom.adapters.compose.streams import ConsumerDefinition
+
+EXTRAS = "http,nats,postgres"
+"""Of the commands of the inbox, together, so that one installation is enough."""
 
 Database = Annotated[
     str | None, Option("--database", metavar="URL", help="Database of the service. [messaging.database]")
@@ -85,7 +89,8 @@ async def consume(
     200 and 409 acknowledge a message, 422 dead-letters it, and everything else is retried. Several workers
     share the messages.
     """
-    from postroom.adapters.compose.inbox import NatsSettings, open_worker
+    with explain_missing_extra(EXTRAS):
+        from postroom.adapters.compose.inbox import NatsSettings, open_worker
 
     options = {"consumer": consumer, "handler": handler, "allow": allow, "concurrency": concurrency}
     messaging, settings = _settings(session, database, context, options)
@@ -107,7 +112,8 @@ async def consume(
 
 async def backlog(session: Session, database: Database = None, context: Context = None) -> None:
     """Count the received messages that are not processed yet, and show the age of the oldest."""
-    from postroom.adapters.compose.inbox import open_inbox
+    with explain_missing_extra(EXTRAS):
+        from postroom.adapters.compose.inbox import open_inbox
 
     messaging, settings = _settings(session, database, context)
     async with open_inbox(messaging, settings) as inbox:
@@ -127,7 +133,8 @@ async def cleanup(
 
     A message redelivered after its deletion is processed again, so the retention must exceed the stream's.
     """
-    from postroom.adapters.compose.inbox import open_inbox
+    with explain_missing_extra(EXTRAS):
+        from postroom.adapters.compose.inbox import open_inbox
 
     messaging, settings = _settings(session, database)
     if older_than is not None:
@@ -225,7 +232,8 @@ async def _open_admin(
     handler: dict[str, Any] | None = None,
 ) -> AsyncIterator["DeadLetterAdmin"]:
     """Open the dead letters; `handler` has the options of the handler, None only lists and discards."""
-    from postroom.adapters.compose.inbox import NatsSettings, open_dead_letters
+    with explain_missing_extra(EXTRAS):
+        from postroom.adapters.compose.inbox import NatsSettings, open_dead_letters
 
     messaging, settings = _settings(session, database, context, handler)
     server = session.settings.section("nats", NatsSettings, {"url": nats})

@@ -11,6 +11,7 @@ from typer import Option
 
 from postroom.adapters.cli.session import ARCHIVE_MAILBOX, Session
 from postroom.adapters.cli.values import WrongUsage
+from postroom.application.extras import explain_missing_extra
 from postroom.application.pluralize import pluralize
 
 if TYPE_CHECKING:
@@ -79,7 +80,8 @@ def _from_file(config: str, name: str | None) -> "Namespace":
 
 
 def _from_flags(session: Session, namespace: str | None, flags: dict[str, str | None]) -> "Namespace":
-    from postroom.adapters.compose.ingest import Namespace, NatsSettings, NatsSource
+    with explain_missing_extra("nats"):
+        from postroom.adapters.compose.ingest import Namespace, NatsSettings, NatsSource
     from postroom.domain.envelope.validation import ValidationMode
 
     if flags["subject"] is None or flags["durable"] is None:

@@ -8,6 +8,7 @@ from typer import Argument, Option
 
 from postroom.adapters.cli.session import Session
 from postroom.adapters.cli.values import WrongUsage, readable
+from postroom.application.extras import explain_missing_extra
 
 if TYPE_CHECKING:
     from postroom.adapters.compose.ingest import IngestDeadLetter, IngestDeadLetterAdmin
@@ -119,14 +120,15 @@ async def discard(
 async def _open_admin(
     session: Session, config: str | None, namespace: str | None, subject: str | None, url: str | None
 ) -> AsyncIterator["IngestDeadLetterAdmin"]:
-    from postroom.adapters.compose.ingest import (
-        NatsSettings,
-        NatsSource,
-        find_namespace,
-        load_namespaces,
-        nats_settings,
-        open_ingest_dead_letters,
-    )
+    with explain_missing_extra("nats"):
+        from postroom.adapters.compose.ingest import (
+            NatsSettings,
+            NatsSource,
+            find_namespace,
+            load_namespaces,
+            nats_settings,
+            open_ingest_dead_letters,
+        )
 
     if config is None:
         if subject is None:

@@ -1,5 +1,6 @@
 """`postroom backlog`, `show` and `verify`: queries on the logs of a store, not on its read models."""
 
+import re
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from postroom.application.query_results import Explanation, MessageDetail
 
 T = TypeVar("T")
+
+_CHAIN = re.compile("[0-9a-f]{64}")
 
 MAX_CANDIDATES = 10
 
@@ -291,6 +294,6 @@ def _parse_expectation(text: str | None) -> tuple[int | None, str | None]:
     if text is None:
         return None, None
     position, _, chain = text.partition(":")
-    if not position.isdecimal() or not chain:
+    if not position.isdecimal() or not _CHAIN.fullmatch(chain):
         raise WrongUsage(f"--expect {text!r} is not POSITION:CHAIN, as postroom verify prints it.")
     return int(position), chain

@@ -11,6 +11,7 @@ from typer import Argument, Option
 from postroom.adapters.cli.messaging import show_backlog, show_cleanup
 from postroom.adapters.cli.session import Session
 from postroom.adapters.cli.values import WrongUsage, parse_duration
+from postroom.application.extras import explain_missing_extra
 from postroom.application.pluralize import pluralize
 
 if TYPE_CHECKING:
@@ -38,7 +39,8 @@ async def relay(
 
     Several relays share the events and preserve the order of each aggregate.
     """
-    from postroom.adapters.compose.relay import NatsSettings, open_relay
+    with explain_missing_extra("nats,postgres"):
+        from postroom.adapters.compose.relay import NatsSettings, open_relay
 
     messaging, settings = _settings(session, database, context)
     if not messaging.context:

@@ -93,10 +93,17 @@ def _build(name: str, entry: Command | Group) -> Any:
 def _click_command(app: typer.Typer) -> Any:
     command: Any = typer.main.get_command(app)
     get_help_option = command.get_help_option
-    command.get_help_option = lambda ctx: _skip_pydantic(get_help_option(ctx))
+    command.get_help_option = lambda ctx: _adapt(get_help_option(ctx))
     for parameter in command.params:
-        _skip_pydantic(parameter)
+        _adapt(parameter)
     return command
+
+
+def _adapt(parameter: Any) -> Any:
+    if getattr(parameter, "is_flag", False):
+        # Newer versions of Typer show the type <bool> beside a flag, as if it took a value.
+        parameter.display_type_rich = lambda ctx: None
+    return _skip_pydantic(parameter)
 
 
 def _skip_pydantic(parameter: Any) -> Any:

@@ -5,12 +5,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from typing import NamedTuple
 
 from postroom.adapters.config.namespaces import find_namespace, load_namespaces
-from postroom.adapters.nats.connection import connect
-from postroom.adapters.nats.dead_letter_queue import JetStreamDeadLetterQueue
-from postroom.adapters.nats.publisher import JetStreamPublisher
-from postroom.adapters.nats.pull_consumer import PullConsumer
 from postroom.adapters.nats.settings import NatsSettings
-from postroom.adapters.nats.source import JetStreamSource
 from postroom.adapters.schemas.validator import SchemaValidator
 from postroom.application.extras import explain_missing_extra
 from postroom.application.ingest.batch import IngestSettings
@@ -95,6 +90,11 @@ async def open_ingest_dead_letters(nats: NatsSettings, subject: str) -> AsyncIte
 
     Raises: Unavailable when NATS can't be reached.
     """
+    with explain_missing_extra():
+        from postroom.adapters.nats.connection import connect
+        from postroom.adapters.nats.dead_letter_queue import JetStreamDeadLetterQueue
+        from postroom.adapters.nats.publisher import JetStreamPublisher
+
     async with connect(nats, "postroom ingest dlq") as client:
         queue, publisher = JetStreamDeadLetterQueue(client), JetStreamPublisher(client)
         yield IngestDeadLetterAdmin(queue, publisher, subject)
@@ -115,6 +115,10 @@ async def _open_source(namespace: Namespace) -> Source:
                 ack_wait_ms=config.ack_wait_seconds * 1_000,
             )
         )
+    with explain_missing_extra():
+        from postroom.adapters.nats.pull_consumer import PullConsumer
+        from postroom.adapters.nats.source import JetStreamSource
+
     consumer = PullConsumer(
         durable=config.consumer_group,
         stream=config.stream,
@@ -129,6 +133,9 @@ async def _open_source(namespace: Namespace) -> Source:
 async def _dead_letters(config: NatsSource | RedisSource, stack: AsyncExitStack) -> DeadLetterSubject | None:
     if isinstance(config, RedisSource) or config.dead_letter_subject is None:
         return None
+    from postroom.adapters.nats.connection import connect
+    from postroom.adapters.nats.publisher import JetStreamPublisher
+
     # A separate connection, because the source replaces the parser of its own.
     client = await stack.enter_async_context(
         connect(nats_settings(config), f"postroom {config.consumer_group} dlq")

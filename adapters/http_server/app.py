@@ -16,6 +16,7 @@ from postroom.adapters.http_server.parameters import parse_query
 from postroom.adapters.http_server.problems import (
     TYPE,
     ForeignHost,
+    ForeignOrigin,
     MethodNotAllowed,
     UnsupportedMediaType,
     problem,
@@ -71,7 +72,7 @@ class App:
         corr_id = str(uuid_utils.uuid7())
         try:
             corr_id = _corr_id(headers, corr_id)
-            self._check_host([value for name, value in scope["headers"] if name == b"host"])
+            self._check_site(scope["headers"])
             route, path = self._router.find(scope["method"], _segments(scope["raw_path"]))
             call = Call(
                 corr_id,
@@ -85,7 +86,7 @@ class App:
         except ClientGone:
             return
         except PostroomError as error:
-            reply = _refusal(error, corr_id)
+            reply = _refusal(error, corr_id, ends_connection=b"expect" in headers)
             self._metrics.rejected(error.code)
         except Exception:
             logger().exception("http.request_failed", corr_id=corr_id)
@@ -149,10 +150,19 @@ class App:
             f"The body exceeds the frame limit of {self._frame_bytes} bytes; send a reference to the data."
         )
 
-    def _check_host(self, hosts: list[bytes]) -> None:
-        """Refuse names that a web page may have bound to this machine (DNS rebinding)."""
-        if not self._any_host and not (len(hosts) == 1 and _is_this_machine(hosts[0])):
+    def _check_site(self, headers: list[tuple[bytes, bytes]]) -> None:
+        """Refuse requests of web pages, whose browser runs on this machine.
+
+        A page may have bound its name to this machine (DNS rebinding). It may also send forms and requests
+        without a body, for which browsers don't ask the server first; then they name the page's origin.
+        """
+        if self._any_host:
+            return
+        hosts = [value for name, value in headers if name == b"host"]
+        if not (len(hosts) == 1 and _is_this_machine(hosts[0])):
             raise ForeignHost("The Host header must name this machine, such as localhost or 127.0.0.1.")
+        if any(name == b"origin" and value != b"http://" + hosts[0] for name, value in headers):
+            raise ForeignOrigin("Web pages may not use the service; a proxy for them must remove Origin.")
 
 
 @lru_cache(1_024)
@@ -179,14 +189,19 @@ def _corr_id(headers: dict[bytes, bytes], default: str) -> str:
     return text
 
 
-def _refusal(error: PostroomError, corr_id: str) -> Reply:
+def _refusal(error: PostroomError, corr_id: str, *, ends_connection: bool = False) -> Reply:
+    """Return the answer to a refused request.
+
+    Arguments:
+        ends_connection: close, as after an `Expect` without 100: what comes next may be the body or not.
+    """
     headers: list[tuple[bytes, bytes]] = []
     wait_ms = retry_after_ms(error)
     if wait_ms is not None:
         headers.append((b"retry-after", retry_after(wait_ms)))
     if isinstance(error, MethodNotAllowed):
         headers.append((b"allow", error.allow.encode()))
-    if isinstance(error, FrameTooLarge):
+    if ends_connection or isinstance(error, FrameTooLarge):
         headers.append((b"connection", b"close"))
     return Reply(msgspec.json.encode(problem(error, corr_id)), error.status, TYPE, tuple(headers))
 

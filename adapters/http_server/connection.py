@@ -5,6 +5,7 @@ import os
 import socket
 from typing import Any
 
+import httptools
 import msgspec
 import uuid_utils
 from uvicorn.config import Config
@@ -36,6 +37,7 @@ class Connection(HttpToolsProtocol):
         self._deadline: asyncio.TimerHandle | None = None
         self._write_deadline: asyncio.TimerHandle | None = None
         self._in_header = True
+        self._is_idle = True  # between two requests
         self._awaited: tuple[int, str] | None = None  # the part of the request that is late after some ms
         self._has_moved_on = False  # whether the part is another one than before these bytes
         self._received = 0
@@ -67,7 +69,11 @@ class Connection(HttpToolsProtocol):
         if self.transport.is_closing():
             return
         self._received += len(data)
-        super().data_received(data)
+        # Line ends between requests are ignored (RFC 9112, 2.2), and don't keep an idle connection open.
+        if not self._is_idle or data.strip(b"\r\n"):
+            self._unset_keepalive_if_required()
+            while data:
+                data = self._parse(data)
         if self.transport.is_closing():
             return
         if self._has_moved_on:
@@ -98,21 +104,27 @@ class Connection(HttpToolsProtocol):
         """Start the deadline of the header, unless these bytes complete it."""
         super().on_message_begin()
         self._in_header = True
+        self._is_idle = False
         self._received = 0
         self._await(self._limits.header_timeout_ms, "header")
 
     def on_headers_complete(self) -> None:
         """Start the deadline of the body, unless these bytes complete it."""
+        if self.parser.should_upgrade():
+            return  # the request begins again when its upgrade is declined
         self._in_header = False
         self._await(self._limits.body_timeout_ms, "body")
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:
         """Cancel the deadline: the rest takes as long as the server does."""
+        if self.parser.should_upgrade():
+            return
         super().on_message_complete()
         self._awaited = None
         self._has_moved_on = True
         self._in_header = True
+        self._is_idle = True
         self._received = 0
 
     # -- refusals ---
@@ -120,6 +132,29 @@ class Connection(HttpToolsProtocol):
     def send_400_response(self, msg: str) -> None:
         """Refuse what is not HTTP/1.1, such as a request with Content-Length and Transfer-Encoding."""
         self._refuse(400, "E_SCHEMA", "The request is not valid HTTP/1.1.")
+
+    def _parse(self, data: bytes) -> bytes:
+        """Parse bytes; return what is left to be parsed."""
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserError:
+            self.send_400_response("")
+        except httptools.HttpParserUpgrade as upgrade:
+            return self._decline_upgrade(data[upgrade.args[0] :])
+        return b""
+
+    def _decline_upgrade(self, rest: bytes) -> bytes:
+        """Return the request without its upgrade, to be parsed anew (RFC 9110, 7.8).
+
+        The parser takes what follows the header for another protocol, although it may be a body.
+        """
+        parser = self.parser
+        if parser.get_method() == b"CONNECT":
+            self.send_400_response("")
+            return b""
+        fields = [b"%b: %b\r\n" % field for field in self.headers if field[0] != b"upgrade"]
+        version = parser.get_http_version().encode()
+        return b"%b %b HTTP/%b\r\n%b\r\n%b" % (parser.get_method(), self.url, version, b"".join(fields), rest)
 
     def _await(self, milliseconds: int, part: str) -> None:
         self._awaited = (milliseconds, part)

@@ -16,7 +16,7 @@ DESCRIPTION = (
     "the caller's, or a new UUIDv7. Refusals are problem documents (RFC 9457) with a `code`; 429 and 503 "
     "have `Retry-After`."
 )
-_ALWAYS = (400, 421, 429, 500, 503)
+_ALWAYS = (400, 403, 421, 429, 500, 503)
 _WITH_BODY = (408, 413, 415)
 _REF = "#/components/schemas/{name}"
 

@@ -64,6 +64,13 @@ class ForeignHost(Rejected):
     status = 421
 
 
+class ForeignOrigin(Rejected):
+    """The Origin header is that of a web page, whose requests are forgeries (CSRF)."""
+
+    code = "E_ORIGIN"
+    status = 403
+
+
 class DuplicateMessage(Rejected):
     """A send was a duplicate of `msg_id`, and the caller asked for a conflict (`X-Idempotency-Mode`)."""
 

@@ -1,6 +1,7 @@
 """Streams of deliveries as lines of JSON (NDJSON), with flow control."""
 
 import asyncio
+import math
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from time import time_ns
@@ -17,6 +18,9 @@ from postroom.domain.errors import PostroomError, Saturated, Unavailable
 from postroom.domain.message import Receipt
 
 _ENCODER = msgspec.json.Encoder()
+
+SETTLED_CHECK_SECONDS = 0.1
+"""How often a stream whose `wait_ms` is over looks whether its deliveries are settled."""
 
 
 async def receive_or_stop(
@@ -77,13 +81,15 @@ class MessageStream:
 
     async def _lines(self, window: DeliveryWindow) -> AsyncIterator[schemas.StreamLine]:
         request, loop = self._request, asyncio.get_running_loop()
+        heartbeat = self._heartbeat_ms / 1_000
+        heartbeat_at = loop.time() + heartbeat
         idle_until = None if request.wait_ms is None else loop.time() + request.wait_ms / 1_000
         while not self._closed.is_set():
             if self._service.stopping.is_set():
                 yield schemas.StreamError(brief(Unavailable("The service is stopping; connect again.")))
                 return
             try:
-                messages = await self._next(window)
+                messages = await self._next(window, _seconds_to_wait(heartbeat_at, idle_until))
             except Saturated as error:
                 yield _heartbeat()
                 await self._pause(window, min(error.retry_after_ms, self._heartbeat_ms) / 1_000)
@@ -93,24 +99,25 @@ class MessageStream:
                 return
             for message in messages:
                 yield schemas.to_envelope(message, with_envelope=request.with_envelope)
-            if messages and request.wait_ms is not None:
-                idle_until = loop.time() + request.wait_ms / 1_000
-            if not messages and not self._closed.is_set():
-                if idle_until is not None and loop.time() >= idle_until and not window.unsettled:
-                    return
+            now = loop.time()
+            if messages:
+                heartbeat_at = now + heartbeat
+                idle_until = None if request.wait_ms is None else now + request.wait_ms / 1_000
+            elif idle_until is not None and now >= idle_until and not window.unsettled:
+                return
+            elif now >= heartbeat_at and not self._closed.is_set():
                 yield _heartbeat()
+                heartbeat_at = now + heartbeat
 
-    async def _next(self, window: DeliveryWindow) -> list[ReceivedMessage]:
-        """Return the next messages; none after a heartbeat's time."""
+    async def _next(self, window: DeliveryWindow, seconds: float) -> list[ReceivedMessage]:
+        """Return the next messages; none after some seconds."""
         if window.room <= 0:
             window.settled.clear()
-            await self._pause(window, window.seconds_until_room(self._heartbeat_ms / 1_000))
+            await self._pause(window, window.seconds_until_room(seconds))
         room = window.room
         if room <= 0:
             return []
-        wait_ms = self._heartbeat_ms
-        if self._request.wait_ms is not None:
-            wait_ms = min(wait_ms, self._request.wait_ms)
+        wait_ms = math.ceil(seconds * 1_000)
         messages = await receive_or_stop(self._service, self._request, room, wait_ms, self._closed)
         window.add(messages)
         return messages
@@ -128,6 +135,16 @@ class MessageStream:
         if self._closed.is_set() and unsettled:
             with suppress(PostroomError):  # their visibility timeout does it otherwise
                 await self._service.mailbox.nack_messages(unsettled, reason="client disconnected", delay_ms=0)
+
+
+def _seconds_to_wait(heartbeat_at: float, idle_until: float | None) -> float:
+    """Return how long to wait for messages before the next line, or the end, may be due."""
+    now = asyncio.get_running_loop().time()
+    until = heartbeat_at
+    if idle_until is not None:
+        # Once it is idle, a stream ends as soon as its deliveries are settled.
+        until = min(until, idle_until if idle_until > now else now + SETTLED_CHECK_SECONDS)
+    return max(until - now, 0)
 
 
 def _heartbeat() -> schemas.Heartbeat:

@@ -43,8 +43,9 @@ def create(path: Path, *, can_shrink: bool = False) -> None:
         with closing(connect(path, can_shrink=can_shrink)) as connection:
             connection.executescript(files(__package__).joinpath("schema.sql").read_text("utf-8"))
     except (OSError, sqlite3.Error) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
         raise Unavailable(
-            f"The store {path} can't be opened: {error}. Check the path and its permissions."
+            f"The store {path} can't be opened: {reason}. Check the path and its permissions."
         ) from error
 
 

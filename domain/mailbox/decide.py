@@ -258,8 +258,8 @@ def _find_message(receipt: Receipt, stored_message: Message | None, mailbox: Mai
     message = mailbox.messages.get(receipt.message) or stored_message
     if message is None:
         raise NotFound(
-            f"Mailbox {mailbox.name} has no message {receipt.message.hex()}; check the receipt and the "
-            "mailbox."
+            f"Mailbox {mailbox.name} has no message {message_id(receipt.message)}; check the receipt "
+            "and the mailbox."
         )
     return message
 

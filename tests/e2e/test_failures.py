@@ -101,6 +101,11 @@ def test_an_edited_log_is_found(postroom):
     (before,) = postroom.ok("verify", "--json").json["mailboxes"]
     expected = f"{before['last']}:{before['chain']}"
     postroom.ok("verify", "--expect", expected, "--mailbox", "main@local")
+    incomplete = postroom("verify", "--expect", expected[:-1], "--json")
+    assert (incomplete.code, incomplete.error["message"].partition(" is not ")[2]) == (
+        2,
+        "POSITION:CHAIN, as postroom verify prints it.",
+    )
 
     with closing(sqlite3.connect(postroom.store)) as connection, connection:
         connection.execute("UPDATE log SET at = at + 1 WHERE type LIKE 'MessageSent%'")

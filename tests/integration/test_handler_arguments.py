@@ -42,7 +42,7 @@ REFUSED_FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"priority": 5.0}, "priority must be of type int"),
     ({"priority": 11}, "priority must be at most 10; it was 11"),
     ({"idem_key": b"k"}, "idem_key must be of type str, not bytes"),
-    ({"idem_key": ""}, "idem_key must have at least 1 characters; it had 0"),
+    ({"idem_key": ""}, "idem_key must have at least 1 character; it had 0"),
     ({"idem_key": "k" * 256}, "idem_key must have at most 255 characters; it had 256"),
     ({"idem_key": SURROGATE}, r"idem_key contains the surrogate U\+D800 at index 1"),
     ({"sticky_key": 7}, "sticky_key must be of type str, not int"),

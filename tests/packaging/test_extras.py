@@ -115,6 +115,9 @@ def test_with_an_extra_no_public_name_asks_for_it(install: Install, extra: str) 
         ([], ["--store", "postgresql://shop@127.0.0.1:1/shop", "backlog"], "postgres"),
         ([], ["--store", "postgresql://shop@127.0.0.1:1/shop", "migrate"], "postgres"),
         ([], ["streams", "list"], "nats"),
+        ([], ["ingest", "--subject", "orders.>", "--durable", "archive"], "nats"),
+        ([], ["inbox", "consume"], "http,nats,postgres"),
+        ([], ["outbox", "relay"], "nats,postgres"),
     ],
     ids=lambda value: "+".join(value) or "base" if isinstance(value, list) else value,
 )
@@ -128,6 +131,41 @@ def test_a_command_without_its_extra_names_it(
     assert f"run: pip install 'postroom[{extra}]'." in done.stderr
     assert done.stderr.splitlines()[-1].startswith("postroom: This needs the package ")
     assert "Traceback" not in done.stderr
+
+
+BUILD_EVERY_COMMAND = """
+from postroom.adapters.cli.main import build
+
+def build_all(command):
+    for name in getattr(command, "entries", ()):
+        build_all(command.get_command(None, name))
+
+build_all(build())
+"""
+
+
+def test_the_base_install_has_the_help_of_every_command_and_shows_settings(install: Install) -> None:
+    base = install()
+    base.output("python", "-c", BUILD_EVERY_COMMAND)
+    assert "visibility" in base.output("postroom", "config", "show", "policy")
+
+
+def test_ingestion_from_redis_needs_only_its_extra(install: Install) -> None:
+    redis = install("redis")
+    (redis.folder / "namespaces.yaml").write_text("""
+namespaces:
+  - name: shop
+    pattern: mailbox
+    slots:
+      message_source:
+        backend: redis
+        config: {url: "redis://127.0.0.1:1", stream: shop.events, consumer_group: archive}
+      storage:
+        backend: sqlite
+        config: {database_path: shop.db}
+""")
+    done = redis.run("postroom", "ingest", "--config", "namespaces.yaml", "--once")
+    assert (done.returncode, "connecting to 127.0.0.1:1" in done.stderr) == (4, True), done
 
 
 def third_party_imports() -> dict[str, set[str]]:

@@ -160,6 +160,24 @@ def test_garbage_behind_a_long_poll_does_not_answer_in_its_place(server: Postroo
     assert answers(raw) == []
 
 
+@pytest.mark.parametrize("pause", [0.0, 0.1], ids=["at once", "later"])
+def test_an_upgrade_is_declined_and_the_body_stays_one(server: PostroomServer, pause: float) -> None:
+    upgrade = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAEAAEAAAAIAAAAB\r\n"
+    hidden = b"GET /nothing HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    get = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n"
+    pieces = [HEAD + upgrade + b"Content-Length: %d\r\n\r\n" % len(hidden), hidden, get + upgrade + b"\r\n"]
+    pieces.append(get + b"\r\n")
+    if not pause:
+        pieces = [b"".join(pieces)]
+    assert answers(attack(server, *pieces, pause=pause)) == [400, 200, 200]
+
+
+def test_a_body_that_was_not_asked_for_is_no_request(server: PostroomServer) -> None:
+    get = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    start = HEAD.replace(b"/v1/send", b"/nothing") + b"Expect: 100-continue\r\n"
+    assert answers(attack(server, start + b"Content-Length: %d\r\n\r\n" % len(get), get, pause=0.1)) == [404]
+
+
 def test_a_client_that_resets_its_connection_harms_nobody(server: PostroomServer) -> None:
     for sent in (
         b"",
@@ -212,6 +230,7 @@ def test_the_memory_for_bodies_is_bounded(tmp_path: Path) -> None:
 
 
 def test_an_idle_connection_is_closed(tmp_path: Path) -> None:
+    get = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
     with PostroomServer(tmp_path, idle_timeout="300ms") as server:
-        raw = attack(server, b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
-        assert answers(raw) == [200]
+        assert answers(attack(server, get)) == [200]
+        assert answers(attack(server, get, b"\r\n", pause=0.1)) == [200]  # which is no request

@@ -316,6 +316,14 @@ def test_a_host_that_is_not_this_machine_is_refused(server: PostroomServer, host
     assert server.call("GET", "/healthz", headers={"Host": host}).status == 421
 
 
+@pytest.mark.parametrize("origin", ["http://evil.example", "null", "http://localhost:3000"])
+def test_a_web_page_cannot_make_its_browser_purge_a_topic(server: PostroomServer, origin: str) -> None:
+    form = {"Origin": origin, "Content-Type": "application/x-www-form-urlencoded"}
+    refused = server.call("POST", f"/v1/topics/{topic()}/purge", b"", form)
+    assert (refused.status, refused.json["code"]) == (403, "E_ORIGIN")
+    assert server.call("GET", "/healthz", headers={"Origin": server.address}).status == 200
+
+
 def test_a_body_above_the_frame_limit_is_refused(server: PostroomServer) -> None:
     answer = server.call("POST", "/v1/send", message(topic(), bytes(70_000)))
     assert (answer.status, answer.json["code"]) == (413, "E_FRAME_TOO_LARGE")

@@ -5,6 +5,7 @@ import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import datetime, timedelta
 from typing import Any
 
 from tests.integration.http_server.test_calls import message, receive, send, topic
@@ -111,6 +112,17 @@ def test_a_stream_with_a_wait_ends_when_it_is_over(server: PostroomServer) -> No
         (first,) = messages(lines, 1)
         ack(server, first)
         assert all("heartbeat" in line for line in lines)
+
+
+def test_a_stream_whose_wait_is_over_waits_for_its_last_ack_without_a_flood(server: PostroomServer) -> None:
+    name = topic()
+    send(server, name)
+    with stream(server, name, wait_ms=0) as lines:
+        (first,) = messages(lines, 1)
+        beats = [datetime.fromisoformat(next(lines)["heartbeat"]) for _ in range(3)]
+        assert beats[2] - beats[0] > timedelta(milliseconds=400)  # heartbeats are 300 ms apart
+        ack(server, first)
+        assert len(list(lines)) < 20
 
 
 def test_a_client_that_stops_reading_gets_no_more_messages(server: PostroomServer) -> None:

@@ -136,7 +136,7 @@ def test_a_delivery_of_the_owner_before_may_be_settled_with_the_next() -> None:
 def test_a_receipt_of_an_unknown_message_is_not_found(kind: int) -> None:
     command = settle(Receipt(b"?" * 16, 2, 1))[kind]
     given(NOTHING).when(command, at=0).then_rejected(
-        NotFound, "has no message 3f3f", code="E_NOT_FOUND", status=404
+        NotFound, "has no message 3f3f3f3f-3f3f-", code="E_NOT_FOUND", status=404
     )
 
 
