@@ -8,15 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from postroom.adapters.compose import (
-        Postroom,
-        Projections,
-        Reader,
-        list_mailboxes,
-        open_mailbox,
-        read_mailbox,
-        read_projections,
-    )
+    from postroom.adapters.compose import Postroom, list_mailboxes, open_mailbox
     from postroom.adapters.compose.connect import Connection, connect
     from postroom.adapters.compose.export import export_messages
     from postroom.adapters.compose.follow import open_follower
@@ -36,6 +28,7 @@ if TYPE_CHECKING:
         roll_back_projections,
         verify_projections,
     )
+    from postroom.adapters.compose.queries import Projections, Reader, read_mailbox, read_projections
     from postroom.adapters.compose.relay import open_relay
     from postroom.adapters.compose.streams import open_streams
     from postroom.adapters.http.signature import verify_signature
@@ -238,9 +231,8 @@ __all__ = [
 
 # The module of each public name, for those who import it at run time.
 _NAMES = {
-    "adapters.compose": (
-        "Postroom Projections Reader list_mailboxes open_mailbox read_mailbox read_projections"
-    ),
+    "adapters.compose": "Postroom list_mailboxes open_mailbox",
+    "adapters.compose.queries": "Projections Reader read_mailbox read_projections",
     "adapters.compose.projections": "rebuild_projections roll_back_projections verify_projections",
     "adapters.compose.connect": "Connection connect",
     "adapters.compose.export": "export_messages",

@@ -2,11 +2,13 @@
 
 import asyncio
 import os
+import sys
 import threading
 from collections.abc import Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Self, TypeVar
 
+from postroom.application.daemon_executor import DaemonExecutor
 from postroom.application.message_stream import HEARTBEAT_MS, MessageStream
 from postroom.application.messages import (
     DeliveredMessage,
@@ -31,6 +33,8 @@ from postroom.domain.message import Receipt
 from postroom.domain.policy import DEFAULT_MAX_BYTES, DEFAULT_MAX_MESSAGES, TopicPolicy
 
 T = TypeVar("T")
+
+MAX_THREADS = 32
 
 
 class SyncReceivedMessage(DeliveredMessage):
@@ -111,6 +115,7 @@ class SyncMailbox:
     def __init__(self, opening: AbstractAsyncContextManager[Mailbox]) -> None:
         """Open the mailbox; see `connect`."""
         self._opening = opening
+        self._closing = threading.RLock()
         self._loop = _background_loop()
         self._mailbox: Mailbox | None = None
         self._mailbox = self._run(opening.__aenter__())
@@ -123,9 +128,10 @@ class SyncMailbox:
 
     def close(self) -> None:
         """Finish what is in progress, and release the mailbox; idempotent."""
-        if self._mailbox is not None:
-            self._run(self._opening.__aexit__(None, None, None))
-            self._mailbox = None
+        with self._closing:
+            if self._mailbox is not None:
+                self._mailbox = None
+                self._run(self._opening.__aexit__(None, None, None))
 
     @property
     def name(self) -> str:
@@ -289,14 +295,18 @@ class _BackgroundLoop:
     def __init__(self) -> None:
         self._process = os.getpid()
         self._loop = asyncio.new_event_loop()
+        self._loop.set_default_executor(DaemonExecutor(MAX_THREADS, "postroom-io"))
         self._thread = threading.Thread(target=self._loop.run_forever, name="postroom", daemon=True)
         self._thread.start()
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Return the result of a coroutine, which runs on the loop; an interrupt cancels it.
 
-        Raises: InvalidRequest where it would wait for itself.
+        Raises: InvalidRequest where it would wait for itself, Unavailable when the process ends.
         """
+        if sys.is_finalizing():  # only this thread still runs
+            work.close()
+            raise Unavailable("The process ends, so a SyncMailbox can't be used any more; close it before.")
         if os.getpid() != self._process or threading.current_thread() is self._thread:
             work.close()
             raise InvalidRequest(

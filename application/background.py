@@ -1,6 +1,7 @@
 """Background tasks that end with their context."""
 
 import asyncio
+import math
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any
@@ -18,17 +19,25 @@ async def background_task(work: Coroutine[Any, Any, None]) -> AsyncIterator[None
         await cancel_and_wait(task)
 
 
-async def cancel_and_wait(*tasks: "asyncio.Task[Any]") -> None:
+async def cancel_and_wait(*tasks: "asyncio.Task[Any]", seconds: float = math.inf) -> set["asyncio.Task[Any]"]:
     """Cancel tasks and return when all have ended; their results and exceptions are ignored.
 
     The cancellation is repeated: before Python 3.12, `asyncio.wait_for` swallows it if the future completes
     at the same time.
+
+    Arguments:
+        seconds: how long tasks that ignore their cancellation are waited for.
+
+    Returns: the tasks that have not ended.
     """
+    loop = asyncio.get_running_loop()
+    until = loop.time() + seconds
     pending = set(tasks)
-    while pending:
+    while pending and (left := until - loop.time()) > 0:
         for task in pending:
             task.cancel()
-        _, pending = await asyncio.wait(pending, timeout=CANCEL_AGAIN_SECONDS)
+        _, pending = await asyncio.wait(pending, timeout=min(left, CANCEL_AGAIN_SECONDS))
     for task in tasks:
-        if not task.cancelled():
+        if task.done() and not task.cancelled():
             task.exception()  # silences asyncio's 'exception was never retrieved'
+    return pending

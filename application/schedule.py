@@ -3,7 +3,7 @@
 import asyncio
 import random
 from collections.abc import Awaitable, Callable, Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
 
 import msgspec
@@ -17,6 +17,8 @@ from postroom.domain.policy import backoff_ms
 
 CHECK_SECONDS = 30.0
 """Longest sleep, after which a clock that has jumped is noticed."""
+SECOND = timedelta(seconds=1)
+"""Ticks are at least a second apart."""
 BACKOFF = OutageBackoff(100, 5_000)
 NextTick = Callable[[datetime], datetime]
 """Return the first tick after a time; both have a time zone."""
@@ -86,8 +88,7 @@ class Scheduler:
             if tick > now:
                 await asyncio.sleep(min((tick - now).total_seconds(), CHECK_SECONDS))
                 continue
-            while (following := schedule.next_tick(tick)) <= now:
-                tick = following
+            tick = _last_tick(schedule.next_tick, tick, now)
             await self._send_tick(schedule, tick)
             last = tick
 
@@ -115,3 +116,16 @@ class Scheduler:
                 self.sent += not sent.duplicate
                 logger().info("schedule.sent", message_id=id_, duplicate=sent.duplicate)
                 return
+
+
+def _last_tick(next_tick: NextTick, tick: datetime, now: datetime) -> datetime:
+    """Return the last tick until `now`, given one, by bisection: a clock may jump by years."""
+    after = now
+    while after - tick.astimezone(UTC) >= SECOND and next_tick(tick) <= now:
+        middle = tick.astimezone(UTC) + (after - tick.astimezone(UTC)) / 2
+        following = next_tick(middle)
+        if following <= now:
+            tick = following
+        else:
+            after = middle
+    return tick

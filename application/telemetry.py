@@ -68,8 +68,15 @@ def logger() -> EventLogger:
 
 
 def summarize(error: BaseException) -> str:
-    """Return an error as `Type: message`; unlike `repr`, it omits arguments, which may hold a payload."""
-    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    """Return an error as `Type: message`; unlike `repr`, it omits arguments, which may hold a payload.
+
+    The text can be encoded in UTF-8, and an error whose own text can't be read has only its type.
+    """
+    try:
+        text = str(error).encode(errors="backslashreplace").decode()
+    except Exception:  # whatever the error's `__str__` raises
+        text = ""
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
 def _log(level: int, name: str, fields: Mapping[str, object], *, exc_info: bool = False) -> None:

@@ -232,3 +232,14 @@ class Fenced(Unavailable):
         )
         self.epoch = epoch
         self.newer = newer
+
+
+class StoreReplaced(Fenced):
+    """The file of the store was removed or replaced; this owner would write where nobody reads."""
+
+    def __init__(self, mailbox: str, path: object) -> None:
+        Unavailable.__init__(
+            self,
+            f"The file {path} was removed or replaced while this process owned mailbox {mailbox}; open the "
+            "mailbox again to use the file that is there now.",
+        )

@@ -8,6 +8,7 @@ import random
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
 from threading import Event
 from typing import NamedTuple
 
@@ -71,6 +72,9 @@ class Follower:
         self._open_log = open_log
         self._number = version
         self._version: Version | None = None
+        self._log: LogReader | None = None
+        self._opened = ExitStack()
+        """Closes the connections of the log reader."""
         self._projections: dict[str, Projection] = {}
         self._cursors: dict[int, Cursor] = {}
         self._first: dict[int, int] = {}
@@ -91,6 +95,7 @@ class Follower:
     def close(self) -> None:
         """Close the connections; does nothing when already closed."""
         self._pool.shutdown()
+        self._opened.close()
         self._updater.close()
 
     def run(self, stop: Event, *, once: bool = False) -> None:
@@ -157,10 +162,10 @@ class Follower:
             ranges = next_ranges(heads, self._cursors, self._size.events, through)
             if not ranges:
                 return False
-            next_batch = self._fold(version, ranges, self._cursors)
+            next_batch = self._fold(self._reader(), ranges, self._cursors)
         steps = next_batch.steps
         cursors = self._cursors | {step.extent.id: Cursor(step.extent.last, step.extent.at) for step in steps}
-        self._start_next_fold(version, next_ranges(heads, cursors, self._size.events, through), cursors)
+        self._start_next_fold(next_ranges(heads, cursors, self._size.events, through), cursors)
         if not self._updater.apply(version, steps, next_batch.batch):
             self._version = None  # another process moved the cursor, or another version became active
             return True
@@ -208,6 +213,8 @@ class Follower:
                 )
             self._projections = _projections_of(version, self.where)
             self._cursors = self._updater.cursors(version)
+            self._opened.close()
+            self._log = self._opened.enter_context(self._open_log(version.archive).connected())
             self._next_fold = None
             if version.number != self.counts.version:
                 self._first = {}
@@ -229,11 +236,11 @@ class Follower:
                 self._first[head.id] = head.first
         return False
 
-    def _start_next_fold(self, version: Version, ranges: list[Range], cursors: Mapping[int, Cursor]) -> None:
+    def _start_next_fold(self, ranges: list[Range], cursors: Mapping[int, Cursor]) -> None:
         """Start to read and fold the next batch in the background, if it is large."""
         self._next_fold = None
         if sum(each.size for each in ranges) > self._few_events:
-            self._next_fold = ranges, self._pool.submit(self._fold, version, ranges, cursors)
+            self._next_fold = ranges, self._pool.submit(self._fold, self._reader(), ranges, cursors)
 
     def _take_next_fold(self, through: Positions | None) -> _PreparedBatch | None:
         """Return the batch folded in the background, if it begins at the cursors."""
@@ -248,12 +255,15 @@ class Follower:
                 return None
         return next_batch
 
-    def _fold(
-        self, version: Version, ranges: Sequence[Range], cursors: Mapping[int, Cursor]
-    ) -> _PreparedBatch:
+    def _reader(self) -> LogReader:
+        """Return the reader of the log of the current version."""
+        assert self._log is not None
+        return self._log
+
+    def _fold(self, log: LogReader, ranges: Sequence[Range], cursors: Mapping[int, Cursor]) -> _PreparedBatch:
         """Read and fold ranges that begin at the cursors."""
         columns = columns_read(self._projections)
-        batches = self._open_log(version.archive).read(ranges, columns)
+        batches = log.read(ranges, columns)
         records = pl.DataFrame(pa.Table.from_batches(batches, arrow_schema(columns)))
         at = dict(records.group_by("mailbox").agg(pl.col("at").max()).iter_rows())
         steps = [_step(each, cursors, at.get(each.extent.name)) for each in ranges]

@@ -54,7 +54,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture
 def read_models() -> "Iterator[OpenReadModels]":
     """Open read models of stores; all are closed when the test is over."""
-    from postroom.adapters.compose import open_read_models
+    from postroom.adapters.compose.queries import open_read_models
 
     with ExitStack() as opened:
         yield lambda store: opened.enter_context(closing(open_read_models(str(store))))

@@ -30,7 +30,7 @@ def activity(
 
     The topic is empty for events of the mailbox itself, such as a change of its owner.
     """
-    from postroom.adapters.compose import open_read_models
+    from postroom.adapters.compose.queries import open_read_models
     from postroom.application.ports.read_models import ActivityFilter
 
     criteria = ActivityFilter(

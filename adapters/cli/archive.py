@@ -44,7 +44,8 @@ def list_segments(session: Session, archive: Archive = None) -> int | None:
 
 def verify(session: Session, archive: Archive = None) -> int | None:
     """Recompute the hashes of all segments, and check that the logs of the store continue them."""
-    from postroom.adapters.compose import list_mailboxes, read_mailbox
+    from postroom.adapters.compose import list_mailboxes
+    from postroom.adapters.compose.queries import read_mailbox
     from postroom.adapters.compose.store import MEMORY
     from postroom.application.queries.verify_archive import VerifyArchive
 

@@ -28,8 +28,8 @@ def contexts(session: Session, database: Database = None, context: Context = Non
     The configured context is counted now; `postroom project follow` counts it every few seconds.
     """
     from postroom.adapters.cli.tables import Time
-    from postroom.adapters.compose import open_read_models
     from postroom.adapters.compose.contexts import context_backlogs
+    from postroom.adapters.compose.queries import open_read_models
 
     store = session.existing_store()
     messaging = messaging_settings(session, database, context)

@@ -17,7 +17,7 @@ from postroom.application.pluralize import pluralize
 from postroom.domain.errors import InvalidRequest, NotFound
 
 if TYPE_CHECKING:
-    from postroom.adapters.compose import Reader
+    from postroom.adapters.compose.queries import Reader
     from postroom.application.queries.find_message_ids import MessageCandidate
     from postroom.application.queries.lineage import Lineage
     from postroom.application.query_results import Explanation, MessageDetail

@@ -5,7 +5,7 @@ from postroom.adapters.cli.session import Session
 
 async def list_mailboxes(session: Session) -> None:
     """List the mailboxes of a store: mode, present owner, and size of the log."""
-    from postroom.adapters.compose import describe_mailboxes
+    from postroom.adapters.compose.queries import describe_mailboxes
 
     names = session.mailboxes()
     mailboxes = [each for each in await describe_mailboxes(session.store) if each.mailbox in names]

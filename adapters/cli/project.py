@@ -85,7 +85,7 @@ def status(
     ] = False,
 ) -> None:
     """Show the active version of the read models, its lag, and the parked log records."""
-    from postroom.adapters.compose import read_projections
+    from postroom.adapters.compose.queries import read_projections
 
     with read_projections(session.existing_store()) as projections:
         current = projections.get_projection_status(MAX_PARKED_LIMIT if parked else DEFAULT_PARKED_LIMIT)

@@ -14,7 +14,7 @@ from postroom.adapters.cli.values import WrongUsage
 from postroom.application.pluralize import pluralize
 
 if TYPE_CHECKING:
-    from postroom.adapters.compose import Projections
+    from postroom.adapters.compose.queries import Projections
     from postroom.domain.search import EventFilter, FoundMessage
 
 
@@ -32,7 +32,7 @@ def search(
 
     With --json it prints one JSON object a line.
     """
-    from postroom.adapters.compose import read_projections
+    from postroom.adapters.compose.queries import read_projections
     from postroom.domain.search import Order
 
     if order not in list(Order):
@@ -47,7 +47,7 @@ def search(
 
 def stats(session: Session) -> None:
     """Show the number of messages, their size, and the first and last publish time, as of the read models."""
-    from postroom.adapters.compose import read_projections
+    from postroom.adapters.compose.queries import read_projections
 
     with read_projections(session.existing_store()) as projections:
         totals = projections.get_table_stats()

@@ -15,8 +15,8 @@ from postroom.domain.errors import InvalidRequest, NotFound
 from postroom.domain.names import describe_choices
 
 if TYPE_CHECKING:
-    from postroom.adapters.compose import Reader
     from postroom.adapters.compose.connect import SharedMailbox
+    from postroom.adapters.compose.queries import Reader
     from postroom.domain.mailbox.events import MailboxMode
 
 MEMORY = "memory:"
@@ -123,7 +123,7 @@ class Session:
         Arguments:
             archive: the archive's folder; None takes that of the settings.
         """
-        from postroom.adapters.compose import read_mailbox
+        from postroom.adapters.compose.queries import read_mailbox
 
         with read_mailbox(self.existing_store(), mailbox, archive=self.archive(archive)) as reader:
             yield reader
@@ -133,7 +133,7 @@ class Session:
 
         Raises: NotFound when the store or the mailbox is missing.
         """
-        from postroom.adapters.compose import read_mailbox
+        from postroom.adapters.compose.queries import read_mailbox
 
         with read_mailbox(self.existing_store(), self.mailbox) as reader:
             return reader.why_empty(topic)

@@ -4,7 +4,6 @@ The structs of policies and limits are their schema; a settings framework would 
 """
 
 import re
-import tomllib
 from collections.abc import Mapping
 from difflib import get_close_matches
 from pathlib import Path
@@ -72,8 +71,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         for key, value in self.sections.get(name, {}).items():
             field = f"{key}_ms" if f"{key}_ms" in fields else key
             if field not in fields:
-                raise InvalidSettings(f"{where}: unknown key {key!r}{unknown_key(key, fields)}.")
-            values[field] = _number(field, value, f"{where}: {key}") if field.endswith("_ms") else value
+                raise InvalidSettings(f"{where}: unknown key {key!r}{unknown_key(key, fields)}")
+            values[field] = (
+                _number(key, value, f"{where}: {key}", is_duration=True) if field.endswith("_ms") else value
+            )
         values |= {key: value for key, value in (flags or {}).items() if value is not None}
         try:
             return msgspec.convert(values, kind, strict=False)
@@ -128,6 +129,9 @@ def load_settings(
     where = {name: f"[{name}] in {path}" for name in _TABLES}
     policy = _table(tables, "policy", where) | _from_environment("policy", environment)
     limits = _table(tables, "limits", where) | _from_environment("limits", environment)
+    for name in ("policy", "limits"):
+        if _from_environment(name, environment):
+            where[name] += f", or {PREFIX}{name.upper()}__"
     values["policy"] = make_policy(DEFAULT_POLICY, policy, where["policy"])
     values["limits"] = _validate(_build(MailboxLimits(), limits, where["limits"]), where["limits"])
     values["topics"] = {
@@ -177,6 +181,8 @@ def _read_file(config: str | None) -> tuple[str, dict[str, Any]]:
     path = Path(config or FILE)
     if config is None and not path.exists():
         return FILE, {}
+    import tomllib  # slow to import, and most folders have no settings file
+
     try:
         tables = tomllib.loads(path.read_text("utf-8"))
     except OSError as error:
@@ -187,13 +193,13 @@ def _read_file(config: str | None) -> tuple[str, dict[str, Any]]:
         raise InvalidSettings(f"The settings file {path} is not valid TOML: {error}.") from error
     for key in tables:
         if key not in (keys := (*_SCALARS, *_TABLES, *SECTIONS)):
-            raise InvalidSettings(f"{path}: unknown setting {key!r}{unknown_key(key, keys)}.")
+            raise InvalidSettings(f"{path}: unknown setting {key!r}{unknown_key(key, keys)}")
     return str(path), tables
 
 
 def _scalar(name: str, value: object, where: str) -> object:
     if name.endswith("_ms"):
-        return _number(name, value, where)
+        return _number(name, value, where, is_duration=True)
     if name == "mailbox":
         return _check_name(value, check_mailbox, where)
     choices = {"durability": ("full", "relaxed"), "log_level": ("debug", "info", "warning", "error")}.get(
@@ -239,13 +245,15 @@ def _build(base: Struct, changes: Mapping[str, object], where: str) -> Struct:
     for key, value in changes.items():
         name = f"{key}_ms" if f"{key}_ms" in fields else key
         if name not in fields:
-            raise InvalidSettings(f"{where}: unknown key {key!r}{unknown_key(key, fields)}.")
-        read = _boolean if type(getattr(base, name)) is bool else _number
-        values[name] = read(name, value, f"{where}: {key}")
+            raise InvalidSettings(f"{where}: unknown key {key!r}{unknown_key(key, fields)}")
+        if type(getattr(base, name)) is bool:
+            values[name] = _boolean(value, f"{where}: {key}")
+        else:
+            values[name] = _number(key, value, f"{where}: {key}", is_duration=name.endswith("_ms"))
     return msgspec.structs.replace(base, **values)
 
 
-def _boolean(name: str, value: object, where: str) -> bool:
+def _boolean(value: object, where: str) -> bool:
     if isinstance(value, bool):
         return value
     if value not in ("true", "false"):
@@ -253,21 +261,25 @@ def _boolean(name: str, value: object, where: str) -> bool:
     return value == "true"
 
 
-def _number(name: str, value: object, where: str) -> int:
+def _number(key: str, value: object, where: str, *, is_duration: bool) -> int:
+    """Return a number, or a duration in ms; a number alone is one only if the key says that it is in ms."""
     text = str(value)
+    is_ms = key.endswith("_ms")
     if isinstance(value, int | str) and not isinstance(value, bool):
-        if _INTEGER.fullmatch(text):
+        if _INTEGER.fullmatch(text) and (is_ms or not is_duration):
             return int(text)
-        if name.endswith("_ms"):
+        if is_duration:
             try:
                 return parse_duration(text)
             except WrongUsage as error:
                 raise InvalidSettings(f"{where}: {error}") from error
-    kind = "milliseconds, or a duration such as '5s'" if name.endswith("_ms") else "a whole number"
+    kind = "a whole number"
+    if is_duration:
+        kind = "milliseconds, or a duration such as '5s'" if is_ms else "a duration such as '5s'"
     raise InvalidSettings(f"{where} is {value!r}; expected {kind}.")
 
 
 def unknown_key(key: str, keys: tuple[str, ...]) -> str:
-    """Return the end of a sentence about an unknown key: the closest key, or all of them."""
+    """Return the end of a sentence about an unknown key, with its stop: the closest key, or all of them."""
     close = get_close_matches(key, keys, 1)
-    return f"; did you mean {close[0]}?" if close else f"; expected one of {', '.join(keys)}"
+    return f"; did you mean {close[0]}?" if close else f"; expected one of {', '.join(keys)}."

@@ -142,7 +142,7 @@ def _fields(table: object, kind: type[Definition], where: str, more: tuple[str, 
     for key, value in table.items():
         field = names.get(key.removesuffix("_ms"))
         if field is None:
-            raise InvalidSettings(f"{where} has no key {key!r}{unknown_key(key, tuple(names))}.")
+            raise InvalidSettings(f"{where} has no key {key!r}{unknown_key(key, tuple(names))}")
         try:
             fields[field] = _parse_value(field, value)
         except WrongUsage as error:

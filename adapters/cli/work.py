@@ -1,6 +1,7 @@
 """`postroom work` and `postroom schedule`: processes that handle messages and send periodic ones."""
 
 import asyncio
+import os
 import signal
 import sys
 from collections.abc import Callable
@@ -10,15 +11,21 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 from typer import Argument, Option
 
+from postroom.adapters.cli.exit_codes import DONE
 from postroom.adapters.cli.session import Session
 from postroom.adapters.cli.settings import InvalidSettings
 from postroom.adapters.cli.values import WrongUsage, parse_duration
+from postroom.application.background import cancel_and_wait
 from postroom.application.pluralize import pluralize
 from postroom.application.telemetry import summarize
 
 if TYPE_CHECKING:
     from postroom.adapters.compose.schedule import ScheduleSettings
     from postroom.application.workers.worker import Worker
+
+
+STUCK_SECONDS = 1.0
+"""Time for tasks that handlers left behind."""
 
 
 async def work(
@@ -45,6 +52,10 @@ async def work(
         session.out.json(counts)
     else:
         session.out.line(f"{counts.handled:,} handled, {counts.failed:,} failed")
+    stuck = asyncio.all_tasks() - {asyncio.current_task()}
+    if await cancel_and_wait(*stuck, seconds=STUCK_SECONDS):  # handlers that ignore their cancellation
+        session.out.flush()
+        os._exit(DONE)  # asyncio.run would wait for them
 
 
 async def schedule(session: Session) -> None:
@@ -86,7 +97,7 @@ def load_worker(app: str) -> "Worker":
         worker = import_module(module)
         for part in name.split("."):
             worker = getattr(worker, part)
-    except Exception as error:  # whatever the user's module raises
+    except (Exception, SystemExit) as error:  # whatever the user's module raises
         raise WrongUsage(f"{app} can't be imported: {summarize(error)}.") from error
     if not isinstance(worker, Worker):
         raise WrongUsage(f"{app} is of type {type(worker).__name__}, not Worker.")
@@ -96,11 +107,14 @@ def load_worker(app: str) -> "Worker":
 def _schedules(session: Session) -> "dict[str, ScheduleSettings]":
     from postroom.adapters.compose.schedule import ScheduleSettings
 
-    where = f"[schedules] in {session.settings.file or 'postroom.toml'}"
-    try:
-        return msgspec.convert(session.settings.sections.get("schedules", {}), dict[str, ScheduleSettings])
-    except msgspec.ValidationError as error:
-        raise InvalidSettings(f"{where}: {error}.") from None
+    file = session.settings.file or "postroom.toml"
+    schedules = {}
+    for name, values in session.settings.sections.get("schedules", {}).items():
+        try:
+            schedules[name] = msgspec.convert(values, ScheduleSettings)
+        except msgspec.ValidationError as error:
+            raise InvalidSettings(f"[schedules.{name}] in {file}: {error}.") from None
+    return schedules
 
 
 def _on_signals(stop: Callable[[], None]) -> None:

@@ -3,8 +3,8 @@
 import asyncio
 import os
 import socket
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, closing, contextmanager, suppress
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple, get_args
 
@@ -19,33 +19,14 @@ from postroom.adapters.sqlite.database import Durability
 from postroom.adapters.system.clock import SystemClock
 from postroom.application.background import background_task
 from postroom.application.extras import explain_missing_extra
-from postroom.application.mailbox.archived_log import ArchivedEventLog
 from postroom.application.mailbox.engine import MailboxEngine
-from postroom.application.mailbox.fold import fold
 from postroom.application.mailbox.handlers import CommandHandlers
 from postroom.application.mailbox.ownership_watch import watch_ownership
 from postroom.application.mailbox.retention import DeleteOldEvents, Retention
 from postroom.application.ports.clock import Clock
-from postroom.application.ports.event_log import EventLog, EventLogReader
+from postroom.application.ports.event_log import EventLog
 from postroom.application.ports.log_archive import LogArchive
-from postroom.application.ports.read_models import ReadModels
-from postroom.application.queries.describe_mailbox import DescribeMailbox, MailboxSummary
-from postroom.application.queries.explain_message import ExplainMessage
-from postroom.application.queries.find_message_ids import FindMessageIds
-from postroom.application.queries.get_backlog import GetBacklog
-from postroom.application.queries.get_message import GetMessage
-from postroom.application.queries.get_projection_status import GetProjectionStatus
-from postroom.application.queries.get_table_stats import GetTableStats
-from postroom.application.queries.get_topic_policy import GetTopicPolicy
-from postroom.application.queries.list_dead_letters import ListDeadLetters
-from postroom.application.queries.list_topics import ListTopics
-from postroom.application.queries.log_time import LogTime
 from postroom.application.queries.owner_queries import OwnerQueries
-from postroom.application.queries.peek_messages import PeekMessages, WhyEmpty
-from postroom.application.queries.search_messages import SearchMessages
-from postroom.application.queries.simulate_policy import SimulatePolicy
-from postroom.application.queries.time_travel import StateAt
-from postroom.application.queries.verify import VerifyLog
 from postroom.domain.arguments import (
     check_choice,
     check_int,
@@ -71,35 +52,6 @@ class Postroom(CommandHandlers, OwnerQueries):
         self.engine = engine
         self.retention = Retention(engine, archive)
         self.delete_old_events = DeleteOldEvents(self.retention)
-
-
-class Reader:
-    """The queries on one mailbox, for a process that does not own it; any number of readers is allowed."""
-
-    def __init__(self, log: EventLogReader, clock: Clock) -> None:
-        self.log = log
-        now = LogTime(log, clock)
-        self.get_message = GetMessage(log, now)
-        self.find_message_ids = FindMessageIds(log)
-        self.explain_message = ExplainMessage(log, now)
-        state_at = StateAt(log, now)
-        self.get_backlog = GetBacklog(state_at)
-        self.get_topic_policy = GetTopicPolicy(lambda: fold(log))
-        self.list_dead_letters = ListDeadLetters(state_at, log)
-        self.list_topics = ListTopics(state_at)
-        self.peek_messages = PeekMessages(state_at, log)
-        self.why_empty = WhyEmpty(state_at)
-        self.verify_log = VerifyLog(log)
-        self.simulate_policy = SimulatePolicy(log)
-
-
-class Projections:
-    """The queries on the read models of a store, which show the log as of the last rebuild or update."""
-
-    def __init__(self, read_models: ReadModels) -> None:
-        self.search_messages = SearchMessages(read_models)
-        self.get_table_stats = GetTableStats(read_models)
-        self.get_projection_status = GetProjectionStatus(read_models)
 
 
 class OwnerSettings(NamedTuple):
@@ -130,7 +82,8 @@ class OwnerSettings(NamedTuple):
             check_path("An outbox", address)
         return self._replace(
             owner=owner or f"process {os.getpid()} on {socket.gethostname()}",
-            # Absolute, as another process may relay them.
+            # Absolute, as another process may relay them, and this one may change its working directory.
+            archive=None if self.archive is None else os.path.abspath(self.archive),
             outboxes=[each if is_url(each) else os.path.abspath(each) for each in self.outboxes],
         )
 
@@ -238,48 +191,6 @@ def socket_path(store: Store, mailbox: str) -> Path | None:
     return make_socket_path(store.identity, mailbox, store.socket_path(mailbox))
 
 
-@contextmanager
-def read_mailbox(
-    store: str, mailbox: str = DEFAULT_MAILBOX, *, archive: str | Path | None = None
-) -> Iterator[Reader]:
-    """Query a mailbox without owning it.
-
-    Arguments:
-        archive: folder in which retention stored what it removed, to be read as the log's beginning.
-
-    Raises: NotFound when the store or the mailbox does not exist; Unavailable when it can't be read, or the
-        archive is of another store; BrokenLog when records are missing between the two.
-    """
-    log = open_store(store).existing_log(check_mailbox(mailbox))
-    try:
-        # Looked for first, as PyArrow takes long to load.
-        if archive is not None and (Path(archive) / mailbox).is_dir():
-            yield Reader(ArchivedEventLog(log, open_archive(archive)), SystemClock())
-        else:
-            yield Reader(log, SystemClock())
-    finally:
-        log.close()
-
-
-@contextmanager
-def read_projections(store: str) -> Iterator[Projections]:
-    """Query the read models of a store.
-
-    Raises: Unavailable when they can't be read; the queries raise NotFound before the first rebuild.
-    """
-    read_models = open_read_models(store)
-    try:
-        yield Projections(read_models)
-    finally:
-        read_models.close()
-
-
-@explain_missing_extra()
-def open_read_models(store: str) -> ReadModels:
-    """Return the read models of a store: a SQLite file or a PostgreSQL database."""
-    return open_store(store).read_models()
-
-
 def is_database(store: str) -> bool:
     """Return whether a store is a PostgreSQL database, not a file or memory."""
     return is_url(store)
@@ -294,19 +205,6 @@ def shown_store(store: str) -> str:
 def list_mailboxes(store: str) -> list[str]:
     """Return the names of the mailboxes in a store, sorted; a file that does not exist yet has none."""
     return open_store(store).mailboxes()
-
-
-async def describe_mailboxes(store: str) -> list[MailboxSummary]:
-    """Return the mailboxes of a store with their modes, owners and sizes, sorted by name.
-
-    Raises: Unavailable when the store can't be read.
-    """
-    place = open_store(store)
-    summaries = []
-    for name in list_mailboxes(store):
-        with closing(place.existing_log(name)) as log:
-            summaries.append(await DescribeMailbox(log, place.ownership())())
-    return summaries
 
 
 def open_archive(folder: str | Path) -> LogArchive:

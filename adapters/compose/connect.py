@@ -1,9 +1,12 @@
 """Wiring of `connect`: one interface to a mailbox, wherever its owner is."""
 
+import asyncio
+import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from types import TracebackType
+from typing import Generic, TypeVar
 
 import uuid_utils
 
@@ -24,17 +27,23 @@ from postroom.domain.policy import MAX_DURATION_MS, MailboxLimits, TopicPolicy
 
 __all__ = ["Connection", "SharedMailbox", "connect", "share_mailbox"]
 
+T = TypeVar("T")
+
 TIMEOUT_MS = 30_000
 OWNER_TIMEOUT_MS = 5_000
 MIN_OWNER_TIMEOUT_MS = 100
 
 
 class Connection:
-    """A mailbox that is opened with `async with`, as a `Mailbox`, or with `with`, as a `SyncMailbox`."""
+    """A mailbox that is opened with `async with`, as a `Mailbox`, or with `with`, as a `SyncMailbox`.
+
+    Each `with` opens another one, so threads and tasks may share a connection.
+    """
 
     def __init__(self, open_: Callable[[], AbstractAsyncContextManager[Mailbox]]) -> None:
         self._open = open_
-        self._opened: list[AbstractAsyncContextManager[Mailbox] | SyncMailbox] = []
+        self._opened: _Opened[AbstractAsyncContextManager[Mailbox]] = _Opened()
+        self._opened_sync: _Opened[SyncMailbox] = _Opened()
 
     def sync(self) -> SyncMailbox:
         """Open the mailbox for code without an event loop, until its `close` is called."""
@@ -43,25 +52,39 @@ class Connection:
     async def __aenter__(self) -> Mailbox:
         opening = self._open()
         mailbox = await opening.__aenter__()
-        self._opened.append(opening)
+        self._opened.add(asyncio.current_task(), opening)
         return mailbox
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        opened = self._opened.pop()
-        assert not isinstance(opened, SyncMailbox)
-        await opened.__aexit__(kind, error, trace)
+        await self._opened.remove(asyncio.current_task()).__aexit__(kind, error, trace)
 
     def __enter__(self) -> SyncMailbox:
         mailbox = self.sync()
-        self._opened.append(mailbox)
+        self._opened_sync.add(threading.get_ident(), mailbox)
         return mailbox
 
     def __exit__(self, *_: object) -> None:
-        opened = self._opened.pop()
-        assert isinstance(opened, SyncMailbox)
-        opened.close()
+        self._opened_sync.remove(threading.get_ident()).close()
+
+
+class _Opened(Generic[T]):
+    """What a connection has opened, by the task or thread that did."""
+
+    def __init__(self) -> None:
+        self._items: list[tuple[object, T]] = []
+        self._lock = threading.Lock()
+
+    def add(self, by: object, item: T) -> None:
+        with self._lock:
+            self._items.append((by, item))
+
+    def remove(self, by: object) -> T:
+        """Remove the last item that `by` opened, or else the last one: a fixture may exit in another task."""
+        with self._lock:
+            own = [number for number, (who, _) in enumerate(self._items) if who == by]
+            return self._items.pop(own[-1] if own else -1)[1]
 
 
 def connect(

@@ -5,7 +5,7 @@ from contextlib import AbstractContextManager, closing
 from pathlib import Path
 from typing import Literal
 
-from postroom.adapters.compose import open_read_models
+from postroom.adapters.compose.queries import open_read_models
 from postroom.application.extras import explain_missing_extra
 from postroom.application.ports.export import Export, ExportSize, ExportSource
 from postroom.application.queries.export_messages import ExportMessages

@@ -2,8 +2,8 @@
 
 from collections.abc import Callable, Sequence
 
-from postroom.adapters.compose import read_mailbox
 from postroom.adapters.compose.follow import make_follower
+from postroom.adapters.compose.queries import read_mailbox
 from postroom.adapters.compose.store import open_log_reader, open_store
 from postroom.adapters.compose.targets import open_target
 from postroom.domain.mailbox.counts import TopicCount

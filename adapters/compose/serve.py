@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 
-from postroom.adapters.compose import read_projections
+from postroom.adapters.compose.queries import read_projections
 from postroom.adapters.http_server.settings import HttpSettings
 from postroom.application.delivery_window import DeliveryWindows
 from postroom.application.extras import explain_missing_extra

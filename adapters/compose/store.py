@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from postroom.adapters.memory.store import MemoryStore
 from postroom.adapters.postgres.url import is_url
 from postroom.adapters.sqlite.database import Durability
 from postroom.adapters.sqlite.store import SqliteStore
@@ -12,11 +11,11 @@ from postroom.application.extras import explain_missing_extra
 from postroom.application.ports.event_log import EventLog, EventLogReader
 from postroom.application.ports.message_outbox import MessageOutbox
 from postroom.application.ports.ownership import Ownership
-from postroom.application.ports.read_models import ContextBacklog, ReadModels
 from postroom.domain.arguments import check_path
 
 if TYPE_CHECKING:
     from postroom.adapters.sql.log_reader import Driver
+    from postroom.application.ports.read_models import ContextBacklog, ReadModels
     from postroom.projections.ports.log_reader import LogReader
     from postroom.projections.ports.read_model_store import VerifiableStore
     from postroom.projections.ports.read_model_updater import ReadModelUpdater
@@ -72,7 +71,7 @@ class Store(Protocol):
     def log_reader(self, driver: "Driver" = "auto") -> "LogReader":
         """Return the reader of all logs in columns."""
 
-    def read_models(self) -> ReadModels:
+    def read_models(self) -> "ReadModels":
         """Open the read models for queries."""
 
     def read_model_store(self) -> "VerifiableStore":
@@ -81,7 +80,7 @@ class Store(Protocol):
     def read_model_updater(self) -> "ReadModelUpdater":
         """Open the read models for updates."""
 
-    def save_context_backlog(self, backlog: Sequence[ContextBacklog]) -> None:
+    def save_context_backlog(self, backlog: "Sequence[ContextBacklog]") -> None:
         """Save the backlog of a context beside the read models; a later count is not overwritten."""
 
 
@@ -97,6 +96,8 @@ def open_store(address: str) -> Store:
     """
     check_path("store", address)
     if address == MEMORY:
+        from postroom.adapters.memory.store import MemoryStore  # as below, for one kind of store
+
         return MemoryStore()
     if is_url(address):
         from postroom.adapters.postgres.store import PostgresStore  # psycopg is slow to import

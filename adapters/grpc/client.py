@@ -31,6 +31,7 @@ from postroom.domain.policy import TopicPolicy
 
 UNIX = "unix:"
 MAX_BATCH_BYTES = 1 << 19
+MAX_INT32 = (1 << 31) - 1
 OPTIONS = [
     ("grpc.max_receive_message_length", -1),  # what was received must not be lost for its size
     ("grpc.max_send_message_length", -1),
@@ -119,7 +120,7 @@ class GrpcTransport:
         """Receive messages."""
         request = pb.RecvRequest(
             topics=command.topics,
-            max_messages=command.max_messages,
+            max_messages=min(command.max_messages, MAX_INT32),  # the server's limit is far below
             max_bytes=command.max_bytes,
             visibility_ms=command.visibility_ms,
             consumer=command.consumer,

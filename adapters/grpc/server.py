@@ -18,7 +18,7 @@ from postroom.adapters.grpc.messages import read_request
 from postroom.adapters.grpc.methods import METHODS, NAMES, Method
 from postroom.adapters.grpc.service import Context, MailboxService
 from postroom.adapters.grpc.status import DETAILS_KEY, status_code, status_of
-from postroom.adapters.sockets.address import Address, remove_stale, resolve, unlink, url
+from postroom.adapters.sockets.address import Address, find_file, remove_stale, resolve, unlink, url
 from postroom.application.service import Service, Surface
 from postroom.application.telemetry import logger
 from postroom.domain.errors import InternalError, PostroomError, Unavailable
@@ -65,6 +65,7 @@ def grpc_surface(address: str) -> Surface:
         checks = await _add_health(server)
         reflection.enable_server_reflection((*NAMES, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
         port = _bind(server, target)
+        file = find_file(target)
         await server.start()
         try:
             yield url("grpc", target, port)
@@ -73,7 +74,7 @@ def grpc_surface(address: str) -> Surface:
             handlers.end_waits()
             await server.stop(STOP_SECONDS)
             await calls.drain()
-            unlink(target)
+            unlink(target, file)
 
     return serve
 

@@ -300,7 +300,7 @@ def _body(message: NewMessage) -> dict[str, Any]:
 
 
 def _segment(text: str) -> str:
-    return quote(text, safe="")
+    return quote(text, safe="").replace(".", "%2E")  # `.` and `..` are names here, not folders
 
 
 def _parameter(value: object) -> str:

@@ -23,6 +23,17 @@ OVERHEAD = 8
 """Bytes on the wire per byte of the largest frame: chunk headers, trailers, and bodies that are refused."""
 
 
+class State(ServerState):
+    """The connections of a server.
+
+    `refused` are those above the limit, whose clients have not closed them yet.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.refused: set[Connection] = set()
+
+
 class Connection(HttpToolsProtocol):
     """Connection that is closed when a request is late or its bytes exceed their bounds.
 
@@ -30,8 +41,9 @@ class Connection(HttpToolsProtocol):
         limits: deadlines and bounds.
     """
 
-    def __init__(self, config: Config, state: ServerState, limits: HttpSettings) -> None:
+    def __init__(self, config: Config, state: State, limits: HttpSettings) -> None:
         super().__init__(config, state, {"connection": self})
+        self._refused = state.refused
         self.closed = asyncio.Event()
         self._limits = limits
         self._deadline: asyncio.TimerHandle | None = None
@@ -50,15 +62,20 @@ class Connection(HttpToolsProtocol):
         if not is_trusted(transport):
             self._refuse(403, "E_CAP_SCOPE", "The socket serves processes of its own user and root only.")
         elif len(self.connections) > self._limits.max_connections:
+            self.connections.discard(self)  # it takes nobody's place
             self._refuse(
                 503, "E_UNAVAILABLE", "The server has its limit of connections; retry shortly.", 1_000
             )
+            self._refused.add(self)
+            if len(self._refused) > self._limits.max_connections:
+                self.transport.close()
         else:
             self._expect(self._limits.header_timeout_ms, "header")
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Cancel the deadlines and tell the request in progress."""
         super().connection_lost(exc)
+        self._refused.discard(self)
         self._unset_keepalive_if_required()
         self._cancel_deadline()
         self._cancel_write_deadline()
@@ -185,7 +202,9 @@ class Connection(HttpToolsProtocol):
                 b"retry-after: 1\r\n\r\n" if retry_after_ms else b"\r\n",
             ]
             self.transport.write(b"".join(head) + body)
-        self.transport.close()
+            self.transport.end()  # type: ignore[attr-defined]  # of WriteBuffer
+        else:
+            self.transport.close()
 
     @property
     def _is_answering(self) -> bool:

@@ -1,7 +1,5 @@
 """Handlers of queries, operators' calls, and the state of the service."""
 
-from typing import Any
-
 import msgspec
 
 from postroom.adapters.http_server import query_schemas, schemas
@@ -140,7 +138,7 @@ class StateHandlers:
         self._service = service
         self._mailbox = service.mailbox
         self._metrics = metrics
-        self.contract: dict[str, Any] = {}
+        self.contract = b""
 
     async def healthz(self, call: Call) -> Reply:
         """Tell that the process answers."""
@@ -163,7 +161,7 @@ class StateHandlers:
 
     async def openapi(self, call: Call) -> Reply:
         """Return the contract."""
-        return json_reply(self.contract)
+        return Reply(self.contract)
 
     async def info(self, call: Call) -> Reply:
         """Return the name of the mailbox."""

@@ -5,19 +5,19 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from email.utils import formatdate
 
+import msgspec
 from uvicorn.config import Config
-from uvicorn.server import ServerState
 
 from postroom.adapters.http_server.api import make_routes
 from postroom.adapters.http_server.app import App
-from postroom.adapters.http_server.connection import Connection
+from postroom.adapters.http_server.connection import Connection, State
 from postroom.adapters.http_server.handlers import MessageHandlers
 from postroom.adapters.http_server.metrics import HttpMetrics
 from postroom.adapters.http_server.openapi import make_document
 from postroom.adapters.http_server.queries import OperatorHandlers, QueryHandlers, StateHandlers
 from postroom.adapters.http_server.routes import Router
 from postroom.adapters.http_server.settings import HttpSettings
-from postroom.adapters.sockets.address import BACKLOG, listen, resolve, unlink, url
+from postroom.adapters.sockets.address import BACKLOG, find_file, listen, resolve, unlink, url
 from postroom.application.background import background_task, cancel_and_wait
 from postroom.application.service import Service, Surface
 from postroom.application.telemetry import logger
@@ -40,6 +40,7 @@ def http_surface(address: str, settings: HttpSettings | None = None) -> Surface:
     @asynccontextmanager
     async def serve(service: Service) -> AsyncIterator[str]:
         listener = listen(target)
+        file = find_file(target)
         config = Config(
             make_app(service, limits, any_host=target.is_unix),
             http="httptools",
@@ -52,7 +53,7 @@ def http_surface(address: str, settings: HttpSettings | None = None) -> Surface:
             timeout_keep_alive=limits.idle_timeout_ms / 1_000,  # type: ignore[arg-type]  # seconds
         )
         config.load()
-        state = ServerState()
+        state = State()
         loop = asyncio.get_running_loop()
         server = await loop.create_server(
             lambda: Connection(config, state, limits), sock=listener, backlog=BACKLOG
@@ -63,7 +64,7 @@ def http_surface(address: str, settings: HttpSettings | None = None) -> Surface:
         finally:
             server.close()
             await _drain(state, limits.stop_timeout_ms / 1_000)
-            unlink(target)
+            unlink(target, file)
 
     return serve
 
@@ -74,20 +75,21 @@ def make_app(service: Service, limits: HttpSettings, *, any_host: bool = False) 
     state = StateHandlers(service, metrics)
     messages = MessageHandlers(service, limits, metrics)
     routes = make_routes(messages, QueryHandlers(service), OperatorHandlers(service), state)
-    state.contract = make_document(routes)
+    state.contract = msgspec.json.encode(make_document(routes))
     return App(Router(routes), metrics, limits, any_host=any_host)
 
 
-async def _tell_time(state: ServerState) -> None:
+async def _tell_time(state: State) -> None:
     """Keep the `Date` of answers up to date (RFC 9110, 6.6.1)."""
     while True:
         state.default_headers = [(b"date", formatdate(usegmt=True).encode())]
         await asyncio.sleep(1)
 
 
-async def _drain(state: ServerState, seconds: float) -> None:
+async def _drain(state: State, seconds: float) -> None:
     """Let the requests in progress end, then abort those that are left."""
     connections = [each for each in state.connections if isinstance(each, Connection)]
+    connections += state.refused
     for connection in connections:
         connection.shutdown()
     ends = [asyncio.create_task(connection.closed.wait()) for connection in connections]

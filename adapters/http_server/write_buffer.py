@@ -4,6 +4,7 @@ import asyncio
 from typing import Any
 
 MAX_BYTES = 64 << 10
+END_SECONDS = 1.0
 
 
 class WriteBuffer:
@@ -18,12 +19,15 @@ class WriteBuffer:
         self._loop = loop
         self._pieces: list[bytes] = []
         self._size = 0
+        self._has_ended = False
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._transport, name)
 
     def write(self, data: bytes) -> None:
         """Send bytes at the end of this turn of the loop at the latest."""
+        if self._has_ended:
+            return
         if not self._pieces:
             self._loop.call_soon(self._flush)
         self._pieces.append(data)
@@ -36,6 +40,24 @@ class WriteBuffer:
         self._flush()
         self._transport.close()
 
+    def end(self) -> None:
+        """Send what was written, and close when the client has, or after 1 s.
+
+        What the client still sends is to be ignored. Bytes that reach a closed socket reset the connection,
+        and then the client might not see the answer (RFC 9112, 9.6).
+        """
+        if self.is_closing():
+            return
+        self._flush()
+        self._has_ended = True
+        self._transport.write_eof()
+        self._transport.resume_reading()
+        self._loop.call_later(END_SECONDS, self._transport.abort)
+
+    def is_closing(self) -> bool:
+        """Return whether nothing more is to be read or written."""
+        return self._has_ended or self._transport.is_closing()
+
     def abort(self) -> None:
         """Close without sending."""
         self._pieces.clear()
@@ -46,4 +68,5 @@ class WriteBuffer:
             data = b"".join(self._pieces)
             self._pieces.clear()
             self._size = 0
-            self._transport.write(data)
+            if not self._transport.is_closing():  # the client may have gone since
+                self._transport.write(data)

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import msgspec
 
 from postroom.adapters.local import protocol
-from postroom.adapters.local.protocol import Frames, Hello, MalformedFrame, frame, wire_error
+from postroom.adapters.local.protocol import FRAME_BYTES, Frames, Hello, MalformedFrame, frame, wire_error
 from postroom.adapters.sockets.peers import is_own_or_root
 from postroom.application.background import cancel_and_wait
 from postroom.application.forks import set_close_on_fork
@@ -33,6 +33,8 @@ from postroom.domain.message import Receipt
 MAX_REQUESTS = 10_000
 """Requests of one connection that may be in progress."""
 BACKLOG = 512
+WATCH_SECONDS = 2.0
+"""Interval in which the owner looks whether its socket is still there."""
 FLUSH_SECONDS = 1.0
 """Time that clients have to take the last answers."""
 
@@ -68,6 +70,7 @@ class LocalServer:
             asyncio.get_running_loop().create_future()
         )
         self._server: asyncio.Server | None = None
+        self._watching: asyncio.Task[None] | None = None
         self._inode = 0
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -76,6 +79,10 @@ class LocalServer:
 
         Raises: Unavailable when the socket can't be created.
         """
+        await self._listen()
+        self._watching = asyncio.create_task(self._watch(), name=f"watch of {self._path}")
+
+    async def _listen(self) -> None:
         temporary = self._path.with_name(f"{self._path.name}.{os.getpid() & 0xFFFF:x}")
         try:
             temporary.unlink(missing_ok=True)
@@ -96,6 +103,17 @@ class LocalServer:
             raise Unavailable(
                 f"The socket {self._path} can't be created: {error}. Check the folder's permissions."
             ) from error
+
+    async def _watch(self) -> None:
+        """Listen anew when the socket was deleted, such as by a job that cleans folders."""
+        while True:
+            await asyncio.sleep(WATCH_SECONDS)
+            if self._server is None or self._path.exists():
+                continue
+            logger().warning("mailbox.socket_deleted", mailbox=self.hello.mailbox, path=str(self._path))
+            self._stop_listening(self._server)
+            with suppress(Unavailable):  # tried again
+                await self._listen()
 
     def serve(self, mailbox: OwnedMailbox, outboxes: Outboxes) -> None:
         """Answer requests, also those that have waited."""
@@ -118,15 +136,20 @@ class LocalServer:
     def stop_reading(self) -> None:
         """Accept no more connections and requests; those in progress are still answered."""
         self.is_closing = True
+        if self._watching is not None:
+            self._watching.cancel()
         if self._server is not None:
             with suppress(OSError):
                 if self._path.stat().st_ino == self._inode:  # not that of the next owner
                     self._path.unlink()
-            for listening_socket in self._server.sockets:
-                set_close_on_fork(listening_socket.fileno(), False)
-            self._server.close()
+            self._stop_listening(self._server)
         for connection in self.connections:
             connection.stop_reading()
+
+    def _stop_listening(self, server: asyncio.Server) -> None:
+        for listening_socket in server.sockets:
+            set_close_on_fork(listening_socket.fileno(), False)
+        server.close()
 
     def disconnect(self) -> None:
         """Close all connections without answers; clients then look for the new owner."""
@@ -259,7 +282,12 @@ class _Connection(asyncio.Protocol):
             return
         task = self._loop.create_task(self._answer(id_, work))
         self._requests[id_] = task
-        task.add_done_callback(lambda _: self._requests.pop(id_, None))
+
+        def end(_: asyncio.Task[None]) -> None:
+            self._requests.pop(id_, None)
+            work.close()  # not started if the task was cancelled before
+
+        task.add_done_callback(end)
 
     async def _answer(self, id_: int, work: Any) -> None:
         try:
@@ -325,7 +353,12 @@ class _Connection(asyncio.Protocol):
         return None
 
     def _reply(self, id_: int, result: object) -> None:
-        self._write(frame((id_, None, result)))
+        reply = frame((id_, None, result))
+        if len(reply) > FRAME_BYTES:
+            raise InvalidRequest(
+                f"The answer has {len(reply)} bytes, above the limit of {FRAME_BYTES}; ask for fewer items."
+            )
+        self._write(reply)
 
     def _reply_error(self, id_: int, error: PostroomError) -> None:
         self._write(frame((id_, wire_error(error), None)))

@@ -16,6 +16,7 @@ from postroom.application.ports.ownership import Ownership
 from postroom.application.telemetry import logger
 from postroom.domain.errors import (
     Fenced,
+    InvalidRequest,
     MailboxOwned,
     PostroomError,
     Unavailable,
@@ -105,6 +106,7 @@ class SharedOwner:
         self._gone_at: float | None = None
         self._task: asyncio.Task[None] | None = None
         self._process = os.getpid()
+        self._loop = asyncio.get_running_loop()
 
     # -- opening and closing ---
 
@@ -155,7 +157,7 @@ class SharedOwner:
         self, command: Receive, wait_ms: int, *, is_stream: bool = False
     ) -> list[MessageDelivery]:
         """Deliver ready messages; see `MailboxOwner.receive`."""
-        check_not_forked(self._process, self.name)
+        self._check_use()
         now = asyncio.get_running_loop().time
         end = now() + wait_ms / 1_000
 
@@ -183,7 +185,7 @@ class SharedOwner:
         is_repeatable: bool = True,
     ) -> T:
         """Make a call, and repeat it with the next owner when its own goes, while its time lasts."""
-        check_not_forked(self._process, self.name)
+        self._check_use()
         was_sent = False
         try:
             async with asyncio.timeout((self._timeout_ms + wait_ms) / 1_000):
@@ -201,6 +203,14 @@ class SharedOwner:
                         raise self._unavailable("whether the call took effect is unknown")
         except TimeoutError:
             raise self._unavailable("whether the call took effect is unknown") from None
+
+    def _check_use(self) -> None:
+        check_not_forked(self._process, self.name)
+        if asyncio.get_running_loop() is not self._loop:
+            raise InvalidRequest(
+                f"Mailbox {self.name} was opened in another event loop, and does not work in this one; "
+                "connect in each event loop, or use `connect(...).sync()` in threads."
+            )
 
     async def _available(self) -> Owner:
         while self._owner is None:
@@ -319,7 +329,7 @@ def _socket_id(path: Path) -> tuple[int, int] | None:
     """Return what tells the socket at a path from its successors; None if there is none."""
     try:
         status = path.stat()
-    except FileNotFoundError:
+    except OSError:  # whoever opens the store says why it can't be used
         return None
     return status.st_ino, status.st_ctime_ns
 

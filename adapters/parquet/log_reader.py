@@ -1,6 +1,7 @@
 """The log reader port over a store and its Parquet log archive, read as one log."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import reduce
 from itertools import chain
@@ -37,6 +38,12 @@ class ArchivedLogReader:
 
     live: LogReader
     folder: str
+
+    @contextmanager
+    def connected(self) -> "Iterator[ArchivedLogReader]":
+        """Keep connections to the store open; see `LogReader.connected`."""
+        with self.live.connected() as live:
+            yield ArchivedLogReader(live, self.folder)
 
     def mailboxes(self) -> dict[str, int]:
         """Return the ids of the mailboxes; see `LogReader.mailboxes`."""

@@ -4,7 +4,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from threading import Lock
-from typing import Any
+from typing import Any, Protocol
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
@@ -14,6 +14,14 @@ from postroom.domain.errors import InvalidRequest, Unavailable
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 AsyncConnection = psycopg.AsyncConnection[tuple[Any, ...]]
+
+
+class Closable(Protocol):
+    """A connection of any driver."""
+
+    def close(self) -> None:
+        """Close the connection."""
+
 
 CONNECT_TIMEOUT_SECONDS = 5
 _DEFAULTS: dict[str, Any] = {
@@ -108,8 +116,8 @@ class Reconnecting:
 
 
 @contextmanager
-def closing_on_failure(connection: Connection) -> Iterator[None]:
-    """Close a connection if its configuration fails."""
+def closing_on_failure(connection: Closable) -> Iterator[None]:
+    """Close a connection if what is done with it fails."""
     try:
         yield
     except BaseException:

@@ -1,18 +1,27 @@
 """The log reader port over a PostgreSQL database."""
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import islice
-from typing import Any
+from threading import Lock
+from typing import Any, TypeVar
 
+import psycopg
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from postroom.adapters.postgres.columns import ESCAPE, unescape
-from postroom.adapters.postgres.database import Connection, connect, shown, unavailable
+from postroom.adapters.postgres.database import (
+    Closable,
+    Connection,
+    closing_on_failure,
+    connect,
+    shown,
+    unavailable,
+)
 from postroom.adapters.postgres.migrate import check_connection
 from postroom.adapters.sql.log_reader import Driver, Run, read_by_sql, rows_per_batch, to_batch
 from postroom.adapters.sql.statements import statements
@@ -29,12 +38,52 @@ BYTES_PER_BATCH = 16 << 20
 _SQL = statements("postroom.adapters.postgres", "sql/log_reader.sql")
 
 
+C = TypeVar("C", bound=Closable)
+
+
+class _IdleConnections:
+    """Connections, all of one driver, that no read uses at the moment."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._connections: list[Any] = []
+        self._is_closed = False
+
+    def take(self) -> Any | None:
+        """Return a connection, which the server may have ended; None if there is none."""
+        with self._lock:
+            return self._connections.pop() if self._connections else None
+
+    def put(self, connection: Closable) -> None:
+        """Keep a connection for the next read; after `close`, close it."""
+        with self._lock:
+            if not self._is_closed:
+                self._connections.append(connection)
+                return
+        connection.close()
+
+    def close(self) -> None:
+        """Close the connections, and later those that are in use."""
+        with self._lock:
+            self._is_closed = True
+            connections, self._connections = self._connections, []
+        for each in connections:
+            each.close()
+
+
 @dataclass(frozen=True)
 class PostgresLogReader:
     """A reader of the log of a PostgreSQL store; see `LogReader`. The repr omits the URL and its password."""
 
     url: str = field(repr=False)
     driver: Driver = "auto"
+    _idle: _IdleConnections | None = field(default=None, repr=False, compare=False)
+
+    @contextmanager
+    def connected(self) -> "Iterator[PostgresLogReader]":
+        """Keep the connections of `read` open; see `LogReader.connected`."""
+        with closing(_IdleConnections()) as idle:
+            yield replace(self, _idle=idle)
 
     def mailboxes(self) -> dict[str, int]:
         """Return the ids of the mailboxes; see `LogReader.mailboxes`."""
@@ -89,11 +138,16 @@ class PostgresLogReader:
                     for batch in reader:
                         yield batch.cast(schema)
 
+        def configure(connection: Any) -> None:
+            with AdbcStatement(connection) as statement:
+                statement.set_sql_query(_SQL["configure"])
+                statement.execute_update()
+
+        def open_() -> Any:
+            return AdbcConnection(_adbc_database(self.url, os.getpid()))
+
         try:
-            with AdbcConnection(_adbc_database(self.url, os.getpid())) as connection:
-                with AdbcStatement(connection) as statement:
-                    statement.set_sql_query(_SQL["configure"])
-                    statement.execute_update()
+            with self._connection(open_, configure, Error) as connection:
                 yield run
         except Error as error:
             reason = str(error).replace(self.url, shown(self.url)).partition("\n")[0]
@@ -107,9 +161,47 @@ class PostgresLogReader:
                 while batch := list(islice(rows, rows_per_batch(schema))):
                     yield to_batch(batch, schema)
 
-        with closing(connect(self.url, NAME)) as connection, unavailable(self.url):
+        def configure(connection: Connection) -> None:
             connection.execute(_SQL["configure"])
+
+        opened = self._connection(lambda: connect(self.url, NAME), configure, psycopg.Error)
+        with unavailable(self.url), opened as connection:
             yield run
+
+    @contextmanager
+    def _connection(
+        self, open_: Callable[[], C], configure: Callable[[C], None], error: type[Exception]
+    ) -> Iterator[C]:
+        """Use an idle connection or a new one; whatever interrupts a read closes its connection.
+
+        Arguments:
+            error: the driver's, raised if the connection was lost while it was idle.
+        """
+        connection = self._take(configure, error)
+        if connection is None:
+            connection = open_()
+            with closing_on_failure(connection):
+                configure(connection)
+        with closing_on_failure(connection):
+            yield connection
+        if self._idle is None:
+            connection.close()
+        else:
+            self._idle.put(connection)
+
+    def _take(self, configure: Callable[[C], None], error: type[Exception]) -> C | None:
+        """Return an idle connection that answers; close those that do not."""
+        while self._idle is not None:
+            connection: C | None = self._idle.take()
+            if connection is None:
+                return None
+            try:
+                configure(connection)
+            except error:
+                connection.close()
+            else:
+                return connection
+        return None
 
 
 @lru_cache(maxsize=4)

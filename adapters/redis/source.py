@@ -254,10 +254,13 @@ class RedisStreamSource:
                 ) from error
             raise Unavailable(f"{label} can't be {what}: {error}.") from error
         except (RedisError, OSError, TimeoutError) as error:
-            raise Unavailable(
-                f"{label} can't be {what}: {str(error) or type(error).__name__}. "
-                "It is retried when Redis is available."
-            ) from error
+            reason = (str(error) or type(error).__name__).rstrip(".")
+            hint = (
+                "Check its URL and that the server runs."
+                if what == "opened"
+                else "It is retried when Redis is available."
+            )
+            raise Unavailable(f"{label} can't be {what}: {reason}. {hint}") from error
 
 
 class _NoGroup(Unavailable):

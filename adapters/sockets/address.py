@@ -3,6 +3,7 @@
 import os
 import socket
 import stat
+from contextlib import suppress
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -95,9 +96,21 @@ def url(scheme: str, address: Address, port: int) -> str:
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
-def unlink(address: Address) -> None:
-    """Remove the file of a Unix socket that is closed."""
-    if address.is_unix:
+def find_file(address: Address) -> os.stat_result | None:
+    """Return what is at the path of a Unix socket; None for another address, or if nothing is there."""
+    with suppress(OSError):
+        return os.stat(address.target) if address.is_unix else None
+    return None
+
+
+def unlink(address: Address, file: os.stat_result | None) -> None:
+    """Remove the file of a Unix socket that is closed, unless another server has replaced it.
+
+    Arguments:
+        file: what `find_file` returned after the address was bound.
+    """
+    present = find_file(address)
+    if present is not None and file is not None and os.path.samestat(present, file):
         Path(address.target).unlink(missing_ok=True)
 
 

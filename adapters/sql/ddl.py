@@ -5,8 +5,8 @@ SQL for single models is in the `.sql` files of the database's package.
 
 import re
 from dataclasses import dataclass
-from importlib.resources import files
 
+from postroom.adapters.sql.statements import read_text
 from postroom.projections.projection import Column, Projection, Type
 
 
@@ -109,7 +109,7 @@ def compare(projection: Projection, version: int, other: int, schema: str) -> tu
 
 def script(dialect: Dialect, name: str) -> str:
     """Return a `.sql` file of a database."""
-    return (files(dialect.package) / "sql" / name).read_text("utf-8")
+    return read_text(dialect.package, f"sql/{name}")
 
 
 def statements(dialect: Dialect, name: str, **values: object) -> list[str]:

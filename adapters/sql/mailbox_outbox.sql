@@ -8,13 +8,14 @@ WITH recorded AS (
 )
 SELECT CASE WHEN CAST(:wake AS boolean) THEN CAST(pg_notify('postroom_outbox_messages', '') AS text) END;
 
+-- The owner reads `main` alone, so a table of an attached or temporary database must not be used instead.
 -- name: sqlite
-INSERT INTO outbox_messages (id, mailbox, topic, message)
+INSERT INTO main.outbox_messages (id, mailbox, topic, message)
 SELECT json_extract(value, '$.id'), :mailbox, json_extract(value, '$.topic'), json_extract(value, '$.message')
 FROM json_each(:messages) ORDER BY key;
 
 -- name: create_in_sqlite
-CREATE TABLE IF NOT EXISTS outbox_messages (
+CREATE TABLE IF NOT EXISTS main.outbox_messages (
     position INTEGER PRIMARY KEY,
     id       TEXT NOT NULL,
     mailbox  TEXT NOT NULL,

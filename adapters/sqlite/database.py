@@ -3,11 +3,11 @@
 import os
 import sqlite3
 from contextlib import closing, suppress
-from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal
 from weakref import WeakSet
 
+from postroom.adapters.sql.statements import read_text
 from postroom.domain.errors import InvalidRequest, Unavailable
 
 Durability = Literal["full", "relaxed"]
@@ -41,7 +41,7 @@ def create(path: Path, *, can_shrink: bool = False) -> None:
     try:
         create_file(path)
         with closing(connect(path, can_shrink=can_shrink)) as connection:
-            connection.executescript(files(__package__).joinpath("schema.sql").read_text("utf-8"))
+            connection.executescript(read_text("postroom.adapters.sqlite", "schema.sql"))
     except (OSError, sqlite3.Error) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise Unavailable(
@@ -99,7 +99,7 @@ def open_file(path: Path, mode: Literal["ro", "rw", "rwc"] = "rwc", **options: A
 
     Raises: InvalidRequest for a file that was open when this process was forked.
     """
-    if _inherited and _file_id(path) in _inherited:
+    if _inherited and file_id(path) in _inherited:
         raise InvalidRequest(
             f"The file {path} was open in the process from which this one was forked, so SQLite can't use it "
             "here; fork before it is opened, or start the process with `spawn`."
@@ -111,7 +111,8 @@ def open_file(path: Path, mode: Literal["ro", "rw", "rwc"] = "rwc", **options: A
     return connection
 
 
-def _file_id(path: Path) -> tuple[int, int] | None:
+def file_id(path: Path) -> tuple[int, int] | None:
+    """Return what tells a file from others; None if it can't be found."""
     try:
         status = path.stat()
     except OSError:
@@ -121,7 +122,7 @@ def _file_id(path: Path) -> tuple[int, int] | None:
 
 def _list_inherited() -> None:
     for connection in list(_open):
-        file = _file_id(connection.path)
+        file = file_id(connection.path)
         if file is not None:
             _inherited.setdefault(file, []).append(connection)
     _open.clear()

@@ -10,9 +10,16 @@ from threading import Lock
 from typing import Any
 
 from postroom.adapters.sql.statements import statements
-from postroom.adapters.sqlite.database import Durability, connect, connect_reader, create
+from postroom.adapters.sqlite.database import Durability, connect, connect_reader, create, file_id
 from postroom.application.ports.event_log import Head, LogSize, Seal, StoredSnapshot
-from postroom.domain.errors import DuplicateRecord, Fenced, NotFound, Unavailable, WrongPosition
+from postroom.domain.errors import (
+    DuplicateRecord,
+    Fenced,
+    NotFound,
+    StoreReplaced,
+    Unavailable,
+    WrongPosition,
+)
 from postroom.domain.record import POSITIONS_PER_MAILBOX, Record
 
 _SQL = statements("postroom.adapters.sqlite", "log.sql")
@@ -46,7 +53,7 @@ class SqliteEventLog:
 
         Raises: NotFound when the file or the mailbox is missing, Unavailable when the file can't be used.
         """
-        self.path = Path(path)
+        self.path = Path(path).absolute()  # the working directory may change
         self.mailbox = mailbox
         self._durability = durability
         self._lock = Lock()
@@ -63,6 +70,7 @@ class SqliteEventLog:
                 self._writer = connections.enter_context(closing(connect(self.path, durability)))
             self._reader = connections.enter_context(closing(connect_reader(self.path)))
             self._base = self._mailbox_id() * POSITIONS_PER_MAILBOX
+            self._file = file_id(self.path)
             connections.pop_all()
         self._bounds = {"base": self._base, "top": self._base + POSITIONS_PER_MAILBOX - 1}
 
@@ -94,6 +102,7 @@ class SqliteEventLog:
                 self._end = None
                 self._check_end(writer, records[0])
                 raise Unavailable(f"The store {self.path} rejected an append; open the mailbox again.")
+            self._check_file()
             self._end = records[-1].position
 
     def read(self, after: int = 0, limit: int | None = None) -> Iterator[Record]:
@@ -132,6 +141,8 @@ class SqliteEventLog:
 
     def head(self) -> Head | None:
         """Return the end of the log; see `EventLogReader.head`."""
+        if self._writer is not None:
+            self._check_file()
         rows = self._fetch("head")
         return Head(*rows[0]) if rows else None
 
@@ -237,6 +248,11 @@ class SqliteEventLog:
                 f"The store {self.path} has no mailbox {self.mailbox}; send a message to create it."
             )
         return int(row[0])
+
+    def _check_file(self) -> None:
+        # An open file outlives its name, so SQLite goes on, and all would be lost when this process ends.
+        if file_id(self.path) != self._file:
+            raise StoreReplaced(self.mailbox, self.path)
 
     def _check_end(self, writer: sqlite3.Connection, first: Record) -> None:
         # Read once: afterwards, an append by another owner makes ours fail on the primary key.

@@ -17,21 +17,25 @@ from postroom.domain.errors import Unavailable
 POLL_SECONDS = 0.02
 BATCH_BYTES = 8 << 20
 _SQL = statements("postroom.adapters.sqlite", "message_outbox.sql")
+_File = tuple[int, int]
+"""Device and inode of a file, which are not used again while a connection is open."""
 
 
 class SqliteMessageOutbox:
     """Messages for one mailbox in a SQLite file; the file and its table may be created later.
 
     `PRAGMA data_version`, which changes with every commit of another connection, is polled instead of the
-    table.
+    table. A file that replaces another, such as a backup that is restored, is opened in its place.
     """
 
     def __init__(self, path: str | Path, mailbox: str) -> None:
         self._path = Path(path)
         self._mailbox = mailbox
         self._connection: sqlite3.Connection | None = None
+        self._connected_to: _File | None = None
         self._poller: sqlite3.Connection | None = None  # never waits, so the event loop uses it
-        self._version: int | None = None
+        self._polled: _File | None = None
+        self._version: tuple[_File, int] | None = None
         self._lock = Lock()  # a thread may still use the connection after its caller was cancelled
         self._closed = False
 
@@ -100,12 +104,9 @@ class SqliteMessageOutbox:
                 return
             connection.execute("BEGIN IMMEDIATE")
             try:
+                connection.executemany(_SQL["delete"], [_key(row) for row in sent])
                 connection.executemany(
-                    _SQL["delete"], [{"position": row.position, "id": row.id} for row in sent]
-                )
-                connection.executemany(
-                    _SQL["refuse"],
-                    [{"position": row.position, "id": row.id, "error": error} for row, error in refused],
+                    _SQL["refuse"], [_key(row) | {"error": error} for row, error in refused]
                 )
                 connection.execute("COMMIT")
             except BaseException:
@@ -113,40 +114,75 @@ class SqliteMessageOutbox:
                     connection.execute("ROLLBACK")
                 raise
 
-    def _data_version(self) -> int | None:
-        """Return a number that changes with every commit; None if it can't be read at once."""
+    def _data_version(self) -> tuple[_File, int] | None:
+        """Return the file and a number that changes with every commit; None if it can't be read at once."""
         try:
+            file = self._file()
+            if file != self._polled and self._poller is not None:
+                self._poller.close()
+                self._poller = None
+            if file is None:
+                return None
             if self._poller is None:
-                if not self._path.exists():
-                    return None
                 self._poller = self._connect(timeout_ms=0)
+                self._polled = file
             version: int = self._poller.execute("PRAGMA data_version").fetchone()[0]
-        except sqlite3.Error:
+        except (sqlite3.Error, OSError):
             return None
-        return version
+        return file, version
+
+    def _file(self) -> _File | None:
+        """Return the file that is at the path now, if any."""
+        try:
+            stat = self._path.stat()
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        return stat.st_dev, stat.st_ino
 
     def _connect(self, timeout_ms: int) -> sqlite3.Connection:
         # The journal mode and the other settings of the file remain the user's.
-        return open_file(
+        connection = open_file(
             self._path, "rw", timeout=timeout_ms / 1_000, isolation_level=None, check_same_thread=False
         )
+        connection.text_factory = _decode
+        return connection
 
     @contextmanager
     def _use(self) -> Iterator[sqlite3.Connection | None]:
         """Yield the connection; None while there is no file, and after `close`."""
         with self._lock, self._unavailable():
+            file = self._file()
+            if file != self._connected_to and self._connection is not None:
+                self._connection.close()
+                self._connection = None
             if self._connection is None:
-                if self._closed or not self._path.exists():
+                if self._closed or file is None:
                     yield None
                     return
                 self._connection = self._connect(BUSY_TIMEOUT_MS)
+                self._connected_to = file
             yield self._connection
 
     @contextmanager
     def _unavailable(self) -> Iterator[None]:
         try:
             yield
-        except sqlite3.Error as error:
+        except (sqlite3.Error, OSError) as error:
             raise Unavailable(
                 f"The outbox in {self._path} can't be used: {error}. Check the file and its permissions."
             ) from error
+
+
+def _decode(text: bytes) -> str:
+    """Return a text, which need not be UTF-8 in SQLite; a row with such a text is refused, not the batch."""
+    return text.decode(errors="surrogateescape")
+
+
+def _key(row: RecordedMessage) -> dict[str, object]:
+    try:
+        row.id.encode()
+    except UnicodeEncodeError:
+        return {"position": row.position, "id": row.id.encode(errors="surrogateescape")}
+    except AttributeError:  # SQLite stores what it is given: a BLOB
+        pass
+    return {"position": row.position, "id": row.id}

@@ -15,7 +15,6 @@ from postroom.adapters.sqlite.database import Durability
 from postroom.adapters.sqlite.event_log import SqliteEventLog, mailbox_names
 from postroom.adapters.sqlite.message_outbox import SqliteMessageOutbox
 from postroom.adapters.sqlite.ownership import FileOwnership
-from postroom.application.ports.read_models import ContextBacklog
 from postroom.domain.errors import Unavailable
 
 if TYPE_CHECKING:
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
     from postroom.adapters.sqlite.read_model_store import SqliteReadModelStore
     from postroom.adapters.sqlite.read_model_updater import SqliteReadModelUpdater
     from postroom.adapters.sqlite.read_models import SqliteReadModels
+    from postroom.application.ports.read_models import ContextBacklog
 
 
 class SqliteStore:
@@ -31,34 +31,35 @@ class SqliteStore:
 
     def __init__(self, path: str) -> None:
         self.where = path
+        # Found once: the working directory or a symbolic link may change before a take-over.
+        self._file = _resolve(path)
 
     def event_log(
         self, mailbox: str, *, durability: Durability = "full", can_shrink: bool = False
     ) -> SqliteEventLog:
         """Open the log of a mailbox for writing; see `Store.event_log`."""
-        return SqliteEventLog(self.where, mailbox, durability=durability, can_shrink=can_shrink)
+        return SqliteEventLog(self._file, mailbox, durability=durability, can_shrink=can_shrink)
 
     def existing_log(self, mailbox: str) -> SqliteEventLog:
         """Open the log of a mailbox for reading; see `Store.existing_log`."""
-        return SqliteEventLog(self.where, mailbox, create_missing=False)
+        return SqliteEventLog(self._file, mailbox, create_missing=False)
 
     def ownership(self) -> FileOwnership:
         """Return the ownership of mailboxes; see `Store.ownership`."""
-        return FileOwnership(self.where)
+        return FileOwnership(self._file)
 
     def socket_path(self, mailbox: str) -> Path:
         """Return the path of a mailbox's socket, beside the file; see `Store.socket_path`."""
-        file = Path(os.path.realpath(self.where))
-        return file.with_name(f"{file.name}-socket-{quote(mailbox, safe='@$')}")
+        return self._file.with_name(f"{self._file.name}-socket-{quote(mailbox, safe='@$')}")
 
     @property
     def identity(self) -> str:
         """Return the file's path; see `Store.identity`."""
-        return os.path.realpath(self.where)
+        return str(self._file)
 
     def message_outbox(self, mailbox: str) -> SqliteMessageOutbox:
         """Open the messages recorded for a mailbox; see `Store.message_outbox`."""
-        return SqliteMessageOutbox(self.where, mailbox)
+        return SqliteMessageOutbox(str(self._file), mailbox)
 
     def has_message_outbox(self) -> bool:
         """Return True: recording creates the table; see `Store.has_message_outbox`."""
@@ -92,7 +93,7 @@ class SqliteStore:
 
         return SqliteReadModelUpdater(self.where)
 
-    def save_context_backlog(self, backlog: Sequence[ContextBacklog]) -> None:
+    def save_context_backlog(self, backlog: "Sequence[ContextBacklog]") -> None:
         """Save the backlog of a context; see `Store.save_context_backlog`."""
         from postroom.adapters.sqlite.read_model_file import connect_catalog, views_path
 
@@ -105,3 +106,10 @@ class SqliteStore:
                 file.execute("COMMIT")
         except sqlite3.Error as error:
             raise Unavailable(f"The read models {path} can't be written: {error}. Check the path.") from error
+
+
+def _resolve(path: str) -> Path:
+    try:
+        return Path(os.path.realpath(path))
+    except OSError as error:  # the working directory was removed
+        raise Unavailable(f"The store {path} can't be found: {error}; use an absolute path.") from error

@@ -231,9 +231,14 @@ class MailboxEngine:
 
         Needed by idle owners only, as an append makes the same check.
 
-        Raises: Fenced when there is a newer owner, Unavailable when the log can't be read.
+        Raises: Fenced when there is a newer owner or the store was replaced, Unavailable when the log can't
+            be read.
         """
-        head = await asyncio.to_thread(self.log.head)
+        try:
+            head = await asyncio.to_thread(self.log.head)
+        except Fenced as error:
+            self._invalidate(error)
+            raise
         if head is not None and self._state is not None and head.epoch > self._state.epoch:
             fenced = Fenced(self.log.mailbox, self._state.epoch, head.epoch)
             self._invalidate(fenced)

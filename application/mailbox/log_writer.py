@@ -2,9 +2,9 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
+from postroom.application.daemon_executor import DaemonExecutor
 from postroom.application.ports.event_log import EventLog, Seal, StoredSnapshot
 from postroom.application.telemetry import logger, summarize
 from postroom.domain.errors import PostroomError, Unavailable
@@ -23,7 +23,7 @@ class LogWriter:
 
     def __init__(self, log: EventLog) -> None:
         self._log = log
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="postroom-append")
+        self._thread = DaemonExecutor(1, "postroom-append")
 
     def append(self, records: Sequence[Record]) -> asyncio.Future[None]:
         """Start an append at once and return its future."""

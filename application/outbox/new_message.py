@@ -57,8 +57,15 @@ def read_message(recorded: RecordedMessage) -> NewMessage:
     Raises: InvalidRequest for a row that `record_message` did not make.
     """
     try:
-        return NewMessage(**msgspec.structs.asdict(_decode(recorded.message)))
+        message = NewMessage(**msgspec.structs.asdict(_decode(recorded.message)))
     except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
         raise InvalidRequest(
             f"Outbox row {recorded.id!r:.80} is not a message that this version can read: {error}."
         ) from error
+    if (message.message_id, message.topic) != (recorded.id, recorded.topic):
+        # Without the id of the row, each attempt to send it would add a message.
+        raise InvalidRequest(
+            f"Outbox row {recorded.id!r:.80} was altered: its message has id {message.message_id!r:.80} and "
+            f"topic {message.topic!r:.80}. Record messages with MailboxOutbox."
+        )
+    return message

@@ -1,6 +1,7 @@
 """The run of one consumer: receive ahead, handle up to `concurrency` messages at once, settle in batches."""
 
 import asyncio
+import inspect
 import random
 from collections.abc import Sequence
 from typing import Any
@@ -29,6 +30,8 @@ MAX_AHEAD = 2_000
 EXTENSIONS_PER_VISIBILITY = 3
 BACKOFF = OutageBackoff(50, 5_000)
 """Backoff while the mailbox can't be used."""
+CANCEL_SECONDS = 1.0
+"""Time for a cancelled handler to end; one that ignores its cancellation is left alone."""
 STOPPED = "the worker stopped before the handler returned"
 
 
@@ -52,6 +55,7 @@ class ConsumerRun:
         self._aborting = asyncio.Event()
         self._queue: asyncio.Queue[ReceivedMessage | None] = asyncio.Queue()
         self._held: dict[Receipt, float] = {}  # unsettled, with the time when the visibility timeout began
+        self._running: dict[Receipt, ReceivedMessage] = {}
         self._room = asyncio.Event()
         self._rate = 0.0
         self._settlements = Settlements(mailbox, self._forget)
@@ -83,15 +87,26 @@ class ConsumerRun:
                 self._queue.put_nowait(None)
             handled = asyncio.create_task(_wait_for(handlers))
             await asyncio.wait([handled, aborting], return_when=asyncio.FIRST_COMPLETED)
-            await cancel_and_wait(*handlers, handled)
+            await self._cancel(handlers)
+            await cancel_and_wait(handled)
             while not self._queue.empty():
                 if (message := self._queue.get_nowait()) is not None:
                     self._settlements.nack(message, STOPPED, 0)
             await self._settlements.wait_until_flushed()
         finally:
-            await cancel_and_wait(*handlers, *others, aborting)
+            await self._cancel(handlers)
+            await cancel_and_wait(*others, aborting)
             for thread in threads:
                 thread.close()
+
+    async def _cancel(self, handlers: list["asyncio.Task[None]"]) -> None:
+        """End the handlers; the messages of those that ignore it are delivered again."""
+        if stuck := await cancel_and_wait(*handlers, seconds=CANCEL_SECONDS):
+            logger().error("worker.handlers_not_stopped", consumer=self._name, count=len(stuck))
+            handlers[:] = [each for each in handlers if each not in stuck]
+            for message in self._running.values():
+                self._settlements.nack(message, STOPPED, 0)
+            self._running.clear()
 
     # -- receiving ---
 
@@ -160,7 +175,13 @@ class ConsumerRun:
         handle = self._make_handle(thread)
         while (message := await self._queue.get()) is not None:
             if message.receipt in self._held:  # else another consumer has it by now
-                await self._handle(handle, message)
+                self._running[message.receipt] = message
+                try:
+                    await self._handle(handle, message)
+                finally:
+                    self._running.pop(message.receipt, None)
+                if self._aborting.is_set():
+                    return
                 await thread.wait_until_idle()
 
     def _make_handle(self, thread: HandlerThread) -> Handle:
@@ -171,7 +192,9 @@ class ConsumerRun:
         else:
 
             async def call(message: ReceivedMessage) -> Any:
-                return await thread.run(handler.call, message)
+                result = await thread.run(handler.call, message)
+                # A function that wraps a coroutine function, as many decorators do, returns its coroutine.
+                return await result if inspect.isawaitable(result) else result
 
         async def handle(message: ReceivedMessage) -> Any:
             return await call(message)
@@ -185,8 +208,12 @@ class ConsumerRun:
         limit = asyncio.timeout(None if timeout_ms is None else timeout_ms / 1_000)
         try:
             async with limit:
-                await handle(message)
-        except (Exception, asyncio.CancelledError, SystemExit) as error:
+                result = await handle(message)
+            if inspect.isgenerator(result) or inspect.isasyncgen(result):
+                raise TypeError("the handler returned a generator, which nothing runs; remove its `yield`")
+        except (KeyboardInterrupt, GeneratorExit):  # the process or the event loop ends
+            raise
+        except BaseException as error:
             task = asyncio.current_task()
             if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
                 self._settlements.nack(message, STOPPED, 0)

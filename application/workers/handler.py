@@ -45,9 +45,13 @@ def make_handler(function: Any) -> Handler:
         hints = get_type_hints(target)
     except NameError as error:
         raise InvalidRequest(f"Handler {name}: {error}; its annotations must be importable.") from error
-    decoders = [
-        _decoder(name, parameter, hints) for parameter in inspect.signature(function).parameters.values()
-    ]
+    except Exception as error:  # an annotation is any expression
+        raise InvalidRequest(f"Handler {name}: an annotation is invalid: {error}.") from error
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except ValueError as error:  # some built-in functions
+        raise InvalidRequest(f"Handler {name} can't be used: {error}; wrap it in a function.") from error
+    decoders = [_decoder(name, parameter, hints) for parameter in parameters]
     if not decoders or len(decoders) > 2 or sum(decode is not _delivery for decode in decoders) > 1:
         raise InvalidRequest(
             f"Handler {name} must have one parameter for the payload, one of type ReceivedMessage, or both."

@@ -8,6 +8,7 @@ from threading import Thread
 from typing import Any, NamedTuple
 
 from postroom.application.messages import ReceivedMessage
+from postroom.application.telemetry import summarize
 
 Call = Callable[[ReceivedMessage], Any]
 
@@ -68,5 +69,7 @@ def _finish(done: "asyncio.Future[Any]", result: Any, error: BaseException | Non
     if error is None:
         done.set_result(result)
     else:
-        done.set_exception(RuntimeError(repr(error)) if isinstance(error, StopIteration) else error)
+        # Some mean another thing to the event loop than to the handler that raised them.
+        is_control = isinstance(error, StopIteration | KeyboardInterrupt | GeneratorExit)
+        done.set_exception(RuntimeError(summarize(error)) if is_control else error)
         done.exception()  # silences asyncio's 'exception was never retrieved'

@@ -1,6 +1,7 @@
 """Port: a columnar reader of the event log of a store."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Protocol
 
 import pyarrow as pa
@@ -15,9 +16,17 @@ POSITIONS_PER_READ = 50_000
 class LogReader(Protocol):
     """A columnar reader of the event log of one store.
 
-    A reader is pickled and sent to the tasks of a `Runner`, so no connection stays open between calls. All
-    methods raise NotFound when the store does not exist, and Unavailable when it can't be read.
+    A reader is pickled and sent to the tasks of a `Runner`, so no connection stays open between calls, except
+    those of a reader that `connected` gives. All methods raise NotFound when the store does not exist, and
+    Unavailable when it can't be read.
     """
+
+    def connected(self) -> AbstractContextManager["LogReader"]:
+        """Return a reader for many small reads, in this process, while the context lasts.
+
+        Where connecting is slow, it keeps a connection open between reads, which then holds no transaction,
+        snapshot or lock. One that was lost in between is replaced.
+        """
 
     def mailboxes(self) -> dict[str, int]:
         """Return the ids of all mailboxes by name, in the order of ids."""

@@ -5,7 +5,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Literal
 
-import msgspec
 import typer
 from typer import Argument, Option
 
@@ -38,7 +37,7 @@ def main(
         list[str] | None, Argument(metavar="[NAME]...", help="Prefixes of the measurements; default all.")
     ] = None,
     output: Annotated[
-        str, Option(metavar="FILE", help="Write the figures to this JSON file.")
+        str, Option(metavar="FILE", help="Write each figure to this JSON file when it is measured.")
     ] = "bench.json",
     messages: Annotated[
         int, Option(metavar="COUNT", min=1_000, help="Messages in the stores of the history benchmarks.")
@@ -61,7 +60,8 @@ def main(
     The file holds a list of `{name, value, unit, goal, holds}`.
     """
     out = Output(as_json)
-    figures = Figures(names or [], out.note)
+    figures = Figures(names or [], out.note, Path(output))
+    figures.save()
     measurements = dict(MEASUREMENTS)
     for module in (search, spark, follow):
         measurements |= module.measurements(spark.Options(interleave, keep, runs))
@@ -69,7 +69,6 @@ def main(
         # A function that is listed under several names runs once.
         for measure in dict.fromkeys(m for prefix, m in measurements.items() if figures.wants(prefix)):
             measure(figures, Path(folder), messages)
-    Path(output).write_bytes(msgspec.json.format(msgspec.json.encode(figures.results), indent=1) + b"\n")
     if as_json:
         out.json(figures.results)
     else:

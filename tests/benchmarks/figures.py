@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import msgspec
 
@@ -22,11 +23,17 @@ class Figure(msgspec.Struct, frozen=True):
 class Figures:
     """The figures of one run."""
 
-    def __init__(self, names: Sequence[str], show: Callable[[str], None]) -> None:
-        """Take the prefixes of the measurements to make, and what shows each figure as it is added."""
+    def __init__(self, names: Sequence[str], show: Callable[[str], None], output: Path | None = None) -> None:
+        """Take the prefixes of the measurements to make.
+
+        Arguments:
+            show: called with the text of each figure as it is added.
+            output: JSON file that has all figures so far, also if the run is interrupted.
+        """
         self.results: list[Figure] = []
         self._names = names
         self._show = show
+        self._output = output
 
     def wants(self, name: str) -> bool:
         """Return whether to make a measurement, or one whose name begins with `name`."""
@@ -47,7 +54,13 @@ class Figures:
         if goal is not None:
             holds = value >= goal if unit.endswith("/s") else value <= goal
         self.results.append(Figure(name, round(value, 4), unit, goal, holds))
+        self.save()
         self._show(f"{name}: {value:,.4g} {unit}" if value < 100 else f"{name}: {value:,.0f} {unit}")
+
+    def save(self) -> None:
+        """Write the figures to the file."""
+        if self._output is not None:
+            self._output.write_bytes(msgspec.json.format(msgspec.json.encode(self.results), indent=1) + b"\n")
 
 
 class Stopwatch:

@@ -22,7 +22,8 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
-from postroom.adapters.compose import Postroom, Projections, open_mailbox, open_read_models, read_projections
+from postroom.adapters.compose import Postroom, open_mailbox
+from postroom.adapters.compose.queries import Projections, open_read_models, read_projections
 from postroom.application.messages import ReceivedMessage
 from postroom.domain.errors import NotFound
 from tests.benchmarks import history

@@ -8,12 +8,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from postroom.adapters.compose import (
-    Postroom,
-    open_mailbox,
-    read_mailbox,
-)
+from postroom.adapters.compose import Postroom, open_mailbox
 from postroom.adapters.compose.projections import rebuild_projections
+from postroom.adapters.compose.queries import read_mailbox
 from postroom.application.mailbox.fold import fold
 from postroom.application.messages import NewMessage
 from postroom.application.ports.event_log import EventLogReader

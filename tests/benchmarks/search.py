@@ -5,8 +5,8 @@ from pathlib import Path
 from random import Random
 from statistics import quantiles
 
-from postroom.adapters.compose import read_projections
 from postroom.adapters.compose.projections import rebuild_projections
+from postroom.adapters.compose.queries import read_projections
 from postroom.domain.search import EventFilter
 from tests.benchmarks.figures import Figures, Stopwatch
 from tests.benchmarks.long_log import ORIGINALS, PRINCIPALS, TOPICS

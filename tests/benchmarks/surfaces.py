@@ -4,10 +4,15 @@ The load is lean (see `load.callers`): raw asyncio for HTTP and the local socket
 gRPC. What our own client achieves is measured beside it. `cpu` is the time of the owner's process per call.
 """
 
+import asyncio
 import itertools
+import multiprocessing
+import time
 from collections.abc import Awaitable, Callable
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import AbstractContextManager
-from functools import partial
+from functools import partial, reduce
+from operator import or_
 from pathlib import Path
 from statistics import median
 from typing import NamedTuple, TypeVar
@@ -37,15 +42,21 @@ class Size(NamedTuple):
         backlog: messages that the receives find.
         in_flight: messages that are to be settled at the start of mixed work.
         saturating: callers whose rate is that of saturation.
+        at_once: most calls in progress in the open loop, as in a pool of connections.
+        processes: of the load past saturation.
+        start: until they are ready.
     """
 
-    stage: float = 1.5
-    open: float = 5
-    overload: float = 6
+    stage: float = 1.0
+    open: float = 4
+    overload: float = 5
     backlog: int = 20_000
     callers: tuple[int, ...] = (1, 64)
     in_flight: int = 256
     saturating: int = 256
+    at_once: int = 256
+    processes: int = 2
+    start: float = 4.0
 
 
 class Surface(NamedTuple):
@@ -90,6 +101,26 @@ def measure_surface(
         saturation = _run(measurement.saturation())
         _run(measurement.open_loop())
         _run(measurement.overload(OVERLOAD * saturation))
+
+
+def load_open(
+    open_caller: OpenCaller, address: str, rate: float, seconds: float, in_flight: int, start: float
+) -> Run:
+    """Make mixed calls at a rate, as one process of several.
+
+    Arguments:
+        in_flight: messages that are to be settled at the start.
+        start: when to begin, by the monotonic clock.
+    """
+
+    async def load() -> Run:
+        async with open_caller(address, MIXED_TOPIC) as caller:
+            work = Work(caller)
+            await work.prepare(in_flight)
+            await asyncio.sleep(max(start - time.monotonic(), 0))
+            return await open_loop(work.mix, rate, seconds)
+
+    return _run(load())
 
 
 def _run(work: Awaitable[T]) -> T:
@@ -149,34 +180,46 @@ class _Measurement:
         async with self._surface.open_caller(self._owner.address, MIXED_TOPIC) as caller:
             work = Work(caller)
             await work.prepare(self._size.in_flight)
-            run = await open_loop(work.mix, OPEN_RATE, self._size.open)
+            run = await open_loop(work.mix, OPEN_RATE, self._size.open, at_once=self._size.at_once)
         p95 = {kind: run.percentile_ms(0.95, kind) for kind in ("send", "receive", "ack")}
         prefix = f"{self._name}.open{OPEN_RATE}"
         self._figures.add(f"{prefix}.enqueue_dequeue.p95", p95["send"] + p95["receive"], "ms", OPEN_GOAL_MS)
         for kind, value in p95.items():
             self._figures.add(f"{prefix}.{kind}.p95", value, "ms")
+        if run.details:
+            self._figures.progress(f"{prefix}: {dict(run.details)}")
         self._figures.add(f"{prefix}.refused", run.refused, "calls", 0)
         self._figures.add(f"{prefix}.failures", run.failures.total(), "calls", 0)
 
     async def overload(self, rate: float) -> None:
         """Measure what happens when calls come at a higher rate than can be served."""
-        memory: list[float] = []
-        async with self._surface.open_caller(self._owner.address, MIXED_TOPIC) as caller:
-            work = Work(caller)
-            await work.prepare(self._size.in_flight)
-            run = await open_loop(
-                work.mix,
-                rate,
-                self._size.overload,
-                lambda: memory.append(self._owner.memory_mib()),
-            )
+        size, owner = self._size, self._owner
+        memory = [owner.memory_mib()]
+        load = partial(
+            load_open,
+            self._surface.open_caller,
+            owner.address,
+            rate / size.processes,
+            size.overload,
+            size.in_flight,
+        )
+        with ProcessPoolExecutor(size.processes, multiprocessing.get_context("spawn")) as processes:
+            start = time.monotonic() + size.start
+            loop = asyncio.get_running_loop()
+            runs = [loop.run_in_executor(processes, load, start) for _ in range(size.processes)]
+            for share in (0.5, 1.0):
+                await asyncio.sleep(max(start + share * size.overload - time.monotonic(), 0))
+                memory.append(owner.memory_mib())
+            run = reduce(or_, await asyncio.gather(*runs))
         prefix = f"{self._name}.overload"
         add = self._figures.add
         self._figures.progress(
-            f"{prefix}: {run.offered:,.0f} calls/s offered, {run.refused:,} refused (429 or 503), "
-            f"other failures: {dict(run.failures) or 'none'}"
+            f"{prefix}: {run.offered:,.0f} of {rate:,.0f} calls/s offered by a load that used "
+            f"{run.load_seconds / run.seconds:.2f} cores; {run.refused:,} refused (429 or 503), "
+            f"other failures: {dict(run.failures) or 'none'}; {dict(run.details)}"
         )
         add(f"{prefix}.offered", run.offered, "calls/s")
+        add(f"{prefix}.times_saturation", OVERLOAD * run.offered / rate, "x")
         add(f"{prefix}.served", run.rate, "calls/s")
         add(f"{prefix}.p95", run.percentile_ms(0.95), "ms")
         add(f"{prefix}.refused", 100 * run.refused / (run.calls + run.refused), "%")

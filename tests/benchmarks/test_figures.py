@@ -1,3 +1,6 @@
+import json
+from pathlib import Path
+
 import pytest
 
 from tests.benchmarks.figures import Figures
@@ -45,3 +48,10 @@ def test_what_takes_very_long_runs_only_when_it_is_asked_for_by_its_name(
     asked: list[str], is_named: bool
 ) -> None:
     assert Figures(asked, lambda _: None).is_named("spark.rebuild.postgres.5m") is is_named
+
+
+def test_figures_are_in_the_file_as_soon_as_they_are_measured(tmp_path: Path) -> None:
+    figures = Figures([], lambda _: None, tmp_path / "bench.json")
+    for name in ("first", "second"):
+        figures.add(name, 1, "ms")
+        assert [each["name"] for each in json.loads((tmp_path / "bench.json").read_text())][-1] == name

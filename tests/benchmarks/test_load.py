@@ -21,6 +21,7 @@ from tests.benchmarks.load.callers import OpenCaller, open_grpc, open_http, open
 from tests.benchmarks.load.loops import Work, closed_loop, open_loop
 from tests.benchmarks.surfaces import SURFACES, Size, measure_surface
 
+ROOT = Path(__file__).parents[2]
 ADDRESS = "127.0.0.1:0"
 OPEN: dict[str, OpenCaller] = {"local": open_local, "http": open_http, "grpc": open_grpc, "own": open_own}
 
@@ -92,9 +93,14 @@ async def test_calls_that_a_saturated_server_refuses_are_counted_as_refused(tmp_
     assert run.failures.total() == 0
 
 
-def test_a_surface_is_measured_in_a_process_of_its_own(tmp_path: Path) -> None:
+def test_a_surface_is_measured_in_a_process_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(ROOT)  # the load past saturation has processes of its own, too
     figures = Figures([], lambda _: None)
-    size = Size(stage=0.05, open=0.05, overload=0.05, backlog=50, callers=(2,), saturating=2)
+    size = Size(
+        stage=0.05, open=0.05, overload=0.05, backlog=50, callers=(2,), saturating=2, processes=1, start=0.1
+    )
     local = next(each for each in SURFACES if each.name == "local")
     measure_surface(figures, "local", local, str(tmp_path / "store.db"), tmp_path, size)
     values = {figure.name: figure.value for figure in figures.results}

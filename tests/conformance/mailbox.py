@@ -482,6 +482,16 @@ class MailboxConformance:
                 await call
         assert (await mailbox.get_backlog()).position == position
 
+    async def test_more_messages_than_any_limit_are_refused(self, mailbox: Mailbox) -> None:
+        with pytest.raises(InvalidRequest, match="max_messages"):
+            await mailbox.receive_messages("orders", max_messages=1 << 31)
+
+    async def test_dots_are_names_like_any_other(self, mailbox: Mailbox) -> None:
+        for name in (".", ".."):
+            await mailbox.send_message(message(message_id=name))
+            assert (await mailbox.explain_message(name)).message_id == name
+            assert await mailbox.get_topic_policy(name) is None
+
     async def test_a_refusal_has_its_code_and_status(self, mailbox: Mailbox) -> None:
         with pytest.raises(Rejected) as refused:
             await mailbox.receive_messages("no spaces")

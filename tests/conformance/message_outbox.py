@@ -76,6 +76,10 @@ class MessageOutboxConformance:
         (later,) = record(message(b"2"))
         await outbox.settle([first], [])
         assert [row.id for row in await outbox.find(10)] == [later]
+        (row,) = await outbox.find(10)
+        await outbox.settle([first._replace(position=row.position)], [])
+        await outbox.settle([], [(first._replace(position=row.position), "refused")])
+        assert list(await outbox.find(10)) == [row]
 
     async def test_messages_of_other_mailboxes_are_not_found(
         self, outbox: MessageOutbox, record: Record

@@ -1,5 +1,6 @@
 """The message outbox conformance suite on SQLite and on PostgreSQL."""
 
+import asyncio
 import sqlite3
 from collections.abc import AsyncIterator
 from contextlib import closing
@@ -12,9 +13,10 @@ from postroom.adapters.postgres.messaging.message_outbox import PostgresMessageO
 from postroom.adapters.sql.mailbox_outbox import MailboxOutbox
 from postroom.adapters.sqlite.message_outbox import SqliteMessageOutbox
 from postroom.application.messages import NewMessage
+from postroom.application.outbox.new_message import read_message
 from postroom.application.ports.message_outbox import MessageOutbox
-from postroom.domain.errors import Unavailable
-from tests.conformance.message_outbox import MessageOutboxConformance, Record
+from postroom.domain.errors import InvalidRequest, Unavailable
+from tests.conformance.message_outbox import WAIT_SECONDS, MessageOutboxConformance, Record
 from tests.support.stores import MAILBOX
 
 
@@ -49,6 +51,37 @@ class TestSqlite(MessageOutboxConformance):
         await outbox.wait()
         assert [row.id for row in await outbox.find(1)] == ids
         await outbox.close()
+
+    @pytest.mark.parametrize("column", ["id", "topic", "message"])
+    @pytest.mark.parametrize("value", ["x'ff'", "CAST(x'ff' AS TEXT)"])
+    async def test_a_row_that_is_not_utf_8_can_be_refused(
+        self, outbox: MessageOutbox, record: Record, path: Path, column: str, value: str
+    ) -> None:
+        record(NewMessage(topic="a", payload=b"1"), NewMessage(topic="a", payload=b"2"))
+        with closing(sqlite3.connect(path)) as connection, connection:
+            connection.execute(f"UPDATE outbox_messages SET {column} = {value} WHERE position = 1")
+        altered, intact = await outbox.find(10)
+        assert read_message(intact).payload == b"2"
+        with pytest.raises(InvalidRequest, match=r"altered|can read"):
+            read_message(altered)
+        await outbox.settle([], [(altered, "altered")])
+        assert list(await outbox.find(10)) == [intact]
+
+    @pytest.mark.parametrize("is_removed_first", [True, False])
+    async def test_a_file_that_replaces_another_is_read(
+        self, outbox: MessageOutbox, record: Record, path: Path, tmp_path: Path, is_removed_first: bool
+    ) -> None:
+        record(NewMessage(topic="a", payload=b""))
+        assert len(await outbox.find(10)) == 1
+        if is_removed_first:
+            await asyncio.to_thread(path.unlink)
+            assert await outbox.find(10) == []
+        with closing(sqlite3.connect(tmp_path / "backup.db")) as connection, connection:
+            (restored,) = MailboxOutbox(MAILBOX).record(connection, NewMessage(topic="a", payload=b""))
+        await asyncio.to_thread((tmp_path / "backup.db").rename, path)
+        async with asyncio.timeout(WAIT_SECONDS):
+            await outbox.wait()
+        assert [row.id for row in await outbox.find(10)] == [restored]
 
     async def test_a_file_that_is_no_database_is_reported(self, tmp_path: Path) -> None:
         path = tmp_path / "text.db"

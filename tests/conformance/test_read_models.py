@@ -10,7 +10,8 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from postroom.adapters.compose import open_mailbox, open_read_models
+from postroom.adapters.compose import open_mailbox
+from postroom.adapters.compose.queries import open_read_models
 from postroom.adapters.postgres.database import connect
 from postroom.adapters.postgres.read_models import PostgresReadModels
 from postroom.adapters.sqlite.read_model_file import views_path

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from postroom.adapters.compose import open_read_models
+from postroom.adapters.compose.queries import open_read_models
 from postroom.adapters.sqlite.read_model_file import views_path
 from postroom.application.ingest.dead_letters import ORIGINAL_SUBJECT
 from postroom.application.messages import NewMessage

@@ -8,7 +8,7 @@ from contextlib import closing
 from datetime import datetime
 from fnmatch import fnmatchcase
 
-from postroom.adapters.compose import read_mailbox
+from postroom.adapters.compose.queries import read_mailbox
 from postroom.application.mailbox.codec import to_event
 from postroom.domain.envelope.build import build_envelope, open_envelope
 from postroom.domain.envelope.v1.envelope_pb2 import PrismEnvelope

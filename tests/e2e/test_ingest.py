@@ -7,7 +7,7 @@ import nats
 import pytest
 import yaml
 
-from postroom.adapters.compose import read_mailbox
+from postroom.adapters.compose.queries import read_mailbox
 from postroom.domain.message import MessageSent
 from tests.e2e.conftest import Done, Postroom
 from tests.support.servers.process import LOOPBACK, free_port

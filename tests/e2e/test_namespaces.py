@@ -14,7 +14,7 @@ from google.protobuf.message_factory import GetMessageClass
 from grpc_tools import protoc
 from redis import Redis
 
-from postroom.adapters.compose import read_mailbox
+from postroom.adapters.compose.queries import read_mailbox
 from postroom.domain.envelope.build import build_envelope
 from postroom.domain.message import MessageSent
 from tests.e2e.conftest import Postroom

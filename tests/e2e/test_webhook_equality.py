@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from postroom.adapters.compose import read_projections
+from postroom.adapters.compose.queries import read_projections
 from postroom.domain.envelope.build import open_envelope
 from postroom.domain.message import Status
 from postroom.domain.search import EventFilter

@@ -28,6 +28,15 @@ async def slow(data: bytes) -> None:
     pathlib.Path("started").touch()
     await asyncio.sleep(float(data))
     pathlib.Path("finished").touch()
+
+@worker.consumer("stubborn")
+async def ignore_cancellation(data: bytes) -> None:
+    pathlib.Path("started").touch()
+    while True:
+        try:
+            await asyncio.sleep(60)
+        except:
+            pass
 """
 
 SHARED_TASKS = """
@@ -67,6 +76,22 @@ def test_work_on_sigterm_lets_handlers_finish_and_reports_its_counts(postroom: P
     out, _ = process.communicate(timeout=TIMEOUT_SECONDS)
     assert (process.returncode, out) == (0, b'{"handled":1,"failed":0}\n')
     assert (postroom.folder / "finished").exists()
+
+
+def test_work_ends_although_a_handler_ignores_its_cancellation(postroom: Postroom) -> None:
+    (postroom.folder / "tasks.py").write_text(TASKS)
+    postroom.ok("send", "stubborn", "1")
+    process = subprocess.Popen(
+        [SCRIPT, "work", "tasks:worker", "--stop-within", "1ms"],
+        cwd=postroom.folder,
+        env=postroom.environment,
+        stdout=subprocess.PIPE,
+    )
+    wait_until((postroom.folder / "started").exists, WAIT_SECONDS)
+    process.send_signal(signal.SIGTERM)
+    out, _ = process.communicate(timeout=TIMEOUT_SECONDS)
+    assert (process.returncode, out) == (0, b"0 handled, 0 failed\n")
+    assert postroom.ok("recv", "stubborn").out.endswith("\n1\n")
 
 
 def test_two_processes_share_the_work_and_one_that_is_killed_loses_no_message(postroom: Postroom) -> None:
@@ -159,7 +184,10 @@ def test_a_schedule_that_is_wrong_is_named(postroom: Postroom) -> None:
         "Schedule tick: 'often' is not a cron expression" in postroom("schedule", "--json").error["message"]
     )
     settings.write_text('[schedules.tick]\ncron = "* * * * *"\ntpoic = "jobs"\n')
-    assert "unknown field `tpoic`" in postroom("schedule", "--json").error["message"]
+    assert (
+        "[schedules.tick] in postroom.toml: Object contains unknown field `tpoic`."
+        in postroom("schedule", "--json").error["message"]
+    )
 
 
 def handled(postroom: Postroom) -> set[tuple[str, ...]]:

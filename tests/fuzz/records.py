@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from postroom.adapters.compose import Reader, open_mailbox
+from postroom.adapters.compose import open_mailbox
+from postroom.adapters.compose.queries import Reader
 from postroom.adapters.memory.event_log import MemoryEventLog
 from postroom.adapters.system.clock import SystemClock
 from postroom.application.mailbox.codec import is_intact, to_event

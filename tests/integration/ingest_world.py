@@ -8,8 +8,9 @@ from contextlib import asynccontextmanager
 import nats
 from nats.aio.client import Client
 
-from postroom.adapters.compose import open_mailbox, read_mailbox
+from postroom.adapters.compose import open_mailbox
 from postroom.adapters.compose.ingest import open_ingester
+from postroom.adapters.compose.queries import read_mailbox
 from postroom.application.ingest.counts import IngestCounts
 from postroom.application.ingest.ingester import Ingester
 from postroom.application.ingest.namespace import Namespace, NatsSource

@@ -8,7 +8,8 @@ import sys
 from itertools import count
 from pathlib import Path
 
-from postroom.adapters.compose import Postroom, open_mailbox, read_mailbox
+from postroom.adapters.compose import Postroom, open_mailbox
+from postroom.adapters.compose.queries import read_mailbox
 from postroom.application.messages import NewMessage, Sent
 
 KILLS = 40

@@ -8,7 +8,8 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from postroom.adapters.compose import Postroom, is_database, open_mailbox, read_mailbox
+from postroom.adapters.compose import Postroom, is_database, open_mailbox
+from postroom.adapters.compose.queries import read_mailbox
 from postroom.adapters.postgres.event_log import PostgresEventLog
 from postroom.adapters.sqlite.event_log import SqliteEventLog
 from postroom.adapters.system.clock import SystemClock

@@ -9,7 +9,8 @@ from threading import Barrier, Event, Thread
 import psycopg
 import pytest
 
-from postroom.adapters.compose import Postroom, open_read_models
+from postroom.adapters.compose import Postroom
+from postroom.adapters.compose.queries import open_read_models
 from postroom.adapters.compose.store import open_store
 from postroom.domain.errors import InvalidRequest, NotFound
 from postroom.domain.policy import DAY_MS, MailboxLimits

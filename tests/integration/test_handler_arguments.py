@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from postroom.adapters.compose import Postroom, list_mailboxes, open_mailbox, read_mailbox
+from postroom.adapters.compose import Postroom, list_mailboxes, open_mailbox
+from postroom.adapters.compose.queries import read_mailbox
 from postroom.application.messages import Sent, read_receipt
 from postroom.domain.errors import FrameTooLarge, InvalidRequest
 from postroom.domain.message import Receipt

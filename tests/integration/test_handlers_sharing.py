@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from postroom.adapters.compose import Postroom, list_mailboxes, open_mailbox, read_mailbox
+from postroom.adapters.compose import Postroom, list_mailboxes, open_mailbox
+from postroom.adapters.compose.queries import read_mailbox
 from postroom.application.messages import ReceivedMessage, Sent
 from postroom.application.ports.mailbox_owner import Answer
 from postroom.domain.errors import (

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from postroom.adapters.compose import open_mailbox, read_mailbox
+from postroom.adapters.compose import open_mailbox
+from postroom.adapters.compose.queries import read_mailbox
 from postroom.application.messages import NewMessage
 from postroom.application.queries.verify import Verification
 from postroom.domain.errors import BrokenLog

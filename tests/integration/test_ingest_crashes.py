@@ -23,9 +23,10 @@ from nats.aio.client import Client
 from nats.errors import Error as NatsError
 from nats.js.api import StreamConfig
 
-from postroom.adapters.compose import open_mailbox, read_mailbox
+from postroom.adapters.compose import open_mailbox
 from postroom.adapters.compose.ingest import open_ingester
 from postroom.adapters.compose.postgres import migrate_store
+from postroom.adapters.compose.queries import read_mailbox
 from postroom.domain.errors import NotFound, Unavailable
 from tests.integration.ingest_world import DURABLE, MAILBOX, STREAM, SUBJECT, namespace, stored
 from tests.support.servers.nats import NatsServer

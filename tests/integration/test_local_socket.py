@@ -186,6 +186,13 @@ async def test_two_requests_with_one_id_end_the_connection(owned: Postroom, tmp_
         assert await one.read() is None
 
 
+async def test_a_request_that_is_cancelled_at_once_is_not_started(owned: Postroom, tmp_path: Path) -> None:
+    async with peer(tmp_path / "store.db") as one:
+        cancelled = frame([1, "Send", [SEND]]) + frame([0, "cancel", 1])
+        assert await one.ask(cancelled + frame([2, "ping", None])) == [2, None, None]
+    assert list(owned.engine.mailbox.messages) == []
+
+
 async def test_a_receive_of_a_client_that_leaves_takes_no_message(owned: Postroom, tmp_path: Path) -> None:
     async with connect(str(tmp_path / "store.db")) as client:
         waiting = asyncio.create_task(client.receive_messages("orders", wait_ms=60_000))
@@ -246,6 +253,21 @@ async def test_the_socket_of_a_dead_owner_is_replaced_and_ones_own_removed(tmp_p
     async with connect(str(tmp_path / "store.db")), connect(str(tmp_path / "store.db")) as client:
         await client.send_message(NewMessage(topic="orders", payload=b""))
     assert not path.exists()
+
+
+async def test_a_socket_that_was_deleted_is_created_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("postroom.adapters.local.server.WATCH_SECONDS", 0.05)
+    store = tmp_path / "store.db"
+    async with connect(str(store)) as owner, connect(str(store)) as earlier:
+        socket_of(store).unlink()
+        async with connect(str(store), timeout_ms=20_000) as later:
+            await later.send_message(NewMessage(topic="orders", payload=b""))
+        await earlier.send_message(NewMessage(topic="orders", payload=b""))
+        assert (await owner.get_backlog()).ready == 2
+        assert stat.S_IMODE(socket_of(store).stat().st_mode) == 0o600
+    assert not socket_of(store).exists()
 
 
 @pytest.fixture

@@ -180,6 +180,20 @@ def test_the_users_row_factory_is_left_alone(tmp_path: Path) -> None:
         MailboxOutbox().record(connection, message(b"1"))
 
 
+async def test_a_table_of_an_attached_or_temporary_database_is_not_taken_for_that_of_the_file(
+    tmp_path: Path,
+) -> None:
+    shop, other = str(tmp_path / "shop.db"), str(tmp_path / "other.db")
+    with closing(sqlite3.connect(other)) as connection, connection:
+        MailboxOutbox().record(connection, message(b"other"))
+    with closing(sqlite3.connect(shop)) as connection:
+        connection.execute("ATTACH ? AS other", [other])
+        connection.execute("CREATE TEMP TABLE outbox_messages AS SELECT * FROM other.outbox_messages")
+        with connection:
+            MailboxOutbox().record(connection, message(b"1"))
+    assert await receive(str(tmp_path / "store.db"), shop, 1) == [b"1"]
+
+
 async def test_a_database_without_the_table_names_the_command(
     create_database: Callable[[str | None], str], tmp_path: Path
 ) -> None:
@@ -277,12 +291,17 @@ async def test_a_refused_message_stays_with_its_error_and_holds_back_no_other(tm
                 "INSERT INTO outbox_messages (id, mailbox, topic, message)"
                 " VALUES ('x', 'main@local', 'a', '{')"
             )
+            outbox.record(connection, message(b"altered"))
+            connection.execute(
+                "UPDATE outbox_messages SET id = 'altered' WHERE position = last_insert_rowid()"
+            )
             outbox.record(connection, message(b"3"))
         assert await receive(str(tmp_path / "store.db"), shop, 2) == [b"1", b"3"]
         errors = connection.execute("SELECT error FROM outbox_messages ORDER BY position").fetchall()
-    assert len(errors) == 2
+    assert len(errors) == 3
     assert "was used for another payload" in errors[0][0]
     assert "not a message that this version can read" in errors[1][0]
+    assert "'altered' was altered" in errors[2][0]
 
 
 async def test_a_full_topic_holds_back_only_itself_and_keeps_its_order(tmp_path: Path) -> None:

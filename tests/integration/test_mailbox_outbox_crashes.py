@@ -20,7 +20,8 @@ from typing import Any
 
 import psycopg
 
-from postroom.adapters.compose import open_mailbox, read_mailbox
+from postroom.adapters.compose import open_mailbox
+from postroom.adapters.compose.queries import read_mailbox
 from postroom.adapters.postgres.migrate import migrate
 from postroom.adapters.sql.mailbox_outbox import MailboxOutbox
 from postroom.application.messages import NewMessage

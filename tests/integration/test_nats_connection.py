@@ -20,7 +20,7 @@ from postroom.adapters.nats.settings import NatsSettings
 from postroom.adapters.nats.source import JetStreamSource
 from postroom.application.ports.publisher import PublishAck
 from postroom.application.ports.source import SourceMessage
-from postroom.domain.errors import Unavailable
+from postroom.domain.errors import InvalidRequest, Unavailable
 from tests.support.logs import capture_logs
 from tests.support.servers.nats import NatsServer
 from tests.support.servers.process import LOOPBACK, free_port
@@ -55,6 +55,12 @@ async def test_an_unreachable_server_is_named_without_its_password() -> None:
         async with connect(settings, "test"):
             pass
     assert "canary-token" not in str(refused.value)
+
+
+def test_a_url_of_another_scheme_is_refused_at_once() -> None:
+    with pytest.raises(InvalidRequest, match="begins with http://; write nats://host:4222"):
+        NatsSettings("nats://127.0.0.1:4222,http://127.0.0.1:8222")
+    assert NatsSettings("127.0.0.1:4222,tls://nats:4222").shown_url == "127.0.0.1:4222,tls://nats:4222"
 
 
 async def test_a_server_that_accepts_connections_and_says_nothing_is_unavailable(server: NatsServer) -> None:

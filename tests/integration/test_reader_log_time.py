@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from postroom.adapters.compose import Postroom, Reader
+from postroom.adapters.compose import Postroom
+from postroom.adapters.compose.queries import Reader
 from tests.support.stores import Place, memory_place, message, sqlite_place
 
 MINUTE = 60_000

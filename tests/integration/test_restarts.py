@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from postroom.adapters.compose import open_mailbox, read_mailbox
+from postroom.adapters.compose import open_mailbox
+from postroom.adapters.compose.queries import read_mailbox
 from postroom.application.messages import Sent
 from postroom.domain.errors import BrokenLog, StaleReceipt
 from postroom.domain.policy import TopicPolicy

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from postroom.adapters.compose import open_mailbox, read_mailbox
+from postroom.adapters.compose import open_mailbox
+from postroom.adapters.compose.queries import read_mailbox
 from postroom.adapters.memory.event_log import MemoryEventLog
 from postroom.application.mailbox import retention as retention_module
 from postroom.application.mailbox.fold import fold

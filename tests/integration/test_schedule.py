@@ -85,6 +85,28 @@ async def test_a_jump_ahead_sends_only_the_last_missed_tick(clock: Clock) -> Non
     assert outgoing.ids[:2] == ["job@2026-01-01T02:01:00Z", "job@2026-01-01T02:02:00Z"]
 
 
+async def test_a_jump_ahead_by_decades_does_not_compute_each_tick_in_between(clock: Clock) -> None:
+    next_tick = cron_ticks("* * * * *")
+    computed = 0
+
+    def count(after: datetime) -> datetime:
+        nonlocal computed
+        computed += 1
+        assert computed < 1_000
+        return next_tick(after)
+
+    clock.jumps = [timedelta(0), timedelta(days=20_000)]
+    outgoing = Outgoing()
+    scheduler = Scheduler(outgoing.send, [every_minute()._replace(next_tick=count)], now=clock.now)
+    running = asyncio.create_task(scheduler.run())
+    async with asyncio.timeout(240):
+        while not outgoing.ids and not running.done():
+            await asyncio.get_running_loop().run_in_executor(None, lambda: None)
+    scheduler.stop()
+    await running
+    assert outgoing.ids[0] == "job@2080-10-04T00:01:00Z"
+
+
 async def test_a_jump_back_sends_no_tick_twice(clock: Clock) -> None:
     clock.jumps = [timedelta(0)] * 6 + [timedelta(minutes=-2)]
     outgoing = Outgoing()

@@ -1,6 +1,9 @@
 """A mailbox that processes share, beside owners that can't be reached, break off, or differ in version."""
 
 import asyncio
+import contextlib
+import os
+import shutil
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
@@ -9,6 +12,7 @@ import msgspec
 import pytest
 
 from postroom import (
+    Fenced,
     InvalidRequest,
     MailboxOwned,
     NewMessage,
@@ -155,3 +159,101 @@ async def test_many_callers_of_many_connections_get_their_own_answers(store: str
         await asyncio.gather(*map(call, range(300)))
     with read_mailbox(store) as reader:
         assert reader.verify_log().messages == 300
+
+
+async def test_a_take_over_stays_in_the_store_when_the_working_directory_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "other").mkdir()
+    monkeypatch.chdir(tmp_path)
+    async with contextlib.AsyncExitStack() as owning:
+        await owning.enter_async_context(connect("s", archive="archive"))
+        async with connect("s", archive="archive") as mailbox:
+            await mailbox.send_message(MESSAGE)
+            monkeypatch.chdir(tmp_path / "other")
+            await owning.aclose()
+            assert (await mailbox.get_backlog()).ready == 1
+    assert os.listdir(".") == []
+
+
+@pytest.mark.parametrize("removed", ["files", "folder"])
+async def test_nothing_is_acknowledged_in_a_file_that_was_removed(tmp_path: Path, removed: str) -> None:
+    store = tmp_path / "f" / "s"
+    store.parent.mkdir()
+    async with connect(str(store)) as mailbox:
+        await mailbox.send_message(MESSAGE)
+        if removed == "folder":
+            store.parent.rename(tmp_path / "elsewhere")
+            store.parent.mkdir()
+        else:
+            for file in store.parent.glob("s*"):
+                file.unlink()
+        await mailbox.send_message(MESSAGE)
+        async with connect(str(store)) as other:
+            assert (await other.get_backlog()).ready == 1
+
+
+async def test_an_owner_whose_file_was_replaced_is_told_so(store: str) -> None:
+    async with open_mailbox(store) as mailbox:
+        await mailbox.send_message(MESSAGE)
+        shutil.copy(store, f"{store}-copy")
+        os.replace(f"{store}-copy", store)
+        for _ in range(2):
+            with pytest.raises(Fenced, match=r"was removed or replaced .* open the mailbox again"):
+                await mailbox.send_message(MESSAGE)
+
+
+async def test_an_idle_owner_whose_file_was_removed_learns_it(store: str) -> None:
+    async with open_mailbox(store) as mailbox:
+        os.unlink(store)
+        with pytest.raises(Fenced, match="was removed or replaced"):
+            await mailbox.engine.check_ownership()
+        await mailbox.engine.wait_until_lost()
+
+
+async def test_an_answer_above_the_limit_is_refused_and_the_connection_stays(
+    store: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("postroom.adapters.local.server.FRAME_BYTES", 10_000)
+    async with open_mailbox(store), connect(store) as mailbox:
+        await mailbox.send_batch([NewMessage(topic="orders", payload=bytes(2_000))] * 8)
+        waiting = asyncio.create_task(mailbox.receive_messages("others", wait_ms=60_000))
+        with pytest.raises(InvalidRequest, match="ask for fewer"):
+            await mailbox.peek_messages("orders")
+        assert len(await mailbox.peek_messages("orders", limit=2)) == 2
+        await mailbox.send_message(NewMessage(topic="others", payload=b""))
+        assert len(await waiting) == 1
+
+
+async def test_a_mailbox_used_in_another_event_loop_says_so(store: str) -> None:
+    async with open_mailbox(store), connect(store) as mailbox:
+
+        def use() -> None:
+            with pytest.raises(InvalidRequest, match="opened in another event loop"):
+                asyncio.run(mailbox.get_backlog())
+
+        await asyncio.to_thread(use)
+
+
+async def test_tasks_share_a_connection(store: str) -> None:
+    connection = connect(store, timeout_ms=5_000)
+    is_open, may_leave = asyncio.Event(), asyncio.Event()
+
+    async def use_and_leave() -> None:
+        async with connection:
+            is_open.set()
+            await may_leave.wait()
+
+    other = asyncio.create_task(use_and_leave())
+    await is_open.wait()
+    async with connection as mailbox:
+        may_leave.set()
+        await other
+        await mailbox.send_message(MESSAGE)
+
+
+async def test_a_store_below_a_file_is_unavailable(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(Unavailable, match="Not a directory"):
+        async with connect(str(tmp_path / "file" / "s")):
+            pytest.fail("connected")

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -113,6 +114,29 @@ with connect(sys.argv[1]):
         os._exit(0)
 """
 
+# The main thread ends first, then the other one, and the exit handler last.
+EXIT = """
+import atexit, sys, threading
+from postroom import NewMessage, connect
+
+message = NewMessage(topic="orders", payload=b"{}")
+mailbox = connect(sys.argv[1]).sync()
+
+def send():
+    threading.main_thread().join()
+    mailbox.send_message(message)
+    with connect(sys.argv[1], "other@local") as other:
+        other.send_message(message)
+
+def close():
+    mailbox.send_message(message)
+    print(mailbox.get_backlog().ready)
+    mailbox.close()
+
+atexit.register(close)
+threading.Thread(target=send).start()
+"""
+
 
 def test_a_message_is_sent_received_and_settled_without_an_event_loop(tmp_path: Path) -> None:
     with connect(str(tmp_path / "store.db")) as mailbox:
@@ -148,6 +172,36 @@ def test_a_closed_mailbox_says_so_and_can_be_closed_again(tmp_path: Path) -> Non
     mailbox.close()
     with pytest.raises(Unavailable, match="closed"):
         mailbox.send_message(NewMessage(topic="orders", payload=b""))
+
+
+def test_threads_that_share_a_connection_close_their_own_mailboxes(tmp_path: Path) -> None:
+    connection = connect(str(tmp_path / "store.db"))
+    is_open, may_leave = threading.Event(), threading.Event()
+
+    def use_and_leave() -> None:
+        with connection:
+            is_open.set()
+            may_leave.wait(60)
+
+    with ThreadPoolExecutor(1) as pool:
+        other = pool.submit(use_and_leave)
+        assert is_open.wait(60)
+        with connection as mailbox:
+            may_leave.set()
+            other.result()
+            mailbox.send_message(MESSAGE)
+
+
+def test_threads_may_close_a_mailbox_at_the_same_time(tmp_path: Path) -> None:
+    mailbox: SyncMailbox = connect(str(tmp_path / "store.db")).sync()
+    with ThreadPoolExecutor(8) as pool:
+        for closing in [pool.submit(mailbox.close) for _ in range(8)]:
+            closing.result()
+
+
+def test_a_mailbox_works_in_threads_and_exit_handlers_after_the_main_thread(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", EXIT, str(tmp_path / "store.db")]
+    assert subprocess.run(command, check=True, timeout=120, stdout=subprocess.PIPE).stdout == b"2\n"
 
 
 @pytest.mark.parametrize("options", [{"timeout_ms": 0}, {"owner_timeout_ms": 1}, {"mode": "stack"}])

@@ -1,9 +1,10 @@
 """Workers handle the messages of a mailbox: once each when all is well, again after a failure."""
 
 import asyncio
+import functools
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import msgspec
@@ -26,6 +27,7 @@ from postroom import (
 )
 from postroom.adapters.compose import Postroom
 from postroom.application.mailbox.engine import MailboxEngine
+from postroom.application.workers import consumer_run
 from postroom.domain.errors import Unavailable
 from tests.support.waiting import until
 
@@ -140,6 +142,8 @@ def test_a_handler_that_no_message_can_be_passed_to_is_refused() -> None:
         (lambda data: None, "annotate the parameter data"),
         (lambda: None, "must have one parameter"),
         (7, "must be a function, not int"),
+        (min, "Handler min can't be used"),
+        (Refused.malformed, "an annotation is invalid"),
         (Refused.keyword, "must be positional"),
         (Refused.two, "must have one parameter"),
         (Refused.many, "must be positional"),
@@ -157,6 +161,9 @@ class Refused:
 
     @staticmethod
     def many(*data: bytes) -> None: ...
+
+    @staticmethod
+    def malformed(data: "1 +") -> None: ...  # type: ignore[valid-type]  # noqa: F722 - as users write it
 
 
 @pytest.mark.parametrize(
@@ -214,7 +221,19 @@ async def test_a_message_whose_handler_raises_is_retried_and_then_dead_lettered_
     assert dead.last_error == "ValueError: no bad"
 
 
-@pytest.mark.parametrize("error", [SystemExit, asyncio.CancelledError, StopIteration, TimeoutError, KeyError])
+class NoText(Exception):
+    def __str__(self) -> str:
+        raise ValueError("no text")
+
+
+class NoException(BaseException):
+    """As pytest, trio and gevent derive theirs."""
+
+
+@pytest.mark.parametrize(
+    "error",
+    [SystemExit, asyncio.CancelledError, StopIteration, TimeoutError, KeyError, NoText, NoException],
+)
 @pytest.mark.parametrize("is_async", [True, False])
 async def test_no_exception_of_a_handler_ends_the_worker(
     mailbox: Postroom, error: type[BaseException], is_async: bool
@@ -233,6 +252,69 @@ async def test_no_exception_of_a_handler_ends_the_worker(
     await send(mailbox, b"bad", b"good")
     counts = await worker.run(mailbox, once=True)
     assert (counts.handled, counts.failed >= 1) == (1, True)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, GeneratorExit])
+async def test_a_thread_that_raises_what_ends_a_loop_fails_only_its_delivery(
+    mailbox: Postroom, error: type[BaseException]
+) -> None:
+    worker = Worker()
+
+    @worker.consumer("orders")
+    def handle(data: bytes) -> None:
+        if data == b"bad":
+            raise error
+
+    await send(mailbox, b"bad", b"good")
+    assert (await worker.run(mailbox, once=True)).handled == 1
+
+
+async def test_an_error_whose_text_is_no_utf_8_is_kept(mailbox: Postroom) -> None:
+    worker = Worker()
+
+    @worker.consumer("orders")
+    async def handle(_: bytes) -> None:
+        raise ValueError("\ud800")
+
+    await send(mailbox, b"bad")
+    async with running(worker, mailbox):
+        while not (dead := await mailbox.list_dead_letters()):
+            await asyncio.sleep(0.01)
+    assert dead[0].last_error == "ValueError: \\ud800"
+
+
+async def test_a_coroutine_function_that_a_decorator_wraps_is_awaited(mailbox: Postroom) -> None:
+    worker, seen = Worker(), list[bytes]()
+
+    async def handle(data: bytes) -> None:
+        await asyncio.sleep(0)
+        seen.append(data)
+
+    @worker.consumer("orders")
+    @functools.wraps(handle)
+    def wrapper(data: bytes) -> Any:
+        return handle(data)
+
+    await send(mailbox, b"1")
+    assert (await worker.run(mailbox, once=True)).handled == 1
+    assert seen == [b"1"]
+
+
+async def test_a_handler_that_is_a_generator_fails_because_nothing_runs_it(mailbox: Postroom) -> None:
+    worker = Worker()
+
+    @worker.consumer("sync")
+    def generator(data: bytes) -> Iterator[bytes]:
+        yield data
+
+    @worker.consumer("async")
+    async def asynchronous(data: bytes) -> AsyncIterator[bytes]:
+        yield data
+
+    await send(mailbox, b"1", topic="sync")
+    await send(mailbox, b"1", topic="async")
+    counts = await worker.run(mailbox, once=True)
+    assert (counts.handled, counts.failed >= 2) == (0, True)
 
 
 async def test_a_payload_that_can_not_be_decoded_fails_its_delivery(mailbox: Postroom) -> None:
@@ -444,6 +526,27 @@ async def test_handlers_that_do_not_finish_in_time_are_cancelled_and_their_messa
     release.set()
     (message,) = await mailbox.receive_messages("orders")
     assert message.attempt == 2
+
+
+async def test_a_handler_that_ignores_its_cancellation_does_not_keep_the_worker_from_stopping(
+    mailbox: Postroom, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(consumer_run, "CANCEL_SECONDS", 0.1)
+    worker, started, release = Worker(), asyncio.Event(), asyncio.Event()
+
+    @worker.consumer("orders")
+    async def handle(_: bytes) -> None:
+        started.set()
+        while not release.is_set():
+            with suppress(asyncio.CancelledError):
+                await release.wait()
+
+    await send(mailbox, b"1", b"2")
+    async with running(worker, mailbox, stop_ms=100):
+        await started.wait()
+    release.set()
+    received = await mailbox.receive_messages("orders", max_messages=2)
+    assert [each.payload for each in received] == [b"1", b"2"]
 
 
 async def test_a_cancelled_worker_returns_its_messages_at_once(mailbox: Postroom) -> None:

@@ -25,6 +25,7 @@ from postroom.adapters.sqlite.event_log import SqliteEventLog
 from postroom.application.ports.event_log import EventLog
 from postroom.projections.log_extent import Range
 from tests.conformance.records import append, sent
+from tests.support.waiting import wait_until
 
 MAILBOX = "acme@one"
 COUNT, PER_STATEMENT, PER_BATCH = 60, 30, 6
@@ -69,6 +70,7 @@ import sqlite3, sys
 from postroom.adapters.sqlite import database
 from postroom.adapters.sqlite.event_log import SqliteEventLog
 from tests.conformance.records import append, sent
+from tests.support.waiting import wait_until
 
 database.BUSY_TIMEOUT_MS = 0  # who would have to wait fails
 log = SqliteEventLog(sys.argv[1], sys.argv[2], durability="relaxed")
@@ -113,6 +115,12 @@ def test_senders_commit_while_a_reader_of_sqlite_stands_still_which_holds_nothin
 # -- PostgreSQL ---
 
 
+SESSIONS = (
+    "SELECT pid FROM pg_stat_activity WHERE datname = current_database()"
+    " AND application_name = 'postroom, reading the log'"
+)
+
+
 class Session(NamedTuple):
     """What the server says of the reader's connection."""
 
@@ -154,6 +162,35 @@ def test_senders_commit_while_a_reader_of_postgresql_stands_still(
         head = log.head()
         assert head is not None
         assert head.position == COUNT + 30 * committed
+
+
+def test_a_connected_reader_of_postgresql_keeps_a_connection_that_holds_nothing_and_replaces_a_lost_one(
+    postgres_store: str, driver: Driver, session: Callable[[], Session]
+) -> None:
+    with closing(PostgresEventLog(postgres_store, MAILBOX)) as log:
+        append(log, [sent(number) for number in range(1, 4)])
+    with (
+        open_store(postgres_store).log_reader(driver).connected() as reader,
+        closing(psycopg.connect(postgres_store, autocommit=True)) as server,
+    ):
+        (extent,) = reader.extents()
+
+        def read() -> int:
+            batches = list(reader.read([Range(extent, 1, 3)], ["position"]))
+            assert sum(batch.num_rows for batch in batches) == 3
+            (pid,) = server.execute(SESSIONS).fetchone() or (0,)
+            return int(pid)
+
+        first = read()
+        assert session() == Session("idle", False, None)
+        assert read() == first
+        server.execute("SELECT pg_terminate_backend(%s, 10_000)", [first])
+        assert read() != first
+        assert session() == Session("idle", False, None)
+        next(iter(reader.read([Range(extent, 1, 3)], ["position"])))  # a read that does not end
+        read()
+    with closing(psycopg.connect(postgres_store, autocommit=True)) as server:
+        wait_until(lambda: server.execute(SESSIONS).fetchone() is None)
 
 
 def test_a_reader_of_postgresql_holds_no_snapshot_between_two_statements(

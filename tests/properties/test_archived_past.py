@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from postroom.adapters.compose import Reader
+from postroom.adapters.compose.queries import Reader
 from postroom.adapters.memory.event_log import MemoryEventLog
 from postroom.adapters.parquet.log_archive import ParquetLogArchive
 from postroom.application.mailbox import engine

@@ -9,8 +9,8 @@ import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from postroom.adapters.compose import open_read_models
 from postroom.adapters.compose.export import Format, export_messages
+from postroom.adapters.compose.queries import open_read_models
 from postroom.application.messages import NewMessage
 from postroom.application.ports.read_models import ReadModels
 from postroom.domain.search import EventFilter, FoundMessage, Order

@@ -2,7 +2,7 @@
 
 from hypothesis import given
 
-from postroom.adapters.compose import Reader
+from postroom.adapters.compose.queries import Reader
 from postroom.application.mailbox.fold import fold
 from postroom.domain.message import DEAD, IN_FLIGHT, MessageReceived
 from postroom.domain.names import mailbox_stream, message_id

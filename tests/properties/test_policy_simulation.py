@@ -6,7 +6,7 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from postroom.adapters.compose import Reader
+from postroom.adapters.compose.queries import Reader
 from postroom.application.queries.simulate_policy import Simulation
 from postroom.domain.message_history import MessageHistory
 from postroom.domain.policy_simulation import Changes, observe, simulate

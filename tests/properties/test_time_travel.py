@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 
-from postroom.adapters.compose import Reader
+from postroom.adapters.compose.queries import Reader
 from postroom.application.mailbox import engine
 from postroom.application.mailbox.codec import to_event
 from postroom.application.mailbox.fold import fold_at

@@ -82,7 +82,9 @@ class PostgresMessageOutbox:
     ) -> None:
         parameters = {
             "sent": [row.position for row in sent],
+            "sent_ids": [row.id for row in sent],
             "refused": [row.position for row, _ in refused],
+            "refused_ids": [row.id for row, _ in refused],
             "errors": [error.replace("\x00", "") for _, error in refused],
         }
         with unavailable(self._url), self._connection.use() as connection:

@@ -40,7 +40,7 @@ Token = Any
 
 
 class Refused(Exception):
-    """The owner is saturated: 429 or 503 in HTTP."""
+    """The owner is saturated: 429 or 503 in HTTP; its text tells what is."""
 
 
 class Caller(Protocol):
@@ -69,6 +69,10 @@ class _Messages(msgspec.Struct):
     messages: list[_Received]
 
 
+class _Problem(msgspec.Struct):
+    message: str
+
+
 class _HttpCaller:
     def __init__(self, connections: HttpConnections, topic: str) -> None:
         self._connections = connections
@@ -93,7 +97,7 @@ class _HttpCaller:
     async def _post(self, path: bytes, body: bytes) -> bytes:
         status, content = await self._connections.post(path, body)
         if status in SATURATED:
-            raise Refused
+            raise Refused(msgspec.json.decode(content, type=_Problem).message)
         if status != 200:
             raise RuntimeError(f"{path.decode()}: {status} {content[:200].decode()}")
         return content
@@ -136,15 +140,15 @@ class _LocalCaller:
     async def _submit(self, kind: str, body: bytes) -> None:
         (answer,) = protocol.read_answers(await self._call(kind, body))
         if isinstance(answer, Saturated):
-            raise Refused
+            raise Refused(str(answer))
         if isinstance(answer, Exception):
             raise answer
 
     async def _call(self, kind: str, body: bytes) -> msgspec.Raw:
         try:
             return await self._connection.call(kind, body)
-        except (Saturated, Unavailable):
-            raise Refused from None
+        except (Saturated, Unavailable) as error:
+            raise Refused(str(error)) from None
 
 
 @asynccontextmanager
@@ -176,7 +180,7 @@ class _GrpcCaller:
         (result,) = pb.AckResponse.FromString(answer).results
         if result.HasField("error"):
             if result.error.code == Saturated.code:
-                raise Refused
+                raise Refused(result.error.message)
             raise RuntimeError(f"ack: {result.error.message}")
 
     async def _call(self, name: str, request: bytes) -> bytes:
@@ -184,8 +188,8 @@ class _GrpcCaller:
             answer: bytes = await self._calls[name](request)
         except grpc.aio.AioRpcError as error:
             if error.code() in SATURATED_CODES:
-                raise Refused from None
-            raise
+                raise Refused(error.details()) from None
+            raise RuntimeError(f"{name}: {error.code().name}, {error.details()}") from error
         return answer
 
 

@@ -12,6 +12,8 @@ import msgspec
 from postroom.adapters.local import protocol
 
 HEAD = b"POST %b HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
+MAX_OPENING = 64
+"""The kernel drops attempts to connect that exceed the server's backlog, and repeats them after 1 s."""
 CLOSE = b"connection: close"
 LENGTH = b"content-length: "
 
@@ -27,6 +29,7 @@ class HttpConnections:
         self._port = port
         self._idle: list[_HttpConnection] = []
         self._opened: set[_HttpConnection] = set()
+        self._opening = asyncio.Semaphore(MAX_OPENING)
 
     @classmethod
     @asynccontextmanager
@@ -56,7 +59,8 @@ class HttpConnections:
 
     async def _connect(self) -> "_HttpConnection":
         loop = asyncio.get_running_loop()
-        _, connection = await loop.create_connection(_HttpConnection, self._host, self._port)
+        async with self._opening:
+            _, connection = await loop.create_connection(_HttpConnection, self._host, self._port)
         self._opened.add(connection)
         return connection
 

@@ -28,6 +28,7 @@ class Run(NamedTuple):
         failures: other calls that failed, by error.
         load_seconds: CPU time of this process.
         offered: calls per second that were begun.
+        details: texts of the refusals and failures.
     """
 
     seconds: float
@@ -36,6 +37,20 @@ class Run(NamedTuple):
     failures: Counter[str]
     load_seconds: float
     offered: float
+    details: Counter[str]
+
+    def __or__(self, other: "Run") -> "Run":
+        """Return the sum of two runs that were made at the same time."""
+        kinds = self.latencies.keys() | other.latencies.keys()
+        return Run(
+            max(self.seconds, other.seconds),
+            {kind: self.latencies.get(kind, []) + other.latencies.get(kind, []) for kind in kinds},
+            self.refused + other.refused,
+            self.failures + other.failures,
+            self.load_seconds + other.load_seconds,
+            self.offered + other.offered,
+            self.details + other.details,
+        )
 
     @property
     def calls(self) -> int:
@@ -102,6 +117,7 @@ class _Recorder:
         self._latencies: dict[str, list[float]] = {}
         self._refused = 0
         self._failures: Counter[str] = Counter()
+        self._details: Counter[str] = Counter()
         self._start = time.perf_counter()
         self._cpu = _cpu_seconds()
 
@@ -110,10 +126,12 @@ class _Recorder:
         try:
             async with asyncio.timeout(DEADLINE_SECONDS):
                 kind = await act()
-        except Refused:
+        except Refused as error:
             self._refused += 1
+            self._details[str(error)[:100]] += 1
         except Exception as error:
             self._failures[type(error).__name__] += 1
+            self._details[str(error)[:100]] += 1
         else:
             if kind is None:
                 return False
@@ -128,7 +146,7 @@ class _Recorder:
         calls = sum(map(len, self._latencies.values()))
         cpu = _cpu_seconds() - self._cpu
         offered = offered or calls / seconds
-        return Run(seconds, self._latencies, self._refused, self._failures, cpu, offered)
+        return Run(seconds, self._latencies, self._refused, self._failures, cpu, offered, self._details)
 
 
 async def closed_loop(act: Act, callers: int, seconds: float) -> Run:
@@ -144,19 +162,24 @@ async def closed_loop(act: Act, callers: int, seconds: float) -> Run:
     return recorder.run()
 
 
-async def open_loop(act: Act, rate: float, seconds: float, watch: Callable[[], None] | None = None) -> Run:
+async def open_loop(
+    act: Act,
+    rate: float,
+    seconds: float,
+    at_once: int | None = None,
+) -> Run:
     """Make calls at a rate, whether or not earlier ones were answered; latencies count from when each is due.
 
     Arguments:
-        watch: called at the start, in the middle and at the end of the time.
+        at_once: most calls in progress, as in a client with a pool of connections; others wait.
     """
+    if at_once is not None:
+        act = _limited(act, asyncio.Semaphore(at_once))
     recorder = _Recorder()
     running: set[asyncio.Task[bool]] = set()
     start = time.perf_counter()
     total = int(rate * seconds)
     for n in range(total):
-        if watch is not None and n in (0, total // 2):
-            watch()
         due = start + n / rate
         if (wait := due - time.perf_counter()) > 0:
             await asyncio.sleep(wait)
@@ -165,12 +188,18 @@ async def open_loop(act: Act, rate: float, seconds: float, watch: Callable[[], N
         task = asyncio.ensure_future(recorder.call(act, due))
         running.add(task)
         task.add_done_callback(running.discard)
-    if watch is not None:
-        watch()
     offered = total / recorder.elapsed()
     if running:
         await asyncio.wait(running)
     return recorder.run(offered)
+
+
+def _limited(act: Act, room: asyncio.Semaphore) -> Act:
+    async def limited() -> str | None:
+        async with room:
+            return await act()
+
+    return limited
 
 
 def _cpu_seconds() -> float:

@@ -184,10 +184,16 @@ def test_a_client_that_resets_its_connection_harms_nobody(server: PostroomServer
         HEAD,
         HEAD + b"Content-Length: 40\r\n\r\n",
         HEAD + b"Content-Length: 40\r\n\r\n" + BODY[:-1],
+        b"GET /openapi.json HTTP/1.1\r\nHost: localhost\r\n\r\n" * 200,
     ):
         with server.raw() as raw:
             raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\x00\x00\x00\x00\x00\x00\x00")
+            raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
             raw.sendall(sent)
+            if b"openapi" in sent:
+                time.sleep(0.3)  # until the server waits for it to read
+    assert server.call("GET", "/healthz").status == 200
+    assert "Traceback" not in server.log
 
 
 def test_a_client_that_does_not_read_is_disconnected(tmp_path: Path) -> None:
@@ -210,6 +216,21 @@ def test_connections_are_capped(tmp_path: Path) -> None:
             if answers(attack(server, b"GET /healthz HTTP/1.0\r\nHost: localhost\r\n\r\n")) == [200]:
                 return
         raise AssertionError("closed connections still count")
+
+
+def test_a_refused_connection_is_not_reset_while_its_client_still_sends(tmp_path: Path) -> None:
+    with (
+        PostroomServer(tmp_path, max_connections=1, header_timeout="20s") as server,
+        server.raw() as held,
+        server.raw() as refused,
+    ):
+        held.sendall(b"GET ")
+        refused.recv(1, socket.MSG_PEEK)
+        for _ in range(5):
+            refused.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            time.sleep(0.02)
+        assert answers(refused.recv(65_536)) == [503]
+        assert refused.recv(1) == b""
 
 
 def test_the_memory_for_bodies_is_bounded(tmp_path: Path) -> None:

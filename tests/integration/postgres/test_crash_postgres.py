@@ -6,8 +6,9 @@ from uuid import UUID
 
 import pytest
 
-from postroom.adapters.compose import Postroom, open_mailbox, read_mailbox
+from postroom.adapters.compose import Postroom, open_mailbox
 from postroom.adapters.compose.postgres import migrate_store
+from postroom.adapters.compose.queries import read_mailbox
 from postroom.application.mailbox import engine
 from postroom.application.messages import NewMessage, Sent
 from postroom.domain.errors import Unavailable

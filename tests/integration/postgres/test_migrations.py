@@ -12,7 +12,8 @@ from urllib.parse import urlsplit
 import psycopg
 import pytest
 
-from postroom.adapters.compose import list_mailboxes, open_mailbox, read_mailbox
+from postroom.adapters.compose import list_mailboxes, open_mailbox
+from postroom.adapters.compose.queries import read_mailbox
 from postroom.adapters.postgres import event_log, log_connections, ownership
 from postroom.adapters.postgres.database import connect
 from postroom.adapters.postgres.event_log import PostgresEventLog, mailbox_names

@@ -14,7 +14,8 @@ import msgspec
 import pytest
 from pyspark.sql import SparkSession
 
-from postroom.adapters.compose import open_mailbox, open_read_models
+from postroom.adapters.compose import open_mailbox
+from postroom.adapters.compose.queries import open_read_models
 from postroom.application.messages import NewMessage
 from postroom.application.ports.read_models import BacklogFilter, DeadLetterFilter
 from postroom.domain.search import EventFilter

@@ -109,3 +109,7 @@ def test_the_page_of_the_command_line_lists_the_exit_codes() -> None:
     assert re.findall(r"^\| (\d+) \| (.+) \|$", page, re.MULTILINE) == [
         (str(code), meaning) for code, meaning in MEANINGS.items()
     ]
+
+
+def test_flags_are_shown_without_a_value(show_help: Callable[..., str]) -> None:
+    assert "<bool>" not in show_help("recv")

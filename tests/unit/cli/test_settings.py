@@ -1,3 +1,5 @@
+import re
+
 import pytest
 
 from postroom.adapters.cli.output import Output
@@ -100,6 +102,29 @@ def test_a_bad_flag_or_variable_is_named(folder):
         load_settings({"durability": "x"}, {})
     with pytest.raises(InvalidSettings, match="POSTROOM_LOG_LEVEL is 'loud'"):
         load_settings({}, {"POSTROOM_LOG_LEVEL": "loud"})
+
+
+@pytest.mark.parametrize("text", ["stroe = 'x'", "[policy]\nmax_attemps = 3", "[policy]\nx = 3"])
+def test_an_unknown_key_is_a_sentence_with_one_stop(folder, text):
+    (folder / "postroom.toml").write_text(text)
+
+    with pytest.raises(InvalidSettings) as refused:
+        load_settings({}, {})
+
+    assert re.search(r"\w[?.]$", str(refused.value))
+
+
+@pytest.mark.parametrize("variable", ["POSTROOM_POLICY__SHARD", "POSTROOM_LIMITS__TOPIC"])
+def test_an_unknown_field_of_the_environment_is_not_blamed_on_the_file_alone(folder, variable):
+    with pytest.raises(InvalidSettings, match=f"or {variable.partition('__')[0]}__: unknown key"):
+        load_settings({}, {variable: "1"})
+
+
+@pytest.mark.parametrize("value", [3600, "3600"])
+def test_a_duration_without_a_unit_is_refused_unless_its_key_says_ms(folder, value):
+    with pytest.raises(InvalidSettings, match=r"ready_retention: '3600' is not a duration; .* 500ms"):
+        make_policy(TopicPolicy(), {"ready_retention": value}, "here")
+    assert make_policy(TopicPolicy(), {"ready_retention_ms": value}, "here").ready_retention_ms == 3_600
 
 
 def test_bodies_are_opted_in_to_search_by_topics_and_globs(folder):
