@@ -26,6 +26,7 @@
         ├── DuplicateRecord        503 E_UNAVAILABLE, the log has the record's version of its stream
         ├── WrongPosition          503 E_WRONG_POSITION, another process appended
         └── Fenced                 503 E_FENCED, a newer owner took over the log
+            └── StoreReplaced      503 E_FENCED, the file of the store is another one now
 
 The text of an error says what was wrong, where, and what to do. Codes may be added; existing ones keep their
 meaning.
