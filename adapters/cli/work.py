@@ -98,7 +98,7 @@ def load_worker(app: str) -> "Worker":
         for part in name.split("."):
             worker = getattr(worker, part)
     except (Exception, SystemExit) as error:  # whatever the user's module raises
-        raise WrongUsage(f"{app} can't be imported: {summarize(error)}.") from error
+        raise WrongUsage(f"{app} can't be imported: {summarize(error).rstrip('.')}.") from error
     if not isinstance(worker, Worker):
         raise WrongUsage(f"{app} is of type {type(worker).__name__}, not Worker.")
     return worker

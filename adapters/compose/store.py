@@ -12,6 +12,7 @@ from postroom.application.ports.event_log import EventLog, EventLogReader
 from postroom.application.ports.message_outbox import MessageOutbox
 from postroom.application.ports.ownership import Ownership
 from postroom.domain.arguments import check_path
+from postroom.domain.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from postroom.adapters.sql.log_reader import Driver
@@ -103,6 +104,11 @@ def open_store(address: str) -> Store:
         from postroom.adapters.postgres.store import PostgresStore  # psycopg is slow to import
 
         return PostgresStore(address)
+    scheme, separator, _ = address.partition("://")
+    if separator:
+        raise InvalidRequest(
+            f"The store begins with {scheme}://; a store is a file, memory: or postgresql://user@host/database."
+        )
     return SqliteStore(address)
 
 

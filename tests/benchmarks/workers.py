@@ -36,8 +36,8 @@ class Size(NamedTuple):
         wakes: jobs that come one at a time, each to an idle worker.
     """
 
-    jobs: int = 10_000
-    seconds: float = 2.0
+    jobs: int = 5_000
+    seconds: float = 1.5
     rate: float = 500
     sent: int = 2_000
     wakes: int = 30

@@ -134,6 +134,13 @@ async def test_a_mailbox_of_another_mode_is_refused_beside_its_owner(store: str)
                 pytest.fail("connected")
 
 
+@pytest.mark.parametrize("address", ["mysql://shop", "sqlite:///orders.db", "redis://localhost"])
+async def test_an_address_of_an_unknown_scheme_is_not_taken_for_a_file(address: str) -> None:
+    with pytest.raises(InvalidRequest, match=rf"begins with {address.partition('/')[0]}//; a store is"):
+        async with connect(address):
+            pass
+
+
 async def test_an_argument_that_can_not_be_sent_is_refused(store: str) -> None:
     async with open_mailbox(store), connect(store) as mailbox:
         for value in (object(), 1 << 80, "\ud800"):

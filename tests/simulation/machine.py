@@ -30,7 +30,8 @@ from tests.simulation.choices import (
     topics,
     wild_skews_ms,
 )
-from tests.simulation.model import DEAD, EXPIRY_GRACE, IN_FLIGHT, READY, UNKNOWN, Model
+from tests.simulation.model import Model
+from tests.simulation.model_state import DEAD, EXPIRY_GRACE, IN_FLIGHT, READY, UNKNOWN
 from tests.simulation.operations import (
     Ack,
     Operation,

@@ -22,7 +22,8 @@ from postroom.application.messages import NewMessage
 from postroom.domain.message import MessageReceived, Receipt
 from postroom.domain.policy import TopicPolicy
 from postroom.domain.record import Record
-from tests.simulation.model import UNKNOWN, Model
+from tests.simulation.model import Model
+from tests.simulation.model_state import UNKNOWN
 
 
 class Room:
