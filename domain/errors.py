@@ -23,8 +23,10 @@
     ├── BrokenProjection           500 E_PROJECTION, a defect in the code of a read model
     └── Unavailable                503 E_UNAVAILABLE, with retry_after_ms
         ├── MailboxOwned           503 E_OWNED, another process owns the mailbox
+        ├── DuplicateRecord        503 E_UNAVAILABLE, the log has the record's version of its stream
         ├── WrongPosition          503 E_WRONG_POSITION, another process appended
         └── Fenced                 503 E_FENCED, a newer owner took over the log
+            └── StoreReplaced      503 E_FENCED, the file of the store is another one now
 
 The text of an error says what was wrong, where, and what to do. Codes may be added; existing ones keep their
 meaning.
@@ -199,6 +201,10 @@ class MailboxOwned(Unavailable):
             "use connect() to call that process, stop it, or use another mailbox."
         )
         self.owner = owner
+
+
+class DuplicateRecord(Unavailable):
+    """An append had a record of a version that its stream already has; nothing was appended."""
 
 
 class WrongPosition(Unavailable):

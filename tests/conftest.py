@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
+# gRPC's fork handlers may start threads in a child that is about to run another program, and end it.
+os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "false"
+
 # No example fails for being slow: the speed depends on the machine.
 settings.register_profile(
     "default",

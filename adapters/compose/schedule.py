@@ -3,13 +3,17 @@
 from collections.abc import Mapping
 
 import msgspec
+from uuid_utils.compat import uuid7
 
+from postroom.adapters.system.clock import SystemClock
 from postroom.application.extras import explain_missing_extra
+from postroom.application.mailbox.message_factory import MessageFactory
 from postroom.application.messages import NewMessage
 from postroom.application.ports.mailbox import Mailbox
 from postroom.application.schedule import Schedule, Scheduler
 from postroom.domain.arguments import check_text
 from postroom.domain.errors import InvalidRequest
+from postroom.domain.names import DEFAULT_MAILBOX
 
 MAX_NAME_CHARS = 200
 
@@ -41,13 +45,10 @@ def make_scheduler(mailbox: Mailbox, schedules: Mapping[str, ScheduleSettings]) 
     with explain_missing_extra():
         from postroom.adapters.cron import cron_ticks
 
+    factory = MessageFactory(DEFAULT_MAILBOX, SystemClock().wall, uuid7)
     made = []
     for name, settings in schedules.items():
         check_text("The name of a schedule", name, 1, MAX_NAME_CHARS)
-        try:
-            next_tick = cron_ticks(settings.cron, settings.timezone)
-        except InvalidRequest as error:
-            raise InvalidRequest(f"Schedule {name}: {error}") from error
         message = NewMessage(
             topic=settings.topic,
             payload=settings.payload.encode(),
@@ -56,5 +57,10 @@ def make_scheduler(mailbox: Mailbox, schedules: Mapping[str, ScheduleSettings]) 
             sticky_key=settings.sticky_key,
             ttl_seconds=settings.ttl_seconds,
         )
+        try:
+            next_tick = cron_ticks(settings.cron, settings.timezone)
+            factory.from_message(message)  # a message that is invalid would be refused at every tick
+        except InvalidRequest as error:
+            raise InvalidRequest(f"Schedule {name}: {error}") from error
         made.append(Schedule(name, next_tick, message))
     return Scheduler(mailbox.send_message, made)

@@ -7,10 +7,9 @@ from contextlib import AbstractAsyncContextManager, suppress
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-import msgspec
-
 from postroom.adapters.local.client import LocalClient, OwnerGone
 from postroom.application.forks import check_not_forked
+from postroom.application.mailbox.group import as_known
 from postroom.application.messages import MessageDelivery
 from postroom.application.ports.mailbox_owner import Accepted, Answer, MailboxOwner
 from postroom.application.ports.ownership import Ownership
@@ -148,7 +147,7 @@ class SharedOwner:
         async def submit(owner: Owner, is_repeated: bool) -> Sequence[Answer]:
             if not is_repeated:
                 return await owner.submit(commands)
-            repeated = [_as_known(each) for each in commands]
+            repeated = [as_known(each) for each in commands]
             answers = await owner.submit(repeated)
             return [_unless_own(*each) for each in zip(answers, commands, strict=True)]
 
@@ -333,11 +332,6 @@ def _socket_id(path: Path) -> tuple[int, int] | None:
     except OSError:  # whoever opens the store says why it can't be used
         return None
     return status.st_ino, status.st_ctime_ns
-
-
-def _as_known(command: Command) -> Command:
-    """Return a command to be repeated: the id of a send is then looked up in the log."""
-    return msgspec.structs.replace(command, has_external_id=True) if isinstance(command, Send) else command
 
 
 def _unless_own(answer: Answer, command: Command) -> Answer:

@@ -9,7 +9,7 @@ from threading import Lock
 from typing import Any
 
 from postroom.application.ports.event_log import Head, LogSize, Seal, StoredSnapshot
-from postroom.domain.errors import Fenced, Unavailable, WrongPosition
+from postroom.domain.errors import DuplicateRecord, Fenced, WrongPosition
 from postroom.domain.record import CHAIN, Record
 
 RECORD_BYTES = 1_000
@@ -174,7 +174,7 @@ class MemoryEventLog:
             for stored in self._streams[record.stream]
         )
         if has_duplicates:
-            raise Unavailable(
+            raise DuplicateRecord(
                 f"The log of mailbox {self.mailbox} already has a record with the same stream and "
                 "version; nothing was appended."
             )

@@ -14,7 +14,7 @@ from postroom.adapters.postgres.log_connections import SQL, LogConnections
 from postroom.adapters.postgres.migrate import check_connection
 from postroom.application.ports.event_log import Head, LogSize, Seal, StoredSnapshot
 from postroom.application.telemetry import logger
-from postroom.domain.errors import Fenced, NotFound, Unavailable, WrongPosition
+from postroom.domain.errors import DuplicateRecord, Fenced, NotFound, Unavailable, WrongPosition
 from postroom.domain.record import POSITIONS_PER_MAILBOX, Record
 
 Durability = Literal["full", "relaxed"]
@@ -101,7 +101,10 @@ class PostgresEventLog:
                     error, psycopg.errors.IntegrityError
                 ):  # the key exists, or its partition was dropped
                     self._check_end(records[0])
-                raise describe(error, self._url) from error
+                failure = describe(error, self._url)
+                if isinstance(error, psycopg.errors.UniqueViolation):
+                    failure = DuplicateRecord(str(failure))
+                raise failure from error
             if not inserted:  # retention removed this position, so another process owns the log
                 self._end = None
                 self._check_end(records[0])

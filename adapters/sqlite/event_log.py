@@ -12,7 +12,14 @@ from typing import Any
 from postroom.adapters.sql.statements import statements
 from postroom.adapters.sqlite.database import Durability, connect, connect_reader, create, file_id
 from postroom.application.ports.event_log import Head, LogSize, Seal, StoredSnapshot
-from postroom.domain.errors import Fenced, NotFound, StoreReplaced, Unavailable, WrongPosition
+from postroom.domain.errors import (
+    DuplicateRecord,
+    Fenced,
+    NotFound,
+    StoreReplaced,
+    Unavailable,
+    WrongPosition,
+)
 from postroom.domain.record import POSITIONS_PER_MAILBOX, Record
 
 _SQL = statements("postroom.adapters.sqlite", "log.sql")
@@ -89,6 +96,7 @@ class SqliteEventLog:
                 self._end = None
                 if isinstance(error, sqlite3.IntegrityError):
                     self._check_end(writer, records[0])
+                    raise DuplicateRecord(f"The store {self.path} refused a record: {error}.") from error
                 raise Unavailable(f"The store {self.path} can't be appended to: {error}.") from error
             if not inserted:  # retention removed this position, so another process owns the log
                 self._end = None

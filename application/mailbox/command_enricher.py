@@ -28,8 +28,8 @@ class CommandEnricher:
         self._log = log
         self._cache = cache
         self._committer = committer
-        # Payload hashes by stream id of messages with external ids: of this group, and of earlier groups
-        # whose appends may be in progress and therefore missing from the log.
+        # Payload hashes by stream id of messages: of this group, and of earlier groups whose appends may be
+        # in progress and therefore missing from the log.
         self._sent: dict[bytes, bytes] = {}
         self._in_progress: deque[dict[bytes, bytes]] = deque()
         self._mailbox: Mailbox | None = None
@@ -44,7 +44,7 @@ class CommandEnricher:
         self._removed.clear()
 
     def note_sent(self, command: Send) -> None:
-        """Record a message with an external id that the group sent."""
+        """Record a message that the group sent."""
         self._sent[command.message] = command.payload_hash
 
     def note_removed(self, message: Message) -> None:
@@ -61,19 +61,19 @@ class CommandEnricher:
         return command
 
     async def from_log(self, commands: Sequence[Command], mailbox: Mailbox) -> Sequence[Command]:
-        """Enrich commands with the log's records of external ids and of settled messages."""
+        """Enrich commands with the log's records of ids that are not new, and of settled messages."""
         settling: list[tuple[int, Ack | Nack | Extend]] = []
-        external: list[tuple[int, Send]] = []
+        sends: list[tuple[int, Send]] = []
         for index, command in enumerate(commands):
             if type(command) is Send:
-                if command.has_external_id:
-                    external.append((index, command))
+                if command.has_external_id or command.message in mailbox.messages:
+                    sends.append((index, command))
             elif isinstance(command, _SETTLING) and command.receipt.message not in mailbox.messages:
                 settling.append((index, command))
         if mailbox is not self._mailbox:  # loaded again: no append is in progress
             self._mailbox = mailbox
             self._in_progress.clear()
-        if not settling and not external:
+        if not settling and not sends:
             return commands
         enriched = list(commands)
         if settling:
@@ -81,12 +81,12 @@ class CommandEnricher:
         for index, settle in settling:
             message = fold_message(await asyncio.to_thread(self._log.read_stream, settle.receipt.message))
             enriched[index] = msgspec.structs.replace(settle, stored_message=message)
-        if external:
-            hashes = await asyncio.to_thread(self._stored_hashes, [send.message for _, send in external])
+        if sends:
+            hashes = await asyncio.to_thread(self._stored_hashes, [send.message for _, send in sends])
             # Answers wait for earlier appends: if one fails, no caller has been sent a duplicate answer.
             for sent in self._in_progress:
                 hashes |= sent
-            for index, send in external:
+            for index, send in sends:
                 if send.message in hashes:
                     enriched[index] = msgspec.structs.replace(send, existing_hash=hashes[send.message])
         return enriched

@@ -2,9 +2,9 @@
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-from postroom.application.mailbox.group import Group, refuse
+from postroom.application.mailbox.group import Group, Request
 from postroom.application.mailbox.log_writer import LogWriter
 from postroom.domain.errors import PostroomError
 
@@ -15,14 +15,21 @@ APPENDS_IN_PROGRESS = 2
 class Committer:
     """Committer of groups; answers each when its records and all earlier ones are durable."""
 
-    def __init__(self, writer: LogWriter, on_failure: Callable[[PostroomError], None]) -> None:
+    def __init__(
+        self,
+        writer: LogWriter,
+        on_failure: Callable[[PostroomError], None],
+        refuse: Callable[[Sequence[Request], PostroomError], None],
+    ) -> None:
         """Initialise with the log's writer.
 
         Arguments:
             on_failure: called with the first failed append of a state; it must invalidate the state.
+            refuse: called with the requests of each group whose state is void, and the reason.
         """
         self._writer = writer
         self._on_failure = on_failure
+        self._refuse = refuse
         self._in_progress: deque[asyncio.Task[None]] = deque()
 
     def commit(self, group: Group) -> None:
@@ -63,4 +70,4 @@ class Committer:
         if group.state.failure is None:
             group.answer()
         else:
-            refuse(group.requests, group.state.failure)
+            self._refuse(group.requests, group.state.failure)

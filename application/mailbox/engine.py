@@ -21,7 +21,15 @@ from postroom.application.ports.clock import Clock
 from postroom.application.ports.event_log import EventLog, Seal
 from postroom.application.ports.mailbox_owner import Answer
 from postroom.application.telemetry import logger, summarize
-from postroom.domain.errors import Fenced, PostroomError, Rejected, Saturated, Unavailable, WrongPosition
+from postroom.domain.errors import (
+    DuplicateRecord,
+    Fenced,
+    PostroomError,
+    Rejected,
+    Saturated,
+    Unavailable,
+    WrongPosition,
+)
 from postroom.domain.mailbox.commands import Command, Receive, TakeOwnership
 from postroom.domain.mailbox.decide import decide
 from postroom.domain.mailbox.events import MailboxMode
@@ -35,10 +43,6 @@ GROUP_COST = 400
 PENDING_COST = 50_000
 TOPIC_QUANTUM = 32
 """Cost of the commands of one topic that are decided before it is the next topic's turn."""
-MIN_SNAPSHOT_EVENTS, MAX_SNAPSHOT_EVENTS = 4_000, 100_000
-"""Bounds of the records between snapshots, and so of those that the next owner replays."""
-SNAPSHOT_RATIO = 2
-"""Records between snapshots for each message and key in them; bounds what snapshots cost a record."""
 CLOSING_SNAPSHOT_EVENTS = 1_000
 RECOVERY_SECONDS = 1.0
 """Pause before another attempt to load the log, if no command arrives."""
@@ -68,7 +72,7 @@ class MailboxEngine:
         self._clock = clock
         self._limits = limits
         self._default_policy = default_policy
-        self._committer = Committer(self.writer, self._append_failed)
+        self._committer = Committer(self.writer, self._append_failed, self._refuse)
         cache = EnvelopeCache(cache_bytes)
         enricher = CommandEnricher(log, cache, self._committer)
         self._decider = GroupDecider(enricher, cache)
@@ -271,23 +275,13 @@ class MailboxEngine:
                 await self._fail(requests, failure)
                 continue
             if state.failure is not None:  # an append has failed in the meantime
-                refuse(requests, state.failure)
+                self._refuse(requests, state.failure)
                 continue
             self._committer.commit(group)
-            if self._is_snapshot_due(state):
+            if state.is_snapshot_due:
                 self.writer.try_save_snapshot(state.snapshot())
             self._wake_receivers()
         await self._committer.wait_until_durable()
-
-    @staticmethod
-    def _is_snapshot_due(state: LoadedMailbox) -> bool:
-        """Return whether the next owner would replay many records, compared to the size of a snapshot."""
-        records = state.records_since_snapshot
-        if not MIN_SNAPSHOT_EVENTS <= records < MAX_SNAPSHOT_EVENTS:
-            return records >= MAX_SNAPSHOT_EVENTS
-        mailbox = state.mailbox
-        keys = sum(len(topic.window) for topic in mailbox.topics.values())
-        return records >= SNAPSHOT_RATIO * (len(mailbox.messages) + keys)
 
     async def _wait_for_work(self) -> None:
         while not self._pending and not self._closing:
@@ -338,6 +332,15 @@ class MailboxEngine:
     def _append_failed(self, error: PostroomError) -> None:
         logger().error("mailbox.append_refused", mailbox=self.log.mailbox, error=str(error))
         self._invalidate(error)
+
+    def _refuse(self, requests: Sequence[Request], failure: PostroomError) -> None:
+        """Refuse requests to a void state; after a duplicate record, have them decided once more."""
+        for each in requests:
+            if self._closing or each.is_repeated or not isinstance(failure, DuplicateRecord):
+                refuse([each], failure)
+            else:
+                self._pending.push(topic_of(each.commands, None), each.repeated(), cost_of(each.commands))
+        self._wake.set()
 
     async def _fail(self, requests: list[Request], error: PostroomError) -> None:
         await self._committer.wait_until_durable()

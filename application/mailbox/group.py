@@ -4,6 +4,8 @@ import asyncio
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+import msgspec
+
 from postroom.application.mailbox.loaded_mailbox import LoadedMailbox
 from postroom.application.ports.mailbox_owner import Answer
 from postroom.domain.errors import IntegrityFailure, PostroomError
@@ -25,10 +27,19 @@ from postroom.domain.record import Record
 
 
 class Request(NamedTuple):
-    """Commands of one caller, and the future of their answers."""
+    """Commands of one caller, and the future of their answers.
+
+    Arguments:
+        is_repeated: whether they were decided before.
+    """
 
     commands: Sequence[Command]
     answers: "asyncio.Future[list[Answer]]"
+    is_repeated: bool = False
+
+    def repeated(self) -> "Request":
+        """Return the request to be decided again, with a lookup of the ids of its sends."""
+        return self._replace(commands=[as_known(each) for each in self.commands], is_repeated=True)
 
 
 class Group(NamedTuple):
@@ -84,6 +95,11 @@ def cost_of(commands: Sequence[Command]) -> int:
     return len(commands) + sum(
         len(command.envelope) // COST_BYTES for command in commands if type(command) is Send
     )
+
+
+def as_known(command: Command) -> Command:
+    """Return a command to be repeated: the id of a send is then looked up in the log."""
+    return msgspec.structs.replace(command, has_external_id=True) if isinstance(command, Send) else command
 
 
 def refuse(requests: Iterable[Request], error: PostroomError) -> None:

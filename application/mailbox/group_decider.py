@@ -147,8 +147,7 @@ class GroupDecider:
 
     def _accepted(self, command: Send, mailbox: Mailbox, events: Sequence[Event], now: int) -> Accepted:
         if events:
-            if command.has_external_id:
-                self._enricher.note_sent(command)
+            self._enricher.note_sent(command)
             return Accepted(command.message, duplicate=False)
         original = None
         topic = mailbox.topics.get(command.topic)

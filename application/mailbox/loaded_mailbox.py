@@ -13,6 +13,11 @@ from postroom.domain.mailbox.state import Mailbox, evolve
 from postroom.domain.policy import MailboxLimits, TopicPolicy
 from postroom.domain.record import GENESIS, Record
 
+MIN_SNAPSHOT_EVENTS, MAX_SNAPSHOT_EVENTS = 4_000, 100_000
+"""Bounds of the records between snapshots, and so of those that the next owner replays."""
+SNAPSHOT_RATIO = 2
+"""Records between snapshots for each message and key in them; bounds what snapshots cost a record."""
+
 
 class LoadedMailbox:
     """Mailbox in memory, which may be ahead of its log by the appends in progress.
@@ -61,6 +66,15 @@ class LoadedMailbox:
     def records_since_snapshot(self) -> int:
         """Return the number of records after the newest snapshot."""
         return self.mailbox.position - self.snapshot_position
+
+    @property
+    def is_snapshot_due(self) -> bool:
+        """Return whether the next owner would replay many records, compared to the size of a snapshot."""
+        records = self.records_since_snapshot
+        if not MIN_SNAPSHOT_EVENTS <= records < MAX_SNAPSHOT_EVENTS:
+            return records >= MAX_SNAPSHOT_EVENTS
+        keys = sum(len(topic.window) for topic in self.mailbox.topics.values())
+        return records >= SNAPSHOT_RATIO * (len(self.mailbox.messages) + keys)
 
 
 async def load_mailbox(

@@ -108,6 +108,7 @@ class EventLog(EventLogReader, Protocol):
         Raises:
             WrongPosition: the log ends elsewhere.
             Fenced: it ends elsewhere because an owner of a newer epoch wrote to it.
+            DuplicateRecord: a stream already has a record of the same version; nothing was stored.
             Unavailable: the store failed; whether the records were stored is unknown.
         """
 

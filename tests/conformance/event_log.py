@@ -7,7 +7,7 @@ from threading import Barrier, Thread
 import pytest
 
 from postroom.application.ports.event_log import EventLog, Head, Seal, StoredSnapshot
-from postroom.domain.errors import Fenced, PostroomError, Unavailable, WrongPosition
+from postroom.domain.errors import DuplicateRecord, Fenced, PostroomError, WrongPosition
 from postroom.domain.message import MessageAcked
 from postroom.domain.record import CHAIN, GENESIS, Record, verify_chain
 from tests.conformance.records import after, append, created, life, mixed, received, sent, stream
@@ -155,7 +155,7 @@ class EventLogConformance:
     def test_a_repeated_version_of_a_stream_refuses_the_whole_append(self, log: EventLog) -> None:
         append(log, [sent(1)])
         for doubtful in ([sent(2), sent(1)], [sent(2), sent(2)]):
-            with pytest.raises(Unavailable):
+            with pytest.raises(DuplicateRecord):
                 append(log, doubtful)
         head = log.head()
         assert head is not None

@@ -90,12 +90,7 @@ class _Engine:
         async def noted(*arguments: Any, **options: Any) -> Any:
             try:
                 return await call(*arguments, **options)
-            except Unavailable as error:
-                # A second send with an id that a client generated fails one append (ADR 0041).
-                if "already has a record" not in str(error):
-                    self._failures.append(error)
-                raise
-            except InternalError as error:
+            except (InternalError, Unavailable) as error:
                 self._failures.append(error)
                 raise
             except PostroomError:

@@ -8,7 +8,7 @@ import pytest
 from postroom.adapters.memory.event_log import MemoryEventLog
 from postroom.application.mailbox import engine as engine_module
 from postroom.application.mailbox.engine import MailboxEngine
-from postroom.domain.errors import Fenced, Unavailable, WrongPosition
+from postroom.domain.errors import DuplicateRecord, Fenced, Unavailable, WrongPosition
 from postroom.domain.mailbox.snapshot import take_snapshot
 from postroom.domain.record import Record
 from tests.support.clocks import ManualClock
@@ -78,6 +78,23 @@ async def test_a_failed_receive_promises_nothing_and_loses_nothing() -> None:
             await mailbox.receive_messages(TOPIC)
         received = await receive_one(mailbox)
         assert (received.attempt, received.payload) == (1, b"hello")
+
+
+async def test_an_append_with_a_record_that_exists_is_decided_anew_only_once() -> None:
+    class Refusing(MemoryEventLog):
+        appends = 0
+
+        def append(self, records: Sequence[Record]) -> None:
+            self.appends += 1
+            if self.appends > 1:  # the first is that of the owner
+                raise DuplicateRecord("The record exists.")
+            super().append(records)
+
+    log = Refusing(MAILBOX)
+    async with Place(lambda: log).open() as mailbox, asyncio.timeout(HANG_SECONDS):
+        with pytest.raises(DuplicateRecord):
+            await mailbox.send_message(message())
+        assert log.appends == 3
 
 
 async def test_an_owner_that_was_taken_over_writes_no_more_and_says_why() -> None:

@@ -159,6 +159,26 @@ async def test_what_only_an_owner_fills_in_is_dropped(owned: Postroom, tmp_path:
         assert (error, len(deliveries)) == (None, 1)
 
 
+@pytest.mark.parametrize("is_settled", [False, True])
+async def test_an_id_that_a_client_uses_twice_is_a_conflict_and_no_other_send_fails(
+    owned: Postroom, tmp_path: Path, is_settled: bool
+) -> None:
+    async with peer(tmp_path / "store.db") as one:
+        assert await one.ask(frame([1, "Send", [SEND]])) == [1, None, [[SEND.message, False]]]
+        if is_settled:
+            await owned.purge_topic("orders", ready=True)
+        again = [SEND, changed(SEND, payload_hash=b"i" * 32)]
+        (_, error, (same, other)), *sent = await asyncio.gather(
+            one.ask(frame([2, "Send", again])),
+            *(owned.send_message(NewMessage(topic="orders", payload=b"")) for _ in range(5)),
+        )
+    assert error is None
+    assert same == [SEND.message, True]
+    assert other["code"] == "E_DUPLICATE"
+    assert len({each.message_id for each in sent if not each.duplicate}) == 5
+    assert (await owned.get_backlog("orders")).shards[0].ready == (5 if is_settled else 6)
+
+
 async def test_two_requests_with_one_id_end_the_connection(owned: Postroom, tmp_path: Path) -> None:
     receive = frame([1, "receive", [Receive(("orders",), 1, 1), 60_000]])
     async with peer(tmp_path / "store.db") as one:

@@ -3,9 +3,12 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 
+from postroom.adapters.compose.schedule import ScheduleSettings, make_scheduler
+from postroom.adapters.compose.testing import open_memory_mailbox
 from postroom.adapters.cron import cron_ticks
 from postroom.application.messages import NewMessage, Sent
 from postroom.application.schedule import Schedule, Scheduler
@@ -133,6 +136,14 @@ async def test_a_tick_that_was_sent_with_another_payload_is_left_alone(clock: Cl
 def test_what_is_no_schedule_is_refused(expression: str, timezone: str) -> None:
     with pytest.raises(InvalidRequest, match=r"cron expression|time zone"):
         cron_ticks(expression, timezone)
+
+
+@pytest.mark.parametrize("settings", [{"topic": "two words"}, {"topic": "jobs", "ttl_seconds": -1}])
+async def test_a_schedule_whose_message_is_invalid_is_refused_at_the_start(settings: dict[str, Any]) -> None:
+    schedules = {"job": ScheduleSettings("* * * * *", **settings)}
+    async with open_memory_mailbox() as mailbox:
+        with pytest.raises(InvalidRequest, match="Schedule job: "):
+            make_scheduler(mailbox, schedules)
 
 
 def test_a_time_that_the_change_of_clocks_omits_is_not_left_out() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from postroom.adapters.memory.event_log import MemoryEventLog
-from postroom.application.mailbox import engine
+from postroom.application.mailbox import loaded_mailbox
 from postroom.application.mailbox.fold import fold
 from postroom.application.ports.event_log import StoredSnapshot
 from postroom.domain.errors import Unavailable
@@ -52,7 +52,7 @@ async def test_a_log_that_grew_little_is_not_worth_a_snapshot() -> None:
 async def test_the_next_owner_of_one_that_was_killed_replays_few_records(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(engine, "MIN_SNAPSHOT_EVENTS", 100)
+    monkeypatch.setattr(loaded_mailbox, "MIN_SNAPSHOT_EVENTS", 100)
     log = WatchedLog(MAILBOX)
     async with Place(lambda: log).open() as mailbox:
         for _ in range(10):
@@ -66,7 +66,7 @@ async def test_the_next_owner_of_one_that_was_killed_replays_few_records(
 async def test_a_large_backlog_is_not_saved_more_often_than_it_changes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(engine, "MIN_SNAPSHOT_EVENTS", 100)
+    monkeypatch.setattr(loaded_mailbox, "MIN_SNAPSHOT_EVENTS", 100)
     log = WatchedLog(MAILBOX)
     async with Place(lambda: log).open() as mailbox:
         for _ in range(10):
