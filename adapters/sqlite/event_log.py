@@ -235,9 +235,10 @@ class SqliteEventLog:
                 self._writer.close()
 
     def _mailbox_id(self) -> int:
-        name = {"name": self.mailbox}
+        name, row = {"name": self.mailbox}, None
         try:
-            row = self._reader.execute(_SQL["mailbox_id"], name).fetchone()
+            if _has_tables(self._reader):
+                row = self._reader.execute(_SQL["mailbox_id"], name).fetchone()
             if row is None and self._writer is not None:
                 self._writer.execute(_SQL["add_mailbox"], name)
                 row = self._reader.execute(_SQL["mailbox_id"], name).fetchone()
@@ -298,6 +299,11 @@ class SqliteEventLog:
             limit = None if limit is None else limit - size
 
 
+def _has_tables(connection: sqlite3.Connection) -> bool:
+    """Return False for a file that another process has just created and is about to fill."""
+    return connection.execute(_SQL["has_tables"]).fetchone() is not None
+
+
 def mailbox_names(path: str | Path) -> list[str]:
     """Return the names of the mailboxes in a store, sorted; none when the file does not exist.
 
@@ -308,7 +314,7 @@ def mailbox_names(path: str | Path) -> list[str]:
     try:
         reader = connect_reader(Path(path))
         try:
-            return [row[1] for row in reader.execute(_SQL["mailboxes"])]
+            return [row[1] for row in reader.execute(_SQL["mailboxes"])] if _has_tables(reader) else []
         finally:
             reader.close()
     except sqlite3.Error as error:

@@ -6,6 +6,9 @@ INSERT OR IGNORE INTO mailbox_names (name) VALUES (:name);
 -- name: mailbox_id
 SELECT id FROM mailbox_names WHERE name = :name;
 
+-- name: has_tables
+SELECT 1 FROM sqlite_schema LIMIT 1;
+
 -- name: mailboxes
 SELECT id, name FROM mailbox_names ORDER BY name;
 

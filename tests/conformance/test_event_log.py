@@ -173,6 +173,11 @@ def test_opening_for_reading_creates_nothing(tmp_path: Path, sqlite_store: Sqlit
     assert mailbox_names(missing) == []
     assert list(tmp_path.iterdir()) == []
 
+    missing.touch()  # as does the process that creates a store, before it makes the tables
+    with pytest.raises(NotFound, match=f"has no mailbox {ONE}"):
+        SqliteEventLog(missing, ONE, create_missing=False)
+    assert mailbox_names(missing) == []
+
     sqlite_store.open(ONE)
     with pytest.raises(NotFound, match=f"has no mailbox {TWO}"):
         sqlite_store.open_reader(TWO)
