@@ -58,4 +58,4 @@ def test_a_workload_in_memory_opens_no_file_for_writing(tmp_path: Path) -> None:
 
 
 def test_the_same_workload_on_a_store_is_seen_to_write(tmp_path: Path) -> None:
-    assert "opened for writing store.db" in run("store.db", tmp_path)
+    assert f"opened for writing {tmp_path / 'store.db'}" in run("store.db", tmp_path)

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from postroom.adapters.sqlite.event_log import mailbox_names
 from tests.support.fork_server import ForkServer
 
 SCRIPT = Path(sys.executable).with_name("postroom")
@@ -95,9 +96,13 @@ class Postroom:
         )
 
     def wait_for_owner(self, process: "subprocess.Popen[bytes]", mailbox: str = "main@local") -> None:
-        """Return once `process` owns the mailbox, as the lock file beside the store says."""
+        """Return once `process` owns the mailbox, as the lock file says, and has created its log."""
         lock = self.store.with_name(f"{self.store.name}-owner-{mailbox}")
-        while not (lock.exists() and f"process {process.pid} " in lock.read_text()):
+        while not (
+            lock.exists()
+            and f"process {process.pid} " in lock.read_text()
+            and mailbox in mailbox_names(self.store)
+        ):
             assert process.poll() is None, process.communicate()
             time.sleep(0.005)
 
