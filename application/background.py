@@ -1,9 +1,9 @@
-"""Background tasks that end with their context."""
+"""Background tasks that end with their context, and waits that end in time."""
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Coroutine
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Coroutine
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 CANCEL_AGAIN_SECONDS = 0.5
@@ -41,3 +41,13 @@ async def cancel_and_wait(*tasks: "asyncio.Task[Any]", seconds: float = math.inf
         if task.done() and not task.cancelled():
             task.exception()  # silences asyncio's 'exception was never retrieved'
     return pending
+
+
+async def wait_at_most(seconds: float, awaitable: Awaitable[object]) -> None:
+    """Wait for `awaitable`, but no longer than some seconds.
+
+    Unlike `asyncio.wait_for` before Python 3.12, it never swallows a cancellation.
+    """
+    with suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await awaitable

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
 from functools import partial
 from typing import Any, cast
 
@@ -12,6 +11,7 @@ import msgspec
 from postroom.adapters.grpc import messages
 from postroom.adapters.grpc.status import write_error
 from postroom.adapters.grpc.v1 import mailbox_pb2 as pb
+from postroom.application.background import wait_at_most
 from postroom.application.delivery_window import DeliveryWindow
 from postroom.application.mailbox.settle import submit_valid
 from postroom.application.messages import ReceivedMessage, read_receipt
@@ -275,8 +275,7 @@ async def _next_item(
     received: list[ReceivedMessage] = []
     if window.room <= 0:
         window.settled.clear()
-        with suppress(TimeoutError):
-            await asyncio.wait_for(window.settled.wait(), window.seconds_until_room(heartbeat))
+        await wait_at_most(window.seconds_until_room(heartbeat), window.settled.wait())
     try:
         if (room := window.room) > 0:
             received = await receive(max_messages=min(room, DEFAULT_MAX_MESSAGES))

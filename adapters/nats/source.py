@@ -16,6 +16,7 @@ from postroom.adapters.nats.connection import connect
 from postroom.adapters.nats.parser import FastPathParser
 from postroom.adapters.nats.pull_consumer import PullConsumer, find_or_create, missing_error
 from postroom.adapters.nats.settings import NatsSettings
+from postroom.application.background import wait_at_most
 from postroom.application.ports.source import Headers, SourceMessage
 from postroom.application.telemetry import logger, summarize
 from postroom.domain.errors import InvalidRequest, PostroomError, Unavailable
@@ -197,9 +198,7 @@ class JetStreamSource:
         expiries = [request.ends_at + ROUND_TRIP_SECONDS for request in self._requests.values()]
         times = (deadline, self._resume_at, *expiries)
         self._arrived.clear()
-        with suppress(TimeoutError):
-            async with asyncio.timeout(min((time - now for time in times if time > now), default=0)):
-                await self._arrived.wait()
+        await wait_at_most(min((time - now for time in times if time > now), default=0), self._arrived.wait())
 
     async def _forget_lost(self, now: float) -> None:
         """Drop requests that the server lost: all after a reconnect, and expired ones without an answer."""

@@ -9,12 +9,11 @@ import asyncio
 import random
 from collections import Counter
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from typing import Literal
 
 import msgspec
 
-from postroom.application.background import cancel_and_wait
+from postroom.application.background import cancel_and_wait, wait_at_most
 from postroom.application.inbox.delivery import Delivery
 from postroom.application.outbox.message import AGGREGATE_ID, AGGREGATE_TYPE
 from postroom.application.ports.clock import Clock
@@ -130,9 +129,7 @@ class InboxWorker:
             raise
         except PostroomError as error:
             logger().warning("inbox.source_failed", error=str(error))
-            with suppress(TimeoutError):
-                async with asyncio.timeout(PAUSE_SECONDS):
-                    await stop.wait()
+            await wait_at_most(PAUSE_SECONDS, stop.wait())
             return []
 
     def _start(self, message: SourceMessage) -> None:

@@ -12,6 +12,7 @@ from contextlib import suppress
 
 import msgspec
 
+from postroom.application.background import wait_at_most
 from postroom.application.backoff import OutageBackoff
 from postroom.application.ingest.counts import IngestCounts
 from postroom.application.ingest.dead_letters import DeadLetterSubject
@@ -238,9 +239,7 @@ class BatchIngester:
             raise Stopped
         with suppress(Unavailable):
             await self._source.extend(messages)
-        with suppress(TimeoutError):
-            async with asyncio.timeout(ms / 1_000):
-                await self.stopping.wait()
+        await wait_at_most(ms / 1_000, self.stopping.wait())
 
     def _backoff_ms(self, failures: int) -> int:
         return backoff_ms(BACKOFF, failures, self._jitter())

@@ -2,9 +2,8 @@
 
 import asyncio
 from collections.abc import Callable
-from contextlib import suppress
 
-from postroom.application.background import background_task
+from postroom.application.background import background_task, wait_at_most
 from postroom.application.ingest.batch import BatchIngester, IngestSettings, Stopped
 from postroom.application.ingest.counts import IngestCounts
 from postroom.application.ingest.dead_letters import DeadLetterSubject
@@ -103,9 +102,7 @@ class Ingester:
             return list(await self._source.fetch(self._settings.batch_size, wait_ms))
         except Unavailable as error:
             logger().warning("ingest.source_unavailable", error=str(error))
-            with suppress(TimeoutError):
-                async with asyncio.timeout(PAUSE_SECONDS):
-                    await self._batches.stopping.wait()
+            await wait_at_most(PAUSE_SECONDS, self._batches.stopping.wait())
             return None
 
     async def _wait_for_one(self) -> None:

@@ -1,9 +1,9 @@
 """`StreamMessages`: receive messages of topics for as long as the caller wants."""
 
-import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 
+from postroom.application.background import wait_at_most
 from postroom.application.delivery_window import DeliveryWindow, DeliveryWindows
 from postroom.application.mailbox.receive import ReceiveMessages, make_receive
 from postroom.application.mailbox.settle import Settler
@@ -85,6 +85,4 @@ class StreamMessages:
             yield received
             if pause:
                 window.settled.clear()
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(pause):
-                        await window.settled.wait()
+                await wait_at_most(pause, window.settled.wait())

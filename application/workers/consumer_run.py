@@ -6,7 +6,7 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
-from postroom.application.background import cancel_and_wait
+from postroom.application.background import cancel_and_wait, wait_at_most
 from postroom.application.backoff import OutageBackoff
 from postroom.application.messages import ReceivedMessage
 from postroom.application.ports.mailbox import Mailbox
@@ -163,11 +163,7 @@ class ConsumerRun:
 
     async def _pause(self, seconds: float) -> None:
         """Wait, or return early to stop."""
-        try:
-            async with asyncio.timeout(seconds):
-                await self._stopping.wait()
-        except TimeoutError:
-            pass
+        await wait_at_most(seconds, self._stopping.wait())
 
     # -- handling ---
 

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,7 @@ from postroom.domain.policy import TopicPolicy
 from tests.support.servers.http import PostroomServer
 from tests.support.servers.process import free_port
 from tests.support.stores import MAILBOX, message
+from tests.support.surfaces import served
 
 SECONDS = 30
 """Deadline of every wait."""
@@ -50,13 +51,6 @@ async def mailbox() -> AsyncIterator[Postroom]:
 @pytest.fixture(params=["http", "grpc"])
 def protocol(request: pytest.FixtureRequest) -> str:
     return str(request.param)
-
-
-@asynccontextmanager
-async def served(mailbox: Postroom, protocol: str, address: str = "127.0.0.1:0") -> AsyncIterator[str]:
-    surface = open_grpc_surface(address) if protocol == "grpc" else open_http_surface(address, HttpSettings())
-    async with serve_mailbox("memory:", mailbox, [surface]) as (url,):
-        yield url
 
 
 async def test_a_client_waits_for_a_server_that_restarts(mailbox: Postroom, protocol: str) -> None:

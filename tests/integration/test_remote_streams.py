@@ -12,14 +12,9 @@ from aiohttp import web
 from postroom.adapters.compose import Postroom, open_mailbox
 from postroom.adapters.compose.connect import share_mailbox
 from postroom.adapters.compose.remote import connect_remote
-from postroom.adapters.compose.serve import (
-    HttpSettings,
-    open_grpc_surface,
-    open_http_surface,
-    serve_mailbox,
-)
 from postroom.domain.errors import InvalidRequest, PostroomError, Unavailable
 from tests.support.stores import MAILBOX, message
+from tests.support.surfaces import served
 from tests.support.waiting import SECONDS, until
 
 LONG_MS = 600_000
@@ -29,13 +24,6 @@ LONG_MS = 600_000
 async def mailbox() -> AsyncIterator[Postroom]:
     async with open_mailbox("memory:", MAILBOX) as opened:
         yield opened
-
-
-@asynccontextmanager
-async def served(mailbox: Postroom, protocol: str, address: str = "127.0.0.1:0") -> AsyncIterator[str]:
-    surface = open_grpc_surface(address) if protocol == "grpc" else open_http_surface(address, HttpSettings())
-    async with serve_mailbox("memory:", mailbox, [surface]) as (url,):
-        yield url
 
 
 @pytest.mark.parametrize("protocol", ["http", "grpc"])

@@ -7,6 +7,7 @@ from postroom.adapters.postgres.database import Connection, Reconnecting, connec
 from postroom.adapters.postgres.messaging.hints import PostgresHints
 from postroom.adapters.sql.statements import statements
 from postroom.adapters.sql.transaction import for_psycopg
+from postroom.application.background import wait_at_most
 from postroom.application.ports.message_outbox import RecordedMessage
 
 POLL_SECONDS = 0.1
@@ -50,11 +51,7 @@ class PostgresMessageOutbox:
         if self._hints is None:
             await asyncio.sleep(MISSING_TABLE_SECONDS)
             return
-        try:
-            async with asyncio.timeout(POLL_SECONDS):
-                await self._hints.wait()
-        except TimeoutError:
-            pass
+        await wait_at_most(POLL_SECONDS, self._hints.wait())
 
     async def close(self) -> None:
         """Close the connections; closing twice is fine."""

@@ -2,7 +2,9 @@
 
 import asyncio
 
-from postroom.application.background import background_task, cancel_and_wait
+import pytest
+
+from postroom.application.background import background_task, cancel_and_wait, wait_at_most
 
 
 async def test_a_background_task_runs_during_the_context_and_ends_with_it() -> None:
@@ -49,3 +51,17 @@ async def test_the_exception_of_a_cancelled_task_is_ignored() -> None:
     await asyncio.sleep(0)
     await cancel_and_wait(task)
     assert isinstance(task.exception(), ValueError)
+
+
+async def test_a_wait_ends_with_its_event_or_its_time_and_is_cancelled_with_its_caller() -> None:
+    event = asyncio.Event()
+    await wait_at_most(0.001, event.wait())
+    waiting = asyncio.create_task(wait_at_most(600, event.wait()))
+    await asyncio.sleep(0)
+    event.set()
+    await asyncio.wait_for(waiting, 60)
+    cancelled = asyncio.create_task(wait_at_most(600, asyncio.Event().wait()))
+    await asyncio.sleep(0)
+    cancelled.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await cancelled

@@ -1,0 +1,20 @@
+"""Mailboxes that a surface serves within the test's own process."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from postroom.adapters.compose import Postroom
+from postroom.adapters.compose.serve import (
+    HttpSettings,
+    open_grpc_surface,
+    open_http_surface,
+    serve_mailbox,
+)
+
+
+@asynccontextmanager
+async def served(mailbox: Postroom, protocol: str, address: str = "127.0.0.1:0") -> AsyncIterator[str]:
+    """Serve a mailbox over `http` or `grpc`, and return the URL."""
+    surface = open_grpc_surface(address) if protocol == "grpc" else open_http_surface(address, HttpSettings())
+    async with serve_mailbox("memory:", mailbox, [surface]) as (url,):
+        yield url
