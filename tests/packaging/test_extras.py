@@ -44,9 +44,17 @@ def install(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Install:
     return install
 
 
-def test_the_base_install_requires_six_packages(wheel: Path) -> None:
+def test_the_base_install_requires_seven_packages(wheel: Path) -> None:
     base = [Requirement(each) for each in requirements_of(wheel) if "extra ==" not in each]
-    assert {each.name for each in base} == {"blake3", "msgspec", "protobuf", "rich", "typer", "uuid-utils"}
+    assert {each.name for each in base} == {
+        "blake3",
+        "msgspec",
+        "protobuf",
+        "rich",
+        "structlog",
+        "typer",
+        "uuid-utils",
+    }
     assert [each for each in base if "<" in str(each.specifier)] == []
 
 
