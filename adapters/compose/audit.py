@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
-from contextlib import ExitStack, asynccontextmanager, closing, contextmanager
+from contextlib import asynccontextmanager, closing, contextmanager
 
 import msgspec
 
@@ -12,10 +12,10 @@ from postroom.application.access.audit_log import RETENTION_MS, StoredAuditLog
 from postroom.application.access.read_audit import ReadAudit, verify_audit
 from postroom.application.background import background_task
 from postroom.application.ports.event_log import EventLogReader
-from postroom.application.queries.verify import VerifyLog
+from postroom.application.queries.verify import Verification, VerifyLog
 from postroom.domain.arguments import check_int
 from postroom.domain.errors import NotFound
-from postroom.domain.names import AUDIT_LOG
+from postroom.domain.names import AUDIT_LOG, CAPABILITY_LOG
 
 HOUR_MS = 3_600_000
 MAX_RETENTION_MS = 10 * 366 * 24 * HOUR_MS
@@ -65,16 +65,35 @@ async def open_audit_log(
         await audit.close()
 
 
+def verify_reserved_logs(store: str) -> list[Verification]:
+    """Verify the logs of a store that are not those of mailboxes; those that do not exist are skipped.
+
+    Raises: BrokenLog with the first position that fails, Unavailable when the store can't be read.
+    """
+    verifications = []
+    for name, verify in ((AUDIT_LOG, verify_audit), (CAPABILITY_LOG, VerifyLog)):
+        with _existing_log(store, name) as log:
+            if log is not None:
+                verifications.append(verify(log)())
+    return verifications
+
+
 @contextmanager
 def read_audit_log(store: str) -> Iterator[AuditReader | None]:
     """Query the audit log of a store; yields None while nothing was audited.
 
     Raises: Unavailable when the store can't be read.
     """
-    with ExitStack() as opened:
-        try:
-            log = opened.enter_context(closing(open_store(store).existing_log(AUDIT_LOG)))
-        except NotFound:
-            yield None
-        else:
-            yield AuditReader(log)
+    with _existing_log(store, AUDIT_LOG) as log:
+        yield None if log is None else AuditReader(log)
+
+
+@contextmanager
+def _existing_log(store: str, name: str) -> Iterator[EventLogReader | None]:
+    try:
+        log = open_store(store).existing_log(name)
+    except NotFound:
+        yield None
+        return
+    with closing(log):
+        yield log
