@@ -64,15 +64,15 @@ def _read_record(logger: object, method: str, event: MutableMapping[str, Any]) -
     """Return the event of a record; an event's fields can't replace its time, level, logger and name."""
     record: logging.LogRecord = event.pop("_record")
     del event["_from_structlog"]
-    is_event = isinstance(record.msg, LogEvent)
-    fields = record.msg.fields if is_event else {}
+    message: object = record.msg
+    name, fields = message if isinstance(message, LogEvent) else (event["event"], {})
     return {
         "timestamp": _rfc3339(record.created),
         "level": record.levelname.lower(),
         "logger": record.name,
         **event,
-        "event": record.msg.name if is_event else event["event"],
-        **{name: value for name, value in fields.items() if name not in _RESERVED},
+        "event": name,
+        **{key: value for key, value in fields.items() if key not in _RESERVED},
     }
 
 

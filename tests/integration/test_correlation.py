@@ -62,7 +62,8 @@ async def test_a_grpc_call_without_a_correlation_id_is_told_the_one_it_gets() ->
             )(method.request())
             await call
             trailers: dict[str, Any] = dict(await call.trailing_metadata())
-            refused = channel.unary_unary(method.path)(b"\xff", metadata=(("x-corr-id", "mine"),))
+            send: Any = channel.unary_unary(method.path)
+            refused = send(b"\xff", metadata=(("x-corr-id", "mine"),))
             with pytest.raises(grpc.aio.AioRpcError) as error:
                 await refused
     assert UUID(trailers["x-corr-id"]).version == 7
@@ -134,7 +135,7 @@ async def test_tasks_of_two_requests_do_not_share_a_correlation_id() -> None:
             await asyncio.sleep(0)
             return current_corr_id()
 
-    assert await asyncio.gather(request("a"), request("b")) == ["a", "b"]
+    assert list(await asyncio.gather(request("a"), request("b"))) == ["a", "b"]
     assert current_corr_id() is None
 
 
