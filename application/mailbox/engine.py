@@ -3,7 +3,7 @@
 import asyncio
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from postroom.application.forks import check_not_forked
 from postroom.application.mailbox.command_enricher import CommandEnricher
@@ -56,6 +56,8 @@ class MailboxEngine:
     One task takes the pending requests (group commit), decides them and hands their events to the committer,
     which appends them in a thread while the next group is decided, and answers when they are durable. When an
     append fails, every affected caller gets a typed error and the state is loaded from the log again.
+
+    `admit` is called before each send, with the size of its envelope; it raises Saturated for lack of room.
     """
 
     def __init__(
@@ -66,6 +68,7 @@ class MailboxEngine:
         limits: MailboxLimits | None = None,
         default_policy: TopicPolicy | None = None,
         cache_bytes: int = 64 << 20,
+        admit: Callable[[Mailbox, int], None] | None = None,
     ) -> None:
         self.log = log
         self.writer = LogWriter(log)
@@ -74,8 +77,7 @@ class MailboxEngine:
         self._default_policy = default_policy
         self._committer = Committer(self.writer, self._append_failed, self._refuse)
         cache = EnvelopeCache(cache_bytes)
-        enricher = CommandEnricher(log, cache, self._committer)
-        self._decider = GroupDecider(enricher, cache)
+        self._decider = GroupDecider(CommandEnricher(log, cache, self._committer), cache, admit)
         self._long_polls = LongPolls()
         self._state: LoadedMailbox | None = None
         self._anchor = Anchor(0, 0, continues=False)
