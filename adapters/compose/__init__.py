@@ -21,6 +21,7 @@ from postroom.adapters.system.clock import SystemClock
 from postroom.application.background import background_task
 from postroom.application.extras import explain_missing_extra
 from postroom.application.mailbox.engine import MailboxEngine
+from postroom.application.mailbox.envelope_cache import CACHE_BYTES
 from postroom.application.mailbox.handlers import CommandHandlers
 from postroom.application.mailbox.memory_bound import MemoryBound
 from postroom.application.mailbox.ownership_watch import watch_ownership
@@ -194,7 +195,8 @@ async def own_mailbox(
             clock,
             limits=limits,
             default_policy=settings.default_policy,
-            **({} if bound is None else {"cache_bytes": bound.cache_bytes, "admit": bound.admit}),
+            cache_bytes=CACHE_BYTES if bound is None else bound.cache_bytes,
+            admit=None if bound is None else bound.admit,
         )
         await engine.open(owner, settings.mode, accept_clock=settings.accept_clock)
         opened.push_async_callback(engine.close)

@@ -9,7 +9,7 @@ from postroom.application.forks import check_not_forked
 from postroom.application.mailbox.command_enricher import CommandEnricher
 from postroom.application.mailbox.committer import Committer
 from postroom.application.mailbox.drain_rate import DrainRate
-from postroom.application.mailbox.envelope_cache import EnvelopeCache
+from postroom.application.mailbox.envelope_cache import CACHE_BYTES, EnvelopeCache
 from postroom.application.mailbox.fair_queue import FairQueue
 from postroom.application.mailbox.group import Request, cost_of, refuse, topic_of
 from postroom.application.mailbox.group_decider import GroupDecider
@@ -67,7 +67,7 @@ class MailboxEngine:
         *,
         limits: MailboxLimits | None = None,
         default_policy: TopicPolicy | None = None,
-        cache_bytes: int = 64 << 20,
+        cache_bytes: int = CACHE_BYTES,
         admit: Callable[[Mailbox, int], None] | None = None,
     ) -> None:
         self.log = log
