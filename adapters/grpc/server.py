@@ -48,6 +48,7 @@ MODE_METADATA = (("x-postroom-mode", "dev"),)
 """Metadata of every answer of a server that asks for no tokens."""
 
 Handler = Callable[[Any, Call], Awaitable[Any]]
+Runner = Callable[[Any, Context], Awaitable[Any]]
 
 
 def grpc_surface(address: str) -> Surface:
@@ -153,9 +154,7 @@ class _Handlers(grpc.GenericRpcHandler):
         for task in self._waiting:
             task.cancel()
 
-    def _run(
-        self, name: str, kind: type[Message], handler: Handler
-    ) -> Callable[[Any, Context], Awaitable[Any]]:
+    def _run(self, name: str, kind: type[Message], handler: Handler) -> Runner:
         """Return a handler of encoded requests that checks tokens, and turns errors into statuses."""
 
         async def run(data: bytes, context: Context) -> Any:
@@ -199,7 +198,7 @@ def _authorization(context: Context) -> list[str]:
     return [str(value) for key, value in metadata if key == "authorization"]
 
 
-def _method_handler(method: Method, handler: Handler) -> "grpc.RpcMethodHandler[Any, Any]":
+def _method_handler(method: Method, handler: Runner) -> "grpc.RpcMethodHandler[Any, Any]":
     make = grpc.unary_stream_rpc_method_handler if method.is_stream else grpc.unary_unary_rpc_method_handler
     return make(
         handler,
