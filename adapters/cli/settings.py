@@ -98,6 +98,7 @@ SECTIONS = (
     "relay",
     "schedules",
     "serve",
+    "audit",
 )
 """Tables of the settings file that commands validate when they need them."""
 
