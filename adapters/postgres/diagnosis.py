@@ -65,7 +65,7 @@ def _check_rights(connection: Connection, name: str) -> Finding:
 
 
 def _check_durability(connection: Connection, set_: str, name: str) -> Finding:
-    settings = dict(connection.execute(_SQL["durability"].encode()).fetchall())
+    settings: dict[str, str] = dict(connection.execute(_SQL["durability"].encode()).fetchall())
     is_off = [each for each in ("fsync", "full_page_writes") if settings.get(each) == "off"]
     if is_off:
         advice = "Set both to on: a power cut may destroy the database."

@@ -634,7 +634,7 @@ async def test_a_worker_whose_mailbox_is_closed_ends_with_an_error_that_says_so(
     for address in ("memory:", str(tmp_path / "orders.db")):
         seen.clear()
         async with connect(address) as mailbox:
-            await send(mailbox, b"1")
+            await mailbox.send_message(NewMessage(topic="orders", payload=b"1"))
             task = asyncio.create_task(worker.run(mailbox))
             await until(lambda: seen, WAIT_SECONDS)
         async with asyncio.timeout(WAIT_SECONDS):
