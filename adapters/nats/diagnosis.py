@@ -28,9 +28,11 @@ def check_nats(settings: NatsSettings, seconds: float) -> Iterator[Finding]:
 
 async def _check(settings: NatsSettings, seconds: float) -> list[Finding]:
     async with connect(settings, "postroom doctor") as client:
-        found = client.connected_server_version
-        text = f"{settings.shown_url}: NATS {found.major}.{found.minor}.{found.patch}"
-        if (found.major, found.minor) < MIN_VERSION:
+        server_version = client.connected_server_version
+        text = (
+            f"{settings.shown_url}: NATS {server_version.major}.{server_version.minor}.{server_version.patch}"
+        )
+        if (server_version.major, server_version.minor) < MIN_VERSION:
             findings = [Finding("nats", "failure", text, "Use NATS 2.10 or newer.")]
         else:
             findings = [Finding("nats", "ok", text)]

@@ -71,12 +71,12 @@ def check_java() -> Iterator[Finding]:
     except (OSError, subprocess.SubprocessError) as error:
         yield Finding("java", "warning", f"{java} can't be run: {error}", advice)
         return
-    found = re.search(r'version "(\d+)', done.stderr)
-    if found is None or int(found[1]) < MIN_JAVA:
+    match = re.search(r'version "(\d+)', done.stderr)
+    if match is None or int(match[1]) < MIN_JAVA:
         first = (done.stderr.splitlines() or ["nothing"])[0]
         yield Finding("java", "warning", f"{java} says {first}; Spark needs {MIN_JAVA}", advice)
     else:
-        yield Finding("java", "ok", f"{spark}, Java {found[1]}")
+        yield Finding("java", "ok", f"{spark}, Java {match[1]}")
 
 
 def check_open_files() -> Iterator[Finding]:
