@@ -50,6 +50,14 @@ COMMANDS: Entries = {
     "activity": Command("activity:activity", QUERIES),
     "verify": Command("inspect:verify", OPERATIONS),
     "audit": Group(None, {"verify": Command("audit:verify")}, OPERATIONS, target="audit:audit"),
+    "token": Group(
+        "Capabilities: attenuate and inspect tokens.",
+        {
+            "attenuate": Command("token_holder:attenuate"),
+            "inspect": Command("token_holder:inspect"),
+        },
+        OPERATIONS,
+    ),
     "migrate": Command("migrate:migrate", OPERATIONS),
     "bench": Command("benchmark:bench", OPERATIONS),
     "dlq": Group(
