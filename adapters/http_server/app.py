@@ -1,13 +1,12 @@
 """The ASGI application: it checks requests, calls their handlers, and answers errors as problem documents."""
 
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import lru_cache
 from typing import Any, Final
 from urllib.parse import unquote_to_bytes
 
 import msgspec
-import uuid_utils
 
 from postroom.adapters.http_server.body_budget import BodyBudget
 from postroom.adapters.http_server.call import Call, Reply
@@ -27,14 +26,22 @@ from postroom.adapters.http_server.routes import Route, Router
 from postroom.adapters.http_server.settings import HttpSettings
 from postroom.adapters.http_server.strict_json import decode
 from postroom.adapters.sockets.address import is_loopback_name
+from postroom.application.bearer import read_bearer
+from postroom.application.correlation import MAX_CORR_ID_CHARS, correlate, is_corr_id
+from postroom.application.service import OpenSession, Session
 from postroom.application.telemetry import logger
-from postroom.domain.errors import FrameTooLarge, InternalError, InvalidRequest, PostroomError
+from postroom.domain.errors import (
+    FrameTooLarge,
+    InternalError,
+    InvalidRequest,
+    PostroomError,
+    Unauthenticated,
+)
 
 CHUNK_BYTES: Final = 64 << 10
 """Size of the pieces in which answers are written (svc-mailbox I-6)."""
 DISCARD_FRAMES: Final = 4
 """Frames of a body that is too large which are read and discarded, so that its sender sees the answer."""
-MAX_CORR_ID_CHARS: Final = 128
 MAX_HOST_CHARS: Final = 256
 
 
@@ -46,12 +53,22 @@ class App:
     """ASGI application over the routes.
 
     Arguments:
+        open_session: opens the session of a request's token.
         limits: size of a body, and of all bodies that are held at a time.
         any_host: accept any `Host`, as on a Unix socket; otherwise loopback names only.
     """
 
-    def __init__(self, router: Router, metrics: HttpMetrics, limits: HttpSettings, *, any_host: bool) -> None:
+    def __init__(
+        self,
+        router: Router,
+        open_session: OpenSession,
+        metrics: HttpMetrics,
+        limits: HttpSettings,
+        *,
+        any_host: bool,
+    ) -> None:
         self._router = router
+        self._open_session = open_session
         self._metrics = metrics
         self._frame_bytes = limits.frame_bytes
         self._budget = BodyBudget(limits.buffer_bytes)
@@ -62,25 +79,40 @@ class App:
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Serve one request."""
-        with self._budget.hold() as hold:
-            await self._serve(scope, receive, send, hold)
-
-    async def _serve(self, scope: Any, receive: Any, send: Any, hold: Callable[[int], None]) -> None:
-        started = time.perf_counter()
         headers = dict(scope["headers"])
+        caller = headers.get(b"x-corr-id", b"").decode("latin-1")
+        with self._budget.hold() as hold, correlate(caller) as corr_id:
+            await self._serve(scope, headers, corr_id, receive, send, hold)
+
+    async def _serve(
+        self,
+        scope: Any,
+        headers: dict[bytes, bytes],
+        corr_id: str,
+        receive: Any,
+        send: Any,
+        hold: Callable[[int], None],
+    ) -> None:
+        started = time.perf_counter()
         route: Route | None = None
-        corr_id = str(uuid_utils.uuid7())
         try:
-            corr_id = _corr_id(headers, corr_id)
+            _check_corr_id(headers)
             self._check_site(scope["headers"])
             route, path = self._router.find(scope["method"], _segments(scope["raw_path"]))
+            token = None if route.is_public else read_bearer(_authorization(scope["headers"]))
+
+            def open_session() -> Awaitable[Session]:
+                return self._open_session(token)
+
             call = Call(
                 corr_id,
                 headers,
                 path,
-                parse_query(scope["query_string"], route.query),
-                await self._body(route, headers, receive, hold),
-                scope["state"]["connection"],
+                caller=None if route.is_public else await open_session(),
+                query=parse_query(scope["query_string"], route.query),
+                body=await self._body(route, headers, receive, hold),
+                connection=scope["state"]["connection"],
+                open_session=open_session,
             )
             reply = await route.handler(call)
         except ClientGone:
@@ -89,7 +121,7 @@ class App:
             reply = _refusal(error, corr_id, ends_connection=b"expect" in headers)
             self._metrics.rejected(error.code)
         except Exception:
-            logger().exception("http.request_failed", corr_id=corr_id)
+            logger().exception("http.request_failed")
             reply = _refusal(
                 InternalError(
                     "The request failed because of a defect; its traceback is in the server's log."
@@ -106,7 +138,6 @@ class App:
             route=name,
             status=reply.status,
             ms=round(1_000 * seconds, 1),
-            corr_id=corr_id,
         )
 
     async def _body(
@@ -178,15 +209,14 @@ def _segments(raw_path: bytes) -> list[str]:
         raise InvalidRequest("The path is not UTF-8.") from None
 
 
-def _corr_id(headers: dict[bytes, bytes], default: str) -> str:
-    """Return the caller's correlation id, or `default` without one (svc-mailbox P-8)."""
+def _authorization(headers: list[tuple[bytes, bytes]]) -> list[str]:
+    return [value.decode("latin-1") for name, value in headers if name == b"authorization"]
+
+
+def _check_corr_id(headers: dict[bytes, bytes]) -> None:
     value = headers.get(b"x-corr-id")
-    if value is None:
-        return default
-    text = value.decode("latin-1")
-    if not (0 < len(text) <= MAX_CORR_ID_CHARS and all("!" <= char <= "~" for char in text)):
+    if value is not None and not is_corr_id(value.decode("latin-1")):
         raise InvalidRequest(f"X-Corr-Id must have 1 to {MAX_CORR_ID_CHARS} visible ASCII characters.")
-    return text
 
 
 def _refusal(error: PostroomError, corr_id: str, *, ends_connection: bool = False) -> Reply:
@@ -201,6 +231,8 @@ def _refusal(error: PostroomError, corr_id: str, *, ends_connection: bool = Fals
         headers.append((b"retry-after", retry_after(wait_ms)))
     if isinstance(error, MethodNotAllowed):
         headers.append((b"allow", error.allow.encode()))
+    if isinstance(error, Unauthenticated):
+        headers.append((b"www-authenticate", b"Bearer"))
     if ends_connection or isinstance(error, FrameTooLarge):
         headers.append((b"connection", b"close"))
     return Reply(msgspec.json.encode(problem(error, corr_id)), error.status, TYPE, tuple(headers))
