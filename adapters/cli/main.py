@@ -88,6 +88,7 @@ COMMANDS: Entries = {
         },
         OPERATIONS,
     ),
+    "doctor": Command("doctor:doctor", OPERATIONS),
     "config": Group(
         "Settings: show them, and where each comes from.", {"show": Command("config:show")}, OPERATIONS
     ),
@@ -109,6 +110,13 @@ COMMANDS: Entries = {
         {"list": Command("archive:list_segments"), "verify": Command("archive:verify")},
         OPERATIONS,
     ),
+    "backup": Group(
+        "Back up a store, and verify backups.",
+        {"create": Command("backup:create"), "verify": Command("backup:verify")},
+        OPERATIONS,
+        default="create",
+    ),
+    "restore": Command("backup:restore", OPERATIONS),
     "outbox": Group(
         "Transactional outbox of a service: relay its events, list and retry those that failed.",
         {
