@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from postroom.application.delivery_window import DeliveryWindows
 from postroom.application.ports.mailbox import Mailbox
+from postroom.application.surface_metrics import SurfaceMetrics
 from postroom.domain.policy import TopicPolicy
 from postroom.domain.search import EventFilter, SearchPage
 
@@ -19,6 +20,7 @@ class Service(NamedTuple):
         default_policy: policy of topics that have none of their own.
         stopping: set when the service begins to stop; long polls and streams then end.
         streams: flow control of the streams of all surfaces.
+        metrics: of all surfaces and of the mailbox.
     """
 
     mailbox: Mailbox
@@ -26,6 +28,7 @@ class Service(NamedTuple):
     default_policy: TopicPolicy
     stopping: asyncio.Event
     streams: DeliveryWindows
+    metrics: SurfaceMetrics
 
 
 Surface = Callable[[Service], AbstractAsyncContextManager[str]]

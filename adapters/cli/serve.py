@@ -69,7 +69,9 @@ async def _serve(session: Session, surfaces: list[Surface]) -> None:
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     async with (
         session.use(create=True) as mailbox,
-        serve_mailbox(session.store, mailbox, surfaces, default_policy=session.settings.policy) as addresses,
+        serve_mailbox(
+            session.store, mailbox, surfaces, default_policy=session.settings.policy, measure=mailbox.measure
+        ) as addresses,
     ):
         if session.out.as_json:
             session.out.json({"mailbox": mailbox.name, "addresses": addresses})

@@ -8,8 +8,10 @@ from postroom.adapters.compose.queries import read_projections
 from postroom.adapters.http_server.settings import HttpSettings
 from postroom.application.delivery_window import DeliveryWindows
 from postroom.application.extras import explain_missing_extra
+from postroom.application.metrics import Measure
 from postroom.application.ports.mailbox import Mailbox
 from postroom.application.service import Service, Surface
+from postroom.application.surface_metrics import SurfaceMetrics
 from postroom.domain.policy import TopicPolicy
 from postroom.domain.search import EventFilter, SearchPage
 
@@ -18,7 +20,12 @@ __all__ = ["HttpSettings", "open_grpc_surface", "open_http_surface", "serve_mail
 
 @asynccontextmanager
 async def serve_mailbox(
-    store: str, mailbox: Mailbox, surfaces: Sequence[Surface], *, default_policy: TopicPolicy | None = None
+    store: str,
+    mailbox: Mailbox,
+    surfaces: Sequence[Surface],
+    *,
+    default_policy: TopicPolicy | None = None,
+    measure: Measure | None = None,
 ) -> AsyncIterator[list[str]]:
     """Serve a mailbox through surfaces for as long as the context lasts.
 
@@ -26,6 +33,7 @@ async def serve_mailbox(
 
     Arguments:
         store: the store of the mailbox, for searches.
+        measure: returns the metrics of the mailbox; None for none.
 
     Yields: the addresses of the surfaces.
     Raises: InvalidRequest for an address that is not served, Unavailable when one can't be bound.
@@ -35,7 +43,7 @@ async def serve_mailbox(
         return await asyncio.to_thread(_search, store, filter_)
 
     policy = default_policy or TopicPolicy()
-    service = Service(mailbox, search, policy, asyncio.Event(), DeliveryWindows())
+    service = Service(mailbox, search, policy, asyncio.Event(), DeliveryWindows(), SurfaceMetrics(measure))
     opened = [surface(service) for surface in surfaces]
     async with AsyncExitStack() as closing:
         addresses = []

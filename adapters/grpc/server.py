@@ -20,6 +20,7 @@ from postroom.adapters.grpc.service import Context, MailboxService
 from postroom.adapters.grpc.status import DETAILS_KEY, status_code, status_of
 from postroom.adapters.sockets.address import Address, find_file, remove_stale, resolve, unlink, url
 from postroom.application.service import Service, Surface
+from postroom.application.surface_metrics import SurfaceMetrics
 from postroom.application.telemetry import logger
 from postroom.domain.errors import InternalError, PostroomError, Unavailable
 
@@ -63,7 +64,7 @@ def grpc_surface(address: str) -> Surface:
     async def serve(service: Service) -> AsyncIterator[str]:
         server = grpc.aio.server(options=OPTIONS)
         calls = MailboxService(service)
-        handlers = _Handlers(calls)
+        handlers = _Handlers(calls, service.metrics)
         server.add_generic_rpc_handlers((handlers,))
         checks = await _add_health(server)
         reflection.enable_server_reflection((*NAMES, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
@@ -128,7 +129,8 @@ def _add_port(server: grpc.aio.Server, target: Address, at: str) -> int:
 class _Handlers(grpc.GenericRpcHandler):
     """Handlers of all methods by their paths, which turn errors into statuses."""
 
-    def __init__(self, calls: MailboxService) -> None:
+    def __init__(self, calls: MailboxService, metrics: SurfaceMetrics) -> None:
+        self._metrics = metrics
         self._handlers = {
             method.path: _method_handler(method, self._run(name, method.request, getattr(calls, name)))
             for name, method in METHODS.items()
@@ -157,7 +159,9 @@ class _Handlers(grpc.GenericRpcHandler):
             if name in ENDED_AT_STOP:
                 self._waiting.add(task)
             try:
-                return await handler(read_request(kind, data), context)
+                answer = await handler(read_request(kind, data), context)
+                self._metrics.answered_grpc(name, "OK")
+                return answer
             except PostroomError as error:
                 failure = error
             except asyncio.CancelledError:
@@ -172,6 +176,8 @@ class _Handlers(grpc.GenericRpcHandler):
                 )
             finally:
                 self._waiting.discard(task)
+            self._metrics.refused(failure)
+            self._metrics.answered_grpc(name, status_code(failure).name)
             status = status_of(failure)
             details = ((DETAILS_KEY, status.SerializeToString()),)
             return await context.abort(status_code(failure), status.message, details)

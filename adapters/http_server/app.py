@@ -11,7 +11,6 @@ import uuid_utils
 
 from postroom.adapters.http_server.body_budget import BodyBudget
 from postroom.adapters.http_server.call import Call, Reply
-from postroom.adapters.http_server.metrics import HttpMetrics
 from postroom.adapters.http_server.parameters import parse_query
 from postroom.adapters.http_server.problems import (
     TYPE,
@@ -27,6 +26,7 @@ from postroom.adapters.http_server.routes import Route, Router
 from postroom.adapters.http_server.settings import HttpSettings
 from postroom.adapters.http_server.strict_json import decode
 from postroom.adapters.sockets.address import is_loopback_name
+from postroom.application.surface_metrics import SurfaceMetrics
 from postroom.application.telemetry import logger
 from postroom.domain.errors import FrameTooLarge, InternalError, InvalidRequest, PostroomError
 
@@ -50,7 +50,9 @@ class App:
         any_host: accept any `Host`, as on a Unix socket; otherwise loopback names only.
     """
 
-    def __init__(self, router: Router, metrics: HttpMetrics, limits: HttpSettings, *, any_host: bool) -> None:
+    def __init__(
+        self, router: Router, metrics: SurfaceMetrics, limits: HttpSettings, *, any_host: bool
+    ) -> None:
         self._router = router
         self._metrics = metrics
         self._frame_bytes = limits.frame_bytes
@@ -87,7 +89,7 @@ class App:
             return
         except PostroomError as error:
             reply = _refusal(error, corr_id, ends_connection=b"expect" in headers)
-            self._metrics.rejected(error.code)
+            self._metrics.refused(error)
         except Exception:
             logger().exception("http.request_failed", corr_id=corr_id)
             reply = _refusal(
@@ -99,7 +101,7 @@ class App:
         await _send(reply, corr_id, send)
         seconds = time.perf_counter() - started
         name = route.path if route is not None else "other"
-        self._metrics.served(scope["method"], name, reply.status)
+        self._metrics.answered_http(scope["method"], name, reply.status)
         logger().info(
             "http.request",
             method=scope["method"],

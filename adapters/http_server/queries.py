@@ -2,9 +2,9 @@
 
 import msgspec
 
+from postroom.adapters.http.exposition import write_metrics
 from postroom.adapters.http_server import query_schemas, schemas
 from postroom.adapters.http_server.call import Call, Reply, json_reply
-from postroom.adapters.http_server.metrics import CONTENT_TYPE, HttpMetrics
 from postroom.application.queries.time_travel import to_us
 from postroom.application.service import Service
 from postroom.domain.envelope.build import without_auth_token
@@ -134,10 +134,9 @@ class OperatorHandlers:
 class StateHandlers:
     """Handlers of health, readiness, metrics and the contract."""
 
-    def __init__(self, service: Service, metrics: HttpMetrics) -> None:
+    def __init__(self, service: Service) -> None:
         self._service = service
         self._mailbox = service.mailbox
-        self._metrics = metrics
         self.contract = b""
 
     async def healthz(self, call: Call) -> Reply:
@@ -155,9 +154,9 @@ class StateHandlers:
 
     async def metrics(self, call: Call) -> Reply:
         """Return the metrics."""
-        backlog, topics = await self._mailbox.get_backlog(), await self._mailbox.list_topics()
-        text = self._metrics.scrape(backlog, topics, self._service.default_policy)
-        return Reply(text, content_type=CONTENT_TYPE)
+        accept = call.headers.get(b"accept", b"").decode("latin-1")
+        text, content_type = write_metrics(await self._service.metrics.collect(), accept)
+        return Reply(text, content_type=content_type.encode())
 
     async def openapi(self, call: Call) -> Reply:
         """Return the contract."""

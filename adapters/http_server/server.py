@@ -12,7 +12,6 @@ from postroom.adapters.http_server.api import make_routes
 from postroom.adapters.http_server.app import App
 from postroom.adapters.http_server.connection import Connection, State
 from postroom.adapters.http_server.handlers import MessageHandlers
-from postroom.adapters.http_server.metrics import HttpMetrics
 from postroom.adapters.http_server.openapi import make_document
 from postroom.adapters.http_server.queries import OperatorHandlers, QueryHandlers, StateHandlers
 from postroom.adapters.http_server.routes import Router
@@ -71,12 +70,11 @@ def http_surface(address: str, settings: HttpSettings | None = None) -> Surface:
 
 def make_app(service: Service, limits: HttpSettings, *, any_host: bool = False) -> App:
     """Return the ASGI application of a service."""
-    metrics = HttpMetrics()
-    state = StateHandlers(service, metrics)
-    messages = MessageHandlers(service, limits, metrics)
+    state = StateHandlers(service)
+    messages = MessageHandlers(service, limits)
     routes = make_routes(messages, QueryHandlers(service), OperatorHandlers(service), state)
     state.contract = msgspec.json.encode(make_document(routes))
-    return App(Router(routes), metrics, limits, any_host=any_host)
+    return App(Router(routes), service.metrics, limits, any_host=any_host)
 
 
 async def _tell_time(state: State) -> None:
