@@ -67,17 +67,34 @@ class WrongMode(InvalidRequest):
 
 
 class Unauthenticated(Rejected):
-    """The request has no valid capability (svc-mailbox C-10 `E_CAP_AUTH`)."""
+    """The request has no valid capability (svc-mailbox C-10 `E_CAP_AUTH`).
+
+    Arguments:
+        reason: for programs: `missing`, `malformed`, `signature`, `caveat`, `expired`, `not-yet-valid` or
+            `revoked`; empty where it is unknown.
+    """
 
     code = "E_CAP_AUTH"
     status = 401
 
+    def __init__(self, message: str, reason: str = "") -> None:
+        super().__init__(message)
+        self.reason = reason
+
 
 class Forbidden(Rejected):
-    """The capability does not cover this operation or topic (svc-mailbox C-10 `E_CAP_SCOPE`)."""
+    """The capability does not cover this operation or topic (svc-mailbox C-10 `E_CAP_SCOPE`).
+
+    Arguments:
+        reason: for programs: `mailbox`, `operation`, `topic` or `messages`; empty where it is unknown.
+    """
 
     code = "E_CAP_SCOPE"
     status = 403
+
+    def __init__(self, message: str, reason: str = "") -> None:
+        super().__init__(message)
+        self.reason = reason
 
 
 class NotFound(Rejected):

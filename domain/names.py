@@ -16,6 +16,9 @@ _NAMES = UUID("6ad9bd0e-54c4-5d0b-9a39-0d9bb4ce1c4e").bytes  # the namespace of 
 _AS_VERSION_5 = [bytes([byte & 0x0F | 0x50]) for byte in range(256)]
 _AS_VARIANT = [bytes([byte & 0x3F | 0x80]) for byte in range(256)]
 DEFAULT_MAILBOX = "main@local"
+AUDIT_LOG = "$audit"
+CAPABILITY_LOG = "$capabilities"
+"""Logs of a store that are not mailboxes: a name without @ can't be a mailbox's, and queries skip it."""
 MAX_ID_CHARS = MAX_TEXT_CHARS
 MAX_CHOICES = 10
 MAX_SUGGESTIONS = 3

@@ -19,6 +19,7 @@ from postroom.adapters.grpc.methods import METHODS, NAMES, Method
 from postroom.adapters.grpc.service import Context, MailboxService
 from postroom.adapters.grpc.status import DETAILS_KEY, status_code, status_of
 from postroom.adapters.sockets.address import Address, find_file, remove_stale, resolve, unlink, url
+from postroom.application.correlation import correlate
 from postroom.application.service import Service, Surface
 from postroom.application.surface_metrics import SurfaceMetrics
 from postroom.application.telemetry import logger
@@ -26,6 +27,8 @@ from postroom.domain.errors import InternalError, PostroomError, Unavailable
 
 MAX_REQUEST_BYTES = (1 << 20) + (64 << 10)
 """Maximum size of a request: the default frame (svc-mailbox I-6), and room for fields beside a message."""
+CORR_ID_KEY = "x-corr-id"
+"""Metadata with the correlation id of a call, of the caller and in the trailers of the answer."""
 STOP_SECONDS = 4
 ENDED_AT_STOP = ("recv", "recv_stream")
 """The methods that wait for messages, and end when the server stops."""
@@ -154,6 +157,12 @@ class _Handlers(grpc.GenericRpcHandler):
         """Return a handler of encoded requests that turns errors into statuses."""
 
         async def run(data: bytes, context: Context) -> Any:
+            caller = dict(context.invocation_metadata() or ()).get(CORR_ID_KEY)
+            with correlate(caller if isinstance(caller, str) else None) as corr_id:
+                context.set_trailing_metadata(((CORR_ID_KEY, corr_id),))
+                return await answer(data, context, corr_id)
+
+        async def answer(data: bytes, context: Context, corr_id: str) -> Any:
             task = asyncio.current_task()
             assert task is not None
             if name in ENDED_AT_STOP:
@@ -179,7 +188,7 @@ class _Handlers(grpc.GenericRpcHandler):
             self._metrics.refused(failure)
             self._metrics.answered_grpc(name, status_code(failure).name)
             status = status_of(failure)
-            details = ((DETAILS_KEY, status.SerializeToString()),)
+            details = ((DETAILS_KEY, status.SerializeToString()), (CORR_ID_KEY, corr_id))
             return await context.abort(status_code(failure), status.message, details)
 
         return run

@@ -7,7 +7,6 @@ from typing import Any, Final
 from urllib.parse import unquote_to_bytes
 
 import msgspec
-import uuid_utils
 
 from postroom.adapters.http_server.body_budget import BodyBudget
 from postroom.adapters.http_server.call import Call, Reply
@@ -26,6 +25,7 @@ from postroom.adapters.http_server.routes import Route, Router
 from postroom.adapters.http_server.settings import HttpSettings
 from postroom.adapters.http_server.strict_json import decode
 from postroom.adapters.sockets.address import is_loopback_name
+from postroom.application.correlation import MAX_CORR_ID_CHARS, correlate, is_corr_id
 from postroom.application.surface_metrics import SurfaceMetrics
 from postroom.application.telemetry import logger
 from postroom.domain.errors import FrameTooLarge, InternalError, InvalidRequest, PostroomError
@@ -34,7 +34,6 @@ CHUNK_BYTES: Final = 64 << 10
 """Size of the pieces in which answers are written (svc-mailbox I-6)."""
 DISCARD_FRAMES: Final = 4
 """Frames of a body that is too large which are read and discarded, so that its sender sees the answer."""
-MAX_CORR_ID_CHARS: Final = 128
 MAX_HOST_CHARS: Final = 256
 
 
@@ -64,16 +63,24 @@ class App:
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Serve one request."""
-        with self._budget.hold() as hold:
-            await self._serve(scope, receive, send, hold)
-
-    async def _serve(self, scope: Any, receive: Any, send: Any, hold: Callable[[int], None]) -> None:
-        started = time.perf_counter()
         headers = dict(scope["headers"])
+        caller = headers.get(b"x-corr-id", b"").decode("latin-1")
+        with self._budget.hold() as hold, correlate(caller) as corr_id:
+            await self._serve(scope, headers, corr_id, receive, send, hold)
+
+    async def _serve(
+        self,
+        scope: Any,
+        headers: dict[bytes, bytes],
+        corr_id: str,
+        receive: Any,
+        send: Any,
+        hold: Callable[[int], None],
+    ) -> None:
+        started = time.perf_counter()
         route: Route | None = None
-        corr_id = str(uuid_utils.uuid7())
         try:
-            corr_id = _corr_id(headers, corr_id)
+            _check_corr_id(headers)
             self._check_site(scope["headers"])
             route, path = self._router.find(scope["method"], _segments(scope["raw_path"]))
             call = Call(
@@ -91,7 +98,7 @@ class App:
             reply = _refusal(error, corr_id, ends_connection=b"expect" in headers)
             self._metrics.refused(error)
         except Exception:
-            logger().exception("http.request_failed", corr_id=corr_id)
+            logger().exception("http.request_failed")
             reply = _refusal(
                 InternalError(
                     "The request failed because of a defect; its traceback is in the server's log."
@@ -108,7 +115,6 @@ class App:
             route=name,
             status=reply.status,
             ms=round(1_000 * seconds, 1),
-            corr_id=corr_id,
         )
 
     async def _body(
@@ -180,15 +186,10 @@ def _segments(raw_path: bytes) -> list[str]:
         raise InvalidRequest("The path is not UTF-8.") from None
 
 
-def _corr_id(headers: dict[bytes, bytes], default: str) -> str:
-    """Return the caller's correlation id, or `default` without one (svc-mailbox P-8)."""
+def _check_corr_id(headers: dict[bytes, bytes]) -> None:
     value = headers.get(b"x-corr-id")
-    if value is None:
-        return default
-    text = value.decode("latin-1")
-    if not (0 < len(text) <= MAX_CORR_ID_CHARS and all("!" <= char <= "~" for char in text)):
+    if value is not None and not is_corr_id(value.decode("latin-1")):
         raise InvalidRequest(f"X-Corr-Id must have 1 to {MAX_CORR_ID_CHARS} visible ASCII characters.")
-    return text
 
 
 def _refusal(error: PostroomError, corr_id: str, *, ends_connection: bool = False) -> Reply:

@@ -39,7 +39,8 @@ INSERT INTO postroom.mailbox_names (name, partition_positions) VALUES (%(name)s,
 ON CONFLICT (name) DO NOTHING;
 
 -- name: mailboxes
-SELECT name FROM postroom.mailbox_names ORDER BY name COLLATE "C";
+-- Logs whose names have no @ are not those of mailboxes.
+SELECT name FROM postroom.mailbox_names WHERE strpos(name, '@') > 0 ORDER BY name COLLATE "C";
 
 -- name: make_partitions
 SELECT postroom.make_partitions(%(id)s, %(through)s);

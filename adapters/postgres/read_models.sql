@@ -12,12 +12,13 @@ SELECT
 SET LOCAL statement_timeout = 0;
 
 -- name: heads
+-- Logs whose names have no @ are not those of mailboxes.
 SELECT name, coalesce((
     SELECT place & 1099511627775 FROM postroom.log
     WHERE place > mailbox_names.id << 40 AND place < (mailbox_names.id + 1) << 40
     ORDER BY place DESC LIMIT 1
 ), 0)
-FROM postroom.mailbox_names ORDER BY name COLLATE "C";
+FROM postroom.mailbox_names WHERE strpos(name, '@') > 0 ORDER BY name COLLATE "C";
 
 -- name: size
 SELECT coalesce(sum(pg_total_relation_size(oid)), 0)::bigint FROM pg_class

@@ -14,7 +14,8 @@ SELECT status FROM {projection} WHERE version = {version}{lock};
 SELECT mailbox_id, position, at FROM {projection_cursor} WHERE version = {version};
 
 -- name: mailboxes
-SELECT id, name FROM {mailbox_names} ORDER BY id;
+-- Logs whose names have no @ are not those of mailboxes.
+SELECT id, name FROM {mailbox_names} WHERE replace(name, '@', '') <> name ORDER BY id;
 
 -- name: head
 SELECT {id}, (SELECT removed_through FROM {mailbox_names} WHERE id = {id}),

@@ -10,7 +10,8 @@ SELECT id FROM mailbox_names WHERE name = :name;
 SELECT 1 FROM sqlite_schema LIMIT 1;
 
 -- name: mailboxes
-SELECT id, name FROM mailbox_names ORDER BY name;
+-- Logs whose names have no @ are not those of mailboxes.
+SELECT id, name FROM mailbox_names WHERE instr(name, '@') > 0 ORDER BY name;
 
 -- name: head
 SELECT place - :base, at, chain, epoch FROM log

@@ -12,7 +12,8 @@ SELECT
     set_config('jit', 'off', false);
 
 -- name: mailboxes
-SELECT name, id FROM postroom.mailbox_names ORDER BY id;
+-- Logs whose names have no @ are not those of mailboxes.
+SELECT name, id FROM postroom.mailbox_names WHERE strpos(name, '@') > 0 ORDER BY id;
 
 -- name: first
 SELECT place - %(base)s FROM postroom.log

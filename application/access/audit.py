@@ -1,0 +1,52 @@
+"""Port: the audit log, who searched and who read payloads over a network surface (RFC-037)."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import msgspec
+
+ALLOWED = "allowed"
+"""Outcome of an access that was answered; of any other it is the error's code, such as `E_CAP_SCOPE`."""
+
+
+class AuditEntry(msgspec.Struct, frozen=True):
+    """One access of a principal: what was searched or read, and the outcome.
+
+    It has no payload, no token and no search term: of a filter, only which fields were used (ADR 0051).
+
+    Arguments:
+        at: µs since 1970 UTC.
+        principal: whom the capability was issued to.
+        capability: root nonce of the capability, in hex.
+        operation: the right that was needed, such as `read-payload`.
+        topics: the topics that were named, exact or globs; empty for all.
+        target: message id, or "" for an access to more than one message.
+        matches: how many messages were in the answer.
+        outcome: `allowed`, or the code of the error.
+        corr_id: correlation id of the call.
+        criteria: names of the search criteria that were used, such as `match`.
+    """
+
+    at: int
+    principal: str
+    capability: str
+    operation: str
+    mailbox: str
+    topics: tuple[str, ...]
+    target: str
+    matches: int
+    outcome: str
+    corr_id: str
+    criteria: tuple[str, ...] = ()
+
+
+class AuditLog(Protocol):
+    """The audit log of a store; every adapter passes `tests/conformance/audit_log.py`."""
+
+    async def record(self, entries: Sequence[AuditEntry], /) -> None:
+        """Record accesses, all or none; they are durable when this returns.
+
+        To be called before an answer goes out: an access that can't be recorded is refused.
+
+        Raises: Unavailable when they can't be recorded.
+        """
