@@ -148,20 +148,16 @@ def test_metrics_of_one_name_are_one_metric() -> None:
     assert merged.samples == [({"a": "1"}, 1), ({"a": "2"}, 4)]
 
 
-@pytest.mark.parametrize("seconds", [0, 59, 60])
-def test_a_loop_whose_last_pass_succeeded_lately_makes_progress(seconds: float) -> None:
-    now = 0.0
-    progress = Progress(60, lambda: now)
-    now = seconds
-    assert progress.is_made
+@pytest.mark.parametrize(("seconds", "is_made"), [(0, True), (60, True), (61, False)])
+def test_a_loop_that_ends_no_pass_for_too_long_makes_no_progress(seconds: float, is_made: bool) -> None:
+    times = iter((0.0, seconds))
+    assert Progress(60, lambda: next(times)).is_made == is_made
+
+
+@pytest.mark.parametrize("recovers", [False, True])
+def test_a_loop_whose_last_pass_failed_makes_no_progress(recovers: bool) -> None:
+    progress = Progress()
     progress.failed()
-    assert not progress.is_made
-    progress.succeeded()
-    assert progress.is_made
-
-
-def test_a_loop_that_ends_no_pass_makes_no_progress() -> None:
-    now = 0.0
-    progress = Progress(60, lambda: now)
-    now = 61.0
-    assert not progress.is_made
+    if recovers:
+        progress.succeeded()
+    assert progress.is_made == recovers
