@@ -3,13 +3,13 @@
 import asyncio
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from postroom.application.forks import check_not_forked
 from postroom.application.mailbox.command_enricher import CommandEnricher
 from postroom.application.mailbox.committer import Committer
 from postroom.application.mailbox.drain_rate import DrainRate
-from postroom.application.mailbox.envelope_cache import EnvelopeCache
+from postroom.application.mailbox.envelope_cache import CACHE_BYTES, EnvelopeCache
 from postroom.application.mailbox.fair_queue import FairQueue
 from postroom.application.mailbox.group import Request, cost_of, refuse, topic_of
 from postroom.application.mailbox.group_decider import GroupDecider
@@ -25,6 +25,7 @@ from postroom.application.telemetry import logger, summarize
 from postroom.domain.errors import (
     DuplicateRecord,
     Fenced,
+    MailboxClosed,
     PostroomError,
     Rejected,
     Saturated,
@@ -32,7 +33,6 @@ from postroom.domain.errors import (
     WrongPosition,
 )
 from postroom.domain.mailbox.commands import Command, Receive, TakeOwnership
-from postroom.domain.mailbox.decide import decide
 from postroom.domain.mailbox.events import MailboxMode
 from postroom.domain.mailbox.log_clock import Anchor, anchor
 from postroom.domain.mailbox.state import Mailbox
@@ -57,6 +57,8 @@ class MailboxEngine:
     One task takes the pending requests (group commit), decides them and hands their events to the committer,
     which appends them in a thread while the next group is decided, and answers when they are durable. When an
     append fails, every affected caller gets a typed error and the state is loaded from the log again.
+
+    `admit` is called before each send, with the size of its envelope; it raises Saturated for lack of room.
     """
 
     def __init__(
@@ -66,7 +68,8 @@ class MailboxEngine:
         *,
         limits: MailboxLimits | None = None,
         default_policy: TopicPolicy | None = None,
-        cache_bytes: int = 64 << 20,
+        cache_bytes: int = CACHE_BYTES,
+        admit: Callable[[Mailbox, int], None] | None = None,
     ) -> None:
         self.log = log
         self.writer = LogWriter(log)
@@ -77,7 +80,7 @@ class MailboxEngine:
         self._committer = Committer(self.writer, self._append_failed, self._refuse, self.metrics)
         cache = EnvelopeCache(cache_bytes)
         enricher = CommandEnricher(log, cache, self._committer)
-        self._decider = GroupDecider(enricher, cache, self.metrics.reorder)
+        self._decider = GroupDecider(enricher, cache, self.metrics.reorder, admit)
         self._long_polls = LongPolls()
         self._state: LoadedMailbox | None = None
         self._anchor = Anchor(0, 0, continues=False)
@@ -188,7 +191,7 @@ class MailboxEngine:
     async def _submit(self, commands: Sequence[Command]) -> list[Answer]:
         self.check_process()
         if self._lost is not None or self._closing:
-            raise self._lost or Unavailable(f"Mailbox {self.log.mailbox} is closed; open it again.")
+            raise self._lost or MailboxClosed(f"Mailbox {self.log.mailbox} is closed; open it again.")
         topic, cost = topic_of(commands, self._state), cost_of(commands)
         if not self._pending.has_room(topic, cost):
             raise Saturated(
@@ -391,9 +394,4 @@ class MailboxEngine:
         boot, uptime = clock.boot(), clock.uptime()
         self._anchor = anchor(mailbox, wall=clock.wall(), boot=boot, uptime=uptime, accept_clock=accept_clock)
         command = TakeOwnership(self.log.mailbox, mode, owner, boot, uptime, self._anchor.continues)
-        events = decide(command, mailbox, self._anchor.at)
-        state.epoch += 1
-        records = state.to_records(events)
-        for event, record in zip(events, records, strict=True):
-            state.evolve(event, record)
-        await self.writer.append(records)
+        await self.writer.append(state.take_ownership(command, self._anchor.at))

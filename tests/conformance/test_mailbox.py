@@ -10,12 +10,20 @@ import pytest
 from postroom.adapters.compose import OwnerSettings, Postroom, open_mailbox
 from postroom.adapters.compose.connect import connect, share_mailbox
 from postroom.adapters.compose.remote import connect_remote
-from postroom.adapters.compose.serve import HttpSettings, open_grpc_surface, open_http_surface, serve_mailbox
+from postroom.adapters.compose.serve import (
+    HttpSettings,
+    open_grpc_surface,
+    open_http_surface,
+    serve_mailbox,
+    unrestricted,
+)
 from postroom.adapters.sync_mailbox import SyncMailbox, SyncMessageStream
+from postroom.adapters.system.clock import SystemClock
 from postroom.application.mailbox.client import MailboxClient
 from postroom.application.messages import ReceivedMessage
 from postroom.application.ports.mailbox import Mailbox
 from tests.conformance.mailbox import MailboxConformance
+from tests.support.access import Controlled
 from tests.support.stores import MAILBOX
 
 RELAXED = OwnerSettings(durability="relaxed")
@@ -53,6 +61,14 @@ class TestSharedMailboxOfAnother(MailboxConformance):
             yield shared
 
 
+class TestAuthorizedMailbox(MailboxConformance):
+    @pytest.fixture
+    async def mailbox(self) -> AsyncIterator[Mailbox]:
+        async with open_mailbox("memory:", MAILBOX) as owned:
+            controlled = Controlled(owned, SystemClock())
+            yield (await controlled.control.open_session(controlled.issue())).mailbox
+
+
 class TestMailboxOverNetwork(MailboxConformance):
     @pytest.fixture(params=["http", "http+unix", "grpc", "grpc+unix"])
     async def mailbox(self, request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[MailboxClient]:
@@ -63,7 +79,7 @@ class TestMailboxOverNetwork(MailboxConformance):
         )
         async with (
             open_mailbox("memory:", MAILBOX) as owned,
-            serve_mailbox("memory:", owned, [surface]) as (served,),
+            serve_mailbox("memory:", owned, [surface], access=unrestricted) as (served,),
             connect_remote(served, timeout_ms=3_000) as client,
         ):
             yield client
