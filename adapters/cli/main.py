@@ -98,6 +98,13 @@ COMMANDS: Entries = {
         {"list": Command("archive:list_segments"), "verify": Command("archive:verify")},
         OPERATIONS,
     ),
+    "backup": Group(
+        "Back up a store, and verify backups.",
+        {"create": Command("backup:create"), "verify": Command("backup:verify")},
+        OPERATIONS,
+        default="create",
+    ),
+    "restore": Command("backup:restore", OPERATIONS),
     "outbox": Group(
         "Transactional outbox of a service: relay its events, list and retry those that failed.",
         {

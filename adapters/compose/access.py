@@ -1,6 +1,6 @@
 """Wiring of access control: keys, the log of capabilities, and the control of a served mailbox."""
 
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING
 
@@ -72,13 +72,12 @@ async def open_access_control(
     keys: KeyRing,
     audit: AuditLog,
     settings: AccessSettings | None = None,
-    corr_id: Callable[[], str] = str,
 ) -> AsyncIterator[AccessControl]:
     """Check the tokens of callers of a mailbox for as long as the context lasts.
 
     Raises: InvalidRequest when there is no key, Unavailable when keys or revocations can't be read.
     """
-    control = AccessControl(mailbox, search, keys, capabilities, audit, SystemClock(), settings, corr_id)
+    control = AccessControl(mailbox, search, keys, capabilities, audit, SystemClock(), settings)
     await control.refresh()
     if not keys.root_keys():
         raise InvalidRequest(

@@ -50,7 +50,6 @@ class AccessControl:
     Arguments:
         mailbox: permits everything.
         search: the same, of the read models of the mailbox's store.
-        corr_id: returns the correlation id of the present call.
     """
 
     def __init__(
@@ -62,7 +61,6 @@ class AccessControl:
         audit: AuditLog,
         clock: Clock,
         settings: AccessSettings | None = None,
-        corr_id: Callable[[], str] = str,
     ) -> None:
         self._mailbox = mailbox
         self._search = search
@@ -71,7 +69,6 @@ class AccessControl:
         self._audit = audit
         self._clock = clock
         self._settings = (settings or AccessSettings()).validate()
-        self._corr_id = corr_id
         self._ttl = self._settings.cap_cache_ttl_ms * US_PER_MS
         self._sessions: dict[str, _VerifiedToken] = {}
         self._keys: dict[bytes, RootKey] = {}
@@ -167,7 +164,7 @@ class AccessControl:
             self._ensure_fresh,
             self._count_refusal,
         )
-        auditor = Auditor(self._audit, access, self._mailbox.name, self._clock.wall, self._corr_id)
+        auditor = Auditor(self._audit, access, self._mailbox.name, self._clock.wall)
         mailbox = AuthorizedMailbox(
             self._mailbox, guard, auditor, self._deliveries, self._windows, self._clock.wall
         )
