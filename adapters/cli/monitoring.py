@@ -1,6 +1,5 @@
 """`--metrics-port` of long-running commands: metrics and health over HTTP."""
 
-import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Annotated
@@ -8,7 +7,6 @@ from typing import Annotated
 from typer import Option
 
 from postroom.adapters.cli.session import Session
-from postroom.application.extras import explain_missing_extra
 from postroom.application.monitor import Monitor
 
 MetricsPort = Annotated[
@@ -32,9 +30,8 @@ def monitoring(session: Session, port: int | None, monitor: Monitor) -> Iterator
     if port is None:
         yield
         return
-    with explain_missing_extra("serve"):
-        from postroom.adapters.http.monitor import serve_monitor
+    from postroom.adapters.compose.monitoring import serve_monitor
 
-    with serve_monitor(monitor, asyncio.get_running_loop(), port) as url:
+    with serve_monitor(monitor, port) as url:
         session.out.note(f"Metrics at {url}/metrics.")
         yield

@@ -10,8 +10,8 @@ from postroom.adapters.compose.store import Store, open_log_reader, open_store
 from postroom.application.extras import explain_missing_extra
 from postroom.application.monitor import Monitor
 from postroom.projections.follow import Follower
+from postroom.projections.follow_monitor import follow_monitor
 from postroom.projections.incremental.counts import FollowCounts
-from postroom.projections.incremental.metrics import follow_monitor
 from postroom.projections.incremental.sizing import MAX_EVENTS
 
 __all__ = ["MAX_EVENTS", "Engine", "FollowCounts", "RunningFollower", "make_follower", "open_follower"]

@@ -2,9 +2,9 @@
 
 import msgspec
 
-from postroom.adapters.http.exposition import write_metrics
 from postroom.adapters.http_server import query_schemas, schemas
 from postroom.adapters.http_server.call import Call, Reply, json_reply
+from postroom.adapters.prometheus.text import write_metrics
 from postroom.application.queries.time_travel import to_us
 from postroom.application.service import Service
 from postroom.domain.capability.rights import Operation

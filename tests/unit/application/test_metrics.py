@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from postroom.adapters.compose import Postroom, open_mailbox
-from postroom.adapters.http.exposition import write_metrics
+from postroom.adapters.prometheus.text import write_metrics
 from postroom.application.messages import NewMessage
 from postroom.application.metrics import Metric, counter, histogram, merge, new_histogram
 from postroom.application.monitor import Progress

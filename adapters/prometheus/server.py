@@ -9,7 +9,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
 from typing import Any, ClassVar, TypeVar
 
-from postroom.adapters.http.exposition import write_metrics
+from postroom.adapters.prometheus.text import write_metrics
 from postroom.application.monitor import Monitor
 from postroom.domain.errors import Unavailable
 
