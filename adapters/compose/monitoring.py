@@ -11,7 +11,7 @@ from postroom.application.monitor import Monitor
 def serve_monitor(monitor: Monitor, port: int) -> AbstractContextManager[str]:
     """Serve a monitor from the running event loop at a loopback port; see `prometheus.server`.
 
-    Raises: MissingExtra without `prometheus_client`; in the context, Unavailable when the port can't be bound.
+    Raises: MissingExtra without `prometheus_client`; in the context, Unavailable if the port is in use.
     """
     from postroom.adapters.prometheus import server
 
