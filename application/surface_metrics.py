@@ -23,8 +23,8 @@ class SurfaceMetrics:
 
     def answered_http(self, method: str, route: str, status: int) -> None:
         """Count a request over HTTP that was answered; its route is `other` if there is none."""
-        known = method if method in ("GET", "HEAD", "POST", "PUT") else "other"
-        self._http[known, route, status] += 1
+        name = method if method in ("GET", "HEAD", "POST", "PUT") else "other"
+        self._http[name, route, status] += 1
 
     def answered_grpc(self, method: str, status: str) -> None:
         """Count a call over gRPC that ended, with the name of its status."""
