@@ -26,7 +26,7 @@ from postroom.domain.message import Receipt
 from postroom.domain.policy import TopicPolicy
 from postroom.domain.search import EventFilter
 from tests.support.access import Controlled, controlled_mailbox
-from tests.support.stores import message
+from tests.support.messages import message
 
 Place = Controlled[MemoryMailbox, ManualClock]
 A, B = "orders", "payments"
