@@ -14,7 +14,7 @@ import typer
 from postroom.adapters.cli.exit_codes import BROKEN_PIPE, INTERRUPTED, REFUSED, describe, exit_code
 from postroom.adapters.cli.output import Output
 from postroom.adapters.cli.session import Session
-from postroom.adapters.cli.settings import load_settings
+from postroom.adapters.cli.settings import Settings, load_settings
 from postroom.application.extras import explain_missing_extra
 from postroom.domain.errors import PostroomError
 
@@ -135,12 +135,15 @@ def _merge(outer: Flags, inner: Flags) -> Flags:
 
 
 def _run(command: str, flags: Flags, function: Callable[..., Any], arguments: dict[str, Any]) -> int:
-    settings = load_settings(flags, os.environ, flags["config"])
+    def load() -> Settings:
+        return load_settings(flags, os.environ, flags["config"])
+
+    settings = load()
     from postroom.adapters.cli.logs import configure_logs
 
     configure_logs(settings.log_level, settings.log_format)
     output = Output(flags["as_json"], wide=flags["wide"])
-    session = Session(command, settings, output, accept_clock=flags["accept_clock"])
+    session = Session(command, settings, output, accept_clock=flags["accept_clock"], load=load)
     answer = function(session, **arguments)
     code = asyncio.run(answer) if inspect.iscoroutine(answer) else answer
     session.out.flush()
