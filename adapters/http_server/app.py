@@ -1,7 +1,7 @@
 """The ASGI application: it checks requests, calls their handlers, and answers errors as problem documents."""
 
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import lru_cache
 from typing import Any, Final
 from urllib.parse import unquote_to_bytes
@@ -26,9 +26,17 @@ from postroom.adapters.http_server.routes import Route, Router
 from postroom.adapters.http_server.settings import HttpSettings
 from postroom.adapters.http_server.strict_json import decode
 from postroom.adapters.sockets.address import is_loopback_name
+from postroom.application.bearer import read_bearer
 from postroom.application.correlation import MAX_CORR_ID_CHARS, correlate, is_corr_id
+from postroom.application.service import OpenSession, Session
 from postroom.application.telemetry import logger
-from postroom.domain.errors import FrameTooLarge, InternalError, InvalidRequest, PostroomError
+from postroom.domain.errors import (
+    FrameTooLarge,
+    InternalError,
+    InvalidRequest,
+    PostroomError,
+    Unauthenticated,
+)
 
 CHUNK_BYTES: Final = 64 << 10
 """Size of the pieces in which answers are written (svc-mailbox I-6)."""
@@ -45,12 +53,22 @@ class App:
     """ASGI application over the routes.
 
     Arguments:
+        open_session: opens the session of a request's token.
         limits: size of a body, and of all bodies that are held at a time.
         any_host: accept any `Host`, as on a Unix socket; otherwise loopback names only.
     """
 
-    def __init__(self, router: Router, metrics: HttpMetrics, limits: HttpSettings, *, any_host: bool) -> None:
+    def __init__(
+        self,
+        router: Router,
+        open_session: OpenSession,
+        metrics: HttpMetrics,
+        limits: HttpSettings,
+        *,
+        any_host: bool,
+    ) -> None:
         self._router = router
+        self._open_session = open_session
         self._metrics = metrics
         self._frame_bytes = limits.frame_bytes
         self._budget = BodyBudget(limits.buffer_bytes)
@@ -81,13 +99,20 @@ class App:
             _check_corr_id(headers)
             self._check_site(scope["headers"])
             route, path = self._router.find(scope["method"], _segments(scope["raw_path"]))
+            token = None if route.is_public else read_bearer(_authorization(scope["headers"]))
+
+            def open_session() -> Awaitable[Session]:
+                return self._open_session(token)
+
             call = Call(
                 corr_id,
                 headers,
                 path,
-                parse_query(scope["query_string"], route.query),
-                await self._body(route, headers, receive, hold),
-                scope["state"]["connection"],
+                caller=None if route.is_public else await open_session(),
+                query=parse_query(scope["query_string"], route.query),
+                body=await self._body(route, headers, receive, hold),
+                connection=scope["state"]["connection"],
+                open_session=open_session,
             )
             reply = await route.handler(call)
         except ClientGone:
@@ -184,6 +209,10 @@ def _segments(raw_path: bytes) -> list[str]:
         raise InvalidRequest("The path is not UTF-8.") from None
 
 
+def _authorization(headers: list[tuple[bytes, bytes]]) -> list[str]:
+    return [value.decode("latin-1") for name, value in headers if name == b"authorization"]
+
+
 def _check_corr_id(headers: dict[bytes, bytes]) -> None:
     value = headers.get(b"x-corr-id")
     if value is not None and not is_corr_id(value.decode("latin-1")):
@@ -202,6 +231,8 @@ def _refusal(error: PostroomError, corr_id: str, *, ends_connection: bool = Fals
         headers.append((b"retry-after", retry_after(wait_ms)))
     if isinstance(error, MethodNotAllowed):
         headers.append((b"allow", error.allow.encode()))
+    if isinstance(error, Unauthenticated):
+        headers.append((b"www-authenticate", b"Bearer"))
     if ends_connection or isinstance(error, FrameTooLarge):
         headers.append((b"connection", b"close"))
     return Reply(msgspec.json.encode(problem(error, corr_id)), error.status, TYPE, tuple(headers))

@@ -4,6 +4,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
 from postroom.application.access.audit import ALLOWED, AuditEntry, AuditLog
+from postroom.application.correlation import current_corr_id
 from postroom.domain.capability.access import Access
 from postroom.domain.capability.rights import Operation
 from postroom.domain.errors import PostroomError
@@ -16,17 +17,13 @@ class Auditor:
 
     Arguments:
         wall: the wall clock in µs since 1970 UTC.
-        corr_id: returns the correlation id of the present call.
     """
 
-    def __init__(
-        self, log: AuditLog, access: Access, mailbox: str, wall: Callable[[], int], corr_id: Callable[[], str]
-    ) -> None:
+    def __init__(self, log: AuditLog, access: Access, mailbox: str, wall: Callable[[], int]) -> None:
         self._log = log
         self._access = access
         self._mailbox = mailbox
         self._wall = wall
-        self._corr_id = corr_id
 
     async def read(
         self,
@@ -68,7 +65,7 @@ class Auditor:
                         target,
                         matches,
                         outcome,
-                        self._corr_id(),
+                        current_corr_id() or "",
                         tuple(criteria),
                     )
                 ]

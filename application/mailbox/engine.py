@@ -3,13 +3,13 @@
 import asyncio
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from postroom.application.forks import check_not_forked
 from postroom.application.mailbox.command_enricher import CommandEnricher
 from postroom.application.mailbox.committer import Committer
 from postroom.application.mailbox.drain_rate import DrainRate
-from postroom.application.mailbox.envelope_cache import EnvelopeCache
+from postroom.application.mailbox.envelope_cache import CACHE_BYTES, EnvelopeCache
 from postroom.application.mailbox.fair_queue import FairQueue
 from postroom.application.mailbox.group import Request, cost_of, refuse, topic_of
 from postroom.application.mailbox.group_decider import GroupDecider
@@ -57,6 +57,8 @@ class MailboxEngine:
     One task takes the pending requests (group commit), decides them and hands their events to the committer,
     which appends them in a thread while the next group is decided, and answers when they are durable. When an
     append fails, every affected caller gets a typed error and the state is loaded from the log again.
+
+    `admit` is called before each send, with the size of its envelope; it raises Saturated for lack of room.
     """
 
     def __init__(
@@ -66,7 +68,8 @@ class MailboxEngine:
         *,
         limits: MailboxLimits | None = None,
         default_policy: TopicPolicy | None = None,
-        cache_bytes: int = 64 << 20,
+        cache_bytes: int = CACHE_BYTES,
+        admit: Callable[[Mailbox, int], None] | None = None,
     ) -> None:
         self.log = log
         self.writer = LogWriter(log)
@@ -75,8 +78,7 @@ class MailboxEngine:
         self._default_policy = default_policy
         self._committer = Committer(self.writer, self._append_failed, self._refuse)
         cache = EnvelopeCache(cache_bytes)
-        enricher = CommandEnricher(log, cache, self._committer)
-        self._decider = GroupDecider(enricher, cache)
+        self._decider = GroupDecider(CommandEnricher(log, cache, self._committer), cache, admit)
         self._long_polls = LongPolls()
         self._state: LoadedMailbox | None = None
         self._anchor = Anchor(0, 0, continues=False)

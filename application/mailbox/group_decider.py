@@ -1,6 +1,6 @@
 """Decisions of a group of commands: its events and answers."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from postroom.application.mailbox.command_enricher import CommandEnricher
 from postroom.application.mailbox.drain_rate import DrainRate
@@ -32,9 +32,15 @@ DRAIN_RATES = 1_024
 class GroupDecider:
     """Decider of groups; evolves the state by the events of each command before the next."""
 
-    def __init__(self, enricher: CommandEnricher, cache: EnvelopeCache) -> None:
+    def __init__(
+        self,
+        enricher: CommandEnricher,
+        cache: EnvelopeCache,
+        admit: Callable[[Mailbox, int], None] | None = None,
+    ) -> None:
         self._enricher = enricher
         self._cache = cache
+        self._admit = admit
         self._drain_rates: dict[str, DrainRate] = {}
 
     async def decide(self, requests: list[Request], state: LoadedMailbox, now: int) -> Group:
@@ -103,6 +109,8 @@ class GroupDecider:
         command = self._enricher.from_batch(command)
         events = decide(command, state.mailbox, now)
         if events:
+            if self._admit is not None and type(command) is Send:
+                self._admit(state.mailbox, len(command.envelope))
             self._apply(events, state.to_records(events), group)
         return self._accepted(command, state.mailbox, events, now) if type(command) is Send else len(events)
 
@@ -124,6 +132,7 @@ class GroupDecider:
                 if kind is MessageAcked or kind is MessageExpired:
                     message = state.mailbox.messages[event.stream]
                     self._enricher.note_removed(message)
+                    self._cache.pop(message.position)  # one that was never received
                     if kind is MessageAcked:
                         self._drain_rate(message.topic).drained(1, event.at)
                 state.evolve(event, record)
