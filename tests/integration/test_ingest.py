@@ -136,7 +136,7 @@ async def test_a_running_ingester_takes_over_how_a_namespace_validates(
         )
         with pytest.raises(InvalidRequest):
             reload_namespace(ingester, namespace(nats_url, sqlite, payload_schemas=(missing,)))
-        await publish(client, envelope(""))
+        await publish(client, envelope("7"))
         await until(lambda: ingester.counts.stored == 2)
         ingester.stop()
         await running
