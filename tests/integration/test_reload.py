@@ -71,6 +71,12 @@ async def mailbox() -> AsyncIterator[Postroom]:
         yield opened
 
 
+async def policy(mailbox: Postroom, topic: str) -> TopicPolicy:
+    stored = await mailbox.get_topic_policy(topic)
+    assert stored is not None
+    return stored
+
+
 def session(file: Path) -> Session:
     def load() -> Settings:
         return load_settings({}, {}, str(file))
@@ -99,8 +105,8 @@ async def test_a_reload_applies_changed_policies_of_topics(file: Path, mailbox: 
     async with command(file, mailbox) as events:
         write(file, '[topics.orders]\nmax_attempts = 7\n[topics.invoices]\nvisibility = "9s"\n')
         assert [each["event"] for each in await reload(events)] == [RELOADED]
-    assert (await mailbox.get_topic_policy("orders")).max_attempts == 7
-    assert (await mailbox.get_topic_policy("invoices")).visibility_ms == 9_000
+    assert (await policy(mailbox, "orders")).max_attempts == 7
+    assert (await policy(mailbox, "invoices")).visibility_ms == 9_000
 
 
 @pytest.mark.parametrize(
@@ -110,17 +116,17 @@ async def test_a_reload_applies_changed_policies_of_topics(file: Path, mailbox: 
 async def test_an_invalid_file_changes_nothing_and_is_one_error(
     file: Path, mailbox: Postroom, text: str
 ) -> None:
-    policy = TopicPolicy(max_attempts=4)
-    await mailbox.set_topic_policy("orders", policy)
+    before = TopicPolicy(max_attempts=4)
+    await mailbox.set_topic_policy("orders", before)
     async with command(file, mailbox) as events:
         write(file, text)
         (event,) = await reload(events)
         assert (event["event"], event["log_level"]) == (FAILED, "error")
         assert str(file) in event["error"]
-        assert await mailbox.get_topic_policy("orders") == policy
+        assert await mailbox.get_topic_policy("orders") == before
         write(file, "[topics.orders]\nmax_attempts = 5\n")
         assert [each["event"] for each in await reload(events)] == [RELOADED]
-        assert (await mailbox.get_topic_policy("orders")).max_attempts == 5
+        assert (await policy(mailbox, "orders")).max_attempts == 5
 
 
 async def test_settings_that_need_a_restart_are_named_without_their_values(
@@ -147,7 +153,7 @@ async def test_what_fails_to_reload_keeps_nothing_else_from_it(file: Path, mailb
         write(file, "[topics.orders]\nmax_attempts = 6\n")
         (event,) = await reload(events)
     assert (event["event"], event["what"]) == (FAILED, "TLS certificates")
-    assert (await mailbox.get_topic_policy("orders")).max_attempts == 6
+    assert (await policy(mailbox, "orders")).max_attempts == 6
 
 
 async def test_the_service_manager_hears_of_start_reload_and_stop(
