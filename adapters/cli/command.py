@@ -138,12 +138,18 @@ def _run(command: str, flags: Flags, function: Callable[..., Any], arguments: di
     def load() -> Settings:
         return load_settings(flags, os.environ, flags["config"])
 
+    def check(changed: Settings) -> None:
+        from postroom.adapters.cli.config import all_settings
+
+        for _ in all_settings(session.with_settings(changed)):
+            pass
+
     settings = load()
     from postroom.adapters.cli.logs import configure_logs
 
     configure_logs(settings.log_level, settings.log_format)
     output = Output(flags["as_json"], wide=flags["wide"])
-    session = Session(command, settings, output, accept_clock=flags["accept_clock"], load=load)
+    session = Session(command, settings, output, accept_clock=flags["accept_clock"], load=load, check=check)
     answer = function(session, **arguments)
     code = asyncio.run(answer) if inspect.iscoroutine(answer) else answer
     session.out.flush()

@@ -122,8 +122,8 @@ class Reloader:
         """
         session = self._session
         settings = session.load()
-        if _is_complete(session, session.loaded):  # else flags complete a section of the file
-            _validate(session, settings)
+        if _is_complete(session):  # else flags complete a section of the file
+            session.check(settings)
         logging.getLogger(ROOT).setLevel(settings.log_level.upper())
         is_applied = True
         for each in self._reloads:
@@ -140,16 +140,10 @@ class Reloader:
             logger().info("settings.reloaded", file=settings.file)
 
 
-def _validate(session: Session, settings: Settings) -> None:
-    from postroom.adapters.cli.config import all_settings
-
-    for _ in all_settings(session.with_settings(settings)):
-        pass
-
-
-def _is_complete(session: Session, settings: Settings) -> bool:
+def _is_complete(session: Session) -> bool:
+    """Return whether the settings of the start were valid by themselves."""
     try:
-        _validate(session, settings)
+        session.check(session.loaded)
     except PostroomError:
         return False
     return True

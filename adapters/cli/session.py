@@ -51,6 +51,7 @@ class Session:
     Arguments:
         command: its name, shown to other processes that wait for the mailbox.
         load: loads the settings again, from the same flags, environment and file.
+        check: raises InvalidSettings for an invalid section, even one that the command does not need.
         loaded: the settings as they were loaded, if the command changed some.
     """
 
@@ -62,12 +63,14 @@ class Session:
         *,
         accept_clock: bool = False,
         load: Callable[[], Settings] | None = None,
+        check: Callable[[Settings], None] | None = None,
         loaded: Settings | None = None,
     ) -> None:
         self.command = command
         self.settings = settings
         self.out = out
         self.load = load or (lambda: settings)
+        self.check = check or (lambda _: None)
         self.loaded = loaded or settings
         self._accept_clock = accept_clock
 
@@ -79,6 +82,7 @@ class Session:
             self.out,
             accept_clock=self._accept_clock,
             load=self.load,
+            check=self.check,
             loaded=self.loaded,
         )
 

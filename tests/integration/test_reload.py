@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from postroom import NewMessage, TopicPolicy, open_mailbox
+from postroom.adapters.cli.config import all_settings
 from postroom.adapters.cli.output import Output
 from postroom.adapters.cli.running import Reload, running, topic_policies
 from postroom.adapters.cli.session import Session
@@ -81,7 +82,10 @@ def session(file: Path) -> Session:
     def load() -> Settings:
         return load_settings({}, {}, str(file))
 
-    return Session("test", load(), Output(True), load=load)
+    def check(settings: Settings) -> None:
+        list(all_settings(Session("test", settings, Output(True))))
+
+    return Session("test", load(), Output(True), load=load, check=check)
 
 
 @asynccontextmanager
