@@ -10,6 +10,7 @@ import msgspec
 
 from postroom.application.background import cancel_and_wait
 from postroom.application.backoff import OutageBackoff
+from postroom.application.correlation import correlate
 from postroom.application.messages import NewMessage, Sent
 from postroom.application.telemetry import logger
 from postroom.domain.errors import Fenced, IdempotencyConflict, Rejected, Saturated, Unavailable
@@ -95,6 +96,10 @@ class Scheduler:
     async def _send_tick(self, schedule: Schedule, tick: datetime) -> None:
         id_ = f"{schedule.name}@{tick.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ}"
         message = msgspec.structs.replace(schedule.message, message_id=id_)
+        with correlate():
+            await self._send_until_answered(message, id_)
+
+    async def _send_until_answered(self, message: NewMessage, id_: str) -> None:
         failures = 0
         while True:
             try:

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Final, Literal, NamedTuple
 
+from postroom.application.correlation import current_corr_id
+
 ROOT = "postroom"
 
 
@@ -39,7 +41,10 @@ class LogEvent(NamedTuple):
 
 
 class EventLogger:
-    """Logger of events; the event `mailbox.recovered` goes to the standard logger `postroom.mailbox`."""
+    """Logger of events; the event `mailbox.recovered` goes to the standard logger `postroom.mailbox`.
+
+    Each event has the field `corr_id` while a call or message is processed (svc-mailbox P-8).
+    """
 
     def debug(self, event: str, /, **fields: object) -> None:
         """Log a detail for debugging."""
@@ -82,6 +87,8 @@ def summarize(error: BaseException) -> str:
 def _log(level: int, name: str, fields: Mapping[str, object], *, exc_info: bool = False) -> None:
     area = _area(name)
     if area.isEnabledFor(level):
+        if (corr_id := current_corr_id()) is not None and "corr_id" not in fields:
+            fields = {**fields, "corr_id": corr_id}
         area.log(level, LogEvent(name, fields), exc_info=exc_info, stacklevel=3)
 
 

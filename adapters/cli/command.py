@@ -52,6 +52,12 @@ _OPTIONS = {
         metavar="LEVEL",
         help="Log on stderr: debug, info, warning (default) or error.",
     ),
+    "log_format": _shared(
+        str | None,
+        "--log-format",
+        metavar="json|console|auto",
+        help="Form of the log; auto is console on a terminal, else json.",
+    ),
     "accept_clock": _shared(
         bool, "--accept-clock", help="Accept a system clock that is far ahead of the last log record."
     ),
@@ -132,7 +138,7 @@ def _run(command: str, flags: Flags, function: Callable[..., Any], arguments: di
     settings = load_settings(flags, os.environ, flags["config"])
     from postroom.adapters.cli.logs import configure_logs
 
-    configure_logs(settings.log_level)
+    configure_logs(settings.log_level, settings.log_format)
     output = Output(flags["as_json"], wide=flags["wide"])
     session = Session(command, settings, output, accept_clock=flags["accept_clock"])
     answer = function(session, **arguments)

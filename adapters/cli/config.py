@@ -80,6 +80,7 @@ def all_settings(session: Session) -> Iterator[Setting]:
         "mailbox": session.mailbox,
         "durability": settings.durability,
         "log_level": settings.log_level,
+        "log_format": settings.log_format,
         "timeout_ms": settings.timeout_ms,
     }
     for name, value in values.items():

@@ -1,6 +1,5 @@
 """`postroom backlog`, `show` and `verify`: queries on the logs of a store, not on its read models."""
 
-import re
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
@@ -13,7 +12,7 @@ from postroom.adapters.cli.session import Session
 from postroom.adapters.cli.time_arguments import Archive, At, parse_moment
 from postroom.adapters.cli.topic import note_unknown_topic
 from postroom.adapters.cli.values import WrongUsage, readable
-from postroom.application.pluralize import pluralize
+from postroom.adapters.cli.verification import Expect, parse_expectation, show_verifications
 from postroom.domain.errors import InvalidRequest, NotFound
 
 if TYPE_CHECKING:
@@ -23,8 +22,6 @@ if TYPE_CHECKING:
     from postroom.application.query_results import Explanation, MessageDetail
 
 T = TypeVar("T")
-
-_CHAIN = re.compile("[0-9a-f]{64}")
 
 MAX_CANDIDATES = 10
 
@@ -108,18 +105,15 @@ def show(
 
 def verify(
     session: Session,
-    expect: Annotated[
-        str | None,
-        Option(
-            metavar="POSITION:CHAIN",
-            help="Result of an earlier run: detects a log that was truncated or rewritten since.",
-        ),
-    ] = None,
+    expect: Expect = None,
     archive: Archive = None,
 ) -> None:
-    """Recompute the hashes of all log records, and report the range that is intact."""
+    """Recompute the hashes of all log records, and report the range that is intact.
+
+    Without --mailbox, the logs of audited accesses and of capabilities are verified as well.
+    """
     names = session.mailboxes()
-    expected_last, expected_chain = _parse_expectation(expect)
+    expected_last, expected_chain = parse_expectation(expect)
     if expect is not None and len(names) != 1:
         raise WrongUsage("--expect refers to one mailbox; name it with --mailbox.")
     verifications = []
@@ -132,13 +126,15 @@ def verify(
                     progress=lambda position, advance=advance: advance(position, f"position {position:,}"),  # type: ignore[misc]
                 )
             )
+    others = []
+    if session.settings.mailbox is None and expect is None:
+        from postroom.adapters.compose.audit import verify_reserved_logs
+
+        others = verify_reserved_logs(session.existing_store())
     if session.out.as_json:
-        session.out.json({"mailboxes": verifications})
-        return
-    for each in verifications:
-        messages = pluralize(each.messages, "message")
-        session.out.line(f"{each.mailbox}: intact, records {each.first:,} to {each.last:,}, {messages}")
-        session.out.line(f"  detect later changes with: --expect {each.last}:{each.chain}")
+        session.out.json({"mailboxes": verifications, "logs": others})
+    else:
+        show_verifications(session, [*verifications, *others])
 
 
 def find_message(session: Session, message_id: str, archive: str | None = None) -> "MessageDetail":
@@ -288,12 +284,3 @@ def _as_json(detail: "MessageDetail") -> dict[str, Any]:
     headers = facts.pop("item")
     del headers["envelope_blob"]  # it may carry the publisher's auth token
     return {**facts, "headers": headers}
-
-
-def _parse_expectation(text: str | None) -> tuple[int | None, str | None]:
-    if text is None:
-        return None, None
-    position, _, chain = text.partition(":")
-    if not position.isdecimal() or not _CHAIN.fullmatch(chain):
-        raise WrongUsage(f"--expect {text!r} is not POSITION:CHAIN, as postroom verify prints it.")
-    return int(position), chain

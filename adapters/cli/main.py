@@ -49,6 +49,7 @@ COMMANDS: Entries = {
     "stats": Command("search:stats", QUERIES),
     "activity": Command("activity:activity", QUERIES),
     "verify": Command("inspect:verify", OPERATIONS),
+    "audit": Group(None, {"verify": Command("audit:verify")}, OPERATIONS, target="audit:audit"),
     "migrate": Command("migrate:migrate", OPERATIONS),
     "bench": Command("benchmark:bench", OPERATIONS),
     "dlq": Group(

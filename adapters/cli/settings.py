@@ -47,6 +47,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     mailbox: str | None = None
     durability: Literal["full", "relaxed"] = "full"
     log_level: Literal["debug", "info", "warning", "error"] = "warning"
+    log_format: Literal["auto", "console", "json"] = "auto"
     timeout_ms: int = 10_000
     policy: TopicPolicy = DEFAULT_POLICY
     topics: dict[str, TopicPolicy] = {}
@@ -83,7 +84,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _INTEGER = re.compile(r"-?\d{1,20}")
-_SCALARS = ("store", "mailbox", "durability", "log_level", "timeout_ms")
+_CHOICES = {
+    "durability": ("full", "relaxed"),
+    "log_level": ("debug", "info", "warning", "error"),
+    "log_format": ("auto", "console", "json"),
+}
+_SCALARS = ("store", "mailbox", *_CHOICES, "timeout_ms")
 _TABLES = ("policy", "topics", "limits")
 _DATABASES = ("postgresql://", "postgres://")
 SECTIONS = (
@@ -98,6 +104,7 @@ SECTIONS = (
     "relay",
     "schedules",
     "serve",
+    "audit",
 )
 """Tables of the settings file that commands validate when they need them."""
 
@@ -202,9 +209,7 @@ def _scalar(name: str, value: object, where: str) -> object:
         return _number(name, value, where, is_duration=True)
     if name == "mailbox":
         return _check_name(value, check_mailbox, where)
-    choices = {"durability": ("full", "relaxed"), "log_level": ("debug", "info", "warning", "error")}.get(
-        name
-    )
+    choices = _CHOICES.get(name)
     if choices is not None and value not in choices:
         raise InvalidSettings(f"{where} is {value!r}; expected one of {', '.join(choices)}.")
     if not isinstance(value, str) or not value:

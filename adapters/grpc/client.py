@@ -13,6 +13,7 @@ from postroom.adapters.grpc.methods import METHODS
 from postroom.adapters.grpc.status import error_of, read_error
 from postroom.adapters.grpc.v1 import mailbox_pb2 as pb
 from postroom.adapters.sockets.peers import check_socket_owner
+from postroom.application.correlation import current_corr_id
 from postroom.application.mailbox.client import MailboxClient
 from postroom.application.messages import MessageDelivery, NewMessage, Sent, write_receipt
 from postroom.application.query_results import (
@@ -77,7 +78,7 @@ class GrpcTransport:
 
     def __init__(self, channel: grpc.aio.Channel, where: str, token: str | None = None) -> None:
         self.where = where
-        self._metadata = () if token is None else (("authorization", f"Bearer {token}"),)
+        self._token = () if token is None else (("authorization", f"Bearer {token}"),)
         self._recv_stream = channel.unary_stream(
             METHODS["recv_stream"].path,
             request_serializer=METHODS["recv_stream"].request.SerializeToString,
@@ -142,7 +143,7 @@ class GrpcTransport:
                 consumer=command.consumer,
                 heartbeat_ms=heartbeat_ms,
             ),
-            metadata=self._metadata,
+            metadata=self._metadata(),
         )
         try:
             while (item := await self._within(call.read())) is not grpc.aio.EOF:
@@ -255,7 +256,11 @@ class GrpcTransport:
         return [_refusal(result.error) for result in (await self._call(call, request)).results]
 
     async def _call(self, name: str, request: Any) -> Any:
-        return await self._within(self._calls[name](request, metadata=self._metadata))
+        return await self._within(self._calls[name](request, metadata=self._metadata()))
+
+    def _metadata(self) -> tuple[tuple[str, str], ...]:
+        corr_id = current_corr_id()
+        return self._token if corr_id is None else (*self._token, ("x-corr-id", corr_id))
 
     async def _within(self, call: Awaitable[Any]) -> Any:
         """Return the answer of a call, or raise the error that the server or the channel reports."""

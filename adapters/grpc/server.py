@@ -22,12 +22,15 @@ from postroom.adapters.sockets.address import Address, find_file, remove_stale, 
 from postroom.adapters.sockets.protection import Protection, check_access
 from postroom.adapters.sockets.tls import LoadedTls, ServerTls
 from postroom.application.bearer import read_bearer
+from postroom.application.correlation import correlate
 from postroom.application.service import Service, Session, Surface
 from postroom.application.telemetry import logger
 from postroom.domain.errors import InternalError, PostroomError, Unavailable
 
 MAX_REQUEST_BYTES = (1 << 20) + (64 << 10)
 """Maximum size of a request: the default frame (svc-mailbox I-6), and room for fields beside a message."""
+CORR_ID_KEY = "x-corr-id"
+"""Metadata with the correlation id of a call, of the caller and in the trailers of the answer."""
 STOP_SECONDS = 4
 ENDED_AT_STOP = ("recv", "recv_stream")
 """The methods that wait for messages, and end when the server stops."""
@@ -51,6 +54,7 @@ MODE_METADATA = (("x-postroom-mode", "dev"),)
 """Metadata of every answer of a server that asks for no tokens."""
 
 Handler = Callable[[Any, Call], Awaitable[Any]]
+Runner = Callable[[Any, Context], Awaitable[Any]]
 
 
 def grpc_surface(address: str, protection: Protection | None = None) -> Surface:
@@ -178,12 +182,16 @@ class _Handlers(grpc.GenericRpcHandler):
         for task in self._waiting:
             task.cancel()
 
-    def _run(
-        self, name: str, kind: type[Message], handler: Handler
-    ) -> Callable[[Any, Context], Awaitable[Any]]:
+    def _run(self, name: str, kind: type[Message], handler: Handler) -> Runner:
         """Return a handler of encoded requests that checks tokens, and turns errors into statuses."""
 
         async def run(data: bytes, context: Context) -> Any:
+            caller = dict(context.invocation_metadata() or ()).get(CORR_ID_KEY)
+            with correlate(caller if isinstance(caller, str) else None) as corr_id:
+                context.set_trailing_metadata(((CORR_ID_KEY, corr_id),))
+                return await answer(data, context, corr_id)
+
+        async def answer(data: bytes, context: Context, corr_id: str) -> Any:
             task = asyncio.current_task()
             assert task is not None
             if name in ENDED_AT_STOP:
@@ -213,7 +221,7 @@ class _Handlers(grpc.GenericRpcHandler):
             finally:
                 self._waiting.discard(task)
             status = status_of(failure)
-            details = ((DETAILS_KEY, status.SerializeToString()),)
+            details = ((DETAILS_KEY, status.SerializeToString()), (CORR_ID_KEY, corr_id))
             return await context.abort(status_code(failure), status.message, details)
 
         return run
@@ -224,7 +232,7 @@ def _authorization(context: Context) -> list[str]:
     return [str(value) for key, value in metadata if key == "authorization"]
 
 
-def _method_handler(method: Method, handler: Handler) -> "grpc.RpcMethodHandler[Any, Any]":
+def _method_handler(method: Method, handler: Runner) -> "grpc.RpcMethodHandler[Any, Any]":
     make = grpc.unary_stream_rpc_method_handler if method.is_stream else grpc.unary_unary_rpc_method_handler
     return make(
         handler,

@@ -15,6 +15,7 @@ from yarl import URL
 
 from postroom.adapters.http_client import answers
 from postroom.adapters.sockets.peers import check_socket_owner
+from postroom.application.correlation import current_corr_id
 from postroom.application.mailbox.client import MailboxClient
 from postroom.application.messages import MessageDelivery, NewMessage, Sent, write_receipt
 from postroom.application.query_results import (
@@ -246,7 +247,7 @@ class HttpTransport:
             URL(path, encoded=True),
             params={name: _parameter(value) for name, value in (query or {}).items() if value is not None},
             data=None if body is None else BytesIO(msgspec.json.encode(body)),  # bytes above 1 MiB warn
-            headers={} if body is None else JSON,
+            headers=_headers(body),
             allow_redirects=False,
         )
 
@@ -273,6 +274,13 @@ class HttpTransport:
             is_seconds = retry_after is not None and retry_after.isdecimal()
             return Unavailable(text, int(retry_after or 0) * 1_000 if is_seconds else DEFAULT_RETRY_MS)
         return InvalidRequest(text)
+
+
+def _headers(body: object) -> dict[str, str]:
+    headers = {} if body is None else dict(JSON)
+    if (corr_id := current_corr_id()) is not None:
+        headers["X-Corr-Id"] = corr_id
+    return headers
 
 
 def _receive_body(command: Receive) -> dict[str, Any]:

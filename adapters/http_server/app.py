@@ -7,7 +7,6 @@ from typing import Any, Final
 from urllib.parse import unquote_to_bytes
 
 import msgspec
-import uuid_utils
 
 from postroom.adapters.http_server.body_budget import BodyBudget
 from postroom.adapters.http_server.call import Call, Reply
@@ -29,6 +28,7 @@ from postroom.adapters.http_server.strict_json import decode
 from postroom.adapters.sockets.address import is_loopback_name
 from postroom.adapters.sockets.protection import ANY_HOST
 from postroom.application.bearer import read_bearer
+from postroom.application.correlation import MAX_CORR_ID_CHARS, correlate, is_corr_id
 from postroom.application.service import OpenSession, Session
 from postroom.application.telemetry import logger
 from postroom.domain.errors import (
@@ -43,7 +43,6 @@ CHUNK_BYTES: Final = 64 << 10
 """Size of the pieces in which answers are written (svc-mailbox I-6)."""
 DISCARD_FRAMES: Final = 4
 """Frames of a body that is too large which are read and discarded, so that its sender sees the answer."""
-MAX_CORR_ID_CHARS: Final = 128
 MAX_HOST_CHARS: Final = 256
 
 
@@ -83,20 +82,27 @@ class App:
     def allow_hosts(self, names: Iterable[str]) -> None:
         """Accept requests whose `Host` is one of these, too; `*` is any."""
         self._hosts = frozenset(each.lower() for each in names)
-        self._any_host = self._any_host or ANY_HOST in self._hosts
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Serve one request."""
-        with self._budget.hold() as hold:
-            await self._serve(scope, receive, send, hold)
-
-    async def _serve(self, scope: Any, receive: Any, send: Any, hold: Callable[[int], None]) -> None:
-        started = time.perf_counter()
         headers = dict(scope["headers"])
+        caller = headers.get(b"x-corr-id", b"").decode("latin-1")
+        with self._budget.hold() as hold, correlate(caller) as corr_id:
+            await self._serve(scope, headers, corr_id, receive, send, hold)
+
+    async def _serve(
+        self,
+        scope: Any,
+        headers: dict[bytes, bytes],
+        corr_id: str,
+        receive: Any,
+        send: Any,
+        hold: Callable[[int], None],
+    ) -> None:
+        started = time.perf_counter()
         route: Route | None = None
-        corr_id = str(uuid_utils.uuid7())
         try:
-            corr_id = _corr_id(headers, corr_id)
+            _check_corr_id(headers)
             self._check_site(scope["headers"], scope["scheme"].encode())
             route, path = self._router.find(scope["method"], _segments(scope["raw_path"]))
             token = None if route.is_public else read_bearer(_authorization(scope["headers"]))
@@ -121,7 +127,7 @@ class App:
             reply = _refusal(error, corr_id, ends_connection=b"expect" in headers)
             self._metrics.rejected(error.code)
         except Exception:
-            logger().exception("http.request_failed", corr_id=corr_id)
+            logger().exception("http.request_failed")
             reply = _refusal(
                 InternalError(
                     "The request failed because of a defect; its traceback is in the server's log."
@@ -138,7 +144,6 @@ class App:
             route=name,
             status=reply.status,
             ms=round(1_000 * seconds, 1),
-            corr_id=corr_id,
         )
 
     async def _body(
@@ -191,7 +196,7 @@ class App:
         if self._any_host:
             return
         hosts = [value for name, value in headers if name == b"host"]
-        if not (len(hosts) == 1 and (_is_this_machine(hosts[0]) or _name(hosts[0]) in self._hosts)):
+        if not (len(hosts) == 1 and (_is_this_machine(hosts[0]) or self._hosts & {ANY_HOST, _name(hosts[0])})):
             raise ForeignHost(
                 "The Host header must name this machine, such as localhost, or one of its allowed_hosts."
             )
@@ -222,15 +227,10 @@ def _authorization(headers: list[tuple[bytes, bytes]]) -> list[str]:
     return [value.decode("latin-1") for name, value in headers if name == b"authorization"]
 
 
-def _corr_id(headers: dict[bytes, bytes], default: str) -> str:
-    """Return the caller's correlation id, or `default` without one (svc-mailbox P-8)."""
+def _check_corr_id(headers: dict[bytes, bytes]) -> None:
     value = headers.get(b"x-corr-id")
-    if value is None:
-        return default
-    text = value.decode("latin-1")
-    if not (0 < len(text) <= MAX_CORR_ID_CHARS and all("!" <= char <= "~" for char in text)):
+    if value is not None and not is_corr_id(value.decode("latin-1")):
         raise InvalidRequest(f"X-Corr-Id must have 1 to {MAX_CORR_ID_CHARS} visible ASCII characters.")
-    return text
 
 
 def _refusal(error: PostroomError, corr_id: str, *, ends_connection: bool = False) -> Reply:

@@ -12,6 +12,7 @@ import msgspec
 from postroom.adapters.local import protocol
 from postroom.adapters.local.protocol import Frames, MalformedFrame, Query, Receiving, frame
 from postroom.adapters.sockets.peers import is_own_or_root
+from postroom.application.correlation import current_corr_id
 from postroom.application.forks import set_close_on_fork
 from postroom.application.messages import MessageDelivery
 from postroom.application.ports.mailbox_owner import Answer
@@ -209,7 +210,8 @@ class LocalClient(asyncio.Protocol):
             raise OwnerGone(was_sent=False)
         id_ = next(self._ids)
         try:
-            request = frame((id_, kind, body))
+            corr_id = current_corr_id()
+            request = frame((id_, kind, body) if corr_id is None else (id_, kind, body, corr_id))
         except (TypeError, ValueError, OverflowError) as error:
             raise InvalidRequest(f"The arguments can't be sent to the owner: {error}.") from error
         call: asyncio.Future[msgspec.Raw] = self._loop.create_future()

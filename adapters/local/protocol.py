@@ -1,8 +1,8 @@
 """The protocol of the local socket: frames of msgpack, each after its length in 4 bytes (ADR 0041).
 
-The server greets with `Hello`. The client sends requests `[id, kind, body]`, any number at a time, and the
-server answers each with `[id, error, result]`, in any order; one of the two is nil. A frame that can't be
-read is answered once, under the id 0, and ends its connection.
+The server greets with `Hello`. The client sends requests `[id, kind, body, corr_id]`, any number at a time;
+`corr_id` may be left out. The server answers each with `[id, error, result]`, in any order; one of the two is
+nil. A frame that can't be read is answered once, under the id 0, and ends its connection.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -44,7 +44,7 @@ from postroom.domain.message import MAX_PRIORITY
 from postroom.domain.names import STREAM_BYTES, check_topic
 from postroom.domain.policy import MAX_DURATION_MS, MAX_FRAME_BYTES, TopicPolicy, check_visibility
 
-VERSION: Final = 1
+VERSION: Final = 2
 FRAME_BYTES = MAX_FRAME_BYTES + (16 << 20)
 """Maximum size of a frame: the largest message with its headers."""
 BATCH_BYTES = 4 << 20
@@ -66,6 +66,20 @@ class WireError(msgspec.Struct, frozen=True):
     code: str
     text: str
     retry_after_ms: int | None = None
+
+
+class Request(msgspec.Struct, frozen=True, array_like=True):
+    """A request.
+
+    Arguments:
+        id: names the answer; 0 asks for none.
+        corr_id: correlation id of the caller.
+    """
+
+    id: int
+    kind: str
+    body: msgspec.Raw
+    corr_id: str | None = None
 
 
 class Receiving(msgspec.Struct, frozen=True, array_like=True):
@@ -266,7 +280,7 @@ _READ_DELIVERIES = msgspec.msgpack.Decoder(list[MessageDelivery]).decode
 _READ_TEXT = msgspec.msgpack.Decoder(str).decode
 _READ_HELLO = msgspec.msgpack.Decoder(Hello).decode
 _READ_ANSWERS = msgspec.msgpack.Decoder(list[tuple[bytes, bool] | int | WireError]).decode
-_READ_REQUEST = msgspec.msgpack.Decoder(tuple[int, str, msgspec.Raw]).decode
+_READ_REQUEST = msgspec.msgpack.Decoder(Request).decode
 _READ_REPLY = msgspec.msgpack.Decoder(tuple[int, WireError | None, msgspec.Raw]).decode
 
 
@@ -276,9 +290,9 @@ def read_hello(body: bytes) -> Hello:
     return hello
 
 
-def read_request(body: bytes) -> tuple[int, str, msgspec.Raw]:
-    """Return id, kind and body of a request."""
-    request: tuple[int, str, msgspec.Raw] = _read(_READ_REQUEST, body)
+def read_request(body: bytes) -> Request:
+    """Return a request whose body is not yet read."""
+    request: Request = _read(_READ_REQUEST, body)
     return request
 
 

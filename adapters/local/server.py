@@ -14,6 +14,7 @@ from postroom.adapters.local import protocol
 from postroom.adapters.local.protocol import FRAME_BYTES, Frames, Hello, MalformedFrame, frame, wire_error
 from postroom.adapters.sockets.peers import is_own_or_root
 from postroom.application.background import cancel_and_wait
+from postroom.application.correlation import correlate
 from postroom.application.forks import set_close_on_fork
 from postroom.application.mailbox.stream import STREAM_ENDED
 from postroom.application.ports.mailbox_owner import MailboxOwner
@@ -250,7 +251,8 @@ class _Connection(asyncio.Protocol):
     # -- requests ---
 
     def _handle(self, body: bytes) -> None:
-        id_, kind, content = protocol.read_request(body)
+        request = protocol.read_request(body)
+        id_, kind, content = request.id, request.kind, request.body
         if kind == protocol.PING:
             self._reply(id_, None)
         elif kind == protocol.CANCEL:
@@ -262,7 +264,8 @@ class _Connection(asyncio.Protocol):
         elif id_ in self._requests:
             raise MalformedFrame(f"There are two requests with the id {id_}.")
         else:
-            self._start(id_, kind, content)
+            with correlate(request.corr_id):  # and the task that is started
+                self._start(id_, kind, content)
 
     def _start(self, id_: int, kind: str, content: msgspec.Raw) -> None:
         try:

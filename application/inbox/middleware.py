@@ -21,8 +21,10 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from postroom.application.correlation import correlate
 from postroom.application.inbox.request import read_request
 from postroom.application.messages import ReceivedMessage
+from postroom.application.outbox.message import CORRELATION_ID, MESSAGE_ID
 from postroom.application.ports.event_handler import HandlerRequest
 from postroom.application.ports.source import Source, SourceMessage
 from postroom.application.telemetry import logger, summarize
@@ -92,6 +94,10 @@ def make_acknowledge(
 
     def acknowledge(next_: Handler) -> Callable[[SourceMessage], Awaitable[None]]:
         async def handle(message: SourceMessage) -> None:
+            with correlate(message.headers.get(CORRELATION_ID) or message.headers.get(MESSAGE_ID)):
+                await settle(message)
+
+        async def settle(message: SourceMessage) -> None:
             try:
                 await next_(read_request(message))
             except Exception as error:

@@ -14,8 +14,9 @@ from typing import Literal
 import msgspec
 
 from postroom.application.background import cancel_and_wait, wait_at_most
+from postroom.application.correlation import correlate
 from postroom.application.inbox.delivery import Delivery
-from postroom.application.outbox.message import AGGREGATE_ID, AGGREGATE_TYPE
+from postroom.application.outbox.message import AGGREGATE_ID, AGGREGATE_TYPE, CORRELATION_ID
 from postroom.application.ports.clock import Clock
 from postroom.application.ports.source import Source, SourceMessage
 from postroom.application.telemetry import logger
@@ -141,6 +142,13 @@ class InboxWorker:
         task.add_done_callback(self._tasks.discard)
 
     async def _work(
+        self, message: SourceMessage, lanes: Iterable[str], ahead: set[asyncio.Task[None]]
+    ) -> None:
+        corr_id = message.headers.get(CORRELATION_ID) or str(self._delivery.message_id(message))
+        with correlate(corr_id):
+            await self._work_correlated(message, lanes, ahead)
+
+    async def _work_correlated(
         self, message: SourceMessage, lanes: Iterable[str], ahead: set[asyncio.Task[None]]
     ) -> None:
         self._in_progress[id(message)] = message

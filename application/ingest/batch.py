@@ -14,6 +14,7 @@ import msgspec
 
 from postroom.application.background import wait_at_most
 from postroom.application.backoff import OutageBackoff
+from postroom.application.correlation import correlate
 from postroom.application.ingest.counts import IngestCounts
 from postroom.application.ingest.dead_letters import DeadLetterSubject
 from postroom.application.mailbox.send import SendEnvelopes
@@ -94,6 +95,10 @@ class BatchIngester:
             Stopped: the ingester was stopped before the messages were stored; they are redelivered.
             Fenced, WrongPosition, MailboxOwned: another process owns the mailbox.
         """
+        with correlate():
+            await self._ingest(messages)
+
+    async def _ingest(self, messages: Sequence[SourceMessage]) -> None:
         batch = _Batch(messages)
         try:
             await self._store(batch)

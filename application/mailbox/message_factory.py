@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import NamedTuple, Protocol
 
+from postroom.application.correlation import current_corr_id
 from postroom.application.messages import NewMessage
 from postroom.domain.arguments import check_any_text, check_int, check_text, check_type
 from postroom.domain.envelope.build import OpenedEnvelope, build_envelope
@@ -87,6 +88,8 @@ class MessageFactory:
     def from_message(self, message: object) -> SendRequest:
         """Return the command that sends a `NewMessage`.
 
+        A message without a correlation id gets that of the call or message being processed (svc-mailbox P-8).
+
         Raises: InvalidRequest naming the field that is malformed, of a wrong type or out of range;
             FrameTooLarge for a payload that no frame can hold.
         """
@@ -99,6 +102,7 @@ class MessageFactory:
             stream, shown = self._stream(new.message_id), new.message_id
             external = external_id(shown)
         published = new.published_at_us if new.published_at_us is not None else self._wall()
+        correlation_id = new.correlation_id or current_corr_id()
         envelope = build_envelope(
             message_id=shown,
             topic=new.topic,
@@ -107,7 +111,7 @@ class MessageFactory:
             payload=new.payload,
             attrs=attrs,
             content_type=new.content_type,
-            correlation_id=new.correlation_id,
+            correlation_id=correlation_id,
             causality_parent=new.causality_parent,
             principal=new.principal,
             priority=new.priority,
@@ -124,7 +128,7 @@ class MessageFactory:
             new.schema_url or None,
             new.schema_version or None,
             None,
-            new.correlation_id or None,
+            correlation_id,
             new.principal or None,
             self._namespace,
             new.trace_id or None,

@@ -89,6 +89,7 @@ class MessageRelay:
                 messages.append((row, read_message(row)))
             except InvalidRequest as error:
                 refused.append((row, error))
+        corr_ids = {row.id: message.correlation_id or row.id for row, message in messages}
         answers = await self._send([message for _, message in messages]) if messages else []
         sent: list[RecordedMessage] = []
         for (row, message), answer in zip(messages, answers, strict=True):
@@ -100,7 +101,13 @@ class MessageRelay:
                 case Sent():
                     sent.append(row)
         for row, rejection in refused:
-            logger().error("outbox.refused", outbox=self._where, message_id=row.id, error=str(rejection))
+            logger().error(
+                "outbox.refused",
+                outbox=self._where,
+                message_id=row.id,
+                corr_id=corr_ids.get(row.id, row.id),
+                error=str(rejection),
+            )
         if sent or refused:
             await self._outbox.settle(sent, [(row, str(rejection)) for row, rejection in refused])
         return len(sent) + len(refused)

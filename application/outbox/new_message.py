@@ -43,6 +43,7 @@ def record_message(
         )
     fields = msgspec.structs.asdict(message)
     fields["message_id"] = request.message_id
+    fields["correlation_id"] = request.command.headers.correlation_id
     if message.published_at_us is None:
         fields["published_at_us"] = wall()
     fields["attrs"] = {

@@ -17,6 +17,7 @@ import msgspec
 
 from postroom.application.background import cancel_and_wait
 from postroom.application.backoff import OutageBackoff
+from postroom.application.correlation import correlate
 from postroom.application.outbox.decisions import decide_on
 from postroom.application.outbox.message import headers_of
 from postroom.application.outbox.settings import OutboxSettings
@@ -26,7 +27,7 @@ from postroom.application.ports.outbox_repository import PARTITIONS, OutboxClaim
 from postroom.application.ports.publisher import Publisher
 from postroom.application.telemetry import logger, summarize
 from postroom.domain.errors import InvalidRequest, Unavailable
-from postroom.domain.outbox import MS, MarkFailed, MarkPublished, ParkOutboxEvent
+from postroom.domain.outbox import MS, MarkFailed, MarkPublished, OutboxEvent, ParkOutboxEvent
 from postroom.domain.policy import backoff_ms
 from postroom.domain.subject import EventSubject
 
@@ -146,6 +147,7 @@ class OutboxRelay:
             logger().error(
                 "outbox.parked",
                 outbox_id=str(event.id),
+                corr_id=_corr_id(event),
                 event_type=event.event_type,
                 error=event.publish_error,
             )
@@ -203,7 +205,9 @@ class _Batch:
             for row in lane:
                 if self._unanswered or not self._has_time():
                     return
-                if not await self._publish_one(row):
+                with correlate(_corr_id(row.event)):
+                    is_published = await self._publish_one(row)
+                if not is_published:
                     break  # later events of this aggregate wait for it
 
     async def _publish_one(self, row: OutboxRow) -> bool:
@@ -230,6 +234,10 @@ class _Batch:
         self._last_published = max(self._last_published, start)
         self.published.append((row, subject))
         return True
+
+
+def _corr_id(event: OutboxEvent) -> str:
+    return str(event.correlation.correlation_id or event.id)
 
 
 @lru_cache(maxsize=4_096)

@@ -1,6 +1,7 @@
 """`VerifyLog`: verify that no record of a log was removed, moved or altered."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import msgspec
 
@@ -28,11 +29,35 @@ class Verification(msgspec.Struct, frozen=True):
     chain: str
 
 
-class VerifyLog:
-    """A verification of every hash of a mailbox's log: of messages (svc-mailbox I-12) and of the chain."""
+class Removal(Protocol):
+    """Removal of the records at or before position `through`, whose chain hash is `link`."""
 
-    def __init__(self, log: EventLogReader) -> None:
+    @property
+    def through(self) -> int:
+        """Return the position of the last removed record."""
+
+    @property
+    def link(self) -> bytes:
+        """Return its chain hash."""
+
+
+def mailbox_removals(log: EventLogReader) -> Sequence[Removal]:
+    """Return the removals that the owners of a mailbox recorded."""
+    records = log.read_stream(mailbox_stream(log.mailbox))
+    return [event for record in records if isinstance(event := to_event(record), LogTruncated)]
+
+
+class VerifyLog:
+    """A verification of every hash of a log: of its messages (svc-mailbox I-12) and of the chain."""
+
+    def __init__(
+        self,
+        log: EventLogReader,
+        removals: Callable[[EventLogReader], Sequence[Removal]] = mailbox_removals,
+    ) -> None:
+        """Take the log, and a function that returns the removals recorded in it."""
         self._log = log
+        self._removals = removals
 
     def __call__(
         self,
@@ -77,14 +102,9 @@ class VerifyLog:
         first = self._log.first_position()
         if first is None or first == 1:
             return 0, GENESIS
-        truncations = [
-            event
-            for record in self._log.read_stream(mailbox_stream(self._log.mailbox))
-            if isinstance(event := to_event(record), LogTruncated)
-        ]
-        candidates = [each for each in truncations if each.through >= first - 1]
+        candidates = [each for each in self._removals(self._log) if each.through >= first - 1]
         if candidates:
-            oldest = min(candidates, key=lambda truncation: truncation.through)
+            oldest = min(candidates, key=lambda removal: removal.through)
             return oldest.through, oldest.link
         raise BrokenLog(
             f"The log of mailbox {self._log.mailbox} starts at position {first}, but no retention is "

@@ -8,6 +8,7 @@ from typing import Any
 
 from postroom.application.background import cancel_and_wait, wait_at_most
 from postroom.application.backoff import OutageBackoff
+from postroom.application.correlation import correlate
 from postroom.application.messages import ReceivedMessage
 from postroom.application.ports.mailbox import Mailbox
 from postroom.application.telemetry import logger, summarize
@@ -16,7 +17,7 @@ from postroom.application.workers.handler import Handle
 from postroom.application.workers.handler_thread import HandlerThread
 from postroom.application.workers.settlements import Settlements
 from postroom.application.workers.topics import REFRESH_SECONDS, Topics
-from postroom.domain.errors import Fenced, Saturated, Unavailable
+from postroom.domain.errors import Fenced, InvalidRequest, Saturated, Unavailable
 from postroom.domain.message import Receipt
 from postroom.domain.policy import backoff_ms
 
@@ -173,7 +174,8 @@ class ConsumerRun:
             if message.receipt in self._held:  # else another consumer has it by now
                 self._running[message.receipt] = message
                 try:
-                    await self._handle(handle, message)
+                    with correlate(_corr_id(message)):
+                        await self._handle(handle, message)
                 finally:
                     self._running.pop(message.receipt, None)
                 if self._aborting.is_set():
@@ -257,6 +259,13 @@ class ConsumerRun:
                     logger().warning("worker.delivery_lost", error=str(answer))
                     self._held.pop(receipt, None)
             self._room.set()
+
+
+def _corr_id(message: ReceivedMessage) -> str:
+    try:
+        return message.correlation_id
+    except InvalidRequest:  # bytes that are no envelope; the handler fails on them, too
+        return message.message_id
 
 
 async def _wait_for(tasks: Sequence["asyncio.Task[None]"]) -> None:

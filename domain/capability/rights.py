@@ -56,25 +56,25 @@ class _Caveat(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
     """Base class of caveats."""
 
 
-class Mailboxes(_Caveat, tag="mailboxes"):
+class Mailboxes(_Caveat, frozen=True, tag="mailboxes"):
     """Only these mailboxes, by name or glob."""
 
     patterns: tuple[str, ...]
 
 
-class Topics(_Caveat, tag="topics"):
+class Topics(_Caveat, frozen=True, tag="topics"):
     """Only these topics, by name or glob."""
 
     patterns: tuple[str, ...]
 
 
-class Operations(_Caveat, tag="operations"):
+class Operations(_Caveat, frozen=True, tag="operations"):
     """Only these operations."""
 
     operations: tuple[Operation, ...]
 
 
-class Quota(_Caveat, tag="quota"):
+class Quota(_Caveat, frozen=True, tag="quota"):
     """At most this many operations and payload bytes in each window of time.
 
     Arguments:
@@ -87,19 +87,19 @@ class Quota(_Caveat, tag="quota"):
     window_ms: int
 
 
-class NotBefore(_Caveat, tag="not-before"):
+class NotBefore(_Caveat, frozen=True, tag="not-before"):
     """Only from this time on, ms since 1970 UTC."""
 
     at_ms: int
 
 
-class Expires(_Caveat, tag="expires"):
+class Expires(_Caveat, frozen=True, tag="expires"):
     """Only before this time, ms since 1970 UTC."""
 
     at_ms: int
 
 
-class MaxMessages(_Caveat, tag="max-messages"):
+class MaxMessages(_Caveat, frozen=True, tag="max-messages"):
     """At most this many messages in each call that sends, receives, reads or redrives messages."""
 
     messages: int

@@ -144,11 +144,10 @@ class Token(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
     def read_identifier(self) -> Identifier:
         """Return the identifier, which is not verified; raise Unauthenticated when it is malformed."""
         try:
-            identifier = _decode_identifier(self.identifier)
-            is_canonical = _encode(identifier.validate()) == self.identifier
+            identifier = _decode_identifier(self.identifier).validate()
         except (msgspec.MsgspecError, ValueError, RecursionError, InvalidRequest):
-            is_canonical = False
-        if not is_canonical:
+            raise _malformed() from None
+        if _encode(identifier) != self.identifier:
             raise _malformed()
         return identifier
 

@@ -34,7 +34,14 @@ CONFIG = {
 }
 """Settings for many small micro-batches, which the defaults for large jobs would delay."""
 POLL_SECONDS = 0.2
+MAX_STARTS = 10
+"""How often a stream is started whose Python worker is not there within Spark's fixed limit of 10 s."""
 _USER_ERROR = "[USER_RAISED_EXCEPTION]"
+_LATE_WORKER = "Python worker failed to connect back"
+
+
+class _LateWorker(Unavailable):
+    """Spark gave up waiting for its Python worker, as on an overloaded machine; nothing was applied twice."""
 
 
 def follow_with_spark(
@@ -61,8 +68,16 @@ def follow_with_spark(
         folder = Path(checkpoint or temporary) / "postroom-follow"
 
         def work(stop: Event) -> None:
-            shutil.rmtree(folder, ignore_errors=True)
-            _Stream(session, follower, folder, max_events).run(stop, once=once)
+            starts = 0
+            while True:
+                starts += 1
+                shutil.rmtree(folder, ignore_errors=True)
+                try:
+                    _Stream(session, follower, folder, max_events).run(stop, once=once)
+                    return
+                except _LateWorker:
+                    if starts == MAX_STARTS or stop.is_set():
+                        raise
 
         follower.lead(stop, work, once=once)
 
@@ -108,7 +123,8 @@ class _Stream:
         try:
             yield query
         except StreamingQueryException as error:
-            raise self._error or Unavailable(f"Spark stopped following: {_reason(error)}") from error
+            kind = _LateWorker if _LATE_WORKER in str(error) else Unavailable
+            raise self._error or kind(f"Spark stopped following: {_reason(error)}") from error
         finally:
             self._stop.set()
             with self._batch_lock:  # wait for the current batch

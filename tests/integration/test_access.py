@@ -131,7 +131,7 @@ async def test_a_grpc_call_without_one_valid_token_is_not_authenticated(
             await (calling.read() if METHODS[name].is_stream else calling)
     assert refused.value.code() == grpc.StatusCode.UNAUTHENTICATED
     status, info = Status(), ErrorInfo()
-    status.ParseFromString(dict(refused.value.trailing_metadata() or ())[DETAILS_KEY])  # type: ignore[arg-type]
+    status.ParseFromString(dict(refused.value.trailing_metadata() or ())[DETAILS_KEY])
     assert status.details[0].Unpack(info)
     assert (info.reason, info.domain) == ("E_CAP_AUTH", "postroom")
     assert TOKEN not in str(status)

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from contextvars import Context
 from datetime import datetime
 from functools import partial
 from typing import Any, NamedTuple
@@ -165,7 +166,7 @@ class PostgresInbox:
         result: asyncio.Future[InboxMessage] = asyncio.get_running_loop().create_future()
         self._waiting.append(_Operation(message_id, new, decide, result))
         if self._writer is None or self._writer.done():
-            self._writer = asyncio.create_task(self._write())
+            self._writer = asyncio.create_task(self._write(), context=Context())  # of no message
         return await result
 
     async def _write(self) -> None:

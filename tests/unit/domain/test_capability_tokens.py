@@ -1,7 +1,7 @@
 """Tokens of capabilities: minting, attenuating, verifying."""
 
 from collections.abc import Callable
-from hmac import compare_digest
+from hmac import compare_digest, digest
 from typing import Any
 
 import msgspec
@@ -177,7 +177,7 @@ def test_junk_is_denied_with_a_typed_error(junk: object) -> None:
 @given(st.binary(max_size=60))
 def test_any_bytes_in_a_signed_place_end_in_a_typed_error(data: bytes) -> None:
     token = issued()
-    signed = Token(token.identifier, (*token.caveats, data), tokens.digest(token.tag, data, "sha256"))
+    signed = Token(token.identifier, (*token.caveats, data), digest(token.tag, data, "sha256"))
     try:
         verify(signed, SECRET)
     except Unauthenticated:
@@ -203,7 +203,7 @@ def test_any_bytes_in_a_signed_place_end_in_a_typed_error(data: bytes) -> None:
 )
 def test_an_unknown_or_malformed_caveat_denies(caveat: object) -> None:
     data, token = msgspec.msgpack.encode(caveat), issued()
-    signed = Token(token.identifier, (*token.caveats, data), tokens.digest(token.tag, data, "sha256"))
+    signed = Token(token.identifier, (*token.caveats, data), digest(token.tag, data, "sha256"))
     with pytest.raises(Unauthenticated) as error:
         verify(signed, SECRET)
     assert error.value.reason == "caveat"
