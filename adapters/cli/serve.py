@@ -49,7 +49,7 @@ class ServeSettings(HttpSettings, frozen=True, kw_only=True):
     allowed_hosts: tuple[str, ...] = ()
 
     def protection(self) -> Protection:
-        """Return how the surfaces are protected; raise InvalidRequest for a certificate that can't be used."""
+        """Return how the surfaces are protected; raise InvalidRequest for an unusable certificate."""
         tls = None
         if self.tls_certificate is not None and self.tls_key is not None:
             tls = ServerTls(TlsFiles(self.tls_certificate, self.tls_key, self.tls_client_ca))

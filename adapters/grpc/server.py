@@ -61,7 +61,8 @@ def grpc_surface(address: str, protection: Protection | None = None) -> Surface:
     """Return a surface that serves gRPC, with health and reflection.
 
     Its context raises Unavailable when the address can't be bound, and InvalidRequest for one beyond loopback
-    when the service asks for no tokens. At its end, streams and long polls end; other calls have 4 s to finish.
+    when the service asks for no tokens. At its end, streams and long polls end; other calls have 4 s to
+    finish.
 
     Arguments:
         address: `host:port`, port 0 for any free one; or `unix:path`.

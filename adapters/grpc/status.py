@@ -9,6 +9,7 @@ from google.rpc.error_details_pb2 import ErrorInfo, RetryInfo
 from google.rpc.status_pb2 import Status
 
 from postroom.adapters.grpc.v1 import mailbox_pb2 as pb
+from postroom.adapters.sockets.client_tls import explain_tls_failure
 from postroom.application.remote_errors import rebuild_error
 from postroom.domain.errors import FrameTooLarge, InvalidRequest, PostroomError, StaleReceipt, Unavailable
 
@@ -93,6 +94,8 @@ def _detailed(trailers: Iterable[tuple[str, str | bytes]]) -> PostroomError | No
 def _transport_error(error: grpc.aio.AioRpcError, where: str) -> PostroomError:
     """Return the exception of a failure that gRPC itself reports."""
     details = error.details() or error.code().name
+    if (text := explain_tls_failure(details, where)) is not None:
+        return InvalidRequest(text)
     match error.code():
         case grpc.StatusCode.RESOURCE_EXHAUSTED:
             return FrameTooLarge(f"The request or its answer is too large for {where}: {details}.")

@@ -196,7 +196,9 @@ class App:
         if self._any_host:
             return
         hosts = [value for name, value in headers if name == b"host"]
-        if not (len(hosts) == 1 and (_is_this_machine(hosts[0]) or self._hosts & {ANY_HOST, _name(hosts[0])})):
+        if not (
+            len(hosts) == 1 and (_is_this_machine(hosts[0]) or self._hosts & {ANY_HOST, _name(hosts[0])})
+        ):
             raise ForeignHost(
                 "The Host header must name this machine, such as localhost, or one of its allowed_hosts."
             )

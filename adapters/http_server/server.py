@@ -105,8 +105,8 @@ def _check_settings(target: Address, limits: HttpSettings, protection: Protectio
         return
     if limits.open_metrics:
         raise InvalidRequest(
-            f"open_metrics is for addresses of this machine, and {target.text} is reached from others; leave it "
-            "out, and give the collector a token."
+            f"open_metrics is for addresses of this machine, and {target.text} is reached from others; leave "
+            "it out, and give the collector a token."
         )
     if not protection.allowed_hosts:
         raise InvalidRequest(

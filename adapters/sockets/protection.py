@@ -36,6 +36,6 @@ def check_access(address: Address, service: Service) -> None:
     """Raise InvalidRequest when other machines could call a service that asks for no tokens."""
     if service.is_dev and not address.is_local:
         raise InvalidRequest(
-            f"{address.text} is reached from other machines, and --dev asks for no tokens; use 127.0.0.1:PORT "
-            "or unix:PATH, or serve without --dev."
+            f"{address.text} is reached from other machines, and --dev asks for no tokens; use "
+            "127.0.0.1:PORT or unix:PATH, or serve without --dev."
         )

@@ -2,9 +2,10 @@
 
 import ssl
 from contextlib import suppress
-from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
+from postroom.adapters.sockets.client_tls import explain_reason, load_pair, read_pem, refuse_password
+from postroom.adapters.sockets.tls_listener import AlertingContext
 from postroom.application.telemetry import logger
 from postroom.domain.errors import InvalidRequest
 
@@ -73,48 +74,11 @@ class ServerTls:
         connection.context = self._loaded.context
 
 
-def make_client_context(ca: str | None, certificate: str | None, key: str | None) -> ssl.SSLContext:
-    """Return the context of a client.
-
-    Arguments:
-        ca: file in PEM of the authorities that are trusted; None trusts those of the system.
-        certificate, key: files in PEM for a server that asks for a certificate.
-
-    Raises: InvalidRequest for a file that is missing, unreadable or malformed.
-    """
-    data = None if ca is None else read_pem("ca", ca, "CERTIFICATE")
-    context = ssl.create_default_context(cadata=None if data is None else data.decode("latin-1"))
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    if certificate is not None and key is not None:
-        _load_pair(context, certificate, key, ("certificate", "key"))
-    return context
-
-
-def read_pem(setting: str, path: str, kind: str) -> bytes:
-    """Return the content of a file in PEM.
-
-    Arguments:
-        setting: which one names the file, for errors.
-        kind: of what it has to contain, such as `CERTIFICATE`.
-
-    Raises: InvalidRequest when it is missing, unreadable or malformed.
-    """
-    try:
-        data = Path(path).read_bytes()
-    except OSError as error:
-        raise InvalidRequest(
-            f"{setting}: the file {path} can't be read: {error.strerror or error}; name another, or mend it."
-        ) from error
-    if not (b"-----BEGIN " in data and kind.encode() + b"-----" in data):
-        raise InvalidRequest(f"{setting}: the file {path} has no {kind} in PEM; name another.")
-    return data
-
-
 def _load(files: TlsFiles) -> LoadedTls:
     for _ in range(2):  # the files may be replaced in between
         before = _read(files)
         context = _make_context(before[2])
-        _load_pair(context, files.certificate, files.key, ("tls_certificate", "tls_key"))
+        load_pair(context, files.certificate, files.key, ("tls_certificate", "tls_key"))
         if _read(files) == before:
             _warn_of_expiry(files)
             return LoadedTls(*before, context)
@@ -129,7 +93,7 @@ def _read(files: TlsFiles) -> tuple[bytes, bytes, bytes | None]:
 
 
 def _make_context(client_ca: bytes | None) -> ssl.SSLContext:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context = AlertingContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     # Without tickets every connection is checked by the present authorities.
     context.options |= ssl.OP_NO_RENEGOTIATION | ssl.OP_NO_TICKET
@@ -139,29 +103,9 @@ def _make_context(client_ca: bytes | None) -> ssl.SSLContext:
         try:
             context.load_verify_locations(cadata=client_ca.decode("latin-1"))
         except ssl.SSLError as error:
-            raise InvalidRequest(f"tls_client_ca is malformed: {_reason(error)}.") from None
+            raise InvalidRequest(f"tls_client_ca is malformed: {explain_reason(error)}.") from None
         context.verify_mode = ssl.CERT_REQUIRED
     return context
-
-
-def _load_pair(context: ssl.SSLContext, certificate: str, key: str, names: tuple[str, str]) -> None:
-    try:
-        context.load_cert_chain(certificate, key, _refuse_password)
-    except ssl.SSLError as error:
-        if error.reason == "KEY_VALUES_MISMATCH":
-            raise InvalidRequest(
-                f"{names[1]}: {key} is not the key of {names[0]} {certificate}; name the key that it was made "
-                "with."
-            ) from None
-        raise InvalidRequest(
-            f"{names[0]} {certificate} and {names[1]} {key} can't be used: {_reason(error)}."
-        ) from None
-    except OSError as error:
-        raise InvalidRequest(f"{names[0]} {certificate} can't be read: {error.strerror}.") from None
-
-
-def _refuse_password() -> NoReturn:
-    raise InvalidRequest("The key of the certificate is encrypted; store it in PEM without a password.")
 
 
 def _warn_of_expiry(files: TlsFiles) -> None:
@@ -171,7 +115,7 @@ def _warn_of_expiry(files: TlsFiles) -> None:
     in memory trusts it as its own authority.
     """
     server = _make_context(None)
-    server.load_cert_chain(files.certificate, files.key, _refuse_password)
+    server.load_cert_chain(files.certificate, files.key, refuse_password)
     client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     client.check_hostname = False
     client.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
@@ -192,7 +136,3 @@ def _warn_of_expiry(files: TlsFiles) -> None:
             return
         except ssl.SSLError:
             return
-
-
-def _reason(error: ssl.SSLError) -> str:
-    return (error.reason or str(error)).lower().replace("_", " ")
