@@ -15,6 +15,7 @@ from postroom.domain.errors import FrameTooLarge, InvalidRequest, PostroomError,
 
 DETAILS_KEY = "grpc-status-details-bin"
 DOMAIN = "postroom"
+TLS = "grpcs:"
 MAX_MESSAGE_BYTES = 1_000
 """Maximum size of an error's text: peers refuse trailers above 8 KiB, in which it is contained twice."""
 
@@ -109,8 +110,12 @@ def _transport_error(error: grpc.aio.AioRpcError, where: str) -> PostroomError:
                 "Repeat it, or raise timeout_ms."
             )
         case _:
+            # gRPC does not show the alert with which a server refuses a client's certificate.
+            hint = (
+                "it may refuse this client's certificate, or ask for one; " if where.startswith(TLS) else ""
+            )
             return Unavailable(
-                f"{where} can't be reached, or the call was interrupted ({details}); "
+                f"{where} can't be reached, or the call was interrupted ({details}); {hint}"
                 "whether the command took effect is unknown."
             )
 
