@@ -47,8 +47,11 @@ def open_key_ring(store: str, path: str | None = None) -> KeyRing:
 
 
 @contextmanager
-def open_capabilities(store: str, keys: KeyRing) -> "Iterator[Capabilities]":
+def open_capabilities(store: str, keys: KeyRing | None = None) -> "Iterator[Capabilities]":
     """Open the log of the capabilities of a store, to issue and revoke them.
+
+    Arguments:
+        keys: needed to issue capabilities and to rotate keys only.
 
     Raises: MissingExtra when `eventsourcing` is not installed, Unavailable when the store can't be used.
     """
@@ -59,7 +62,7 @@ def open_capabilities(store: str, keys: KeyRing) -> "Iterator[Capabilities]":
     clock = SystemClock()
     log = open_store(store).event_log(CAPABILITY_LOG)
     try:
-        yield Capabilities(LogRecorder(log, clock.wall), keys, clock.wall)
+        yield Capabilities(LogRecorder(log, clock.wall), keys or MemoryKeyRing(), clock.wall)
     finally:
         log.close()
 
