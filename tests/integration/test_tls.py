@@ -147,7 +147,7 @@ async def test_a_server_may_require_certificates_of_its_clients(
     wrong = [ClientTls(own.path), ClientTls(own.path, *other.issue("client.example"))]
     async with serve(mailbox, protocol, own.issue(), own.path) as url, asyncio.timeout(SECONDS):
         for tls in wrong:
-            with pytest.raises(REFUSALS[protocol], match="this client's certificate, or asks? for one"):
+            with pytest.raises(REFUSALS[protocol], match=r"this client's certificate, or asks? for one"):
                 async with client(url, tls, timeout_ms=TIMEOUTS_MS[protocol]):
                     pass
         async with client(url, ClientTls(own.path, *own.issue("client.example"))) as opened:
