@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from postroom.application.delivery_window import DeliveryWindows
 from postroom.application.ports.mailbox import Mailbox
+from postroom.application.surface_metrics import SurfaceMetrics
 from postroom.domain.capability.rights import Operation
 from postroom.domain.policy import TopicPolicy
 from postroom.domain.search import EventFilter, SearchPage
@@ -45,6 +46,7 @@ class Service(NamedTuple):
         default_policy: policy of topics that have none of their own.
         stopping: set when the service begins to stop; long polls and streams then end.
         streams: flow control of the streams of all surfaces.
+        metrics: of all surfaces and of the mailbox.
         is_dev: every caller may do everything; each answer says so.
     """
 
@@ -53,6 +55,7 @@ class Service(NamedTuple):
     default_policy: TopicPolicy
     stopping: asyncio.Event
     streams: DeliveryWindows
+    metrics: SurfaceMetrics
     is_dev: bool = False
 
 

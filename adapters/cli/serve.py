@@ -104,7 +104,12 @@ async def _serve(session: Session, surfaces: list[Surface]) -> None:
     async with (
         session.use(create=True) as mailbox,
         serve_mailbox(
-            session.store, mailbox, surfaces, access=unrestricted, default_policy=session.settings.policy
+            session.store,
+            mailbox,
+            surfaces,
+            access=unrestricted,
+            default_policy=session.settings.policy,
+            measure=mailbox.measure,
         ) as addresses,
     ):
         if session.out.as_json:
