@@ -152,7 +152,11 @@ def _credentials(tls: ServerTls) -> grpc.ServerCredentials:
         taken = tls.loaded
         return _configuration(taken)
 
-    return grpc.dynamic_ssl_server_credentials(_configuration(taken), fetch, tls.asks_clients)
+    return grpc.dynamic_ssl_server_credentials(
+        _configuration(taken),
+        fetch,  # type: ignore[arg-type]  # None is no change, which the stubs do not know
+        tls.asks_clients,
+    )
 
 
 def _configuration(loaded: LoadedTls) -> grpc.ServerCertificateConfiguration:
