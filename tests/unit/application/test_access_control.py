@@ -226,6 +226,55 @@ async def test_a_call_needs_its_operation_its_topic_and_its_mailbox(place: Place
     assert await reason_of(call.run(elsewhere, A, deliveries[A])) == "mailbox"
 
 
+ARGUMENTS: dict[str, tuple[Any, ...]] = {
+    "send_message": (message(),),
+    "send_batch": ([message()],),
+    "receive_messages": (A,),
+    "stream_messages": (A,),
+    "ack_messages": ([Receipt(bytes(16), 1, 1)],),
+    "nack_messages": ([Receipt(bytes(16), 1, 1)],),
+    "extend_visibility": ([Receipt(bytes(16), 1, 1)], 1_000),
+    "redrive_dead_letters": (A,),
+    "purge_topic": (A,),
+    "set_topic_policy": (A, TopicPolicy()),
+    "pause_topic": (A,),
+    "resume_topic": (A,),
+    "delete_old_events": (0,),
+    "get_message": ("id",),
+    "explain_message": ("id",),
+    "get_backlog": (),
+    "list_dead_letters": (),
+    "get_topic_policy": (A,),
+    "list_topics": (),
+    "peek_messages": (A,),
+}
+"""Of every call of a mailbox."""
+
+
+def test_the_calls_here_are_those_of_the_port() -> None:
+    calls = {name for name in vars(Mailbox) if not name.startswith("_")} - {"name"}
+    assert calls == ARGUMENTS.keys()
+
+
+@pytest.mark.parametrize("name", ARGUMENTS)
+async def test_no_call_is_allowed_after_the_capability_expired(place: Place, name: str) -> None:
+    mailbox = await mailbox_of(place, lifetime_ms=1_000)
+    await place.mailbox.send_message(message())
+    await place.clock.advance(1)
+
+    async def call() -> None:
+        answer = getattr(mailbox, name)(*ARGUMENTS[name])
+        if name != "stream_messages":
+            await answer
+            return
+        async with answer as stream:
+            await anext(stream)
+
+    assert await reason_of(call()) == "expired"
+    (received,) = await place.mailbox.receive_messages(A)
+    assert received.attempt == 1
+
+
 async def test_answers_about_all_topics_have_the_covered_ones_only(place: Place) -> None:
     await place.mailbox.set_topic_policy(B, TopicPolicy(max_attempts=1))
     await place.mailbox.set_topic_policy(A, TopicPolicy(max_attempts=1))
