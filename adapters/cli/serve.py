@@ -1,11 +1,11 @@
 """`postroom serve`: serve a mailbox to other processes."""
 
 import asyncio
-import signal
 from typing import Annotated
 
 from typer import Option
 
+from postroom.adapters.cli.running import running, topic_policies
 from postroom.adapters.cli.session import Session
 from postroom.adapters.cli.settings import InvalidSettings
 from postroom.adapters.compose.serve import (
@@ -99,8 +99,6 @@ def serve(
 
 async def _serve(session: Session, surfaces: list[Surface]) -> None:
     stop = asyncio.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
     async with (
         session.use(create=True) as mailbox,
         serve_mailbox(
@@ -117,5 +115,6 @@ async def _serve(session: Session, surfaces: list[Surface]) -> None:
         else:
             session.out.line(f"Serving {mailbox.name} of {session.shown_store} at {', '.join(addresses)}.")
         session.out.flush()
-        await stop.wait()
+        async with running(session, stop.set, [topic_policies(session, mailbox)]):
+            await stop.wait()
         session.out.note("Stopping.")
