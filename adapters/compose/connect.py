@@ -13,6 +13,7 @@ import uuid_utils
 from postroom.adapters.compose import OwnerSettings, own_mailbox, socket_path
 from postroom.adapters.compose.remote import connect_remote, is_remote
 from postroom.adapters.compose.store import open_store
+from postroom.adapters.compose.tracing import trace_if_used
 from postroom.adapters.local.mailbox import SharedMailbox
 from postroom.adapters.local.shared import SharedOwner
 from postroom.adapters.sqlite.database import Durability
@@ -170,6 +171,7 @@ async def share_mailbox(
         owner_timeout_ms=owner_timeout_ms,
         outboxes=checked.outboxes,
     )
+    trace_if_used()
     await owner.open()
     try:
         shared = SharedMailbox(owner, SystemClock().wall, uuid_utils.uuid7)
