@@ -94,6 +94,7 @@ if TYPE_CHECKING:
         InvalidOutboxEvent,
         InvalidRequest,
         InvalidTimestamp,
+        MailboxClosed,
         MailboxOwned,
         NotFound,
         PoisonMessage,
@@ -145,6 +146,7 @@ __all__ = [
     "InvalidRequest",
     "InvalidTimestamp",
     "Mailbox",
+    "MailboxClosed",
     "MailboxLimits",
     "MailboxOutbox",
     "MailboxOwned",
@@ -277,7 +279,7 @@ _NAMES = {
     "domain.errors": (
         "BrokenLog BrokenProjection DuplicateInboxMessage Fenced Forbidden FrameTooLarge "
         "FutureEvent IdempotencyConflict ImplausibleClock IntegrityFailure InternalError "
-        "InvalidOutboxEvent InvalidRequest InvalidTimestamp MailboxOwned NotFound "
+        "InvalidOutboxEvent InvalidRequest InvalidTimestamp MailboxClosed MailboxOwned NotFound "
         "PoisonMessage PostroomError Rejected Saturated StaleReceipt Unauthenticated "
         "Unavailable"
     ),

@@ -7,8 +7,33 @@ from typing import NamedTuple
 
 from postroom.application.delivery_window import DeliveryWindows
 from postroom.application.ports.mailbox import Mailbox
+from postroom.domain.capability.rights import Operation
 from postroom.domain.policy import TopicPolicy
 from postroom.domain.search import EventFilter, SearchPage
+
+Search = Callable[[EventFilter], Awaitable[SearchPage]]
+"""Search of the read models of a store."""
+
+
+class Session(NamedTuple):
+    """What the bearer of one token may use (svc-mailbox I-8).
+
+    Arguments:
+        mailbox: refuses the calls that the token does not permit.
+        search: searches the read models for what the token permits.
+        require: raises Forbidden unless the token permits an operation on the mailbox as a whole.
+    """
+
+    mailbox: Mailbox
+    search: Search
+    require: Callable[[Operation], None]
+
+
+OpenSession = Callable[[str | None], Awaitable[Session]]
+"""Open the session of a token, or of a caller without one.
+
+Raises: Unauthenticated when the token is missing or invalid.
+"""
 
 
 class Service(NamedTuple):

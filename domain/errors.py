@@ -22,6 +22,7 @@
     ├── ImplausibleClock           503 E_CLOCK, the wall clock is implausibly far ahead
     ├── BrokenProjection           500 E_PROJECTION, a defect in the code of a read model
     └── Unavailable                503 E_UNAVAILABLE, with retry_after_ms
+        ├── MailboxClosed          503 E_UNAVAILABLE, this process closed it
         ├── MailboxOwned           503 E_OWNED, another process owns the mailbox
         ├── DuplicateRecord        503 E_UNAVAILABLE, the log has the record's version of its stream
         ├── WrongPosition          503 E_WRONG_POSITION, another process appended
@@ -205,6 +206,10 @@ class Unavailable(PostroomError):
     def __init__(self, message: str, retry_after_ms: int = 1_000) -> None:
         super().__init__(message)
         self.retry_after_ms = retry_after_ms
+
+
+class MailboxClosed(Unavailable):
+    """A mailbox was used after this process closed it; only opening it again helps."""
 
 
 class MailboxOwned(Unavailable):

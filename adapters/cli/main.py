@@ -76,6 +76,7 @@ COMMANDS: Entries = {
         },
         OPERATIONS,
     ),
+    "doctor": Command("doctor:doctor", OPERATIONS),
     "config": Group(
         "Settings: show them, and where each comes from.", {"show": Command("config:show")}, OPERATIONS
     ),

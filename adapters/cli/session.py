@@ -98,6 +98,19 @@ class Session:
             )
         return self.store
 
+    def _check_folder(self) -> None:
+        """Check that a store can be created at its path: a retry would not help, as with an outage."""
+        from postroom.adapters.compose import is_database
+
+        path = Path(self.store)
+        if self.store == MEMORY or is_database(self.store) or path.is_file():
+            return
+        problem = f"{path} is a folder" if path.is_dir() else None
+        if problem is None and not path.parent.is_dir():
+            problem = f"The folder {path.parent} does not exist"
+        if problem is not None:
+            raise NotFound(f"{problem}; name a file in a folder that exists with --store or POSTROOM_STORE.")
+
     def mailboxes(self) -> list[str]:
         """Return the mailboxes to read: the one of the settings, or all of the store."""
         from postroom.adapters.compose import list_mailboxes
@@ -149,14 +162,16 @@ class Session:
         Arguments:
             create: create the store and the mailbox, in `mode`, if they do not exist.
 
-        Raises: NotFound when they do not exist and `create` is false.
+        Raises: NotFound when they do not exist and `create` is false, or the store's folder does not exist.
         """
         from postroom.adapters.compose import OwnerSettings, list_mailboxes
         from postroom.adapters.compose.connect import share_mailbox
 
         settings = self.settings
         name = mailbox or self.mailbox
-        if not create:
+        if create:
+            self._check_folder()
+        else:
             _check_mailbox(name, list_mailboxes(self.existing_store()), self.shown_store)
         owner_settings = OwnerSettings(
             mode=mode,

@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from postroom.adapters.compose import Postroom
 from postroom.adapters.memory.event_log import MemoryEventLog
 from postroom.application.mailbox.engine import MailboxEngine
+from postroom.domain.arguments import check_type
 from postroom.domain.errors import InvalidRequest
 from postroom.domain.mailbox.commands import Sweep
 from postroom.domain.mailbox.events import MailboxMode
@@ -15,6 +16,7 @@ from postroom.domain.policy import MailboxLimits, TopicPolicy
 
 _START = datetime(2030, 1, 1, tzinfo=UTC)
 _SECOND_US = 1_000_000
+_MAX_SECONDS = 100 * 366 * 86_400
 
 
 class ManualClock:
@@ -39,10 +41,15 @@ class ManualClock:
     async def advance(self, seconds: float) -> None:
         """Move the clock, and return when its mailboxes have delivered, timed out and expired what was due.
 
-        Raises: InvalidRequest for a negative number: log time never goes back.
+        Raises: InvalidRequest for anything but a number up to 100 years, and for a negative one, as log time
+            never goes back.
         """
+        if type(seconds) is not int:
+            check_type("seconds", seconds, float)
         if seconds < 0:
             raise InvalidRequest(f"A clock can't be moved back; seconds was {seconds}.")
+        if not seconds <= _MAX_SECONDS:  # nan is not
+            raise InvalidRequest(f"seconds must be at most {_MAX_SECONDS:,} (100 years); it was {seconds}.")
         self._elapsed_us += round(seconds * _SECOND_US)
         for engine in self._engines:
             while (await engine.submit([Sweep()]))[0]:

@@ -16,6 +16,8 @@ DETAILS_KEY = "grpc-status-details-bin"
 DOMAIN = "postroom"
 MAX_MESSAGE_BYTES = 1_000
 """Maximum size of an error's text: peers refuse trailers above 8 KiB, in which it is contained twice."""
+_SIZE_LIMIT = "larger than max"
+"""How gRPC describes a message above its limit; servers and proxies refuse calls with the same code."""
 
 _CODES = {
     400: grpc.StatusCode.INVALID_ARGUMENT,
@@ -94,6 +96,10 @@ def _transport_error(error: grpc.aio.AioRpcError, where: str) -> PostroomError:
     """Return the exception of a failure that gRPC itself reports."""
     details = error.details() or error.code().name
     match error.code():
+        case grpc.StatusCode.RESOURCE_EXHAUSTED if _SIZE_LIMIT not in details:
+            return Unavailable(
+                f"{where}, or a proxy before it, has no capacity for this call now: {details}; retry shortly."
+            )
         case grpc.StatusCode.RESOURCE_EXHAUSTED:
             return FrameTooLarge(f"The request or its answer is too large for {where}: {details}.")
         case grpc.StatusCode.UNIMPLEMENTED:

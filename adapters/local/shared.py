@@ -17,6 +17,7 @@ from postroom.application.telemetry import logger
 from postroom.domain.errors import (
     Fenced,
     InvalidRequest,
+    MailboxClosed,
     MailboxOwned,
     PostroomError,
     Unavailable,
@@ -28,6 +29,8 @@ T = TypeVar("T")
 
 POLL_SECONDS, MAX_POLL_SECONDS = 0.02, 0.25
 """Pause before another attempt to reach or become the owner, and its limit after repeated failures."""
+STEADY_SECONDS = 1.0
+"""Duration of a connection that is replaced at once when it ends; there is a pause after a shorter one."""
 POLL_GROWTH = 1.25
 """Small, because PostgreSQL may end the session of a killed owner after the first attempts."""
 RETRY_MS = 200
@@ -215,7 +218,7 @@ class SharedOwner:
     async def _available(self) -> Owner:
         while self._owner is None:
             if self._task is None or self._task.done():
-                raise Unavailable(f"Mailbox {self.name} is closed; connect to it again.")
+                raise MailboxClosed(f"Mailbox {self.name} is closed; connect to it again.")
             await self._is_available.wait()
         return self._owner
 
@@ -232,6 +235,7 @@ class SharedOwner:
     async def _stay_connected(self) -> None:
         pause = POLL_SECONDS
         while True:
+            since = self._loop.time()
             try:
                 is_served = await self._use_owner() or await self._be_owner()
             except MailboxOwned as error:  # by a process that does not listen yet, or not here
@@ -242,9 +246,11 @@ class SharedOwner:
                 if str(error) != str(self._failure):
                     logger().warning("mailbox.owner_unavailable", mailbox=self.name, error=str(error))
                 is_served, self._failure = False, error
-            pause = POLL_SECONDS if is_served else min(POLL_GROWTH * pause, MAX_POLL_SECONDS)
-            if not is_served:
-                await asyncio.sleep(pause)
+            if is_served and self._loop.time() >= since + STEADY_SECONDS:
+                pause = POLL_SECONDS
+                continue
+            await asyncio.sleep(pause)
+            pause = min(POLL_GROWTH * pause, MAX_POLL_SECONDS)
 
     async def _use_owner(self) -> bool:
         """Send calls to the owner in another process until it is gone; return whether there was one.

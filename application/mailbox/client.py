@@ -27,7 +27,7 @@ from postroom.application.query_results import (
 )
 from postroom.application.tracing import ACK, EXTEND, NACK, REDRIVE, REMOTE_SEND, Operation, tracer
 from postroom.domain.arguments import check_int, check_items, check_optional_text, check_text, check_type
-from postroom.domain.errors import Rejected, Saturated, Unavailable
+from postroom.domain.errors import MailboxClosed, Rejected, Saturated, Unavailable
 from postroom.domain.mailbox.commands import Receive
 from postroom.domain.mailbox.counts import TopicSummary
 from postroom.domain.message import Receipt
@@ -303,8 +303,8 @@ class MailboxClient:
             await asyncio.sleep(pause)
         raise self._closed()
 
-    def _closed(self) -> Unavailable:
-        return Unavailable(f"The connection to {self._transport.where} is closed; connect again.")
+    def _closed(self) -> MailboxClosed:
+        return MailboxClosed(f"The connection to {self._transport.where} is closed; connect again.")
 
     def _with_id(self, message: object) -> NewMessage:
         """Return a valid message with an id, by which the server recognises a repetition."""

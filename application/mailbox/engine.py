@@ -24,6 +24,7 @@ from postroom.application.telemetry import logger, summarize
 from postroom.domain.errors import (
     DuplicateRecord,
     Fenced,
+    MailboxClosed,
     PostroomError,
     Rejected,
     Saturated,
@@ -184,7 +185,7 @@ class MailboxEngine:
         """
         self.check_process()
         if self._lost is not None or self._closing:
-            raise self._lost or Unavailable(f"Mailbox {self.log.mailbox} is closed; open it again.")
+            raise self._lost or MailboxClosed(f"Mailbox {self.log.mailbox} is closed; open it again.")
         topic, cost = topic_of(commands, self._state), cost_of(commands)
         if not self._pending.has_room(topic, cost):
             raise Saturated(

@@ -31,7 +31,7 @@ class CommandHandlers:
         windows = DeliveryWindows()
         settler = make_settler(owner, windows)
         self.receive_messages = ReceiveMessages(owner, settler)
-        self.stream_messages = StreamMessages(self.receive_messages, settler, windows)
+        self.stream_messages = StreamMessages(self.receive_messages, settler.nack_messages, windows)
         self.ack_messages = settler.ack_messages
         self.nack_messages = settler.nack_messages
         self.extend_visibility = settler.extend_visibility

@@ -1,12 +1,11 @@
 """`StreamMessages`: receive messages of topics for as long as the caller wants."""
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 
 from postroom.application.background import wait_at_most
 from postroom.application.delivery_window import DeliveryWindow, DeliveryWindows
-from postroom.application.mailbox.receive import ReceiveMessages, make_receive
-from postroom.application.mailbox.settle import Settler
+from postroom.application.mailbox.receive import make_receive
 from postroom.application.message_stream import HEARTBEAT_MS, MessageStream, check_stream
 from postroom.application.messages import ReceivedMessage
 from postroom.domain.arguments import check_items
@@ -21,9 +20,15 @@ STREAM_ENDED = "the consumer's stream ended"
 class StreamMessages:
     """Handler that delivers messages as they come, a limited number of them unsettled at a time."""
 
-    def __init__(self, receive: ReceiveMessages, settler: Settler, windows: DeliveryWindows) -> None:
+    def __init__(
+        self,
+        receive: Callable[..., Awaitable[list[ReceivedMessage]]],
+        nack: Callable[..., Awaitable[object]],
+        windows: DeliveryWindows,
+    ) -> None:
+        """Initialise with calls like `ReceiveMessages` and `NackMessages`, and the windows of streams."""
         self._receive = receive
-        self._settler = settler
+        self._nack = nack
         self._windows = windows
 
     def __call__(
@@ -55,7 +60,7 @@ class StreamMessages:
             finally:
                 if unsettled := window.unsettled:
                     with suppress(PostroomError):  # their visibility timeout does it otherwise
-                        await self._settler.nack_messages(unsettled, reason=STREAM_ENDED, delay_ms=0)
+                        await self._nack(unsettled, reason=STREAM_ENDED, delay_ms=0)
 
     async def _batches(
         self, command: Receive, window: DeliveryWindow, heartbeat_ms: int

@@ -18,7 +18,7 @@ from postroom.application.workers.handler import Handle
 from postroom.application.workers.handler_thread import HandlerThread
 from postroom.application.workers.settlements import Settlements
 from postroom.application.workers.topics import REFRESH_SECONDS, Topics
-from postroom.domain.errors import Fenced, InvalidRequest, Saturated, Unavailable
+from postroom.domain.errors import Fenced, InvalidRequest, MailboxClosed, Saturated, Unavailable
 from postroom.domain.message import Receipt
 from postroom.domain.policy import backoff_ms
 
@@ -77,7 +77,8 @@ class ConsumerRun:
     async def run(self) -> None:
         """Handle messages until stopped.
 
-        Raises: Fenced when the mailbox was taken over, InvalidRequest for a name that the mailbox refuses.
+        Raises: Fenced when the mailbox was taken over, MailboxClosed when it was closed, InvalidRequest for a
+            name that it refuses.
         """
         threads = [HandlerThread(f"{self._name} {n}") for n in range(self._consumer.concurrency)]
         handlers = [asyncio.create_task(self._handle_all(thread)) for thread in threads]
@@ -126,7 +127,7 @@ class ConsumerRun:
             try:
                 received = await self._receive(min(free, MAX_MESSAGES))
                 failures = 0
-            except Fenced:
+            except (Fenced, MailboxClosed):
                 raise
             except (Saturated, Unavailable) as error:
                 failures += 1

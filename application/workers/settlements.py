@@ -9,7 +9,7 @@ from postroom.application.backoff import OutageBackoff
 from postroom.application.messages import ReceivedMessage
 from postroom.application.ports.mailbox import Mailbox
 from postroom.application.telemetry import logger
-from postroom.domain.errors import Fenced, Rejected, Saturated, Unavailable
+from postroom.domain.errors import Fenced, MailboxClosed, Rejected, Saturated, Unavailable
 from postroom.domain.message import Receipt
 from postroom.domain.policy import backoff_ms
 
@@ -81,7 +81,7 @@ class Settlements:
             try:
                 answers = await settle(receipts)
                 break
-            except Fenced as error:  # the next owner delivers the messages again
+            except (Fenced, MailboxClosed) as error:  # the next owner delivers the messages again
                 logger().warning("worker.settle_failed", error=str(error))
                 break
             except (Saturated, Unavailable) as error:

@@ -110,8 +110,14 @@ class Worker:
 
         Calls are repeated with a backoff while the mailbox is unavailable.
 
-        Raises: InvalidRequest without handlers or while it runs, Fenced when the mailbox was taken over.
+        Raises: InvalidRequest without handlers, without a mailbox or while it runs, Fenced when the mailbox
+            was taken over, MailboxClosed when it was closed.
         """
+        if not callable(getattr(mailbox, "receive_messages", None)):
+            raise InvalidRequest(
+                f"A worker runs with a mailbox that is open, not with {type(mailbox).__name__}; pass what "
+                "`async with connect(...) as mailbox` returns."
+            )
         if not self._consumers:
             raise InvalidRequest(f"Worker {self.name} has no handlers; register one with `consumer`.")
         check_int("stop_ms", stop_ms, 0, MAX_DURATION_MS)

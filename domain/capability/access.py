@@ -113,6 +113,11 @@ def combine(identifier: Identifier, caveats: Iterable[Caveat]) -> Access:
     )
 
 
+def limit_time(access: Access, expires: int) -> Access:
+    """Return rights that end at `expires`, ms since 1970 UTC, or earlier if they do."""
+    return msgspec.structs.replace(access, expires=min(access.expires, expires))
+
+
 def check_time(access: Access, now: int) -> None:
     """Raise Unauthenticated unless a capability is valid at `now`, ms since 1970 UTC."""
     if now >= access.expires:

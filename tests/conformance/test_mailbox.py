@@ -12,10 +12,12 @@ from postroom.adapters.compose.connect import connect, share_mailbox
 from postroom.adapters.compose.remote import connect_remote
 from postroom.adapters.compose.serve import HttpSettings, open_grpc_surface, open_http_surface, serve_mailbox
 from postroom.adapters.sync_mailbox import SyncMailbox, SyncMessageStream
+from postroom.adapters.system.clock import SystemClock
 from postroom.application.mailbox.client import MailboxClient
 from postroom.application.messages import ReceivedMessage
 from postroom.application.ports.mailbox import Mailbox
 from tests.conformance.mailbox import MailboxConformance
+from tests.support.access import Controlled
 from tests.support.stores import MAILBOX
 
 RELAXED = OwnerSettings(durability="relaxed")
@@ -51,6 +53,14 @@ class TestSharedMailboxOfAnother(MailboxConformance):
             share_mailbox(store, MAILBOX) as shared,
         ):
             yield shared
+
+
+class TestAuthorizedMailbox(MailboxConformance):
+    @pytest.fixture
+    async def mailbox(self) -> AsyncIterator[Mailbox]:
+        async with open_mailbox("memory:", MAILBOX) as owned:
+            controlled = Controlled(owned, SystemClock())
+            yield (await controlled.control.open_session(controlled.issue())).mailbox
 
 
 class TestMailboxOverNetwork(MailboxConformance):

@@ -36,6 +36,15 @@ def test_a_store_that_is_not_there_is_not_made_by_looking_for_messages(postroom)
     assert not postroom.store.exists()
 
 
+def test_a_path_at_which_no_store_can_be_created_is_not_found_and_not_a_temporary_failure(postroom):
+    for path in ("missing/orders.db", "."):
+        for command in (("send", "orders", "{}"), ("backlog",)):
+            done = postroom(*command, "--store", path, "--json")
+            assert (done.code, done.error["code"]) == (3, "E_NOT_FOUND")
+            assert "--store" in done.error["message"]
+    assert list(postroom.folder.iterdir()) == []
+
+
 def test_a_store_in_memory_is_refused_where_it_makes_no_sense(postroom):
     done = postroom("recv", "orders", "--store", "memory:")
 

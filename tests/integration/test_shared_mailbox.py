@@ -25,6 +25,7 @@ from postroom.adapters.compose import socket_path
 from postroom.adapters.compose.store import open_store
 from postroom.adapters.local.protocol import Hello, frame
 from postroom.domain.errors import WrongMode
+from tests.support.waiting import until
 
 MAILBOX = "main@local"
 SHORT_MS = 400
@@ -118,6 +119,25 @@ async def test_an_owner_that_hangs_is_asked_once_and_then_replaced(store: str) -
             await mailbox.send_message(MESSAGE)
             assert connections == 1
         server.close()
+
+
+async def test_an_owner_that_ends_every_connection_is_not_called_without_pause(store: str) -> None:
+    connections: list[float] = []
+    now = asyncio.get_running_loop().time
+
+    async def end(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connections.append(now())
+        writer.write(frame(Hello(1, MAILBOX)))
+        await writer.drain()
+        writer.close()
+
+    async with lock(store):
+        server = await asyncio.start_unix_server(end, str(socket_path(open_store(store), MAILBOX)))
+        async with connect(store):
+            await until(lambda: len(connections) >= 12)
+        server.close()
+    # Before, 250 a second; now pauses grow from 20 ms, so these lie at least 0.7 s apart.
+    assert connections[11] - connections[0] > 0.5
 
 
 async def test_an_owner_of_another_version_is_refused_by_name(store: str) -> None:

@@ -53,4 +53,8 @@ async def test_mailboxes_may_share_a_clock_which_goes_only_forward() -> None:
         assert first.engine.now() == second.engine.now()
         with pytest.raises(InvalidRequest, match="can't be moved back"):
             await clock.advance(-1)
+        for nonsense in (float("nan"), float("inf"), 10**400, "5", None, True):
+            with pytest.raises(InvalidRequest, match="seconds must be"):
+                await clock.advance(nonsense)  # type: ignore[arg-type]
+        assert first.engine.now() == second.engine.now()
     await clock.advance(1)

@@ -5,6 +5,7 @@ import functools
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -14,11 +15,13 @@ import pytest
 
 from postroom import (
     InvalidRequest,
+    MailboxClosed,
     NewEvent,
     NewMessage,
     ReceivedMessage,
     TopicPolicy,
     Worker,
+    connect,
     current_transaction,
     inbox,
     open_mailbox,
@@ -619,6 +622,35 @@ async def test_an_outage_of_the_mailbox_is_waited_for(
         await until(lambda: seen == [b"1"], WAIT_SECONDS)
     assert failures == 0
     assert await unsettled(mailbox) == {}
+
+
+async def test_a_worker_whose_mailbox_is_closed_ends_with_an_error_that_says_so(tmp_path: Path) -> None:
+    worker, seen = Worker(), []
+
+    @worker.consumer("orders")
+    async def handle(data: bytes) -> None:
+        seen.append(data)
+
+    for address in ("memory:", str(tmp_path / "orders.db")):
+        seen.clear()
+        async with connect(address) as mailbox:
+            await mailbox.send_message(NewMessage(topic="orders", payload=b"1"))
+            task = asyncio.create_task(worker.run(mailbox))
+            await until(lambda: seen, WAIT_SECONDS)
+        async with asyncio.timeout(WAIT_SECONDS):
+            with pytest.raises(MailboxClosed, match="is closed"):
+                await task
+
+
+async def test_a_worker_runs_only_with_a_mailbox_that_is_open() -> None:
+    worker = Worker()
+
+    @worker.consumer("orders")
+    async def handle(data: bytes) -> None: ...
+
+    for nonsense in ("orders.db", None, connect("memory:")):
+        with pytest.raises(InvalidRequest, match="runs with a mailbox that is open"):
+            await worker.run(nonsense)  # type: ignore[arg-type]
 
 
 async def test_a_worker_can_run_again_and_many_messages_are_each_handled_once(mailbox: Postroom) -> None:

@@ -1,0 +1,91 @@
+"""Checks of a PostgreSQL database."""
+
+import time
+from collections.abc import Iterator
+from contextlib import closing
+
+from postroom.adapters.postgres.database import Connection, connect, shown, unavailable
+from postroom.adapters.postgres.migrate import check_connection
+from postroom.adapters.sql.statements import statements
+from postroom.application.diagnosis import Finding, clock_finding
+from postroom.domain.errors import Unavailable
+
+MIN_VERSION = 140_000
+FULL_SHARE = 0.8
+_SQL = statements("postroom.adapters.postgres", "sql/diagnosis.sql")
+
+
+def check_database(url: str, set_: str, name: str, seconds: float) -> Iterator[Finding]:
+    """Find whether a database can be used, how safely it writes, and what its clock says.
+
+    Arguments:
+        set_: the migrations that it should have, `store` or `messaging`.
+        name: first word of the findings' names.
+        seconds: deadline of each statement.
+    """
+    with closing(connect(url, "postroom doctor")) as connection, unavailable(url):
+        connection.execute(_SQL["limit_time"].encode(), {"ms": int(seconds * 1_000)})
+        yield from _check_version(connection, url, name)
+        yield _check_migrations(connection, url, set_, name)
+        if set_ == "store":
+            yield _check_rights(connection, name)
+        yield _check_durability(connection, set_, name)
+        yield _check_clock(connection, name)
+        yield _check_connections(connection, name)
+
+
+def _check_version(connection: Connection, url: str, name: str) -> Iterator[Finding]:
+    ((text, number, is_replica),) = connection.execute(_SQL["version"].encode()).fetchall()
+    if number < MIN_VERSION:
+        yield Finding(name, "failure", f"{shown(url)}: PostgreSQL {text}", "Use PostgreSQL 14 or newer.")
+    else:
+        yield Finding(name, "ok", f"{shown(url)}: PostgreSQL {text}")
+    if is_replica:
+        advice = "Name the primary in the URL, or add target_session_attrs=read-write."
+        yield Finding(name, "failure", "it is a replica, which accepts no writes", advice)
+
+
+def _check_migrations(connection: Connection, url: str, set_: str, name: str) -> Finding:
+    try:
+        check_connection(connection, url, set_)
+    except Unavailable as error:
+        finding, _, advice = str(error).partition("; ")
+        return Finding(f"{name} tables", "failure", finding, advice[:1].upper() + advice[1:])
+    return Finding(f"{name} tables", "ok", "those of this version")
+
+
+def _check_rights(connection: Connection, name: str) -> Finding:
+    missing = connection.execute(_SQL["missing_rights"].encode()).fetchall()
+    if not missing:
+        return Finding(f"{name} rights", "ok", "reads and writes all tables")
+    table, right = missing[0]
+    more = f", and {len(missing) - 1} more" if len(missing) > 1 else ""
+    advice = "Run: GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA postroom TO the user."
+    return Finding(f"{name} rights", "failure", f"no {right} on postroom.{table}{more}", advice)
+
+
+def _check_durability(connection: Connection, set_: str, name: str) -> Finding:
+    settings: dict[str, str] = dict(connection.execute(_SQL["durability"].encode()).fetchall())
+    is_off = [each for each in ("fsync", "full_page_writes") if settings.get(each) == "off"]
+    if is_off:
+        advice = "Set both to on: a power cut may destroy the database."
+        return Finding(f"{name} durability", "failure", f"{' and '.join(is_off)}: off", advice)
+    if settings.get("synchronous_commit") == "off" and set_ == "messaging":  # a store's owner sets it itself
+        advice = "Set it to on, unless the last commits before a crash may be lost."
+        return Finding(f"{name} durability", "warning", "synchronous_commit: off", advice)
+    return Finding(f"{name} durability", "ok", "every commit is synced")
+
+
+def _check_clock(connection: Connection, name: str) -> Finding:
+    before = time.time_ns() // 1_000
+    ((theirs,),) = connection.execute(_SQL["clock"].encode()).fetchall()
+    after = time.time_ns() // 1_000
+    return clock_finding(f"{name} clock", before, theirs, after)
+
+
+def _check_connections(connection: Connection, name: str) -> Finding:
+    ((count, limit),) = connection.execute(_SQL["connections"].encode()).fetchall()
+    text = f"{count:,} of {limit:,} in use"
+    if count < FULL_SHARE * limit:
+        return Finding(f"{name} connections", "ok", text)
+    return Finding(f"{name} connections", "warning", text, "Raise max_connections, or end idle processes.")

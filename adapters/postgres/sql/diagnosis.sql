@@ -1,0 +1,25 @@
+-- Facts about a PostgreSQL server and the rights of its user, for `postroom doctor`.
+
+-- name: limit_time
+SELECT set_config('statement_timeout', %(ms)s::text, false);
+
+-- name: version
+SELECT current_setting('server_version'), current_setting('server_version_num')::int, pg_is_in_recovery();
+
+-- name: durability
+SELECT name, setting FROM pg_settings WHERE name IN ('fsync', 'full_page_writes', 'synchronous_commit') ORDER BY name;
+
+-- name: clock
+SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint;
+
+-- name: missing_rights
+SELECT c.relname, p.name
+FROM pg_class c
+JOIN pg_namespace n ON n.oid = c.relnamespace
+CROSS JOIN (VALUES ('SELECT'), ('INSERT'), ('UPDATE'), ('DELETE')) AS p(name)
+WHERE n.nspname = 'postroom' AND c.relkind IN ('r', 'p') AND c.relname <> 'postroom_migrations'
+    AND NOT has_table_privilege(c.oid, p.name)
+ORDER BY c.relname, p.name;
+
+-- name: connections
+SELECT count(*), current_setting('max_connections')::int FROM pg_stat_activity WHERE backend_type = 'client backend';

@@ -1,0 +1,124 @@
+"""Checks of this machine: packages, Java, limits and clock."""
+
+import ctypes
+import os
+import platform
+import re
+import shutil
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
+
+from postroom.application.diagnosis import Check, Finding
+from postroom.application.extras import EXTRAS
+
+MIN_FILES = 4_096
+MIN_JAVA = 17
+JAVA_SECONDS = 30.0
+UNSYNCHRONIZED = 5
+"""What `adjtimex` returns while nothing adjusts the clock (TIME_ERROR)."""
+_TIMEX_BYTES = 512
+"""More than the size of `struct timex` on every platform."""
+
+
+def host_checks() -> list[Check]:
+    """Return the checks of this machine."""
+    return [
+        Check("versions", check_versions),
+        Check("extras", check_extras),
+        Check("java", check_java),
+        Check("open files", check_open_files),
+        Check("clock", check_clock),
+    ]
+
+
+def check_versions() -> Iterator[Finding]:
+    """Find the versions of Postroom and what it runs on."""
+    names = f"Postroom {version('postroom')}, Python {platform.python_version()}"
+    yield Finding("versions", "ok", f"{names}, SQLite {sqlite3.sqlite_version}")
+
+
+def check_extras() -> Iterator[Finding]:
+    """Find the extras whose packages are not installed, without importing any."""
+    missing = sorted({extra for module, extra in EXTRAS.items() if find_spec(module) is None})
+    if not missing:
+        yield Finding("extras", "ok", "all are installed")
+    else:
+        advice = f"If you need one: pip install 'postroom[{','.join(missing)}]'."
+        yield Finding("extras", "ok", f"not installed: {', '.join(missing)}", advice)
+
+
+def check_java() -> Iterator[Finding]:
+    """Find Spark and the Java that it would start."""
+    try:
+        spark = f"PySpark {version('pyspark')}"
+    except PackageNotFoundError:
+        yield Finding("java", "ok", "PySpark is not installed; only rebuilds and clusters need it")
+        return
+    java = _java()
+    advice = "Install a JDK (such as openjdk-17-jre-headless), or set JAVA_HOME."
+    if java is None:
+        yield Finding("java", "warning", f"{spark} has no Java, which rebuilds need", advice)
+        return
+    try:
+        done = subprocess.run(
+            [java, "-version"], capture_output=True, text=True, timeout=JAVA_SECONDS, check=False
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        yield Finding("java", "warning", f"{java} can't be run: {error}", advice)
+        return
+    match = re.search(r'version "(\d+)', done.stderr)
+    if match is None or int(match[1]) < MIN_JAVA:
+        first = (done.stderr.splitlines() or ["nothing"])[0]
+        yield Finding("java", "warning", f"{java} says {first}; Spark needs {MIN_JAVA}", advice)
+    else:
+        yield Finding("java", "ok", f"{spark}, Java {match[1]}")
+
+
+def check_open_files() -> Iterator[Finding]:
+    """Find the limit of open files, which bounds connections."""
+    import resource  # only on POSIX
+
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < MIN_FILES:
+        advice = "Raise it: ulimit -n 65536, or LimitNOFILE= of the systemd unit."
+        yield Finding("open files", "warning", f"at most {soft:,}; each connection takes one", advice)
+    else:
+        yield Finding(
+            "open files", "ok", "no limit" if soft == resource.RLIM_INFINITY else f"at most {soft:,}"
+        )
+
+
+def check_clock() -> Iterator[Finding]:
+    """Find whether something keeps the clock of this machine right."""
+    state = _clock_state()
+    if state == UNSYNCHRONIZED:
+        advice = "Run chrony or systemd-timesyncd: due times and expiry follow the clock."
+        yield Finding("clock", "warning", "the kernel's clock is not synchronized", advice)
+    elif state is None:
+        yield Finding("clock", "ok", "whether it is synchronized can't be seen here")
+    else:
+        yield Finding("clock", "ok", "synchronized")
+
+
+def _clock_state() -> int | None:
+    """Return the kernel's state of the clock; None where it can't be asked."""
+    try:
+        adjtimex = ctypes.CDLL(None).adjtimex
+    except (AttributeError, OSError):
+        return None
+    state = int(adjtimex(ctypes.create_string_buffer(_TIMEX_BYTES)))  # zeroed: it only reads
+    return None if state < 0 else state
+
+
+def _java() -> str | None:
+    """Return the Java that Spark would start; see `postroom.projections.spark.session.find_java`."""
+    home = os.environ.get("JAVA_HOME")
+    if home is not None:
+        return str(Path(home) / "bin" / "java")
+    own = Path(sys.prefix) / "jdk" / "bin" / "java"
+    return shutil.which("java") or (str(own) if own.exists() else None)

@@ -1,0 +1,161 @@
+"""`AuthorizedReads`: the queries of a mailbox as the bearer of one capability may use them."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+
+import msgspec
+
+from postroom.application.access.auditor import Auditor
+from postroom.application.access.guard import Guard
+from postroom.application.ports.mailbox import Mailbox
+from postroom.application.query_results import (
+    Backlog,
+    DeadLetter,
+    Explanation,
+    MessageDetail,
+    Moment,
+    PeekedMessage,
+)
+from postroom.domain.arguments import check_int, check_text
+from postroom.domain.capability.access import uncovered_topic
+from postroom.domain.capability.rights import Operation
+from postroom.domain.errors import NotFound
+from postroom.domain.mailbox.counts import TopicSummary
+from postroom.domain.names import MAX_ID_CHARS, check_topic
+from postroom.domain.policy import TopicPolicy
+
+READ_HEADERS, READ_PAYLOAD = Operation.READ_HEADERS, Operation.READ_PAYLOAD
+PAGE = 1_000
+"""Number of dead letters that are read at a time to find those of covered topics."""
+
+
+class AuthorizedReads:
+    """The queries of `AuthorizedMailbox`; reads of messages are audited.
+
+    Answers about all topics contain only those that the capability covers.
+    """
+
+    def __init__(self, mailbox: Mailbox, guard: Guard, auditor: Auditor) -> None:
+        self._mailbox = mailbox
+        self._guard = guard
+        self._auditor = auditor
+
+    async def get_message(self, id_: str, /) -> MessageDetail:
+        """Return a message with its history and envelope; see `Mailbox.get_message`."""
+        return await self._auditor.read(
+            READ_PAYLOAD, partial(self._get_message, id_), lambda _: 1, target=_target(id_)
+        )
+
+    async def explain_message(self, id_: str, /) -> Explanation:
+        """Return the explanation of a message; see `Mailbox.explain_message`."""
+        return await self._auditor.read(
+            READ_HEADERS, partial(self._explain_message, id_), lambda _: 1, target=_target(id_)
+        )
+
+    async def peek_messages(self, topic: str, /, *, limit: int = 10) -> list[PeekedMessage]:
+        """Return ready messages with their payloads; see `Mailbox.peek_messages`."""
+        check_topic(topic)
+        return await self._auditor.read(
+            READ_PAYLOAD, partial(self._peek_messages, topic, limit), len, topics=(topic,)
+        )
+
+    async def get_backlog(self, topic: str | None = None, /, *, at: Moment | None = None) -> Backlog:
+        """Return the unsettled messages; see `Mailbox.get_backlog`."""
+        await self._begin_read(topic)
+        backlog = await self._mailbox.get_backlog(topic, at=at)
+        if self._guard.covers_all_topics:
+            return backlog
+        return msgspec.structs.replace(
+            backlog,
+            archived=0,  # counted over all topics
+            shards=[each for each in backlog.shards if self._guard.covers(each.topic)],
+            paused_topics=[each for each in backlog.paused_topics if self._guard.covers(each)],
+        )
+
+    async def list_dead_letters(
+        self,
+        topic: str | None = None,
+        /,
+        *,
+        reason: str | None = None,
+        limit: int = 100,
+        cursor: int = 0,
+        at: Moment | None = None,
+    ) -> list[DeadLetter]:
+        """Return a page of dead letters; see `Mailbox.list_dead_letters`."""
+        await self._begin_read(topic)
+        limit = self._guard.at_most(limit)
+        read = partial(self._mailbox.list_dead_letters, topic, reason=reason, at=at)
+        if topic is not None or self._guard.covers_all_topics:
+            return await read(limit=limit, cursor=cursor)
+        check_int("limit", limit, 1, PAGE)
+        page: list[DeadLetter] = []
+        while len(page) < limit:
+            letters = await read(limit=PAGE, cursor=cursor)
+            page += [each for each in letters if self._guard.covers(each.topic)]
+            if len(letters) < PAGE:
+                break
+            cursor = letters[-1].position
+        return page[:limit]
+
+    async def get_topic_policy(self, topic: str, /) -> TopicPolicy | None:
+        """Return the policy set for a topic; see `Mailbox.get_topic_policy`."""
+        await self._begin_read(check_topic(topic))
+        return await self._mailbox.get_topic_policy(topic)
+
+    async def list_topics(self) -> list[TopicSummary]:
+        """Return the topics; see `Mailbox.list_topics`."""
+        await self._begin_read(None)
+        return [each for each in await self._mailbox.list_topics() if self._guard.covers(each.topic)]
+
+    async def _get_message(self, id_: str) -> MessageDetail:
+        await self._guard.check(READ_HEADERS, READ_PAYLOAD)
+        self._guard.charge()
+        with self._hidden_absence():
+            detail = await self._mailbox.get_message(id_)
+        self._guard.check_topics([detail.topic])
+        self._guard.count_bytes([len(detail.item.envelope_blob)])
+        return detail
+
+    async def _explain_message(self, id_: str) -> Explanation:
+        await self._guard.check(READ_HEADERS)
+        self._guard.charge()
+        with self._hidden_absence():
+            explanation = await self._mailbox.explain_message(id_)
+        self._guard.check_topics([explanation.topic])
+        return explanation
+
+    async def _peek_messages(self, topic: str, limit: int) -> list[PeekedMessage]:
+        await self._guard.check(READ_HEADERS, READ_PAYLOAD)
+        self._guard.check_topics([topic])
+        self._guard.charge()
+        messages = await self._mailbox.peek_messages(topic, limit=self._guard.at_most(limit))
+        self._guard.count_bytes(len(each.payload or b"") for each in messages)
+        return messages
+
+    async def _begin_read(self, topic: str | None) -> None:
+        await self._guard.check(READ_HEADERS)
+        if topic is not None:
+            self._guard.check_topics(_checked([topic]))
+        self._guard.charge()
+
+    @contextmanager
+    def _hidden_absence(self) -> Iterator[None]:
+        """Answer for an unknown message as for one of another topic, so that ids can't be probed."""
+        try:
+            yield
+        except NotFound:
+            if self._guard.covers_all_topics:
+                raise
+            raise uncovered_topic() from None
+
+
+def _checked(topics: Sequence[object]) -> list[str]:
+    """Return topics whose type is checked, as a subclass of str could match any glob."""
+    return [check_text("topic", each) for each in topics]
+
+
+def _target(id_: object) -> str:
+    """Return a message id for the audit log, or raise InvalidRequest."""
+    return check_text("The message id", id_, 1, MAX_ID_CHARS)

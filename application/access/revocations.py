@@ -1,0 +1,46 @@
+"""What was revoked, as it takes effect in every process that checks capabilities."""
+
+from typing import Protocol
+
+from postroom.domain.capability.access import Access
+from postroom.domain.errors import Unauthenticated
+
+
+class Revocations:
+    """The capabilities that are revoked: nonces, and all below an epoch.
+
+    A nonce is forgotten when the capability has expired, so there are not more than live capabilities.
+    """
+
+    def __init__(self) -> None:
+        self.position = 0
+        """Position in the log of capabilities up to which they are known."""
+        self._nonces: dict[bytes, int] = {}
+        self._epoch = 0
+
+    def add_nonce(self, nonce: bytes, expires: int) -> None:
+        """Revoke a capability, which expires at `expires`, ms since 1970 UTC."""
+        self._nonces[nonce] = expires
+
+    def add_epoch(self, epoch: int) -> None:
+        """Revoke the capabilities of this epoch and of those before it."""
+        self._epoch = max(self._epoch, epoch + 1)
+
+    def forget_expired(self, now: int) -> None:
+        """Forget what has expired at `now`, ms since 1970 UTC."""
+        self._nonces = {nonce: expires for nonce, expires in self._nonces.items() if expires > now}
+
+    def check(self, access: Access) -> None:
+        """Raise Unauthenticated if a capability is revoked."""
+        if access.nonce in self._nonces or access.epoch < self._epoch:
+            raise Unauthenticated("The capability was revoked; get a new one.", "revoked")
+
+
+class RevocationLog(Protocol):
+    """Port: where revocations are recorded; calls block."""
+
+    def read_revocations(self, revocations: Revocations) -> None:
+        """Add what was revoked after `revocations.position`.
+
+        Raises: Unavailable when the log can't be read.
+        """

@@ -1,0 +1,77 @@
+"""Access control over a mailbox in memory, under a clock that the test moves."""
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Generic, TypeVar
+
+from postroom.adapters.compose.testing import ManualClock, MemoryMailbox, open_memory_mailbox
+from postroom.adapters.memory.event_log import MemoryEventLog
+from postroom.adapters.memory.key_ring import MemoryKeyRing
+from postroom.adapters.recorder import LogRecorder
+from postroom.application.access.audit import AuditEntry
+from postroom.application.access.capabilities import Capabilities
+from postroom.application.access.control import AccessControl
+from postroom.application.access.settings import AccessSettings
+from postroom.application.ports.clock import Clock
+from postroom.application.ports.mailbox import Mailbox
+from postroom.domain.capability.rights import Caveat, Operation, Rights
+from postroom.domain.names import CAPABILITY_LOG
+from postroom.domain.search import EventFilter, SearchPage
+from tests.support.stores import MAILBOX
+
+M = TypeVar("M", bound=Mailbox)
+C = TypeVar("C", bound=Clock)
+
+
+class MemoryAuditLog:
+    """An audit log in memory."""
+
+    def __init__(self) -> None:
+        self.entries: list[AuditEntry] = []
+
+    async def record(self, entries: Sequence[AuditEntry], /) -> None:
+        self.entries += entries
+
+
+class Controlled(Generic[M, C]):
+    """A mailbox in memory, the capabilities on it, and what was searched for and recorded."""
+
+    def __init__(self, mailbox: M, clock: C, settings: AccessSettings | None = None) -> None:
+        self.mailbox = mailbox
+        self.clock = clock
+        self.keys = MemoryKeyRing()
+        self.log = MemoryEventLog(CAPABILITY_LOG)
+        self.capabilities = Capabilities(LogRecorder(self.log, self.clock.wall), self.keys, self.clock.wall)
+        self.capabilities.rotate()
+        self.audit = MemoryAuditLog()
+        self.filters: list[EventFilter] = []
+        self.page = SearchPage(())
+        self.control = AccessControl(
+            mailbox, self._search, self.keys, self.capabilities, self.audit, self.clock, settings
+        )
+
+    async def _search(self, filter_: EventFilter) -> SearchPage:
+        self.filters.append(filter_)
+        return self.page
+
+    def issue(
+        self,
+        *caveats: Caveat,
+        topics: Sequence[str] = ("*",),
+        operations: Sequence[Operation] = tuple(Operation),
+        mailboxes: Sequence[str] = ("*",),
+        principal: str = "tester",
+        lifetime_ms: int = 3_600_000,
+    ) -> str:
+        """Issue a capability and return its token."""
+        rights = Rights(tuple(mailboxes), tuple(topics), tuple(operations))
+        return self.capabilities.issue(principal, rights, caveats, lifetime_ms=lifetime_ms)
+
+
+@asynccontextmanager
+async def controlled_mailbox(
+    settings: AccessSettings | None = None,
+) -> AsyncIterator["Controlled[MemoryMailbox, ManualClock]"]:
+    """Open a mailbox in memory with access control."""
+    async with open_memory_mailbox(MAILBOX) as mailbox:
+        yield Controlled(mailbox, mailbox.clock, settings)

@@ -1,0 +1,25 @@
+"""What clients make of the failures that gRPC itself reports."""
+
+import grpc
+import pytest
+
+from postroom.adapters.grpc.status import error_of
+from postroom.domain.errors import FrameTooLarge, PostroomError, Unavailable
+
+
+@pytest.mark.parametrize(
+    ("details", "error"),
+    [
+        ("SERVER: Received message larger than max (5000000 vs. 4194304)", FrameTooLarge),
+        ("CLIENT: Sent message larger than max (5000000 vs. 4194304)", FrameTooLarge),
+        ("Concurrent RPC limit exceeded!", Unavailable),
+        ("Bandwidth exhausted or memory limit exceeded", Unavailable),
+        ("", Unavailable),
+    ],
+)
+def test_only_a_message_above_the_limit_is_too_large_and_other_exhaustion_may_be_retried(
+    details: str, error: type[PostroomError]
+) -> None:
+    none = grpc.aio.Metadata()
+    failure = grpc.aio.AioRpcError(grpc.StatusCode.RESOURCE_EXHAUSTED, none, none, details)
+    assert type(error_of(failure, "grpc://127.0.0.1:5000")) is error
