@@ -84,8 +84,9 @@ def read_context(
 
 def context_of(headers: Mapping[str, str]) -> TraceContext | None:
     """Return the context of a message's headers, or of a call's whose names are in lower case."""
-    traceparent = headers.get("traceparent")
-    return traceparent and read_context(traceparent, headers.get("tracestate"), headers.get("baggage")) or None
+    if (traceparent := headers.get("traceparent")) is None:
+        return None
+    return read_context(traceparent, headers.get("tracestate"), headers.get("baggage"))
 
 
 def _read_baggage(text: str) -> Mapping[str, str]:

@@ -105,6 +105,7 @@ SECTIONS = (
     "schedules",
     "serve",
     "audit",
+    "tracing",
 )
 """Tables of the settings file that commands validate when they need them."""
 

@@ -5,9 +5,23 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import msgspec
+
 from postroom.application.extras import MissingExtra, explain_missing_extra
 from postroom.application.telemetry import logger
 from postroom.application.tracing import NullTracer, tracer, use_tracer
+
+
+class TracingSettings(msgspec.Struct, frozen=True):
+    """Settings of `[tracing]`.
+
+    Arguments:
+        otlp_endpoint: base URL of a collector that accepts OTLP over HTTP; None takes that of OpenTelemetry's
+            environment variables, if any.
+    """
+
+    otlp_endpoint: str | None = None
+
 
 ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
 """Environment variables of OpenTelemetry that name a collector."""

@@ -1,4 +1,4 @@
-"""Export of spans by OTLP over HTTP, in the background: a collector that is gone neither slows nor fails calls."""
+"""Export of spans by OTLP over HTTP, in the background: a collector that hangs delays and fails no call."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -118,7 +118,7 @@ class OtelSpan:
 
 @contextmanager
 def _within(span: trace.Span, around: Context | None) -> Iterator[OtelSpan]:
-    """Make a span the current one, and end it; an error is recorded by its type: its text may be a payload."""
+    """Make a span the current one, and end it; of an error, whose text may be a payload, it has the type."""
     token = context.attach(trace.set_span_in_context(span, around))
     opened = OtelSpan(span)
     try:
@@ -131,9 +131,7 @@ def _within(span: trace.Span, around: Context | None) -> Iterator[OtelSpan]:
         span.end()
 
 
-def _describe(
-    operation: Operation, destinations: Iterable[str], count: int | None
-) -> tuple[str, Attributes]:
+def _describe(operation: Operation, destinations: Iterable[str], count: int | None) -> tuple[str, Attributes]:
     """Return the name and the attributes of a span."""
     attributes: Attributes = {
         "messaging.system": SYSTEM,

@@ -107,9 +107,7 @@ class MailboxClient:
             except Rejected as refusal:
                 answers[index] = refusal
         for batch in _batches(outgoing, self._transport.max_batch_bytes):
-            some = [new for _, new in batch]
-            with tracer().span(REMOTE_SEND, (each.topic for each in some), count=len(some)):
-                results = await self._send(some)
+            results = await self._send([new for _, new in batch])
             for (index, new), result in zip(batch, results, strict=True):
                 answers[index] = _unless_own(result, new, items[index])
         return [answer for answer in answers if answer is not None]
@@ -190,11 +188,8 @@ class MailboxClient:
         check_topic(topic)
         check_int("limit", limit, 1)
         check_optional_text("reason", reason)
-        only = (
-            None
-            if message_ids is None
-            else [_check_id(id_) for id_ in check_items("message_ids", message_ids)]
-        )
+        ids = None if message_ids is None else check_items("message_ids", message_ids)
+        only = None if ids is None else [_check_id(id_) for id_ in ids]
         with tracer().span(REDRIVE, (topic,)):
             return await self._repeat(
                 lambda: self._transport.redrive(topic, limit, reason, only), is_idempotent=False
@@ -314,7 +309,8 @@ class MailboxClient:
     async def _send(self, batch: list[NewMessage]) -> list[Sent | Rejected]:
         """Send messages that fit into one request, and return an answer for each."""
         try:
-            return await self._repeat(lambda: self._transport.send_batch(batch))
+            with tracer().span(REMOTE_SEND, (each.topic for each in batch), count=len(batch)):
+                return await self._repeat(lambda: self._transport.send_batch(batch))
         except Rejected as refusal:
             if len(batch) > 1:
                 raise
