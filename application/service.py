@@ -1,4 +1,4 @@
-"""What network surfaces serve: a mailbox, the search, and whether the service is stopping."""
+"""What network surfaces serve: sessions of callers, and whether the service is stopping."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from postroom.application.delivery_window import DeliveryWindows
 from postroom.application.ports.mailbox import Mailbox
+from postroom.application.surface_metrics import SurfaceMetrics
 from postroom.domain.capability.rights import Operation
 from postroom.domain.policy import TopicPolicy
 from postroom.domain.search import EventFilter, SearchPage
@@ -40,17 +41,22 @@ class Service(NamedTuple):
     """What network surfaces serve.
 
     Arguments:
-        search: searches the read models of the store.
+        mailbox: for what the server itself does, such as returning the messages of a lost connection; calls
+            go to the mailbox of their session.
         default_policy: policy of topics that have none of their own.
         stopping: set when the service begins to stop; long polls and streams then end.
         streams: flow control of the streams of all surfaces.
+        metrics: of all surfaces and of the mailbox.
+        is_dev: every caller may do everything; each answer says so.
     """
 
     mailbox: Mailbox
-    search: Callable[[EventFilter], Awaitable[SearchPage]]
+    open_session: OpenSession
     default_policy: TopicPolicy
     stopping: asyncio.Event
     streams: DeliveryWindows
+    metrics: SurfaceMetrics
+    is_dev: bool = False
 
 
 Surface = Callable[[Service], AbstractAsyncContextManager[str]]
@@ -58,3 +64,13 @@ Surface = Callable[[Service], AbstractAsyncContextManager[str]]
 
 At the end it stops accepting, finishes the requests in progress within its time limit, and closes.
 """
+
+
+def unrestricted(mailbox: Mailbox, search: Search) -> OpenSession:
+    """Return sessions in which every caller may do everything, with or without a token (`serve --dev`)."""
+    session = Session(mailbox, search, lambda operation: None)
+
+    async def open_session(token: str | None) -> Session:
+        return session
+
+    return open_session

@@ -13,11 +13,16 @@ from postroom.adapters.compose.serve import (
     open_grpc_surface,
     open_http_surface,
     serve_mailbox,
+    unrestricted,
 )
 from postroom.application.extras import explain_missing_extra
 from postroom.application.service import Surface
 
 DEFAULT_HTTP = "127.0.0.1:8080"
+NO_KEY = (
+    "There is no key to sign capabilities with, so callers can't be told apart; make one with "
+    "`postroom token rotate`, or let every process of this machine do everything with --dev."
+)
 
 
 class ServeSettings(HttpSettings, frozen=True, kw_only=True):
@@ -42,6 +47,9 @@ def serve(
     max_connections: Annotated[
         int | None, Option(metavar="N", min=1, help="Connections at a time; default 1,024.")
     ] = None,
+    dev: Annotated[
+        bool, Option("--dev", help="Let every process of this machine do everything, without tokens.")
+    ] = False,
 ) -> None:
     """Serve the mailbox over HTTP and gRPC to processes of this machine, until interrupted.
 
@@ -51,8 +59,10 @@ def serve(
     flags = {"http": http, "grpc": grpc, "max_connections": max_connections}
     settings = session.settings.section("serve", ServeSettings, flags)
     for name in HttpSettings.__struct_fields__:
-        if getattr(settings, name) < 1:
+        if name.endswith(("_ms", "_bytes", "_connections")) and getattr(settings, name) < 1:
             raise InvalidSettings(f"[serve]: {name} must be at least 1; it was {getattr(settings, name)}.")
+    if not dev:
+        raise InvalidSettings(NO_KEY)
     with explain_missing_extra("serve"):
         import uvloop
     surfaces = [open_http_surface(settings.http, settings)] if settings.http else []
@@ -69,7 +79,14 @@ async def _serve(session: Session, surfaces: list[Surface]) -> None:
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     async with (
         session.use(create=True) as mailbox,
-        serve_mailbox(session.store, mailbox, surfaces, default_policy=session.settings.policy) as addresses,
+        serve_mailbox(
+            session.store,
+            mailbox,
+            surfaces,
+            access=unrestricted,
+            default_policy=session.settings.policy,
+            measure=mailbox.measure,
+        ) as addresses,
     ):
         if session.out.as_json:
             session.out.json({"mailbox": mailbox.name, "addresses": addresses})

@@ -106,6 +106,7 @@ SECTIONS = (
     "serve",
     "audit",
     "tracing",
+    "access",
 )
 """Tables of the settings file that commands validate when they need them."""
 

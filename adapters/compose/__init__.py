@@ -15,13 +15,16 @@ from postroom.adapters.compose.store import MEMORY, Store, open_store
 from postroom.adapters.compose.tracing import trace_if_used
 from postroom.adapters.local.paths import socket_path as make_socket_path
 from postroom.adapters.local.server import listening
+from postroom.adapters.memory.amnesia_log import AmnesiaEventLog
 from postroom.adapters.postgres.url import is_url
 from postroom.adapters.sqlite.database import Durability
 from postroom.adapters.system.clock import SystemClock
 from postroom.application.background import background_task
 from postroom.application.extras import explain_missing_extra
 from postroom.application.mailbox.engine import MailboxEngine
+from postroom.application.mailbox.envelope_cache import CACHE_BYTES
 from postroom.application.mailbox.handlers import CommandHandlers
+from postroom.application.mailbox.memory_bound import MemoryBound
 from postroom.application.mailbox.ownership_watch import watch_ownership
 from postroom.application.mailbox.retention import DeleteOldEvents, Retention
 from postroom.application.ports.clock import Clock
@@ -36,7 +39,7 @@ from postroom.domain.arguments import (
     check_path,
     check_type,
 )
-from postroom.domain.errors import PostroomError
+from postroom.domain.errors import InvalidRequest, PostroomError
 from postroom.domain.mailbox.events import MailboxMode
 from postroom.domain.names import DEFAULT_MAILBOX, check_mailbox
 from postroom.domain.policy import MAX_DURATION_MS, MailboxLimits, TopicPolicy
@@ -66,6 +69,7 @@ class OwnerSettings(NamedTuple):
     archive: str | Path | None = None
     accept_clock: bool = False
     outboxes: Sequence[str] = ()
+    amnesia: bool = False
 
     def check(self) -> "OwnerSettings":
         """Return the settings, with a default owner, or raise InvalidRequest."""
@@ -81,12 +85,26 @@ class OwnerSettings(NamedTuple):
             check_path("archive", str(self.archive) if isinstance(self.archive, Path) else self.archive)
         for address in check_items("outboxes", self.outboxes):
             check_path("An outbox", address)
+        if check_type("amnesia", self.amnesia, bool):
+            self._check_amnesia()
         return self._replace(
             owner=owner or f"process {os.getpid()} on {socket.gethostname()}",
             # Absolute, as another process may relay them, and this one may change its working directory.
             archive=None if self.archive is None else os.path.abspath(self.archive),
             outboxes=[each if is_url(each) else os.path.abspath(each) for each in self.outboxes],
         )
+
+    def _check_amnesia(self) -> None:
+        for name, is_set in (
+            ("mode archive", self.mode == "archive"),
+            ("an archive", self.archive is not None),
+            ("outboxes", bool(self.outboxes)),
+        ):
+            if is_set:
+                raise InvalidRequest(
+                    "A mailbox in amnesia mode forgets settled messages and uses no disk, so it can't have "
+                    f"{name}; leave that out."
+                )
 
 
 @asynccontextmanager
@@ -103,6 +121,7 @@ async def open_mailbox(
     archive: str | Path | None = None,
     accept_clock: bool = False,
     outboxes: Sequence[str] = (),
+    amnesia: bool = False,
 ) -> AsyncIterator[Postroom]:
     """Own a mailbox for as long as the context lasts; processes that `connect` to it call this one.
 
@@ -117,6 +136,8 @@ async def open_mailbox(
         accept_clock: believe the wall clock after a restart of the machine, however far ahead it is.
         outboxes: databases, other than the store, in which `MailboxOutbox` records messages for this mailbox:
             paths of SQLite files and `postgresql://...`.
+        amnesia: forget the content of messages when they settle, and refuse sends above `max_store_bytes`,
+            256 MiB by default (svc-mailbox I-9); for the store `memory:` only.
 
     Raises: MailboxOwned, InvalidRequest for an argument that is malformed, of a wrong type or out of range,
         Unavailable when the store can't be used, ImplausibleClock when the machine was restarted and its wall
@@ -124,12 +145,29 @@ async def open_mailbox(
     """
     check_mailbox(mailbox)
     settings = OwnerSettings(
-        mode, durability, limits, default_policy, owner, archive, accept_clock, outboxes
+        mode, durability, limits, default_policy, owner, archive, accept_clock, outboxes, amnesia
     ).check()
     check_int("wait_ms", wait_ms, 0, MAX_DURATION_MS)
     await check_outboxes(settings.outboxes)
-    async with own_mailbox(open_store(store), mailbox, settings, wait_ms) as postroom:
+    async with own_mailbox(open_owner_store(store, settings), mailbox, settings, wait_ms) as postroom:
         yield postroom
+
+
+def open_owner_store(store: str, settings: OwnerSettings) -> Store:
+    """Return the store of a mailbox that is owned with these settings.
+
+    Raises: as `open_store` does; InvalidRequest when amnesia is to be written to a disk.
+    """
+    if not settings.amnesia:
+        return open_store(store)
+    if store != MEMORY:
+        raise InvalidRequest(
+            f"A mailbox in amnesia mode is in memory only, not in {shown_store(store)}; name the store "
+            f"{MEMORY}, or leave amnesia out."
+        )
+    from postroom.adapters.memory.store import AmnesiaStore  # as `open_store`, for one kind of store
+
+    return AmnesiaStore()
 
 
 @asynccontextmanager
@@ -151,11 +189,22 @@ async def own_mailbox(
         log = await _open_log(store, mailbox, settings)
         last.callback(log.close)
         log_archive = None if settings.archive is None else open_archive(settings.archive)
-        engine = MailboxEngine(log, clock, limits=limits, default_policy=settings.default_policy)
+        bound = None
+        if isinstance(log, AmnesiaEventLog):
+            bound = MemoryBound(log, None if limits is None else limits.max_store_bytes)
+        engine = MailboxEngine(
+            log,
+            clock,
+            limits=limits,
+            default_policy=settings.default_policy,
+            cache_bytes=CACHE_BYTES if bound is None else bound.cache_bytes,
+            admit=None if bound is None else bound.admit,
+        )
         await engine.open(owner, settings.mode, accept_clock=settings.accept_clock)
         opened.push_async_callback(engine.close)
         postroom = Postroom(engine, clock, log_archive)
-        await opened.enter_async_context(background_task(postroom.retention.run()))
+        run = postroom.retention.run() if bound is None else bound.run(engine)
+        await opened.enter_async_context(background_task(run))
         await opened.enter_async_context(background_task(watch_ownership(engine)))
         relays = OutboxRelays(mailbox, postroom.send_batch)
         opened.push_async_callback(relays.close)

@@ -10,9 +10,8 @@ from typing import Generic, TypeVar
 
 import uuid_utils
 
-from postroom.adapters.compose import OwnerSettings, own_mailbox, socket_path
+from postroom.adapters.compose import OwnerSettings, open_owner_store, own_mailbox, socket_path
 from postroom.adapters.compose.remote import connect_remote, is_remote
-from postroom.adapters.compose.store import open_store
 from postroom.adapters.compose.tracing import trace_if_used
 from postroom.adapters.local.mailbox import SharedMailbox
 from postroom.adapters.local.shared import SharedOwner
@@ -103,6 +102,7 @@ def connect(
     archive: str | Path | None = None,
     accept_clock: bool = False,
     outboxes: Sequence[str] = (),
+    amnesia: bool = False,
 ) -> Connection:
     """Return a connection to a mailbox, opened by `async with`, or by `with` where nothing awaits.
 
@@ -118,8 +118,8 @@ def connect(
         timeout_ms: time for each call, besides the wait for messages.
         token: sent to a server with each call as `Authorization: Bearer`; a store takes none.
         owner_timeout_ms: time without an answer after which an owner is replaced, even if it still runs.
-        mode, durability, limits, default_policy, owner, archive, accept_clock: how this process opens the
-            mailbox if it becomes the owner; see `open_mailbox`.
+        mode, durability, limits, default_policy, owner, archive, accept_clock, amnesia: how this process
+            opens the mailbox if it becomes the owner; see `open_mailbox`.
         outboxes: as for `open_mailbox`; if another process is the owner, it is told of them, and one that
             can't be used is retried.
 
@@ -127,7 +127,9 @@ def connect(
         range; Unavailable when the mailbox can't be used in time; ImplausibleClock as `open_mailbox` does.
         Calls raise Unavailable, with a retry time, when no owner answers in time.
     """
-    settings = OwnerSettings(mode, durability, limits, default_policy, owner, archive, accept_clock, outboxes)
+    settings = OwnerSettings(
+        mode, durability, limits, default_policy, owner, archive, accept_clock, outboxes, amnesia
+    )
 
     def open_() -> AbstractAsyncContextManager[Mailbox]:
         check_path("address", address)
@@ -161,7 +163,8 @@ async def share_mailbox(
     check_mailbox(mailbox)
     check_int("timeout_ms", timeout_ms, 1, MAX_DURATION_MS)
     check_int("owner_timeout_ms", owner_timeout_ms, MIN_OWNER_TIMEOUT_MS, MAX_DURATION_MS)
-    place, checked = open_store(store), (settings or OwnerSettings()).check()
+    checked = (settings or OwnerSettings()).check()
+    place = open_owner_store(store, checked)
     owner = SharedOwner(
         mailbox,
         socket_path(place, mailbox),

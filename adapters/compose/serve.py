@@ -1,24 +1,32 @@
 """Wiring of the service: a mailbox, and the surfaces that other processes use."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 
 from postroom.adapters.compose.queries import read_projections
 from postroom.adapters.http_server.settings import HttpSettings
 from postroom.application.delivery_window import DeliveryWindows
 from postroom.application.extras import explain_missing_extra
+from postroom.application.metrics import Measure
 from postroom.application.ports.mailbox import Mailbox
-from postroom.application.service import Service, Surface
+from postroom.application.service import OpenSession, Search, Service, Surface, unrestricted
+from postroom.application.surface_metrics import SurfaceMetrics
 from postroom.domain.policy import TopicPolicy
 from postroom.domain.search import EventFilter, SearchPage
 
-__all__ = ["HttpSettings", "open_grpc_surface", "open_http_surface", "serve_mailbox"]
+__all__ = ["HttpSettings", "open_grpc_surface", "open_http_surface", "serve_mailbox", "unrestricted"]
 
 
 @asynccontextmanager
 async def serve_mailbox(
-    store: str, mailbox: Mailbox, surfaces: Sequence[Surface], *, default_policy: TopicPolicy | None = None
+    store: str,
+    mailbox: Mailbox,
+    surfaces: Sequence[Surface],
+    *,
+    access: Callable[[Mailbox, Search], OpenSession],
+    default_policy: TopicPolicy | None = None,
+    measure: Measure | None = None,
 ) -> AsyncIterator[list[str]]:
     """Serve a mailbox through surfaces for as long as the context lasts.
 
@@ -26,6 +34,8 @@ async def serve_mailbox(
 
     Arguments:
         store: the store of the mailbox, for searches.
+        access: decides what the bearer of a token may use; `unrestricted` lets every caller do everything.
+        measure: returns the metrics of the mailbox; None for none.
 
     Yields: the addresses of the surfaces.
     Raises: InvalidRequest for an address that is not served, Unavailable when one can't be bound.
@@ -35,7 +45,15 @@ async def serve_mailbox(
         return await asyncio.to_thread(_search, store, filter_)
 
     policy = default_policy or TopicPolicy()
-    service = Service(mailbox, search, policy, asyncio.Event(), DeliveryWindows())
+    service = Service(
+        mailbox,
+        access(mailbox, search),
+        policy,
+        asyncio.Event(),
+        DeliveryWindows(),
+        SurfaceMetrics(measure),
+        is_dev=access is unrestricted,
+    )
     opened = [surface(service) for surface in surfaces]
     async with AsyncExitStack() as closing:
         addresses = []

@@ -16,11 +16,12 @@ from grpc_reflection.v1alpha import reflection
 
 from postroom.adapters.grpc.messages import read_request
 from postroom.adapters.grpc.methods import METHODS, NAMES, Method
-from postroom.adapters.grpc.service import Context, MailboxService
+from postroom.adapters.grpc.service import Call, Context, MailboxService
 from postroom.adapters.grpc.status import DETAILS_KEY, status_code, status_of
 from postroom.adapters.sockets.address import Address, find_file, remove_stale, resolve, unlink, url
+from postroom.application.bearer import read_bearer
 from postroom.application.correlation import correlate
-from postroom.application.service import Service, Surface
+from postroom.application.service import Service, Session, Surface
 from postroom.application.telemetry import logger
 from postroom.application.trace_context import context_of
 from postroom.application.tracing import Span, tracer
@@ -48,7 +49,11 @@ OPTIONS = [
     ("grpc.http2.min_ping_interval_without_data_ms", 5_000),  # of clients
 ]
 
-Handler = Callable[[Any, Context], Awaitable[Any]]
+MODE_METADATA = (("x-postroom-mode", "dev"),)
+"""Metadata of every answer of a server that asks for no tokens."""
+
+Handler = Callable[[Any, Call], Awaitable[Any]]
+Runner = Callable[[Any, Context], Awaitable[Any]]
 
 
 def grpc_surface(address: str) -> Surface:
@@ -68,7 +73,7 @@ def grpc_surface(address: str) -> Surface:
     async def serve(service: Service) -> AsyncIterator[str]:
         server = grpc.aio.server(options=OPTIONS)
         calls = MailboxService(service)
-        handlers = _Handlers(calls)
+        handlers = _Handlers(service, calls)
         server.add_generic_rpc_handlers((handlers,))
         checks = await _add_health(server)
         reflection.enable_server_reflection((*NAMES, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
@@ -133,7 +138,9 @@ def _add_port(server: grpc.aio.Server, target: Address, at: str) -> int:
 class _Handlers(grpc.GenericRpcHandler):
     """Handlers of all methods by their paths, which turn errors into statuses."""
 
-    def __init__(self, calls: MailboxService) -> None:
+    def __init__(self, service: Service, calls: MailboxService) -> None:
+        self._service = service
+        self._metrics = service.metrics
         self._handlers = {
             method.path: _method_handler(method, self._run(name, method.request, getattr(calls, name)))
             for name, method in METHODS.items()
@@ -153,8 +160,8 @@ class _Handlers(grpc.GenericRpcHandler):
         for task in self._waiting:
             task.cancel()
 
-    def _run(self, name: str, kind: type[Message], handler: Handler) -> Handler:
-        """Return a handler of encoded requests that turns errors into statuses."""
+    def _run(self, name: str, kind: type[Message], handler: Handler) -> Runner:
+        """Return a handler of encoded requests that checks tokens, and turns errors into statuses."""
 
         async def run(data: bytes, context: Context) -> Any:
             caller = {key: value for key, value in context.invocation_metadata() or () if type(value) is str}
@@ -171,7 +178,17 @@ class _Handlers(grpc.GenericRpcHandler):
             if name in ENDED_AT_STOP:
                 self._waiting.add(task)
             try:
-                return await handler(read_request(kind, data), context)
+                if self._service.is_dev:
+                    await context.send_initial_metadata(MODE_METADATA)
+                token = read_bearer(_authorization(context))
+
+                def open_session() -> Awaitable[Session]:
+                    return self._service.open_session(token)
+
+                call = Call(context, await open_session(), open_session)
+                answer = await handler(read_request(kind, data), call)
+                self._metrics.answered_grpc(name, "OK")
+                return answer
             except PostroomError as error:
                 failure = error
             except asyncio.CancelledError:
@@ -187,6 +204,8 @@ class _Handlers(grpc.GenericRpcHandler):
             finally:
                 self._waiting.discard(task)
             span.fail(failure.code)
+            self._metrics.refused(failure)
+            self._metrics.answered_grpc(name, status_code(failure).name)
             status = status_of(failure)
             details = ((DETAILS_KEY, status.SerializeToString()), (CORR_ID_KEY, corr_id))
             return await context.abort(status_code(failure), status.message, details)
@@ -194,7 +213,12 @@ class _Handlers(grpc.GenericRpcHandler):
         return run
 
 
-def _method_handler(method: Method, handler: Handler) -> "grpc.RpcMethodHandler[Any, Any]":
+def _authorization(context: Context) -> list[str]:
+    metadata = context.invocation_metadata() or ()
+    return [str(value) for key, value in metadata if key == "authorization"]
+
+
+def _method_handler(method: Method, handler: Runner) -> "grpc.RpcMethodHandler[Any, Any]":
     make = grpc.unary_stream_rpc_method_handler if method.is_stream else grpc.unary_unary_rpc_method_handler
     return make(
         handler,

@@ -1,9 +1,9 @@
 """The calls of `postroom.v1`, translated into those of a mailbox."""
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable, Sequence
-from functools import partial
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import grpc
 import msgspec
@@ -15,13 +15,40 @@ from postroom.application.background import wait_at_most
 from postroom.application.delivery_window import DeliveryWindow
 from postroom.application.mailbox.settle import submit_valid
 from postroom.application.messages import ReceivedMessage, read_receipt
-from postroom.application.service import Service
+from postroom.application.ports.mailbox import Mailbox
+from postroom.application.service import Service, Session
 from postroom.domain.arguments import check_int
-from postroom.domain.errors import InvalidRequest, PostroomError, Rejected, Saturated, Unavailable
+from postroom.domain.errors import (
+    Forbidden,
+    InvalidRequest,
+    PostroomError,
+    Rejected,
+    Saturated,
+    Unauthenticated,
+    Unavailable,
+)
 from postroom.domain.message import Receipt
 from postroom.domain.policy import DEFAULT_MAX_MESSAGES, TopicPolicy
 
 Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class Call(NamedTuple):
+    """A call that was accepted.
+
+    Arguments:
+        open_session: opens the session again, which fails once the token has expired or is revoked.
+    """
+
+    context: Context
+    session: Session
+    open_session: Callable[[], Awaitable[Session]]
+
+    @property
+    def mailbox(self) -> Mailbox:
+        """Return the mailbox as the caller may use it."""
+        return self.session.mailbox
+
 
 CHUNK_BYTES = 64 << 10
 """Default size of an item of a stream (svc-mailbox I-6)."""
@@ -31,6 +58,8 @@ MAX_HEARTBEAT_MS = 60_000
 MAX_STREAM_MESSAGES = 8_192
 MAX_ITEMS = 1_000
 """Maximum number of messages or receipts in a request; an empty one has 2 bytes there, and 2 KB here."""
+TOKEN_CHECK_SECONDS = 2.0
+"""How often the token of a stream is checked; below the shortest `cap_cache_ttl`."""
 ANSWER_MS = 100
 """Time that a receive with a deadline leaves for its answer."""
 
@@ -40,21 +69,20 @@ class MailboxService:
 
     def __init__(self, service: Service) -> None:
         self._mailbox = service.mailbox
-        self._search = service.search
         self._streams = service.streams
         self._returns: set[asyncio.Task[Any]] = set()
         self.is_stopping = False
 
-    async def send(self, request: pb.SendRequest, context: Context) -> pb.SendResponse:
+    async def send(self, request: pb.SendRequest, call: Call) -> pb.SendResponse:
         """Send one message."""
-        sent = await self._mailbox.send_message(messages.read_new_message(request.message))
+        sent = await call.mailbox.send_message(messages.read_new_message(request.message))
         return pb.SendResponse(message_id=sent.message_id, duplicate=sent.duplicate)
 
-    async def send_batch(self, request: pb.SendBatchRequest, context: Context) -> pb.SendBatchResponse:
+    async def send_batch(self, request: pb.SendBatchRequest, call: Call) -> pb.SendBatchResponse:
         """Send many messages."""
         _check_count("messages", len(request.messages))
         response = pb.SendBatchResponse()
-        for answer in await self._mailbox.send_batch(
+        for answer in await call.mailbox.send_batch(
             [messages.read_new_message(each) for each in request.messages]
         ):
             result = response.results.add()
@@ -65,16 +93,16 @@ class MailboxService:
                 result.sent.duplicate = answer.duplicate
         return response
 
-    async def recv(self, request: pb.RecvRequest, context: Context) -> pb.RecvResponse:
+    async def recv(self, request: pb.RecvRequest, call: Call) -> pb.RecvResponse:
         """Receive messages; wait no longer than the caller does."""
         options = messages.set_fields(request)
         topics = list(options.pop("topics", ()))
-        remaining = cast("float | None", context.time_remaining())  # None without a deadline
+        remaining = cast("float | None", call.context.time_remaining())  # None without a deadline
         if remaining is not None and "wait_ms" in options:
             options["wait_ms"] = min(options["wait_ms"], max(0, int(remaining * 1_000) - ANSWER_MS))
-        return _delivery(await self._mailbox.receive_messages(topics, **options))
+        return _delivery(await call.mailbox.receive_messages(topics, **options))
 
-    async def recv_stream(self, request: pb.RecvStreamRequest, context: Context) -> None:
+    async def recv_stream(self, request: pb.RecvStreamRequest, call: Call) -> None:
         """Receive messages until the caller ends the call; then make ready what it did not settle."""
         options = messages.set_fields(request)
         topics = list(options.pop("topics", ()))
@@ -85,157 +113,164 @@ class MailboxService:
             "max_messages", options.pop("max_messages", DEFAULT_MAX_MESSAGES), 1, MAX_STREAM_MESSAGES
         )
         options.setdefault("max_bytes", CHUNK_BYTES)
-        receive = partial(self._mailbox.receive_messages, topics, wait_ms=heartbeat_ms, **options)
+
+        async def receive(room: int, seconds: float) -> list[ReceivedMessage]:
+            mailbox = (await call.open_session()).mailbox
+            if not room:
+                return []
+            count, wait_ms = min(room, DEFAULT_MAX_MESSAGES), math.ceil(seconds * 1_000)
+            return await mailbox.receive_messages(topics, max_messages=count, wait_ms=wait_ms, **options)
+
         with self._streams.open(capacity) as window:
+            is_returned = True
             try:
                 while True:
                     item, pause = await _next_item(window, receive, heartbeat_ms / 1_000)
-                    await context.write(item)
+                    await call.context.write(item)
                     await asyncio.sleep(pause)
+            except (Unauthenticated, Forbidden):
+                is_returned = False  # the caller may still settle them (svc-mailbox I-15)
+                raise
             finally:
-                if not self.is_stopping:
+                if is_returned and not self.is_stopping:
                     self._return(window.unsettled)
 
-    async def ack(self, request: pb.AckRequest, context: Context) -> pb.AckResponse:
+    async def ack(self, request: pb.AckRequest, call: Call) -> pb.AckResponse:
         """Settle deliveries."""
         response = pb.AckResponse()
-        settled = await _settle(request.receipts, self._mailbox.ack_messages, response.results)
+        settled = await _settle(request.receipts, call.mailbox.ack_messages, response.results)
         self._streams.settle(settled)
         return response
 
-    async def nack(self, request: pb.NackRequest, context: Context) -> pb.NackResponse:
+    async def nack(self, request: pb.NackRequest, call: Call) -> pb.NackResponse:
         """Fail deliveries."""
         options = messages.set_fields(request)
         options.pop("receipts", None)
         response = pb.NackResponse()
         settled = await _settle(
             request.receipts,
-            lambda receipts: self._mailbox.nack_messages(receipts, **options),
+            lambda receipts: call.mailbox.nack_messages(receipts, **options),
             response.results,
         )
         self._streams.settle(settled)
         return response
 
-    async def extend(self, request: pb.ExtendRequest, context: Context) -> pb.ExtendResponse:
+    async def extend(self, request: pb.ExtendRequest, call: Call) -> pb.ExtendResponse:
         """Extend deliveries."""
         response = pb.ExtendResponse()
         extended = await _settle(
             request.receipts,
-            lambda receipts: self._mailbox.extend_visibility(receipts, request.visibility_ms),
+            lambda receipts: call.mailbox.extend_visibility(receipts, request.visibility_ms),
             response.results,
         )
         self._streams.extend(extended, request.visibility_ms)
         return response
 
-    async def query(self, request: pb.QueryRequest, context: Context) -> pb.QueryResponse:
+    async def query(self, request: pb.QueryRequest, call: Call) -> pb.QueryResponse:
         """Search the read models."""
-        filter_ = messages.read_filter(request, self._mailbox.name)
-        page = await self._search(filter_)
+        filter_ = messages.read_filter(request, call.mailbox.name)
+        page = await call.session.search(filter_)
         response = pb.QueryResponse(next_cursor=page.next_cursor)
         for item in page.items:
             messages.write_item(item, response.items.add())
         return response
 
-    async def get(self, request: pb.GetRequest, context: Context) -> pb.GetResponse:
+    async def get(self, request: pb.GetRequest, call: Call) -> pb.GetResponse:
         """Return one message with its history."""
-        detail = await self._mailbox.get_message(request.message_id)
+        detail = await call.mailbox.get_message(request.message_id)
         item = msgspec.structs.replace(
             detail.item, envelope_blob=messages.public_envelope(detail.item.envelope_blob)
         )
         return messages.write_result(msgspec.structs.replace(detail, item=item), pb.GetResponse())
 
-    async def backlog(self, request: pb.BacklogRequest, context: Context) -> pb.BacklogResponse:
+    async def backlog(self, request: pb.BacklogRequest, call: Call) -> pb.BacklogResponse:
         """Count the unsettled messages."""
         topic = request.topic if request.HasField("topic") else None
         at = messages.read_moment(request.at) if request.HasField("at") else None
-        return messages.write_result(await self._mailbox.get_backlog(topic, at=at), pb.BacklogResponse())
+        return messages.write_result(await call.mailbox.get_backlog(topic, at=at), pb.BacklogResponse())
 
-    async def info(self, request: pb.InfoRequest, context: Context) -> pb.InfoResponse:
+    async def info(self, request: pb.InfoRequest, call: Call) -> pb.InfoResponse:
         """Return the name of the mailbox."""
-        return pb.InfoResponse(mailbox=self._mailbox.name)
+        return pb.InfoResponse(mailbox=call.mailbox.name)
 
-    async def redrive(self, request: pb.RedriveRequest, context: Context) -> pb.RedriveResponse:
+    async def redrive(self, request: pb.RedriveRequest, call: Call) -> pb.RedriveResponse:
         """Redrive dead letters."""
         options = messages.set_fields(request)
         topic = options.pop("topic", "")
         if (only := options.pop("only", None)) is not None:
             options["message_ids"] = list(only.message_ids)
-        return pb.RedriveResponse(redriven=await self._mailbox.redrive_dead_letters(topic, **options))
+        return pb.RedriveResponse(redriven=await call.mailbox.redrive_dead_letters(topic, **options))
 
-    async def purge(self, request: pb.PurgeRequest, context: Context) -> pb.PurgeResponse:
+    async def purge(self, request: pb.PurgeRequest, call: Call) -> pb.PurgeResponse:
         """Remove dead letters and ready messages."""
         options = messages.set_fields(request)
-        return pb.PurgeResponse(removed=await self._mailbox.purge_topic(options.pop("topic", ""), **options))
+        return pb.PurgeResponse(removed=await call.mailbox.purge_topic(options.pop("topic", ""), **options))
 
     async def list_dead_letters(
-        self, request: pb.ListDeadLettersRequest, context: Context
+        self, request: pb.ListDeadLettersRequest, call: Call
     ) -> pb.ListDeadLettersResponse:
         """List dead letters."""
         options = messages.set_fields(request)
         if request.HasField("at"):
             options["at"] = messages.read_moment(request.at)
         response = pb.ListDeadLettersResponse()
-        for letter in await self._mailbox.list_dead_letters(options.pop("topic", None), **options):
+        for letter in await call.mailbox.list_dead_letters(options.pop("topic", None), **options):
             messages.write_result(letter, response.dead_letters.add())
         return response
 
-    async def peek(self, request: pb.PeekRequest, context: Context) -> pb.PeekResponse:
+    async def peek(self, request: pb.PeekRequest, call: Call) -> pb.PeekResponse:
         """Return the messages that a receive would deliver next."""
         options = messages.set_fields(request)
         response = pb.PeekResponse()
-        for peeked in await self._mailbox.peek_messages(options.pop("topic", ""), **options):
+        for peeked in await call.mailbox.peek_messages(options.pop("topic", ""), **options):
             messages.write_result(peeked, response.messages.add())
         return response
 
-    async def list_topics(self, request: pb.ListTopicsRequest, context: Context) -> pb.ListTopicsResponse:
+    async def list_topics(self, request: pb.ListTopicsRequest, call: Call) -> pb.ListTopicsResponse:
         """List the topics."""
         response = pb.ListTopicsResponse()
-        for topic in await self._mailbox.list_topics():
+        for topic in await call.mailbox.list_topics():
             messages.write_result(topic, response.topics.add())
         return response
 
-    async def pause_topic(self, request: pb.PauseTopicRequest, context: Context) -> pb.PauseTopicResponse:
+    async def pause_topic(self, request: pb.PauseTopicRequest, call: Call) -> pb.PauseTopicResponse:
         """Pause a topic."""
-        await self._mailbox.pause_topic(request.topic)
+        await call.mailbox.pause_topic(request.topic)
         return pb.PauseTopicResponse()
 
-    async def resume_topic(self, request: pb.ResumeTopicRequest, context: Context) -> pb.ResumeTopicResponse:
+    async def resume_topic(self, request: pb.ResumeTopicRequest, call: Call) -> pb.ResumeTopicResponse:
         """Resume a topic."""
-        await self._mailbox.resume_topic(request.topic)
+        await call.mailbox.resume_topic(request.topic)
         return pb.ResumeTopicResponse()
 
-    async def explain(self, request: pb.ExplainRequest, context: Context) -> pb.ExplainResponse:
+    async def explain(self, request: pb.ExplainRequest, call: Call) -> pb.ExplainResponse:
         """Explain the history of a message."""
         return messages.write_result(
-            await self._mailbox.explain_message(request.message_id), pb.ExplainResponse()
+            await call.mailbox.explain_message(request.message_id), pb.ExplainResponse()
         )
 
     async def get_topic_policy(
-        self, request: pb.GetTopicPolicyRequest, context: Context
+        self, request: pb.GetTopicPolicyRequest, call: Call
     ) -> pb.GetTopicPolicyResponse:
         """Return the policy set for a topic."""
-        policy = await self._mailbox.get_topic_policy(request.topic)
+        policy = await call.mailbox.get_topic_policy(request.topic)
         response = pb.GetTopicPolicyResponse()
         if policy is not None:
             messages.write_result(policy, response.policy)
         return response
 
     async def set_topic_policy(
-        self, request: pb.SetTopicPolicyRequest, context: Context
+        self, request: pb.SetTopicPolicyRequest, call: Call
     ) -> pb.SetTopicPolicyResponse:
         """Set the policy of a topic."""
-        await self._mailbox.set_topic_policy(
-            request.topic, TopicPolicy(**messages.set_fields(request.policy))
-        )
+        await call.mailbox.set_topic_policy(request.topic, TopicPolicy(**messages.set_fields(request.policy)))
         return pb.SetTopicPolicyResponse()
 
     async def delete_old_events(
-        self, request: pb.DeleteOldEventsRequest, context: Context
+        self, request: pb.DeleteOldEventsRequest, call: Call
     ) -> pb.DeleteOldEventsResponse:
         """Remove settled records."""
-        return pb.DeleteOldEventsResponse(
-            removed=await self._mailbox.delete_old_events(request.older_than_us)
-        )
+        return pb.DeleteOldEventsResponse(removed=await call.mailbox.delete_old_events(request.older_than_us))
 
     async def drain(self) -> None:
         """Return when what the streams left unsettled has been returned."""
@@ -264,24 +299,29 @@ def _delivery(received: Sequence[ReceivedMessage]) -> pb.RecvResponse:
 
 
 async def _next_item(
-    window: DeliveryWindow, receive: Callable[..., Awaitable[list[ReceivedMessage]]], heartbeat: float
+    window: DeliveryWindow,
+    receive: Callable[[int, float], Awaitable[list[ReceivedMessage]]],
+    heartbeat: float,
 ) -> tuple[pb.RecvStreamResponse, float]:
     """Return the next item of a stream, and the pause after it in seconds.
 
     Arguments:
+        receive: receives up to a number of messages, within some seconds; it checks the caller's token.
         heartbeat: longest wait for messages, or for room, in seconds.
     """
-    item = pb.RecvStreamResponse()
+    item, loop = pb.RecvStreamResponse(), asyncio.get_running_loop()
     received: list[ReceivedMessage] = []
-    if window.room <= 0:
-        window.settled.clear()
-        await wait_at_most(window.seconds_until_room(heartbeat), window.settled.wait())
-    try:
-        if (room := window.room) > 0:
-            received = await receive(max_messages=min(room, DEFAULT_MAX_MESSAGES))
-    except (Saturated, Unavailable) as error:
-        write_error(error, item.error)
-        return item, min(error.retry_after_ms / 1_000, heartbeat)
+    until = loop.time() + heartbeat
+    while not received and (left := until - loop.time()) > 0:
+        seconds = min(left, TOKEN_CHECK_SECONDS)
+        if window.room <= 0:
+            window.settled.clear()
+            await wait_at_most(window.seconds_until_room(seconds), window.settled.wait())
+        try:
+            received = await receive(max(0, window.room), seconds)
+        except (Saturated, Unavailable) as error:
+            write_error(error, item.error)
+            return item, min(error.retry_after_ms / 1_000, heartbeat)
     window.add(received)
     if received:
         item.delivery.CopyFrom(_delivery(received))

@@ -274,8 +274,22 @@ def _operators(operators: OperatorHandlers) -> Sequence[Route]:
 def _state(state: StateHandlers) -> Sequence[Route]:
     return (
         Route("GET", "/v1/mailbox", state.info, "Return the mailbox that is served.", query_schemas.Info),
-        Route("GET", "/healthz", state.healthz, "Tell that the process answers.", schemas.Ok),
-        Route("GET", "/readyz", state.readyz, "Tell whether the mailbox can be used.", query_schemas.Ready),
+        Route("GET", "/healthz", state.healthz, "Tell that the process answers.", schemas.Ok, is_public=True),
+        Route(
+            "GET",
+            "/readyz",
+            state.readyz,
+            "Tell whether the mailbox can be used.",
+            query_schemas.Ready,
+            is_public=True,
+        ),
         Route("GET", "/metrics", state.metrics, "Return metrics for Prometheus.", "text/plain"),
-        Route("GET", "/openapi.json", state.openapi, "Return this document.", "application/json"),
+        Route(
+            "GET",
+            "/openapi.json",
+            state.openapi,
+            "Return this document.",
+            "application/json",
+            is_public=True,
+        ),
     )

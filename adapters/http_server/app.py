@@ -1,7 +1,7 @@
 """The ASGI application: it checks requests, calls their handlers, and answers errors as problem documents."""
 
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import lru_cache
 from http import HTTPStatus
 from typing import Any, Final
@@ -11,7 +11,6 @@ import msgspec
 
 from postroom.adapters.http_server.body_budget import BodyBudget
 from postroom.adapters.http_server.call import Call, Reply
-from postroom.adapters.http_server.metrics import HttpMetrics
 from postroom.adapters.http_server.parameters import parse_query
 from postroom.adapters.http_server.problems import (
     TYPE,
@@ -27,11 +26,20 @@ from postroom.adapters.http_server.routes import Route, Router
 from postroom.adapters.http_server.settings import HttpSettings
 from postroom.adapters.http_server.strict_json import decode
 from postroom.adapters.sockets.address import is_loopback_name
+from postroom.application.bearer import read_bearer
 from postroom.application.correlation import MAX_CORR_ID_CHARS, correlate, is_corr_id
+from postroom.application.service import OpenSession, Session
+from postroom.application.surface_metrics import SurfaceMetrics
 from postroom.application.telemetry import logger
 from postroom.application.trace_context import TraceContext, read_context
 from postroom.application.tracing import Span, tracer
-from postroom.domain.errors import FrameTooLarge, InternalError, InvalidRequest, PostroomError
+from postroom.domain.errors import (
+    FrameTooLarge,
+    InternalError,
+    InvalidRequest,
+    PostroomError,
+    Unauthenticated,
+)
 
 CHUNK_BYTES: Final = 64 << 10
 """Size of the pieces in which answers are written (svc-mailbox I-6)."""
@@ -48,12 +56,22 @@ class App:
     """ASGI application over the routes.
 
     Arguments:
+        open_session: opens the session of a request's token.
         limits: size of a body, and of all bodies that are held at a time.
         any_host: accept any `Host`, as on a Unix socket; otherwise loopback names only.
     """
 
-    def __init__(self, router: Router, metrics: HttpMetrics, limits: HttpSettings, *, any_host: bool) -> None:
+    def __init__(
+        self,
+        router: Router,
+        open_session: OpenSession,
+        metrics: SurfaceMetrics,
+        limits: HttpSettings,
+        *,
+        any_host: bool,
+    ) -> None:
         self._router = router
+        self._open_session = open_session
         self._metrics = metrics
         self._frame_bytes = limits.frame_bytes
         self._budget = BodyBudget(limits.buffer_bytes)
@@ -90,20 +108,27 @@ class App:
             _check_corr_id(headers)
             self._check_site(scope["headers"])
             route, path = self._router.find(scope["method"], _segments(scope["raw_path"]))
+            token = None if route.is_public else read_bearer(_authorization(scope["headers"]))
+
+            def open_session() -> Awaitable[Session]:
+                return self._open_session(token)
+
             call = Call(
                 corr_id,
                 headers,
                 path,
-                parse_query(scope["query_string"], route.query),
-                await self._body(route, headers, receive, hold),
-                scope["state"]["connection"],
+                caller=None if route.is_public else await open_session(),
+                query=parse_query(scope["query_string"], route.query),
+                body=await self._body(route, headers, receive, hold),
+                connection=scope["state"]["connection"],
+                open_session=open_session,
             )
             reply = await route.handler(call)
         except ClientGone:
             return
         except PostroomError as error:
             reply = _refusal(error, corr_id, ends_connection=b"expect" in headers)
-            self._metrics.rejected(error.code)
+            self._metrics.refused(error)
         except Exception:
             logger().exception("http.request_failed")
             reply = _refusal(
@@ -115,7 +140,7 @@ class App:
         await _send(reply, corr_id, send)
         seconds = time.perf_counter() - started
         name = route.path if route is not None else "other"
-        self._metrics.served(scope["method"], name, reply.status)
+        self._metrics.answered_http(scope["method"], name, reply.status)
         _describe(span, scope["method"], name, reply.status)
         logger().info(
             "http.request",
@@ -209,6 +234,10 @@ def _describe(span: Span, method: str, route: str, status: int) -> None:
         span.fail(str(status))
 
 
+def _authorization(headers: list[tuple[bytes, bytes]]) -> list[str]:
+    return [value.decode("latin-1") for name, value in headers if name == b"authorization"]
+
+
 def _check_corr_id(headers: dict[bytes, bytes]) -> None:
     value = headers.get(b"x-corr-id")
     if value is not None and not is_corr_id(value.decode("latin-1")):
@@ -227,6 +256,8 @@ def _refusal(error: PostroomError, corr_id: str, *, ends_connection: bool = Fals
         headers.append((b"retry-after", retry_after(wait_ms)))
     if isinstance(error, MethodNotAllowed):
         headers.append((b"allow", error.allow.encode()))
+    if isinstance(error, Unauthenticated):
+        headers.append((b"www-authenticate", b"Bearer"))
     if ends_connection or isinstance(error, FrameTooLarge):
         headers.append((b"connection", b"close"))
     return Reply(msgspec.json.encode(problem(error, corr_id)), error.status, TYPE, tuple(headers))

@@ -1,12 +1,14 @@
 """One request and its answer, apart from ASGI."""
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any
 
 import msgspec
 
 from postroom.adapters.http_server.connection import Connection
+from postroom.application.ports.mailbox import Mailbox
+from postroom.application.service import Session
 
 _ENCODER = msgspec.json.Encoder()
 
@@ -19,6 +21,8 @@ class Call(msgspec.Struct):
         query: the parameters, as the route's type.
         body: the body, as the route's type; None without one.
         connection: the client's connection, whose end cancels what waits for the client.
+        open_session: opens the session again, which fails once the token has expired or is revoked.
+        caller: the session with which the request was accepted; None for a public route.
     """
 
     corr_id: str
@@ -27,6 +31,19 @@ class Call(msgspec.Struct):
     query: Any
     body: Any
     connection: Connection
+    open_session: Callable[[], Awaitable[Session]]
+    caller: Session | None
+
+    @property
+    def session(self) -> Session:
+        """Return the caller's session."""
+        assert self.caller is not None, "a public route has no session"
+        return self.caller
+
+    @property
+    def mailbox(self) -> Mailbox:
+        """Return the mailbox as the caller may use it."""
+        return self.session.mailbox
 
     @property
     def closed(self) -> asyncio.Event:

@@ -199,7 +199,9 @@ class Connection(HttpToolsProtocol):
                 STATUS_LINE[status],
                 b"content-type: %b\r\ncontent-length: %d\r\n" % (TYPE, len(body)),
                 b"x-corr-id: %b\r\nconnection: close\r\n" % corr_id.encode(),
-                b"retry-after: 1\r\n\r\n" if retry_after_ms else b"\r\n",
+                b"retry-after: 1\r\n" if retry_after_ms else b"",
+                *(b"%b: %b\r\n" % field for field in self.server_state.default_headers),
+                b"\r\n",
             ]
             self.transport.write(b"".join(head) + body)
             self.transport.end()  # type: ignore[attr-defined]  # of WriteBuffer

@@ -2,17 +2,15 @@
 
 from collections.abc import Sequence
 from contextlib import suppress
-from time import perf_counter
 
 from postroom.adapters.http_server import schemas
 from postroom.adapters.http_server.call import Call, Reply, json_reply
-from postroom.adapters.http_server.metrics import HttpMetrics
 from postroom.adapters.http_server.problems import DuplicateMessage, brief
 from postroom.adapters.http_server.settings import HttpSettings
 from postroom.adapters.http_server.stream import MessageStream, receive_or_stop
 from postroom.application.messages import Sent, read_receipt
 from postroom.application.service import Service
-from postroom.domain.errors import InvalidRequest, PostroomError, Rejected, StaleReceipt
+from postroom.domain.errors import InvalidRequest, NotFound, PostroomError, Rejected
 from postroom.domain.message import Receipt
 from postroom.domain.names import message_stream
 
@@ -20,23 +18,18 @@ from postroom.domain.names import message_stream
 class MessageHandlers:
     """Handlers of send, recv, ack, nack and extend."""
 
-    def __init__(self, service: Service, settings: HttpSettings, metrics: HttpMetrics) -> None:
+    def __init__(self, service: Service, settings: HttpSettings) -> None:
         self._service = service
-        self._mailbox = service.mailbox
         self._settings = settings
-        self._metrics = metrics
 
     async def send(self, call: Call) -> Reply:
         """Send one message, or a list."""
         body: schemas.Send | list[schemas.Send] = call.body
         as_conflict = _as_conflict(call)
-        started = perf_counter()
         if isinstance(body, list):
-            answers = await self._mailbox.send_batch([each.to_message(call.corr_id) for each in body])
-            self._metrics.enqueue.observe(perf_counter() - started)
+            answers = await call.mailbox.send_batch([each.to_message(call.corr_id) for each in body])
             return json_reply(schemas.SendAnswers([_send_result(each, as_conflict) for each in answers]))
-        sent = await self._mailbox.send_message(body.to_message(call.corr_id))
-        self._metrics.enqueue.observe(perf_counter() - started)
+        sent = await call.mailbox.send_message(body.to_message(call.corr_id))
         if sent.duplicate and as_conflict:
             raise DuplicateMessage(sent.message_id)
         return json_reply(schemas.SendAnswer(sent.message_id, sent.duplicate))
@@ -44,12 +37,9 @@ class MessageHandlers:
     async def recv(self, call: Call) -> Reply:
         """Receive messages; what a client that has gone can't get is ready again at once."""
         body: schemas.Recv = call.body
-        started = perf_counter()
         messages = await receive_or_stop(
-            self._service, body, body.max_messages, body.wait_ms or 0, call.closed
+            self._service, call.mailbox, body, body.max_messages, body.wait_ms or 0, call.closed
         )
-        if not body.wait_ms:
-            self._metrics.dequeue.observe(perf_counter() - started)
         if call.closed.is_set():
             await self._return_messages([message.receipt for message in messages])
         envelopes = [schemas.to_envelope(each, with_envelope=body.with_envelope) for each in messages]
@@ -58,22 +48,20 @@ class MessageHandlers:
     async def recv_stream(self, call: Call) -> Reply:
         """Receive messages for as long as the client reads."""
         heartbeat_ms = call.body.heartbeat_ms or self._settings.heartbeat_ms
-        stream = MessageStream(self._service, call.body, call.closed, heartbeat_ms)
+        stream = MessageStream(self._service, call, heartbeat_ms)
         return Reply(stream.lines(), content_type=b"application/x-ndjson")
 
     async def ack(self, call: Call) -> Reply:
         """Settle a delivery."""
-        started = perf_counter()
         receipt = await self._receipt(call)
-        _raise_refusal(await self._mailbox.ack_messages([receipt]))
+        _raise_refusal(await call.mailbox.ack_messages([receipt]))
         self._note([receipt])
-        self._metrics.ack.observe(perf_counter() - started)
         return json_reply(schemas.Ok())
 
     async def nack(self, call: Call) -> Reply:
         """Fail a delivery."""
         receipt, body = await self._receipt(call), call.body
-        answers = await self._mailbox.nack_messages([receipt], reason=body.reason, delay_ms=body.delay_ms)
+        answers = await call.mailbox.nack_messages([receipt], reason=body.reason, delay_ms=body.delay_ms)
         _raise_refusal(answers)
         self._note([receipt])
         return json_reply(schemas.Ok())
@@ -81,30 +69,28 @@ class MessageHandlers:
     async def extend(self, call: Call) -> Reply:
         """Extend a delivery."""
         receipt = await self._receipt(call)
-        _raise_refusal(await self._mailbox.extend_visibility([receipt], call.body.visibility_ms))
+        _raise_refusal(await call.mailbox.extend_visibility([receipt], call.body.visibility_ms))
         self._note([receipt], call.body.visibility_ms)
         return json_reply(schemas.Ok())
 
     async def ack_many(self, call: Call) -> Reply:
         """Settle deliveries."""
         receipts = [read_receipt(each) for each in call.body.receipts]
-        started = perf_counter()
-        answers = await self._mailbox.ack_messages(receipts)
-        self._metrics.ack.observe(perf_counter() - started)
+        answers = await call.mailbox.ack_messages(receipts)
         self._note(receipts)
         return _settle_results(answers)
 
     async def nack_many(self, call: Call) -> Reply:
         """Fail deliveries."""
         receipts, body = [read_receipt(each) for each in call.body.receipts], call.body
-        answers = await self._mailbox.nack_messages(receipts, reason=body.reason, delay_ms=body.delay_ms)
+        answers = await call.mailbox.nack_messages(receipts, reason=body.reason, delay_ms=body.delay_ms)
         self._note(receipts)
         return _settle_results(answers)
 
     async def extend_many(self, call: Call) -> Reply:
         """Extend deliveries."""
         receipts = [read_receipt(each) for each in call.body.receipts]
-        answers = await self._mailbox.extend_visibility(receipts, call.body.visibility_ms)
+        answers = await call.mailbox.extend_visibility(receipts, call.body.visibility_ms)
         self._note(receipts, call.body.visibility_ms)
         return _settle_results(answers)
 
@@ -114,18 +100,26 @@ class MessageHandlers:
         if call.body.receipt is None:
             return await self._latest_receipt(id_)
         receipt = read_receipt(call.body.receipt)
-        if receipt.message != message_stream(self._mailbox.name, id_):
+        if receipt.message != message_stream(self._service.mailbox.name, id_):
             raise InvalidRequest(f"The receipt is of another message than {id_}.")
         return receipt
 
     async def _latest_receipt(self, id_: str) -> Receipt:
-        detail = await self._mailbox.get_message(id_)
-        deliveries = [n for n, each in enumerate(detail.history) if each.event == "MessageReceived"]
+        """Return the receipt of the latest delivery of a message.
+
+        That takes no right: whether the caller may settle it is checked with the receipt. An unknown message
+        gets one, too, so that callers who may not know what it is can't find out.
+        """
+        stream = message_stream(self._service.mailbox.name, id_)
+        try:
+            history = (await self._service.mailbox.get_message(id_)).history
+        except NotFound:
+            history = []
+        deliveries = [n for n, each in enumerate(history) if each.event == "MessageReceived"]
         if not deliveries:
-            raise StaleReceipt(f"Message {id_} has not been delivered; receive it first.")
+            return Receipt(stream, 1, 0)
         latest = deliveries[-1]
-        stream = message_stream(self._mailbox.name, id_)
-        return Receipt(stream, latest + 1, detail.history[latest].epoch)  # a stream's versions count from 1
+        return Receipt(stream, latest + 1, history[latest].epoch)  # a stream's versions count from 1
 
     def _note(self, receipts: Sequence[Receipt], visibility_ms: int | None = None) -> None:
         if visibility_ms is None:
@@ -136,7 +130,7 @@ class MessageHandlers:
     async def _return_messages(self, receipts: list[Receipt]) -> None:
         if receipts:
             with suppress(PostroomError):  # their visibility timeout does it otherwise
-                await self._mailbox.nack_messages(receipts, reason="client disconnected", delay_ms=0)
+                await self._service.mailbox.nack_messages(receipts, reason="client disconnected", delay_ms=0)
 
 
 def _as_conflict(call: Call) -> bool:

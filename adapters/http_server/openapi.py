@@ -9,12 +9,13 @@ import msgspec
 from postroom.adapters.http_server import problems, schemas
 from postroom.adapters.http_server.routes import Route
 
-VERSION = "1.1.0"
+VERSION = "1.2.0"
 """Version of the contract: a new call or an optional field raises the middle number."""
 DESCRIPTION = (
     "Send, receive and settle messages of one mailbox. Payloads are base64. Every answer has `X-Corr-Id`: "
     "the caller's, or a new UUIDv7. Refusals are problem documents (RFC 9457) with a `code`; 429 and 503 "
-    "have `Retry-After`."
+    "have `Retry-After`. Calls carry a capability as bearer token: without a valid one they are refused with "
+    "401, beyond its rights with 403. Servers that ask for none (`--dev`) say so by `X-Postroom-Mode: dev`."
 )
 _ALWAYS = (400, 403, 421, 429, 500, 503)
 _WITH_BODY = (408, 413, 415)
@@ -35,7 +36,13 @@ def make_document(routes: Sequence[Route]) -> dict[str, Any]:
         "openapi": "3.1.0",
         "info": {"title": "Postroom", "version": VERSION, "description": DESCRIPTION},
         "paths": paths,
-        "components": {"schemas": components},
+        "security": [{"capability": []}],
+        "components": {
+            "schemas": components,
+            "securitySchemes": {
+                "capability": {"type": "http", "scheme": "bearer", "description": "A capability."}
+            },
+        },
     }
 
 
@@ -46,6 +53,8 @@ def _operation(route: Route, shapes: dict[int, Any]) -> dict[str, Any]:
         "parameters": [*_path_parameters(route), *_query_parameters(route), _CORR_ID],
         "responses": _responses(route, shapes),
     }
+    if route.is_public:
+        operation["security"] = []
     if route.path == "/v1/send":
         operation["parameters"].append(_IDEMPOTENCY_MODE)
     if route.body is not None:
@@ -73,7 +82,8 @@ def _responses(route: Route, shapes: dict[int, Any]) -> dict[str, Any]:
     responses: dict[str, Any] = {
         "200": {"description": "Done.", "headers": _CORR_ID_HEADER, "content": {media: content}}
     }
-    for status in sorted({*_ALWAYS, *route.refusals, *(_WITH_BODY if route.body is not None else ())}):
+    statuses = {*_ALWAYS, *route.refusals, *(_WITH_BODY if route.body is not None else ())}
+    for status in sorted(statuses if route.is_public else {*statuses, 401}):
         responses[str(status)] = _refusal(status)
     if route.path == "/readyz":
         responses["503"] = responses["200"] | {"description": "Parts are missing."}
@@ -89,6 +99,8 @@ def _refusal(status: int) -> dict[str, Any]:
     headers = dict(_CORR_ID_HEADER)
     if status in (429, 503):
         headers["Retry-After"] = {"schema": {"type": "integer"}, "description": "Seconds."}
+    if status == HTTPStatus.UNAUTHORIZED:
+        headers["WWW-Authenticate"] = {"schema": {"type": "string"}, "description": "`Bearer`."}
     media = {problems.TYPE.decode(): {"schema": {"$ref": _REF.format(name="Problem")}}}
     return {"description": HTTPStatus(status).phrase + ".", "headers": headers, "content": media}
 

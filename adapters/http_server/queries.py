@@ -4,9 +4,10 @@ import msgspec
 
 from postroom.adapters.http_server import query_schemas, schemas
 from postroom.adapters.http_server.call import Call, Reply, json_reply
-from postroom.adapters.http_server.metrics import CONTENT_TYPE, HttpMetrics
+from postroom.adapters.prometheus.text import write_metrics
 from postroom.application.queries.time_travel import to_us
 from postroom.application.service import Service
+from postroom.domain.capability.rights import Operation
 from postroom.domain.envelope.build import without_auth_token
 from postroom.domain.errors import PostroomError
 from postroom.domain.policy import TopicPolicy
@@ -18,10 +19,6 @@ MS = 1_000
 class QueryHandlers:
     """Handlers of searches, of the read models and of messages' details."""
 
-    def __init__(self, service: Service) -> None:
-        self._service = service
-        self._mailbox = service.mailbox
-
     async def search(self, call: Call) -> Reply:
         """Return a page of the messages of this mailbox that match (RFC-037 `QueryEvents`)."""
         query: query_schemas.MessagesQuery = call.query
@@ -29,7 +26,7 @@ class QueryHandlers:
         for name in ("start_time", "end_time"):
             if fields[name] is not None and not isinstance(fields[name], int):
                 fields[name] = to_us(fields[name]) // MS
-        page = await self._service.search(
+        page = await call.session.search(
             EventFilter(
                 **fields
                 | {
@@ -37,7 +34,7 @@ class QueryHandlers:
                     "principals": tuple(query.principals),
                     "statuses": tuple(parse_status(each) for each in query.statuses),
                     "order": Order(query.order),
-                    "mailbox": self._mailbox.name,
+                    "mailbox": call.mailbox.name,
                 }
             )
         )
@@ -45,7 +42,7 @@ class QueryHandlers:
 
     async def get_message(self, call: Call) -> Reply:
         """Return a message with its history."""
-        detail = await self._mailbox.get_message(call.path["msg_id"])
+        detail = await call.mailbox.get_message(call.path["msg_id"])
         facts = {name: getattr(detail, name) for name in detail.__struct_fields__}
         facts["item"] = {
             name: getattr(detail.item, name)
@@ -58,16 +55,16 @@ class QueryHandlers:
 
     async def explain(self, call: Call) -> Reply:
         """Return a message's history as sentences."""
-        return json_reply(await self._mailbox.explain_message(call.path["msg_id"]))
+        return json_reply(await call.mailbox.explain_message(call.path["msg_id"]))
 
     async def backlog(self, call: Call) -> Reply:
         """Count unsettled messages."""
-        return json_reply(await self._mailbox.get_backlog(call.query.topic, at=call.query.at))
+        return json_reply(await call.mailbox.get_backlog(call.query.topic, at=call.query.at))
 
     async def dead_letters(self, call: Call) -> Reply:
         """Return a page of dead letters."""
         query: query_schemas.DeadLettersQuery = call.query
-        letters = await self._mailbox.list_dead_letters(
+        letters = await call.mailbox.list_dead_letters(
             query.topic, reason=query.reason, limit=query.limit, cursor=query.cursor, at=query.at
         )
         cursor = letters[-1].position if len(letters) == query.limit else None
@@ -75,24 +72,21 @@ class QueryHandlers:
 
     async def topics(self, call: Call) -> Reply:
         """List the topics."""
-        return json_reply(query_schemas.Topics(await self._mailbox.list_topics()))
+        return json_reply(query_schemas.Topics(await call.mailbox.list_topics()))
 
     async def peek(self, call: Call) -> Reply:
         """Return the next ready messages without receiving them."""
-        messages = await self._mailbox.peek_messages(call.query.topic, limit=call.query.limit)
+        messages = await call.mailbox.peek_messages(call.query.topic, limit=call.query.limit)
         return json_reply(query_schemas.PeekedMessages(messages))
 
 
 class OperatorHandlers:
     """Handlers of what operators do."""
 
-    def __init__(self, service: Service) -> None:
-        self._mailbox = service.mailbox
-
     async def redrive(self, call: Call) -> Reply:
         """Redrive dead letters."""
         body: query_schemas.Redrive = call.body
-        redriven = await self._mailbox.redrive_dead_letters(
+        redriven = await call.mailbox.redrive_dead_letters(
             body.topic, limit=body.limit, reason=body.reason, message_ids=body.message_ids
         )
         return json_reply(query_schemas.Redriven(redriven))
@@ -100,44 +94,42 @@ class OperatorHandlers:
     async def purge(self, call: Call) -> Reply:
         """Purge a topic."""
         body: query_schemas.Purge = call.body
-        removed = await self._mailbox.purge_topic(call.path["topic"], dead=body.dead, ready=body.ready)
+        removed = await call.mailbox.purge_topic(call.path["topic"], dead=body.dead, ready=body.ready)
         return json_reply(query_schemas.Removed(removed))
 
     async def get_policy(self, call: Call) -> Reply:
         """Return the policy of a topic."""
-        policy = await self._mailbox.get_topic_policy(call.path["topic"])
+        policy = await call.mailbox.get_topic_policy(call.path["topic"])
         return json_reply(query_schemas.Policy(policy))
 
     async def set_policy(self, call: Call) -> Reply:
         """Set the policy of a topic."""
         policy: TopicPolicy = call.body
-        await self._mailbox.set_topic_policy(call.path["topic"], policy)
+        await call.mailbox.set_topic_policy(call.path["topic"], policy)
         return json_reply(schemas.Ok())
 
     async def pause(self, call: Call) -> Reply:
         """Pause a topic."""
-        await self._mailbox.pause_topic(call.path["topic"])
+        await call.mailbox.pause_topic(call.path["topic"])
         return json_reply(schemas.Ok())
 
     async def resume(self, call: Call) -> Reply:
         """Resume a topic."""
-        await self._mailbox.resume_topic(call.path["topic"])
+        await call.mailbox.resume_topic(call.path["topic"])
         return json_reply(schemas.Ok())
 
     async def delete_old_events(self, call: Call) -> Reply:
         """Remove old settled records."""
         return json_reply(
-            query_schemas.Removed(await self._mailbox.delete_old_events(call.body.older_than_us))
+            query_schemas.Removed(await call.mailbox.delete_old_events(call.body.older_than_us))
         )
 
 
 class StateHandlers:
     """Handlers of health, readiness, metrics and the contract."""
 
-    def __init__(self, service: Service, metrics: HttpMetrics) -> None:
+    def __init__(self, service: Service) -> None:
         self._service = service
-        self._mailbox = service.mailbox
-        self._metrics = metrics
         self.contract = b""
 
     async def healthz(self, call: Call) -> Reply:
@@ -148,16 +140,18 @@ class StateHandlers:
         """Tell whether the mailbox can be used."""
         missing = ["service"] if self._service.stopping.is_set() else []
         try:
-            await self._mailbox.get_topic_policy("any")  # reads the state in memory
+            await self._service.mailbox.get_topic_policy("any")  # reads the state in memory
         except PostroomError:
             missing.append("mailbox")
         return json_reply(query_schemas.Ready(bool(missing), missing), 503 if missing else 200)
 
     async def metrics(self, call: Call) -> Reply:
         """Return the metrics."""
-        backlog, topics = await self._mailbox.get_backlog(), await self._mailbox.list_topics()
-        text = self._metrics.scrape(backlog, topics, self._service.default_policy)
-        return Reply(text, content_type=CONTENT_TYPE)
+        if call.caller is not None:
+            call.caller.require(Operation.READ_HEADERS)
+        accept = call.headers.get(b"accept", b"").decode("latin-1")
+        text, content_type = write_metrics(await self._service.metrics.collect(), accept)
+        return Reply(text, content_type=content_type.encode())
 
     async def openapi(self, call: Call) -> Reply:
         """Return the contract."""
@@ -165,7 +159,7 @@ class StateHandlers:
 
     async def info(self, call: Call) -> Reply:
         """Return the name of the mailbox."""
-        return json_reply(query_schemas.Info(self._mailbox.name))
+        return json_reply(query_schemas.Info(self._service.mailbox.name))
 
 
 def _item(message: FoundMessage) -> query_schemas.Item:

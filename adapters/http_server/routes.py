@@ -18,6 +18,7 @@ class Route(NamedTuple):
         answer: type of the JSON answer, or a tuple of them; the media type of another one.
         refusals: statuses with which it may be refused, besides those of every call.
         examples: of body and answer.
+        is_public: it needs no token.
     """
 
     method: str
@@ -30,6 +31,7 @@ class Route(NamedTuple):
     body_is_optional: bool = False
     refusals: tuple[int, ...] = ()
     examples: tuple[Any, Any] = (None, None)
+    is_public: bool = False
 
     @property
     def segments(self) -> tuple[str, ...]:

@@ -12,7 +12,6 @@ from postroom.adapters.http_server.api import make_routes
 from postroom.adapters.http_server.app import App
 from postroom.adapters.http_server.connection import Connection, State
 from postroom.adapters.http_server.handlers import MessageHandlers
-from postroom.adapters.http_server.metrics import HttpMetrics
 from postroom.adapters.http_server.openapi import make_document
 from postroom.adapters.http_server.queries import OperatorHandlers, QueryHandlers, StateHandlers
 from postroom.adapters.http_server.routes import Router
@@ -23,6 +22,8 @@ from postroom.application.service import Service, Surface
 from postroom.application.telemetry import logger
 
 ABORT_SECONDS = 0.5
+MODE_HEADERS = [(b"x-postroom-mode", b"dev")]
+"""Headers of every answer of a server that asks for no tokens."""
 
 
 def http_surface(address: str, settings: HttpSettings | None = None) -> Surface:
@@ -59,7 +60,7 @@ def http_surface(address: str, settings: HttpSettings | None = None) -> Surface:
             lambda: Connection(config, state, limits), sock=listener, backlog=BACKLOG
         )
         try:
-            async with background_task(_tell_time(state)):
+            async with background_task(_tell_time(state, MODE_HEADERS if service.is_dev else [])):
                 yield url("http", target, 0 if target.is_unix else listener.getsockname()[1])
         finally:
             server.close()
@@ -71,18 +72,24 @@ def http_surface(address: str, settings: HttpSettings | None = None) -> Surface:
 
 def make_app(service: Service, limits: HttpSettings, *, any_host: bool = False) -> App:
     """Return the ASGI application of a service."""
-    metrics = HttpMetrics()
-    state = StateHandlers(service, metrics)
-    messages = MessageHandlers(service, limits, metrics)
-    routes = make_routes(messages, QueryHandlers(service), OperatorHandlers(service), state)
+    state = StateHandlers(service)
+    messages = MessageHandlers(service, limits)
+    routes = [
+        route._replace(is_public=True) if route.path == "/metrics" and limits.open_metrics else route
+        for route in make_routes(messages, QueryHandlers(), OperatorHandlers(), state)
+    ]
     state.contract = msgspec.json.encode(make_document(routes))
-    return App(Router(routes), metrics, limits, any_host=any_host)
+    return App(Router(routes), service.open_session, service.metrics, limits, any_host=any_host)
 
 
-async def _tell_time(state: State) -> None:
-    """Keep the `Date` of answers up to date (RFC 9110, 6.6.1)."""
+async def _tell_time(state: State, headers: list[tuple[bytes, bytes]]) -> None:
+    """Keep the `Date` of answers up to date (RFC 9110, 6.6.1).
+
+    Arguments:
+        headers: what all answers have besides.
+    """
     while True:
-        state.default_headers = [(b"date", formatdate(usegmt=True).encode())]
+        state.default_headers = [(b"date", formatdate(usegmt=True).encode()), *headers]
         await asyncio.sleep(1)
 
 

@@ -16,6 +16,7 @@ class HttpSettings(msgspec.Struct, frozen=True, kw_only=True):
         write_timeout_ms: time for the client to read what is sent.
         heartbeat_ms: longest silence of a stream.
         stop_timeout_ms: time to finish the requests in progress at a stop.
+        open_metrics: let processes of this machine read `/metrics` without a token.
     """
 
     frame_bytes: int = 1 << 20
@@ -27,3 +28,4 @@ class HttpSettings(msgspec.Struct, frozen=True, kw_only=True):
     write_timeout_ms: int = 30_000
     heartbeat_ms: int = 5_000
     stop_timeout_ms: int = 4_000
+    open_metrics: bool = False

@@ -9,25 +9,34 @@ from time import time_ns
 import msgspec
 
 from postroom.adapters.http_server import schemas
+from postroom.adapters.http_server.call import Call
 from postroom.adapters.http_server.problems import brief
 from postroom.application.background import cancel_and_wait
 from postroom.application.delivery_window import DeliveryWindow
 from postroom.application.messages import ReceivedMessage, rfc3339
+from postroom.application.ports.mailbox import Mailbox
 from postroom.application.service import Service
 from postroom.domain.errors import PostroomError, Saturated, Unavailable
 from postroom.domain.message import Receipt
 
 _ENCODER = msgspec.json.Encoder()
 
+TOKEN_CHECK_SECONDS = 2.0
+"""How often the token of a stream is checked; below the shortest `cap_cache_ttl`."""
 SETTLED_CHECK_SECONDS = 0.1
 """How often a stream whose `wait_ms` is over looks whether its deliveries are settled."""
 
 
 async def receive_or_stop(
-    service: Service, request: schemas.Recv, max_messages: int, wait_ms: int, closed: asyncio.Event
+    service: Service,
+    mailbox: Mailbox,
+    request: schemas.Recv,
+    max_messages: int,
+    wait_ms: int,
+    closed: asyncio.Event,
 ) -> list[ReceivedMessage]:
     """Receive messages; a wait ends early, without messages, when the client goes or the service stops."""
-    call = service.mailbox.receive_messages(
+    call = mailbox.receive_messages(
         request.topic,
         max_messages=max_messages,
         max_bytes=request.max_bytes,
@@ -58,16 +67,14 @@ class MessageStream:
     or have timed out. When the client goes, the unsettled ones are nacked without a delay, so that other
     consumers get them at once. At a stop of the service they stay with the client.
 
-    Arguments:
-        closed: set when the client is gone.
+    A stream ends with an error when its token expires or is revoked.
     """
 
-    def __init__(
-        self, service: Service, request: schemas.Recv, closed: asyncio.Event, heartbeat_ms: int
-    ) -> None:
+    def __init__(self, service: Service, call: Call, heartbeat_ms: int) -> None:
         self._service = service
-        self._request = request
-        self._closed = closed
+        self._open_session = call.open_session
+        self._request: schemas.Recv = call.body
+        self._closed = call.closed
         self._heartbeat_ms = heartbeat_ms
 
     async def lines(self) -> AsyncIterator[bytes]:
@@ -110,7 +117,12 @@ class MessageStream:
                 heartbeat_at = now + heartbeat
 
     async def _next(self, window: DeliveryWindow, seconds: float) -> list[ReceivedMessage]:
-        """Return the next messages; none after some seconds."""
+        """Return the next messages; none after some seconds.
+
+        Raises: Unauthenticated, or whatever the caller's session refuses a receive with.
+        """
+        seconds = min(seconds, TOKEN_CHECK_SECONDS)
+        session = await self._open_session()
         if window.room <= 0:
             window.settled.clear()
             await self._pause(window, window.seconds_until_room(seconds))
@@ -118,7 +130,9 @@ class MessageStream:
         if room <= 0:
             return []
         wait_ms = math.ceil(seconds * 1_000)
-        messages = await receive_or_stop(self._service, self._request, room, wait_ms, self._closed)
+        messages = await receive_or_stop(
+            self._service, session.mailbox, self._request, room, wait_ms, self._closed
+        )
         window.add(messages)
         return messages
 

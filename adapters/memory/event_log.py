@@ -124,7 +124,7 @@ class MemoryEventLog:
             count = max(0, min(through - self._removed, limit, len(self._records)))
             for record in islice(self._records, count):
                 records = self._streams[record.stream]
-                del records[0]
+                records.remove(record)
                 if not records:
                     del self._streams[record.stream]
             del self._records[:count]

@@ -2,6 +2,7 @@
 
 from typing import Any, NoReturn
 
+from postroom.adapters.memory.amnesia_log import AmnesiaEventLog
 from postroom.adapters.memory.event_log import MemoryEventLog
 from postroom.adapters.memory.ownership import MemoryOwnership
 from postroom.domain.errors import InvalidRequest
@@ -43,3 +44,11 @@ class MemoryStore:
         if name.startswith("_"):
             raise AttributeError(name)
         return lambda *_, **__: self.existing_log("")
+
+
+class AmnesiaStore(MemoryStore):
+    """A store in memory whose logs forget settled messages."""
+
+    def event_log(self, mailbox: str, **_: Any) -> AmnesiaEventLog:
+        """Return a new, empty log; see `Store.event_log`."""
+        return AmnesiaEventLog(mailbox)

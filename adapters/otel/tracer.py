@@ -101,6 +101,7 @@ class OtelSpan:
 
     def __init__(self, span: trace.Span) -> None:
         self._span = span
+        self._has_failed = False
 
     def rename(self, name: str) -> None:
         """Set its name."""
@@ -111,7 +112,10 @@ class OtelSpan:
         self._span.set_attribute(attribute, value)
 
     def fail(self, error_type: str) -> None:
-        """Mark it as failed."""
+        """Mark it as failed; the first failure stands."""
+        if self._has_failed:
+            return
+        self._has_failed = True
         self._span.set_attribute("error.type", error_type)
         self._span.set_status(Status(StatusCode.ERROR))
 

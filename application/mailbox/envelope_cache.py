@@ -2,6 +2,8 @@
 
 from postroom.domain.message import MessageSent
 
+CACHE_BYTES = 64 << 20
+
 
 class EnvelopeCache:
     """Cache of `MessageSent` events by position, bounded by envelope bytes; the oldest are evicted first."""

@@ -1,12 +1,13 @@
 """Decisions of a group of commands: its events and answers."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from postroom.application.mailbox.command_enricher import CommandEnricher
 from postroom.application.mailbox.drain_rate import DrainRate
 from postroom.application.mailbox.envelope_cache import EnvelopeCache
 from postroom.application.mailbox.group import Group, Request
 from postroom.application.mailbox.loaded_mailbox import LoadedMailbox
+from postroom.application.mailbox.metrics import ReorderDepth
 from postroom.application.messages import MessageDelivery
 from postroom.application.ports.mailbox_owner import Accepted, Answer
 from postroom.application.telemetry import logger
@@ -21,6 +22,7 @@ from postroom.domain.errors import (
 from postroom.domain.event import Event
 from postroom.domain.mailbox.commands import Command, Receive, Send, Sweep
 from postroom.domain.mailbox.decide import decide
+from postroom.domain.mailbox.shard import Shard
 from postroom.domain.mailbox.state import Mailbox
 from postroom.domain.message import MS, MessageAcked, MessageExpired, MessageReceived, MessageSent, Receipt
 from postroom.domain.record import Record
@@ -32,9 +34,17 @@ DRAIN_RATES = 1_024
 class GroupDecider:
     """Decider of groups; evolves the state by the events of each command before the next."""
 
-    def __init__(self, enricher: CommandEnricher, cache: EnvelopeCache) -> None:
+    def __init__(
+        self,
+        enricher: CommandEnricher,
+        cache: EnvelopeCache,
+        reorder: ReorderDepth,
+        admit: Callable[[Mailbox, int], None] | None = None,
+    ) -> None:
+        self._reorder = reorder
         self._enricher = enricher
         self._cache = cache
+        self._admit = admit
         self._drain_rates: dict[str, DrainRate] = {}
 
     async def decide(self, requests: list[Request], state: LoadedMailbox, now: int) -> Group:
@@ -96,6 +106,10 @@ class GroupDecider:
         events = decide(command, state.mailbox, now)
         self._apply(events, state.to_records(events), group)
         received = [event for event in events if type(event) is MessageReceived]
+        for event in received:
+            message = state.mailbox.messages[event.stream]
+            if type(state.mailbox.topics[message.topic].shards[message.shard]) is Shard:
+                self._reorder.delivered(message)
         return [_delivery(event, payloads[event.stream], state.epoch) for event in received]
 
     def _execute(self, command: Command, group: Group, now: int) -> Answer:
@@ -103,6 +117,8 @@ class GroupDecider:
         command = self._enricher.from_batch(command)
         events = decide(command, state.mailbox, now)
         if events:
+            if self._admit is not None and type(command) is Send:
+                self._admit(state.mailbox, len(command.envelope))
             self._apply(events, state.to_records(events), group)
         return self._accepted(command, state.mailbox, events, now) if type(command) is Send else len(events)
 
@@ -124,6 +140,7 @@ class GroupDecider:
                 if kind is MessageAcked or kind is MessageExpired:
                     message = state.mailbox.messages[event.stream]
                     self._enricher.note_removed(message)
+                    self._cache.pop(message.position)  # one that was never received
                     if kind is MessageAcked:
                         self._drain_rate(message.topic).drained(1, event.at)
                 state.evolve(event, record)

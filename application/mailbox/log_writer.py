@@ -1,11 +1,12 @@
 """Writes to a mailbox's log, in order, in a dedicated thread."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import TypeVar
 
 from postroom.application.daemon_executor import DaemonExecutor
 from postroom.application.ports.event_log import EventLog, Seal, StoredSnapshot
+from postroom.application.ports.volatile_log import VolatileLog
 from postroom.application.telemetry import logger, summarize
 from postroom.domain.errors import PostroomError, Unavailable
 from postroom.domain.record import Record
@@ -58,6 +59,10 @@ class LogWriter:
         while reclaimed < enough and (size := await self._start(self._log.reclaim_space, RECLAIM_BYTES)):
             reclaimed += size
         return reclaimed
+
+    def compact(self, log: VolatileLog, through: int, unsettled: Collection[bytes]) -> asyncio.Future[int]:
+        """Compact a log in memory between appends; see `VolatileLog.compact`."""
+        return self._start(log.compact, through, unsettled)
 
     def close(self) -> None:
         """Finish the pending writes and end the thread."""

@@ -13,7 +13,7 @@ from postroom.domain.envelope.headers import MailboxItem
 from postroom.domain.errors import NotFound
 from postroom.domain.message import READY, Message, MessageEvent, MessageSent, Status
 from postroom.domain.names import message_id, message_stream
-from postroom.domain.record import Record
+from postroom.domain.record import HEADERS, NO_HEADERS, Record
 
 
 class GetMessage:
@@ -38,6 +38,11 @@ class GetMessage:
                 "sent to."
             )
         sent = events[0]
+        if records[0][HEADERS:] == NO_HEADERS:
+            raise NotFound(
+                f"Message {id_} of mailbox {self._log.mailbox} is settled; in amnesia mode the content of "
+                "settled messages is forgotten."
+            )
         message = fold_message(records)
         assert message is not None
         return MessageDetail(

@@ -5,12 +5,14 @@ from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
 from postroom.application.mailbox.engine import MailboxEngine
+from postroom.application.metrics import Metric
 from postroom.application.queries.explain_message import ExplainMessage
 from postroom.application.queries.get_backlog import GetBacklog
 from postroom.application.queries.get_message import GetMessage
 from postroom.application.queries.get_topic_policy import GetTopicPolicy
 from postroom.application.queries.list_dead_letters import ListDeadLetters
 from postroom.application.queries.list_topics import ListTopics
+from postroom.application.queries.measure_mailbox import MeasureMailbox
 from postroom.application.queries.peek_messages import PeekMessages
 from postroom.application.queries.time_travel import StateAt
 from postroom.application.query_results import (
@@ -47,6 +49,7 @@ class OwnerQueries:
         self._list_dead_letters = ListDeadLetters(state_at, log)
         self._list_topics = ListTopics(state_at)
         self._peek_messages = PeekMessages(state_at, log, is_swept=True)
+        self._measure = MeasureMailbox(lambda: engine.mailbox, engine.metrics)
 
     async def get_mode(self) -> MailboxMode:
         """Return the mode of the mailbox: `queue` or `archive`."""
@@ -83,6 +86,10 @@ class OwnerQueries:
     async def get_topic_policy(self, topic: str) -> TopicPolicy | None:
         """Return the policy set for a topic; see `Mailbox.get_topic_policy`."""
         return self._get_topic_policy(topic)
+
+    async def measure(self) -> list[Metric]:
+        """Return the metrics of the mailbox."""
+        return self._measure()
 
     async def list_topics(self) -> list[TopicSummary]:
         """Return the topics; see `Mailbox.list_topics`."""

@@ -13,6 +13,7 @@ from postroom.adapters.compose.serve import (
     open_grpc_surface,
     open_http_surface,
     serve_mailbox,
+    unrestricted,
 )
 from postroom.adapters.compose.store import open_store
 from postroom.application.ports.mailbox import Mailbox
@@ -34,7 +35,7 @@ async def serving(
     surfaces = [open_http_surface(ADDRESS, settings or HttpSettings()), open_grpc_surface(ADDRESS)]
     async with (
         connect(str(store)) as mailbox,
-        serve_mailbox(str(store), mailbox, surfaces) as (http, grpc),
+        serve_mailbox(str(store), mailbox, surfaces, access=unrestricted) as (http, grpc),
     ):
         path = socket_path(open_store(str(store)), mailbox.name)
         yield mailbox, {"local": str(path), "http": http, "grpc": grpc, "own": http}

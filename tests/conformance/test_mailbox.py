@@ -10,7 +10,13 @@ import pytest
 from postroom.adapters.compose import OwnerSettings, Postroom, open_mailbox
 from postroom.adapters.compose.connect import connect, share_mailbox
 from postroom.adapters.compose.remote import connect_remote
-from postroom.adapters.compose.serve import HttpSettings, open_grpc_surface, open_http_surface, serve_mailbox
+from postroom.adapters.compose.serve import (
+    HttpSettings,
+    open_grpc_surface,
+    open_http_surface,
+    serve_mailbox,
+    unrestricted,
+)
 from postroom.adapters.sync_mailbox import SyncMailbox, SyncMessageStream
 from postroom.adapters.system.clock import SystemClock
 from postroom.application.mailbox.client import MailboxClient
@@ -73,7 +79,7 @@ class TestMailboxOverNetwork(MailboxConformance):
         )
         async with (
             open_mailbox("memory:", MAILBOX) as owned,
-            serve_mailbox("memory:", owned, [surface]) as (served,),
+            serve_mailbox("memory:", owned, [surface], access=unrestricted) as (served,),
             connect_remote(served, timeout_ms=3_000) as client,
         ):
             yield client

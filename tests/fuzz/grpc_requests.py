@@ -8,7 +8,7 @@ from typing import Any
 from postroom.adapters.compose import open_mailbox
 from postroom.adapters.grpc.messages import read_request
 from postroom.adapters.grpc.methods import METHODS
-from postroom.adapters.grpc.service import MailboxService
+from postroom.adapters.grpc.service import Call, MailboxService
 from postroom.adapters.grpc.v1 import mailbox_pb2 as pb
 from postroom.domain.errors import InternalError, PostroomError, Unavailable
 from tests.fuzz.services import INPUTS_PER_MAILBOX, stopping_service
@@ -76,6 +76,7 @@ class _Calls:
         self._count = 0
         self._opening: Any = None
         self._service: Any = None
+        self._call: Any = None
 
     def check(self, data: bytes) -> None:
         """Check that a request is answered, or refused by a documented error."""
@@ -88,7 +89,7 @@ class _Calls:
         try:
             request = read_request(kind, data[1:])
             assert read_request(kind, request.SerializeToString()) == request
-            response = self._runner.run(getattr(self._service, name)(request, _Context()))
+            response = self._runner.run(getattr(self._service, name)(request, self._call))
         except (InternalError, Unavailable):
             raise
         except PostroomError:
@@ -97,7 +98,10 @@ class _Calls:
 
     async def _open(self) -> None:
         self._opening = open_mailbox("memory:", "acme@one")
-        self._service = MailboxService(stopping_service(await self._opening.__aenter__()))
+        service = stopping_service(await self._opening.__aenter__())
+        self._service = MailboxService(service)
+        context: Any = _Context()
+        self._call = Call(context, await service.open_session(None), lambda: service.open_session(None))
 
     def close(self) -> None:
         """Close the mailbox."""

@@ -14,7 +14,7 @@ import pytest
 
 import postroom
 from postroom.adapters.compose import Postroom, open_mailbox
-from postroom.adapters.compose.serve import open_grpc_surface, serve_mailbox
+from postroom.adapters.compose.serve import open_grpc_surface, serve_mailbox, unrestricted
 from tests.support.stores import MAILBOX
 
 CLIENT = Path(__file__).parent / "node"
@@ -45,7 +45,7 @@ async def served() -> AsyncIterator[tuple[Postroom, str]]:
     """Yield a mailbox and the address at which it is served."""
     async with (
         open_mailbox("memory:", MAILBOX) as mailbox,
-        serve_mailbox("memory:", mailbox, [open_grpc_surface("127.0.0.1:0")]) as (url,),
+        serve_mailbox("memory:", mailbox, [open_grpc_surface("127.0.0.1:0")], access=unrestricted) as (url,),
     ):
         yield mailbox, url.removeprefix("grpc://")
 

@@ -18,6 +18,7 @@ from postroom.adapters.compose.serve import (
     open_grpc_surface,
     open_http_surface,
     serve_mailbox,
+    unrestricted,
 )
 from postroom.adapters.grpc.methods import METHODS
 from postroom.adapters.grpc.v1 import mailbox_pb2 as pb
@@ -272,7 +273,7 @@ async def test_what_is_settled_over_http_makes_room_in_a_grpc_stream(mailbox: Po
         await mailbox.send_message(message(payload, sticky_key="key"))
     surfaces = [open_http_surface("127.0.0.1:0", HttpSettings()), open_grpc_surface("127.0.0.1:0")]
     async with (
-        serve_mailbox("memory:", mailbox, surfaces) as (http, url),
+        serve_mailbox("memory:", mailbox, surfaces, access=unrestricted) as (http, url),
         connect_remote(http, timeout_ms=20_000) as client,
         grpc.aio.insecure_channel(url.removeprefix("grpc://")) as channel,
         asyncio.timeout(SECONDS),

@@ -18,6 +18,7 @@ from postroom.adapters.compose.serve import (
     open_grpc_surface,
     open_http_surface,
     serve_mailbox,
+    unrestricted,
 )
 from postroom.domain.errors import InvalidRequest, PostroomError
 from tests.support.stores import MAILBOX, message
@@ -87,7 +88,7 @@ async def test_a_token_is_sent_with_each_call_and_shown_nowhere(
 
 
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
-async def test_a_server_without_capabilities_ignores_tokens(
+async def test_a_server_that_asks_for_no_tokens_ignores_them(
     protocol: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG, logger="postroom")
@@ -98,7 +99,7 @@ async def test_a_server_without_capabilities_ignores_tokens(
     )
     async with (
         open_mailbox("memory:", MAILBOX) as owned,
-        serve_mailbox("memory:", owned, [surface]) as (url,),
+        serve_mailbox("memory:", owned, [surface], access=unrestricted) as (url,),
         connect(url, timeout_ms=20_000, token=CANARY) as mailbox,
         mailbox.stream_messages("orders") as stream,
     ):

@@ -16,6 +16,7 @@ from postroom import (
     MessagingSettings,
     NewEvent,
     NewMessage,
+    NotFound,
     OutboxSettings,
     ReceivedMessage,
     Worker,
@@ -117,6 +118,13 @@ async def test_a_client_and_its_server_are_in_one_trace(protocol: str) -> None:
             await client.send_message(ORDER)
             (message,) = await client.receive_messages("orders")
             await client.redrive_dead_letters("orders")
+            with pytest.raises(NotFound):
+                await client.get_message("none")
+    refusal = [each for each in spans.all() if each.kind == SpanKind.SERVER][-1]
+    if protocol == "grpc":
+        assert dict(refusal.attributes or {})["error.type"] == "E_NOT_FOUND"
+    else:
+        assert dict(refusal.attributes or {})["http.response.status_code"] == 404
     calls = [span for span in spans.all() if span.kind == SpanKind.SERVER]
     producer = next(span for span in spans.all() if span.kind == SpanKind.PRODUCER)
     caller = next(span for span in spans.all() if span.name == "send orders" and span.kind == SpanKind.CLIENT)

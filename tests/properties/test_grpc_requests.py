@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from postroom.adapters.compose import open_mailbox
-from postroom.adapters.compose.serve import open_grpc_surface, serve_mailbox
+from postroom.adapters.compose.serve import open_grpc_surface, serve_mailbox, unrestricted
 from postroom.adapters.grpc.methods import METHODS
 from postroom.adapters.grpc.v1 import mailbox_pb2 as pb
 from tests.support.stores import MAILBOX
@@ -53,7 +53,7 @@ def test_any_bytes_are_answered_or_refused(requests: list[bytes]) -> None:
 async def check(requests: list[bytes]) -> None:
     async with (
         open_mailbox("memory:", MAILBOX) as mailbox,
-        serve_mailbox("memory:", mailbox, [open_grpc_surface("127.0.0.1:0")]) as (url,),
+        serve_mailbox("memory:", mailbox, [open_grpc_surface("127.0.0.1:0")], access=unrestricted) as (url,),
         grpc.aio.insecure_channel(url.removeprefix("grpc://")) as channel,
         asyncio.timeout(60),
     ):

@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 from postroom.adapters.compose import Postroom
 from postroom.adapters.compose.serve import (
@@ -9,12 +10,24 @@ from postroom.adapters.compose.serve import (
     open_grpc_surface,
     open_http_surface,
     serve_mailbox,
+    unrestricted,
 )
 
 
 @asynccontextmanager
-async def served(mailbox: Postroom, protocol: str, address: str = "127.0.0.1:0") -> AsyncIterator[str]:
+async def served(
+    mailbox: Postroom,
+    protocol: str,
+    address: str = "127.0.0.1:0",
+    *,
+    settings: HttpSettings | None = None,
+    access: Any = unrestricted,
+) -> AsyncIterator[str]:
     """Serve a mailbox over `http` or `grpc`, and return the URL."""
-    surface = open_grpc_surface(address) if protocol == "grpc" else open_http_surface(address, HttpSettings())
-    async with serve_mailbox("memory:", mailbox, [surface]) as (url,):
+    surface = (
+        open_grpc_surface(address)
+        if protocol == "grpc"
+        else open_http_surface(address, settings or HttpSettings())
+    )
+    async with serve_mailbox("memory:", mailbox, [surface], access=access) as (url,):
         yield url

@@ -439,7 +439,7 @@ def test_the_socket_of_a_killed_server_is_replaced(tmp_path: Path) -> None:
 @pytest.mark.parametrize("address", ["0.0.0.0:0", "[::]:0", "192.0.2.1:80", "nonsense", "127.0.0.1", "unix:"])
 def test_other_addresses_are_refused_before_anything_is_created(tmp_path: Path, address: str) -> None:
     postroom = str(Path(sys.executable).parent / "postroom")
-    command = [postroom, "serve", "--http", address, "--store", str(tmp_path / "store.db")]
+    command = [postroom, "serve", "--dev", "--http", address, "--store", str(tmp_path / "store.db")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=tmp_path, check=False)
     assert done.returncode in (1, 2)
     assert done.stderr.startswith("postroom: ")

@@ -54,7 +54,17 @@ class PostroomServer:
         self._log = folder / "server.log"
         command: list[str | Path] = [
             Path(sys.executable).parent / "postroom",
-            *("serve", "--json", "--log-level", log_level, "--config", config, "--store", self.store),
+            *(
+                "serve",
+                "--dev",
+                "--json",
+                "--log-level",
+                log_level,
+                "--config",
+                config,
+                "--store",
+                self.store,
+            ),
         ]
         self.process = ServerProcess("postroom serve", command, self._log)
         self.addresses: list[str] = []

@@ -1,0 +1,96 @@
+"""Bound of the memory that a mailbox in amnesia mode takes (svc-mailbox I-5, I-9)."""
+
+import asyncio
+
+from postroom.application.mailbox.engine import MailboxEngine
+from postroom.application.ports.volatile_log import VolatileLog
+from postroom.application.telemetry import logger
+from postroom.domain.errors import PostroomError, Saturated
+from postroom.domain.mailbox.state import Mailbox
+from postroom.domain.policy import SATURATED_RETRY_MS
+
+DEFAULT_BYTES = 256 << 20
+KEY_BYTES = 400
+"""Estimated size of an idempotency key in the replay window."""
+COMPACTION_RATIO = 0.75
+"""Share of the bound above which settled messages are forgotten."""
+INTERVAL_SECONDS = 0.1
+MAX_INTERVAL_SECONDS = 300.0
+"""Time after which settled messages are forgotten although there is room: the default `T_replay`."""
+INTERVAL_RATIO = 4
+"""A compaction that takes long is followed by a pause of this many times its duration."""
+SNAPSHOT_TRIES = 5
+
+
+class MemoryBound:
+    """Bound of a mailbox in memory: sends are refused at it, and everything else goes on.
+
+    Messages can be received and settled above it, so that it is left again.
+    """
+
+    def __init__(self, log: VolatileLog, limit: int | None) -> None:
+        """Take the log, and its limit in bytes; None is `DEFAULT_BYTES`."""
+        self._log = log
+        self._limit = DEFAULT_BYTES if limit is None else limit
+        self._appended = 0
+        self._pending = 0
+
+    @property
+    def cache_bytes(self) -> int:
+        """Return how much of the engine's cache of sent messages fits within the bound, in bytes."""
+        return self._limit // 32
+
+    def admit(self, mailbox: Mailbox, size: int) -> None:
+        """Check that there is room for a message; raise Saturated if not.
+
+        Messages of the same group count, which is appended later.
+
+        Arguments:
+            size: of its envelope, bytes.
+        """
+        if self._appended != self._log.used_bytes:
+            self._appended, self._pending = self._log.used_bytes, 0
+        if self._used(mailbox) + self._pending + size > self._limit:
+            raise Saturated(
+                f"Mailbox {mailbox.name} holds its limit of {self._limit} bytes in memory; receive and ack "
+                "messages, purge a topic, or raise max_store_bytes in [limits].",
+                SATURATED_RETRY_MS,
+            )
+        self._pending += size
+
+    async def run(self, engine: MailboxEngine) -> None:
+        """Forget settled messages periodically, and when the mailbox nears its limit, until cancelled."""
+        now = asyncio.get_running_loop().time
+        pause, position, compacted_at = INTERVAL_SECONDS, 0, now()
+        while True:
+            await asyncio.sleep(pause)
+            began = now()
+            try:
+                mailbox = engine.mailbox
+                is_due = began - compacted_at >= MAX_INTERVAL_SECONDS or (
+                    self._used(mailbox) >= COMPACTION_RATIO * self._limit
+                )
+                if is_due and mailbox.position > position:
+                    position, compacted_at = mailbox.position, began
+                    await self.compact(engine)
+            except PostroomError as error:  # the engine loads its state again
+                logger().warning("mailbox.compaction_failed", mailbox=self._log.mailbox, error=str(error))
+            pause = max(INTERVAL_SECONDS, INTERVAL_RATIO * (now() - began))
+
+    async def compact(self, engine: MailboxEngine) -> int:
+        """Forget settled messages and the earlier deliveries of the others; return the number of records.
+
+        The state may be ahead of the log; a snapshot of it is void until its record is appended.
+        """
+        for _ in range(SNAPSHOT_TRIES):
+            state = engine.state
+            snapshot, unsettled = state.snapshot(), frozenset(state.mailbox.messages)
+            await engine.writer.save_snapshot(snapshot)
+            stored = self._log.at_positions([snapshot.position]).get(snapshot.position)
+            if stored is not None and stored.chain == snapshot.chain:
+                return await engine.writer.compact(self._log, snapshot.position, unsettled)
+        return 0
+
+    def _used(self, mailbox: Mailbox) -> int:
+        keys = sum(len(topic.window) for topic in mailbox.topics.values())
+        return self._log.used_bytes + KEY_BYTES * keys

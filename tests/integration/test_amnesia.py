@@ -1,0 +1,183 @@
+"""A mailbox in amnesia mode forgets what is settled, and stays within its bound (svc-mailbox I-5, I-9)."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from postroom.adapters.compose import Postroom, open_mailbox
+from postroom.adapters.memory.amnesia_log import AmnesiaEventLog
+from postroom.application.mailbox.fold import fold
+from postroom.application.mailbox.memory_bound import MemoryBound
+from postroom.application.messages import Sent
+from postroom.domain.errors import InvalidRequest, NotFound, Saturated
+from postroom.domain.mailbox.snapshot import take_snapshot
+from postroom.domain.policy import MailboxLimits, TopicPolicy
+from tests.support.stores import MAILBOX, Place, envelope, message
+
+PAYLOAD = bytes(10_000)
+LIMITS = MailboxLimits(max_store_bytes=1_000_000)
+
+
+@asynccontextmanager
+async def small_mailbox() -> AsyncIterator[Postroom]:
+    async with open_mailbox("memory:", limits=LIMITS, amnesia=True) as mailbox:
+        yield mailbox
+
+
+@asynccontextmanager
+async def compacting() -> AsyncIterator[tuple[Postroom, AmnesiaEventLog, MemoryBound]]:
+    """Open a mailbox that is compacted by the test alone, and whose payloads are read from the log."""
+    log = AmnesiaEventLog(MAILBOX)
+    policy = TopicPolicy(max_attempts=3, shards=1)
+    async with Place(lambda: log).open(policy=policy, cache_bytes=0) as mailbox:
+        yield mailbox, log, MemoryBound(log, None)
+
+
+async def fill(mailbox: Postroom) -> int:
+    """Send 10 MB, and return the number of messages that were accepted before the mailbox was full."""
+    answers = [each for _ in range(20) for each in await mailbox.send_batch([message(PAYLOAD)] * 50)]
+    refusals = [each for each in answers if not isinstance(each, Sent)]
+    assert refusals
+    for each in refusals:
+        assert isinstance(each, Saturated)
+        assert "1000000 bytes in memory" in str(each)
+        assert each.retry_after_ms > 0
+    return len(answers) - len(refusals)
+
+
+async def ack_all(mailbox: Postroom) -> int:
+    count = 0
+    while received := await mailbox.receive_messages("orders", max_messages=100):
+        await mailbox.ack_messages([each.receipt for each in received])
+        count += len(received)
+    return count
+
+
+async def test_a_full_mailbox_refuses_sends_until_messages_are_settled() -> None:
+    async with small_mailbox() as mailbox:
+        count = await fill(mailbox)
+        assert 50 < count < 100
+        assert await ack_all(mailbox) == count
+        assert await fill(mailbox) > 50
+
+
+async def test_a_send_that_is_refused_for_lack_of_memory_changes_nothing() -> None:
+    async with small_mailbox() as mailbox:
+        count = await fill(mailbox)
+        with pytest.raises(Saturated):
+            await mailbox.send_message(message(PAYLOAD, idem_key="k"))
+        assert (await mailbox.get_backlog()).ready == count
+
+
+async def test_a_message_that_was_accepted_before_is_a_duplicate_in_a_full_mailbox() -> None:
+    async with small_mailbox() as mailbox:
+        first = await mailbox.send_message(message(idem_key="k"))
+        await fill(mailbox)
+        again = await mailbox.send_message(message(idem_key="k"))
+        assert (again.message_id, again.duplicate) == (first.message_id, True)
+
+
+async def test_many_times_the_bound_passes_through_a_mailbox() -> None:
+    async with small_mailbox() as mailbox:
+        total = 0
+        for _ in range(20):
+            total += await fill(mailbox)
+            await ack_all(mailbox)
+        assert total * len(PAYLOAD) > 5_000_000
+
+
+async def test_idempotency_keys_count_to_the_bound() -> None:
+    async with compacting() as (mailbox, log, bound):
+        await mailbox.send_batch([message(idem_key=f"key-{number}") for number in range(1_000)])
+        await ack_all(mailbox)
+        for _ in range(2):
+            await bound.compact(mailbox.engine)
+        bound = MemoryBound(log, log.used_bytes + 300_000)
+        with pytest.raises(Saturated, match="in memory"):
+            bound.admit(mailbox.engine.mailbox, 1)
+
+
+async def test_the_content_of_a_settled_message_is_forgotten_at_once() -> None:
+    async with small_mailbox() as mailbox:
+        sent = await mailbox.send_message(message(PAYLOAD))
+        used = mailbox.engine.log.size().records
+        (received,) = await mailbox.receive_messages("orders")
+        assert (await mailbox.get_message(sent.message_id)).status == "in_flight"
+        await received.ack()
+        assert mailbox.engine.log.size().records < used - len(PAYLOAD) + 5_000
+        with pytest.raises(NotFound, match="amnesia mode"):
+            await mailbox.get_message(sent.message_id)
+        assert "acked" in (await mailbox.explain_message(sent.message_id)).now.lower()
+
+
+async def test_a_repeated_ack_is_accepted_although_the_content_is_forgotten() -> None:
+    async with small_mailbox() as mailbox:
+        await mailbox.send_message(message())
+        (received,) = await mailbox.receive_messages("orders")
+        await received.ack()
+        await received.ack()
+
+
+async def test_a_compaction_keeps_what_delivers_and_settles_each_unsettled_message() -> None:
+    async with compacting() as (mailbox, log, bound):
+        topics = ("ready", "nacked", "dead", "extended", "redriven")
+        ids = [(await mailbox.send_message(message(each.encode(), each))).message_id for each in topics]
+        for topic, nacks in (("nacked", 2), ("dead", 3), ("redriven", 3)):
+            for _ in range(nacks):
+                (received,) = await mailbox.receive_messages(topic)
+                await received.nack(reason="no", delay_ms=0)
+        await mailbox.redrive_dead_letters("redriven")
+        (extended,) = await mailbox.receive_messages("extended")
+        for visibility_ms in (6_000, 7_000, 8_000):
+            await extended.extend(visibility_ms)
+        before = await mailbox.get_backlog()
+        statuses = [(await mailbox.get_message(each)).status for each in ids]
+
+        assert await bound.compact(mailbox.engine) > 10
+
+        assert take_snapshot(fold(log)) == take_snapshot(mailbox.engine.mailbox)
+        assert (await mailbox.get_backlog()).shards == before.shards
+        assert [(await mailbox.get_message(each)).status for each in ids] == statuses
+        await extended.ack()
+        await mailbox.redrive_dead_letters("dead")
+        for topic, attempt in (("ready", 1), ("nacked", 3), ("dead", 1), ("redriven", 1)):
+            (received,) = await mailbox.receive_messages(topic)
+            assert (received.payload, received.attempt) == (topic.encode(), attempt)
+            await received.ack()
+        assert (await mailbox.get_backlog()).shards == []
+
+
+async def test_a_message_is_forgotten_altogether_after_two_compactions() -> None:
+    async with compacting() as (mailbox, log, bound):
+        await mailbox.send_envelopes([envelope("own-id")])
+        (received,) = await mailbox.receive_messages("orders")
+        await received.ack()
+        await bound.compact(mailbox.engine)
+        (again,) = await mailbox.send_envelopes([envelope("own-id")])
+        assert isinstance(again, Sent)
+        assert again.duplicate
+        assert (await mailbox.explain_message(received.message_id)).story
+        await bound.compact(mailbox.engine)
+        with pytest.raises(NotFound, match="has no message"):
+            await mailbox.explain_message(received.message_id)
+        assert log.used_bytes < 3_000
+
+
+@pytest.mark.parametrize(
+    ("store", "settings", "reason"),
+    [
+        ("orders.db", {}, "in memory only, not in orders.db"),
+        ("postgresql://user:secret@host/db", {}, r"not in postgresql://user@host/db"),
+        ("memory:", {"mode": "archive"}, "can't have mode archive"),
+        ("memory:", {"archive": "segments"}, "can't have an archive"),
+        ("memory:", {"outboxes": ["service.db"]}, "can't have outboxes"),
+        ("memory:", {"amnesia": "yes"}, "amnesia must be of type bool"),
+    ],
+)
+async def test_amnesia_is_refused_where_a_disk_would_be_used(
+    store: str, settings: dict[str, object], reason: str
+) -> None:
+    with pytest.raises(InvalidRequest, match=reason):
+        async with open_mailbox(store, **({"amnesia": True} | settings)):  # type: ignore[arg-type]
+            pass
