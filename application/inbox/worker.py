@@ -220,7 +220,6 @@ class InboxWorker:
                     "inbox.delivery_failed",
                     subject=message.subject,
                     sequence=message.sequence,
-                    error=settlement.last_error,
                     redeliver_ms=settlement.delay_ms,
                 )
                 return DeliveryResult("failed", settlement.delay_ms)

@@ -228,7 +228,7 @@ class ConsumerRun:
                 topic=message.topic,
                 message_id=message.message_id,
                 attempt=message.attempt,
-                error=reason,
+                error=type(error).__qualname__,  # its text may quote the payload, and is the nack's reason
             )
             self._settlements.nack(message, reason)
         else:

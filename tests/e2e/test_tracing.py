@@ -21,7 +21,7 @@ def start(postroom: Postroom, endpoint: str) -> "tuple[subprocess.Popen[bytes], 
     """Start a server that exports its spans to `endpoint`."""
     (postroom.folder / "postroom.toml").write_text(f'[tracing]\notlp_endpoint = "{endpoint}"\n')
     address = postroom.folder / "http"
-    process = postroom.start("serve", "--http", f"unix:{address}")
+    process = postroom.start("serve", "--dev", "--http", f"unix:{address}")
     read_until(b"Serving", process)
     return process, address
 
@@ -81,6 +81,6 @@ def test_a_collector_that_never_answers_neither_fails_calls_nor_keeps_a_server_f
 
 
 def test_an_endpoint_that_is_no_url_stops_the_start(postroom: Postroom) -> None:
-    done = postroom("serve", POSTROOM_TRACING__OTLP_ENDPOINT="collector:4318")
+    done = postroom("serve", "--dev", POSTROOM_TRACING__OTLP_ENDPOINT="collector:4318")
     assert done.code == 2
     assert "otlp_endpoint is 'collector:4318'" in done.err
