@@ -15,28 +15,39 @@ if TYPE_CHECKING:
 def create(
     session: Session,
     folder: Annotated[str, Argument(metavar="FOLDER", help="New folder for the backup.")],
+    archive: Annotated[
+        str | None,
+        Option(metavar="FOLDER", help="Folder of the log archive, to name its segments. [archive.folder]"),
+    ] = None,
 ) -> None:
     """Back up a store to a new folder, while others send and receive.
 
     The folder appears when the backup is complete. It contains all mailboxes as of one moment, and names the
-    end of each log, by which it can be verified. Read models, the log archive and keys are not part of it.
+    end of each log, by which it can be verified. Read models and keys are not part of it, and the segments of
+    the log archive are only named.
     """
     from postroom.adapters.compose.backup import back_up
 
     with session.out.progress("Backing up", 1) as advance:
-        manifest = back_up(session.existing_store(), Path(folder), advance)
+        manifest = back_up(
+            session.existing_store(), Path(folder), archive=session.archive(archive), progress=advance
+        )
     _show(session, manifest, folder, f"{folder}: complete")
 
 
 def verify(
     session: Session,
     folder: Annotated[str, Argument(metavar="FOLDER", help="Folder of the backup.")],
+    archive: Annotated[
+        str | None,
+        Option(metavar="FOLDER", help="Copy of the log archive, to be verified with the backup."),
+    ] = None,
 ) -> None:
     """Verify the files of a backup, and every hash of its logs; needs no store."""
     from postroom.adapters.compose.backup import verify_backup
 
     with session.out.progress("Verifying", 1) as advance:
-        manifest, _ = verify_backup(Path(folder), advance)
+        manifest, _ = verify_backup(Path(folder), archive=archive, progress=advance)
     _show(session, manifest, folder, f"{folder}: intact")
 
 
@@ -44,15 +55,15 @@ async def restore(
     session: Session,
     folder: Annotated[str, Argument(metavar="FOLDER", help="Folder of the backup.")],
     into: Annotated[str, Option(metavar="STORE", help="SQLite file or postgresql:// URL to restore into.")],
-    replace: Annotated[bool, Option("--replace", help="Replace the mailboxes of the store.")] = False,
+    replace: Annotated[bool, Option("--replace", help="Replace what the store contains.")] = False,
     discard_newer: Annotated[
         int,
         Option(metavar="N", min=0, help="Give up N records of the store that the backup lacks."),
     ] = 0,
 ) -> None:
-    """Restore a backup into a store without mailboxes, after verifying it.
+    """Restore a backup into an empty store, after verifying it.
 
-    With --replace, the store's mailboxes are replaced; no process may use it. If they have records that the
+    With --replace, what the store contains is replaced; no process may use it. If it has records that the
     backup lacks, such as acknowledged sends, the error names their number for --discard-newer. Owners and
     receipts from after the backup are refused. Rebuild the read models afterwards.
     """
@@ -79,7 +90,7 @@ def _show(session: Session, manifest: "Manifest", folder: str, headline: str) ->
     from postroom.adapters.cli.tables import Time
 
     session.out.table(
-        ("mailbox", "first", "head", "epoch", "recorded"),
+        ("log", "first", "head", "epoch", "recorded"),
         [
             (
                 each.mailbox,
