@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 from typer import Option
 
+from postroom.adapters.cli.monitoring import MetricsPort, monitoring
 from postroom.adapters.cli.session import ARCHIVE_MAILBOX, Session
 from postroom.adapters.cli.values import WrongUsage
 from postroom.application.extras import explain_missing_extra
@@ -49,6 +50,7 @@ async def ingest(
         ),
     ] = None,
     once: Annotated[bool, Option("--once", help="Exit when no message has arrived for a second.")] = False,
+    metrics_port: MetricsPort = None,
 ) -> None:
     """Store the envelopes of a stream in an archive, each exactly once, until interrupted.
 
@@ -70,7 +72,9 @@ async def ingest(
         open_namespace(definition) as source,
         session.use(definition.mailbox, create=True, mode="archive") as postroom,
     ):
-        await _run(session, definition.mailbox, source.ingester(postroom), once)
+        ingester = source.ingester(postroom)
+        with monitoring(session, metrics_port, source.monitor(ingester, postroom)):
+            await _run(session, definition.mailbox, ingester, once)
 
 
 def _from_file(config: str, name: str | None) -> "Namespace":
