@@ -1,15 +1,18 @@
 """`postroom serve`: serve a mailbox to other processes."""
 
 import asyncio
-import signal
 from typing import Annotated
 
 from typer import Option
 
+from postroom.adapters.cli.running import running, topic_policies
 from postroom.adapters.cli.session import Session
 from postroom.adapters.cli.settings import InvalidSettings
 from postroom.adapters.compose.serve import (
     HttpSettings,
+    Protection,
+    ServerTls,
+    TlsFiles,
     open_grpc_surface,
     open_http_surface,
     serve_mailbox,
@@ -29,12 +32,32 @@ class ServeSettings(HttpSettings, frozen=True, kw_only=True):
     """Settings of `[serve]`: the addresses, and the limits of the HTTP server.
 
     Arguments:
-        http: loopback `host:port`, or `unix:path`; empty for none.
+        http: `host:port`, or `unix:path`; empty for none.
         grpc: the same for gRPC; None for none.
+        tls_certificate, tls_key: files in PEM; hosts and ports are served with TLS then.
+        tls_client_ca: file in PEM of the authorities of clients' certificates, which are then required.
+        behind_proxy: a proxy in front speaks TLS.
+        allowed_hosts: names by which clients reach the server, besides those of loopback; `*` is any.
     """
 
     http: str = DEFAULT_HTTP
     grpc: str | None = None
+    tls_certificate: str | None = None
+    tls_key: str | None = None
+    tls_client_ca: str | None = None
+    behind_proxy: bool = False
+    allowed_hosts: tuple[str, ...] = ()
+
+    def protection(self) -> Protection:
+        """Return how the surfaces are protected; raise InvalidRequest for an unusable certificate."""
+        tls = None
+        if self.tls_certificate is not None and self.tls_key is not None:
+            tls = ServerTls(TlsFiles(self.tls_certificate, self.tls_key, self.tls_client_ca))
+        elif self.tls_certificate or self.tls_key or self.tls_client_ca:
+            raise InvalidSettings(
+                "[serve]: TLS needs both tls_certificate and tls_key; set both, or neither."
+            )
+        return Protection(tls, self.behind_proxy, self.allowed_hosts)
 
 
 def serve(
@@ -51,10 +74,10 @@ def serve(
         bool, Option("--dev", help="Let every process of this machine do everything, without tokens.")
     ] = False,
 ) -> None:
-    """Serve the mailbox over HTTP and gRPC to processes of this machine, until interrupted.
+    """Serve the mailbox over HTTP and gRPC, until interrupted.
 
-    Only loopback addresses and Unix sockets are served. The contract is at /openapi.json. Further limits and
-    timeouts are settings of [serve].
+    Addresses beyond loopback need TLS, by tls_certificate and tls_key of [serve], or a proxy in front. The
+    contract is at /openapi.json. Limits and timeouts are settings of [serve].
     """
     flags = {"http": http, "grpc": grpc, "max_connections": max_connections}
     settings = session.settings.section("serve", ServeSettings, flags)
@@ -65,9 +88,10 @@ def serve(
         raise InvalidSettings(NO_KEY)
     with explain_missing_extra("serve"):
         import uvloop
-    surfaces = [open_http_surface(settings.http, settings)] if settings.http else []
+    protection = settings.protection()
+    surfaces = [open_http_surface(settings.http, settings, protection)] if settings.http else []
     if settings.grpc:
-        surfaces.append(open_grpc_surface(settings.grpc))
+        surfaces.append(open_grpc_surface(settings.grpc, protection))
     if not surfaces:
         raise InvalidSettings("[serve] has neither an http nor a grpc address; set one.")
     uvloop.run(_serve(session, surfaces))
@@ -75,8 +99,6 @@ def serve(
 
 async def _serve(session: Session, surfaces: list[Surface]) -> None:
     stop = asyncio.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
     async with (
         session.use(create=True) as mailbox,
         serve_mailbox(
@@ -93,5 +115,6 @@ async def _serve(session: Session, surfaces: list[Surface]) -> None:
         else:
             session.out.line(f"Serving {mailbox.name} of {session.shown_store} at {', '.join(addresses)}.")
         session.out.flush()
-        await stop.wait()
+        async with running(session, stop.set, [topic_policies(session, mailbox)]):
+            await stop.wait()
         session.out.note("Stopping.")

@@ -2,7 +2,7 @@
 
 import os
 import socket
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -50,17 +50,41 @@ class Session:
 
     Arguments:
         command: its name, shown to other processes that wait for the mailbox.
+        load: loads the settings again, from the same flags, environment and file.
+        check: raises InvalidSettings for an invalid section, even one that the command does not need.
+        loaded: the settings as they were loaded, if the command changed some.
     """
 
-    def __init__(self, command: str, settings: Settings, out: Output, *, accept_clock: bool = False) -> None:
+    def __init__(
+        self,
+        command: str,
+        settings: Settings,
+        out: Output,
+        *,
+        accept_clock: bool = False,
+        load: Callable[[], Settings] | None = None,
+        check: Callable[[Settings], None] | None = None,
+        loaded: Settings | None = None,
+    ) -> None:
         self.command = command
         self.settings = settings
         self.out = out
+        self.load = load or (lambda: settings)
+        self.check = check or (lambda _: None)
+        self.loaded = loaded or settings
         self._accept_clock = accept_clock
 
     def with_settings(self, settings: Settings) -> "Session":
         """Return a copy of the session with other settings."""
-        return Session(self.command, settings, self.out, accept_clock=self._accept_clock)
+        return Session(
+            self.command,
+            settings,
+            self.out,
+            accept_clock=self._accept_clock,
+            load=self.load,
+            check=self.check,
+            loaded=self.loaded,
+        )
 
     @property
     def store(self) -> str:
@@ -79,11 +103,19 @@ class Session:
         """Return the mailbox for commands on queues."""
         return self.settings.mailbox or QUEUE_MAILBOX
 
+    @property
+    def is_remote(self) -> bool:
+        """Return whether the store is the URL of a server, not a store of this machine."""
+        from postroom.adapters.compose.remote import is_remote
+
+        return is_remote(self.store)
+
     def existing_store(self) -> str:
         """Return the store after checking that it exists.
 
-        Raises: NotFound when it does not exist, InvalidRequest for `memory:`.
+        Raises: NotFound when it does not exist, InvalidRequest for `memory:` and for the URL of a server.
         """
+        self._refuse_server()
         if self.store == MEMORY:
             raise InvalidRequest(
                 f"The store memory: ends with the command, so postroom {self.command} has nothing to read; "
@@ -167,6 +199,7 @@ class Session:
         from postroom.adapters.compose import OwnerSettings, list_mailboxes
         from postroom.adapters.compose.connect import share_mailbox
 
+        self._refuse_server()
         settings = self.settings
         name = mailbox or self.mailbox
         if create:
@@ -192,6 +225,13 @@ class Session:
                 except InvalidRequest as error:
                     raise InvalidRequest(f'[topics."{topic}"] in {settings.file}: {error}') from error
             yield shared
+
+    def _refuse_server(self) -> None:
+        if self.is_remote:
+            raise InvalidRequest(
+                f"postroom {self.command} uses the store itself, not a server; run it where the store is, or "
+                f"ask the server over HTTP or gRPC."
+            )
 
 
 def _check_mailbox(mailbox: str, mailboxes: list[str], store: str) -> str:

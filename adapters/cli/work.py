@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import signal
 import sys
 from collections.abc import Callable, Coroutine
 from importlib import import_module
@@ -13,6 +12,7 @@ from typer import Argument, Option
 
 from postroom.adapters.cli.exit_codes import DONE
 from postroom.adapters.cli.monitoring import MetricsPort, monitoring
+from postroom.adapters.cli.running import running, topic_policies
 from postroom.adapters.cli.session import Session
 from postroom.adapters.cli.settings import InvalidSettings
 from postroom.adapters.cli.values import WrongUsage, parse_duration
@@ -49,12 +49,12 @@ async def work(
     worker = load_worker(app)
     stop_ms = parse_duration(stop_within)
     async with session.use(create=True) as mailbox:
-        _on_signals(worker.stop)
         if not once:
             session.out.note(f"Handling messages of {session.mailbox} in {session.shown_store}.")
         monitor = mailbox_monitor(mailbox, _collect(mailbox, worker.collect_metrics))
         with monitoring(session, metrics_port, monitor):
-            counts = await worker.run(mailbox, once=once, stop_ms=stop_ms)
+            async with running(session, worker.stop, [topic_policies(session, mailbox)]):
+                counts = await worker.run(mailbox, once=once, stop_ms=stop_ms)
     if session.out.as_json:
         session.out.json(counts)
     else:
@@ -79,11 +79,11 @@ async def schedule(session: Session, metrics_port: MetricsPort = None) -> None:
         )
     async with session.use(create=True) as mailbox:
         scheduler = make_scheduler(mailbox, schedules)
-        _on_signals(scheduler.stop)
         session.out.note(f"Sending {pluralize(len(schedules), 'schedule')} to {session.mailbox}.")
         monitor = mailbox_monitor(mailbox, _collect(mailbox, scheduler.collect_metrics))
         with monitoring(session, metrics_port, monitor):
-            await scheduler.run()
+            async with running(session, scheduler.stop, [topic_policies(session, mailbox)]):
+                await scheduler.run()
     if session.out.as_json:
         session.out.json({"sent": scheduler.sent})
     else:
@@ -135,9 +135,3 @@ def _collect(
         return [*await mailbox.measure_owned(), *collect()]
 
     return collect_all
-
-
-def _on_signals(stop: Callable[[], None]) -> None:
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stop)
