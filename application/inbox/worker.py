@@ -16,6 +16,7 @@ import msgspec
 from postroom.application.background import cancel_and_wait, wait_at_most
 from postroom.application.correlation import correlate
 from postroom.application.inbox.delivery import Delivery
+from postroom.application.monitor import Progress
 from postroom.application.outbox.message import AGGREGATE_ID, AGGREGATE_TYPE, CORRELATION_ID
 from postroom.application.ports.clock import Clock
 from postroom.application.ports.source import Source, SourceMessage
@@ -94,6 +95,13 @@ class InboxWorker:
         self._stopping = False
         self.counts: Counter[DeliveryOutcome] = Counter()
         """Deliveries since the worker started, by outcome."""
+        self.progress = Progress()
+        """Fetches from the source."""
+
+    @property
+    def in_progress(self) -> int:
+        """Return the number of messages in progress."""
+        return len(self._in_progress)
 
     async def run(self, stop: asyncio.Event, *, until_idle: bool = False) -> None:
         """Process messages until `stop` is set, then finish those in progress.
@@ -128,13 +136,16 @@ class InboxWorker:
             if stop.is_set():
                 return []
         try:
-            return list(await self._source.fetch(self._concurrency - len(self._tasks), wait_ms))
+            messages = list(await self._source.fetch(self._concurrency - len(self._tasks), wait_ms))
         except NotFound:
             raise
         except PostroomError as error:
+            self.progress.failed()
             logger().warning("inbox.source_failed", error=str(error))
             await wait_at_most(PAUSE_SECONDS, stop.wait())
             return []
+        self.progress.succeeded()
+        return messages
 
     def _start(self, message: SourceMessage) -> None:
         lanes = (lane_key(message), f"id {self._delivery.message_id(message)}")

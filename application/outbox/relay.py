@@ -9,6 +9,7 @@ published like any other.
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from typing import Any
@@ -18,6 +19,8 @@ import msgspec
 from postroom.application.background import cancel_and_wait
 from postroom.application.backoff import OutageBackoff
 from postroom.application.correlation import correlate
+from postroom.application.metrics import OTHERS
+from postroom.application.monitor import Progress
 from postroom.application.outbox.decisions import decide_on
 from postroom.application.outbox.message import headers_of
 from postroom.application.outbox.settings import OutboxSettings
@@ -37,6 +40,7 @@ PARTITIONS_AT_ONCE = 4
 """Partitions claimed together; other relays can claim the rest."""
 BACKOFF = OutageBackoff(250, 15_000)
 """Backoff while the database or the stream is down."""
+MAX_TYPES = 100
 IDLE_PAUSE_FACTOR = 4
 """The pause after a poll without events is at least this many times the poll's duration."""
 
@@ -78,6 +82,9 @@ class OutboxRelay:
         self._settings = settings or OutboxSettings()
         self._stopping = asyncio.Event()
         self.counts = RelayCounts()
+        self.published_by_type: Counter[str] = Counter()
+        """Events published by type; the types after the first hundred are counted together."""
+        self.progress = Progress()
 
     def stop(self) -> None:
         """Make `run` return after the current batch is recorded."""
@@ -92,11 +99,13 @@ class OutboxRelay:
                 count = await self.relay_once()
             except Unavailable as error:
                 failures += 1
+                self.progress.failed()
                 pause = backoff_ms(BACKOFF, failures, self._random())
                 logger().warning("outbox.unavailable", error=str(error), pause_ms=pause)
                 await self._pause(pause, hinted=False)
                 continue
             failures = 0
+            self.progress.succeeded()
             if not count:
                 # Polling is expensive while very many events are held back.
                 poll_duration_ms = (self._clock.uptime() - start) / MS
@@ -154,8 +163,14 @@ class OutboxRelay:
                 error=event.publish_error,
             )
         self.counts.published += len(published)
+        for row, _ in batch.published:
+            self._count_type(row.event.event_type)
         self.counts.failed += len(failed) - len(parked)
         self.counts.parked += len(parked)
+
+    def _count_type(self, event_type: str) -> None:
+        is_named = event_type in self.published_by_type or len(self.published_by_type) < MAX_TYPES
+        self.published_by_type[event_type if is_named else OTHERS] += 1
 
     async def _pause(self, ms: float, *, hinted: bool) -> None:
         waits: list[asyncio.Task[Any]] = [asyncio.create_task(self._stopping.wait())]

@@ -4,12 +4,14 @@ import asyncio
 import inspect
 import random
 from collections.abc import Sequence
+from time import perf_counter
 from typing import Any
 
 from postroom.application.background import cancel_and_wait, wait_at_most
 from postroom.application.backoff import OutageBackoff
 from postroom.application.correlation import correlate
 from postroom.application.messages import ReceivedMessage
+from postroom.application.metrics import new_histogram
 from postroom.application.ports.mailbox import Mailbox
 from postroom.application.telemetry import logger, summarize
 from postroom.application.tracing import PROCESS, tracer
@@ -63,6 +65,18 @@ class ConsumerRun:
         self._settlements = Settlements(mailbox, self._forget)
         self.handled = 0
         self.failed = 0
+        self.seconds = new_histogram()
+        """Duration of the handler's calls."""
+
+    @property
+    def topic(self) -> str:
+        """Return the topic of the consumer, or the pattern."""
+        return self._consumer.topic
+
+    @property
+    def in_progress(self) -> int:
+        """Return the number of messages that are handled at present."""
+        return len(self._running)
 
     def stop(self) -> None:
         """Receive no more messages, and end when those received are handled."""
@@ -175,10 +189,12 @@ class ConsumerRun:
         while (message := await self._queue.get()) is not None:
             if message.receipt in self._held:  # else another consumer has it by now
                 self._running[message.receipt] = message
+                began = perf_counter()
                 try:
                     with correlate(_corr_id(message)):
                         await self._handle(handle, message)
                 finally:
+                    self.seconds.observe(perf_counter() - began)
                     self._running.pop(message.receipt, None)
                 if self._aborting.is_set():
                     return
