@@ -5,9 +5,9 @@ from typing import Annotated
 
 from typer import Option
 
-from postroom.adapters.cli.running import running, topic_policies
+from postroom.adapters.cli.running import Reload, running, topic_policies
 from postroom.adapters.cli.session import Session
-from postroom.adapters.cli.settings import InvalidSettings
+from postroom.adapters.cli.settings import InvalidSettings, Settings
 from postroom.adapters.compose.serve import (
     HttpSettings,
     Protection,
@@ -94,10 +94,20 @@ def serve(
         surfaces.append(open_grpc_surface(settings.grpc, protection))
     if not surfaces:
         raise InvalidSettings("[serve] has neither an http nor a grpc address; set one.")
-    uvloop.run(_serve(session, surfaces))
+    reloads = [tls_certificates(protection.tls)] if protection.tls is not None else []
+    uvloop.run(_serve(session, surfaces, reloads))
 
 
-async def _serve(session: Session, surfaces: list[Surface]) -> None:
+def tls_certificates(tls: ServerTls) -> Reload:
+    """Return the reload of a server's certificate, which new connections get."""
+
+    async def apply(settings: Settings) -> None:
+        await asyncio.to_thread(tls.reload)
+
+    return Reload("TLS certificates", apply)
+
+
+async def _serve(session: Session, surfaces: list[Surface], reloads: list[Reload]) -> None:
     stop = asyncio.Event()
     async with (
         session.use(create=True) as mailbox,
@@ -115,6 +125,6 @@ async def _serve(session: Session, surfaces: list[Surface]) -> None:
         else:
             session.out.line(f"Serving {mailbox.name} of {session.shown_store} at {', '.join(addresses)}.")
         session.out.flush()
-        async with running(session, stop.set, [topic_policies(session, mailbox)]):
+        async with running(session, stop.set, [topic_policies(session, mailbox), *reloads]):
             await stop.wait()
         session.out.note("Stopping.")
