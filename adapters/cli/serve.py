@@ -2,12 +2,16 @@
 
 import asyncio
 import signal
+from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import Annotated
 
 from typer import Option
 
+from postroom.adapters.cli.access_settings import AccessSection
 from postroom.adapters.cli.session import Session
 from postroom.adapters.cli.settings import InvalidSettings
+from postroom.adapters.compose.access import Access, check_keys, open_access, open_key_ring
+from postroom.adapters.compose.audit import AuditSettings
 from postroom.adapters.compose.serve import (
     HttpSettings,
     Protection,
@@ -22,10 +26,6 @@ from postroom.application.extras import explain_missing_extra
 from postroom.application.service import Surface
 
 DEFAULT_HTTP = "127.0.0.1:8080"
-NO_KEY = (
-    "There is no key to sign capabilities with, so callers can't be told apart; make one with "
-    "`postroom token rotate`, or let every process of this machine do everything with --dev."
-)
 
 
 class ServeSettings(HttpSettings, frozen=True, kw_only=True):
@@ -84,8 +84,7 @@ def serve(
     for name in HttpSettings.__struct_fields__:
         if name.endswith(("_ms", "_bytes", "_connections")) and getattr(settings, name) < 1:
             raise InvalidSettings(f"[serve]: {name} must be at least 1; it was {getattr(settings, name)}.")
-    if not dev:
-        raise InvalidSettings(NO_KEY)
+    opening = nullcontext(unrestricted) if dev else _open_access(session)
     with explain_missing_extra("serve"):
         import uvloop
     protection = settings.protection()
@@ -94,20 +93,32 @@ def serve(
         surfaces.append(open_grpc_surface(settings.grpc, protection))
     if not surfaces:
         raise InvalidSettings("[serve] has neither an http nor a grpc address; set one.")
-    uvloop.run(_serve(session, surfaces))
+    uvloop.run(_serve(session, surfaces, opening))
 
 
-async def _serve(session: Session, surfaces: list[Surface]) -> None:
+def _open_access(session: Session) -> AbstractAsyncContextManager[Access]:
+    """Return access by capabilities; raise InvalidRequest when there is no key, before anything is opened."""
+    section = session.settings.section("access", AccessSection)
+    keys = open_key_ring(session.store, section.key_file)
+    check_keys(keys.root_keys())
+    audit = session.settings.section("audit", AuditSettings)
+    return open_access(session.store, key_file=section.key_file, settings=section.control(), audit=audit)
+
+
+async def _serve(
+    session: Session, surfaces: list[Surface], opening: AbstractAsyncContextManager[Access]
+) -> None:
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     async with (
         session.use(create=True) as mailbox,
+        opening as access,
         serve_mailbox(
             session.store,
             mailbox,
             surfaces,
-            access=unrestricted,
+            access=access,
             default_policy=session.settings.policy,
             measure=mailbox.measure,
         ) as addresses,

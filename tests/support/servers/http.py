@@ -29,6 +29,7 @@ class PostroomServer:
     Arguments:
         settings: fields of `[serve]`; `policy` and `limits`, tables of their own.
         address: where to listen.
+        dev: ask for no tokens.
     """
 
     def __init__(
@@ -37,6 +38,7 @@ class PostroomServer:
         store: str = "store.db",
         address: str = "127.0.0.1:0",
         log_level: str = "info",
+        dev: bool = True,
         **settings: Any,
     ) -> None:
         self.folder = folder
@@ -56,7 +58,7 @@ class PostroomServer:
             Path(sys.executable).parent / "postroom",
             *(
                 "serve",
-                "--dev",
+                *(("--dev",) if dev else ()),
                 "--json",
                 "--log-level",
                 log_level,

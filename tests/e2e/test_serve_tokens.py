@@ -1,0 +1,106 @@
+"""`postroom serve` with capabilities: it needs a key, checks every call, and shows tokens nowhere."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from postroom.adapters.grpc.methods import METHODS
+from postroom.adapters.grpc.v1 import mailbox_pb2 as pb
+from postroom.domain.capability.token import Token
+from tests.e2e.conftest import ROOT, Postroom
+from tests.support.servers.http import PostroomServer
+
+CONTRACT: dict[str, Any] = json.loads((ROOT / "docs/reference/openapi.json").read_text())
+OPERATIONS = "send,recv,ack,nack,extend,read-headers,read-payload,redrive,admin"
+JUNK = "canary-junk-7f3a9c51"
+SECONDS = 60
+
+
+def server_of(postroom: Postroom) -> PostroomServer:
+    """Return a server of the command line's store that asks for tokens."""
+    return PostroomServer(
+        postroom.folder / "server",
+        str(postroom.store),
+        log_level="debug",
+        dev=False,
+        grpc="127.0.0.1:0",
+    )
+
+
+def test_without_a_key_it_does_not_start_and_says_how_to_make_one(postroom: Postroom) -> None:
+    refused = postroom("serve", "--http", "127.0.0.1:0")
+    assert refused.code != 0
+    assert "`postroom token rotate`" in refused.err
+    assert "--dev" in refused.err
+    assert not postroom.store.exists()
+
+
+def call_http(server: PostroomServer, token: str) -> list[tuple[int, str]]:
+    """Make every call of the contract with a token; return status, and headers and body as text."""
+    answers = []
+    for path, operations in CONTRACT["paths"].items():
+        for method, operation in operations.items():
+            target = path.replace("{msg_id}", "unknown").replace("{topic}", "orders")
+            content = operation.get("requestBody", {}).get("content", {}).get("application/json", {})
+            body = {"topic": "orders", "wait_ms": 1} if path == "/v1/recv/stream" else content.get("example")
+            answer = server.call(method.upper(), target, body, {"Authorization": f"Bearer {token}"})
+            answers.append((answer.status, f"{dict(answer.headers)} {answer.text}"))
+    return answers
+
+
+def call_grpc(address: str, token: str) -> list[tuple[grpc.StatusCode, str]]:
+    """Make every call of gRPC with a token; return code, and all metadata and details as text."""
+    answers = []
+    with grpc.insecure_channel(address.removeprefix("grpc://")) as channel:
+        for name, method in METHODS.items():
+            make = channel.unary_stream if method.is_stream else channel.unary_unary
+            calling = make(method.path, method.request.SerializeToString, method.response.FromString)
+            options = {"metadata": [("authorization", f"Bearer {token}")], "timeout": SECONDS}
+            try:
+                if method.is_stream:
+                    stream = calling(pb.RecvStreamRequest(topics=["orders"], heartbeat_ms=250), **options)
+                    answers.append((grpc.StatusCode.OK, f"{name} {next(stream)}"))
+                    stream.cancel()
+                else:
+                    answers.append((grpc.StatusCode.OK, f"{name} {calling(method.request(), **options)}"))
+            except grpc.RpcError as error:
+                shown = f"{name} {error.details()} {error.trailing_metadata()} {error.initial_metadata()}"
+                answers.append((error.code(), shown))
+    return answers
+
+
+@pytest.mark.skipif(not Path("/proc/self/cmdline").exists(), reason="command lines are read from /proc")
+def test_a_token_is_in_no_log_answer_metric_file_or_command_line(postroom: Postroom) -> None:
+    postroom.ok("send", "orders", "hello")
+    postroom.ok("token", "rotate")
+    minted = postroom.ok("token", "mint", "caller", "--operation", OPERATIONS)
+    token = minted.out.strip()
+    altered = token[:-8] + ("A" * 8 if not token.endswith("A" * 8) else "B" * 8)
+    shown = [minted.err]
+    with server_of(postroom) as server:
+        for bad in (altered, JUNK):
+            http, rpc = call_http(server, bad), call_grpc(server.addresses[1], bad)
+            public = {200} if bad else set()
+            assert {status for status, _ in http} == {401} | public
+            assert [status for status, _ in http].count(200) == 3  # healthz, readyz and the contract
+            assert {code for code, _ in rpc} == {grpc.StatusCode.UNAUTHENTICATED}
+            shown += [text for _, text in (*http, *rpc)]
+        http, rpc = call_http(server, token), call_grpc(server.addresses[1], token)
+        assert not {status for status, _ in http} & {401, 403, 500}
+        assert not {code for code, _ in rpc} & {grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.INTERNAL}
+        shown += [text for _, text in (*http, *rpc)]
+        shown.append(server.call("GET", f"/v1/topics?token={token}").text)
+        metrics = server.call("GET", "/metrics", headers={"Authorization": f"Bearer {token}"})
+        assert metrics.status == 200
+        shown.append(metrics.text)
+        for name in ("cmdline", "environ"):
+            shown.append(Path(f"/proc/{server.process.pid}/{name}").read_text("latin-1"))
+    shown += [path.read_text("latin-1") for path in postroom.folder.rglob("*") if path.is_file()]
+    tag = Token.decode(token).tag
+    secrets = (token, token[-40:], altered[-40:], JUNK, tag.hex(), tag.decode("latin-1"))
+    for text in shown:
+        assert [number for number, secret in enumerate(secrets) if secret in text] == []
+    assert "http.request" in server.log
