@@ -6,6 +6,7 @@ from typing import Any
 
 import grpc
 import pytest
+from trustme import CA
 
 from postroom.adapters.grpc.methods import METHODS
 from postroom.adapters.grpc.v1 import mailbox_pb2 as pb
@@ -36,6 +37,30 @@ def test_without_a_key_it_does_not_start_and_says_how_to_make_one(postroom: Post
     assert "`postroom token rotate`" in refused.err
     assert "--dev" in refused.err
     assert not postroom.store.exists()
+
+
+def test_commands_reach_a_server_with_tls_by_a_token_and_its_authority(
+    postroom: Postroom, tmp_path: Path
+) -> None:
+    ca, certificate, key = (str(tmp_path / name) for name in ("ca.pem", "server.pem", "server.key"))
+    authority = CA()
+    leaf = authority.issue_cert("127.0.0.1")
+    authority.cert_pem.write_to_path(ca)
+    leaf.cert_chain_pems[0].write_to_path(certificate)
+    leaf.private_key_pem.write_to_path(key)
+    postroom.ok("token", "rotate")
+    token = postroom.ok("token", "mint", "shop", "--operation", "send").out.strip()
+    tls = {"tls_certificate": certificate, "tls_key": key}
+    with PostroomServer(postroom.folder / "server", str(postroom.store), dev=False, **tls) as server:
+        assert server.address.startswith("https://")
+        send = ("--store", server.address, "send", "orders", "hello")
+        postroom.ok(*send, POSTROOM_TOKEN=token, POSTROOM_CLIENT__CA=ca)
+        unknown = postroom(*send, POSTROOM_TOKEN=token)
+        assert "is not accepted" in unknown.err
+        anonymous = postroom(*send, POSTROOM_CLIENT__CA=ca)
+        assert "E_CAP_AUTH" in anonymous.err or "no capability" in anonymous.err
+        assert (unknown.code != 0, anonymous.code != 0) == (True, True)
+    assert "orders" in postroom.ok("backlog").out
 
 
 def call_http(server: PostroomServer, token: str) -> list[tuple[int, str]]:
