@@ -14,7 +14,7 @@ import typer
 from postroom.adapters.cli.exit_codes import BROKEN_PIPE, INTERRUPTED, REFUSED, describe, exit_code
 from postroom.adapters.cli.output import Output
 from postroom.adapters.cli.session import Session
-from postroom.adapters.cli.settings import load_settings
+from postroom.adapters.cli.settings import Settings, load_settings
 from postroom.application.extras import explain_missing_extra
 from postroom.domain.errors import PostroomError
 
@@ -141,12 +141,21 @@ def _merge(outer: Flags, inner: Flags) -> Flags:
 
 
 def _run(command: str, flags: Flags, function: Callable[..., Any], arguments: dict[str, Any]) -> int:
-    settings = load_settings(flags, os.environ, flags["config"])
+    def load() -> Settings:
+        return load_settings(flags, os.environ, flags["config"])
+
+    def check(changed: Settings) -> None:
+        from postroom.adapters.cli.config import all_settings
+
+        for _ in all_settings(session.with_settings(changed)):
+            pass
+
+    settings = load()
     from postroom.adapters.cli.logs import configure_logs
 
     configure_logs(settings.log_level, settings.log_format)
     output = Output(flags["as_json"], wide=flags["wide"])
-    session = Session(command, settings, output, accept_clock=flags["accept_clock"])
+    session = Session(command, settings, output, accept_clock=flags["accept_clock"], load=load, check=check)
     answer = function(session, **arguments)
     code = asyncio.run(answer) if inspect.iscoroutine(answer) else answer
     session.out.flush()

@@ -7,6 +7,7 @@ from typing import Annotated, Any, NamedTuple
 import msgspec
 from typer import Argument
 
+from postroom.adapters.cli.access_settings import AccessSection
 from postroom.adapters.cli.project import SearchSettings
 from postroom.adapters.cli.serve import ServeSettings
 from postroom.adapters.cli.session import ArchiveSettings, RelaySettings, Session
@@ -23,6 +24,7 @@ HIDDEN = "(hidden)"
 _KINDS: Mapping[str, type[msgspec.Struct]] = {
     "archive": ArchiveSettings,
     "serve": ServeSettings,
+    "access": AccessSection,
     "nats": NatsSettings,
     "search": SearchSettings,
     "messaging": MessagingSettings,

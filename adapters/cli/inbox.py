@@ -1,9 +1,8 @@
 """`postroom inbox`: the worker, and administration of its inbox and dead letters."""
 
 import asyncio
-import signal
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,6 +11,7 @@ from typer import Argument, Option
 
 from postroom.adapters.cli.exit_codes import REFUSED
 from postroom.adapters.cli.messaging import show_backlog, show_cleanup
+from postroom.adapters.cli.running import running
 from postroom.adapters.cli.session import Session
 from postroom.adapters.cli.streams import consumer_definition
 from postroom.adapters.cli.values import WrongUsage, parse_duration
@@ -98,9 +98,9 @@ async def consume(
     server = session.settings.section("nats", NatsSettings, {"url": nats})
     stop = asyncio.Event()
     async with open_worker(messaging, server, definition, settings) as worker:
-        _stop_on_signals(stop)
         session.out.note(f"Delivering messages of {definition.name} to {settings.handler}.")
-        await worker.run(stop, until_idle=once)
+        async with running(session, _stop_or_cancel(stop)):
+            await worker.run(stop, until_idle=once)
     counts = worker.counts
     session.out.result(
         counts,
@@ -281,9 +281,9 @@ def _consumer(session: Session, name: str) -> "ConsumerDefinition":
     )
 
 
-def _stop_on_signals(stop: asyncio.Event) -> None:
-    """Finish the messages in progress after the first signal; cancel them after the second."""
-    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+def _stop_or_cancel(stop: asyncio.Event) -> Callable[[], None]:
+    """Return what finishes the messages in progress at its first call, and cancels them at its second."""
+    task = asyncio.current_task()
     assert task is not None
 
     def end() -> None:
@@ -291,8 +291,7 @@ def _stop_on_signals(stop: asyncio.Event) -> None:
             task.cancel()
         stop.set()
 
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, end)
+    return end
 
 
 def _show(session: Session, letters: "list[InboxDeadLetter]") -> None:

@@ -1,7 +1,5 @@
 """`postroom outbox`: the relay, and administration of its outbox."""
 
-import asyncio
-import signal
 from typing import TYPE_CHECKING, Annotated
 from uuid import UUID
 
@@ -9,6 +7,7 @@ import msgspec
 from typer import Argument, Option
 
 from postroom.adapters.cli.messaging import show_backlog, show_cleanup
+from postroom.adapters.cli.running import running
 from postroom.adapters.cli.session import Session
 from postroom.adapters.cli.values import WrongUsage, parse_duration
 from postroom.application.extras import explain_missing_extra
@@ -46,10 +45,7 @@ async def relay(
     if not messaging.context:
         raise WrongUsage("No context is configured; pass --context, or set context under [messaging].")
     server = session.settings.section("nats", NatsSettings, {"url": nats})
-    async with open_relay(messaging, server, settings) as event_relay:
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, event_relay.stop)
+    async with open_relay(messaging, server, settings) as event_relay, running(session, event_relay.stop):
         if once:
             while await event_relay.relay_once():
                 pass

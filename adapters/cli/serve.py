@@ -1,15 +1,15 @@
 """`postroom serve`: serve a mailbox to other processes."""
 
 import asyncio
-import signal
 from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import Annotated
 
 from typer import Option
 
 from postroom.adapters.cli.access_settings import AccessSection
+from postroom.adapters.cli.running import Reload, running, topic_policies
 from postroom.adapters.cli.session import Session
-from postroom.adapters.cli.settings import InvalidSettings
+from postroom.adapters.cli.settings import InvalidSettings, Settings
 from postroom.adapters.compose.access import Access, check_keys, open_access, open_key_ring
 from postroom.adapters.compose.audit import AuditSettings
 from postroom.adapters.compose.serve import (
@@ -93,7 +93,7 @@ def serve(
         surfaces.append(open_grpc_surface(settings.grpc, protection))
     if not surfaces:
         raise InvalidSettings("[serve] has neither an http nor a grpc address; set one.")
-    uvloop.run(_serve(session, surfaces, opening))
+    uvloop.run(_serve(session, surfaces, opening, protection.tls))
 
 
 def _open_access(session: Session) -> AbstractAsyncContextManager[Access]:
@@ -105,12 +105,22 @@ def _open_access(session: Session) -> AbstractAsyncContextManager[Access]:
     return open_access(session.store, key_file=section.key_file, settings=section.control(), audit=audit)
 
 
+def _certificates(tls: ServerTls) -> Reload:
+    """Return the reload of the files of the certificate."""
+
+    async def apply(_: Settings) -> None:
+        await asyncio.to_thread(tls.reload)
+
+    return Reload("TLS certificates", apply)
+
+
 async def _serve(
-    session: Session, surfaces: list[Surface], opening: AbstractAsyncContextManager[Access]
+    session: Session,
+    surfaces: list[Surface],
+    opening: AbstractAsyncContextManager[Access],
+    tls: ServerTls | None,
 ) -> None:
     stop = asyncio.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
     async with (
         session.use(create=True) as mailbox,
         opening as access,
@@ -128,5 +138,9 @@ async def _serve(
         else:
             session.out.line(f"Serving {mailbox.name} of {session.shown_store} at {', '.join(addresses)}.")
         session.out.flush()
-        await stop.wait()
+        reloads = [topic_policies(session, mailbox)]
+        if tls is not None:
+            reloads.append(_certificates(tls))
+        async with running(session, stop.set, reloads):
+            await stop.wait()
         session.out.note("Stopping.")

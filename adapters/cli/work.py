@@ -2,9 +2,7 @@
 
 import asyncio
 import os
-import signal
 import sys
-from collections.abc import Callable
 from importlib import import_module
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,6 +10,7 @@ import msgspec
 from typer import Argument, Option
 
 from postroom.adapters.cli.exit_codes import DONE
+from postroom.adapters.cli.running import running, topic_policies
 from postroom.adapters.cli.session import Session
 from postroom.adapters.cli.settings import InvalidSettings
 from postroom.adapters.cli.values import WrongUsage, parse_duration
@@ -44,10 +43,10 @@ async def work(
     worker = load_worker(app)
     stop_ms = parse_duration(stop_within)
     async with session.use(create=True) as mailbox:
-        _on_signals(worker.stop)
         if not once:
             session.out.note(f"Handling messages of {session.mailbox} in {session.shown_store}.")
-        counts = await worker.run(mailbox, once=once, stop_ms=stop_ms)
+        async with running(session, worker.stop, [topic_policies(session, mailbox)]):
+            counts = await worker.run(mailbox, once=once, stop_ms=stop_ms)
     if session.out.as_json:
         session.out.json(counts)
     else:
@@ -72,9 +71,9 @@ async def schedule(session: Session) -> None:
         )
     async with session.use(create=True) as mailbox:
         scheduler = make_scheduler(mailbox, schedules)
-        _on_signals(scheduler.stop)
         session.out.note(f"Sending {pluralize(len(schedules), 'schedule')} to {session.mailbox}.")
-        await scheduler.run()
+        async with running(session, scheduler.stop, [topic_policies(session, mailbox)]):
+            await scheduler.run()
     if session.out.as_json:
         session.out.json({"sent": scheduler.sent})
     else:
@@ -115,9 +114,3 @@ def _schedules(session: Session) -> "dict[str, ScheduleSettings]":
         except msgspec.ValidationError as error:
             raise InvalidSettings(f"[schedules.{name}] in {file}: {error}.") from None
     return schedules
-
-
-def _on_signals(stop: Callable[[], None]) -> None:
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stop)

@@ -18,6 +18,7 @@ from postroom.application.mailbox.handlers import CommandHandlers
 from postroom.application.ports.source import Source
 
 __all__ = [
+    "RELOADED",
     "IngestCounts",
     "IngestDeadLetter",
     "IngestDeadLetterAdmin",
@@ -33,7 +34,11 @@ __all__ = [
     "open_ingest_dead_letters",
     "open_ingester",
     "open_namespace",
+    "reload_namespace",
 ]
+
+RELOADED = ("description", "batch_size", "envelope_validation", "max_retries", "payload_schemas")
+"""Fields of a namespace that a running ingester takes over."""
 
 
 class OpenNamespace(NamedTuple):
@@ -50,11 +55,10 @@ class OpenNamespace(NamedTuple):
         Arguments:
             postroom: the mailbox that the namespace names, in the mode `archive`.
         """
-        namespace = self.namespace
         return Ingester(
             self.source,
             postroom.send_envelopes,
-            IngestSettings(namespace.batch_size, namespace.envelope_validation, namespace.max_retries),
+            _settings(self.namespace),
             payloads=self.payloads,
             dead_letters=self.dead_letters,
         )
@@ -70,11 +74,27 @@ async def open_namespace(namespace: Namespace) -> AsyncIterator[OpenNamespace]:
         Unavailable: the source can't be reached.
     """
     async with AsyncExitStack() as stack:
-        payloads = SchemaValidator(namespace.payload_schemas) if namespace.payload_schemas else None
+        payloads = _validator(namespace)
         source = await _open_source(namespace)
         stack.push_async_callback(source.close)
         dead_letters = await _dead_letters(namespace.source, stack)
         yield OpenNamespace(namespace, source, payloads, dead_letters)
+
+
+def reload_namespace(ingester: Ingester, namespace: Namespace) -> None:
+    """Make an ingester validate and store by a changed namespace, of which it takes the fields `RELOADED`.
+
+    Raises: InvalidRequest when a schema can't be read; nothing is changed.
+    """
+    ingester.reconfigure(_settings(namespace), _validator(namespace))
+
+
+def _settings(namespace: Namespace) -> IngestSettings:
+    return IngestSettings(namespace.batch_size, namespace.envelope_validation, namespace.max_retries)
+
+
+def _validator(namespace: Namespace) -> SchemaValidator | None:
+    return SchemaValidator(namespace.payload_schemas) if namespace.payload_schemas else None
 
 
 @asynccontextmanager

@@ -88,6 +88,11 @@ class BatchIngester:
         self._jitter = jitter
         self._problems: dict[tuple[str, str], int] = {}
 
+    def reconfigure(self, settings: IngestSettings, payloads: PayloadValidator | None) -> None:
+        """Apply other settings and schemas from the next messages on."""
+        self._settings = settings
+        self._payloads = payloads
+
     async def ingest(self, messages: Sequence[SourceMessage]) -> None:
         """Store messages, then settle them.
 

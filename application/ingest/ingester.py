@@ -54,6 +54,11 @@ class Ingester:
         """Return the counts so far."""
         return self._batches.counts
 
+    def reconfigure(self, settings: IngestSettings, payloads: PayloadValidator | None) -> None:
+        """Apply other settings and schemas from the next messages on."""
+        self._settings = settings
+        self._batches.reconfigure(settings, payloads)
+
     def stop(self) -> None:
         """Make `run` return after the batches in progress are stored and settled."""
         self._batches.stopping.set()

@@ -1,6 +1,9 @@
 """`postroom serve` with capabilities: it needs a key, checks every call, and shows tokens nowhere."""
 
 import json
+import os
+import signal
+import ssl
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +16,7 @@ from postroom.adapters.grpc.v1 import mailbox_pb2 as pb
 from postroom.domain.capability.token import Token
 from tests.e2e.conftest import ROOT, Postroom
 from tests.support.servers.http import PostroomServer
+from tests.support.waiting import wait_until
 
 CONTRACT: dict[str, Any] = json.loads((ROOT / "docs/reference/openapi.json").read_text())
 OPERATIONS = "send,recv,ack,nack,extend,read-headers,read-payload,redrive,admin"
@@ -39,6 +43,14 @@ def test_without_a_key_it_does_not_start_and_says_how_to_make_one(postroom: Post
     assert not postroom.store.exists()
 
 
+def fetch_certificate(server: PostroomServer, ca: str) -> bytes:
+    """Return the certificate of a server; empty while it is of another authority."""
+    try:
+        return ssl.get_server_certificate(("127.0.0.1", server.port), ca_certs=ca, timeout=SECONDS).encode()
+    except ssl.SSLCertVerificationError:
+        return b""
+
+
 def test_commands_reach_a_server_with_tls_by_a_token_and_its_authority(
     postroom: Postroom, tmp_path: Path
 ) -> None:
@@ -60,6 +72,13 @@ def test_commands_reach_a_server_with_tls_by_a_token_and_its_authority(
         anonymous = postroom(*send, POSTROOM_CLIENT__CA=ca)
         assert "E_CAP_AUTH" in anonymous.err or "no capability" in anonymous.err
         assert (unknown.code != 0, anonymous.code != 0) == (True, True)
+        renewed = CA()
+        leaf = renewed.issue_cert("127.0.0.1")
+        renewed.cert_pem.write_to_path(ca)
+        leaf.cert_chain_pems[0].write_to_path(certificate)
+        leaf.private_key_pem.write_to_path(key)
+        os.kill(server.process.pid, signal.SIGHUP)
+        wait_until(lambda: b"BEGIN" in fetch_certificate(server, ca))
     assert "orders" in postroom.ok("backlog").out
 
 
