@@ -84,7 +84,7 @@ def serve(
     for name in HttpSettings.__struct_fields__:
         if name.endswith(("_ms", "_bytes", "_connections")) and getattr(settings, name) < 1:
             raise InvalidSettings(f"[serve]: {name} must be at least 1; it was {getattr(settings, name)}.")
-    opening = nullcontext(unrestricted) if dev else _open_access(session)
+    opening: AbstractAsyncContextManager[Access] = nullcontext(unrestricted) if dev else _open_access(session)
     with explain_missing_extra("serve"):
         import uvloop
     protection = settings.protection()
@@ -93,7 +93,8 @@ def serve(
         surfaces.append(open_grpc_surface(settings.grpc, protection))
     if not surfaces:
         raise InvalidSettings("[serve] has neither an http nor a grpc address; set one.")
-    uvloop.run(_serve(session, surfaces, opening, protection.tls))
+    reloads = [tls_certificates(protection.tls)] if protection.tls is not None else []
+    uvloop.run(_serve(session, surfaces, opening, reloads))
 
 
 def _open_access(session: Session) -> AbstractAsyncContextManager[Access]:
@@ -105,10 +106,10 @@ def _open_access(session: Session) -> AbstractAsyncContextManager[Access]:
     return open_access(session.store, key_file=section.key_file, settings=section.control(), audit=audit)
 
 
-def _certificates(tls: ServerTls) -> Reload:
-    """Return the reload of the files of the certificate."""
+def tls_certificates(tls: ServerTls) -> Reload:
+    """Return the reload of a server's certificate, which new connections get."""
 
-    async def apply(_: Settings) -> None:
+    async def apply(settings: Settings) -> None:
         await asyncio.to_thread(tls.reload)
 
     return Reload("TLS certificates", apply)
@@ -118,7 +119,7 @@ async def _serve(
     session: Session,
     surfaces: list[Surface],
     opening: AbstractAsyncContextManager[Access],
-    tls: ServerTls | None,
+    reloads: list[Reload],
 ) -> None:
     stop = asyncio.Event()
     async with (
@@ -138,9 +139,6 @@ async def _serve(
         else:
             session.out.line(f"Serving {mailbox.name} of {session.shown_store} at {', '.join(addresses)}.")
         session.out.flush()
-        reloads = [topic_policies(session, mailbox)]
-        if tls is not None:
-            reloads.append(_certificates(tls))
-        async with running(session, stop.set, reloads):
+        async with running(session, stop.set, [topic_policies(session, mailbox), *reloads]):
             await stop.wait()
         session.out.note("Stopping.")
