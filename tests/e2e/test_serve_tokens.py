@@ -102,7 +102,7 @@ def call_grpc(address: str, token: str) -> list[tuple[grpc.StatusCode, str]]:
         for name, method in METHODS.items():
             make = channel.unary_stream if method.is_stream else channel.unary_unary
             calling = make(method.path, method.request.SerializeToString, method.response.FromString)
-            options = {"metadata": [("authorization", f"Bearer {token}")], "timeout": SECONDS}
+            options: Any = {"metadata": [("authorization", f"Bearer {token}")], "timeout": SECONDS}
             try:
                 if method.is_stream:
                     stream = calling(pb.RecvStreamRequest(topics=["orders"], heartbeat_ms=250), **options)
@@ -110,7 +110,8 @@ def call_grpc(address: str, token: str) -> list[tuple[grpc.StatusCode, str]]:
                     stream.cancel()
                 else:
                     answers.append((grpc.StatusCode.OK, f"{name} {calling(method.request(), **options)}"))
-            except grpc.RpcError as error:
+            except grpc.RpcError as failure:
+                error: Any = failure  # it is the call, too
                 shown = f"{name} {error.details()} {error.trailing_metadata()} {error.initial_metadata()}"
                 answers.append((error.code(), shown))
     return answers

@@ -61,7 +61,7 @@ async def world(request: pytest.FixtureRequest) -> AsyncIterator[World]:
         def access(mailbox: Mailbox, search: Search) -> OpenSession:
             return controlled.control.open_session
 
-        async with served(controlled.mailbox, request.param, access=access) as url:  # type: ignore[arg-type]
+        async with served(controlled.mailbox, request.param, access=access) as url:
             yield World(controlled, url)
 
 
@@ -82,7 +82,7 @@ async def test_a_token_covers_its_topics_and_operations(world: World) -> None:
             lambda: own.pause_topic("orders.eu"),
         ):
             with pytest.raises(Forbidden):
-                await call()  # type: ignore[no-untyped-call]
+                await call()
 
 
 async def test_no_identifier_leads_to_another_topic_or_tells_whether_it_exists(world: World) -> None:
@@ -142,7 +142,7 @@ async def test_after_a_revocation_nothing_new_is_permitted_and_deliveries_are_se
             client.get_backlog,
         ):
             with pytest.raises(Unauthenticated, match="revoked"):
-                await call()  # type: ignore[no-untyped-call]
+                await call()
     with pytest.raises(Unauthenticated):
         async with world.client(token):
             pass
