@@ -4,6 +4,7 @@ import random
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 
+from postroom.adapters.compose.tracing import trace_if_used
 from postroom.adapters.http.event_handler import HttpEventHandler
 from postroom.adapters.http.signature import read_keys
 from postroom.adapters.nats.connection import connect
@@ -106,6 +107,7 @@ async def open_monitored_worker(
         Unavailable: NATS or the database can't be reached.
     """
     check_token(messaging.context, "The context")
+    trace_if_used()
     async with AsyncExitStack() as stack:
         events = MeasuredHandler(handler or _handler(settings))
         stack.push_async_callback(events.close)

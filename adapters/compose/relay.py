@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 
 from postroom.adapters.compose.outbox import new_cleanup, open_repository
+from postroom.adapters.compose.tracing import trace_if_used
 from postroom.adapters.nats.connection import connect
 from postroom.adapters.nats.metrics import nats_metrics
 from postroom.adapters.nats.publisher import JetStreamPublisher
@@ -41,6 +42,7 @@ async def open_monitored_relay(
     """
     settings = settings or OutboxSettings()
     check_token(messaging.context, "The context")
+    trace_if_used()
     async with AsyncExitStack() as stack:
         client = await stack.enter_async_context(connect(nats, "postroom outbox relay"))
         repository = open_repository(messaging, settings, "postroom outbox relay")

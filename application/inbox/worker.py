@@ -21,12 +21,15 @@ from postroom.application.outbox.message import AGGREGATE_ID, AGGREGATE_TYPE, CO
 from postroom.application.ports.clock import Clock
 from postroom.application.ports.source import Source, SourceMessage
 from postroom.application.telemetry import logger
+from postroom.application.trace_context import context_of
+from postroom.application.tracing import PROCESS, tracer
 from postroom.domain.errors import DuplicateInboxMessage, NotFound, PostroomError
 from postroom.domain.inbox import (
     Acknowledge,
     DeliveryPolicy,
     Redeliver,
     RouteToDeadLetter,
+    Settlement,
 )
 from postroom.domain.policy import backoff_ms
 
@@ -157,9 +160,9 @@ class InboxWorker:
     ) -> None:
         corr_id = message.headers.get(CORRELATION_ID) or str(self._delivery.message_id(message))
         with correlate(corr_id):
-            await self._work_correlated(message, lanes, ahead)
+            await self._settle_in_order(message, lanes, ahead)
 
-    async def _work_correlated(
+    async def _settle_in_order(
         self, message: SourceMessage, lanes: Iterable[str], ahead: set[asyncio.Task[None]]
     ) -> None:
         self._in_progress[id(message)] = message
@@ -212,7 +215,7 @@ class InboxWorker:
 
     async def _deliver(self, message: SourceMessage) -> DeliveryResult:
         try:
-            settlement = await self._delivery.deliver(message)
+            settlement = await self._deliver_traced(message)
         except DuplicateInboxMessage as duplicate:
             logger().info("inbox.duplicate", sequence=message.sequence, reason=str(duplicate))
             return DeliveryResult("duplicate")
@@ -228,10 +231,17 @@ class InboxWorker:
                     "inbox.delivery_failed",
                     subject=message.subject,
                     sequence=message.sequence,
-                    error=settlement.last_error,
                     redeliver_ms=settlement.delay_ms,
                 )
                 return DeliveryResult("failed", settlement.delay_ms)
+
+    async def _deliver_traced(self, message: SourceMessage) -> Settlement:
+        id_, caller = str(self._delivery.message_id(message)), context_of(message.headers)
+        with tracer().span(PROCESS, (message.subject,), message_id=id_, parent=caller) as span:
+            settlement = await self._delivery.deliver(message)
+            if not isinstance(settlement, Acknowledge):
+                span.fail("handler_failed")
+            return settlement
 
     async def _postpone(self, message: SourceMessage, error: PostroomError) -> DeliveryResult:
         """Request redelivery of a message that couldn't be delivered; dead-letter it on the last delivery."""

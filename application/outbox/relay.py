@@ -29,6 +29,8 @@ from postroom.application.ports.hints import Hints
 from postroom.application.ports.outbox_repository import PARTITIONS, OutboxClaim, OutboxRepository, OutboxRow
 from postroom.application.ports.publisher import Publisher
 from postroom.application.telemetry import logger, summarize
+from postroom.application.trace_context import read_context
+from postroom.application.tracing import PUBLISH, outgoing_headers, tracer
 from postroom.domain.errors import InvalidRequest, Unavailable
 from postroom.domain.outbox import MS, MarkFailed, MarkPublished, OutboxEvent, ParkOutboxEvent
 from postroom.domain.policy import backoff_ms
@@ -235,7 +237,10 @@ class _Batch:
         start = self._started
         try:
             subject = _subject(self._context, event.event_type, event.event_version)
-            await self._publisher.publish(subject.value, row.payload, headers_of(event))
+            parent = read_context(event.traceparent)
+            with tracer().span(PUBLISH, (subject.value,), message_id=str(event.id), parent=parent):
+                headers = headers_of(event) | outgoing_headers()
+                await self._publisher.publish(subject.value, row.payload, headers)
         except Unavailable as error:
             self._unanswered.append((start, row, error))
             return False

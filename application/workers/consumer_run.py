@@ -14,6 +14,7 @@ from postroom.application.messages import ReceivedMessage
 from postroom.application.metrics import new_histogram
 from postroom.application.ports.mailbox import Mailbox
 from postroom.application.telemetry import logger, summarize
+from postroom.application.tracing import PROCESS, tracer
 from postroom.application.workers.consumer import Consumer
 from postroom.application.workers.handler import Handle
 from postroom.application.workers.handler_thread import HandlerThread
@@ -223,7 +224,10 @@ class ConsumerRun:
         limit = asyncio.timeout(None if timeout_ms is None else timeout_ms / 1_000)
         try:
             async with limit:
-                result = await handle(message)
+                with tracer().span(
+                    PROCESS, (message.topic,), message_id=message.message_id, parent=message.trace_context
+                ):
+                    result = await handle(message)
             if inspect.isgenerator(result) or inspect.isasyncgen(result):
                 raise TypeError("the handler returned a generator, which nothing runs; remove its `yield`")
         except (KeyboardInterrupt, GeneratorExit):  # the process or the event loop ends
@@ -240,7 +244,7 @@ class ConsumerRun:
                 topic=message.topic,
                 message_id=message.message_id,
                 attempt=message.attempt,
-                error=reason,
+                error=type(error).__qualname__,  # its text may quote the payload, and is the nack's reason
             )
             self._settlements.nack(message, reason)
         else:
