@@ -45,7 +45,7 @@ def adapters_fit_their_ports(
     hints: list[Hints] = [PostgresHints("postgresql://shop")]
     mailboxes: list[Mailbox] = [owned, shared, remote]
     transports: list[MailboxTransport] = [http, grpc]
-    audit: AuditLog = StoredAuditLog(logs[0], clock)
+    audits: list[AuditLog] = [StoredAuditLog(logs[0], clock)]
     leases: Application[UUID] = Application()
     leases.recorder = LogRecorder(logs[0], clock.wall)
     assert owners
@@ -54,4 +54,4 @@ def adapters_fit_their_ports(
     assert hints
     assert mailboxes
     assert transports
-    assert audit
+    assert audits
