@@ -10,14 +10,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import trustme
 
 from postroom import NewMessage, TopicPolicy, open_mailbox
 from postroom.adapters.cli.config import all_settings
 from postroom.adapters.cli.output import Output
 from postroom.adapters.cli.running import Reload, running, topic_policies
+from postroom.adapters.cli.serve import tls_certificates
 from postroom.adapters.cli.session import Session
 from postroom.adapters.cli.settings import Settings, load_settings
 from postroom.adapters.compose import Postroom
+from postroom.adapters.compose.serve import ServerTls, TlsFiles
 from postroom.adapters.system.service_manager import ServiceManager
 from postroom.domain.errors import InvalidRequest
 from tests.support.logs import capture_logs
@@ -158,6 +161,26 @@ async def test_what_fails_to_reload_keeps_nothing_else_from_it(file: Path, mailb
         (event,) = await reload(events)
     assert (event["event"], event["what"]) == (FAILED, "TLS certificates")
     assert (await policy(mailbox, "orders")).max_attempts == 6
+
+
+async def test_a_reloaded_certificate_is_used_unless_it_is_invalid(tmp_path: Path) -> None:
+    certificate, key = tmp_path / "tls.pem", tmp_path / "tls.key"
+
+    def issue() -> bytes:
+        issued = trustme.CA().issue_cert("localhost")
+        issued.private_key_pem.write_to_path(key)
+        issued.cert_chain_pems[0].write_to_path(certificate)
+        return issued.cert_chain_pems[0].bytes()
+
+    issue()
+    tls = ServerTls(TlsFiles(str(certificate), str(key)))
+    second, reloading = issue(), tls_certificates(tls)
+    await reloading.apply(Settings())
+    assert tls.loaded.certificate == second
+    write(certificate, "no certificate")
+    with pytest.raises(InvalidRequest, match="tls_certificate"):
+        await reloading.apply(Settings())
+    assert tls.loaded.certificate == second
 
 
 async def test_the_service_manager_hears_of_start_reload_and_stop(
