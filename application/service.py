@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from postroom.application.delivery_window import DeliveryWindows
 from postroom.application.ports.mailbox import Mailbox
+from postroom.application.query_results import DlqProfile
 from postroom.domain.capability.rights import Operation
 from postroom.domain.policy import TopicPolicy
 from postroom.domain.search import EventFilter, SearchPage
@@ -46,6 +47,7 @@ class Service(NamedTuple):
         stopping: set when the service begins to stop; long polls and streams then end.
         streams: flow control of the streams of all surfaces.
         is_dev: every caller may do everything; each answer says so.
+        dlq_profile: whether dead letters survive a restart.
     """
 
     mailbox: Mailbox
@@ -54,6 +56,7 @@ class Service(NamedTuple):
     stopping: asyncio.Event
     streams: DeliveryWindows
     is_dev: bool = False
+    dlq_profile: DlqProfile = "durable"
 
 
 Surface = Callable[[Service], AbstractAsyncContextManager[str]]

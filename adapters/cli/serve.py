@@ -6,6 +6,7 @@ from typing import Annotated
 
 from typer import Option
 
+from postroom.adapters.cli.amnesia import enter_amnesia, report_loss
 from postroom.adapters.cli.session import Session
 from postroom.adapters.cli.settings import InvalidSettings
 from postroom.adapters.compose.serve import (
@@ -31,10 +32,12 @@ class ServeSettings(HttpSettings, frozen=True, kw_only=True):
     Arguments:
         http: loopback `host:port`, or `unix:path`; empty for none.
         grpc: the same for gRPC; None for none.
+        amnesia: write nothing to a disk, and forget messages when they settle.
     """
 
     http: str = DEFAULT_HTTP
     grpc: str | None = None
+    amnesia: bool = False
 
 
 def serve(
@@ -50,19 +53,25 @@ def serve(
     dev: Annotated[
         bool, Option("--dev", help="Let every process of this machine do everything, without tokens.")
     ] = False,
+    amnesia: Annotated[
+        bool,
+        Option("--amnesia", help="Write nothing to a disk; what is in memory is lost at the end."),
+    ] = False,
 ) -> None:
     """Serve the mailbox over HTTP and gRPC to processes of this machine, until interrupted.
 
     Only loopback addresses and Unix sockets are served. The contract is at /openapi.json. Further limits and
     timeouts are settings of [serve].
     """
-    flags = {"http": http, "grpc": grpc, "max_connections": max_connections}
+    flags = {"http": http, "grpc": grpc, "max_connections": max_connections, "amnesia": amnesia or None}
     settings = session.settings.section("serve", ServeSettings, flags)
     for name in HttpSettings.__struct_fields__:
         if name.endswith(("_ms", "_bytes", "_connections")) and getattr(settings, name) < 1:
             raise InvalidSettings(f"[serve]: {name} must be at least 1; it was {getattr(settings, name)}.")
     if not dev:
         raise InvalidSettings(NO_KEY)
+    if settings.amnesia:
+        session = enter_amnesia(session, settings.http, settings.grpc)
     with explain_missing_extra("serve"):
         import uvloop
     surfaces = [open_http_surface(settings.http, settings)] if settings.http else []
@@ -70,23 +79,29 @@ def serve(
         surfaces.append(open_grpc_surface(settings.grpc))
     if not surfaces:
         raise InvalidSettings("[serve] has neither an http nor a grpc address; set one.")
-    uvloop.run(_serve(session, surfaces))
+    uvloop.run(_serve(session, surfaces, amnesia=settings.amnesia))
 
 
-async def _serve(session: Session, surfaces: list[Surface]) -> None:
+async def _serve(session: Session, surfaces: list[Surface], *, amnesia: bool) -> None:
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    async with (
-        session.use(create=True) as mailbox,
-        serve_mailbox(
-            session.store, mailbox, surfaces, access=unrestricted, default_policy=session.settings.policy
-        ) as addresses,
-    ):
-        if session.out.as_json:
-            session.out.json({"mailbox": mailbox.name, "addresses": addresses})
-        else:
-            session.out.line(f"Serving {mailbox.name} of {session.shown_store} at {', '.join(addresses)}.")
-        session.out.flush()
-        await stop.wait()
-        session.out.note("Stopping.")
+    async with session.use(create=True, amnesia=amnesia) as mailbox:
+        async with serve_mailbox(
+            session.store,
+            mailbox,
+            surfaces,
+            access=unrestricted,
+            default_policy=session.settings.policy,
+            search=mailbox.search_unsettled if amnesia else None,
+        ) as addresses:
+            if session.out.as_json:
+                session.out.json({"mailbox": mailbox.name, "addresses": addresses})
+            else:
+                mode, where = " in amnesia mode" if amnesia else "", ", ".join(addresses)
+                session.out.line(f"Serving {mailbox.name} of {session.shown_store}{mode} at {where}.")
+            session.out.flush()
+            await stop.wait()
+            session.out.note("Stopping.")
+        if amnesia:
+            await report_loss(mailbox)

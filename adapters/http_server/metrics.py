@@ -92,6 +92,14 @@ class _MailboxCollector(Collector):
             capacity = policies.get(each.topic, self.default_policy).shard_capacity
             saturation.add_metric([each.topic, str(each.shard)], unsettled / capacity)
         yield saturation
+        if self.backlog is not None:
+            profile = GaugeMetricFamily(
+                "postroom_dlq_profile",
+                "1 for the profile of the dead letters: durable, or ephemeral in memory.",
+                labels=["dlq_profile"],
+            )
+            profile.add_metric([self.backlog.dlq_profile], 1)
+            yield profile
         yield from self._topics()
 
     def describe(self) -> Iterator[Metric]:
