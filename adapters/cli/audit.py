@@ -32,7 +32,8 @@ def audit(
     ] = None,
     operation: Annotated[str | None, Option(help="Only this operation, such as read-payload.")] = None,
     outcome: Annotated[
-        str | None, Option(help="Only this outcome: allowed, or an error code such as E_CAP_SCOPE.")
+        str | None,
+        Option(help="Only this outcome: allowed, cancelled, or an error code such as E_CAP_SCOPE."),
     ] = None,
     topic: Annotated[
         str | None, Option(help="Only accesses to this topic, or to topics of a glob such as orders.*.")

@@ -50,6 +50,18 @@ COMMANDS: Entries = {
     "activity": Command("activity:activity", QUERIES),
     "verify": Command("inspect:verify", OPERATIONS),
     "audit": Group(None, {"verify": Command("audit:verify")}, OPERATIONS, target="audit:audit"),
+    "token": Group(
+        "Capabilities: mint, attenuate, inspect, revoke and list tokens, and rotate the keys that sign them.",
+        {
+            "mint": Command("token:mint"),
+            "attenuate": Command("token_holder:attenuate"),
+            "inspect": Command("token_holder:inspect"),
+            "revoke": Command("token:revoke"),
+            "rotate": Command("token:rotate"),
+            "list": Command("token:list_capabilities"),
+        },
+        OPERATIONS,
+    ),
     "migrate": Command("migrate:migrate", OPERATIONS),
     "bench": Command("benchmark:bench", OPERATIONS),
     "dlq": Group(
@@ -98,6 +110,13 @@ COMMANDS: Entries = {
         {"list": Command("archive:list_segments"), "verify": Command("archive:verify")},
         OPERATIONS,
     ),
+    "backup": Group(
+        "Back up a store, and verify backups.",
+        {"create": Command("backup:create"), "verify": Command("backup:verify")},
+        OPERATIONS,
+        default="create",
+    ),
+    "restore": Command("backup:restore", OPERATIONS),
     "outbox": Group(
         "Transactional outbox of a service: relay its events, list and retry those that failed.",
         {

@@ -31,12 +31,14 @@ class Group(NamedTuple):
     Arguments:
         help: its help text; None for the docstring of `target`.
         target: function that runs if no command of the group follows; None shows the help.
+        default: command of the group that arguments are for if they do not begin with the name of one.
     """
 
     help: str | None
     entries: Mapping[str, "Command | Group"]
     panel: str | None = None
     target: str | None = None
+    default: str | None = None
 
 
 Entries = Mapping[str, Command | Group]
@@ -44,6 +46,12 @@ Entries = Mapping[str, Command | Group]
 
 class _LazyGroup(TyperGroup):
     entries: ClassVar[Entries] = {}
+    default: ClassVar[str | None] = None
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if self.default is not None and args and args[0] not in (*self.entries, "--help"):
+            args = [self.default, *args]
+        return super().parse_args(ctx, args)
 
     def list_commands(self, ctx: Any) -> list[str]:
         return list(self.entries)
@@ -77,7 +85,7 @@ def _build(name: str, entry: Command | Group) -> Any:
         app = _typer()
         app.command(name, rich_help_panel=entry.panel)(as_command(_load(entry.target)))
     else:
-        app = _typer(entry.entries)
+        app = _typer(entry.entries, entry.default)
         callback = as_command(_load(entry.target)) if entry.target else lambda: None
         app.callback(
             help=escape(entry.help) or callback.__doc__,
@@ -124,8 +132,10 @@ def _skip_pydantic(parameter: Any) -> Any:
     return parameter
 
 
-def _typer(entries: Entries | None = None, *, add_completion: bool = False) -> typer.Typer:
-    group = type("Group", (_LazyGroup,), {"entries": entries or {}})
+def _typer(
+    entries: Entries | None = None, default: str | None = None, *, add_completion: bool = False
+) -> typer.Typer:
+    group = type("Group", (_LazyGroup,), {"entries": entries or {}, "default": default})
     return typer.Typer(
         cls=group,
         add_completion=add_completion,

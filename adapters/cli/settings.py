@@ -105,6 +105,7 @@ SECTIONS = (
     "schedules",
     "serve",
     "audit",
+    "access",
 )
 """Tables of the settings file that commands validate when they need them."""
 

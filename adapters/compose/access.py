@@ -1,6 +1,6 @@
 """Wiring of access control: keys, the log of capabilities, and the control of a served mailbox."""
 
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING
 
@@ -47,8 +47,11 @@ def open_key_ring(store: str, path: str | None = None) -> KeyRing:
 
 
 @contextmanager
-def open_capabilities(store: str, keys: KeyRing) -> "Iterator[Capabilities]":
+def open_capabilities(store: str, keys: KeyRing | None = None) -> "Iterator[Capabilities]":
     """Open the log of the capabilities of a store, to issue and revoke them.
+
+    Arguments:
+        keys: needed to issue capabilities and to rotate keys only.
 
     Raises: MissingExtra when `eventsourcing` is not installed, Unavailable when the store can't be used.
     """
@@ -59,7 +62,7 @@ def open_capabilities(store: str, keys: KeyRing) -> "Iterator[Capabilities]":
     clock = SystemClock()
     log = open_store(store).event_log(CAPABILITY_LOG)
     try:
-        yield Capabilities(LogRecorder(log, clock.wall), keys, clock.wall)
+        yield Capabilities(LogRecorder(log, clock.wall), keys or MemoryKeyRing(), clock.wall)
     finally:
         log.close()
 
@@ -72,13 +75,12 @@ async def open_access_control(
     keys: KeyRing,
     audit: AuditLog,
     settings: AccessSettings | None = None,
-    corr_id: Callable[[], str] = str,
 ) -> AsyncIterator[AccessControl]:
     """Check the tokens of callers of a mailbox for as long as the context lasts.
 
     Raises: InvalidRequest when there is no key, Unavailable when keys or revocations can't be read.
     """
-    control = AccessControl(mailbox, search, keys, capabilities, audit, SystemClock(), settings, corr_id)
+    control = AccessControl(mailbox, search, keys, capabilities, audit, SystemClock(), settings)
     await control.refresh()
     if not keys.root_keys():
         raise InvalidRequest(

@@ -84,7 +84,7 @@ class SqliteEventLog:
         if not records:
             return
         writer = self._require_writer()
-        statements = _inserts(self._base, records)
+        statements = inserts(self._base, records)
         with self._lock:
             try:
                 self._check_end(writer, records[0])
@@ -323,7 +323,7 @@ def mailbox_names(path: str | Path) -> list[str]:
         ) from error
 
 
-def _inserts(base: int, records: Sequence[Record]) -> list[tuple[str, list[Any]]]:
+def inserts(base: int, records: Sequence[Record]) -> list[tuple[str, list[Any]]]:
     """Return the statements that insert these records, with their values.
 
     Binding a value costs as much as storing it, so a column with the same value in all rows is bound once: a

@@ -7,6 +7,8 @@ import msgspec
 
 ALLOWED = "allowed"
 """Outcome of an access that was answered; of any other it is the error's code, such as `E_CAP_SCOPE`."""
+CANCELLED = "cancelled"
+"""Outcome of an access whose caller did not wait for the answer."""
 
 
 class AuditEntry(msgspec.Struct, frozen=True):
@@ -22,7 +24,7 @@ class AuditEntry(msgspec.Struct, frozen=True):
         topics: the topics that were named, exact or globs; empty for all.
         target: message id, or "" for an access to more than one message.
         matches: how many messages were in the answer.
-        outcome: `allowed`, or the code of the error.
+        outcome: `allowed`, `cancelled`, or the code of the error.
         corr_id: correlation id of the call.
         criteria: names of the search criteria that were used, such as `match`.
     """

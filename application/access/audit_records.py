@@ -32,6 +32,7 @@ class EntriesRemoved(msgspec.Struct, frozen=True):
 
 
 AuditEvent = AuditEntry | EntriesRemoved
+_UNREADABLE = (msgspec.MsgspecError, OverflowError, RecursionError, TypeError, ValueError)
 _encode = msgspec.msgpack.Encoder().encode
 _decode_entry = msgspec.msgpack.Decoder(AuditEntry).decode
 _decode_removal = msgspec.msgpack.Decoder(EntriesRemoved).decode
@@ -69,7 +70,7 @@ def to_entry(record: Record) -> AuditEntry | None:
         if record.type != ACCESS_AUDITED:
             raise ValueError(f"its type is {record.type!r}")
         return msgspec.structs.replace(_decode_entry(record.state), at=record.at)
-    except (ValueError, msgspec.MsgspecError) as error:
+    except _UNREADABLE as error:
         raise _unreadable(record, error) from error
 
 
@@ -77,7 +78,7 @@ def to_removal(record: Record) -> EntriesRemoved:
     """Return the removal of a record; raise BrokenLog for one that was altered."""
     try:
         return _decode_removal(record.state)
-    except (ValueError, msgspec.MsgspecError) as error:
+    except _UNREADABLE as error:
         raise _unreadable(record, error) from error
 
 

@@ -1,12 +1,14 @@
 """`Auditor`: record who searched and who read payloads, before the answer goes out (RFC-037)."""
 
+import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
-from postroom.application.access.audit import ALLOWED, AuditEntry, AuditLog
+from postroom.application.access.audit import ALLOWED, CANCELLED, AuditEntry, AuditLog
+from postroom.application.correlation import current_corr_id
 from postroom.domain.capability.access import Access
 from postroom.domain.capability.rights import Operation
-from postroom.domain.errors import PostroomError
+from postroom.domain.errors import InternalError, PostroomError
 
 T = TypeVar("T")
 
@@ -16,17 +18,13 @@ class Auditor:
 
     Arguments:
         wall: the wall clock in µs since 1970 UTC.
-        corr_id: returns the correlation id of the present call.
     """
 
-    def __init__(
-        self, log: AuditLog, access: Access, mailbox: str, wall: Callable[[], int], corr_id: Callable[[], str]
-    ) -> None:
+    def __init__(self, log: AuditLog, access: Access, mailbox: str, wall: Callable[[], int]) -> None:
         self._log = log
         self._access = access
         self._mailbox = mailbox
         self._wall = wall
-        self._corr_id = corr_id
 
     async def read(
         self,
@@ -47,11 +45,14 @@ class Auditor:
 
         Raises: Unavailable when it can't be recorded.
         """
-        matches, outcome = 0, ALLOWED
+        matches, outcome = 0, InternalError.code
         try:
             answer = await read()
-            matches = count(answer)
+            matches, outcome = count(answer), ALLOWED
             return answer
+        except asyncio.CancelledError:  # whether it was read is unknown
+            outcome = CANCELLED
+            raise
         except PostroomError as error:
             outcome = error.code
             raise
@@ -68,7 +69,7 @@ class Auditor:
                         target,
                         matches,
                         outcome,
-                        self._corr_id(),
+                        current_corr_id() or "",
                         tuple(criteria),
                     )
                 ]

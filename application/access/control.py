@@ -1,17 +1,17 @@
 """`AccessControl`: the one place where tokens are checked, for all surfaces (svc-mailbox I-8, I-15, C-6)."""
 
-import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import NamedTuple
 
 from postroom.application.access.audit import AuditLog
 from postroom.application.access.auditor import Auditor
+from postroom.application.access.authority import Authority
 from postroom.application.access.deliveries import Deliveries
 from postroom.application.access.guard import Guard
 from postroom.application.access.key_ring import KeyRing
 from postroom.application.access.mailbox import AuthorizedMailbox
 from postroom.application.access.quotas import Quotas
-from postroom.application.access.revocations import RevocationLog, Revocations
+from postroom.application.access.revocations import RevocationLog
 from postroom.application.access.search import AuthorizedSearch
 from postroom.application.access.settings import AccessSettings
 from postroom.application.delivery_window import DeliveryWindows
@@ -21,13 +21,11 @@ from postroom.application.service import Search, Session
 from postroom.application.telemetry import logger
 from postroom.domain.capability.access import Access, limit_time, verify
 from postroom.domain.capability.rights import Operation
-from postroom.domain.capability.token import RootKey, Token, not_issued_here
-from postroom.domain.errors import PostroomError, Unauthenticated, Unavailable
+from postroom.domain.capability.token import Token
+from postroom.domain.errors import Unauthenticated
 
 MAX_SESSIONS = 4_096
 """Number of verified tokens that are remembered; the oldest are forgotten first, and verified again."""
-POLL_MS = 1_000
-"""How often keys and revocations of other processes are read."""
 SPIKE_REFUSALS = 100
 """Number of refusals within a second that is a spike, at which all tokens are verified again."""
 SPIKE_PAUSE_MS = 5_000
@@ -50,7 +48,6 @@ class AccessControl:
     Arguments:
         mailbox: permits everything.
         search: the same, of the read models of the mailbox's store.
-        corr_id: returns the correlation id of the present call.
     """
 
     def __init__(
@@ -62,25 +59,19 @@ class AccessControl:
         audit: AuditLog,
         clock: Clock,
         settings: AccessSettings | None = None,
-        corr_id: Callable[[], str] = str,
     ) -> None:
         self._mailbox = mailbox
         self._search = search
-        self._key_ring = keys
-        self._revocation_log = revocation_log
         self._audit = audit
         self._clock = clock
         self._settings = (settings or AccessSettings()).validate()
-        self._corr_id = corr_id
-        self._ttl = self._settings.cap_cache_ttl_ms * US_PER_MS
+        ttl_ms = self._settings.cap_cache_ttl_ms
+        self._ttl = ttl_ms * US_PER_MS
+        self._authority = Authority(keys, revocation_log, clock, ttl_ms)
         self._sessions: dict[str, _VerifiedToken] = {}
-        self._keys: dict[bytes, RootKey] = {}
-        self._revocations = Revocations()
         self._quotas = Quotas(self._settings, clock.uptime)
         self._deliveries = Deliveries()
         self._windows = DeliveryWindows()
-        self._refreshed_at: int | None = None
-        self._refreshing = asyncio.Lock()
         self._spike = _Spike(clock.uptime)
 
     async def open_session(self, token: str | None) -> Session:
@@ -101,40 +92,23 @@ class AccessControl:
             verified = await self._verify(token)
         guard = verified.guard
         if not self._deliveries.has_any(guard.access.nonce):
-            await self._ensure_fresh()
+            await self._authority.ensure_fresh()
             guard.check_validity()
         return verified.session
 
     async def run(self) -> None:
         """Read keys and revocations of other processes at intervals, until cancelled."""
-        while True:
-            await asyncio.sleep(POLL_MS / 1_000)
-            try:
-                await self.refresh()
-            except PostroomError as error:  # calls fail once what was read is older than the time to live
-                logger().warning("access.refresh_failed", error=error.code)
+        await self._authority.run()
 
     async def refresh(self) -> None:
-        """Read keys and revocations now.
-
-        Raises: Unavailable when they can't be read, InvalidRequest for a malformed key file.
-        """
-        async with self._refreshing:
-            started_at = self._clock.uptime()
-            keys = await asyncio.to_thread(self._read)
-            self._keys = {key.id: key for key in keys}
-            self._revocations.forget_expired(self._clock.wall() // US_PER_MS)
-            self._refreshed_at = started_at
-
-    def _read(self) -> Sequence[RootKey]:
-        self._revocation_log.read_revocations(self._revocations)
-        return self._key_ring.root_keys()
+        """Read keys and revocations now; see `Authority.refresh`."""
+        await self._authority.refresh()
 
     async def _verify(self, text: str) -> _VerifiedToken:
         self._sessions.pop(text, None)
         try:
             token = Token.decode(text)
-            key = await self._find_key(token.read_identifier().key_id)
+            key = await self._authority.find_key(token.read_identifier().key_id)
             access = verify(token, key.secret)
         except Unauthenticated:
             self._count_refusal()
@@ -147,27 +121,15 @@ class AccessControl:
         self._sessions[text] = verified
         return verified
 
-    async def _find_key(self, id_: bytes) -> RootKey:
-        await self._ensure_fresh()
-        key = self._keys.get(id_)
-        if key is None and self._age() > POLL_MS * US_PER_MS:  # another process may have rotated just now
-            await self.refresh()
-            key = self._keys.get(id_)
-        if key is None:
-            raise not_issued_here()
-        return key
-
     def _open(self, access: Access) -> _VerifiedToken:
         guard = Guard(
             access,
             self._mailbox.name,
-            self._revocations,
+            self._authority,
             self._quotas,
-            self._clock,
-            self._ensure_fresh,
             self._count_refusal,
         )
-        auditor = Auditor(self._audit, access, self._mailbox.name, self._clock.wall, self._corr_id)
+        auditor = Auditor(self._audit, access, self._mailbox.name, self._clock.wall)
         mailbox = AuthorizedMailbox(
             self._mailbox, guard, auditor, self._deliveries, self._windows, self._clock.wall
         )
@@ -181,26 +143,10 @@ class AccessControl:
         session = Session(mailbox, AuthorizedSearch(self._search, guard, auditor), require)
         return _VerifiedToken(session, guard, self._clock.uptime() + self._ttl)
 
-    def _age(self) -> int:
-        """Return how old the keys and revocations are, in µs; more than any limit before they are read."""
-        refreshed_at = self._refreshed_at
-        return 1 << 62 if refreshed_at is None else self._clock.uptime() - refreshed_at
-
-    async def _ensure_fresh(self) -> None:
-        """Return when keys and revocations are not older than the time to live of the cache."""
-        if self._age() < self._ttl:
-            return
-        try:
-            await self.refresh()
-        except Unavailable as error:
-            raise Unavailable(
-                f"Whether the capability was revoked can't be checked: {error}", error.retry_after_ms
-            ) from error
-
     def _count_refusal(self) -> None:
         if self._spike.count():
             self._sessions.clear()
-            self._refreshed_at = None
+            self._authority.expire()
             logger().warning("access.refusals_spiked", purged=True)
 
 

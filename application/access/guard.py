@@ -1,47 +1,35 @@
 """`Guard`: whether one capability permits a call now."""
 
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Callable, Iterable
 
+from postroom.application.access.authority import Authority
 from postroom.application.access.quotas import Limit, Quotas
-from postroom.application.access.revocations import Revocations
-from postroom.application.ports.clock import Clock
-from postroom.domain.capability.access import Access, check_operation, check_time, uncovered_topic
+from postroom.domain.capability.access import Access, check_operation, uncovered_topic
 from postroom.domain.capability.rights import Operation
 from postroom.domain.errors import Forbidden, Unauthenticated
 
 MAX_TOPICS = 1_000
 """Number of topics of which is remembered whether a capability covers them."""
-US_PER_MS = 1_000
 
 
 class Guard:
     """The decisions about the calls of one capability on one mailbox.
 
     Arguments:
-        refresh: returns when revocations of other processes are known, no older than the time to live of the
-            cache; raises Unavailable.
         refused: is called for each refusal.
     """
 
     def __init__(
-        self,
-        access: Access,
-        mailbox: str,
-        revocations: Revocations,
-        quotas: Quotas,
-        clock: Clock,
-        refresh: Callable[[], Awaitable[None]],
-        refused: Callable[[], None],
+        self, access: Access, mailbox: str, authority: Authority, quotas: Quotas, refused: Callable[[], None]
     ) -> None:
         self.access = access
         self.mailbox = mailbox
-        self._revocations = revocations
+        self._authority = authority
         self._quotas = quotas
         self._limits: list[Limit] = quotas.limits_of(access)
-        self._clock = clock
-        self._refresh = refresh
         self._refused = refused
         self._topics: dict[str, bool] = {}
+        self._operations = access.operations if access.covers_mailbox(mailbox) else frozenset()
         self.covers_all_topics = access.covers_all_topics
 
     def check_validity(self) -> None:
@@ -53,25 +41,19 @@ class Guard:
 
     async def is_valid(self) -> bool:
         """Return whether the capability is valid now and not revoked."""
-        await self._refresh()
+        await self._authority.ensure_fresh()
         return self.invalidity() is None
 
     def invalidity(self) -> Unauthenticated | None:
         """Return why the capability is not valid now; None if it is."""
-        try:
-            check_time(self.access, self._clock.wall() // US_PER_MS)
-            self._revocations.check(self.access)
-        except Unauthenticated as error:
-            return error
-        return None
+        return self._authority.invalidity(self.access)
 
     def check_operation(self, operation: Operation) -> None:
         """Raise Forbidden unless the capability covers an operation on the mailbox."""
-        try:
-            check_operation(self.access, operation, self.mailbox)
-        except Forbidden:
-            self._refused()
-            raise
+        if operation in self._operations:
+            return
+        self._refused()
+        check_operation(self.access, operation, self.mailbox)
 
     def permits(self, operation: Operation) -> bool:
         """Return whether the capability covers an operation."""
@@ -109,7 +91,8 @@ class Guard:
 
         Raises: Unauthenticated, Forbidden; Unavailable when revocations can't be read.
         """
-        await self._refresh()
+        if self._authority.is_stale:  # nearly never, so the call is spared
+            await self._authority.ensure_fresh()
         self.check_validity()
         for operation in operations:
             self.check_operation(operation)

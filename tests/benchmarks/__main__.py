@@ -10,6 +10,7 @@ from typer import Argument, Option
 
 from postroom.adapters.cli.output import Output
 from tests.benchmarks import (
+    access,
     follow,
     history,
     messaging,
@@ -29,6 +30,7 @@ MEASUREMENTS: dict[str, Callable[[Figures, Path, int], None]] = {
     **messaging.MEASUREMENTS,
     **surfaces.MEASUREMENTS,
     **workers.MEASUREMENTS,
+    **access.MEASUREMENTS,
 }
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from postroom.adapters.memory.amnesia_log import AmnesiaEventLog
 from postroom.adapters.memory.event_log import MemoryEventLog
 from postroom.adapters.postgres.event_log import PostgresEventLog
 from postroom.adapters.sqlite.event_log import SqliteEventLog
@@ -36,6 +37,13 @@ class TestMemory(AuditLogConformance):
         assert entries[0].target == "m-299"
         assert verify_audit(log)().last >= 300
         await audit.close()
+
+
+class TestAmnesia(AuditLogConformance):
+    @pytest.fixture
+    def open_log(self) -> OpenLog:
+        log = AmnesiaEventLog(AUDIT_LOG)
+        return lambda: log
 
 
 class TestSqlite(AuditLogConformance):

@@ -13,6 +13,7 @@ from postroom.adapters.compose import open_mailbox
 from postroom.adapters.compose.queries import Reader
 from postroom.adapters.memory.event_log import MemoryEventLog
 from postroom.adapters.system.clock import SystemClock
+from postroom.application.access.audit_records import ACCESS_AUDITED, to_entry, to_removal
 from postroom.application.mailbox.codec import is_intact, to_event
 from postroom.application.mailbox.fold import fold
 from postroom.application.messages import NewMessage
@@ -136,6 +137,10 @@ def check_log(records: list[Record], altered: list[Record]) -> None:
         with suppress(BrokenLog):
             to_event(record)
             is_intact(record)
+        with suppress(BrokenLog):
+            to_entry(record._replace(type=ACCESS_AUDITED))
+        with suppress(BrokenLog):
+            to_removal(record)
     with suppress(BrokenLog):
         fold(log)
     reader = Reader(log, SystemClock())

@@ -132,7 +132,10 @@ async def test_nothing_is_allowed_while_revocations_cannot_be_read(
     token = place.issue()
     mailbox = (await place.control.open_session(token)).mailbox
 
-    def fail(_: object) -> None:
+    reads: list[object] = []
+
+    def fail(revocations: object) -> None:
+        reads.append(revocations)
         raise Unavailable("The disk is gone.")
 
     monkeypatch.setattr(place.capabilities, "read_revocations", fail)
@@ -141,6 +144,10 @@ async def test_nothing_is_allowed_while_revocations_cannot_be_read(
     for call in (mailbox.send_message(message()), place.control.open_session(token)):
         with pytest.raises(Unavailable):
             await call
+    assert len(reads) == 1, "Calls made within a second share a failed read."
+    monkeypatch.undo()
+    await place.clock.advance(1)
+    await mailbox.send_message(message())
 
 
 async def test_a_flood_of_refusals_empties_the_cache_once_in_a_while(place: Place) -> None:

@@ -1,0 +1,136 @@
+"""Options that limit a capability, and the rights and caveats that they describe."""
+
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from typing import Annotated
+
+from typer import Option
+
+from postroom.adapters.cli.values import (
+    WrongUsage,
+    exact_duration,
+    exact_size,
+    parse_duration,
+    parse_size,
+    parse_time,
+)
+from postroom.domain.capability.rights import (
+    QUOTA_WINDOWS_MS,
+    Caveat,
+    Expires,
+    Mailboxes,
+    MaxMessages,
+    NotBefore,
+    Operation,
+    Operations,
+    Quota,
+    Topics,
+)
+
+ALL = "all"
+
+MailboxNames = Annotated[
+    list[str] | None,
+    Option("--mailbox", metavar="NAME", help="Mailbox or glob such as acme@*; may be repeated."),
+]
+TopicNames = Annotated[
+    list[str] | None,
+    Option("--topic", metavar="NAME", help="Topic or glob such as orders.*; may be repeated."),
+]
+OperationNames = Annotated[
+    list[str] | None,
+    Option(
+        "--operation",
+        metavar="NAME",
+        help=f"{', '.join(Operation)}, or all; may be repeated, or several with commas.",
+    ),
+]
+ExpiresIn = Annotated[
+    str | None, Option("--expires-in", metavar="DURATION", help="Valid for this time, such as 12h.")
+]
+ValidFrom = Annotated[
+    str | None,
+    Option("--not-before", metavar="TIME", help="Valid from this RFC 3339 time on, or from a duration on."),
+]
+Quotas = Annotated[
+    list[str] | None,
+    Option(
+        "--quota",
+        metavar="AMOUNT/WINDOW",
+        help="Calls or payload bytes in each 1s, 1m, 1h or 1d, as 1000/1m or 50MB/1h; may be repeated.",
+    ),
+]
+Messages = Annotated[int | None, Option("--max-messages", metavar="N", help="Messages in each call.", min=1)]
+
+
+def parse_operations(names: Iterable[str]) -> tuple[Operation, ...]:
+    """Return the operations with these names; raise WrongUsage for an unknown one."""
+    operations: list[Operation] = []
+    for name in (part.strip() for text in names for part in text.split(",")):
+        if name == ALL:
+            operations += Operation
+        elif name in list(Operation):
+            operations.append(Operation(name))
+        else:
+            raise WrongUsage(f"Unknown operation {name!r}; expected {', '.join(Operation)}, or all.")
+    return tuple(sorted({*operations}, key=list(Operation).index))
+
+
+def parse_caveats(
+    *,
+    now_ms: int,
+    mailboxes: Iterable[str] | None = None,
+    topics: Iterable[str] | None = None,
+    operations: Iterable[str] | None = None,
+    expires_in: str | None = None,
+    not_before: str | None = None,
+    quotas: Iterable[str] | None = None,
+    max_messages: int | None = None,
+) -> list[Caveat]:
+    """Return the caveats that options describe; none for options that were omitted.
+
+    Raises: WrongUsage for a value that can't be parsed.
+    """
+    caveats: list[Caveat] = []
+    if mailboxes:
+        caveats.append(Mailboxes(tuple(mailboxes)))
+    if topics:
+        caveats.append(Topics(tuple(topics)))
+    if operations:
+        caveats.append(Operations(parse_operations(operations)))
+    if not_before is not None:
+        caveats.append(NotBefore(_parse_future(not_before, now_ms)))
+    if expires_in is not None:
+        caveats.append(Expires(now_ms + parse_duration(expires_in)))
+    caveats += map(parse_quota, quotas or ())
+    if max_messages is not None:
+        caveats.append(MaxMessages(max_messages))
+    return caveats
+
+
+def parse_quota(text: str) -> Quota:
+    """Return a quota such as `1000/1m` (calls) or `50MB/1h` (payload bytes); raise WrongUsage otherwise."""
+    amount, slash, window = text.partition("/")
+    if slash:
+        window_ms = parse_duration(window)
+        if window_ms not in QUOTA_WINDOWS_MS:
+            windows = ", ".join(map(exact_duration, QUOTA_WINDOWS_MS))
+            raise WrongUsage(f"The window of --quota {text!r} must be one of {windows}.")
+        if amount.isdecimal() and amount.isascii():
+            return Quota(int(amount), None, window_ms)
+        return Quota(None, parse_size(amount), window_ms)
+    raise WrongUsage(f"--quota {text!r} is not AMOUNT/WINDOW, such as 1000/1m or 50MB/1h.")
+
+
+def describe_quota(quota: Quota) -> str:
+    """Return a quota as `parse_quota` accepts it; both limits, where it has both."""
+    window = exact_duration(quota.window_ms)
+    calls = [] if quota.operations is None else [f"{quota.operations}/{window}"]
+    return " and ".join(calls + ([] if quota.bytes is None else [f"{exact_size(quota.bytes)}/{window}"]))
+
+
+def _parse_future(text: str, now_ms: int) -> int:
+    try:
+        return now_ms + parse_duration(text)
+    except WrongUsage:
+        return parse_time(text, datetime.fromtimestamp(now_ms / 1_000, UTC))

@@ -1,0 +1,74 @@
+"""Backups of stores."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from postroom.adapters.backup.folder import (
+    STORE,
+    check_files,
+    complete,
+    describe_files,
+    new_backup,
+    read_manifest,
+)
+from postroom.adapters.compose.store import Store, open_store
+from postroom.adapters.sqlite.backup import SqliteStoreSnapshot, copy_file
+from postroom.adapters.sqlite.store import SqliteStore
+from postroom.adapters.system.clock import SystemClock
+from postroom.application.backup.manifest import FORMAT, Manifest
+from postroom.application.backup.verify_backup import VerifyBackup
+from postroom.application.queries.verify import Verification
+from postroom.domain.errors import InvalidRequest
+
+Progress = Callable[[float, str], None]
+"""Called with a growing number and what it means."""
+
+
+def back_up(store: str, target: Path, progress: Progress = lambda *_: None) -> Manifest:
+    """Write a backup of a store to a new folder while others read and write the store.
+
+    Arguments:
+        store: its address.
+        target: the folder; it appears when the backup is complete.
+
+    Raises: NotFound when there is no store, InvalidRequest when the target exists, Unavailable when the store
+        can't be read or the backup can't be written.
+    """
+    place, created_at = open_store(store), SystemClock().wall()
+    with new_backup(target) as folder:
+        file = folder / STORE
+        kind = _copy(place, file, progress)
+        heads = SqliteStoreSnapshot(file).heads()
+        manifest = Manifest(FORMAT, kind, created_at, heads, describe_files(folder))
+        complete(folder, target, manifest)
+    return read_manifest(target)
+
+
+def verify_backup(backup: Path, progress: Progress = lambda *_: None) -> tuple[Manifest, list[Verification]]:
+    """Verify every byte of a backup: its files, and the chain of each log up to the head it names.
+
+    Raises: NotFound when there is no backup, IntegrityFailure when it was altered.
+    """
+    manifest = read_manifest(backup)
+    check_files(backup, manifest)
+    return manifest, verify_logs(SqliteStoreSnapshot(backup / STORE), str(backup), manifest, progress)
+
+
+def verify_logs(
+    snapshot: SqliteStoreSnapshot, where: str, manifest: Manifest, progress: Progress
+) -> list[Verification]:
+    """Verify the logs in the file of a backup.
+
+    Arguments:
+        where: the backup, for messages.
+    """
+    total = max(manifest.records, 1)
+    verify = VerifyBackup(where, snapshot.log)
+    return verify(manifest, lambda count: progress(count / total, f"{count:,} of {total:,} records"))
+
+
+def _copy(place: Store, file: Path, progress: Progress) -> str:
+    if isinstance(place, SqliteStore):
+        copy_file(Path(place.identity), file, lambda done, total: progress(done / total, f"{total:,} pages"))
+        return "sqlite"
+    raise InvalidRequest(f"The store {place.where} can't be backed up; name a SQLite file.")

@@ -1,0 +1,45 @@
+"""The record that ends the epochs from before a restore."""
+
+import msgspec
+
+from postroom.application.mailbox.fold import fold_from
+from postroom.application.mailbox.loaded_mailbox import LoadedMailbox
+from postroom.application.ports.event_log import EventLogReader
+from postroom.domain.mailbox.commands import TakeOwnership
+from postroom.domain.mailbox.decide import decide
+from postroom.domain.mailbox.events import OwnershipTaken
+from postroom.domain.mailbox.state import Clock
+from postroom.domain.names import mailbox_stream
+from postroom.domain.record import Record
+
+
+def fencing_records(log: EventLogReader, epoch: int, owner: str) -> list[Record]:
+    """Return the record that takes ownership of a restored mailbox; none for a log that is no mailbox.
+
+    Epochs that were handed out after the backup are unknown. Receipts of those deliveries must not fit the
+    deliveries of the restored log, so the next epochs begin above all of them.
+
+    Arguments:
+        epoch: ms since 1970 UTC; an epoch is added by each change of owner, so none is as high. A log whose
+            epoch is higher gets the next one.
+        owner: name of the process that restores, shown to operators.
+
+    Raises: BrokenLog when the log can't be folded.
+    """
+    if not log.read_stream(mailbox_stream(log.mailbox)):
+        return []
+    mailbox, position = fold_from(log)
+    head = log.head()
+    assert head is not None  # it has a record
+    # The reading of the clocks is the last owner's, as of the last record: log time stands still meanwhile.
+    clock = mailbox.clock or Clock("", 0, mailbox.at)
+    uptime = clock.uptime + mailbox.at - clock.at
+    command = TakeOwnership(log.mailbox, None, owner, clock.boot, uptime, clock_continues=True)
+    state = LoadedMailbox(mailbox, head.chain, position)
+    state.epoch = max(epoch, mailbox.epoch + 1)
+    return state.to_records(
+        [
+            msgspec.structs.replace(event, epoch=state.epoch) if isinstance(event, OwnershipTaken) else event
+            for event in decide(command, mailbox, mailbox.at)
+        ]
+    )

@@ -1,0 +1,67 @@
+"""What it costs to check the capability of a call: the token itself, and a call on a mailbox in memory."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from postroom.application.ports.mailbox import Mailbox
+from postroom.domain.capability.access import verify
+from postroom.domain.capability.rights import Caveat, MaxMessages, Operation, Operations, Topics
+from postroom.domain.capability.token import Token
+from tests.benchmarks.figures import RUNS, Figures
+from tests.support.access import controlled_mailbox
+
+CALLS = 2_000
+GOAL_US = 100
+CACHE_GOAL_US = 10
+CAVEATS: list[Caveat] = [
+    Topics(("orders", "orders.*")),
+    Operations((Operation.SEND, Operation.RECV, Operation.ACK)),
+    *(MaxMessages(100 + number) for number in range(5)),
+]
+"""Seven, and the expiry that every capability has."""
+
+
+async def _microseconds(call: Callable[[], Awaitable[Any]]) -> float:
+    """Return the median time of a call on a processor, in µs."""
+    runs = []
+    for _ in range(RUNS):
+        start = time.process_time()
+        for _ in range(CALLS):
+            await call()
+        runs.append((time.process_time() - start) / CALLS * 1e6)
+    return median(runs)
+
+
+async def _measure(figures: Figures) -> None:
+    async with controlled_mailbox() as place:
+        text = place.issue(*CAVEATS)
+        (key,) = place.keys.root_keys()
+
+        async def check() -> None:
+            verify(Token.decode(text), key.secret)
+
+        figures.add("access.verify", await _microseconds(check), "µs", GOAL_US)
+        session = await place.control.open_session(text)
+        figures.add(
+            "access.cached",
+            await _microseconds(lambda: place.control.open_session(text)),
+            "µs",
+            CACHE_GOAL_US,
+        )
+
+        def receive(mailbox: Mailbox) -> Callable[[], Awaitable[Any]]:
+            return lambda: mailbox.receive_messages("orders")
+
+        figures.add("access.call.direct", await _microseconds(receive(place.mailbox)), "µs")
+        figures.add("access.call.checked", await _microseconds(receive(session.mailbox)), "µs")
+
+
+def _run(figures: Figures, _folder: Path, _messages: int) -> None:
+    asyncio.run(_measure(figures))
+
+
+MEASUREMENTS: dict[str, Callable[[Figures, Path, int], None]] = {"access.": _run}
