@@ -185,13 +185,13 @@ async def test_amnesia_is_refused_where_a_disk_would_be_used(
             pass
 
 
-async def search(mailbox: Postroom, **criteria: object) -> list[str]:
+async def search(postroom: Postroom, **criteria: object) -> list[str]:
     """Return the topics of the messages that a search finds, in pages of two."""
     topics: list[str] = []
     cursor = None
     while True:
         filter_ = EventFilter(**criteria, limit=2, cursor=cursor)  # type: ignore[arg-type]
-        page = await mailbox.search_unsettled(filter_)
+        page = await postroom.search_unsettled(filter_)
         topics += [each.topic for each in page.items]
         cursor = page.next_cursor
         if cursor is None:
