@@ -8,6 +8,7 @@ from typing import NamedTuple
 from postroom.application.delivery_window import DeliveryWindows
 from postroom.application.ports.mailbox import Mailbox
 from postroom.application.query_results import DlqProfile
+from postroom.application.surface_metrics import SurfaceMetrics
 from postroom.domain.capability.rights import Operation
 from postroom.domain.policy import TopicPolicy
 from postroom.domain.search import EventFilter, SearchPage
@@ -46,6 +47,7 @@ class Service(NamedTuple):
         default_policy: policy of topics that have none of their own.
         stopping: set when the service begins to stop; long polls and streams then end.
         streams: flow control of the streams of all surfaces.
+        metrics: of all surfaces and of the mailbox.
         is_dev: every caller may do everything; each answer says so.
         dlq_profile: whether dead letters survive a restart.
     """
@@ -55,6 +57,7 @@ class Service(NamedTuple):
     default_policy: TopicPolicy
     stopping: asyncio.Event
     streams: DeliveryWindows
+    metrics: SurfaceMetrics
     is_dev: bool = False
     dlq_profile: DlqProfile = "durable"
 

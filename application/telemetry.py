@@ -1,28 +1,14 @@
-"""Telemetry: structured log events through the standard `logging` package, and metrics."""
+"""Telemetry: structured log events through the standard `logging` package."""
 
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import lru_cache
-from typing import Final, Literal, NamedTuple
+from typing import Final, NamedTuple
 
 from postroom.application.correlation import current_corr_id
 
 ROOT = "postroom"
-
-
-class Metric(NamedTuple):
-    """Metric with its samples; see OpenMetrics.
-
-    Arguments:
-        kind: a counter only increases; a gauge may also decrease.
-        samples: pairs of labels and value.
-    """
-
-    name: str
-    kind: Literal["counter", "gauge"]
-    help: str
-    samples: Sequence[tuple[Mapping[str, str], float]]
 
 
 class LogEvent(NamedTuple):

@@ -35,10 +35,14 @@ meaning.
 
 
 class PostroomError(Exception):
-    """Base class of all Postroom errors, with the wire `code` and the HTTP `status` (svc-mailbox C-10)."""
+    """Base class of all Postroom errors, with the wire `code` and the HTTP `status` (svc-mailbox C-10).
+
+    `is_counted` is whether the owner of a mailbox counted it for the metric `rejected_total`.
+    """
 
     code = "E_UNAVAILABLE"
     status = 503
+    is_counted = False
 
 
 class Rejected(PostroomError):

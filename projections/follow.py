@@ -15,6 +15,7 @@ from typing import NamedTuple
 import polars as pl
 import pyarrow as pa
 
+from postroom.application.monitor import Progress
 from postroom.application.telemetry import logger
 from postroom.domain.errors import InvalidRequest, NotFound, Unavailable
 from postroom.projections.fold import MESSAGES, columns_read
@@ -33,6 +34,8 @@ FEW_EVENTS = 500
 POLL_MIN_SECONDS, POLL_MAX_SECONDS = 0.025, 0.1
 """Pause between small batches, so that records accumulate: even the smallest batch takes about 20 ms."""
 STANDBY_SECONDS = 0.5
+PASS_SECONDS = 300.0
+"""Time without a pass after which the follower is not ready; a large batch takes a while."""
 RETRY_BASE_SECONDS, RETRY_MAX_SECONDS = 0.25, 15.0
 """Bounds of the backoff while the store is unavailable."""
 
@@ -68,6 +71,8 @@ class Follower:
         if max_events < 1:
             raise InvalidRequest(f"The batch size is {max_events}; give at least 1 record.")
         self.counts = FollowCounts()
+        self.progress = Progress(PASS_SECONDS)
+        """Passes over the log; a follower that stands by makes progress."""
         self._updater = updater
         self._open_log = open_log
         self._number = version
@@ -125,6 +130,7 @@ class Follower:
                 if not is_standing_by:
                     logger().warning("follow.standing_by", read_models=self.where)
                 is_standing_by = True
+                self.progress.succeeded()
                 stop.wait(STANDBY_SECONDS)
                 failures = 0
             except Unavailable as error:
@@ -132,6 +138,7 @@ class Follower:
                 if once:
                     raise
                 failures += 1
+                self.progress.failed()
                 self.counts.outages += 1
                 pause = random.random() * min(RETRY_MAX_SECONDS, RETRY_BASE_SECONDS * 2 ** min(failures, 10))
                 logger().warning("follow.unavailable", error=str(error), pause_ms=int(pause * 1_000))
@@ -154,6 +161,7 @@ class Follower:
         version = self._current_version()
         heads = self._updater.heads(self._cursors)
         self.counts.update_lags(heads, self._cursors)
+        self.progress.succeeded()
         if self._remove_truncated(version, heads):
             return True
         start_time = time.monotonic()

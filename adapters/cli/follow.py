@@ -2,12 +2,12 @@
 
 import asyncio
 import signal
-from contextlib import ExitStack
 from typing import Annotated
 
 from typer import Option
 
 from postroom.adapters.cli.contexts import refresh_contexts
+from postroom.adapters.cli.monitoring import MetricsPort, monitoring
 from postroom.adapters.cli.session import Session
 from postroom.adapters.cli.values import WrongUsage
 from postroom.application.pluralize import pluralize
@@ -30,10 +30,7 @@ async def follow(
     checkpoint: Annotated[
         str | None, Option(metavar="FOLDER", help="Spark's checkpoint directory; safe to delete.")
     ] = None,
-    metrics_port: Annotated[
-        int | None,
-        Option(metavar="PORT", min=0, max=65_535, help="Serve Prometheus metrics at 127.0.0.1:PORT/metrics."),
-    ] = None,
+    metrics_port: MetricsPort = None,
 ) -> None:
     """Apply new log records to the read models continuously, until interrupted.
 
@@ -49,11 +46,8 @@ async def follow(
             store, "spark" if engine == "spark" else "local", checkpoint=checkpoint, max_events=batch
         ) as follower,
         refresh_contexts(session, store),
-        ExitStack() as stack,
+        monitoring(session, metrics_port, follower.monitor),
     ):
-        if metrics_port is not None:
-            url = stack.enter_context(follower.serve_metrics(metrics_port))
-            session.out.note(f"Metrics at {url}.")
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, follower.stop)

@@ -94,6 +94,7 @@ async def _serve(session: Session, surfaces: list[Surface], *, amnesia: bool) ->
             access=unrestricted,
             default_policy=session.settings.policy,
             search=mailbox.search_unsettled if amnesia else None,
+            measure=mailbox.measure,
         ) as addresses:
             if session.out.as_json:
                 session.out.json({"mailbox": mailbox.name, "addresses": addresses})

@@ -1,28 +1,33 @@
 """Wiring of access control: keys, the log of capabilities, and the control of a served mailbox."""
 
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING
 
+from postroom.adapters.compose.audit import AuditSettings, open_audit_log
 from postroom.adapters.compose.store import MEMORY, open_store
 from postroom.adapters.keys.file import SUFFIX, FileKeyRing
 from postroom.adapters.memory.key_ring import MemoryKeyRing
 from postroom.adapters.postgres.url import is_url
 from postroom.adapters.system.clock import SystemClock
 from postroom.application.access.audit import AuditLog
+from postroom.application.access.authority import Authority
 from postroom.application.access.control import AccessControl
 from postroom.application.access.key_ring import KeyRing
 from postroom.application.access.settings import AccessSettings
 from postroom.application.background import background_task
 from postroom.application.extras import explain_missing_extra
 from postroom.application.ports.mailbox import Mailbox
-from postroom.application.service import Search
+from postroom.application.service import OpenSession, Search
 from postroom.domain.arguments import check_path
 from postroom.domain.errors import InvalidRequest
 from postroom.domain.names import CAPABILITY_LOG
 
 if TYPE_CHECKING:  # eventsourcing is slow to import
     from postroom.application.access.capabilities import Capabilities
+
+Access = Callable[[Mailbox, Search], OpenSession]
+"""Returns what opens the sessions of the callers of a mailbox."""
 
 
 def open_key_ring(store: str, path: str | None = None) -> KeyRing:
@@ -68,6 +73,37 @@ def open_capabilities(store: str, keys: KeyRing | None = None) -> "Iterator[Capa
 
 
 @asynccontextmanager
+async def open_access(
+    store: str,
+    *,
+    key_file: str | None = None,
+    settings: AccessSettings | None = None,
+    audit: AuditSettings | None = None,
+) -> AsyncIterator[Access]:
+    """Check the tokens of callers of mailboxes of a store for as long as the context lasts.
+
+    Arguments:
+        key_file: as of `open_key_ring`.
+        audit: settings of the audit log.
+
+    Yields: what returns the sessions of callers of a mailbox.
+    Raises: InvalidRequest when there is no key, MissingExtra, Unavailable when keys, capabilities or the
+        audit log can't be read.
+    """
+    keys = open_key_ring(store, key_file)
+    async with AsyncExitStack() as opened:
+        capabilities = opened.enter_context(open_capabilities(store, keys))
+        audit_log = await opened.enter_async_context(open_audit_log(open_store(store), audit))
+        authority = await opened.enter_async_context(_open_authority(capabilities, keys, settings))
+
+        def access(mailbox: Mailbox, search: Search) -> OpenSession:
+            control = AccessControl(mailbox, search, authority, audit_log, SystemClock(), settings)
+            return control.open_session
+
+        yield access
+
+
+@asynccontextmanager
 async def open_access_control(
     mailbox: Mailbox,
     search: Search,
@@ -76,16 +112,25 @@ async def open_access_control(
     audit: AuditLog,
     settings: AccessSettings | None = None,
 ) -> AsyncIterator[AccessControl]:
-    """Check the tokens of callers of a mailbox for as long as the context lasts.
+    """Check the tokens of callers of a mailbox, with capabilities and an audit log that are open.
 
-    Raises: InvalidRequest when there is no key, Unavailable when keys or revocations can't be read.
+    Raises: as `open_access`.
     """
-    control = AccessControl(mailbox, search, keys, capabilities, audit, SystemClock(), settings)
-    await control.refresh()
-    if not keys.root_keys():
+    async with _open_authority(capabilities, keys, settings) as authority:
+        yield AccessControl(mailbox, search, authority, audit, SystemClock(), settings)
+
+
+@asynccontextmanager
+async def _open_authority(
+    capabilities: "Capabilities", keys: KeyRing, settings: AccessSettings | None
+) -> AsyncIterator[Authority]:
+    ttl_ms = (settings or AccessSettings()).validate().cap_cache_ttl_ms
+    authority = Authority(keys, capabilities, SystemClock(), ttl_ms)
+    await authority.refresh()
+    if not authority.has_keys:
         raise InvalidRequest(
-            "There is no key to check capabilities with; create one with postroom token rotate, or serve "
+            "There is no key to check capabilities with; create one with `postroom token rotate`, or serve "
             "with --dev."
         )
-    async with background_task(control.run()):
-        yield control
+    async with background_task(authority.run()):
+        yield authority

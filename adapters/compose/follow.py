@@ -1,16 +1,17 @@
 """Wiring of followers; separate, because polars and PyArrow are slow to import."""
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, closing, contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from threading import Event
 from typing import Literal
 
 from postroom.adapters.compose.store import Store, open_log_reader, open_store
 from postroom.application.extras import explain_missing_extra
+from postroom.application.monitor import Monitor
 from postroom.projections.follow import Follower
+from postroom.projections.follow_monitor import follow_monitor
 from postroom.projections.incremental.counts import FollowCounts
-from postroom.projections.incremental.metrics import follow_metrics
 from postroom.projections.incremental.sizing import MAX_EVENTS
 
 __all__ = ["MAX_EVENTS", "Engine", "FollowCounts", "RunningFollower", "make_follower", "open_follower"]
@@ -51,15 +52,10 @@ class RunningFollower:
 
         follow_with_spark(self._follower, self._stop, once=once, checkpoint=self._checkpoint)
 
-    def serve_metrics(self, port: int) -> AbstractContextManager[str]:
-        """Serve the follower's metrics at a loopback port for the length of the context, and yield the URL.
-
-        Raises: Unavailable when the port can't be bound.
-        """
-        with explain_missing_extra():
-            from postroom.adapters.http.metrics import serve_metrics
-
-        return serve_metrics(lambda: follow_metrics(self.counts), port)
+    @property
+    def monitor(self) -> Monitor:
+        """Return the metrics and the readiness of the follower."""
+        return follow_monitor(self._follower)
 
 
 def make_follower(store: Store, *, version: int | None = None, max_events: int = MAX_EVENTS) -> Follower:

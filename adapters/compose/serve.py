@@ -9,8 +9,10 @@ from postroom.adapters.compose.store import MEMORY
 from postroom.adapters.http_server.settings import HttpSettings
 from postroom.application.delivery_window import DeliveryWindows
 from postroom.application.extras import explain_missing_extra
+from postroom.application.metrics import Measure
 from postroom.application.ports.mailbox import Mailbox
 from postroom.application.service import OpenSession, Search, Service, Surface, unrestricted
+from postroom.application.surface_metrics import SurfaceMetrics
 from postroom.domain.policy import TopicPolicy
 from postroom.domain.search import EventFilter, SearchPage
 
@@ -26,6 +28,7 @@ async def serve_mailbox(
     access: Callable[[Mailbox, Search], OpenSession],
     default_policy: TopicPolicy | None = None,
     search: Search | None = None,
+    measure: Measure | None = None,
 ) -> AsyncIterator[list[str]]:
     """Serve a mailbox through surfaces for as long as the context lasts.
 
@@ -35,6 +38,7 @@ async def serve_mailbox(
         store: the store of the mailbox, for searches.
         access: decides what the bearer of a token may use; `unrestricted` lets every caller do everything.
         search: searches messages; None searches the read models of the store.
+        measure: returns the metrics of the mailbox; None for none.
 
     Yields: the addresses of the surfaces.
     Raises: InvalidRequest for an address that is not served, Unavailable when one can't be bound.
@@ -50,6 +54,7 @@ async def serve_mailbox(
         policy,
         asyncio.Event(),
         DeliveryWindows(),
+        SurfaceMetrics(measure),
         is_dev=access is unrestricted,
         dlq_profile="ephemeral" if store == MEMORY else "durable",
     )

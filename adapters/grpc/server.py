@@ -138,6 +138,7 @@ class _Handlers(grpc.GenericRpcHandler):
 
     def __init__(self, service: Service, calls: MailboxService) -> None:
         self._service = service
+        self._metrics = service.metrics
         self._handlers = {
             method.path: _method_handler(method, self._run(name, method.request, getattr(calls, name)))
             for name, method in METHODS.items()
@@ -180,7 +181,9 @@ class _Handlers(grpc.GenericRpcHandler):
                     return self._service.open_session(token)
 
                 call = Call(context, await open_session(), open_session)
-                return await handler(read_request(kind, data), call)
+                answer = await handler(read_request(kind, data), call)
+                self._metrics.answered_grpc(name, "OK")
+                return answer
             except PostroomError as error:
                 failure = error
             except asyncio.CancelledError:
@@ -195,6 +198,8 @@ class _Handlers(grpc.GenericRpcHandler):
                 )
             finally:
                 self._waiting.discard(task)
+            self._metrics.refused(failure)
+            self._metrics.answered_grpc(name, status_code(failure).name)
             status = status_of(failure)
             details = ((DETAILS_KEY, status.SerializeToString()), (CORR_ID_KEY, corr_id))
             return await context.abort(status_code(failure), status.message, details)

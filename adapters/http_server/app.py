@@ -10,7 +10,6 @@ import msgspec
 
 from postroom.adapters.http_server.body_budget import BodyBudget
 from postroom.adapters.http_server.call import Call, Reply
-from postroom.adapters.http_server.metrics import HttpMetrics
 from postroom.adapters.http_server.parameters import parse_query
 from postroom.adapters.http_server.problems import (
     TYPE,
@@ -29,6 +28,7 @@ from postroom.adapters.sockets.address import is_loopback_name
 from postroom.application.bearer import read_bearer
 from postroom.application.correlation import MAX_CORR_ID_CHARS, correlate, is_corr_id
 from postroom.application.service import OpenSession, Session
+from postroom.application.surface_metrics import SurfaceMetrics
 from postroom.application.telemetry import logger
 from postroom.domain.errors import (
     FrameTooLarge,
@@ -62,7 +62,7 @@ class App:
         self,
         router: Router,
         open_session: OpenSession,
-        metrics: HttpMetrics,
+        metrics: SurfaceMetrics,
         limits: HttpSettings,
         *,
         any_host: bool,
@@ -119,7 +119,7 @@ class App:
             return
         except PostroomError as error:
             reply = _refusal(error, corr_id, ends_connection=b"expect" in headers)
-            self._metrics.rejected(error.code)
+            self._metrics.refused(error)
         except Exception:
             logger().exception("http.request_failed")
             reply = _refusal(
@@ -131,7 +131,7 @@ class App:
         await _send(reply, corr_id, send)
         seconds = time.perf_counter() - started
         name = route.path if route is not None else "other"
-        self._metrics.served(scope["method"], name, reply.status)
+        self._metrics.answered_http(scope["method"], name, reply.status)
         logger().info(
             "http.request",
             method=scope["method"],

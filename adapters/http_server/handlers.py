@@ -2,11 +2,9 @@
 
 from collections.abc import Sequence
 from contextlib import suppress
-from time import perf_counter
 
 from postroom.adapters.http_server import schemas
 from postroom.adapters.http_server.call import Call, Reply, json_reply
-from postroom.adapters.http_server.metrics import HttpMetrics
 from postroom.adapters.http_server.problems import DuplicateMessage, brief
 from postroom.adapters.http_server.settings import HttpSettings
 from postroom.adapters.http_server.stream import MessageStream, receive_or_stop
@@ -20,22 +18,18 @@ from postroom.domain.names import message_stream
 class MessageHandlers:
     """Handlers of send, recv, ack, nack and extend."""
 
-    def __init__(self, service: Service, settings: HttpSettings, metrics: HttpMetrics) -> None:
+    def __init__(self, service: Service, settings: HttpSettings) -> None:
         self._service = service
         self._settings = settings
-        self._metrics = metrics
 
     async def send(self, call: Call) -> Reply:
         """Send one message, or a list."""
         body: schemas.Send | list[schemas.Send] = call.body
         as_conflict = _as_conflict(call)
-        started = perf_counter()
         if isinstance(body, list):
             answers = await call.mailbox.send_batch([each.to_message(call.corr_id) for each in body])
-            self._metrics.enqueue.observe(perf_counter() - started)
             return json_reply(schemas.SendAnswers([_send_result(each, as_conflict) for each in answers]))
         sent = await call.mailbox.send_message(body.to_message(call.corr_id))
-        self._metrics.enqueue.observe(perf_counter() - started)
         if sent.duplicate and as_conflict:
             raise DuplicateMessage(sent.message_id)
         return json_reply(schemas.SendAnswer(sent.message_id, sent.duplicate))
@@ -43,12 +37,9 @@ class MessageHandlers:
     async def recv(self, call: Call) -> Reply:
         """Receive messages; what a client that has gone can't get is ready again at once."""
         body: schemas.Recv = call.body
-        started = perf_counter()
         messages = await receive_or_stop(
             self._service, call.mailbox, body, body.max_messages, body.wait_ms or 0, call.closed
         )
-        if not body.wait_ms:
-            self._metrics.dequeue.observe(perf_counter() - started)
         if call.closed.is_set():
             await self._return_messages([message.receipt for message in messages])
         envelopes = [schemas.to_envelope(each, with_envelope=body.with_envelope) for each in messages]
@@ -62,11 +53,9 @@ class MessageHandlers:
 
     async def ack(self, call: Call) -> Reply:
         """Settle a delivery."""
-        started = perf_counter()
         receipt = await self._receipt(call)
         _raise_refusal(await call.mailbox.ack_messages([receipt]))
         self._note([receipt])
-        self._metrics.ack.observe(perf_counter() - started)
         return json_reply(schemas.Ok())
 
     async def nack(self, call: Call) -> Reply:
@@ -87,9 +76,7 @@ class MessageHandlers:
     async def ack_many(self, call: Call) -> Reply:
         """Settle deliveries."""
         receipts = [read_receipt(each) for each in call.body.receipts]
-        started = perf_counter()
         answers = await call.mailbox.ack_messages(receipts)
-        self._metrics.ack.observe(perf_counter() - started)
         self._note(receipts)
         return _settle_results(answers)
 

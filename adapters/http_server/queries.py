@@ -4,7 +4,7 @@ import msgspec
 
 from postroom.adapters.http_server import query_schemas, schemas
 from postroom.adapters.http_server.call import Call, Reply, json_reply
-from postroom.adapters.http_server.metrics import CONTENT_TYPE, HttpMetrics
+from postroom.adapters.prometheus.text import write_metrics
 from postroom.application.queries.time_travel import to_us
 from postroom.application.service import Service
 from postroom.domain.capability.rights import Operation
@@ -131,9 +131,8 @@ class OperatorHandlers:
 class StateHandlers:
     """Handlers of health, readiness, metrics and the contract."""
 
-    def __init__(self, service: Service, metrics: HttpMetrics) -> None:
+    def __init__(self, service: Service) -> None:
         self._service = service
-        self._metrics = metrics
         self.contract = b""
 
     async def healthz(self, call: Call) -> Reply:
@@ -153,9 +152,9 @@ class StateHandlers:
         """Return the metrics."""
         if call.caller is not None:
             call.caller.require(Operation.READ_HEADERS)
-        backlog, topics = await self._service.mailbox.get_backlog(), await self._service.mailbox.list_topics()
-        text = self._metrics.scrape(backlog, topics, self._service.default_policy)
-        return Reply(text, content_type=CONTENT_TYPE)
+        accept = call.headers.get(b"accept", b"").decode("latin-1")
+        text, content_type = write_metrics(await self._service.metrics.collect(), accept)
+        return Reply(text, content_type=content_type.encode())
 
     async def openapi(self, call: Call) -> Reply:
         """Return the contract."""

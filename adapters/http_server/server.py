@@ -12,7 +12,6 @@ from postroom.adapters.http_server.api import make_routes
 from postroom.adapters.http_server.app import App
 from postroom.adapters.http_server.connection import Connection, State
 from postroom.adapters.http_server.handlers import MessageHandlers
-from postroom.adapters.http_server.metrics import HttpMetrics
 from postroom.adapters.http_server.openapi import make_document
 from postroom.adapters.http_server.queries import OperatorHandlers, QueryHandlers, StateHandlers
 from postroom.adapters.http_server.routes import Router
@@ -73,15 +72,14 @@ def http_surface(address: str, settings: HttpSettings | None = None) -> Surface:
 
 def make_app(service: Service, limits: HttpSettings, *, any_host: bool = False) -> App:
     """Return the ASGI application of a service."""
-    metrics = HttpMetrics()
-    state = StateHandlers(service, metrics)
-    messages = MessageHandlers(service, limits, metrics)
+    state = StateHandlers(service)
+    messages = MessageHandlers(service, limits)
     routes = [
         route._replace(is_public=True) if route.path == "/metrics" and limits.open_metrics else route
         for route in make_routes(messages, QueryHandlers(service), OperatorHandlers(), state)
     ]
     state.contract = msgspec.json.encode(make_document(routes))
-    return App(Router(routes), service.open_session, metrics, limits, any_host=any_host)
+    return App(Router(routes), service.open_session, service.metrics, limits, any_host=any_host)
 
 
 async def _tell_time(state: State, headers: list[tuple[bytes, bytes]]) -> None:

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from postroom.adapters.local.shared import SharedOwner
 from postroom.application.mailbox.handlers import CommandHandlers
 from postroom.application.mailbox.message_factory import NewId
+from postroom.application.metrics import Metric
 from postroom.application.query_results import (
     Backlog,
     DeadLetter,
@@ -80,6 +81,11 @@ class SharedMailbox(CommandHandlers):
         """Return the unsettled messages that match; only in the process that owns the mailbox."""
         page: SearchPage = await self._owner.query("search_unsettled", filter_)
         return page
+
+    async def measure(self) -> list[Metric]:
+        """Return the metrics of the mailbox, as its owner measures them."""
+        metrics: list[Metric] = await self._owner.query("measure")
+        return metrics
 
     async def check_mode(self, mode: str) -> None:
         """Raise WrongMode unless the mailbox has this mode."""

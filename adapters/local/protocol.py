@@ -15,6 +15,7 @@ from postroom.application.mailbox.receive import make_receive
 from postroom.application.mailbox.settle import check_nack
 from postroom.application.message_stream import MAX_WAIT_MS
 from postroom.application.messages import MessageDelivery, check_receipt
+from postroom.application.metrics import Metric
 from postroom.application.ports.mailbox_owner import Accepted, Answer
 from postroom.application.query_results import (
     Backlog,
@@ -273,6 +274,7 @@ _RESULTS: dict[str, Callable[[msgspec.Raw], Any]] = {
         "get_topic_policy": TopicPolicy | None,
         "list_dead_letters": list[DeadLetter],
         "list_topics": list[TopicSummary],
+        "measure": list[Metric],
         "peek_messages": list[PeekedMessage],
     }.items()
 }
@@ -339,7 +341,9 @@ def wire_error(error: PostroomError) -> WireError:
 
 def read_error(error: WireError) -> PostroomError:
     """Return the exception of an error that was sent."""
-    return rebuild_error(error.code, error.text, error.retry_after_ms)
+    rebuilt = rebuild_error(error.code, error.text, error.retry_after_ms)
+    rebuilt.is_counted = True  # by the owner, which sent it
+    return rebuilt
 
 
 def _refusal(error: WireError) -> Rejected:

@@ -36,6 +36,11 @@ class Authority:
         self._reading = asyncio.Lock()
 
     @property
+    def has_keys(self) -> bool:
+        """Return whether there was a key when keys were read last."""
+        return bool(self._keys)
+
+    @property
     def is_stale(self) -> bool:
         """Return whether keys and revocations are too old to count."""
         return self._clock.uptime() - self._read_at >= self._ttl

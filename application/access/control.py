@@ -8,10 +8,8 @@ from postroom.application.access.auditor import Auditor
 from postroom.application.access.authority import Authority
 from postroom.application.access.deliveries import Deliveries
 from postroom.application.access.guard import Guard
-from postroom.application.access.key_ring import KeyRing
 from postroom.application.access.mailbox import AuthorizedMailbox
 from postroom.application.access.quotas import Quotas
-from postroom.application.access.revocations import RevocationLog
 from postroom.application.access.search import AuthorizedSearch
 from postroom.application.access.settings import AccessSettings
 from postroom.application.delivery_window import DeliveryWindows
@@ -48,14 +46,14 @@ class AccessControl:
     Arguments:
         mailbox: permits everything.
         search: the same, of the read models of the mailbox's store.
+        authority: keys and revocations, kept up to date.
     """
 
     def __init__(
         self,
         mailbox: Mailbox,
         search: Search,
-        keys: KeyRing,
-        revocation_log: RevocationLog,
+        authority: Authority,
         audit: AuditLog,
         clock: Clock,
         settings: AccessSettings | None = None,
@@ -65,9 +63,8 @@ class AccessControl:
         self._audit = audit
         self._clock = clock
         self._settings = (settings or AccessSettings()).validate()
-        ttl_ms = self._settings.cap_cache_ttl_ms
-        self._ttl = ttl_ms * US_PER_MS
-        self._authority = Authority(keys, revocation_log, clock, ttl_ms)
+        self._ttl = self._settings.cap_cache_ttl_ms * US_PER_MS
+        self._authority = authority
         self._sessions: dict[str, _VerifiedToken] = {}
         self._quotas = Quotas(self._settings, clock.uptime)
         self._deliveries = Deliveries()
@@ -95,10 +92,6 @@ class AccessControl:
             await self._authority.ensure_fresh()
             guard.check_validity()
         return verified.session
-
-    async def run(self) -> None:
-        """Read keys and revocations of other processes at intervals, until cancelled."""
-        await self._authority.run()
 
     async def refresh(self) -> None:
         """Read keys and revocations now; see `Authority.refresh`."""

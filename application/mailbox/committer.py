@@ -3,9 +3,11 @@
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
+from time import perf_counter
 
 from postroom.application.mailbox.group import Group, Request
 from postroom.application.mailbox.log_writer import LogWriter
+from postroom.application.mailbox.metrics import MailboxMetrics
 from postroom.domain.errors import PostroomError
 
 APPENDS_IN_PROGRESS = 2
@@ -20,6 +22,7 @@ class Committer:
         writer: LogWriter,
         on_failure: Callable[[PostroomError], None],
         refuse: Callable[[Sequence[Request], PostroomError], None],
+        metrics: MailboxMetrics,
     ) -> None:
         """Initialise with the log's writer.
 
@@ -30,6 +33,7 @@ class Committer:
         self._writer = writer
         self._on_failure = on_failure
         self._refuse = refuse
+        self._metrics = metrics
         self._in_progress: deque[asyncio.Task[None]] = deque()
 
     def commit(self, group: Group) -> None:
@@ -57,9 +61,12 @@ class Committer:
         self, group: Group, append: asyncio.Future[None] | None, previous: asyncio.Task[None] | None
     ) -> None:
         failure: PostroomError | None = None
+        began = perf_counter()
         try:
             if append is not None:
                 await append
+                self._metrics.commit.observe(perf_counter() - began)
+                self._metrics.batch.observe(len(group.records))
         except PostroomError as error:
             failure = error
         if previous is not None:

@@ -16,6 +16,7 @@ from postroom.application.mailbox.group_decider import GroupDecider
 from postroom.application.mailbox.loaded_mailbox import LoadedMailbox, load_mailbox
 from postroom.application.mailbox.log_writer import LogWriter
 from postroom.application.mailbox.long_polling import LongPolls
+from postroom.application.mailbox.metrics import MailboxMetrics
 from postroom.application.messages import MessageDelivery
 from postroom.application.ports.clock import Clock
 from postroom.application.ports.event_log import EventLog, Seal
@@ -32,7 +33,6 @@ from postroom.domain.errors import (
     WrongPosition,
 )
 from postroom.domain.mailbox.commands import Command, Receive, TakeOwnership
-from postroom.domain.mailbox.decide import decide
 from postroom.domain.mailbox.events import MailboxMode
 from postroom.domain.mailbox.log_clock import Anchor, anchor
 from postroom.domain.mailbox.state import Mailbox
@@ -76,9 +76,11 @@ class MailboxEngine:
         self._clock = clock
         self._limits = limits
         self._default_policy = default_policy
-        self._committer = Committer(self.writer, self._append_failed, self._refuse)
+        self.metrics = MailboxMetrics()
+        self._committer = Committer(self.writer, self._append_failed, self._refuse, self.metrics)
         cache = EnvelopeCache(cache_bytes)
-        self._decider = GroupDecider(CommandEnricher(log, cache, self._committer), cache, admit)
+        enricher = CommandEnricher(log, cache, self._committer)
+        self._decider = GroupDecider(enricher, cache, self.metrics.reorder, admit)
         self._long_polls = LongPolls()
         self._state: LoadedMailbox | None = None
         self._anchor = Anchor(0, 0, continues=False)
@@ -135,8 +137,7 @@ class MailboxEngine:
         self._long_polls.wake_all()
         if self._task is not None:
             await self._task
-        state = self._state
-        if state is not None and state.failure is None:
+        if (state := self._state) is not None and state.failure is None:
             if state.records_since_snapshot >= CLOSING_SNAPSHOT_EVENTS:
                 await self.writer.try_save_snapshot(state.snapshot())
             await self.writer.try_seal(Seal(state.mailbox.position, state.chain))
@@ -185,6 +186,9 @@ class MailboxEngine:
         Raises: Saturated when too many commands are pending, Unavailable when the outcome is unknown,
             InvalidRequest in a forked process.
         """
+        return await self.metrics.measure(self._submit, commands)
+
+    async def _submit(self, commands: Sequence[Command]) -> list[Answer]:
         self.check_process()
         if self._lost is not None or self._closing:
             raise self._lost or MailboxClosed(f"Mailbox {self.log.mailbox} is closed; open it again.")
@@ -206,7 +210,6 @@ class MailboxEngine:
 
         A stream in the owner's own process ends with it, so `is_stream` changes nothing.
         """
-        self.check_process()
         loop = asyncio.get_running_loop()
         deadline = loop.time() + wait_ms / 1_000
         while True:
@@ -304,10 +307,9 @@ class MailboxEngine:
         state = self._state
         if state is None or state.failure is not None:
             return RECOVERY_SECONDS
-        mailbox = state.mailbox
-        if mailbox.over_capacity:
+        if state.mailbox.over_capacity:
             return 0
-        times = [mailbox.next_timer(), *map(mailbox.next_due, self._long_polls)]
+        times = [state.mailbox.next_timer(), *map(state.mailbox.next_due, self._long_polls)]
         due = min((time for time in times if time is not None), default=None)
         return None if due is None else (due - self.now()) / 1_000_000
 
@@ -392,9 +394,4 @@ class MailboxEngine:
         boot, uptime = clock.boot(), clock.uptime()
         self._anchor = anchor(mailbox, wall=clock.wall(), boot=boot, uptime=uptime, accept_clock=accept_clock)
         command = TakeOwnership(self.log.mailbox, mode, owner, boot, uptime, self._anchor.continues)
-        events = decide(command, mailbox, self._anchor.at)
-        state.epoch += 1
-        records = state.to_records(events)
-        for event, record in zip(events, records, strict=True):
-            state.evolve(event, record)
-        await self.writer.append(records)
+        await self.writer.append(state.take_ownership(command, self._anchor.at))

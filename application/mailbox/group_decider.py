@@ -7,6 +7,7 @@ from postroom.application.mailbox.drain_rate import DrainRate
 from postroom.application.mailbox.envelope_cache import EnvelopeCache
 from postroom.application.mailbox.group import Group, Request
 from postroom.application.mailbox.loaded_mailbox import LoadedMailbox
+from postroom.application.mailbox.metrics import ReorderDepth
 from postroom.application.messages import MessageDelivery
 from postroom.application.ports.mailbox_owner import Accepted, Answer
 from postroom.application.telemetry import logger
@@ -21,6 +22,7 @@ from postroom.domain.errors import (
 from postroom.domain.event import Event
 from postroom.domain.mailbox.commands import Command, Receive, Send, Sweep
 from postroom.domain.mailbox.decide import decide
+from postroom.domain.mailbox.shard import Shard
 from postroom.domain.mailbox.state import Mailbox
 from postroom.domain.message import MS, MessageAcked, MessageExpired, MessageReceived, MessageSent, Receipt
 from postroom.domain.record import Record
@@ -36,8 +38,10 @@ class GroupDecider:
         self,
         enricher: CommandEnricher,
         cache: EnvelopeCache,
+        reorder: ReorderDepth,
         admit: Callable[[Mailbox, int], None] | None = None,
     ) -> None:
+        self._reorder = reorder
         self._enricher = enricher
         self._cache = cache
         self._admit = admit
@@ -102,6 +106,10 @@ class GroupDecider:
         events = decide(command, state.mailbox, now)
         self._apply(events, state.to_records(events), group)
         received = [event for event in events if type(event) is MessageReceived]
+        for event in received:
+            message = state.mailbox.messages[event.stream]
+            if type(state.mailbox.topics[message.topic].shards[message.shard]) is Shard:
+                self._reorder.delivered(message)
         return [_delivery(event, payloads[event.stream], state.epoch) for event in received]
 
     def _execute(self, command: Command, group: Group, now: int) -> Answer:

@@ -8,6 +8,8 @@ from postroom.application.mailbox.fold import fold_from
 from postroom.application.ports.event_log import EventLogReader, StoredSnapshot
 from postroom.domain.errors import PostroomError
 from postroom.domain.event import Event
+from postroom.domain.mailbox.commands import TakeOwnership
+from postroom.domain.mailbox.decide import decide
 from postroom.domain.mailbox.snapshot import take_snapshot
 from postroom.domain.mailbox.state import Mailbox, evolve
 from postroom.domain.policy import MailboxLimits, TopicPolicy
@@ -56,6 +58,15 @@ class LoadedMailbox:
         """Evolve the state by an event whose record is `record`."""
         evolve(self.mailbox, event)
         self.chain = record.chain
+
+    def take_ownership(self, command: TakeOwnership, now: int) -> list[Record]:
+        """Evolve the state by a change of owner at `now` (µs), and return its records, to be appended."""
+        events = decide(command, self.mailbox, now)
+        self.epoch += 1
+        records = self.to_records(events)
+        for event, record in zip(events, records, strict=True):
+            self.evolve(event, record)
+        return records
 
     def snapshot(self) -> StoredSnapshot:
         """Return a snapshot of the state, to be saved."""

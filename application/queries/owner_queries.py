@@ -5,18 +5,21 @@ from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
 from postroom.application.mailbox.engine import MailboxEngine
+from postroom.application.metrics import Metric
 from postroom.application.queries.explain_message import ExplainMessage
 from postroom.application.queries.get_backlog import GetBacklog
 from postroom.application.queries.get_message import GetMessage
 from postroom.application.queries.get_topic_policy import GetTopicPolicy
 from postroom.application.queries.list_dead_letters import ListDeadLetters
 from postroom.application.queries.list_topics import ListTopics
+from postroom.application.queries.measure_mailbox import MeasureMailbox
 from postroom.application.queries.peek_messages import PeekMessages
 from postroom.application.queries.search_unsettled import SearchUnsettled
 from postroom.application.queries.time_travel import StateAt
 from postroom.application.query_results import (
     Backlog,
     DeadLetter,
+    DlqProfile,
     Explanation,
     MessageDetail,
     Moment,
@@ -41,15 +44,17 @@ class OwnerQueries:
     def __init__(self, engine: MailboxEngine) -> None:
         self._engine = engine
         log = engine.log
+        dlq_profile: DlqProfile = "ephemeral" if log.durability == "nothing" else "durable"
         state_at = StateAt(log, engine.now, lambda: engine.mailbox)
         self._get_message = GetMessage(log, engine.now)
         self._explain_message = ExplainMessage(log, engine.now)
-        self._get_backlog = GetBacklog(state_at, "ephemeral" if log.durability == "nothing" else "durable")
+        self._get_backlog = GetBacklog(state_at, dlq_profile)
         self._get_topic_policy = GetTopicPolicy(lambda: engine.mailbox)
         self._list_dead_letters = ListDeadLetters(state_at, log)
         self._list_topics = ListTopics(state_at)
         self._peek_messages = PeekMessages(state_at, log, is_swept=True)
         self._search_unsettled = SearchUnsettled(log)
+        self._measure = MeasureMailbox(lambda: engine.mailbox, engine.metrics, dlq_profile)
 
     async def get_mode(self) -> MailboxMode:
         """Return the mode of the mailbox: `queue` or `archive`."""
@@ -86,6 +91,10 @@ class OwnerQueries:
     async def get_topic_policy(self, topic: str) -> TopicPolicy | None:
         """Return the policy set for a topic; see `Mailbox.get_topic_policy`."""
         return self._get_topic_policy(topic)
+
+    async def measure(self) -> list[Metric]:
+        """Return the metrics of the mailbox."""
+        return self._measure()
 
     async def list_topics(self) -> list[TopicSummary]:
         """Return the topics; see `Mailbox.list_topics`."""

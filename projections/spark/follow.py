@@ -99,7 +99,8 @@ class _Stream:
     def run(self, stop: Event, *, once: bool) -> None:
         with self._query(once) as query:
             while query.isActive and not stop.wait(POLL_SECONDS):
-                pass
+                if not self._batch_lock.locked():  # Spark begins no batch without new records
+                    self._follower.progress.succeeded()
             if not stop.is_set():
                 query.awaitTermination()  # raises if the query failed
 

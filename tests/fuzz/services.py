@@ -5,6 +5,7 @@ import asyncio
 from postroom.application.delivery_window import DeliveryWindows
 from postroom.application.ports.mailbox import Mailbox
 from postroom.application.service import Service, unrestricted
+from postroom.application.surface_metrics import SurfaceMetrics
 from postroom.domain.errors import NotFound
 from postroom.domain.policy import TopicPolicy
 from postroom.domain.search import EventFilter, SearchPage
@@ -21,4 +22,5 @@ def stopping_service(mailbox: Mailbox) -> Service:
     """Return a service that stops, so that long polls and streams end at once."""
     stopping = asyncio.Event()
     stopping.set()
-    return Service(mailbox, unrestricted(mailbox, _search), TopicPolicy(), stopping, DeliveryWindows())
+    session = unrestricted(mailbox, _search)
+    return Service(mailbox, session, TopicPolicy(), stopping, DeliveryWindows(), SurfaceMetrics())

@@ -28,6 +28,7 @@ from postroom.adapters.grpc.v1 import mailbox_pb2 as pb
 from postroom.application.delivery_window import DeliveryWindows
 from postroom.application.ports.mailbox import Mailbox
 from postroom.application.service import Service, unrestricted
+from postroom.application.surface_metrics import SurfaceMetrics
 from postroom.domain.errors import InvalidRequest, NotFound, Unavailable
 from postroom.domain.message import Status
 from postroom.domain.policy import TopicPolicy
@@ -45,9 +46,8 @@ async def no_search(filter_: EventFilter) -> SearchPage:
 def serve_grpc(
     mailbox: Mailbox, address: str, search: Callable[[EventFilter], Awaitable[SearchPage]] = no_search
 ) -> AbstractAsyncContextManager[str]:
-    service = Service(
-        mailbox, unrestricted(mailbox, search), TopicPolicy(), asyncio.Event(), DeliveryWindows()
-    )
+    session = unrestricted(mailbox, search)
+    service = Service(mailbox, session, TopicPolicy(), asyncio.Event(), DeliveryWindows(), SurfaceMetrics())
     return grpc_surface(address)(service)
 
 

@@ -9,6 +9,7 @@ from postroom.adapters.memory.event_log import MemoryEventLog
 from postroom.adapters.memory.key_ring import MemoryKeyRing
 from postroom.adapters.recorder import LogRecorder
 from postroom.application.access.audit import AuditEntry
+from postroom.application.access.authority import Authority
 from postroom.application.access.capabilities import Capabilities
 from postroom.application.access.control import AccessControl
 from postroom.application.access.settings import AccessSettings
@@ -46,9 +47,9 @@ class Controlled(Generic[M, C]):
         self.audit = MemoryAuditLog()
         self.filters: list[EventFilter] = []
         self.page = SearchPage(())
-        self.control = AccessControl(
-            mailbox, self._search, self.keys, self.capabilities, self.audit, self.clock, settings
-        )
+        ttl_ms = (settings or AccessSettings()).cap_cache_ttl_ms
+        authority = Authority(self.keys, self.capabilities, clock, ttl_ms)
+        self.control = AccessControl(mailbox, self._search, authority, self.audit, clock, settings)
 
     async def _search(self, filter_: EventFilter) -> SearchPage:
         self.filters.append(filter_)

@@ -1,13 +1,26 @@
-"""Metrics of a follower."""
+"""Metrics and readiness of a follower."""
 
 from collections.abc import Iterator
 
-from postroom.application.telemetry import Metric
+from postroom.application.metrics import Metric
+from postroom.application.monitor import Monitor
+from postroom.projections.follow import Follower
 from postroom.projections.incremental.counts import FollowCounts
 
 
-def follow_metrics(counts: FollowCounts) -> Iterator[Metric]:
-    """Yield the metrics of a follower."""
+def follow_monitor(follower: Follower) -> Monitor:
+    """Return what a follower tells about itself."""
+
+    async def collect() -> list[Metric]:
+        return list(_metrics(follower.counts))
+
+    async def find_missing() -> list[str]:
+        return [] if follower.progress.is_made else ["read_models"]
+
+    return Monitor(collect, find_missing)
+
+
+def _metrics(counts: FollowCounts) -> Iterator[Metric]:
     lags = [({"mailbox": name}, lag) for name, lag in sorted(counts.lags.items())]
     yield Metric(
         "postroom_follow_lag_events",

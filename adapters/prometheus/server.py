@@ -1,0 +1,124 @@
+"""Metrics and health of a long-running command over HTTP (svc-mailbox I-10)."""
+
+import asyncio
+import json
+from collections.abc import Coroutine, Iterator
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
+from typing import Any, ClassVar, TypeVar
+
+from postroom.adapters.prometheus.text import write_metrics
+from postroom.application.monitor import Monitor
+from postroom.domain.errors import Unavailable
+
+T = TypeVar("T")
+
+ANSWER_SECONDS = 5.0
+"""Time in which the event loop of the command must answer; Prometheus waits 10 s."""
+POLL_SECONDS = 0.05
+EVENT_LOOP = "event_loop"
+JSON = "application/json"
+
+
+@contextmanager
+def serve_monitor(
+    monitor: Monitor, loop: asyncio.AbstractEventLoop, port: int, host: str = "127.0.0.1"
+) -> Iterator[str]:
+    """Serve `/metrics`, `/healthz` and `/readyz` while the context lasts, and yield the base URL.
+
+    A thread serves them, so that a command whose event loop hangs is noticed.
+
+    Arguments:
+        loop: the event loop of the command, on which the monitor is called.
+        port: 0 for any free port.
+
+    Raises: Unavailable when the port can't be bound.
+    """
+
+    class Handler(_Handler):
+        state = _State(monitor, loop)
+
+    try:
+        server = ThreadingHTTPServer((host, port), Handler)
+    except OSError as error:
+        raise Unavailable(
+            f"Metrics can't be served at {host}:{port}: {error.strerror}; choose another --metrics-port."
+        ) from error
+    server.daemon_threads = True
+    thread = Thread(target=server.serve_forever, args=(POLL_SECONDS,), name="postroom monitor", daemon=True)
+    thread.start()
+    try:
+        yield f"http://{host}:{server.server_port}"
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+class _State:
+    """The monitor, called from other threads."""
+
+    def __init__(self, monitor: Monitor, loop: asyncio.AbstractEventLoop) -> None:
+        self._monitor = monitor
+        self._loop = loop
+
+    def metrics(self, accept: str) -> tuple[int, bytes, str]:
+        try:
+            text, content_type = write_metrics(self._run(self._monitor.collect()), accept)
+        except FutureTimeoutError:
+            return 503, b"The event loop does not answer.\n", "text/plain"
+        return 200, text, content_type
+
+    def health(self) -> tuple[int, bytes, str]:
+        try:
+            self._run(asyncio.sleep(0))
+        except FutureTimeoutError:
+            return 503, json.dumps({"ok": False}).encode(), JSON
+        return 200, json.dumps({"ok": True}).encode(), JSON
+
+    def readiness(self) -> tuple[int, bytes, str]:
+        try:
+            missing = self._run(self._monitor.find_missing())
+        except FutureTimeoutError:
+            missing = [EVENT_LOOP]
+        body = json.dumps({"degraded": bool(missing), "missing": missing}).encode()
+        return (503 if missing else 200), body, JSON
+
+    def _run(self, work: Coroutine[Any, Any, T]) -> T:
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result(ANSWER_SECONDS)
+        except FutureTimeoutError:
+            future.cancel()
+            raise
+
+
+class _Handler(BaseHTTPRequestHandler):
+    """Handler of one request."""
+
+    state: ClassVar[_State]
+    timeout = ANSWER_SECONDS  # of a client that sends or reads nothing
+
+    def do_GET(self) -> None:  # name of the standard library
+        """Answer a request."""
+        match self.path.partition("?")[0]:
+            case "/metrics":
+                self._answer(*self.state.metrics(self.headers.get("Accept", "")))
+            case "/healthz":
+                self._answer(*self.state.health())
+            case "/readyz":
+                self._answer(*self.state.readiness())
+            case _:
+                self._answer(404, b"There are /metrics, /healthz and /readyz.\n", "text/plain")
+
+    def log_message(self, format: str, *args: object) -> None:  # name of the standard library
+        """Log nothing: Prometheus asks every few seconds."""
+
+    def _answer(self, status: int, body: bytes, content_type: str) -> None:
+        self.send_response(status)
+        self.send_header("Content-Type", content_type)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)

@@ -1,0 +1,118 @@
+"""Measurements of a mailbox at its owner, which all surfaces and processes call (svc-mailbox I-10)."""
+
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+from time import perf_counter
+
+from postroom.application.metrics import Histogram, Metric, histogram, new_histogram, rejected_metric
+from postroom.application.ports.mailbox_owner import Answer
+from postroom.domain.errors import PostroomError
+from postroom.domain.mailbox.commands import Ack, Command, Receive, Send
+from postroom.domain.message import Message
+
+BATCH_BOUNDS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000)
+MAX_DEPTH = 1_024
+"""Largest reorder depth that is told apart from larger ones."""
+MAX_SHARDS = 1_024
+"""Maximum number of shards whose latest deliveries are remembered."""
+
+
+class ReorderDepth:
+    """Number of messages by which deliveries are out of the order of their shard (svc-mailbox C-5, G-9).
+
+    The depth of a delivery is the number of messages of its shard that were sent later and delivered before.
+    A message whose delay was asked for, by its sender or by a nack, is not out of order, and neither is one
+    that was redriven: what counts is a message that its consumer, or the answer to it, was lost with.
+    """
+
+    def __init__(self) -> None:
+        self.maximum: dict[int, int] = {}
+        """Largest depth so far by shard number."""
+        self._delivered: dict[tuple[str, int], list[int]] = {}
+        """Ascending positions of the latest messages that were delivered, by shard."""
+
+    def delivered(self, message: Message) -> None:
+        """Note a delivery."""
+        key = message.topic, message.shard
+        positions = self._delivered.get(key)
+        if positions is None:
+            positions = self._first_of(key)
+        position = message.position
+        if not positions or position > positions[-1]:
+            positions.append(position)
+            if len(positions) > 2 * MAX_DEPTH:
+                del positions[:MAX_DEPTH]
+            return
+        if message.reason == "nacked" or message.redriven or message.ready_at > message.sent_at:
+            return
+        depth = min(len(positions) - bisect_right(positions, position), MAX_DEPTH)
+        if depth > self.maximum[message.shard]:
+            self.maximum[message.shard] = depth
+
+    def _first_of(self, key: tuple[str, int]) -> list[int]:
+        if len(self._delivered) >= MAX_SHARDS:
+            del self._delivered[next(iter(self._delivered))]
+        self.maximum.setdefault(key[1], 0)
+        return self._delivered.setdefault(key, [])
+
+
+class MailboxMetrics:
+    """Latencies, refusals, batches and reordering of a mailbox, since this process owns it."""
+
+    def __init__(self) -> None:
+        self._enqueue = new_histogram()
+        self._dequeue = new_histogram()
+        self._ack = new_histogram()
+        self._latencies: dict[type, Histogram] = {
+            Send: self._enqueue,
+            Receive: self._dequeue,
+            Ack: self._ack,
+        }
+        self._rejected: Counter[str] = Counter()
+        self.batch = new_histogram(BATCH_BOUNDS)
+        self.commit = new_histogram()
+        self.reorder = ReorderDepth()
+
+    async def measure(
+        self, submit: Callable[[Sequence[Command]], Awaitable[list[Answer]]], commands: Sequence[Command]
+    ) -> list[Answer]:
+        """Submit commands, and count their latency and their refusals."""
+        began = perf_counter()
+        try:
+            answers = await submit(commands)
+        except PostroomError as error:
+            self._reject(error)
+            raise
+        latency = self._latencies.get(type(commands[0]))
+        if latency is not None and (latency is not self._dequeue or answers[0]):  # it delivered something
+            latency.observe(perf_counter() - began)
+        for answer in answers:
+            if isinstance(answer, PostroomError):
+                self._reject(answer)
+        return answers
+
+    def collect(self) -> list[Metric]:
+        """Return the metrics."""
+        return [
+            histogram("postroom_enqueue_seconds", "Time until sends were durable.", self._enqueue),
+            histogram(
+                "postroom_dequeue_seconds",
+                "Time until deliveries were durable, without the wait for messages.",
+                self._dequeue,
+            ),
+            histogram("postroom_ack_seconds", "Time until acks were durable.", self._ack),
+            histogram("postroom_commit_seconds", "Duration of appends to the log.", self.commit),
+            histogram("postroom_commit_records", "Log records of an append.", self.batch),
+            rejected_metric(self._rejected),
+            Metric(
+                "postroom_reorder_depth_max",
+                "gauge",
+                "Largest number of messages, sent later to the same shard, that were delivered before one.",
+                [({"shard": str(shard)}, depth) for shard, depth in sorted(self.reorder.maximum.items())],
+            ),
+        ]
+
+    def _reject(self, error: PostroomError) -> None:
+        self._rejected[error.code] += 1
+        error.is_counted = True

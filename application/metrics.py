@@ -1,0 +1,97 @@
+"""Metrics: counters, gauges and histograms, independent of the format in which they are served."""
+
+from bisect import bisect_left
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from typing import Literal
+
+import msgspec
+
+SECONDS_BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.035, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+"""Upper bounds of latencies; 35 ms and 20 ms are the targets of enqueue, dequeue and ack."""
+
+
+class Histogram(msgspec.Struct):
+    """Distribution of observed values.
+
+    Arguments:
+        bounds: inclusive upper bounds of the buckets, ascending; a last bucket has no bound.
+        counts: number of values in each bucket.
+        sum: of the values.
+    """
+
+    bounds: Sequence[float]
+    counts: list[int]
+    sum: float = 0.0
+
+    def observe(self, value: float) -> None:
+        """Count a value."""
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.sum += value
+
+
+def new_histogram(bounds: Sequence[float] = SECONDS_BOUNDS) -> Histogram:
+    """Return an empty histogram; the bounds are of latencies in seconds unless others are given."""
+    return Histogram(bounds, [0] * (len(bounds) + 1))
+
+
+class Metric(msgspec.Struct, frozen=True):
+    """Metric with its samples; see OpenMetrics.
+
+    Arguments:
+        name: without the suffix `_total` of a counter.
+        kind: a counter only increases; a gauge may also decrease.
+        samples: pairs of labels and value.
+    """
+
+    name: str
+    kind: Literal["counter", "gauge", "histogram"]
+    help: str
+    samples: Sequence[tuple[Mapping[str, str], float | Histogram]]
+
+
+Measure = Callable[[], Awaitable[Sequence[Metric]]]
+"""Return the present metrics; raises a PostroomError when they can't be read."""
+
+
+def counter(name: str, text: str, value: float) -> Metric:
+    """Return a counter without labels."""
+    return Metric(name, "counter", text, [({}, value)])
+
+
+def gauge(name: str, text: str, value: float) -> Metric:
+    """Return a gauge without labels."""
+    return Metric(name, "gauge", text, [({}, value)])
+
+
+def histogram(name: str, text: str, value: Histogram) -> Metric:
+    """Return a histogram without labels."""
+    return Metric(name, "histogram", text, [({}, value)])
+
+
+def rejected_metric(numbers: Mapping[str, int]) -> Metric:
+    """Return the counter of refusals by code (svc-mailbox I-10)."""
+    return Metric(
+        "postroom_rejected",
+        "counter",
+        "Commands that the mailbox refused, and requests refused before they reached it, by code.",
+        [({"reason": code}, number) for code, number in sorted(numbers.items())],
+    )
+
+
+def merge(metrics: Iterable[Metric]) -> list[Metric]:
+    """Return one metric for each name; values with the same labels are added up."""
+    merged: dict[str, Metric] = {}
+    for metric in metrics:
+        other = merged.get(metric.name)
+        merged[metric.name] = metric if other is None else _add(other, metric)
+    return list(merged.values())
+
+
+def _add(first: Metric, second: Metric) -> Metric:
+    values: dict[tuple[tuple[str, str], ...], float] = {}
+    for labels, value in (*first.samples, *second.samples):
+        assert not isinstance(value, Histogram), f"{first.name} is measured twice"
+        key = tuple(labels.items())
+        values[key] = values.get(key, 0) + value
+    samples = [(dict(key), value) for key, value in values.items()]
+    return Metric(first.name, first.kind, first.help, samples)

@@ -1,0 +1,70 @@
+"""What long-running commands tell about themselves: metrics, and what they can't use at present."""
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, NamedTuple
+
+from postroom.application.metrics import Metric
+from postroom.application.ports.mailbox import Mailbox
+from postroom.domain.errors import PostroomError
+
+PROGRESS_SECONDS = 60.0
+"""Time without a pass of a loop after which it counts as stuck."""
+MAILBOX_SECONDS = 3.0
+"""Time in which the owner of a mailbox must answer."""
+
+
+class Monitor(NamedTuple):
+    """What a long-running command tells about itself (svc-mailbox I-10).
+
+    Arguments:
+        collect: returns the metrics.
+        find_missing: returns the names of what it needs and can't use; empty if it is ready.
+    """
+
+    collect: Callable[[], Coroutine[Any, Any, Sequence[Metric]]]
+    find_missing: Callable[[], Coroutine[Any, Any, list[str]]]
+
+
+class Progress:
+    """Outcome of the latest pass of a loop.
+
+    A loop that never ends a pass, for example because a broker accepts requests and does not answer, makes
+    no progress and so is not ready.
+
+    Arguments:
+        seconds: time that a pass may take.
+    """
+
+    def __init__(
+        self, seconds: float = PROGRESS_SECONDS, monotonic: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._seconds = seconds
+        self._monotonic = monotonic
+        self._is_failed = False
+        self._at = monotonic()
+
+    def succeeded(self) -> None:
+        """Note a pass that succeeded."""
+        self._is_failed = False
+        self._at = self._monotonic()
+
+    def failed(self) -> None:
+        """Note a pass that failed."""
+        self._is_failed = True
+
+    @property
+    def is_made(self) -> bool:
+        """Return whether the latest pass succeeded, and ended in time."""
+        return not self._is_failed and self._monotonic() - self._at <= self._seconds
+
+
+async def is_answering(mailbox: Mailbox) -> bool:
+    """Return whether the owner of a mailbox answers in time."""
+    try:
+        async with asyncio.timeout(MAILBOX_SECONDS):
+            await mailbox.get_topic_policy("any")  # reads the state in memory
+    except (PostroomError, TimeoutError):
+        return False
+    return True

@@ -1,0 +1,173 @@
+"""`MeasureMailbox`: the metrics of a mailbox, from its owner's memory (svc-mailbox I-10, P-9, C-12)."""
+
+from collections.abc import Callable, Iterable, Mapping
+from heapq import nlargest
+
+import msgspec
+
+from postroom.application.mailbox.metrics import MailboxMetrics
+from postroom.application.metrics import Metric, counter, gauge
+from postroom.application.query_results import DlqProfile
+from postroom.domain.mailbox.state import Mailbox, Topic
+from postroom.domain.policy import MIN_VISIBILITY_MS, SECOND_MS, TopicPolicy
+
+MAX_TOPICS = 100
+"""Topics that have their own labels; the others are added up."""
+OTHERS = "*"
+"""Label of the other topics, and of the default policy; no topic has this name."""
+
+
+class _ShardState(msgspec.Struct):
+    waiting: int
+    in_flight: int
+    saturation: float
+
+    def __add__(self, other: "_ShardState") -> "_ShardState":
+        return _ShardState(
+            self.waiting + other.waiting,
+            self.in_flight + other.in_flight,
+            max(self.saturation, other.saturation),
+        )
+
+
+class MeasureMailbox:
+    """A query for the metrics of a mailbox; its cost grows with topics and shards, not with messages."""
+
+    def __init__(
+        self,
+        present: Callable[[], Mailbox],
+        metrics: MailboxMetrics,
+        dlq_profile: DlqProfile = "durable",
+    ) -> None:
+        """Initialise with a function that returns the present state, and the measurements."""
+        self._present = present
+        self._metrics = metrics
+        self._dlq_profile = dlq_profile
+
+    def __call__(self) -> list[Metric]:
+        """Return the metrics.
+
+        Raises: Unavailable while the state is void.
+        """
+        mailbox = self._present()
+        return [
+            gauge("postroom_mailbox_epoch", "Epoch of the owner of the mailbox.", mailbox.epoch),
+            counter("postroom_log_records", "Records ever appended to the log.", mailbox.position),
+            Metric(
+                "postroom_dlq_profile",
+                "gauge",
+                "1 for the profile of the dead letters: durable, or ephemeral in memory.",
+                [({"dlq_profile": self._dlq_profile}, 1.0)],
+            ),
+            *_shards(mailbox),
+            *_topics(mailbox),
+            *_policies(mailbox),
+            *self._metrics.collect(),
+        ]
+
+
+def _shards(mailbox: Mailbox) -> Iterable[Metric]:
+    """Yield the gauges of the shards that hold messages."""
+    named = _named(topic for topic in mailbox.topics.values() if not topic.is_empty)
+    states: dict[tuple[str, int], _ShardState] = {}
+    for topic in mailbox.topics.values():
+        label = topic.name if topic.name in named else OTHERS
+        for number, shard in topic.shards.items():
+            if size := shard.size:
+                key = label, number
+                in_flight = shard.in_flight
+                state = _ShardState(size - in_flight, in_flight, size / topic.policy.shard_capacity)
+                states[key] = states[key] + state if key in states else state
+    labels = {key: {"topic": key[0], "shard": str(key[1])} for key in sorted(states)}
+    for name, text, field in (
+        ("queue_depth", "Messages ready or delayed.", "waiting"),
+        ("inflight", "Messages in flight.", "in_flight"),
+        ("saturation", "Unsettled messages per shard capacity, 0 to 1.", "saturation"),
+    ):
+        samples = [(names, getattr(states[key], field)) for key, names in labels.items()]
+        yield Metric(f"postroom_{name}", "gauge", text, samples)
+
+
+def _topics(mailbox: Mailbox) -> Iterable[Metric]:
+    """Yield the metrics of topics.
+
+    Counters are of all topics, at most `MailboxLimits.topics`: one that moved between its own label and that
+    of the others would seem to be reset.
+    """
+    topics = sorted(mailbox.topics.values(), key=lambda topic: topic.name)
+    named = _named(topic for topic in topics if topic.dead)
+    dead: dict[str, int] = {}
+    for topic in topics:
+        if topic.dead:
+            label = topic.name if topic.name in named else OTHERS
+            dead[label] = dead.get(label, 0) + len(topic.dead)
+    samples = [({"topic": name}, number) for name, number in sorted(dead.items())]
+    yield Metric("postroom_dead_letters", "gauge", "Dead letters.", samples)
+    yield Metric(
+        "postroom_dlq",
+        "counter",
+        "Dead-letterings by topic and reason.",
+        [
+            ({"topic": topic.name, "reason": reason}, number)
+            for topic in topics
+            for reason, number in sorted(topic.dead_letterings.items())
+        ],
+    )
+    paused = [({"topic": name}, 1.0) for name in sorted(mailbox.paused_topics)[:MAX_TOPICS]]
+    yield Metric("postroom_topic_paused", "gauge", "1 for a topic that is paused.", paused)
+
+
+_SETTINGS: Mapping[str, tuple[str, Callable[[TopicPolicy], float]]] = {
+    "ready_retention_seconds": (
+        "Age at which an undelivered message is dead-lettered.",
+        lambda policy: policy.ready_retention_ms / SECOND_MS,
+    ),
+    "in_flight_retention_seconds": (
+        "Longest delivery with extensions.",
+        lambda policy: policy.in_flight_retention_visibilities * policy.visibility_ms / SECOND_MS,
+    ),
+    "dead_retention_seconds": (
+        "Age at which a dead letter expires.",
+        lambda policy: policy.dead_retention_ms / SECOND_MS,
+    ),
+    "dead_capacity": (
+        "Number of dead letters above which the oldest expire.",
+        lambda policy: policy.dead_capacity,
+    ),
+    "replay_window_seconds": (
+        "Time for which an idempotency key is remembered.",
+        lambda policy: policy.replay_window_ms / SECOND_MS,
+    ),
+    "backoff_max_seconds": (
+        "Longest pause between attempts.",
+        lambda policy: policy.backoff_max_ms / SECOND_MS,
+    ),
+}
+
+
+def _policies(mailbox: Mailbox) -> Iterable[Metric]:
+    """Yield the settings in force: those of the default policy, and of the topics that have their own."""
+    policies = {OTHERS: mailbox.default_policy}
+    policies |= {name: mailbox.policies[name] for name in sorted(mailbox.policies)[:MAX_TOPICS]}
+    for name, (text, read) in _SETTINGS.items():
+        samples = [({"topic": topic}, read(policy)) for topic, policy in policies.items()]
+        yield Metric(f"postroom_{name}", "gauge", text, samples)
+    yield gauge(
+        "postroom_visibility_min_seconds",
+        "Shortest visibility timeout.",
+        MIN_VISIBILITY_MS / SECOND_MS,
+    )
+    yield gauge(
+        "postroom_history_retention_seconds",
+        "Time for which the records of settled messages are retained.",
+        mailbox.limits.history_retention_ms / SECOND_MS,
+    )
+
+
+def _named(topics: Iterable[Topic]) -> set[str]:
+    """Return the names of the topics with most messages, which have their own labels."""
+
+    def size(topic: Topic) -> tuple[int, str]:
+        return len(topic.dead) + sum(shard.size for shard in topic.shards.values()), topic.name
+
+    return {topic.name for topic in nlargest(MAX_TOPICS, topics, key=size)}

@@ -1,0 +1,69 @@
+"""Metrics of network surfaces, beside those of the mailbox that they serve (svc-mailbox I-10)."""
+
+from collections import Counter
+
+from postroom.application.metrics import Measure, Metric, gauge, merge, rejected_metric
+from postroom.domain.errors import PostroomError
+
+
+class SurfaceMetrics:
+    """Requests of all surfaces of a process, and the metrics of the mailbox.
+
+    Labels are bounded: methods, routes, statuses and codes are fixed.
+
+    Arguments:
+        measure: returns the metrics of the mailbox, wherever its owner is; None for none.
+    """
+
+    def __init__(self, measure: Measure | None = None) -> None:
+        self._measure = measure
+        self._http: Counter[tuple[str, str, int]] = Counter()
+        self._grpc: Counter[tuple[str, str]] = Counter()
+        self._rejected: Counter[str] = Counter()
+
+    def answered_http(self, method: str, route: str, status: int) -> None:
+        """Count a request over HTTP that was answered; its route is `other` if there is none."""
+        name = method if method in ("GET", "HEAD", "POST", "PUT") else "other"
+        self._http[name, route, status] += 1
+
+    def answered_grpc(self, method: str, status: str) -> None:
+        """Count a call over gRPC that ended, with the name of its status."""
+        self._grpc[method, status] += 1
+
+    def refused(self, error: PostroomError) -> None:
+        """Count a refused request, unless the owner of the mailbox has counted it."""
+        if not error.is_counted:
+            self._rejected[error.code] += 1
+
+    async def collect(self) -> list[Metric]:
+        """Return all metrics; while the mailbox can't be used, those of the surfaces."""
+        metrics: list[Metric] = []
+        is_up = True
+        if self._measure is not None:
+            try:
+                metrics += await self._measure()
+            except PostroomError:
+                is_up = False
+        metrics += (
+            gauge("postroom_mailbox_up", "1 if the mailbox can be used.", is_up),
+            Metric(
+                "postroom_http_requests",
+                "counter",
+                "Requests over HTTP by method, route and status.",
+                [
+                    ({"method": method, "route": route, "status": str(status)}, number)
+                    for (method, route, status), number in sorted(self._http.items())
+                ],
+            ),
+            Metric(
+                "postroom_grpc_requests",
+                "counter",
+                "Calls over gRPC by method and status.",
+                [
+                    ({"method": method, "status": status}, number)
+                    for (method, status), number in sorted(self._grpc.items())
+                ],
+            ),
+            rejected_metric(self._rejected),
+        )
+        return merge(metrics)
