@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     )
     from postroom.adapters.compose.queries import Projections, Reader, read_mailbox, read_projections
     from postroom.adapters.compose.relay import open_relay
+    from postroom.adapters.compose.remote import ClientTls
     from postroom.adapters.compose.streams import open_streams
     from postroom.adapters.http.signature import verify_signature
     from postroom.adapters.nats.definitions import ConsumerDefinition, StreamDefinition
@@ -119,6 +120,7 @@ __all__ = [
     "BrokenLog",
     "BrokenProjection",
     "Changes",
+    "ClientTls",
     "Column",
     "Connection",
     "ConsumerDefinition",
@@ -246,6 +248,7 @@ _NAMES = {
     "adapters.compose.outbox": "open_outbox",
     "adapters.compose.postgres": "migrate_messaging migrate_store",
     "adapters.compose.relay": "open_relay",
+    "adapters.compose.remote": "ClientTls",
     "adapters.compose.streams": "open_streams",
     "adapters.http.signature": "verify_signature",
     "adapters.nats.settings": "NatsSettings",

@@ -37,6 +37,11 @@ def check_mailbox(name: object) -> str:
     return text
 
 
+def is_mailbox(log: str) -> bool:
+    """Return whether a log of a store is that of a mailbox, by its name."""
+    return "@" in log
+
+
 def check_topic(name: object) -> str:
     """Return a topic name, or raise `InvalidRequest`; glob characters (`*?[]`) are reserved for searches."""
     text = check_any_text("The topic name", name)

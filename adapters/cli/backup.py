@@ -44,15 +44,15 @@ async def restore(
     session: Session,
     folder: Annotated[str, Argument(metavar="FOLDER", help="Folder of the backup.")],
     into: Annotated[str, Option(metavar="STORE", help="SQLite file or postgresql:// URL to restore into.")],
-    replace: Annotated[bool, Option("--replace", help="Replace the mailboxes of the store.")] = False,
+    replace: Annotated[bool, Option("--replace", help="Replace what the store contains.")] = False,
     discard_newer: Annotated[
         int,
         Option(metavar="N", min=0, help="Give up N records of the store that the backup lacks."),
     ] = 0,
 ) -> None:
-    """Restore a backup into a store without mailboxes, after verifying it.
+    """Restore a backup into an empty store, after verifying it.
 
-    With --replace, the store's mailboxes are replaced; no process may use it. If they have records that the
+    With --replace, what the store contains is replaced; no process may use it. If it has records that the
     backup lacks, such as acknowledged sends, the error names their number for --discard-newer. Owners and
     receipts from after the backup are refused. Rebuild the read models afterwards.
     """
@@ -79,7 +79,7 @@ def _show(session: Session, manifest: "Manifest", folder: str, headline: str) ->
     from postroom.adapters.cli.tables import Time
 
     session.out.table(
-        ("mailbox", "first", "head", "epoch", "recorded"),
+        ("log", "first", "head", "epoch", "recorded"),
         [
             (
                 each.mailbox,

@@ -32,7 +32,13 @@ _OPTIONS = {
         str | None,
         "--store",
         metavar="PATH",
-        help="SQLite file or postgresql:// URL; default postroom.db. [POSTROOM_STORE]",
+        help="SQLite file, postgresql:// URL or URL of a server; default postroom.db. [POSTROOM_STORE]",
+    ),
+    "token_file": _shared(
+        str | None,
+        "--token-file",
+        metavar="FILE",
+        help="Token for a store that is the URL of a server; - for stdin. [POSTROOM_TOKEN]",
     ),
     "mailbox": _shared(
         str | None, "--mailbox", metavar="NAME@PROXY", help="Mailbox to use. [POSTROOM_MAILBOX]"

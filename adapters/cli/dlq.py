@@ -9,6 +9,7 @@ from typer import Argument, Option
 
 from postroom.adapters.cli.exit_codes import REFUSED
 from postroom.adapters.cli.inspect import find_message, show_detail
+from postroom.adapters.cli.remote import use_mailbox
 from postroom.adapters.cli.session import Session
 from postroom.adapters.cli.time_arguments import Archive, At, parse_moment
 from postroom.adapters.cli.topic import note_unknown_topic
@@ -81,7 +82,7 @@ async def redrive_dead_letters(
     id_: Annotated[list[str] | None, Option("--id", help="Only this message; may be repeated.")] = None,
 ) -> None:
     """Redrive dead letters to their topic, oldest first, with their attempts reset."""
-    async with session.use() as postroom:
+    async with use_mailbox(session) as postroom:
         count = await postroom.redrive_dead_letters(topic, limit=limit, reason=reason, message_ids=id_)
     _report(session, "redriven", count, f"{count:,} redriven to {topic}")
 
@@ -97,7 +98,7 @@ async def purge_dead_letters(
             raise WrongUsage(f"Purging the dead letters of {topic} can't be undone; add --yes to confirm.")
         if not typer.confirm(f"Remove all dead letters of {topic}?", err=True):
             return REFUSED
-    async with session.use() as postroom:
+    async with use_mailbox(session) as postroom:
         count = await postroom.purge_topic(topic)
     _report(session, "purged", count, f"{count:,} purged from {topic}")
     return None

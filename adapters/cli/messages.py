@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Argument, Option
 
 from postroom.adapters.cli.exit_codes import NOTHING, describe, exit_code
+from postroom.adapters.cli.remote import use_mailbox
 from postroom.adapters.cli.session import Session
 from postroom.adapters.cli.values import (
     WrongUsage,
@@ -19,12 +20,12 @@ from postroom.adapters.cli.values import (
     readable,
 )
 from postroom.application.pluralize import pluralize
-from postroom.domain.errors import InvalidRequest, Rejected
+from postroom.domain.errors import Forbidden, InvalidRequest, Rejected
 from postroom.domain.policy import DEFAULT_MAX_BYTES, DEFAULT_MAX_MESSAGES
 
 if TYPE_CHECKING:
-    from postroom.adapters.compose.connect import SharedMailbox
     from postroom.application.messages import ReceivedMessage
+    from postroom.application.ports.mailbox import Mailbox
     from postroom.application.query_results import PeekedMessage
     from postroom.domain.message import Receipt
 
@@ -97,7 +98,7 @@ async def send(
         schema_url=schema_url,
         schema_version=schema_version,
     )
-    async with session.use(create=True) as postroom:
+    async with use_mailbox(session, create=True) as postroom:
         result = await postroom.send_message(message)
     if session.out.as_json:
         session.out.json({"msg_id": result.message_id, "duplicate": result.duplicate})
@@ -154,15 +155,14 @@ async def recv(
     With --json it prints one JSON object a line. postroom peek shows messages without receiving them.
     """
     from postroom.application.mailbox.receive import make_receive
-    from postroom.application.queries.peek_messages import explain_empty
 
     wait_ms, visibility_ms = parse_duration(wait), None if visibility is None else parse_duration(visibility)
     make_receive([topic], max_messages, max_bytes, visibility_ms, consumer)  # validates the arguments
     # Owning a mailbox appends a record to its log; an empty topic is only read.
-    if not wait_ms and (reason := session.why_empty(topic)) is not None:
+    if not wait_ms and not session.is_remote and (reason := session.why_empty(topic)) is not None:
         session.out.note(reason)
         return NOTHING
-    async with session.use() as postroom:
+    async with use_mailbox(session) as postroom:
         messages = await postroom.receive_messages(
             topic,
             max_messages=max_messages,
@@ -174,19 +174,17 @@ async def recv(
         for number, message in enumerate(messages):
             _show_received_message(session, message, with_receipt=not ack, first=not number)
         session.out.flush()
-        topics = [] if messages else await postroom.list_topics()
-        policy = await postroom.get_topic_policy(topic) or session.settings.policy
         if ack:
             refusals = await postroom.ack_messages([message.receipt for message in messages])
             for refusal in refusals:
                 if refusal is not None:
                     raise refusal
+        note = await _describe_receive(session, postroom, topic, bool(messages), visibility)
     if not messages:
-        session.out.note(explain_empty(topic, topics, session.mailbox))
+        session.out.note(note)
         return NOTHING
     if not ack:
-        hidden_for = visibility or format_duration(policy.visibility_ms)
-        session.out.note(f"Hidden for {hidden_for}; acknowledge with: postroom ack RECEIPT")
+        session.out.note(note)
     return None
 
 
@@ -232,7 +230,23 @@ async def extend(
     )
 
 
-Settle = Callable[["SharedMailbox", Sequence["Receipt"]], Awaitable[list[Rejected | None]]]
+async def _describe_receive(
+    session: Session, postroom: "Mailbox", topic: str, has_messages: bool, visibility: str | None
+) -> str:
+    """Return why there is no message, or for how long the messages are hidden and what to do next."""
+    from postroom.application.queries.peek_messages import explain_empty
+
+    try:
+        if not has_messages:
+            return explain_empty(topic, await postroom.list_topics(), postroom.name)
+        policy = await postroom.get_topic_policy(topic) or session.settings.policy
+        hidden_for = visibility or format_duration(policy.visibility_ms)
+    except Forbidden:  # a token may allow receiving only
+        return "Acknowledge with: postroom ack RECEIPT" if has_messages else f"{topic} has no ready messages."
+    return f"Hidden for {hidden_for}; acknowledge with: postroom ack RECEIPT"
+
+
+Settle = Callable[["Mailbox", Sequence["Receipt"]], Awaitable[list[Rejected | None]]]
 
 
 async def _settle(session: Session, tokens: list[str], done: str, settle: Settle) -> int:
@@ -240,7 +254,7 @@ async def _settle(session: Session, tokens: list[str], done: str, settle: Settle
 
     tokens = read_words(tokens, sys.stdin.buffer)
     receipts = [read_receipt(token) for token in tokens]
-    async with session.use() as postroom:
+    async with use_mailbox(session) as postroom:
         refusals = await settle(postroom, receipts)
     if session.out.as_json:
         session.out.json(

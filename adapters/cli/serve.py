@@ -11,6 +11,9 @@ from postroom.adapters.cli.session import Session
 from postroom.adapters.cli.settings import InvalidSettings
 from postroom.adapters.compose.serve import (
     HttpSettings,
+    Protection,
+    ServerTls,
+    TlsFiles,
     open_grpc_surface,
     open_http_surface,
     serve_mailbox,
@@ -30,14 +33,34 @@ class ServeSettings(HttpSettings, frozen=True, kw_only=True):
     """Settings of `[serve]`: the addresses, and the limits of the HTTP server.
 
     Arguments:
-        http: loopback `host:port`, or `unix:path`; empty for none.
+        http: `host:port`, or `unix:path`; empty for none.
         grpc: the same for gRPC; None for none.
         amnesia: write nothing to a disk, and forget messages when they settle.
+        tls_certificate, tls_key: files in PEM; hosts and ports are served with TLS then.
+        tls_client_ca: file in PEM of the authorities of clients' certificates, which are then required.
+        behind_proxy: a proxy in front speaks TLS.
+        allowed_hosts: names by which clients reach the server, besides those of loopback; `*` is any.
     """
 
     http: str = DEFAULT_HTTP
     grpc: str | None = None
     amnesia: bool = False
+    tls_certificate: str | None = None
+    tls_key: str | None = None
+    tls_client_ca: str | None = None
+    behind_proxy: bool = False
+    allowed_hosts: tuple[str, ...] = ()
+
+    def protection(self) -> Protection:
+        """Return how the surfaces are protected; raise InvalidRequest for an unusable certificate."""
+        tls = None
+        if self.tls_certificate is not None and self.tls_key is not None:
+            tls = ServerTls(TlsFiles(self.tls_certificate, self.tls_key, self.tls_client_ca))
+        elif self.tls_certificate or self.tls_key or self.tls_client_ca:
+            raise InvalidSettings(
+                "[serve]: TLS needs both tls_certificate and tls_key; set both, or neither."
+            )
+        return Protection(tls, self.behind_proxy, self.allowed_hosts)
 
 
 def serve(
@@ -58,10 +81,10 @@ def serve(
         Option("--amnesia", help="Write nothing to a disk; what is in memory is lost at the end."),
     ] = False,
 ) -> None:
-    """Serve the mailbox over HTTP and gRPC to processes of this machine, until interrupted.
+    """Serve the mailbox over HTTP and gRPC, until interrupted.
 
-    Only loopback addresses and Unix sockets are served. The contract is at /openapi.json. Further limits and
-    timeouts are settings of [serve].
+    Addresses beyond loopback need TLS, by tls_certificate and tls_key of [serve], or a proxy in front. The
+    contract is at /openapi.json. Limits and timeouts are settings of [serve].
     """
     flags = {"http": http, "grpc": grpc, "max_connections": max_connections, "amnesia": amnesia or None}
     settings = session.settings.section("serve", ServeSettings, flags)
@@ -74,9 +97,10 @@ def serve(
         session = enter_amnesia(session, settings.http, settings.grpc)
     with explain_missing_extra("serve"):
         import uvloop
-    surfaces = [open_http_surface(settings.http, settings)] if settings.http else []
+    protection = settings.protection()
+    surfaces = [open_http_surface(settings.http, settings, protection)] if settings.http else []
     if settings.grpc:
-        surfaces.append(open_grpc_surface(settings.grpc))
+        surfaces.append(open_grpc_surface(settings.grpc, protection))
     if not surfaces:
         raise InvalidSettings("[serve] has neither an http nor a grpc address; set one.")
     uvloop.run(_serve(session, surfaces, amnesia=settings.amnesia))

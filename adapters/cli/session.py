@@ -79,11 +79,19 @@ class Session:
         """Return the mailbox for commands on queues."""
         return self.settings.mailbox or QUEUE_MAILBOX
 
+    @property
+    def is_remote(self) -> bool:
+        """Return whether the store is the URL of a server, not a store of this machine."""
+        from postroom.adapters.compose.remote import is_remote
+
+        return is_remote(self.store)
+
     def existing_store(self) -> str:
         """Return the store after checking that it exists.
 
-        Raises: NotFound when it does not exist, InvalidRequest for `memory:`.
+        Raises: NotFound when it does not exist, InvalidRequest for `memory:` and for the URL of a server.
         """
+        self._refuse_server()
         if self.store == MEMORY:
             raise InvalidRequest(
                 f"The store memory: ends with the command, so postroom {self.command} has nothing to read; "
@@ -173,6 +181,7 @@ class Session:
         from postroom.adapters.compose import OwnerSettings, list_mailboxes
         from postroom.adapters.compose.connect import share_mailbox
 
+        self._refuse_server()
         settings = self.settings
         name = mailbox or self.mailbox
         if create:
@@ -199,6 +208,13 @@ class Session:
                 except InvalidRequest as error:
                     raise InvalidRequest(f'[topics."{topic}"] in {settings.file}: {error}') from error
             yield shared
+
+    def _refuse_server(self) -> None:
+        if self.is_remote:
+            raise InvalidRequest(
+                f"postroom {self.command} uses the store itself, not a server; run it where the store is, or "
+                f"ask the server over HTTP or gRPC."
+            )
 
 
 def _check_mailbox(mailbox: str, mailboxes: list[str], store: str) -> str:

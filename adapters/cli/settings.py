@@ -106,6 +106,7 @@ SECTIONS = (
     "serve",
     "audit",
     "access",
+    "client",
 )
 """Tables of the settings file that commands validate when they need them."""
 
@@ -154,6 +155,8 @@ def load_settings(
         name: _table(tables, name, {name: f"[{name}] in {path}"}) | _from_environment(name, environment)
         for name in SECTIONS
     }
+    if flags.get("token_file") is not None:
+        values["sections"]["client"]["token_file"] = flags["token_file"]
     for name in ("policy", "limits", *SECTIONS):
         origins |= {f"{name}.{key}": path for key in _table(tables, name, {name: path})}
         origins |= {
@@ -216,10 +219,13 @@ def _scalar(name: str, value: object, where: str) -> object:
     if not isinstance(value, str) or not value:
         raise InvalidSettings(f"{where} is {value!r}; expected non-empty text.")
     if name == "store" and "://" in value and not value.startswith(_DATABASES):
-        raise InvalidSettings(
-            f"{where} begins with {value.partition('://')[0]}://; a store is a file, memory: or "
-            "postgresql://user@host/database."
-        )
+        from postroom.adapters.compose.remote import is_remote
+
+        if not is_remote(value):
+            raise InvalidSettings(
+                f"{where} begins with {value.partition('://')[0]}://; a store is a file, memory:, "
+                "postgresql://user@host/database or the URL of a server."
+            )
     return value
 
 

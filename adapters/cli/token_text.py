@@ -34,6 +34,16 @@ Out = Annotated[
 ]
 
 
+def find_token_text(session: Session, file: str | None) -> str | None:
+    """Return the text of a token from a file (`-` is stdin) or `POSTROOM_TOKEN`, or None if there is none.
+
+    Raises: WrongUsage for an empty file.
+    """
+    if file is not None or os.environ.get(VARIABLE):
+        return read_token_text(session, file)
+    return None
+
+
 def read_token_text(session: Session, file: str | None) -> str:
     """Return the text of a token from a file, `POSTROOM_TOKEN`, or stdin, in this order.
 

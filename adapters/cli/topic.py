@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 from typer import Argument
 
+from postroom.adapters.cli.remote import use_mailbox
 from postroom.adapters.cli.session import Session
 from postroom.adapters.cli.settings import make_policy
 from postroom.adapters.cli.values import format_duration, parse_pairs
@@ -50,14 +51,14 @@ def list_topics(session: Session) -> None:
 
 async def pause(session: Session, topic: Topic) -> None:
     """Deliver no more messages of a topic until it is resumed; sends and acks go on."""
-    async with session.use() as postroom:
+    async with use_mailbox(session) as postroom:
         await postroom.pause_topic(topic)
     session.out.result({"topic": topic, "paused": True}, f"{topic} is paused")
 
 
 async def resume(session: Session, topic: Topic) -> None:
     """Deliver the messages of a paused topic again."""
-    async with session.use() as postroom:
+    async with use_mailbox(session) as postroom:
         await postroom.resume_topic(topic)
     session.out.result({"topic": topic, "paused": False}, f"{topic} is resumed")
 
@@ -81,7 +82,7 @@ async def policy(
             current = reader.get_topic_policy(topic) or session.settings.policy
             note_unknown_topic(session, topic, reader.list_topics())
     else:
-        async with session.use(create=True) as postroom:
+        async with use_mailbox(session, create=True) as postroom:
             base = await postroom.get_topic_policy(topic) or session.settings.policy
             current = make_policy(base, pairs, f"The policy of {topic}")
             await postroom.set_topic_policy(topic, current)

@@ -1,5 +1,6 @@
 """Wiring of access control: keys, the log of capabilities, and the control of a served mailbox."""
 
+import os
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING
@@ -40,7 +41,7 @@ def open_key_ring(store: str, path: str | None = None) -> KeyRing:
     Raises: InvalidRequest when a database has no path of its keys.
     """
     if path is not None:
-        return FileKeyRing(check_path("The path of the key file", path))
+        return FileKeyRing(os.path.abspath(check_path("The path of the key file", path)))
     if store == MEMORY:
         return MemoryKeyRing()
     if is_url(store):
@@ -48,7 +49,8 @@ def open_key_ring(store: str, path: str | None = None) -> KeyRing:
             "The keys of a store in a database are in a file, whose path is missing; give one, outside the "
             "database."
         )
-    return FileKeyRing(check_path("store", store) + SUFFIX)
+    # All names of a file have the same keys, and the working directory may change.
+    return FileKeyRing(os.path.realpath(check_path("store", store)) + SUFFIX)
 
 
 @contextmanager

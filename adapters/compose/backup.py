@@ -12,11 +12,14 @@ from postroom.adapters.backup.folder import (
     read_manifest,
 )
 from postroom.adapters.compose.store import Store, open_store
-from postroom.adapters.sqlite.backup import SqliteStoreSnapshot, copy_file
+from postroom.adapters.postgres.url import is_url
+from postroom.adapters.sqlite.backup import SqliteStoreSnapshot, copy_file, loading
 from postroom.adapters.sqlite.store import SqliteStore
 from postroom.adapters.system.clock import SystemClock
+from postroom.application.backup.copy_store import copy_store
 from postroom.application.backup.manifest import FORMAT, Manifest
 from postroom.application.backup.verify_backup import VerifyBackup
+from postroom.application.extras import explain_missing_extra
 from postroom.application.queries.verify import Verification
 from postroom.domain.errors import InvalidRequest
 
@@ -24,6 +27,7 @@ Progress = Callable[[float, str], None]
 """Called with a growing number and what it means."""
 
 
+@explain_missing_extra()
 def back_up(store: str, target: Path, progress: Progress = lambda *_: None) -> Manifest:
     """Write a backup of a store to a new folder while others read and write the store.
 
@@ -37,7 +41,7 @@ def back_up(store: str, target: Path, progress: Progress = lambda *_: None) -> M
     place, created_at = open_store(store), SystemClock().wall()
     with new_backup(target) as folder:
         file = folder / STORE
-        kind = _copy(place, file, progress)
+        kind = _copy(place, store, file, progress)
         heads = SqliteStoreSnapshot(file).heads()
         manifest = Manifest(FORMAT, kind, created_at, heads, describe_files(folder))
         complete(folder, target, manifest)
@@ -67,8 +71,25 @@ def verify_logs(
     return verify(manifest, lambda count: progress(count / total, f"{count:,} of {total:,} records"))
 
 
-def _copy(place: Store, file: Path, progress: Progress) -> str:
+def _copy(place: Store, address: str, file: Path, progress: Progress) -> str:
+    """Copy a store to a file, and what the file can't hold to other files beside it; return its kind."""
     if isinstance(place, SqliteStore):
         copy_file(Path(place.identity), file, lambda done, total: progress(done / total, f"{total:,} pages"))
         return "sqlite"
-    raise InvalidRequest(f"The store {place.where} can't be backed up; name a SQLite file.")
+    if not is_url(address):
+        raise InvalidRequest(
+            f"The store {place.where} ends with its process; name a file or a postgresql:// URL."
+        )
+    from postroom.adapters.postgres.backup import reading_store  # psycopg is slow to import
+
+    with reading_store(address) as snapshot, loading(file) as loader:
+        heads = snapshot.heads()
+        total = max(sum(head.position - head.first + 1 for head in heads if head.first), 1)
+        copy_store(
+            snapshot,
+            loader,
+            heads,
+            progress=lambda count: progress(count / total, f"{count:,} of {total:,} records"),
+        )
+        snapshot.copy_tables(file.parent)
+    return "postgresql"

@@ -11,7 +11,7 @@ from typing import Generic, TypeVar
 import uuid_utils
 
 from postroom.adapters.compose import OwnerSettings, open_owner_store, own_mailbox, socket_path
-from postroom.adapters.compose.remote import connect_remote, is_remote
+from postroom.adapters.compose.remote import ClientTls, connect_remote, is_remote
 from postroom.adapters.local.mailbox import SharedMailbox
 from postroom.adapters.local.shared import SharedOwner
 from postroom.adapters.sqlite.database import Durability
@@ -92,6 +92,7 @@ def connect(
     *,
     timeout_ms: int = TIMEOUT_MS,
     token: str | None = None,
+    tls: ClientTls | None = None,
     owner_timeout_ms: int = OWNER_TIMEOUT_MS,
     mode: MailboxMode | None = None,
     durability: Durability = "full",
@@ -111,11 +112,12 @@ def connect(
     Arguments:
         address: path of a SQLite file, created if it is missing; `postgresql://...`, already migrated;
             `memory:`, for this process alone; or the URL of a server, such as `http://host:port` (see
-            `connect_remote`), to which the arguments after `token` do not apply.
+            `connect_remote`), to which the arguments after `tls` do not apply.
         mailbox: `namespace@proxy`; created if it is missing. A server has one: the default takes it whatever
             its name is, any other name must be its own.
         timeout_ms: time for each call, besides the wait for messages.
         token: sent to a server with each call as `Authorization: Bearer`; a store takes none.
+        tls: certificates with which to connect to the `https://` or `grpcs://` URL of a server.
         owner_timeout_ms: time without an answer after which an owner is replaced, even if it still runs.
         mode, durability, limits, default_policy, owner, archive, accept_clock, amnesia: how this process
             opens the mailbox if it becomes the owner; see `open_mailbox`.
@@ -135,9 +137,11 @@ def connect(
         check_int("timeout_ms", timeout_ms, 1, MAX_DURATION_MS)
         if is_remote(address):
             expected = None if mailbox == DEFAULT_MAILBOX else check_mailbox(mailbox)
-            return connect_remote(address, expected, timeout_ms=timeout_ms, token=token)
+            return connect_remote(address, expected, timeout_ms=timeout_ms, token=token, tls=tls)
         if token is not None:
             raise InvalidRequest("A store takes no token; leave it out, or connect to the URL of a server.")
+        if tls is not None:
+            raise InvalidRequest("A store takes no tls; leave it out, or connect to the URL of a server.")
         return share_mailbox(
             address, mailbox, timeout_ms=timeout_ms, owner_timeout_ms=owner_timeout_ms, settings=settings
         )

@@ -3,21 +3,44 @@
 import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import urlsplit
 
 from postroom.application.extras import explain_missing_extra
-from postroom.domain.arguments import check_int, check_text
+from postroom.domain.arguments import check_int, check_path, check_text, check_type
 from postroom.domain.errors import InvalidRequest, NotFound
 from postroom.domain.policy import MAX_DURATION_MS
 
 if TYPE_CHECKING:  # most processes connect to a store
     from postroom.application.mailbox.client import MailboxClient
 
-SCHEMES = ("http", "https", "http+unix", "grpc", "grpc+unix")
+SCHEMES = ("http", "https", "http+unix", "grpc", "grpcs", "grpc+unix")
+TLS_SCHEMES = ("https", "grpcs")
 MAX_URL_CHARS = 2_000
 MAX_TOKEN_CHARS = 4_000
 _TOKEN = re.compile(rf"[!-~]{{1,{MAX_TOKEN_CHARS}}}")
+
+
+class ClientTls(NamedTuple):
+    """Certificates with which a client connects to `https://` and `grpcs://`, as paths of files in PEM.
+
+    Arguments:
+        ca: of the authorities that the server's certificate may be signed by; None takes the system's.
+        certificate, key: of the client, for a server that asks for them.
+    """
+
+    ca: str | None = None
+    certificate: str | None = None
+    key: str | None = None
+
+    def check(self) -> "ClientTls":
+        """Return the certificates, or raise InvalidRequest."""
+        for name, path in self._asdict().items():
+            if path is not None:
+                check_path(name, path)
+        if (self.certificate is None) != (self.key is None):
+            raise InvalidRequest("ClientTls needs both certificate and key, or neither.")
+        return self
 
 
 def is_remote(address: object) -> bool:
@@ -27,32 +50,46 @@ def is_remote(address: object) -> bool:
 
 @asynccontextmanager
 async def connect_remote(
-    url: str, mailbox: str | None = None, *, timeout_ms: int, token: str | None = None
+    url: str,
+    mailbox: str | None = None,
+    *,
+    timeout_ms: int,
+    token: str | None = None,
+    tls: ClientTls | None = None,
 ) -> AsyncIterator["MailboxClient"]:
     """Use the mailbox that a server serves, for as long as the context lasts.
 
     Arguments:
-        url: `http://host:port`, `https://host:port`, `grpc://host:port`, or for a Unix socket
-            `http+unix:/path` or `grpc+unix:/path`.
+        url: `http://host:port` or `grpc://host:port`, with TLS `https://host:port` or `grpcs://host:port`, or
+            for a Unix socket `http+unix:/path` or `grpc+unix:/path`.
         mailbox: the mailbox that the server is expected to serve; None takes any.
         timeout_ms: time for each call, besides the wait for messages.
         token: sent with each call as `Authorization: Bearer`; it is in no log, error or `repr`.
+        tls: certificates for `https://` and `grpcs://`.
 
-    Raises: InvalidRequest for a malformed URL or token, NotFound when the server serves another mailbox,
-        MissingExtra when a package is not installed, Unavailable when the server can't be reached.
+    Raises: InvalidRequest for a malformed URL or token, and for a certificate that this client or the server
+        does not accept; NotFound when the server serves another mailbox, MissingExtra when a package is not
+        installed, Unavailable when the server can't be reached.
     """
     check_int("timeout_ms", timeout_ms, 1, MAX_DURATION_MS)
     scheme, address = _parse(check_text("The URL", url, 1, MAX_URL_CHARS))
     if token is not None:
         _check_token(token)
+    if tls is not None:
+        check_type("tls", tls, ClientTls).check()
+        if scheme not in TLS_SCHEMES:
+            raise InvalidRequest(
+                f"tls is for https:// and grpcs:// URLs, not for {scheme}; change one of them."
+            )
     if scheme.startswith("grpc"):
         with explain_missing_extra("grpc"):
             from postroom.adapters.grpc.client import connect_grpc
-        client = connect_grpc(address, timeout_ms=timeout_ms, token=token)
+        credentials = (tls or ClientTls()) if scheme == "grpcs" else None
+        client = connect_grpc(address, timeout_ms=timeout_ms, token=token, tls=credentials)
     else:
         with explain_missing_extra("http"):
             from postroom.adapters.http_client.client import connect_http
-        client = connect_http(address, timeout_ms=timeout_ms, token=token)
+        client = connect_http(address, timeout_ms=timeout_ms, token=token, tls=tls or ClientTls())
     async with client as opened:
         if mailbox not in (None, opened.name):
             raise NotFound(f"The server at {url} serves the mailbox {opened.name}, not {mailbox}.")
@@ -84,7 +121,7 @@ def _parse(url: str) -> tuple[str, str]:
     if parts.scheme not in SCHEMES or not host or parts.path not in ("", "/"):
         raise _malformed(url)
     shown = f"[{host}]" if ":" in host else host
-    if parts.scheme == "grpc":
+    if parts.scheme in ("grpc", "grpcs"):
         if port is None:
             raise _malformed(url)
         return parts.scheme, f"{shown}:{port}"
@@ -94,6 +131,6 @@ def _parse(url: str) -> tuple[str, str]:
 def _malformed(url: str) -> InvalidRequest:
     shown = url.rpartition("@")[2][:200]  # before the @ there may be a password
     return InvalidRequest(
-        f"{shown!r} is not the URL of a server; expected http://HOST:PORT, grpc://HOST:PORT, http+unix:/PATH "
-        "or grpc+unix:/PATH."
+        f"{shown!r} is not the URL of a server; expected http://HOST:PORT, grpc://HOST:PORT, https, grpcs, "
+        "http+unix:/PATH or grpc+unix:/PATH."
     )

@@ -3,6 +3,7 @@
 import os
 import socket
 from contextlib import AsyncExitStack, closing
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -18,14 +19,19 @@ from postroom.adapters.backup.folder import (
 )
 from postroom.adapters.compose.backup import Progress, verify_logs
 from postroom.adapters.compose.store import Store, open_store
-from postroom.adapters.sqlite.backup import SqliteStoreSnapshot
+from postroom.adapters.postgres.url import is_url
+from postroom.adapters.sqlite.backup import STORE_TABLES, SqliteStoreSnapshot
 from postroom.adapters.sqlite.restore import check_side_files, finish, log_ends, replace_store
 from postroom.adapters.sqlite.store import SqliteStore
 from postroom.adapters.system.clock import SystemClock
 from postroom.application.backup.comparison import Loss, check_losses, compare
+from postroom.application.backup.copy_store import copy_store
 from postroom.application.backup.fence import fencing_records
 from postroom.application.backup.manifest import Manifest
+from postroom.application.extras import explain_missing_extra
 from postroom.domain.errors import InvalidRequest
+from postroom.domain.names import is_mailbox
+from postroom.domain.record import Record
 
 
 class Restoration(msgspec.Struct, frozen=True):
@@ -51,39 +57,68 @@ async def restore(
     discard_newer: int = 0,
     progress: Progress = lambda *_: None,
 ) -> Restoration:
-    """Restore a backup into a store, after verifying every byte of it.
+    """Restore a backup into a store of any kind, after verifying every byte of it.
 
     Arguments:
-        store: address of a store without mailboxes, unless `replace` is set.
-        replace: replace all mailboxes of the store; no process may use it.
+        store: address of an empty store, unless `replace` is set.
+        replace: replace what the store contains; no process may use it.
         discard_newer: number of the store's records that the backup lacks, which are given up.
 
-    Raises: InvalidRequest when the store has mailboxes, or another number of newer records; MailboxOwned and
-        Unavailable when a process uses it; NotFound and IntegrityFailure as `verify_backup`.
+    Raises: InvalidRequest when the store is not empty, has another number of newer records, or can't hold
+        what is in the backup; MailboxOwned and Unavailable when a process uses it; NotFound and
+        IntegrityFailure as `verify_backup`.
     """
     place, manifest = open_store(store), read_manifest(backup)
-    if not isinstance(place, SqliteStore):
-        raise InvalidRequest(f"A backup can't be restored into {place.where}; name a SQLite file.")
-    path = Path(place.identity)
-    existing = _existing(path)
-    _check_empty(place, existing, replace)
+    if isinstance(place, SqliteStore):
+        path = Path(place.identity)
+        existing = _existing_in_file(path)
+        run = partial(_replace_file, path)
+    elif is_url(store):
+        existing = _existing_in_database(store)
+        run = partial(_load_database, store)
+    else:
+        raise InvalidRequest(
+            f"The store {place.where} ends with the command; name a file or a postgresql:// URL."
+        )
+    if existing and not replace:
+        raise InvalidRequest(
+            f"The store {place.where} is not empty (it has {', '.join(existing)}); name another one, or add "
+            "--replace."
+        )
     async with AsyncExitStack() as opened:
         await _own(place, existing, manifest, opened)
         # Not in a thread: if the command was interrupted, ownership would end before the thread.
-        epochs, losses = _replace_file(path, backup, manifest, discard_newer, progress)
+        epochs, losses = run(place, backup, manifest, discard_newer, progress)
     return Restoration(place.where, manifest, epochs, losses)
 
 
-def _existing(path: Path) -> list[str]:
-    """Return the mailboxes of a file, which need not exist."""
+async def _own(place: Store, existing: list[str], manifest: Manifest, opened: AsyncExitStack) -> None:
+    """Own the mailboxes of the store and of the backup, so that no other process opens one meanwhile."""
+    owner = f"postroom restore, process {os.getpid()} on {socket.gethostname()}"
+    for mailbox in sorted({*existing, *(head.mailbox for head in manifest.mailboxes)}):
+        if is_mailbox(mailbox):
+            await opened.enter_async_context(place.ownership().acquire(mailbox, owner, 0))
+
+
+# -- into a SQLite file ---
+
+
+def _existing_in_file(path: Path) -> list[str]:
+    """Return the logs of a file, which need not exist."""
     check_side_files(path)
     return SqliteStoreSnapshot(path).mailboxes() if path.exists() else []
 
 
 def _replace_file(
-    path: Path, backup: Path, manifest: Manifest, discard_newer: int, progress: Progress
+    path: Path, place: Store, backup: Path, manifest: Manifest, discard_newer: int, progress: Progress
 ) -> tuple[dict[str, int], list[Loss]]:
     """Put the file of a backup in the place of `path`; return the new epochs, and what was lost."""
+    others = [file.name for file in manifest.files if file.name != STORE]
+    if others:
+        raise InvalidRequest(
+            f"The backup {backup} has tables that only PostgreSQL can hold ({', '.join(others)}); restore it "
+            "into a postgresql:// URL."
+        )
     with writing(path), temporary_folder(path) as folder:
         # What is verified is the copy, not a backup that could change until it is copied.
         snapshot = SqliteStoreSnapshot(folder / STORE)
@@ -91,53 +126,90 @@ def _replace_file(
         check_files(backup, manifest, folder)
         verify_logs(snapshot, str(backup), manifest, progress)
         ends = log_ends(path) if path.exists() else None
-        losses = [] if ends is None else _losses(SqliteStoreSnapshot(path), snapshot)
+        losses = [] if ends is None else _losses(place, SqliteStoreSnapshot(path).mailboxes(), snapshot)
         check_losses(losses, str(path), discard_newer)
-        epochs = _fence(snapshot, manifest)
-        finish(snapshot.path)
+        epochs = _fence_file(snapshot, manifest)
         sync(snapshot.path)
         replace_store(snapshot.path, path, ends)
         sync(path.parent)
     return epochs, losses
 
 
-def _check_empty(place: Store, existing: list[str], replace: bool) -> None:
-    if existing and not replace:
+def _fence_file(snapshot: SqliteStoreSnapshot, manifest: Manifest) -> dict[str, int]:
+    """Begin new epochs in the logs of a file, and return them by mailbox."""
+    store, fences = SqliteStore(str(snapshot.path)), _fences(snapshot, manifest)
+    for mailbox, records in fences.items():
+        with closing(store.event_log(mailbox, durability="relaxed")) as log:
+            log.append(records)
+    finish(snapshot.path)
+    return _epochs(fences)
+
+
+# -- into a PostgreSQL database ---
+
+
+@explain_missing_extra()
+def _existing_in_database(url: str) -> list[str]:
+    """Return the logs of a database that was migrated."""
+    from postroom.adapters.postgres.backup import reading_store
+
+    with reading_store(url) as snapshot:
+        return snapshot.mailboxes()
+
+
+def _load_database(
+    url: str, place: Store, backup: Path, manifest: Manifest, discard_newer: int, progress: Progress
+) -> tuple[dict[str, int], list[Loss]]:
+    """Replace what a database contains in one transaction; return the new epochs, and what was lost."""
+    from postroom.adapters.postgres.restore import loading_store
+
+    check_files(backup, manifest)
+    snapshot = SqliteStoreSnapshot(backup / STORE)
+    foreign = [table for table in snapshot.tables() if table not in STORE_TABLES]
+    if foreign:
         raise InvalidRequest(
-            f"The store {place.where} has mailboxes ({', '.join(existing)}); name another store, or add "
-            "--replace."
+            f"The backup {backup} has tables that are not Postroom's ({', '.join(foreign)}); restore it "
+            "into a SQLite file."
         )
+    verify_logs(snapshot, str(backup), manifest, progress)
+    fences = _fences(snapshot, manifest)
+    with loading_store(url) as loader:
+        losses = _losses(place, loader.mailboxes(), snapshot)
+        check_losses(losses, place.where, discard_newer)
+        loader.clear()
+        copy_store(snapshot, loader, manifest.mailboxes, fences)
+        loader.load_tables(backup)
+    return _epochs(fences), losses
 
 
-async def _own(place: Store, existing: list[str], manifest: Manifest, opened: AsyncExitStack) -> None:
-    """Own the mailboxes of the store and of the backup, so that no other process opens one meanwhile."""
-    owner = f"postroom restore, process {os.getpid()} on {socket.gethostname()}"
-    for mailbox in sorted({*existing, *(head.mailbox for head in manifest.mailboxes)}):
-        await opened.enter_async_context(place.ownership().acquire(mailbox, owner, 0))
+# -- into both ---
 
 
-def _losses(target: SqliteStoreSnapshot, backup: SqliteStoreSnapshot) -> list[Loss]:
+def _losses(place: Store, existing: list[str], snapshot: SqliteStoreSnapshot) -> list[Loss]:
     """Return what the logs of a store have that those of the backup have not."""
     losses: list[Loss | None] = []
-    names = backup.mailboxes()
-    for mailbox in target.mailboxes():
-        with closing(target.log(mailbox)) as log:
+    names = snapshot.mailboxes()
+    for mailbox in existing:
+        with closing(place.existing_log(mailbox)) as log:
             if mailbox in names:
-                with closing(backup.log(mailbox)) as copy:
+                with closing(snapshot.log(mailbox)) as copy:
                     losses.append(compare(log, copy))
             else:
                 losses.append(compare(log, None))
     return [loss for loss in losses if loss is not None]
 
 
-def _fence(snapshot: SqliteStoreSnapshot, manifest: Manifest) -> dict[str, int]:
-    """Begin new epochs in the logs of a file, and return them by mailbox."""
-    store, now_ms = SqliteStore(str(snapshot.path)), SystemClock().wall() // 1_000
-    epochs: dict[str, int] = {}
+def _fences(snapshot: SqliteStoreSnapshot, manifest: Manifest) -> dict[str, list[Record]]:
+    """Return the records that begin new epochs, by mailbox."""
+    now_ms = SystemClock().wall() // 1_000
+    fences: dict[str, list[Record]] = {}
     for head in manifest.mailboxes:
-        with closing(store.event_log(head.mailbox, durability="relaxed")) as log:
+        with closing(snapshot.log(head.mailbox)) as log:
             records = fencing_records(log, now_ms, "postroom restore")
-            log.append(records)
-            for record in records:
-                epochs[head.mailbox] = record.epoch
-    return epochs
+        if records:
+            fences[head.mailbox] = records
+    return fences
+
+
+def _epochs(fences: dict[str, list[Record]]) -> dict[str, int]:
+    return {mailbox: records[-1].epoch for mailbox, records in fences.items()}

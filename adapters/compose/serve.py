@@ -7,6 +7,8 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from postroom.adapters.compose.queries import read_projections
 from postroom.adapters.compose.store import MEMORY
 from postroom.adapters.http_server.settings import HttpSettings
+from postroom.adapters.sockets.protection import Protection
+from postroom.adapters.sockets.tls import ServerTls, TlsFiles
 from postroom.application.delivery_window import DeliveryWindows
 from postroom.application.extras import explain_missing_extra
 from postroom.application.metrics import Measure
@@ -16,7 +18,16 @@ from postroom.application.surface_metrics import SurfaceMetrics
 from postroom.domain.policy import TopicPolicy
 from postroom.domain.search import EventFilter, SearchPage
 
-__all__ = ["HttpSettings", "open_grpc_surface", "open_http_surface", "serve_mailbox", "unrestricted"]
+__all__ = [
+    "HttpSettings",
+    "Protection",
+    "ServerTls",
+    "TlsFiles",
+    "open_grpc_surface",
+    "open_http_surface",
+    "serve_mailbox",
+    "unrestricted",
+]
 
 
 @asynccontextmanager
@@ -73,19 +84,19 @@ async def serve_mailbox(
 
 
 @explain_missing_extra("serve")
-def open_http_surface(address: str, settings: HttpSettings) -> Surface:
+def open_http_surface(address: str, settings: HttpSettings, protection: Protection | None = None) -> Surface:
     """Return the HTTP surface; see `http_surface`."""
     from postroom.adapters.http_server.server import http_surface
 
-    return http_surface(address, settings)
+    return http_surface(address, settings, protection)
 
 
 @explain_missing_extra("grpc")
-def open_grpc_surface(address: str) -> Surface:
+def open_grpc_surface(address: str, protection: Protection | None = None) -> Surface:
     """Return the gRPC surface; see `grpc_surface`."""
     from postroom.adapters.grpc.server import grpc_surface
 
-    return grpc_surface(address)
+    return grpc_surface(address, protection)
 
 
 def _search(store: str, filter_: EventFilter) -> SearchPage:

@@ -12,6 +12,7 @@ from postroom.adapters.grpc import messages
 from postroom.adapters.grpc.methods import METHODS
 from postroom.adapters.grpc.status import error_of, read_error
 from postroom.adapters.grpc.v1 import mailbox_pb2 as pb
+from postroom.adapters.sockets.client_tls import ClientFiles, make_client_context, read_pem, system_ca
 from postroom.adapters.sockets.peers import check_socket_owner
 from postroom.application.correlation import current_corr_id
 from postroom.application.mailbox.client import MailboxClient
@@ -47,7 +48,7 @@ OPTIONS = [
 
 @asynccontextmanager
 async def connect_grpc(
-    address: str, *, timeout_ms: int, token: str | None = None
+    address: str, *, timeout_ms: int, token: str | None = None, tls: ClientFiles | None = None
 ) -> AsyncIterator[MailboxClient]:
     """Use the mailbox that a gRPC server serves, for as long as the context lasts.
 
@@ -55,13 +56,20 @@ async def connect_grpc(
         address: `host:port` or `unix:/path`.
         timeout_ms: time for each call, besides the wait for messages.
         token: sent with each call as `authorization: Bearer`.
+        tls: certificates; None connects without TLS.
 
-    Raises: Unavailable when the server can't be reached.
+    Raises: Unavailable when the server can't be reached, InvalidRequest for a certificate that is not
+        accepted.
     """
     if address.startswith(UNIX):
         check_socket_owner(address.removeprefix(UNIX))
-    async with grpc.aio.insecure_channel(address, options=OPTIONS) as channel:
-        transport = GrpcTransport(channel, f"grpc://{address}", token)
+    opening = (
+        grpc.aio.insecure_channel(address, options=OPTIONS)
+        if tls is None
+        else grpc.aio.secure_channel(address, _credentials(tls), options=OPTIONS)
+    )
+    async with opening as channel:
+        transport = GrpcTransport(channel, f"{'grpc' if tls is None else 'grpcs'}://{address}", token)
         async with MailboxClient.open(transport, timeout_ms, uuid_utils.uuid7) as client:
             yield client
 
@@ -276,6 +284,16 @@ class GrpcTransport:
             raise Unavailable(
                 f"The connection to {self.where} was closed; whether the call took effect is unknown."
             ) from None
+
+
+def _credentials(tls: ClientFiles) -> grpc.ChannelCredentials:
+    make_client_context(tls)  # whose errors are clear
+    ca = tls.ca or system_ca()
+    return grpc.ssl_channel_credentials(
+        None if ca is None else read_pem("ca", ca, "CERTIFICATE"),
+        None if tls.key is None else read_pem("key", tls.key, "PRIVATE KEY"),
+        None if tls.certificate is None else read_pem("certificate", tls.certificate, "CERTIFICATE"),
+    )
 
 
 def _tokens(receipts: Sequence[Receipt]) -> list[str]:

@@ -18,7 +18,9 @@ from postroom.adapters.grpc.messages import read_request
 from postroom.adapters.grpc.methods import METHODS, NAMES, Method
 from postroom.adapters.grpc.service import Call, Context, MailboxService
 from postroom.adapters.grpc.status import DETAILS_KEY, status_code, status_of
-from postroom.adapters.sockets.address import Address, find_file, remove_stale, resolve, unlink, url
+from postroom.adapters.sockets.address import Address, find_file, remove_stale, unlink, url
+from postroom.adapters.sockets.protection import Protection, check_access
+from postroom.adapters.sockets.tls import LoadedTls, ServerTls
 from postroom.application.bearer import read_bearer
 from postroom.application.correlation import correlate
 from postroom.application.service import Service, Session, Surface
@@ -38,6 +40,7 @@ OPTIONS = [
     # By default gRPC cancels calls when 1,000 wait, which is not distinct from a cancellation by the client.
     ("grpc.server.max_pending_requests", 1 << 20),
     ("grpc.server.max_pending_requests_hard_limit", 1 << 20),
+    ("grpc.server_handshake_timeout_ms", 5_000),
     ("grpc.so_reuseport", 0),  # a second server on the port is refused, not given half of the calls
     # A client that is gone or paused is noticed within 15 s, and what it received is ready again.
     ("grpc.keepalive_time_ms", 10_000),
@@ -54,32 +57,37 @@ Handler = Callable[[Any, Call], Awaitable[Any]]
 Runner = Callable[[Any, Context], Awaitable[Any]]
 
 
-def grpc_surface(address: str) -> Surface:
+def grpc_surface(address: str, protection: Protection | None = None) -> Surface:
     """Return a surface that serves gRPC, with health and reflection.
 
-    Its context raises Unavailable when the address can't be bound. At its end, streams and long polls end;
-    other calls have 4 s to finish.
+    Its context raises Unavailable when the address can't be bound, and InvalidRequest for one beyond loopback
+    when the service asks for no tokens. At its end, streams and long polls end; other calls have 4 s to
+    finish.
 
     Arguments:
-        address: `host:port` with a loopback host, port 0 for any free one; or `unix:path`.
+        address: `host:port`, port 0 for any free one; or `unix:path`.
+        protection: what an address beyond loopback needs.
 
-    Raises: InvalidRequest for any other address.
+    Raises: InvalidRequest for an address that is malformed or not protected.
     """
-    target = resolve(address)
+    protection = protection or Protection()
+    target = protection.resolve(address)
+    tls = protection.tls_at(target)
 
     @asynccontextmanager
     async def serve(service: Service) -> AsyncIterator[str]:
+        check_access(target, service)
         server = grpc.aio.server(options=OPTIONS)
         calls = MailboxService(service)
         handlers = _Handlers(service, calls)
         server.add_generic_rpc_handlers((handlers,))
         checks = await _add_health(server)
         reflection.enable_server_reflection((*NAMES, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
-        port = _bind(server, target)
+        port = _bind(server, target, tls)
         file = find_file(target)
         await server.start()
         try:
-            yield url("grpc", target, port)
+            yield url("grpc" if tls is None else "grpcs", target, port)
         finally:
             await checks.enter_graceful_shutdown()
             handlers.end_waits()
@@ -98,14 +106,14 @@ async def _add_health(server: grpc.aio.Server) -> health.aio.HealthServicer:
     return checks
 
 
-def _bind(server: grpc.aio.Server, target: Address) -> int:
+def _bind(server: grpc.aio.Server, target: Address, tls: ServerTls | None) -> int:
     """Bind an address; return the port."""
     if target.is_unix:
         remove_stale(target)  # gRPC would take the path from a server that is alive, too
         _bind_unix(server, target)
         return 0
     host, port = target.target[:2]
-    return _add_port(server, target, f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
+    return _add_port(server, target, f"[{host}]:{port}" if ":" in host else f"{host}:{port}", tls)
 
 
 def _bind_unix(server: grpc.aio.Server, target: Address) -> None:
@@ -126,11 +134,33 @@ def _bind_unix(server: grpc.aio.Server, target: Address) -> None:
         ) from error
 
 
-def _add_port(server: grpc.aio.Server, target: Address, at: str) -> int:
+def _add_port(server: grpc.aio.Server, target: Address, at: str, tls: ServerTls | None = None) -> int:
     try:
-        return server.add_insecure_port(at)
+        return server.add_insecure_port(at) if tls is None else server.add_secure_port(at, _credentials(tls))
     except RuntimeError as error:
         raise Unavailable(f"{target.text} can't be served by gRPC; choose another address.") from error
+
+
+def _credentials(tls: ServerTls) -> grpc.ServerCredentials:
+    """Return credentials that take the latest certificate for each new connection."""
+    taken = tls.loaded
+
+    def fetch() -> grpc.ServerCertificateConfiguration | None:
+        nonlocal taken
+        if tls.loaded is taken:
+            return None
+        taken = tls.loaded
+        return _configuration(taken)
+
+    return grpc.dynamic_ssl_server_credentials(
+        _configuration(taken),
+        fetch,  # type: ignore[arg-type]  # None is no change, which the stubs do not know
+        tls.asks_clients,
+    )
+
+
+def _configuration(loaded: LoadedTls) -> grpc.ServerCertificateConfiguration:
+    return grpc.ssl_server_certificate_configuration([(loaded.key, loaded.certificate)], loaded.client_ca)
 
 
 class _Handlers(grpc.GenericRpcHandler):

@@ -9,11 +9,13 @@ from google.rpc.error_details_pb2 import ErrorInfo, RetryInfo
 from google.rpc.status_pb2 import Status
 
 from postroom.adapters.grpc.v1 import mailbox_pb2 as pb
+from postroom.adapters.sockets.client_tls import explain_tls_failure
 from postroom.application.remote_errors import rebuild_error
 from postroom.domain.errors import FrameTooLarge, InvalidRequest, PostroomError, StaleReceipt, Unavailable
 
 DETAILS_KEY = "grpc-status-details-bin"
 DOMAIN = "postroom"
+TLS = "grpcs:"
 MAX_MESSAGE_BYTES = 1_000
 """Maximum size of an error's text: peers refuse trailers above 8 KiB, in which it is contained twice."""
 _SIZE_LIMIT = "larger than max"
@@ -95,6 +97,8 @@ def _detailed(trailers: Iterable[tuple[str, str | bytes]]) -> PostroomError | No
 def _transport_error(error: grpc.aio.AioRpcError, where: str) -> PostroomError:
     """Return the exception of a failure that gRPC itself reports."""
     details = error.details() or error.code().name
+    if (text := explain_tls_failure(details, where)) is not None:
+        return InvalidRequest(text)
     match error.code():
         case grpc.StatusCode.RESOURCE_EXHAUSTED if _SIZE_LIMIT not in details:
             return Unavailable(
@@ -112,8 +116,12 @@ def _transport_error(error: grpc.aio.AioRpcError, where: str) -> PostroomError:
                 "Repeat it, or raise timeout_ms."
             )
         case _:
+            # gRPC does not show the alert with which a server refuses a client's certificate.
+            hint = (
+                "it may refuse this client's certificate, or ask for one; " if where.startswith(TLS) else ""
+            )
             return Unavailable(
-                f"{where} can't be reached, or the call was interrupted ({details}); "
+                f"{where} can't be reached, or the call was interrupted ({details}); {hint}"
                 "whether the command took effect is unknown."
             )
 

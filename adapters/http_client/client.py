@@ -1,5 +1,6 @@
 """HTTP client of a mailbox."""
 
+import ssl
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from datetime import datetime
@@ -14,6 +15,7 @@ from aiohttp import ClientError, ClientResponse, ClientSession, ClientTimeout, T
 from yarl import URL
 
 from postroom.adapters.http_client import answers
+from postroom.adapters.sockets.client_tls import ClientFiles, explain_tls_failure, make_client_context
 from postroom.adapters.sockets.peers import check_socket_owner
 from postroom.application.correlation import current_corr_id
 from postroom.application.mailbox.client import MailboxClient
@@ -47,26 +49,29 @@ JSON = {"Content-Type": "application/json"}
 
 @asynccontextmanager
 async def connect_http(
-    address: str, *, timeout_ms: int, token: str | None = None
+    address: str, *, timeout_ms: int, token: str | None = None, tls: ClientFiles
 ) -> AsyncIterator[MailboxClient]:
     """Use the mailbox that an HTTP server serves, for as long as the context lasts.
 
     Arguments:
-        address: `http://host:port`, or `unix:/path`.
+        address: `http://host:port`, `https://host:port`, or `unix:/path`.
         timeout_ms: time for each call, besides the wait for messages.
         token: sent with each request as `Authorization: Bearer`.
+        tls: certificates for `https`.
 
-    Raises: Unavailable when the server can't be reached.
+    Raises: Unavailable when the server can't be reached, InvalidRequest for a certificate that is not
+        accepted.
     """
     is_unix = address.startswith(UNIX)
     if is_unix:
         check_socket_owner(address.removeprefix(UNIX))
+    context = make_client_context(tls) if address.startswith("https:") else True
     # `MailboxClient` bounds each call; a long poll is silent for as long as it waits.
     async with ClientSession(
         "http://localhost" if is_unix else address,
         connector=UnixConnector(address.removeprefix(UNIX), limit=MAX_CONNECTIONS)
         if is_unix
-        else TCPConnector(limit=MAX_CONNECTIONS),
+        else TCPConnector(limit=MAX_CONNECTIONS, ssl=context),
         timeout=ClientTimeout(total=None),
         headers={} if token is None else {"Authorization": f"Bearer {token}"},
     ) as session:
@@ -258,7 +263,10 @@ class HttpTransport:
         except msgspec.DecodeError:
             return self._unreadable(response.status, response.headers.get("Retry-After"))
 
-    def _unreachable(self, error: Exception) -> Unavailable:
+    def _unreachable(self, error: Exception) -> PostroomError:
+        failure = _find_tls_error(error)
+        if failure is not None and (text := explain_tls_failure(str(failure), self.where)):
+            return InvalidRequest(text)
         reason = str(error) or type(error).__name__
         return Unavailable(
             f"{self.where} can't be reached, or the connection was lost ({reason}); "
@@ -305,6 +313,14 @@ def _body(message: NewMessage) -> dict[str, Any]:
     body["attrs"] = {name: value for name, value in message.attrs.items() if isinstance(value, str)}
     body["attrs_b64"] = {name: value for name, value in message.attrs.items() if isinstance(value, bytes)}
     return body
+
+
+def _find_tls_error(error: Exception) -> ssl.SSLError | None:
+    """Return the TLS error in an error of the HTTP library."""
+    for each in (error, getattr(error, "os_error", None), error.__cause__):
+        if isinstance(each, ssl.SSLError):
+            return each
+    return None
 
 
 def _segment(text: str) -> str:

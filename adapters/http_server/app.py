@@ -1,7 +1,7 @@
 """The ASGI application: it checks requests, calls their handlers, and answers errors as problem documents."""
 
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from functools import lru_cache
 from typing import Any, Final
 from urllib.parse import unquote_to_bytes
@@ -25,6 +25,7 @@ from postroom.adapters.http_server.routes import Route, Router
 from postroom.adapters.http_server.settings import HttpSettings
 from postroom.adapters.http_server.strict_json import decode
 from postroom.adapters.sockets.address import is_loopback_name
+from postroom.adapters.sockets.protection import ANY_HOST
 from postroom.application.bearer import read_bearer
 from postroom.application.correlation import MAX_CORR_ID_CHARS, correlate, is_corr_id
 from postroom.application.service import OpenSession, Session
@@ -73,9 +74,14 @@ class App:
         self._frame_bytes = limits.frame_bytes
         self._budget = BodyBudget(limits.buffer_bytes)
         self._any_host = any_host
+        self._hosts: frozenset[str] = frozenset()
         self._decoders = {
             route.body: msgspec.json.Decoder(route.body) for route in router.routes if route.body
         }
+
+    def allow_hosts(self, names: Iterable[str]) -> None:
+        """Accept requests whose `Host` is one of these, too; `*` is any."""
+        self._hosts = frozenset(each.lower() for each in names)
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Serve one request."""
@@ -97,7 +103,7 @@ class App:
         route: Route | None = None
         try:
             _check_corr_id(headers)
-            self._check_site(scope["headers"])
+            self._check_site(scope["headers"], scope["scheme"].encode())
             route, path = self._router.find(scope["method"], _segments(scope["raw_path"]))
             token = None if route.is_public else read_bearer(_authorization(scope["headers"]))
 
@@ -181,7 +187,7 @@ class App:
             f"The body exceeds the frame limit of {self._frame_bytes} bytes; send a reference to the data."
         )
 
-    def _check_site(self, headers: list[tuple[bytes, bytes]]) -> None:
+    def _check_site(self, headers: list[tuple[bytes, bytes]], scheme: bytes) -> None:
         """Refuse requests of web pages, whose browser runs on this machine.
 
         A page may have bound its name to this machine (DNS rebinding). It may also send forms and requests
@@ -190,15 +196,25 @@ class App:
         if self._any_host:
             return
         hosts = [value for name, value in headers if name == b"host"]
-        if not (len(hosts) == 1 and _is_this_machine(hosts[0])):
-            raise ForeignHost("The Host header must name this machine, such as localhost or 127.0.0.1.")
-        if any(name == b"origin" and value != b"http://" + hosts[0] for name, value in headers):
+        if not (
+            len(hosts) == 1 and (_is_this_machine(hosts[0]) or self._hosts & {ANY_HOST, _name(hosts[0])})
+        ):
+            raise ForeignHost(
+                "The Host header must name this machine, such as localhost, or one of its allowed_hosts."
+            )
+        if any(name == b"origin" and value != scheme + b"://" + hosts[0] for name, value in headers):
             raise ForeignOrigin("Web pages may not use the service; a proxy for them must remove Origin.")
 
 
 @lru_cache(1_024)
 def _is_this_machine(host: bytes) -> bool:
     return len(host) < MAX_HOST_CHARS and is_loopback_name(host.decode("latin-1"))
+
+
+def _name(host: bytes) -> str:
+    """Return the name in the value of a `Host` header, without the port."""
+    name, _, port = host.decode("latin-1").lower().rpartition(":")
+    return name if port.isdecimal() else host.decode("latin-1").lower()
 
 
 def _segments(raw_path: bytes) -> list[str]:

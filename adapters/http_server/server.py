@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from email.utils import formatdate
 
 import msgspec
@@ -16,34 +16,48 @@ from postroom.adapters.http_server.openapi import make_document
 from postroom.adapters.http_server.queries import OperatorHandlers, QueryHandlers, StateHandlers
 from postroom.adapters.http_server.routes import Router
 from postroom.adapters.http_server.settings import HttpSettings
-from postroom.adapters.sockets.address import BACKLOG, find_file, listen, resolve, unlink, url
+from postroom.adapters.sockets.address import BACKLOG, Address, find_file, listen, unlink, url
+from postroom.adapters.sockets.protection import Protection, check_access
+from postroom.adapters.sockets.tls_listener import TlsListener
 from postroom.application.background import background_task, cancel_and_wait
 from postroom.application.service import Service, Surface
 from postroom.application.telemetry import logger
+from postroom.domain.errors import InvalidRequest
 
 ABORT_SECONDS = 0.5
 MODE_HEADERS = [(b"x-postroom-mode", b"dev")]
 """Headers of every answer of a server that asks for no tokens."""
 
 
-def http_surface(address: str, settings: HttpSettings | None = None) -> Surface:
+def http_surface(
+    address: str, settings: HttpSettings | None = None, protection: Protection | None = None
+) -> Surface:
     """Return a surface that serves HTTP.
 
     Arguments:
-        address: `host:port` with a loopback host, or `unix:path`.
+        address: `host:port`, or `unix:path`.
+        protection: what an address beyond loopback needs.
 
-    Its context raises Unavailable when the address can't be bound.
+    Its context raises Unavailable when the address can't be bound, and InvalidRequest for one beyond loopback
+    when the service asks for no tokens.
 
-    Raises: InvalidRequest for any other address.
+    Raises: InvalidRequest for an address that is malformed or not protected.
     """
-    target, limits = resolve(address), settings or HttpSettings()
+    protection, limits = protection or Protection(), settings or HttpSettings()
+    target = protection.resolve(address)
+    tls = protection.tls_at(target)
+    _check_settings(target, limits, protection)
 
     @asynccontextmanager
     async def serve(service: Service) -> AsyncIterator[str]:
+        check_access(target, service)
+        app = make_app(service, limits, any_host=target.is_unix)
+        if not service.is_dev:
+            app.allow_hosts(protection.allowed_hosts)
         listener = listen(target)
         file = find_file(target)
         config = Config(
-            make_app(service, limits, any_host=target.is_unix),
+            app,
             http="httptools",
             ws="none",
             lifespan="off",
@@ -56,18 +70,47 @@ def http_surface(address: str, settings: HttpSettings | None = None) -> Surface:
         config.load()
         state = State()
         loop = asyncio.get_running_loop()
-        server = await loop.create_server(
-            lambda: Connection(config, state, limits), sock=listener, backlog=BACKLOG
-        )
-        try:
-            async with background_task(_tell_time(state, MODE_HEADERS if service.is_dev else [])):
-                yield url("http", target, 0 if target.is_unix else listener.getsockname()[1])
-        finally:
-            server.close()
-            await _drain(state, limits.stop_timeout_ms / 1_000)
-            unlink(target, file)
+        port = 0 if target.is_unix else listener.getsockname()[1]
+
+        def make_connection() -> Connection:
+            return Connection(config, state, limits)
+
+        async with AsyncExitStack() as accepting:
+            if tls is None:
+                server = await loop.create_server(make_connection, sock=listener, backlog=BACKLOG)
+                accepting.callback(server.close)
+            else:
+                tls_listener = TlsListener(
+                    listener,
+                    make_connection,
+                    tls.context,
+                    max_handshakes=limits.max_connections,
+                    timeout=limits.header_timeout_ms / 1_000,
+                )
+                await accepting.enter_async_context(background_task(tls_listener.run()))
+            try:
+                async with background_task(_tell_time(state, MODE_HEADERS if service.is_dev else [])):
+                    yield url("http" if tls is None else "https", target, port)
+            finally:
+                await accepting.aclose()
+                await _drain(state, limits.stop_timeout_ms / 1_000)
+                unlink(target, file)
 
     return serve
+
+
+def _check_settings(target: Address, limits: HttpSettings, protection: Protection) -> None:
+    if target.is_local:
+        return
+    if limits.open_metrics:
+        raise InvalidRequest(
+            f"open_metrics is for addresses of this machine, and {target.text} is reached from others; leave "
+            "it out, and give the collector a token."
+        )
+    if not protection.allowed_hosts:
+        raise InvalidRequest(
+            f"{target.text} needs allowed_hosts: the names by which clients reach the server, or `*` for any."
+        )
 
 
 def make_app(service: Service, limits: HttpSettings, *, any_host: bool = False) -> App:

@@ -50,7 +50,8 @@ class WriteBuffer:
             return
         self._flush()
         self._has_ended = True
-        self._transport.write_eof()
+        if self._transport.can_write_eof():  # TLS has no such half-close
+            self._transport.write_eof()
         self._transport.resume_reading()
         self._loop.call_later(END_SECONDS, self._transport.abort)
 

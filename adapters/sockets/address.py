@@ -1,4 +1,4 @@
-"""Addresses that are served: loopback and Unix sockets only, until requests carry capabilities."""
+"""Addresses that are served."""
 
 import os
 import socket
@@ -17,15 +17,17 @@ BACKLOG = 1_024
 
 
 class Address(NamedTuple):
-    """A loopback or Unix socket address.
+    """An address to listen at.
 
     Arguments:
         target: what to bind: a path, or host and port.
+        is_local: only processes of this machine reach it.
     """
 
     text: str
     family: socket.AddressFamily
     target: Any
+    is_local: bool
 
     @property
     def is_unix(self) -> bool:
@@ -33,28 +35,31 @@ class Address(NamedTuple):
         return self.family == socket.AF_UNIX
 
 
-def resolve(text: str) -> Address:
+def resolve(text: str, *, is_protected: bool = False) -> Address:
     """Return an address to listen at.
 
     Arguments:
-        text: `host:port` with a loopback host, or `unix:path`; port 0 chooses a free one.
+        text: `host:port` or `unix:path`; port 0 chooses a free one.
+        is_protected: the connections are encrypted, here or by a proxy; otherwise only loopback addresses and
+            Unix sockets are served.
 
     Raises: InvalidRequest for any other address.
     """
     if text.startswith(UNIX):
         path = os.path.abspath(check_path("The path of the socket", text.removeprefix(UNIX)))
-        return Address(f"{UNIX}{path}", socket.AF_UNIX, path)
+        return Address(f"{UNIX}{path}", socket.AF_UNIX, path, is_local=True)
     host, port = _parse(text)
     try:
         candidates = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except OSError as error:
         raise InvalidRequest(f"The host of {text} is unknown: {error.strerror}.") from error
-    if not all(ip_address(str(each[4][0]).partition("%")[0]).is_loopback for each in candidates):
+    is_local = all(ip_address(str(each[4][0]).partition("%")[0]).is_loopback for each in candidates)
+    if not is_local and not is_protected:
         raise InvalidRequest(
-            f"postroom serves loopback addresses and Unix sockets only, not {text}; use 127.0.0.1:PORT or "
-            "unix:PATH, and a proxy that authenticates callers from elsewhere."
+            f"{text} is reached from other machines, which needs TLS; set tls_certificate and tls_key, or "
+            "behind_proxy if a proxy in front speaks TLS, or use 127.0.0.1:PORT or unix:PATH."
         )
-    return Address(text, candidates[0][0], candidates[0][4])
+    return Address(text, candidates[0][0], candidates[0][4], is_local)
 
 
 def listen(address: Address) -> socket.socket:

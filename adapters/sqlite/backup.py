@@ -16,6 +16,8 @@ from postroom.domain.record import GENESIS, POSITIONS_PER_MAILBOX, Record
 STEP_PAGES = 2_000
 """Pages that are copied between two calls of `progress`, 8 MB."""
 OUTBOX = "outbox_messages"
+STORE_TABLES = ("mailbox_names", "log", "snapshot", "seal", OUTBOX)
+"""Tables of Postroom; a file may have others of its user."""
 _SQL = statements("postroom.adapters.sqlite", "backup.sql")
 _CREATE_OUTBOX = statements("postroom.adapters.sql", "mailbox_outbox.sql")["create_in_sqlite"]
 

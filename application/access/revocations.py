@@ -4,12 +4,16 @@ from typing import Protocol
 
 from postroom.domain.capability.access import Access
 from postroom.domain.errors import Unauthenticated
+from postroom.domain.policy import DAY_MS
+
+FORGET_AFTER_MS = DAY_MS
+"""How long after its expiry a capability is still known to be revoked: the wall clock may be set back."""
 
 
 class Revocations:
     """The capabilities that are revoked: nonces, and all below an epoch.
 
-    A nonce is forgotten when the capability has expired, so there are not more than live capabilities.
+    A nonce is forgotten a day after the capability has expired, so there are not many more than live ones.
     """
 
     def __init__(self) -> None:
@@ -27,8 +31,9 @@ class Revocations:
         self._epoch = max(self._epoch, epoch + 1)
 
     def forget_expired(self, now: int) -> None:
-        """Forget what has expired at `now`, ms since 1970 UTC."""
-        self._nonces = {nonce: expires for nonce, expires in self._nonces.items() if expires > now}
+        """Forget what expired a day before `now`, ms since 1970 UTC."""
+        since = now - FORGET_AFTER_MS
+        self._nonces = {nonce: expires for nonce, expires in self._nonces.items() if expires > since}
 
     def check(self, access: Access) -> None:
         """Raise Unauthenticated if a capability is revoked."""

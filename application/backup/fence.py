@@ -9,7 +9,7 @@ from postroom.domain.mailbox.commands import TakeOwnership
 from postroom.domain.mailbox.decide import decide
 from postroom.domain.mailbox.events import OwnershipTaken
 from postroom.domain.mailbox.state import Clock
-from postroom.domain.names import mailbox_stream
+from postroom.domain.names import is_mailbox
 from postroom.domain.record import Record
 
 
@@ -26,11 +26,10 @@ def fencing_records(log: EventLogReader, epoch: int, owner: str) -> list[Record]
 
     Raises: BrokenLog when the log can't be folded.
     """
-    if not log.read_stream(mailbox_stream(log.mailbox)):
+    head = log.head()
+    if head is None or not is_mailbox(log.mailbox):
         return []
     mailbox, position = fold_from(log)
-    head = log.head()
-    assert head is not None  # it has a record
     # The reading of the clocks is the last owner's, as of the last record: log time stands still meanwhile.
     clock = mailbox.clock or Clock("", 0, mailbox.at)
     uptime = clock.uptime + mailbox.at - clock.at

@@ -3,10 +3,12 @@
 from collections.abc import Callable
 from contextlib import closing
 
+from postroom.application.access.read_audit import verify_audit
 from postroom.application.backup.manifest import Manifest
 from postroom.application.ports.event_log import EventLogReader
 from postroom.application.queries.verify import Verification, VerifyLog
 from postroom.domain.errors import BrokenLog
+from postroom.domain.names import AUDIT_LOG
 
 
 class VerifyBackup:
@@ -35,7 +37,7 @@ class VerifyBackup:
         for head in manifest.mailboxes:
             with closing(self._open_log(head.mailbox)) as log:
                 try:
-                    verification = VerifyLog(log)(
+                    verification = _verification(log)(
                         expected_last=head.position,
                         expected_chain=head.chain,
                         progress=lambda position, start=done - head.first: progress(start + position),  # type: ignore[misc]
@@ -52,3 +54,8 @@ class VerifyBackup:
             done += head.position - head.first + 1 if head.first else 0
             verifications.append(verification)
         return verifications
+
+
+def _verification(log: EventLogReader) -> VerifyLog:
+    """Return the verification of a log, according to how retention records what it removed from it."""
+    return verify_audit(log) if log.mailbox == AUDIT_LOG else VerifyLog(log)

@@ -31,6 +31,18 @@ def test_the_keys_of_a_file_store_are_beside_it(tmp_path: Path) -> None:
         open_key_ring("postgresql://localhost/orders")
 
 
+def test_all_names_of_a_store_have_the_same_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "orders.db").touch()
+    (tmp_path / "folder" / "link.db").symlink_to(tmp_path / "orders.db")
+    monkeypatch.chdir(tmp_path)
+    relative = open_key_ring("orders.db")
+    relative.rotate(key(1), 0)
+    monkeypatch.chdir(tmp_path / "folder")
+    for keys in (relative, open_key_ring("link.db"), open_key_ring("link.db", "../orders.db.keys")):
+        assert list(keys.root_keys()) == [key(1)]
+
+
 def test_a_key_file_is_read_by_its_owner_only(tmp_path: Path) -> None:
     path = tmp_path / "keys"
     umask = os.umask(0)

@@ -136,6 +136,7 @@ async def _call(app: App, method: str, path: bytes, query: bytes, body: bytes) -
 
     scope = {
         "method": method,
+        "scheme": "http",
         "raw_path": path,
         "query_string": query,
         "headers": [(b"host", b"localhost"), (b"content-type", b"application/json")],

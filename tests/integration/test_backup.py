@@ -206,7 +206,7 @@ async def test_a_restore_that_goes_back_behind_acknowledged_sends_says_so(store:
     await send(store, b"new", b"newer")
     head = manifest.mailboxes[0].position
 
-    with pytest.raises(InvalidRequest, match=r"store\.db has mailboxes \(acme@one\); .* --replace"):
+    with pytest.raises(InvalidRequest, match=r"store\.db is not empty \(it has acme@one\); .* --replace"):
         await restore(Path("backup"), store)
     for number in (0, 2, 4):
         with pytest.raises(

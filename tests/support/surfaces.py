@@ -7,6 +7,7 @@ from typing import Any
 from postroom.adapters.compose import Postroom
 from postroom.adapters.compose.serve import (
     HttpSettings,
+    Protection,
     open_grpc_surface,
     open_http_surface,
     serve_mailbox,
@@ -22,12 +23,13 @@ async def served(
     *,
     settings: HttpSettings | None = None,
     access: Any = unrestricted,
+    protection: Protection | None = None,
 ) -> AsyncIterator[str]:
     """Serve a mailbox over `http` or `grpc`, and return the URL."""
     surface = (
-        open_grpc_surface(address)
+        open_grpc_surface(address, protection)
         if protocol == "grpc"
-        else open_http_surface(address, settings or HttpSettings())
+        else open_http_surface(address, settings or HttpSettings(), protection)
     )
     async with serve_mailbox("memory:", mailbox, [surface], access=access) as (url,):
         yield url

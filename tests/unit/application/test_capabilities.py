@@ -12,6 +12,7 @@ from postroom.domain.capability.rights import Expires, MaxMessages, Operation, R
 from postroom.domain.capability.token import Token
 from postroom.domain.errors import InvalidRequest, NotFound, Unauthenticated
 from postroom.domain.names import CAPABILITY_LOG
+from postroom.domain.policy import DAY_MS
 from postroom.domain.record import GENESIS, verify_chain
 from tests.support.clocks import ManualClock
 
@@ -147,10 +148,10 @@ def test_the_log_has_neither_secrets_nor_tags(world: World) -> None:
 def test_only_live_revocations_are_remembered() -> None:
     revocations, access = Revocations(), _access()
     revocations.add_nonce(access.nonce, 100)
-    revocations.forget_expired(99)
+    revocations.forget_expired(DAY_MS + 99)
     with pytest.raises(Unauthenticated):
         revocations.check(access)
-    revocations.forget_expired(100)
+    revocations.forget_expired(DAY_MS + 100)
     revocations.check(access)
 
 

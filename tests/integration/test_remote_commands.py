@@ -1,0 +1,112 @@
+"""Commands on a mailbox behind the URL of a server, with the token that it asks for."""
+
+import json
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from postroom.adapters.cli import dlq, inspect, messages, search, topic
+from postroom.adapters.cli.exit_codes import NOTHING
+from postroom.adapters.cli.output import Output
+from postroom.adapters.cli.session import Session
+from postroom.adapters.cli.settings import load_settings
+from postroom.adapters.cli.token_text import VARIABLE
+from postroom.domain.capability.rights import Operation
+from postroom.domain.errors import Forbidden, InvalidRequest, NotFound, Unauthenticated
+from tests.support.access import Controlled, controlled_mailbox
+from tests.support.surfaces import served
+
+Open = Callable[..., Session]
+Captured = pytest.CaptureFixture[str]
+
+
+@pytest.fixture
+async def controlled() -> AsyncIterator[Controlled[Any, Any]]:
+    """A mailbox in memory with access control."""
+    async with controlled_mailbox() as controlled:
+        yield controlled
+
+
+@pytest.fixture(params=["http", "grpc"])
+async def url(request: pytest.FixtureRequest, controlled: Controlled[Any, Any]) -> AsyncIterator[str]:
+    """The URL of a server that asks for a token."""
+
+    def access(*_: object) -> Any:
+        return controlled.control.open_session
+
+    async with served(controlled.mailbox, request.param, access=access) as url:
+        yield url
+
+
+@pytest.fixture
+def session(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Open:
+    """Return a function that opens the session of a command."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv(VARIABLE, raising=False)
+
+    def open_session(*, as_json: bool = False, **flags: str) -> Session:
+        return Session("test", load_settings({"store": url} | flags, {}), Output(as_json))
+
+    return open_session
+
+
+def write_token(name: str, text: str) -> str:
+    """Write a token to a file that only its owner can read, and return its path."""
+    path = Path(name)
+    path.touch(0o600)
+    path.write_text(text)
+    return name
+
+
+async def test_messages_are_sent_received_and_settled(
+    session: Open, controlled: Controlled[Any, Any], monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    monkeypatch.setenv(VARIABLE, controlled.issue())
+    await messages.send(session(), "orders", "hello")
+    id_ = capsys.readouterr().out.strip()
+    assert await messages.recv(session(as_json=True), "orders") is None
+    received = json.loads(capsys.readouterr().out)
+    assert (received["msg_id"], received["payload"]) == (id_, "hello")
+    assert await messages.ack(session(), [received["receipt"]]) == 0
+    assert await messages.recv(session(), "orders") == NOTHING
+    await topic.pause(session(), "orders")
+    await topic.policy(session(), "orders", ["max_attempts=3"])
+    await dlq.redrive_dead_letters(session(), "orders")
+    capsys.readouterr()
+    assert await messages.recv(session(), "orders") == NOTHING
+    assert "is paused" in capsys.readouterr().err
+
+
+async def test_a_token_that_may_only_receive_is_enough_to_receive(
+    session: Open, controlled: Controlled[Any, Any], capsys: Captured
+) -> None:
+    sender = write_token("sender", controlled.issue(operations=[Operation.SEND]))
+    receiver = write_token("receiver", controlled.issue(operations=[Operation.RECV]))
+    await messages.send(session(token_file=sender), "orders", "hello")
+    assert await messages.recv(session(token_file=receiver), "orders") is None
+    assert "Acknowledge with: postroom ack" in capsys.readouterr().err
+    assert await messages.recv(session(token_file=receiver), "orders") == NOTHING
+    assert "orders has no ready messages" in capsys.readouterr().err
+    with pytest.raises(Forbidden):
+        await messages.send(session(token_file=receiver), "orders", "hello")
+
+
+async def test_a_token_or_another_mailbox_that_is_missing_is_refused(
+    session: Open, controlled: Controlled[Any, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(Unauthenticated):
+        await messages.send(session(), "orders", "hello")
+    monkeypatch.setenv(VARIABLE, controlled.issue())
+    with pytest.raises(NotFound, match="serves the mailbox"):
+        await messages.send(session(mailbox="other@one"), "orders", "hello")
+
+
+async def test_commands_that_use_the_store_itself_say_so(session: Open) -> None:
+    for command in (inspect.backlog, search.stats):
+        with pytest.raises(InvalidRequest, match="uses the store itself"):
+            command(session())
+    with pytest.raises(InvalidRequest, match="uses the store itself"):
+        async with session().use():
+            pass
