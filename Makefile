@@ -9,6 +9,9 @@ with_java := if [ -d .venv/jdk ]; then export JAVA_HOME="$$PWD/.venv/jdk"; fi;
 compile := $(bin)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
 	--no-emit-index-url --no-emit-find-links --custom-compile-command "make lock"
 
+# What deploy/Containerfile installs: all that long-running commands need, without Spark.
+container_extras := $(foreach each,grpc http nats otel postgres redis schedule serve views,--extra $(each))
+
 .PHONY: help
 help: ## List the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 22
@@ -87,6 +90,8 @@ proto-check: .venv
 
 lock: .venv ## Pin every dependency by hash; UPGRADE=--upgrade takes the newest versions
 	@$(compile) $(UPGRADE) --extra all --extra demo --group dev --output-file requirements/lock.txt pyproject.toml
+	@echo 'hatchling>=1.27' | $(compile) --constraint requirements/lock.txt $(container_extras) \
+		--output-file requirements/container.txt pyproject.toml -
 	@echo uv | $(compile) --constraint requirements/lock.txt --output-file requirements/uv.txt -
 
 .PHONY: clean

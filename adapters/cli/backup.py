@@ -15,28 +15,39 @@ if TYPE_CHECKING:
 def create(
     session: Session,
     folder: Annotated[str, Argument(metavar="FOLDER", help="New folder for the backup.")],
+    archive: Annotated[
+        str | None,
+        Option(metavar="FOLDER", help="Folder of the log archive, to name its segments. [archive.folder]"),
+    ] = None,
 ) -> None:
     """Back up a store to a new folder, while others send and receive.
 
     The folder appears when the backup is complete. It contains all mailboxes as of one moment, and names the
-    end of each log, by which it can be verified. Read models, the log archive and keys are not part of it.
+    end of each log, by which it can be verified. Read models and keys are not part of it, and the segments of
+    the log archive are only named.
     """
     from postroom.adapters.compose.backup import back_up
 
     with session.out.progress("Backing up", 1) as advance:
-        manifest = back_up(session.existing_store(), Path(folder), advance)
+        manifest = back_up(
+            session.existing_store(), Path(folder), archive=session.archive(archive), progress=advance
+        )
     _show(session, manifest, folder, f"{folder}: complete")
 
 
 def verify(
     session: Session,
     folder: Annotated[str, Argument(metavar="FOLDER", help="Folder of the backup.")],
+    archive: Annotated[
+        str | None,
+        Option(metavar="FOLDER", help="Copy of the log archive, to be verified with the backup."),
+    ] = None,
 ) -> None:
     """Verify the files of a backup, and every hash of its logs; needs no store."""
     from postroom.adapters.compose.backup import verify_backup
 
     with session.out.progress("Verifying", 1) as advance:
-        manifest, _ = verify_backup(Path(folder), advance)
+        manifest, _ = verify_backup(Path(folder), archive=archive, progress=advance)
     _show(session, manifest, folder, f"{folder}: intact")
 
 

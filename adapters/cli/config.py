@@ -7,12 +7,14 @@ from typing import Annotated, Any, NamedTuple
 import msgspec
 from typer import Argument
 
+from postroom.adapters.cli.access_settings import AccessSection
 from postroom.adapters.cli.project import SearchSettings
 from postroom.adapters.cli.serve import ServeSettings
 from postroom.adapters.cli.session import ArchiveSettings, RelaySettings, Session
 from postroom.adapters.cli.settings import Settings
 from postroom.adapters.cli.values import WrongUsage, exact_duration
 from postroom.adapters.compose.settings import MessagingSettings, NatsSettings
+from postroom.adapters.compose.tracing import TracingSettings
 from postroom.application.inbox.settings import InboxSettings
 from postroom.application.outbox.settings import OutboxSettings
 from postroom.domain.names import describe_choices
@@ -23,12 +25,14 @@ HIDDEN = "(hidden)"
 _KINDS: Mapping[str, type[msgspec.Struct]] = {
     "archive": ArchiveSettings,
     "serve": ServeSettings,
+    "access": AccessSection,
     "nats": NatsSettings,
     "search": SearchSettings,
     "messaging": MessagingSettings,
     "outbox": OutboxSettings,
     "inbox": InboxSettings,
     "relay": RelaySettings,
+    "tracing": TracingSettings,
 }
 _FREE = ("schedules", "streams", "consumers")
 """Sections whose keys are names that the user chose; only these are shown."""

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
+from postroom.adapters.cli.access_settings import AccessSection
 from postroom.adapters.cli.exit_codes import DONE, REFUSED
 from postroom.adapters.cli.session import Session
 from postroom.adapters.cli.values import parse_duration
@@ -66,7 +67,7 @@ def _settings_checks(session: Session) -> "Iterator[Check]":
 
 
 def _server_checks(session: Session, seconds: float) -> "Iterator[Check]":
-    from postroom.adapters.compose.doctor import Check, Finding, database_check, nats_check
+    from postroom.adapters.compose.doctor import Check, Finding, database_check, keys_check, nats_check
     from postroom.adapters.compose.settings import MessagingSettings, NatsSettings
 
     def nats() -> Iterator[Finding]:
@@ -76,6 +77,10 @@ def _server_checks(session: Session, seconds: float) -> "Iterator[Check]":
         url = session.settings.section("messaging", MessagingSettings).database
         yield from database_check(url, "messaging", "messaging", seconds).run()
 
+    def keys() -> Iterator[Finding]:
+        yield from keys_check(session.store, session.settings.section("access", AccessSection).key_file).run()
+
+    yield Check("keys", keys)
     if session.settings.sections.get("nats"):
         yield Check("nats", nats)
     if session.settings.sections.get("messaging"):

@@ -1,13 +1,13 @@
 """`postroom project follow`: keep the read models up to date."""
 
 import asyncio
-import signal
 from typing import Annotated
 
 from typer import Option
 
 from postroom.adapters.cli.contexts import refresh_contexts
 from postroom.adapters.cli.monitoring import MetricsPort, monitoring
+from postroom.adapters.cli.running import running
 from postroom.adapters.cli.session import Session
 from postroom.adapters.cli.values import WrongUsage
 from postroom.application.pluralize import pluralize
@@ -48,12 +48,10 @@ async def follow(
         refresh_contexts(session, store),
         monitoring(session, metrics_port, follower.monitor),
     ):
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, follower.stop)
         if not once:
             session.out.note(f"Following {session.shown_store}.")
-        await asyncio.to_thread(lambda: follower.run(once=once))
+        async with running(session, follower.stop):
+            await asyncio.to_thread(lambda: follower.run(once=once))
     counts = follower.counts
     session.out.result(
         counts,

@@ -1,9 +1,8 @@
 """`postroom inbox`: the worker, and administration of its inbox and dead letters."""
 
 import asyncio
-import signal
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,6 +11,8 @@ from typer import Argument, Option
 
 from postroom.adapters.cli.exit_codes import REFUSED
 from postroom.adapters.cli.messaging import show_backlog, show_cleanup
+from postroom.adapters.cli.monitoring import MetricsPort, monitoring
+from postroom.adapters.cli.running import running
 from postroom.adapters.cli.session import Session
 from postroom.adapters.cli.streams import consumer_definition
 from postroom.adapters.cli.values import WrongUsage, parse_duration
@@ -83,6 +84,7 @@ async def consume(
     database: Database = None,
     context: Context = None,
     nats: Nats = None,
+    metrics_port: MetricsPort = None,
 ) -> None:
     """Deliver messages of a stream to the handler, until interrupted.
 
@@ -90,17 +92,18 @@ async def consume(
     share the messages.
     """
     with explain_missing_extra(EXTRAS):
-        from postroom.adapters.compose.inbox import NatsSettings, open_worker
+        from postroom.adapters.compose.inbox import NatsSettings, open_monitored_worker
 
     options = {"consumer": consumer, "handler": handler, "allow": allow, "concurrency": concurrency}
     messaging, settings = _settings(session, database, context, options)
     definition = _consumer(session, settings.consumer)
     server = session.settings.section("nats", NatsSettings, {"url": nats})
     stop = asyncio.Event()
-    async with open_worker(messaging, server, definition, settings) as worker:
-        _stop_on_signals(stop)
+    async with open_monitored_worker(messaging, server, definition, settings) as (worker, monitor):
         session.out.note(f"Delivering messages of {definition.name} to {settings.handler}.")
-        await worker.run(stop, until_idle=once)
+        with monitoring(session, metrics_port, monitor):
+            async with running(session, _stop_or_cancel(stop)):
+                await worker.run(stop, until_idle=once)
     counts = worker.counts
     session.out.result(
         counts,
@@ -281,9 +284,9 @@ def _consumer(session: Session, name: str) -> "ConsumerDefinition":
     )
 
 
-def _stop_on_signals(stop: asyncio.Event) -> None:
-    """Finish the messages in progress after the first signal; cancel them after the second."""
-    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+def _stop_or_cancel(stop: asyncio.Event) -> Callable[[], None]:
+    """Return what finishes the messages in progress at its first call, and cancels them at its second."""
+    task = asyncio.current_task()
     assert task is not None
 
     def end() -> None:
@@ -291,8 +294,7 @@ def _stop_on_signals(stop: asyncio.Event) -> None:
             task.cancel()
         stop.set()
 
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, end)
+    return end
 
 
 def _show(session: Session, letters: "list[InboxDeadLetter]") -> None:

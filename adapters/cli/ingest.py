@@ -1,7 +1,6 @@
 """`postroom ingest`: store the messages of a stream in an archive."""
 
 import asyncio
-import signal
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated
@@ -9,10 +8,14 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 from typer import Option
 
+from postroom.adapters.cli.monitoring import MetricsPort, monitoring
+from postroom.adapters.cli.running import Reload, running, topic_policies
 from postroom.adapters.cli.session import ARCHIVE_MAILBOX, Session
+from postroom.adapters.cli.settings import Settings
 from postroom.adapters.cli.values import WrongUsage
 from postroom.application.extras import explain_missing_extra
 from postroom.application.pluralize import pluralize
+from postroom.application.telemetry import logger
 
 if TYPE_CHECKING:
     from postroom.adapters.compose.ingest import IngestCounts, Ingester, Namespace
@@ -49,6 +52,7 @@ async def ingest(
         ),
     ] = None,
     once: Annotated[bool, Option("--once", help="Exit when no message has arrived for a second.")] = False,
+    metrics_port: MetricsPort = None,
 ) -> None:
     """Store the envelopes of a stream in an archive, each exactly once, until interrupted.
 
@@ -70,7 +74,12 @@ async def ingest(
         open_namespace(definition) as source,
         session.use(definition.mailbox, create=True, mode="archive") as postroom,
     ):
-        await _run(session, definition.mailbox, source.ingester(postroom), once)
+        ingester = source.ingester(postroom)
+        reloads = [topic_policies(session, postroom)]
+        if config is not None:
+            reloads.append(_namespace_file(ingester, definition, config))
+        with monitoring(session, metrics_port, source.monitor(ingester, postroom)):
+            await _run(session, definition.mailbox, ingester, reloads, once)
 
 
 def _from_file(config: str, name: str | None) -> "Namespace":
@@ -120,13 +129,28 @@ def _for_namespace(session: Session, namespace: "Namespace") -> Session:
     )
 
 
-async def _run(session: Session, mailbox: str, ingester: "Ingester", once: bool) -> None:
+def _namespace_file(ingester: "Ingester", definition: "Namespace", file: str) -> Reload:
+    """Return the reload of a namespace file: how messages are validated, and batches are stored."""
+    from postroom.adapters.compose.ingest import RELOADED, reload_namespace
+
+    async def apply(settings: Settings) -> None:
+        changed = await asyncio.to_thread(_from_file, file, definition.name)
+        await asyncio.to_thread(reload_namespace, ingester, changed)
+        names = [name for name in definition.__struct_fields__ if name not in RELOADED]
+        if later := [name for name in names if getattr(changed, name) != getattr(definition, name)]:
+            logger().warning("settings.restart_needed", file=file, settings=", ".join(later))
+
+    return Reload("namespace file", apply)
+
+
+async def _run(
+    session: Session, mailbox: str, ingester: "Ingester", reloads: list[Reload], once: bool
+) -> None:
     report = _reporter(session)
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, ingester.stop)
     session.out.note(f"Ingesting into {mailbox} in {session.shown_store}.")
-    report(await ingester.run(idle_ms=ONCE_IDLE_MS if once else None, report=report))
+    async with running(session, ingester.stop, reloads):
+        counts = await ingester.run(idle_ms=ONCE_IDLE_MS if once else None, report=report)
+    report(counts)
 
 
 def _reporter(session: Session) -> "Callable[[IngestCounts], None]":

@@ -17,9 +17,13 @@ class ClientSettings(msgspec.Struct, frozen=True):
 
     Arguments:
         token_file: file with the token that is sent with each call; `POSTROOM_TOKEN` without one.
+        ca, certificate, key: as of `ClientTls`.
     """
 
     token_file: str | None = None
+    ca: str | None = None
+    certificate: str | None = None
+    key: str | None = None
 
 
 @asynccontextmanager
@@ -35,11 +39,16 @@ async def use_mailbox(session: Session, *, create: bool = False) -> AsyncIterato
             yield shared
         return
     from postroom.adapters.cli.token_text import find_token_text
-    from postroom.adapters.compose.remote import connect_remote
+    from postroom.adapters.compose.remote import ClientTls, connect_remote
 
     settings = session.settings
-    token = find_token_text(session, settings.section("client", ClientSettings).token_file)
+    client = settings.section("client", ClientSettings)
+    files = (client.ca, client.certificate, client.key)
     async with connect_remote(
-        session.store, settings.mailbox, timeout_ms=settings.timeout_ms, token=token
+        session.store,
+        settings.mailbox,
+        timeout_ms=settings.timeout_ms,
+        token=find_token_text(session, client.token_file),
+        tls=ClientTls(*files) if any(files) else None,
     ) as mailbox:
         yield mailbox

@@ -1,14 +1,14 @@
 """`postroom serve`: serve a mailbox to other processes."""
 
 import asyncio
-import signal
 from typing import Annotated
 
 from typer import Option
 
 from postroom.adapters.cli.amnesia import enter_amnesia, report_loss
+from postroom.adapters.cli.running import Reload, running, topic_policies
 from postroom.adapters.cli.session import Session
-from postroom.adapters.cli.settings import InvalidSettings
+from postroom.adapters.cli.settings import InvalidSettings, Settings
 from postroom.adapters.compose.serve import (
     HttpSettings,
     Protection,
@@ -103,15 +103,24 @@ def serve(
         surfaces.append(open_grpc_surface(settings.grpc, protection))
     if not surfaces:
         raise InvalidSettings("[serve] has neither an http nor a grpc address; set one.")
-    uvloop.run(_serve(session, surfaces, amnesia=settings.amnesia))
+    reloads = [tls_certificates(protection.tls)] if protection.tls is not None else []
+    uvloop.run(_serve(session, surfaces, reloads, amnesia=settings.amnesia))
 
 
-async def _serve(session: Session, surfaces: list[Surface], *, amnesia: bool) -> None:
+def tls_certificates(tls: ServerTls) -> Reload:
+    """Return the reload of a server's certificate, which new connections get."""
+
+    async def apply(settings: Settings) -> None:
+        await asyncio.to_thread(tls.reload)
+
+    return Reload("TLS certificates", apply)
+
+
+async def _serve(session: Session, surfaces: list[Surface], reloads: list[Reload], *, amnesia: bool) -> None:
     stop = asyncio.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    async with session.use(create=True, amnesia=amnesia) as mailbox:
-        async with serve_mailbox(
+    async with (
+        session.use(create=True, amnesia=amnesia) as mailbox,
+        serve_mailbox(
             session.store,
             mailbox,
             surfaces,
@@ -119,14 +128,16 @@ async def _serve(session: Session, surfaces: list[Surface], *, amnesia: bool) ->
             default_policy=session.settings.policy,
             search=mailbox.search_unsettled if amnesia else None,
             measure=mailbox.measure,
-        ) as addresses:
-            if session.out.as_json:
-                session.out.json({"mailbox": mailbox.name, "addresses": addresses})
-            else:
-                mode, where = " in amnesia mode" if amnesia else "", ", ".join(addresses)
-                session.out.line(f"Serving {mailbox.name} of {session.shown_store}{mode} at {where}.")
-            session.out.flush()
+        ) as addresses,
+    ):
+        if session.out.as_json:
+            session.out.json({"mailbox": mailbox.name, "addresses": addresses})
+        else:
+            mode, where = " in amnesia mode" if amnesia else "", ", ".join(addresses)
+            session.out.line(f"Serving {mailbox.name} of {session.shown_store}{mode} at {where}.")
+        session.out.flush()
+        async with running(session, stop.set, [topic_policies(session, mailbox), *reloads]):
             await stop.wait()
-            session.out.note("Stopping.")
+        session.out.note("Stopping.")
         if amnesia:
             await report_loss(mailbox)

@@ -2,7 +2,7 @@
 
 import os
 import socket
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -50,17 +50,41 @@ class Session:
 
     Arguments:
         command: its name, shown to other processes that wait for the mailbox.
+        load: loads the settings again, from the same flags, environment and file.
+        check: raises InvalidSettings for an invalid section, even one that the command does not need.
+        loaded: the settings as they were loaded, if the command changed some.
     """
 
-    def __init__(self, command: str, settings: Settings, out: Output, *, accept_clock: bool = False) -> None:
+    def __init__(
+        self,
+        command: str,
+        settings: Settings,
+        out: Output,
+        *,
+        accept_clock: bool = False,
+        load: Callable[[], Settings] | None = None,
+        check: Callable[[Settings], None] | None = None,
+        loaded: Settings | None = None,
+    ) -> None:
         self.command = command
         self.settings = settings
         self.out = out
+        self.load = load or (lambda: settings)
+        self.check = check or (lambda _: None)
+        self.loaded = loaded or settings
         self._accept_clock = accept_clock
 
     def with_settings(self, settings: Settings) -> "Session":
         """Return a copy of the session with other settings."""
-        return Session(self.command, settings, self.out, accept_clock=self._accept_clock)
+        return Session(
+            self.command,
+            settings,
+            self.out,
+            accept_clock=self._accept_clock,
+            load=self.load,
+            check=self.check,
+            loaded=self.loaded,
+        )
 
     @property
     def store(self) -> str:

@@ -2,25 +2,29 @@
 
 import asyncio
 import os
-import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from importlib import import_module
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 from typer import Argument, Option
 
 from postroom.adapters.cli.exit_codes import DONE
+from postroom.adapters.cli.monitoring import MetricsPort, monitoring
+from postroom.adapters.cli.running import running, topic_policies
 from postroom.adapters.cli.session import Session
 from postroom.adapters.cli.settings import InvalidSettings
 from postroom.adapters.cli.values import WrongUsage, parse_duration
 from postroom.application.background import cancel_and_wait
+from postroom.application.monitor import mailbox_monitor
 from postroom.application.pluralize import pluralize
 from postroom.application.telemetry import summarize
 
 if TYPE_CHECKING:
+    from postroom.adapters.compose.connect import SharedMailbox
     from postroom.adapters.compose.schedule import ScheduleSettings
+    from postroom.application.metrics import Metric
     from postroom.application.workers.worker import Worker
 
 
@@ -36,6 +40,7 @@ async def work(
         str,
         Option("--stop-within", metavar="DURATION", help="Time for running handlers after SIGTERM."),
     ] = "10s",
+    metrics_port: MetricsPort = None,
 ) -> None:
     """Handle messages with the functions of a Worker, until interrupted.
 
@@ -44,10 +49,12 @@ async def work(
     worker = load_worker(app)
     stop_ms = parse_duration(stop_within)
     async with session.use(create=True) as mailbox:
-        _on_signals(worker.stop)
         if not once:
             session.out.note(f"Handling messages of {session.mailbox} in {session.shown_store}.")
-        counts = await worker.run(mailbox, once=once, stop_ms=stop_ms)
+        monitor = mailbox_monitor(mailbox, _collect(mailbox, worker.collect_metrics))
+        with monitoring(session, metrics_port, monitor):
+            async with running(session, worker.stop, [topic_policies(session, mailbox)]):
+                counts = await worker.run(mailbox, once=once, stop_ms=stop_ms)
     if session.out.as_json:
         session.out.json(counts)
     else:
@@ -58,7 +65,7 @@ async def work(
         os._exit(DONE)  # asyncio.run would wait for them
 
 
-async def schedule(session: Session) -> None:
+async def schedule(session: Session, metrics_port: MetricsPort = None) -> None:
     """Send the messages of [schedules.NAME] in the settings file at their times, until interrupted.
 
     Each is sent once, however many processes run. Times while none runs are left out.
@@ -72,9 +79,11 @@ async def schedule(session: Session) -> None:
         )
     async with session.use(create=True) as mailbox:
         scheduler = make_scheduler(mailbox, schedules)
-        _on_signals(scheduler.stop)
         session.out.note(f"Sending {pluralize(len(schedules), 'schedule')} to {session.mailbox}.")
-        await scheduler.run()
+        monitor = mailbox_monitor(mailbox, _collect(mailbox, scheduler.collect_metrics))
+        with monitoring(session, metrics_port, monitor):
+            async with running(session, scheduler.stop, [topic_policies(session, mailbox)]):
+                await scheduler.run()
     if session.out.as_json:
         session.out.json({"sent": scheduler.sent})
     else:
@@ -117,7 +126,12 @@ def _schedules(session: Session) -> "dict[str, ScheduleSettings]":
     return schedules
 
 
-def _on_signals(stop: Callable[[], None]) -> None:
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stop)
+def _collect(
+    mailbox: "SharedMailbox", collect: "Callable[[], list[Metric]]"
+) -> "Callable[[], Coroutine[Any, Any, list[Metric]]]":
+    """Return a function that adds the metrics of the mailbox, if this process owns it."""
+
+    async def collect_all() -> "list[Metric]":
+        return [*await mailbox.measure_owned(), *collect()]
+
+    return collect_all

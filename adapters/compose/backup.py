@@ -1,6 +1,7 @@
 """Backups of stores."""
 
 from collections.abc import Callable
+from contextlib import closing, nullcontext
 from pathlib import Path
 
 from postroom.adapters.backup.folder import (
@@ -11,29 +12,34 @@ from postroom.adapters.backup.folder import (
     new_backup,
     read_manifest,
 )
+from postroom.adapters.compose import open_archive
 from postroom.adapters.compose.store import Store, open_store
 from postroom.adapters.postgres.url import is_url
 from postroom.adapters.sqlite.backup import SqliteStoreSnapshot, copy_file, loading
 from postroom.adapters.sqlite.store import SqliteStore
 from postroom.adapters.system.clock import SystemClock
 from postroom.application.backup.copy_store import copy_store
-from postroom.application.backup.manifest import FORMAT, Manifest
+from postroom.application.backup.manifest import FORMAT, ArchivedSegment, Manifest
 from postroom.application.backup.verify_backup import VerifyBackup
 from postroom.application.extras import explain_missing_extra
 from postroom.application.queries.verify import Verification
-from postroom.domain.errors import InvalidRequest
+from postroom.application.queries.verify_archive import VerifyArchive
+from postroom.domain.errors import IntegrityFailure, InvalidRequest
 
 Progress = Callable[[float, str], None]
 """Called with a growing number and what it means."""
 
 
 @explain_missing_extra()
-def back_up(store: str, target: Path, progress: Progress = lambda *_: None) -> Manifest:
+def back_up(
+    store: str, target: Path, *, archive: str | Path | None = None, progress: Progress = lambda *_: None
+) -> Manifest:
     """Write a backup of a store to a new folder while others read and write the store.
 
     Arguments:
         store: its address.
         target: the folder; it appears when the backup is complete.
+        archive: folder of the log archive, whose segments the backup names and does not copy.
 
     Raises: NotFound when there is no store, InvalidRequest when the target exists, Unavailable when the store
         can't be read or the backup can't be written.
@@ -43,19 +49,30 @@ def back_up(store: str, target: Path, progress: Progress = lambda *_: None) -> M
         file = folder / STORE
         kind = _copy(place, store, file, progress)
         heads = SqliteStoreSnapshot(file).heads()
-        manifest = Manifest(FORMAT, kind, created_at, heads, describe_files(folder))
+        # After the copy: what retention removed from the log before it is in the archive by now.
+        segments = _segments(archive)
+        manifest = Manifest(FORMAT, kind, created_at, heads, describe_files(folder), segments)
         complete(folder, target, manifest)
     return read_manifest(target)
 
 
-def verify_backup(backup: Path, progress: Progress = lambda *_: None) -> tuple[Manifest, list[Verification]]:
+def verify_backup(
+    backup: Path, *, archive: str | Path | None = None, progress: Progress = lambda *_: None
+) -> tuple[Manifest, list[Verification]]:
     """Verify every byte of a backup: its files, and the chain of each log up to the head it names.
+
+    Arguments:
+        archive: folder with a copy of the log archive, which must contain the segments that the backup
+            names, unaltered and continued by its logs.
 
     Raises: NotFound when there is no backup, IntegrityFailure when it was altered.
     """
     manifest = read_manifest(backup)
     check_files(backup, manifest)
-    return manifest, verify_logs(SqliteStoreSnapshot(backup / STORE), str(backup), manifest, progress)
+    snapshot = SqliteStoreSnapshot(backup / STORE)
+    if archive is not None:
+        _verify_archive(snapshot, archive, manifest)
+    return manifest, verify_logs(snapshot, str(backup), manifest, progress)
 
 
 def verify_logs(
@@ -93,3 +110,31 @@ def _copy(place: Store, address: str, file: Path, progress: Progress) -> str:
         )
         snapshot.copy_tables(file.parent)
     return "postgresql"
+
+
+def _segments(archive: str | Path | None) -> list[ArchivedSegment]:
+    if archive is None:
+        return []
+    log_archive = open_archive(archive)
+    return [
+        ArchivedSegment(mailbox, segment.first, segment.last, segment.chain.hex())
+        for mailbox in log_archive.mailboxes()
+        for segment in log_archive.segments(mailbox)
+    ]
+
+
+def _verify_archive(snapshot: SqliteStoreSnapshot, archive: str | Path, manifest: Manifest) -> None:
+    segments = _segments(archive)
+    missing = [each for each in manifest.archive if each not in segments]
+    if missing:
+        raise IntegrityFailure(
+            f"The archive {archive} lacks positions {missing[0].first} to {missing[0].last} of mailbox "
+            f"{missing[0].mailbox} as the backup names them, or they were altered; use another copy of it."
+        )
+    log_archive = open_archive(archive)
+    for head in manifest.mailboxes:
+        lasts = [each.last for each in segments if each.mailbox == head.mailbox]
+        # A later copy of the archive may contain records that the backup has, and that were removed since.
+        is_older = max(lasts, default=0) <= head.position
+        with closing(snapshot.log(head.mailbox)) if is_older else nullcontext() as log:
+            VerifyArchive(log_archive)(head.mailbox, log)

@@ -1,8 +1,9 @@
 """Wiring of `postroom doctor`: the checks of a machine, a store and the servers that it needs."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 
+from postroom.adapters.compose.access import open_key_ring
 from postroom.adapters.compose.store import MEMORY, open_store
 from postroom.adapters.local.paths import MAX_PATH_BYTES
 from postroom.adapters.nats.settings import NatsSettings
@@ -11,11 +12,28 @@ from postroom.adapters.sqlite.database import Durability
 from postroom.adapters.sqlite.diagnosis import store_checks as sqlite_checks
 from postroom.adapters.system.clock import SystemClock
 from postroom.adapters.system.diagnosis import host_checks
+from postroom.application.access.key_ring import signing_key
 from postroom.application.diagnosis import MAX_SKEW_MS, Check, Finding, run_checks
 from postroom.application.extras import explain_missing_extra
+from postroom.domain.capability.token import RootKey
 from postroom.domain.mailbox.log_clock import MAX_DOWNTIME
+from postroom.domain.message import MS
+from postroom.domain.policy import DAY_MS
 
-__all__ = ["Check", "Finding", "database_check", "host_checks", "nats_check", "run_checks", "store_checks"]
+MAX_KEY_DAYS = 90
+"""Age from which on a key should be replaced."""
+
+__all__ = [
+    "Check",
+    "Finding",
+    "check_keys",
+    "database_check",
+    "host_checks",
+    "keys_check",
+    "nats_check",
+    "run_checks",
+    "store_checks",
+]
 
 
 def store_checks(address: str, durability: Durability, seconds: float) -> list[Check]:
@@ -61,6 +79,38 @@ def nats_check(settings: NatsSettings, seconds: float) -> Check:
         yield from check_nats(settings, seconds)
 
     return Check("nats", run)
+
+
+def keys_check(store: str, path: str | None) -> Check:
+    """Return the check of the keys that sign capabilities.
+
+    Arguments:
+        path: of the key file; None is beside the store.
+    """
+
+    def run() -> Iterator[Finding]:
+        if path is None and (is_url(store) or store == MEMORY):
+            advice = "Name one with [access] key_file, outside the database."
+            yield Finding("keys", "ok", "there is no key file; only serve --dev starts", advice)
+            return
+        yield check_keys(open_key_ring(store, path).root_keys(), SystemClock().wall())
+
+    return Check("keys", run)
+
+
+def check_keys(keys: Sequence[RootKey], now: int) -> Finding:
+    """Return the age of the keys that sign capabilities; `now` is µs since 1970 UTC."""
+    newest = signing_key(keys)
+    if newest is None:
+        return Finding("keys", "ok", "none yet", "Make one with postroom token rotate; serve needs it.")
+    days = max(0, now - newest.created_at) // (DAY_MS * MS)
+    retired = sum(each.retire_at is not None and each.retire_at <= now for each in keys)
+    text = f"{len(keys)}, of which {retired} retired; the newest is {days} days old"
+    if newest.retire_at is not None and newest.retire_at <= now:
+        return Finding("keys", "failure", f"all {len(keys)} are retired", "Run: postroom token rotate")
+    if days >= MAX_KEY_DAYS:
+        return Finding("keys", "warning", text, "Run: postroom token rotate")
+    return Finding("keys", "ok", text)
 
 
 def _check_logs(address: str) -> Iterator[Finding]:

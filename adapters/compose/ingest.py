@@ -5,6 +5,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from typing import NamedTuple
 
 from postroom.adapters.config.namespaces import find_namespace, load_namespaces
+from postroom.adapters.local.mailbox import SharedMailbox
 from postroom.adapters.nats.settings import NatsSettings
 from postroom.adapters.schemas.validator import SchemaValidator
 from postroom.application.extras import explain_missing_extra
@@ -12,12 +13,16 @@ from postroom.application.ingest.batch import IngestSettings
 from postroom.application.ingest.counts import IngestCounts
 from postroom.application.ingest.dead_letters import DeadLetterSubject
 from postroom.application.ingest.ingester import Ingester
+from postroom.application.ingest.metrics import ingest_monitor
 from postroom.application.ingest.namespace import Namespace, NatsSource, RedisSource
 from postroom.application.ingest.redrive import IngestDeadLetter, IngestDeadLetterAdmin
 from postroom.application.mailbox.handlers import CommandHandlers
-from postroom.application.ports.source import Source
+from postroom.application.metrics import Metric
+from postroom.application.monitor import Monitor, is_answering
+from postroom.application.ports.source import CountedSource
 
 __all__ = [
+    "RELOADED",
     "IngestCounts",
     "IngestDeadLetter",
     "IngestDeadLetterAdmin",
@@ -33,14 +38,18 @@ __all__ = [
     "open_ingest_dead_letters",
     "open_ingester",
     "open_namespace",
+    "reload_namespace",
 ]
+
+RELOADED = ("description", "batch_size", "envelope_validation", "max_retries", "payload_schemas")
+"""Fields of a namespace that a running ingester takes over."""
 
 
 class OpenNamespace(NamedTuple):
     """A namespace whose schemas are loaded and whose source is connected."""
 
     namespace: Namespace
-    source: Source
+    source: CountedSource
     payloads: SchemaValidator | None
     dead_letters: DeadLetterSubject | None
 
@@ -50,14 +59,33 @@ class OpenNamespace(NamedTuple):
         Arguments:
             postroom: the mailbox that the namespace names, in the mode `archive`.
         """
-        namespace = self.namespace
         return Ingester(
             self.source,
             postroom.send_envelopes,
-            IngestSettings(namespace.batch_size, namespace.envelope_validation, namespace.max_retries),
+            _settings(self.namespace),
             payloads=self.payloads,
             dead_letters=self.dead_letters,
         )
+
+    def monitor(self, ingester: Ingester, mailbox: SharedMailbox) -> Monitor:
+        """Return the monitor of an ingester into a mailbox."""
+        return ingest_monitor(
+            ingester,
+            self.namespace.name,
+            measure_mailbox=mailbox.measure_owned,
+            is_mailbox_answering=lambda: is_answering(mailbox),
+            count_pending=self.source.count_pending,
+            stream_metrics=self._stream_metrics,
+        )
+
+    def _stream_metrics(self) -> list[Metric]:
+        if isinstance(self.namespace.source, RedisSource):
+            return []
+        from postroom.adapters.nats.metrics import nats_metrics
+        from postroom.adapters.nats.source import JetStreamSource
+
+        assert isinstance(self.source, JetStreamSource)
+        return nats_metrics({"source": self.source.client})
 
 
 @asynccontextmanager
@@ -70,11 +98,27 @@ async def open_namespace(namespace: Namespace) -> AsyncIterator[OpenNamespace]:
         Unavailable: the source can't be reached.
     """
     async with AsyncExitStack() as stack:
-        payloads = SchemaValidator(namespace.payload_schemas) if namespace.payload_schemas else None
+        payloads = _validator(namespace)
         source = await _open_source(namespace)
         stack.push_async_callback(source.close)
         dead_letters = await _dead_letters(namespace.source, stack)
         yield OpenNamespace(namespace, source, payloads, dead_letters)
+
+
+def reload_namespace(ingester: Ingester, namespace: Namespace) -> None:
+    """Make an ingester validate and store by a changed namespace, of which it takes the fields `RELOADED`.
+
+    Raises: InvalidRequest when a schema can't be read; nothing is changed.
+    """
+    ingester.reconfigure(_settings(namespace), _validator(namespace))
+
+
+def _settings(namespace: Namespace) -> IngestSettings:
+    return IngestSettings(namespace.batch_size, namespace.envelope_validation, namespace.max_retries)
+
+
+def _validator(namespace: Namespace) -> SchemaValidator | None:
+    return SchemaValidator(namespace.payload_schemas) if namespace.payload_schemas else None
 
 
 @asynccontextmanager
@@ -100,7 +144,7 @@ async def open_ingest_dead_letters(nats: NatsSettings, subject: str) -> AsyncIte
         yield IngestDeadLetterAdmin(queue, publisher, subject)
 
 
-async def _open_source(namespace: Namespace) -> Source:
+async def _open_source(namespace: Namespace) -> CountedSource:
     config = namespace.source
     if isinstance(config, RedisSource):
         with explain_missing_extra():

@@ -127,12 +127,19 @@ def _replace_file(
         verify_logs(snapshot, str(backup), manifest, progress)
         ends = log_ends(path) if path.exists() else None
         losses = [] if ends is None else _losses(place, SqliteStoreSnapshot(path).mailboxes(), snapshot)
-        check_losses(losses, str(path), discard_newer)
+        unsent = 0 if ends is None else _count_unsent(SqliteStoreSnapshot(path), snapshot)
+        check_losses(losses, unsent, str(path), discard_newer)
         epochs = _fence_file(snapshot, manifest)
         sync(snapshot.path)
         replace_store(snapshot.path, path, ends)
         sync(path.parent)
     return epochs, losses
+
+
+def _count_unsent(target: SqliteStoreSnapshot, backup: SqliteStoreSnapshot) -> int:
+    """Return how many messages that transactions recorded in a file are not in the backup."""
+    ids = {(row.mailbox, row.id) for row in backup.recorded_messages()}
+    return sum((row.mailbox, row.id) not in ids for row in target.recorded_messages())
 
 
 def _fence_file(snapshot: SqliteStoreSnapshot, manifest: Manifest) -> dict[str, int]:
@@ -175,8 +182,8 @@ def _load_database(
     fences = _fences(snapshot, manifest)
     with loading_store(url) as loader:
         losses = _losses(place, loader.mailboxes(), snapshot)
-        check_losses(losses, place.where, discard_newer)
-        loader.clear()
+        check_losses(losses, 0, place.where, discard_newer)
+        loader.clear()  # refuses if the outbox has messages
         copy_store(snapshot, loader, manifest.mailboxes, fences)
         loader.load_tables(backup)
     return _epochs(fences), losses

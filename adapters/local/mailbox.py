@@ -87,6 +87,10 @@ class SharedMailbox(CommandHandlers):
         metrics: list[Metric] = await self._owner.query("measure")
         return metrics
 
+    async def measure_owned(self) -> list[Metric]:
+        """Return the metrics of the mailbox if this process owns it; else none."""
+        return await self.measure() if self._owner.is_here else []
+
     async def check_mode(self, mode: str) -> None:
         """Raise WrongMode unless the mailbox has this mode."""
         actual: str = await self._owner.query("get_mode")

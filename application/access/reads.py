@@ -27,7 +27,7 @@ from postroom.domain.policy import TopicPolicy
 
 READ_HEADERS, READ_PAYLOAD = Operation.READ_HEADERS, Operation.READ_PAYLOAD
 PAGE = 1_000
-"""Number of dead letters that are read at a time to find those of covered topics."""
+"""Number of past dead letters that are read at a time to find those of covered topics."""
 
 
 class AuthorizedReads:
@@ -85,15 +85,19 @@ class AuthorizedReads:
     ) -> list[DeadLetter]:
         """Return a page of dead letters; see `Mailbox.list_dead_letters`."""
         await self._begin_read(topic)
-        limit = self._guard.at_most(limit)
-        read = partial(self._mailbox.list_dead_letters, topic, reason=reason, at=at)
+        read = partial(self._mailbox.list_dead_letters, reason=reason, at=at)
         if topic is not None or self._guard.covers_all_topics:
-            return await read(limit=limit, cursor=cursor)
+            return await read(topic, limit=limit, cursor=cursor)
         check_int("limit", limit, 1, PAGE)
         page: list[DeadLetter] = []
-        while len(page) < limit:
+        if at is None:
+            for each in await self._mailbox.list_topics():
+                if each.dead and self._guard.covers(each.topic):
+                    page += await read(each.topic, limit=limit, cursor=cursor)
+            return sorted(page, key=lambda letter: letter.position)[:limit]
+        while len(page) < limit:  # the topics of the past are not listed
             letters = await read(limit=PAGE, cursor=cursor)
-            page += [each for each in letters if self._guard.covers(each.topic)]
+            page += [letter for letter in letters if self._guard.covers(letter.topic)]
             if len(letters) < PAGE:
                 break
             cursor = letters[-1].position

@@ -62,26 +62,28 @@ def _common(target: EventLogReader, backup: EventLogReader, last: int, end: int)
     return low if low >= first else 0
 
 
-def check_losses(losses: Sequence[Loss], store: str, discard_newer: int) -> None:
+def check_losses(losses: Sequence[Loss], unsent: int, store: str, discard_newer: int) -> None:
     """Check that the operator knows what a restore discards.
 
     Arguments:
-        discard_newer: number of records that may be lost, exactly.
+        unsent: number of messages that transactions recorded in the store and that were not sent yet.
+        discard_newer: number of records and unsent messages that may be lost, exactly.
 
     Raises: InvalidRequest naming what would be lost, when that is another number of records.
     """
-    records = sum(loss.records for loss in losses)
-    if records == discard_newer:
+    count = sum(loss.records for loss in losses) + unsent
+    if count == discard_newer:
         return
-    if not losses:
+    if not count:
         raise InvalidRequest(
             f"The store {store} has no records that the backup lacks, not {discard_newer:,}; omit "
             "--discard-newer."
         )
-    text = "; ".join(map(_describe, losses))
+    outbox = [f"the outbox has {pluralize(unsent, 'unsent message')}"] if unsent else []
+    text = "; ".join([*map(_describe, losses), *outbox])
     raise InvalidRequest(
         f"The store {store} has records that the backup lacks: {text}. Restoring discards them, acknowledged "
-        f"sends included; to do so, add --discard-newer {records}."
+        f"sends included; to do so, add --discard-newer {count}."
     )
 
 

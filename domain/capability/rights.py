@@ -100,7 +100,7 @@ class Expires(_Caveat, frozen=True, tag="expires"):
 
 
 class MaxMessages(_Caveat, frozen=True, tag="max-messages"):
-    """At most this many messages in each call that sends, receives, reads or redrives messages."""
+    """At most this many messages in each call that sends, receives, peeks, searches or redrives."""
 
     messages: int
 

@@ -13,9 +13,15 @@ from pathlib import Path
 import pytest
 
 from postroom.adapters.compose import open_mailbox
+from postroom.adapters.compose.audit import open_audit_log, read_audit_log
 from postroom.adapters.compose.backup import back_up, verify_backup
 from postroom.adapters.compose.queries import read_mailbox
 from postroom.adapters.compose.restore import restore
+from postroom.adapters.compose.store import open_store
+from postroom.adapters.parquet.log_archive import ParquetLogArchive
+from postroom.adapters.python_api import MailboxOutbox
+from postroom.application.access.audit import ALLOWED, AuditEntry
+from postroom.application.access.read_audit import AuditFilter
 from postroom.application.backup.manifest import Manifest
 from postroom.domain.errors import (
     IntegrityFailure,
@@ -26,7 +32,9 @@ from postroom.domain.errors import (
     StaleReceipt,
     Unavailable,
 )
-from tests.support.stores import MAILBOX, message, receive_one
+from postroom.domain.names import AUDIT_LOG
+from postroom.domain.policy import DAY_MS, MailboxLimits
+from tests.support.stores import MAILBOX, message, receive_one, sqlite_place
 
 OWNER = """
 import asyncio, sys
@@ -169,6 +177,46 @@ async def test_a_backup_contains_the_messages_and_tables_of_the_callers_database
         assert connection.execute("SELECT number FROM invoices").fetchall() == [(7,)]
 
 
+async def test_the_capabilities_and_the_audit_log_are_part_of_a_backup(store: str) -> None:
+    entry = AuditEntry(1, "alice", "00", "read-payload", MAILBOX, (), "", 1, ALLOWED, "c")
+    async with open_audit_log(open_store(store)) as audit:
+        await audit.record([entry])
+    await send(store, b"one")
+    manifest = back_up(store, Path("backup"))
+    await restore(Path("backup"), "restored.db")
+
+    assert [head.mailbox for head in manifest.mailboxes] == [AUDIT_LOG, MAILBOX]
+    with read_audit_log("restored.db") as audit_log:
+        assert audit_log is not None
+        assert [each.principal for each in audit_log.read(AuditFilter()).entries] == ["alice"]
+    async with open_audit_log(open_store("restored.db")) as audit:
+        await audit.record([entry])
+
+
+async def test_segments_of_the_archive_are_named_and_verified_with_a_backup(tmp_path: Path) -> None:
+    archive = ParquetLogArchive(tmp_path / "archive")
+    place = sqlite_place(tmp_path)
+    async with place.open(limits=MailboxLimits(history_retention_ms=DAY_MS), archive=archive) as mailbox:
+        for _ in range(2):
+            await mailbox.send_batch([message() for _ in range(9)])
+            received = await mailbox.receive_messages("orders", max_messages=9)
+            await mailbox.ack_messages([each.receipt for each in received])
+            place.clock.advance(2 * DAY_MS)
+            await mailbox.retention.enforce_age()
+    backup, folder = tmp_path / "backup", tmp_path / "archive" / MAILBOX
+    manifest = await asyncio.to_thread(
+        back_up, str(tmp_path / "store.db"), backup, archive=tmp_path / "archive"
+    )
+
+    assert manifest.archive
+    assert manifest.archive[-1].last == manifest.mailboxes[0].first - 1
+    verify_backup(backup, archive=tmp_path / "archive")
+    os.unlink(folder / files(str(folder))[0])
+    with pytest.raises(IntegrityFailure, match="lacks positions 1 to"):
+        verify_backup(backup, archive=tmp_path / "archive")
+    verify_backup(backup)
+
+
 # -- verifying ---
 
 
@@ -220,6 +268,17 @@ async def test_a_restore_that_goes_back_behind_acknowledged_sends_says_so(store:
     check_head(store, manifest)
     async with open_mailbox(store, MAILBOX, durability="relaxed") as mailbox:
         assert (await receive_one(mailbox)).payload == b"old"
+
+
+async def test_messages_in_the_outbox_of_a_replaced_file_are_not_lost_unnoticed(store: str) -> None:
+    await send(store, b"one")
+    back_up(store, Path("backup"))
+    with closing(sqlite3.connect(store)) as connection, connection:
+        MailboxOutbox("acme@two").record(connection, message(b"recorded"))
+
+    with pytest.raises(InvalidRequest, match=r"the outbox has 1 unsent message\. .* --discard-newer 1"):
+        await restore(Path("backup"), store, replace=True)
+    await restore(Path("backup"), store, replace=True, discard_newer=1)
 
 
 async def test_a_restore_over_another_history_says_where_it_diverges(store: str) -> None:

@@ -4,21 +4,26 @@ import asyncio
 import json
 import os
 import socket
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from hashlib import sha256
 from pathlib import Path
 
+import msgspec
 import nats
 import psycopg
 import pytest
 
 from postroom import NewMessage, open_mailbox
+from postroom.adapters.compose.access import open_key_ring
 from postroom.adapters.compose.doctor import (
     Check,
     Finding,
+    check_keys,
     database_check,
     host_checks,
+    keys_check,
     nats_check,
     run_checks,
     store_checks,
@@ -28,9 +33,11 @@ from postroom.adapters.sqlite.diagnosis import check_file_system, check_modes, f
 from postroom.adapters.sqlite.event_log import SqliteEventLog
 from postroom.application.diagnosis import clock_finding
 from postroom.application.mailbox.engine import MailboxEngine
+from postroom.domain.capability.token import RootKey
 from tests.support.clocks import ManualClock
 
 SECONDS = 240.0
+DAY_US = 86_400_000_000
 SHORT_SECONDS = 0.5
 
 
@@ -203,6 +210,26 @@ def test_paused_servers_and_checks_that_fail_keep_no_other_check_from_its_answer
     assert "no answer within 0.5 s" in findings[0].finding
     assert "boom" in findings[3].finding
     assert "secret" not in str(findings)
+
+
+def test_keys_are_reported_with_their_age_and_never_with_their_secrets(tmp_path: Path) -> None:
+    store = str(tmp_path / "orders.db")
+
+    def check_ring() -> Finding:
+        (finding,) = run_checks([keys_check(store, None)], SECONDS)
+        return finding
+
+    assert check_ring().advice.startswith("Make one with postroom token rotate")
+    now = time.time_ns() // 1_000
+    key = RootKey(b"i" * 8, b"s" * 32, now - 3 * DAY_US, None)
+    open_key_ring(store).rotate(key, now)
+    assert check_ring() == Finding("keys", "ok", "1, of which 0 retired; the newest is 3 days old")
+    assert check_keys([key], now + 90 * DAY_US).status == "warning"
+    assert check_keys([msgspec.structs.replace(key, retire_at=now)], now).status == "failure"
+    (tmp_path / "orders.db.keys").chmod(0o640)
+    refused = check_ring()
+    assert refused.status == "failure"
+    assert "chmod 600" in refused.finding
 
 
 def test_the_clocks_of_two_machines_agree_within_the_time_that_asking_took() -> None:

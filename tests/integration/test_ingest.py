@@ -14,10 +14,12 @@ from nats.js.api import ConsumerConfig
 from redis.asyncio import Redis
 
 from postroom.adapters.compose import open_mailbox
+from postroom.adapters.compose.ingest import reload_namespace
 from postroom.application.ingest.counts import IngestCounts
 from postroom.application.ingest.namespace import PayloadSchema, RedisSource, SchemaFormat
 from postroom.domain.envelope.v1.envelope_pb2 import PrismEnvelope
 from postroom.domain.envelope.validation import ValidationMode
+from postroom.domain.errors import InvalidRequest
 from tests.integration.ingest_world import (
     DEAD,
     DURABLE,
@@ -35,6 +37,7 @@ from tests.integration.ingest_world import (
 )
 from tests.support.logs import capture_logs
 from tests.support.stores import envelope
+from tests.support.waiting import until
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
@@ -110,6 +113,33 @@ async def test_an_envelope_without_id_is_refused_stored_with_a_warning_or_just_s
         assert await ingest(namespace(nats_url, sqlite, envelope_validation=mode)) == expected
     warned = [each["problem"] for each in logs if each["event"] == "ingest.problem"]
     assert len(warned) == (1 if mode == ValidationMode.WARN else 0)
+
+
+async def test_a_running_ingester_takes_over_how_a_namespace_validates(
+    nats_url: str, client: Client, sqlite: str
+) -> None:
+    strict = namespace(nats_url, sqlite)
+    async with ingesting(strict) as ingester:
+        running = asyncio.create_task(ingester.run())
+        await publish(client, envelope(""))
+        await until(lambda: ingester.counts.skipped == 1)
+        reload_namespace(ingester, namespace(nats_url, sqlite, envelope_validation=ValidationMode.DISABLED))
+        await publish(client, envelope(""))
+        await until(lambda: ingester.counts.stored == 1)
+        missing = PayloadSchema(
+            topic="*",
+            format=SchemaFormat.JSON_SCHEMA,
+            message_name=None,
+            file=Path("/nowhere/schema.json"),
+            validation=ValidationMode.STRICT,
+            allows_unknown_fields=True,
+        )
+        with pytest.raises(InvalidRequest):
+            reload_namespace(ingester, namespace(nats_url, sqlite, payload_schemas=(missing,)))
+        await publish(client, envelope("7"))
+        await until(lambda: ingester.counts.stored == 2)
+        ingester.stop()
+        await running
 
 
 async def test_a_newer_envelope_is_stored_byte_for_byte_with_a_warning(

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from trustme import CA
 
 from postroom.adapters.cli import dlq, inspect, messages, search, topic
 from postroom.adapters.cli.exit_codes import NOTHING
@@ -13,6 +14,7 @@ from postroom.adapters.cli.output import Output
 from postroom.adapters.cli.session import Session
 from postroom.adapters.cli.settings import load_settings
 from postroom.adapters.cli.token_text import VARIABLE
+from postroom.adapters.compose.serve import Protection, ServerTls, TlsFiles
 from postroom.domain.capability.rights import Operation
 from postroom.domain.errors import Forbidden, InvalidRequest, NotFound, Unauthenticated
 from tests.support.access import Controlled, controlled_mailbox
@@ -110,3 +112,20 @@ async def test_commands_that_use_the_store_itself_say_so(session: Open) -> None:
     with pytest.raises(InvalidRequest, match="uses the store itself"):
         async with session().use():
             pass
+
+
+async def test_the_certificates_of_settings_are_used(
+    controlled: Controlled[Any, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    authority = CA()
+    leaf = authority.issue_cert("127.0.0.1")
+    certificate, key, ca = (str(tmp_path / f"{name}.pem") for name in ("certificate", "key", "ca"))
+    leaf.cert_chain_pems[0].write_to_path(certificate)
+    leaf.private_key_pem.write_to_path(key)
+    authority.cert_pem.write_to_path(ca)
+    monkeypatch.delenv(VARIABLE, raising=False)
+    protection = Protection(ServerTls(TlsFiles(certificate, key)))
+    async with served(controlled.mailbox, "http", protection=protection) as url:
+        environment = {"POSTROOM_STORE": url, "POSTROOM_CLIENT__CA": ca}
+        await messages.send(Session("send", load_settings({}, environment), Output(False)), "orders", "hello")
+    assert len(capsys.readouterr().out.strip()) == 36

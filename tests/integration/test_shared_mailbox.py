@@ -23,7 +23,7 @@ from postroom import (
 )
 from postroom.adapters.compose import socket_path
 from postroom.adapters.compose.store import open_store
-from postroom.adapters.local.protocol import Hello, frame
+from postroom.adapters.local.protocol import VERSION, Hello, frame
 from postroom.domain.errors import WrongMode
 from tests.support.waiting import until
 
@@ -46,7 +46,7 @@ Answer = Callable[[asyncio.StreamReader, asyncio.StreamWriter], None]
 
 
 @asynccontextmanager
-async def owner_that_breaks_off(store: str, version: int = 1) -> AsyncIterator[list[str]]:
+async def owner_that_breaks_off(store: str, version: int = VERSION) -> AsyncIterator[list[str]]:
     """Own the mailbox and greet everybody; yield the kinds of the requests, at which the owner ends."""
     kinds: list[str] = []
     path = socket_path(open_store(store), MAILBOX)
@@ -109,7 +109,7 @@ async def test_an_owner_that_hangs_is_asked_once_and_then_replaced(store: str) -
     async def hang(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         nonlocal connections
         connections += 1
-        writer.write(frame(Hello(1, MAILBOX)))
+        writer.write(frame(Hello(VERSION, MAILBOX)))
         await reader.read()
         writer.close()
 
@@ -127,7 +127,7 @@ async def test_an_owner_that_ends_every_connection_is_not_called_without_pause(s
 
     async def end(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         connections.append(now())
-        writer.write(frame(Hello(1, MAILBOX)))
+        writer.write(frame(Hello(VERSION, MAILBOX)))
         await writer.drain()
         writer.close()
 
@@ -141,8 +141,8 @@ async def test_an_owner_that_ends_every_connection_is_not_called_without_pause(s
 
 
 async def test_an_owner_of_another_version_is_refused_by_name(store: str) -> None:
-    async with owner_that_breaks_off(store, version=2):
-        with pytest.raises(Unavailable, match=r"speaks version 2 .* run the same version"):
+    async with owner_that_breaks_off(store, version=VERSION + 1):
+        with pytest.raises(Unavailable, match=rf"speaks version {VERSION + 1} .* run the same version"):
             async with connect(store):
                 pytest.fail("connected")
 

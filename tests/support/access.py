@@ -18,7 +18,7 @@ from postroom.application.ports.mailbox import Mailbox
 from postroom.domain.capability.rights import Caveat, Operation, Rights
 from postroom.domain.names import CAPABILITY_LOG
 from postroom.domain.search import EventFilter, SearchPage
-from tests.support.stores import MAILBOX
+from tests.support.messages import MAILBOX
 
 M = TypeVar("M", bound=Mailbox)
 C = TypeVar("C", bound=Clock)

@@ -11,7 +11,7 @@ from postroom.adapters.postgres.event_log import PostgresEventLog
 from postroom.adapters.sqlite.event_log import SqliteEventLog
 from postroom.application.mailbox.engine import MailboxEngine
 from postroom.application.mailbox.fold import fold
-from postroom.application.messages import NewMessage, ReceivedMessage
+from postroom.application.messages import ReceivedMessage
 from postroom.application.ports.event_log import EventLog
 from postroom.application.ports.log_archive import LogArchive
 from postroom.domain.envelope.build import build_envelope
@@ -19,13 +19,21 @@ from postroom.domain.mailbox.events import MailboxMode
 from postroom.domain.mailbox.state import Mailbox
 from postroom.domain.policy import MailboxLimits, TopicPolicy
 from tests.support.clocks import ManualClock
+from tests.support.messages import MAILBOX, message
 
-MAILBOX = "acme@one"
-
-
-def message(payload: bytes = b"hello", topic: str = "orders", **fields: object) -> NewMessage:
-    """Return a message to send."""
-    return NewMessage(topic=topic, payload=payload, **fields)  # type: ignore[arg-type]
+__all__ = [
+    "MAILBOX",
+    "Place",
+    "copy_store",
+    "envelope",
+    "folded_whole",
+    "live",
+    "memory_place",
+    "message",
+    "postgres_place",
+    "receive_one",
+    "sqlite_place",
+]
 
 
 def envelope(id_: str, topic: str = "orders", **fields: object) -> bytes:

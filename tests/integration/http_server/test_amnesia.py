@@ -162,7 +162,8 @@ def test_a_call_is_a_write_if_it_changes_a_file(call: str, is_write: bool) -> No
     ],
 )
 def test_amnesia_mode_refuses_what_makes_a_file(arguments: list[str], reason: str, tmp_path: Path) -> None:
-    command = [Path(sys.executable).parent / "postroom", "serve", "--dev", "--amnesia", *arguments]
+    postroom = str(Path(sys.executable).parent / "postroom")
+    command = [postroom, "serve", "--dev", "--amnesia", *arguments]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert reason in done.stderr

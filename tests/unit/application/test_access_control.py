@@ -26,7 +26,7 @@ from postroom.domain.message import Receipt
 from postroom.domain.policy import TopicPolicy
 from postroom.domain.search import EventFilter
 from tests.support.access import Controlled, controlled_mailbox
-from tests.support.stores import message
+from tests.support.messages import message
 
 Place = Controlled[MemoryMailbox, ManualClock]
 A, B = "orders", "payments"
@@ -243,6 +243,8 @@ async def test_answers_about_all_topics_have_the_covered_ones_only(place: Place)
     letters += await mailbox.list_dead_letters(limit=1, cursor=letters[-1].position)
     assert [each.topic for each in letters] == [A, A]
     assert await mailbox.list_dead_letters(cursor=letters[-1].position) == []
+    assert await mailbox.list_dead_letters(at=backlog.position) == letters
+    assert await mailbox.list_dead_letters(at=backlog.position, limit=1) == letters[:1]
     assert await reason_of(mailbox.delete_old_events(0)) == "topic"
 
 

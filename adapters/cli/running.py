@@ -1,0 +1,176 @@
+"""Long-running commands: signals, reloads of settings, and the service manager."""
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import NamedTuple
+
+import msgspec
+
+from postroom.adapters.cli.session import Session
+from postroom.adapters.cli.settings import Settings
+from postroom.adapters.compose.running import ServiceManager
+from postroom.application.background import background_task
+from postroom.application.ports.mailbox import Mailbox
+from postroom.application.telemetry import ROOT, logger, summarize
+from postroom.domain.errors import PostroomError
+
+LIVE = ("log_level",)
+"""Settings that every long-running command applies at a reload."""
+
+
+class Reload(NamedTuple):
+    """Something that a command reloads at SIGHUP.
+
+    Arguments:
+        name: what it is, for the log, such as `TLS certificates`.
+        apply: applies the new settings, and reads files again that they name. Changes nothing and raises
+            PostroomError when they are invalid.
+        settings: names of the settings that it applies, or the sections, such as `topics`; changes of others
+            take effect with the next start.
+    """
+
+    name: str
+    apply: Callable[[Settings], Awaitable[None]]
+    settings: tuple[str, ...] = ()
+
+
+@asynccontextmanager
+async def running(
+    session: Session, stop: Callable[[], None], reloads: Sequence[Reload] = ()
+) -> AsyncIterator[None]:
+    """Handle signals, and tell the service manager, while the body of a long-running command runs.
+
+    SIGINT and SIGTERM stop it; SIGHUP reloads settings, and stops it if its terminal was closed.
+
+    Arguments:
+        stop: called at each SIGINT and SIGTERM.
+    """
+    manager, reloader = ServiceManager(), Reloader(session, reloads)
+    has_terminal = _has_terminal()
+
+    def end() -> None:
+        manager.stopping()
+        stop()
+
+    def hang_up() -> None:
+        if has_terminal and not _has_terminal():
+            end()
+        else:
+            reloader.request()
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, end)
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # as nohup(1) sets it
+        loop.add_signal_handler(signal.SIGHUP, hang_up)
+    async with background_task(reloader.run(manager)), background_task(manager.watch()):
+        manager.ready()
+        try:
+            yield
+        finally:
+            manager.stopping()
+
+
+def topic_policies(session: Session, mailbox: Mailbox) -> Reload:
+    """Return the reload of the policies of `[topics]`; those that were removed stay as they are."""
+    applied = dict(session.settings.topics)
+
+    async def apply(settings: Settings) -> None:
+        for topic, policy in settings.topics.items():
+            if applied.get(topic) != policy:
+                await mailbox.set_topic_policy(topic, policy)
+                applied[topic] = policy
+
+    return Reload("topic policies", apply, ("topics",))
+
+
+class Reloader:
+    """Reloads of a command's settings, one at a time."""
+
+    def __init__(self, session: Session, reloads: Sequence[Reload] = ()) -> None:
+        self._session = session
+        self._reloads = reloads
+        self._requested = asyncio.Event()
+
+    def request(self) -> None:
+        """Reload soon; requests during a reload cause one more."""
+        self._requested.set()
+
+    async def run(self, manager: ServiceManager) -> None:
+        """Reload at every request, until cancelled."""
+        while True:
+            await self._requested.wait()
+            self._requested.clear()
+            manager.reloading()
+            try:
+                await self.reload()
+            except PostroomError as error:
+                logger().error("settings.reload_failed", error=str(error))
+            except Exception as error:  # a defect must not end the command
+                logger().error("settings.reload_failed", error=summarize(error))
+            manager.ready()
+
+    async def reload(self) -> None:
+        """Load the settings again, and apply what a running command can apply.
+
+        Raises: InvalidSettings, before anything is changed, when they are invalid.
+        """
+        session = self._session
+        settings = session.load()
+        if _is_complete(session):  # else flags complete a section of the file
+            session.check(settings)
+        logging.getLogger(ROOT).setLevel(settings.log_level.upper())
+        is_applied = True
+        for each in self._reloads:
+            try:
+                await each.apply(settings)
+            except PostroomError as error:
+                is_applied = False
+                logger().error("settings.reload_failed", what=each.name, error=str(error))
+        live = {*LIVE, *(name for each in self._reloads for name in each.settings)}
+        changes = _changes(session.loaded, settings)
+        if later := [name for name in changes if not live & {name, name.partition(".")[0]}]:
+            logger().warning("settings.restart_needed", settings=", ".join(later))
+        if is_applied:
+            logger().info("settings.reloaded", file=settings.file)
+
+
+def _is_complete(session: Session) -> bool:
+    """Return whether the settings of the start were valid by themselves."""
+    try:
+        session.check(session.loaded)
+    except PostroomError:
+        return False
+    return True
+
+
+def _changes(before: Settings, after: Settings) -> list[str]:
+    """Return the names of the settings that differ, such as `serve.http`, sorted."""
+    old, new = _flatten(before), _flatten(after)
+    return sorted(name for name in old.keys() | new.keys() if old.get(name) != new.get(name))
+
+
+def _flatten(settings: Settings) -> dict[str, object]:
+    values: dict[str, object] = {f"topics.{topic}": policy for topic, policy in settings.topics.items()}
+    for name in settings.__struct_fields__:
+        value = getattr(settings, name)
+        if isinstance(value, msgspec.Struct):
+            values |= {f"{name}.{key}": each for key, each in msgspec.structs.asdict(value).items()}
+        elif name not in ("topics", "sections", "sources", "file"):
+            values[name] = value
+    for section, table in settings.sections.items():
+        values |= {f"{section}.{key}": each for key, each in table.items()}
+    return values
+
+
+def _has_terminal() -> bool:
+    """Return whether standard input is this process's terminal, and still open."""
+    try:
+        return os.tcgetpgrp(sys.stdin.fileno()) >= 0
+    except (OSError, ValueError, AttributeError):  # stdin may be closed, or None
+        return False

@@ -1,0 +1,187 @@
+"""The files of `deploy/` are valid, agree with the commands, and grant nothing that they need not."""
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from configparser import RawConfigParser
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from threading import Thread
+
+import pytest
+import typer
+
+from postroom.adapters.cli.main import build
+from tests.packaging.conftest import ROOT, TIMEOUT_SECONDS
+
+DEPLOY = ROOT / "deploy"
+UNITS = sorted((DEPLOY / "systemd").glob("*.service"))
+PROGRAM = "/opt/postroom/bin/postroom"
+LONG_RUNNING = {"serve", "project follow", "ingest", "work", "schedule", "outbox relay", "inbox consume"}
+MAX_EXPOSURE = 20
+"""Tenths of what `systemd-analyze security` calls the exposure level, of 100."""
+REQUIREMENT = re.compile(r"^([a-z0-9-]+)==(\S+)", re.MULTILINE)
+
+
+def section(unit: Path, name: str) -> dict[str, str]:
+    """Return a section of a unit; of a repeated key the last value."""
+    parser = RawConfigParser(strict=False, interpolation=None, delimiters="=", comment_prefixes="#")
+    parser.optionxform = str  # type: ignore[assignment,method-assign]  # as its documentation says
+    parser.read(unit)
+    return dict(parser[name])
+
+
+def command(unit: Path) -> str:
+    """Return the command that a unit runs, without its arguments."""
+    words = section(unit, "Service")["ExecStart"].split()
+    assert words[:3] == [PROGRAM, "--config", "/etc/postroom/postroom.toml"]
+    path: list[str] = []
+    found = build()
+    for word in words[3:]:
+        commands = found.list_commands(typer.Context(found)) if hasattr(found, "list_commands") else ()
+        if word not in commands:
+            break
+        found, path = found.get_command(typer.Context(found), word), [*path, word]
+    options = {name for each in found.params for name in each.opts}
+    assert {each for each in words[3 + len(path) :] if each.startswith("--")} <= options
+    return " ".join(path)
+
+
+def test_each_long_running_command_has_a_unit() -> None:
+    assert {command(unit) for unit in UNITS} == LONG_RUNNING
+    assert len(UNITS) == len(LONG_RUNNING)
+
+
+@pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.name)
+def test_a_unit_is_hardened_reloads_and_stops_later_than_its_command(unit: Path) -> None:
+    service = section(unit, "Service")
+    required = {
+        "Type": "notify",
+        "User": "postroom",
+        "UMask": "0077",
+        "StateDirectory": "postroom",
+        "NoNewPrivileges": "yes",
+        "CapabilityBoundingSet": "",
+        "ProtectSystem": "strict",
+        "ProtectHome": "yes",
+        "PrivateTmp": "yes",
+        "LimitCORE": "0",
+        "Restart": "on-failure",
+        "RestartPreventExitStatus": "2 5",
+        "ExecReload": "/bin/kill -HUP $MAINPID",
+    }
+    assert {name: service.get(name) for name in required} == required
+    graceful = {"work": 30, "inbox consume": 60}.get(command(unit), 10)
+    assert int(service["TimeoutStopSec"]) > graceful
+    if command(unit) != "work":  # whose handlers are the user's code
+        assert service["MemoryDenyWriteExecute"] == "yes"
+        assert "Environment=POLARS_SKIP_CPU_CHECK=1" in unit.read_text()  # else Polars can't be imported then
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")
+def test_systemd_accepts_the_units_and_calls_their_exposure_low(tmp_path: Path) -> None:
+    copies = []
+    for unit in UNITS:
+        copies.append(tmp_path / unit.name)
+        text = unit.read_text().replace(PROGRAM, str(Path(sys.executable).with_name("postroom")))
+        copies[-1].write_text(text)
+    for options in (("verify", "--man=no"), ("security", "--offline=yes", f"--threshold={MAX_EXPOSURE}")):
+        done = subprocess.run(
+            ["systemd-analyze", "--no-pager", *options, *copies],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=TIMEOUT_SECONDS,
+        )
+        assert done.returncode == 0, done.stdout[-500:] + done.stderr
+        assert str(tmp_path) not in done.stderr  # a warning names the unit's path and line
+
+
+def instructions() -> list[tuple[str, str]]:
+    """Return the instructions of the Containerfile: name and arguments, with continued lines joined."""
+    text = re.sub(r"\\\n\s*", "", (DEPLOY / "Containerfile").read_text())
+    lines = (line for line in text.splitlines() if line and not line.startswith("#"))
+    return [(line.split(maxsplit=1)[0], line.split(maxsplit=1)[1]) for line in lines]
+
+
+def test_the_image_is_built_in_stages_from_a_plain_image_name_and_runs_as_an_ordinary_user() -> None:
+    steps = instructions()
+    names = {name for name, _ in steps}
+    assert names <= {
+        *("ARG", "FROM", "ENV", "RUN", "COPY", "USER", "WORKDIR", "VOLUME", "STOPSIGNAL"),
+        *("HEALTHCHECK", "ENTRYPOINT", "CMD"),
+    }
+    assert ("ARG", "PYTHON=python:3.13-slim") in steps
+    assert [each for each in steps if each[0] == "FROM"] == [
+        ("FROM", "${PYTHON} AS build"),
+        ("FROM", "${PYTHON}"),
+    ]
+    last = steps[len(steps) - 1 - [name for name, _ in reversed(steps)].index("FROM") :]
+    users = [arguments for name, arguments in last if name == "USER"]
+    assert users == ["10001:10001"]
+    after = [name for name, _ in last[last.index(("USER", users[0])) :]]
+    assert not {"RUN", "COPY"} & set(after)  # nothing that the user owns can be changed in the image
+    assert "://" not in (DEPLOY / "Containerfile").read_text().replace("http://127.0.0.1", "")
+
+
+def test_the_image_starts_a_command_and_is_asked_for_its_health() -> None:
+    steps = dict(instructions())
+    assert json.loads(steps["ENTRYPOINT"]) == ["postroom"]
+    assert json.loads(steps["CMD"]) == ["serve"]
+    assert json.loads(steps["HEALTHCHECK"].partition("CMD ")[2])[-1] == "/opt/postroom/healthcheck.py"
+    assert steps["STOPSIGNAL"] == "SIGTERM"
+
+
+def test_what_the_image_copies_exists_and_is_all_of_the_package() -> None:
+    copied = [
+        source
+        for name, arguments in instructions()
+        if name == "COPY" and not arguments.startswith("--from=")
+        for source in arguments.split()[:-1]
+    ]
+    assert [source for source in copied if not (ROOT / source).exists()] == []
+    assert {"domain", "application", "projections", "adapters", "pyproject.toml"} <= set(copied)
+
+
+def test_the_image_installs_only_pinned_packages_by_hash() -> None:
+    pip = [arguments for name, arguments in instructions() if name == "RUN" and "pip install" in arguments]
+    assert "--require-hashes" in pip[0]
+    assert "--requirement /build/requirements/container.txt" in pip[0]
+    assert "--no-deps --no-build-isolation /build" in pip[1]
+    container = (ROOT / "requirements/container.txt").read_text()
+    pins = dict(REQUIREMENT.findall(container))
+    assert pins.items() <= dict(REQUIREMENT.findall((ROOT / "requirements/lock.txt").read_text())).items()
+    assert {"uvicorn", "grpcio", "psycopg", "nats-py", "aiohttp", "hatchling"} <= pins.keys()
+    assert "pyspark" not in pins
+    for requirement in re.split(r"^(?=[a-z])", container, flags=re.MULTILINE)[1:]:
+        assert "--hash=sha256:" in requirement
+
+
+class _Health(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        self.send_response(200 if self.path == "/healthz" else 503)
+        self.end_headers()
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Write nothing."""
+
+
+def test_the_health_check_follows_the_status_of_the_server() -> None:
+    def check(url: str) -> int:
+        return subprocess.run(
+            [sys.executable, DEPLOY / "healthcheck.py"],
+            env={"HEALTH_URL": url},
+            capture_output=True,
+            check=False,
+            timeout=TIMEOUT_SECONDS,
+        ).returncode
+
+    with HTTPServer(("127.0.0.1", 0), _Health) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}"
+        assert check(f"{url}/healthz") == 0
+        assert check(f"{url}/readyz") == 1
+        server.shutdown()
+    assert check(f"{url}/healthz") == 1
