@@ -15,6 +15,7 @@ from postroom.application.metrics import Measure
 from postroom.application.ports.mailbox import Mailbox
 from postroom.application.service import OpenSession, Search, Service, Surface, unrestricted
 from postroom.application.surface_metrics import SurfaceMetrics
+from postroom.application.write_health import WriteHealth
 from postroom.domain.policy import TopicPolicy
 from postroom.domain.search import EventFilter, SearchPage
 
@@ -66,6 +67,7 @@ async def serve_mailbox(
         asyncio.Event(),
         DeliveryWindows(),
         SurfaceMetrics(measure),
+        WriteHealth(),
         is_dev=access is unrestricted,
         dlq_profile="ephemeral" if store == MEMORY else "durable",
     )
