@@ -42,7 +42,8 @@ async def connect(settings: NatsSettings, name: str) -> AsyncIterator[Client]:
 
     async def on_error(error: Exception) -> None:
         nonlocal last_error
-        last_error = error
+        if not refusal.done():  # else it is the reason
+            last_error = error
         if connected:
             errors.add(error)
         elif "," not in settings.url and explain(error) is not None and not refusal.done():

@@ -89,6 +89,15 @@ async def refusal(settings: NatsSettings) -> str:
     return text
 
 
+async def refusal_of_password(settings: NatsSettings) -> str:
+    """Return why a password is refused; on a busy machine, the server may be gone before it is read."""
+    for _ in range(20):
+        text = await refusal(settings)
+        if "Broken pipe" not in text and "reset" not in text:
+            return text
+    raise AssertionError(text)
+
+
 async def test_a_client_with_a_certificate_and_a_password_connects(
     server: NatsServer, files: Certificates
 ) -> None:
@@ -120,7 +129,7 @@ async def test_a_client_without_a_valid_certificate_is_told_to_check_it(
 
 async def test_a_wrong_password_is_refused_at_once(server: NatsServer, files: Certificates) -> None:
     wrong = files.write("wrong-password", b"canary-wrong")
-    text = await refusal(settings_of(server, files, password_file=wrong))
+    text = await refusal_of_password(settings_of(server, files, password_file=wrong))
     assert "Authorization Violation" in text
     assert "Check credentials, nkey, user, token or certificate" in text
     assert "canary-wrong" not in text
@@ -155,7 +164,7 @@ async def test_a_password_that_was_replaced_is_read_by_the_next_connection(
 ) -> None:
     path = files.write("rotated", b"old")
     settings = settings_of(server, files, password_file=path)
-    assert "Authorization Violation" in await refusal(settings)
+    assert "Authorization Violation" in await refusal_of_password(settings)
     files.write("rotated", PASSWORD.encode())
     async with connect(settings, "test") as client:
         await client.flush()
