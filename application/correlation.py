@@ -1,5 +1,6 @@
 """Correlation ids: the id of a request, in each log event and message that it causes (svc-mailbox P-8)."""
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -8,6 +9,7 @@ from typing import Final
 import uuid_utils
 
 MAX_CORR_ID_CHARS: Final = 128
+_CORR_ID: Final = re.compile(f"[!-~]{{1,{MAX_CORR_ID_CHARS}}}")
 _corr_id: ContextVar[str | None] = ContextVar("postroom_corr_id", default=None)
 
 
@@ -18,7 +20,7 @@ def current_corr_id() -> str | None:
 
 def is_corr_id(text: str) -> bool:
     """Return whether a text may be a correlation id: 1 to 128 visible ASCII characters."""
-    return 0 < len(text) <= MAX_CORR_ID_CHARS and all("!" <= char <= "~" for char in text)
+    return _CORR_ID.fullmatch(text) is not None
 
 
 @contextmanager

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from postroom.application.trace_context import TraceContext, make_context
 from postroom.domain.arguments import check_any_text, check_int, check_type
 from postroom.domain.envelope.build import OpenedEnvelope, open_envelope, without_auth_token
 from postroom.domain.errors import InvalidRequest, Rejected
@@ -242,6 +243,14 @@ class DeliveredMessage:
     def span_id(self) -> str | None:
         """Return the span id, for distributed tracing."""
         return self._open().span_id
+
+    @property
+    def trace_context(self) -> TraceContext | None:
+        """Return the sender's trace context; None without valid ids."""
+        opened = self._open()
+        return make_context(
+            opened.trace_id, opened.span_id, opened.trace_flags, opened.trace_state, opened.baggage
+        )
 
     @property
     def schema_url(self) -> str | None:

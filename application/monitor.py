@@ -11,6 +11,8 @@ from postroom.domain.errors import PostroomError
 
 PROGRESS_SECONDS = 60.0
 """Time without a pass of a loop after which it counts as stuck."""
+BACKLOG_SECONDS = 3.0
+"""Time in which a database must answer."""
 MAILBOX_SECONDS = 3.0
 """Time in which the owner of a mailbox must answer."""
 
@@ -58,6 +60,15 @@ class Progress:
     def is_made(self) -> bool:
         """Return whether the latest pass succeeded, and ended in time."""
         return not self._is_failed and self._monotonic() - self._at <= self._seconds
+
+
+def mailbox_monitor(mailbox: Mailbox, collect: Callable[[], Coroutine[Any, Any, list[Metric]]]) -> Monitor:
+    """Return the monitor of a command that needs a mailbox."""
+
+    async def find_missing() -> list[str]:
+        return [] if await is_answering(mailbox) else ["mailbox"]
+
+    return Monitor(collect, find_missing)
 
 
 async def is_answering(mailbox: Mailbox) -> bool:

@@ -12,6 +12,7 @@ from postroom.application.background import cancel_and_wait
 from postroom.application.backoff import OutageBackoff
 from postroom.application.correlation import correlate
 from postroom.application.messages import NewMessage, Sent
+from postroom.application.metrics import Metric, counter
 from postroom.application.telemetry import logger
 from postroom.domain.errors import Fenced, IdempotencyConflict, Rejected, Saturated, Unavailable
 from postroom.domain.policy import backoff_ms
@@ -62,6 +63,15 @@ class Scheduler:
         self._now = now
         self._stopping = asyncio.Event()
         self.sent = 0
+        self.failed = 0
+        """Attempts to send that failed; they are repeated, unless the mailbox refused the message."""
+
+    def collect_metrics(self) -> list[Metric]:
+        """Return the metrics."""
+        return [
+            counter("postroom_schedule_sent", "Messages sent at the times of schedules.", self.sent),
+            counter("postroom_schedule_failed", "Attempts to send that failed.", self.failed),
+        ]
 
     def stop(self) -> None:
         """Make `run` return."""
@@ -108,6 +118,7 @@ class Scheduler:
                 raise
             except (Saturated, Unavailable) as error:
                 failures += 1
+                self.failed += 1
                 pause_ms = backoff_ms(BACKOFF, failures, random.random())
                 logger().warning("schedule.send_failed", message_id=id_, error=str(error), pause_ms=pause_ms)
                 await asyncio.sleep(pause_ms / 1_000)
@@ -115,6 +126,7 @@ class Scheduler:
                 logger().warning("schedule.payload_differs", message_id=id_)
                 return
             except Rejected as error:
+                self.failed += 1
                 logger().error("schedule.refused", message_id=id_, error=str(error))
                 return
             else:

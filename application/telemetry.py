@@ -7,6 +7,7 @@ from functools import lru_cache
 from typing import Final, NamedTuple
 
 from postroom.application.correlation import current_corr_id
+from postroom.application.tracing import tracer
 
 ROOT = "postroom"
 
@@ -29,7 +30,8 @@ class LogEvent(NamedTuple):
 class EventLogger:
     """Logger of events; the event `mailbox.recovered` goes to the standard logger `postroom.mailbox`.
 
-    Each event has the field `corr_id` while a call or message is processed (svc-mailbox P-8).
+    Each event has the field `corr_id` while a call or message is processed (svc-mailbox P-8), and `trace_id`
+    and `span_id` within a trace.
     """
 
     def debug(self, event: str, /, **fields: object) -> None:
@@ -75,6 +77,8 @@ def _log(level: int, name: str, fields: Mapping[str, object], *, exc_info: bool 
     if area.isEnabledFor(level):
         if (corr_id := current_corr_id()) is not None and "corr_id" not in fields:
             fields = {**fields, "corr_id": corr_id}
+        if (trace := tracer().current()) is not None:
+            fields = {**fields, "trace_id": trace.trace_id, "span_id": trace.span_id}
         area.log(level, LogEvent(name, fields), exc_info=exc_info, stacklevel=3)
 
 

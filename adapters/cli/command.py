@@ -7,6 +7,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Annotated, Any
 
 import typer
@@ -14,10 +15,12 @@ import typer
 from postroom.adapters.cli.exit_codes import BROKEN_PIPE, INTERRUPTED, REFUSED, describe, exit_code
 from postroom.adapters.cli.output import Output
 from postroom.adapters.cli.session import Session
-from postroom.adapters.cli.settings import Settings, load_settings
+from postroom.adapters.cli.settings import InvalidSettings, Settings, load_settings
 from postroom.application.extras import explain_missing_extra
 from postroom.domain.errors import PostroomError
 
+LONG_RUNNING = ("serve", "work", "schedule", "ingest", "outbox relay", "inbox consume", "project follow")
+"""Commands that export their spans; others end before it would be worth the import."""
 PANEL = "Options of every command"
 Flags = dict[str, Any]
 """The shared options by name; None or False if omitted."""
@@ -156,10 +159,24 @@ def _run(command: str, flags: Flags, function: Callable[..., Any], arguments: di
     configure_logs(settings.log_level, settings.log_format)
     output = Output(flags["as_json"], wide=flags["wide"])
     session = Session(command, settings, output, accept_clock=flags["accept_clock"], load=load, check=check)
-    answer = function(session, **arguments)
-    code = asyncio.run(answer) if inspect.iscoroutine(answer) else answer
+    with _tracing(command, settings):
+        answer = function(session, **arguments)
+        code = asyncio.run(answer) if inspect.iscoroutine(answer) else answer
     session.out.flush()
     return code or 0
+
+
+def _tracing(command: str, settings: Settings) -> AbstractContextManager[None]:
+    if command not in LONG_RUNNING:
+        return nullcontext()
+    from postroom.adapters.compose.tracing import TracingSettings, export_traces
+
+    endpoint = settings.section("tracing", TracingSettings).otlp_endpoint
+    if endpoint is not None and not endpoint.startswith(("http://", "https://")):
+        raise InvalidSettings(
+            f"[tracing]: otlp_endpoint is {endpoint!r}; expected the URL of a collector, http://HOST:PORT."
+        )
+    return export_traces(endpoint)
 
 
 def _describe_os_error(error: OSError | UnicodeEncodeError) -> str:

@@ -14,6 +14,7 @@ from postroom.adapters.cli.session import ArchiveSettings, RelaySettings, Sessio
 from postroom.adapters.cli.settings import Settings
 from postroom.adapters.cli.values import WrongUsage, exact_duration
 from postroom.adapters.compose.settings import MessagingSettings, NatsSettings
+from postroom.adapters.compose.tracing import TracingSettings
 from postroom.application.inbox.settings import InboxSettings
 from postroom.application.outbox.settings import OutboxSettings
 from postroom.domain.names import describe_choices
@@ -31,6 +32,7 @@ _KINDS: Mapping[str, type[msgspec.Struct]] = {
     "outbox": OutboxSettings,
     "inbox": InboxSettings,
     "relay": RelaySettings,
+    "tracing": TracingSettings,
 }
 _FREE = ("schedules", "streams", "consumers")
 """Sections whose keys are names that the user chose; only these are shown."""

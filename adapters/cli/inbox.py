@@ -11,6 +11,7 @@ from typer import Argument, Option
 
 from postroom.adapters.cli.exit_codes import REFUSED
 from postroom.adapters.cli.messaging import show_backlog, show_cleanup
+from postroom.adapters.cli.monitoring import MetricsPort, monitoring
 from postroom.adapters.cli.running import running
 from postroom.adapters.cli.session import Session
 from postroom.adapters.cli.streams import consumer_definition
@@ -83,6 +84,7 @@ async def consume(
     database: Database = None,
     context: Context = None,
     nats: Nats = None,
+    metrics_port: MetricsPort = None,
 ) -> None:
     """Deliver messages of a stream to the handler, until interrupted.
 
@@ -90,17 +92,18 @@ async def consume(
     share the messages.
     """
     with explain_missing_extra(EXTRAS):
-        from postroom.adapters.compose.inbox import NatsSettings, open_worker
+        from postroom.adapters.compose.inbox import NatsSettings, open_monitored_worker
 
     options = {"consumer": consumer, "handler": handler, "allow": allow, "concurrency": concurrency}
     messaging, settings = _settings(session, database, context, options)
     definition = _consumer(session, settings.consumer)
     server = session.settings.section("nats", NatsSettings, {"url": nats})
     stop = asyncio.Event()
-    async with open_worker(messaging, server, definition, settings) as worker:
+    async with open_monitored_worker(messaging, server, definition, settings) as (worker, monitor):
         session.out.note(f"Delivering messages of {definition.name} to {settings.handler}.")
-        async with running(session, _stop_or_cancel(stop)):
-            await worker.run(stop, until_idle=once)
+        with monitoring(session, metrics_port, monitor):
+            async with running(session, _stop_or_cancel(stop)):
+                await worker.run(stop, until_idle=once)
     counts = worker.counts
     session.out.result(
         counts,

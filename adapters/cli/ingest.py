@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 from typer import Option
 
+from postroom.adapters.cli.monitoring import MetricsPort, monitoring
 from postroom.adapters.cli.running import Reload, running, topic_policies
 from postroom.adapters.cli.session import ARCHIVE_MAILBOX, Session
 from postroom.adapters.cli.settings import Settings
@@ -51,6 +52,7 @@ async def ingest(
         ),
     ] = None,
     once: Annotated[bool, Option("--once", help="Exit when no message has arrived for a second.")] = False,
+    metrics_port: MetricsPort = None,
 ) -> None:
     """Store the envelopes of a stream in an archive, each exactly once, until interrupted.
 
@@ -76,7 +78,8 @@ async def ingest(
         reloads = [topic_policies(session, postroom)]
         if config is not None:
             reloads.append(_namespace_file(ingester, definition, config))
-        await _run(session, definition.mailbox, ingester, reloads, once)
+        with monitoring(session, metrics_port, source.monitor(ingester, postroom)):
+            await _run(session, definition.mailbox, ingester, reloads, once)
 
 
 def _from_file(config: str, name: str | None) -> "Namespace":

@@ -7,6 +7,7 @@ import msgspec
 from typer import Argument, Option
 
 from postroom.adapters.cli.messaging import show_backlog, show_cleanup
+from postroom.adapters.cli.monitoring import MetricsPort, monitoring
 from postroom.adapters.cli.running import running
 from postroom.adapters.cli.session import Session
 from postroom.adapters.cli.values import WrongUsage, parse_duration
@@ -33,25 +34,30 @@ async def relay(
     database: Database = None,
     context: Context = None,
     nats: Nats = None,
+    metrics_port: MetricsPort = None,
 ) -> None:
     """Publish the events of an outbox to {context}.event.{name}.v{n}, until interrupted.
 
     Several relays share the events and preserve the order of each aggregate.
     """
     with explain_missing_extra("nats,postgres"):
-        from postroom.adapters.compose.relay import NatsSettings, open_relay
+        from postroom.adapters.compose.relay import NatsSettings, open_monitored_relay
 
     messaging, settings = _settings(session, database, context)
     if not messaging.context:
         raise WrongUsage("No context is configured; pass --context, or set context under [messaging].")
     server = session.settings.section("nats", NatsSettings, {"url": nats})
-    async with open_relay(messaging, server, settings) as event_relay, running(session, event_relay.stop):
+    async with (
+        open_monitored_relay(messaging, server, settings) as (event_relay, monitor),
+        running(session, event_relay.stop),
+    ):
         if once:
             while await event_relay.relay_once():
                 pass
         else:
             session.out.note(f"Relaying the events of {messaging.context} to {server.shown_url}.")
-            await event_relay.run()
+            with monitoring(session, metrics_port, monitor):
+                await event_relay.run()
     counts = event_relay.counts
     session.out.result(
         counts,

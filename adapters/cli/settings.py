@@ -105,6 +105,7 @@ SECTIONS = (
     "schedules",
     "serve",
     "audit",
+    "tracing",
     "access",
     "client",
 )

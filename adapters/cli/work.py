@@ -3,23 +3,28 @@
 import asyncio
 import os
 import sys
+from collections.abc import Callable, Coroutine
 from importlib import import_module
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 from typer import Argument, Option
 
 from postroom.adapters.cli.exit_codes import DONE
+from postroom.adapters.cli.monitoring import MetricsPort, monitoring
 from postroom.adapters.cli.running import running, topic_policies
 from postroom.adapters.cli.session import Session
 from postroom.adapters.cli.settings import InvalidSettings
 from postroom.adapters.cli.values import WrongUsage, parse_duration
 from postroom.application.background import cancel_and_wait
+from postroom.application.monitor import mailbox_monitor
 from postroom.application.pluralize import pluralize
 from postroom.application.telemetry import summarize
 
 if TYPE_CHECKING:
+    from postroom.adapters.compose.connect import SharedMailbox
     from postroom.adapters.compose.schedule import ScheduleSettings
+    from postroom.application.metrics import Metric
     from postroom.application.workers.worker import Worker
 
 
@@ -35,6 +40,7 @@ async def work(
         str,
         Option("--stop-within", metavar="DURATION", help="Time for running handlers after SIGTERM."),
     ] = "10s",
+    metrics_port: MetricsPort = None,
 ) -> None:
     """Handle messages with the functions of a Worker, until interrupted.
 
@@ -45,8 +51,10 @@ async def work(
     async with session.use(create=True) as mailbox:
         if not once:
             session.out.note(f"Handling messages of {session.mailbox} in {session.shown_store}.")
-        async with running(session, worker.stop, [topic_policies(session, mailbox)]):
-            counts = await worker.run(mailbox, once=once, stop_ms=stop_ms)
+        monitor = mailbox_monitor(mailbox, _collect(mailbox, worker.collect_metrics))
+        with monitoring(session, metrics_port, monitor):
+            async with running(session, worker.stop, [topic_policies(session, mailbox)]):
+                counts = await worker.run(mailbox, once=once, stop_ms=stop_ms)
     if session.out.as_json:
         session.out.json(counts)
     else:
@@ -57,7 +65,7 @@ async def work(
         os._exit(DONE)  # asyncio.run would wait for them
 
 
-async def schedule(session: Session) -> None:
+async def schedule(session: Session, metrics_port: MetricsPort = None) -> None:
     """Send the messages of [schedules.NAME] in the settings file at their times, until interrupted.
 
     Each is sent once, however many processes run. Times while none runs are left out.
@@ -72,8 +80,10 @@ async def schedule(session: Session) -> None:
     async with session.use(create=True) as mailbox:
         scheduler = make_scheduler(mailbox, schedules)
         session.out.note(f"Sending {pluralize(len(schedules), 'schedule')} to {session.mailbox}.")
-        async with running(session, scheduler.stop, [topic_policies(session, mailbox)]):
-            await scheduler.run()
+        monitor = mailbox_monitor(mailbox, _collect(mailbox, scheduler.collect_metrics))
+        with monitoring(session, metrics_port, monitor):
+            async with running(session, scheduler.stop, [topic_policies(session, mailbox)]):
+                await scheduler.run()
     if session.out.as_json:
         session.out.json({"sent": scheduler.sent})
     else:
@@ -114,3 +124,14 @@ def _schedules(session: Session) -> "dict[str, ScheduleSettings]":
         except msgspec.ValidationError as error:
             raise InvalidSettings(f"[schedules.{name}] in {file}: {error}.") from None
     return schedules
+
+
+def _collect(
+    mailbox: "SharedMailbox", collect: "Callable[[], list[Metric]]"
+) -> "Callable[[], Coroutine[Any, Any, list[Metric]]]":
+    """Return a function that adds the metrics of the mailbox, if this process owns it."""
+
+    async def collect_all() -> "list[Metric]":
+        return [*await mailbox.measure_owned(), *collect()]
+
+    return collect_all

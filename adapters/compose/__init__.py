@@ -12,6 +12,7 @@ import uuid_utils
 
 from postroom.adapters.compose.message_relay import OutboxRelays, check_outboxes
 from postroom.adapters.compose.store import MEMORY, Store, open_store
+from postroom.adapters.compose.tracing import trace_if_used
 from postroom.adapters.local.paths import socket_path as make_socket_path
 from postroom.adapters.local.server import listening
 from postroom.adapters.memory.amnesia_log import AmnesiaEventLog
@@ -178,6 +179,7 @@ async def own_mailbox(
     The lock comes first and the socket second: of many processes that try to own a mailbox, all but one soon
     find its socket, and only that one opens the log.
     """
+    trace_if_used()
     owner, clock, limits = settings.owner or "", SystemClock(), settings.limits
     async with AsyncExitStack() as opened:
         last = opened.enter_context(ExitStack())  # the next owner does not wait for the log to be closed

@@ -12,6 +12,7 @@ import uuid_utils
 
 from postroom.adapters.compose import OwnerSettings, open_owner_store, own_mailbox, socket_path
 from postroom.adapters.compose.remote import ClientTls, connect_remote, is_remote
+from postroom.adapters.compose.tracing import trace_if_used
 from postroom.adapters.local.mailbox import SharedMailbox
 from postroom.adapters.local.shared import SharedOwner
 from postroom.adapters.sqlite.database import Durability
@@ -177,6 +178,7 @@ async def share_mailbox(
         owner_timeout_ms=owner_timeout_ms,
         outboxes=checked.outboxes,
     )
+    trace_if_used()
     await owner.open()
     try:
         shared = SharedMailbox(owner, SystemClock().wall, uuid_utils.uuid7)

@@ -4,12 +4,14 @@ import random
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 
+from postroom.adapters.compose.tracing import trace_if_used
 from postroom.adapters.http.event_handler import HttpEventHandler
 from postroom.adapters.http.signature import read_keys
 from postroom.adapters.nats.connection import connect
 from postroom.adapters.nats.consumers import ensure_consumer
 from postroom.adapters.nats.dead_letter_queue import JetStreamDeadLetterQueue
 from postroom.adapters.nats.definitions import ConsumerDefinition
+from postroom.adapters.nats.metrics import nats_metrics
 from postroom.adapters.nats.publisher import JetStreamPublisher
 from postroom.adapters.nats.pull_consumer import PullConsumer
 from postroom.adapters.nats.settings import NatsSettings
@@ -24,8 +26,10 @@ from postroom.application.inbox.dead_letter_admin import DeadLetterAdmin, InboxD
 from postroom.application.inbox.dead_letters import DeadLetterPublisher
 from postroom.application.inbox.delivery import Delivery
 from postroom.application.inbox.get_backlog import GetInboxBacklog, InboxBacklog
+from postroom.application.inbox.metrics import MeasuredHandler, inbox_monitor
 from postroom.application.inbox.settings import InboxSettings
 from postroom.application.inbox.worker import InboxWorker
+from postroom.application.monitor import Monitor
 from postroom.application.ports.event_handler import EventHandler
 from postroom.domain.errors import InvalidRequest
 from postroom.domain.inbox import DeliveryPolicy
@@ -41,6 +45,7 @@ __all__ = [
     "NatsSettings",
     "open_dead_letters",
     "open_inbox",
+    "open_monitored_worker",
     "open_worker",
 ]
 
@@ -75,7 +80,21 @@ async def open_worker(
     *,
     handler: EventHandler | None = None,
 ) -> AsyncIterator[InboxWorker]:
-    """Open a worker that delivers messages of a consumer to their handler.
+    """Open a worker; see `open_monitored_worker`."""
+    async with open_monitored_worker(messaging, nats, consumer, settings, handler=handler) as (worker, _):
+        yield worker
+
+
+@asynccontextmanager
+async def open_monitored_worker(
+    messaging: MessagingSettings,
+    nats: NatsSettings,
+    consumer: ConsumerDefinition,
+    settings: InboxSettings,
+    *,
+    handler: EventHandler | None = None,
+) -> AsyncIterator[tuple[InboxWorker, Monitor]]:
+    """Open a worker that delivers messages of a consumer to their handler, with its monitor.
 
     The consumer is created if it is missing, without a server limit on deliveries.
 
@@ -88,8 +107,9 @@ async def open_worker(
         Unavailable: NATS or the database can't be reached.
     """
     check_token(messaging.context, "The context")
+    trace_if_used()
     async with AsyncExitStack() as stack:
-        events = handler or _handler(settings)
+        events = MeasuredHandler(handler or _handler(settings))
         stack.push_async_callback(events.close)
         client = await stack.enter_async_context(connect(nats, f"postroom inbox {consumer.durable}"))
         await JetStreamDeadLetterQueue(client).check(f"{messaging.context}.dlq.>")
@@ -114,7 +134,7 @@ async def open_worker(
         dead_letters = DeadLetterPublisher(
             JetStreamPublisher(client), messaging.context, actual.stream, actual.durable
         )
-        yield InboxWorker(
+        worker = InboxWorker(
             source,
             Delivery(
                 repository,
@@ -130,6 +150,19 @@ async def open_worker(
             concurrency=min(settings.concurrency, actual.max_ack_pending),
             ack_wait_ms=source.ack_wait_ms,
         )
+        counting = _repository(messaging, settings)
+        stack.push_async_callback(counting.close)
+        clients = {"source": source.client, "publisher": client}
+        monitor = inbox_monitor(
+            worker,
+            messaging.context,
+            events,
+            counting.backlog,
+            clock.wall,
+            lambda: nats_metrics(clients),
+            lambda: all(each.is_connected for each in clients.values()),
+        )
+        yield worker, monitor
 
 
 @asynccontextmanager

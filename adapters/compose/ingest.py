@@ -5,6 +5,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from typing import NamedTuple
 
 from postroom.adapters.config.namespaces import find_namespace, load_namespaces
+from postroom.adapters.local.mailbox import SharedMailbox
 from postroom.adapters.nats.settings import NatsSettings
 from postroom.adapters.schemas.validator import SchemaValidator
 from postroom.application.extras import explain_missing_extra
@@ -12,10 +13,13 @@ from postroom.application.ingest.batch import IngestSettings
 from postroom.application.ingest.counts import IngestCounts
 from postroom.application.ingest.dead_letters import DeadLetterSubject
 from postroom.application.ingest.ingester import Ingester
+from postroom.application.ingest.metrics import ingest_monitor
 from postroom.application.ingest.namespace import Namespace, NatsSource, RedisSource
 from postroom.application.ingest.redrive import IngestDeadLetter, IngestDeadLetterAdmin
 from postroom.application.mailbox.handlers import CommandHandlers
-from postroom.application.ports.source import Source
+from postroom.application.metrics import Metric
+from postroom.application.monitor import Monitor, is_answering
+from postroom.application.ports.source import CountedSource
 
 __all__ = [
     "RELOADED",
@@ -45,7 +49,7 @@ class OpenNamespace(NamedTuple):
     """A namespace whose schemas are loaded and whose source is connected."""
 
     namespace: Namespace
-    source: Source
+    source: CountedSource
     payloads: SchemaValidator | None
     dead_letters: DeadLetterSubject | None
 
@@ -62,6 +66,26 @@ class OpenNamespace(NamedTuple):
             payloads=self.payloads,
             dead_letters=self.dead_letters,
         )
+
+    def monitor(self, ingester: Ingester, mailbox: SharedMailbox) -> Monitor:
+        """Return the monitor of an ingester into a mailbox."""
+        return ingest_monitor(
+            ingester,
+            self.namespace.name,
+            measure_mailbox=mailbox.measure_owned,
+            is_mailbox_answering=lambda: is_answering(mailbox),
+            count_pending=self.source.count_pending,
+            stream_metrics=self._stream_metrics,
+        )
+
+    def _stream_metrics(self) -> list[Metric]:
+        if isinstance(self.namespace.source, RedisSource):
+            return []
+        from postroom.adapters.nats.metrics import nats_metrics
+        from postroom.adapters.nats.source import JetStreamSource
+
+        assert isinstance(self.source, JetStreamSource)
+        return nats_metrics({"source": self.source.client})
 
 
 @asynccontextmanager
@@ -120,7 +144,7 @@ async def open_ingest_dead_letters(nats: NatsSettings, subject: str) -> AsyncIte
         yield IngestDeadLetterAdmin(queue, publisher, subject)
 
 
-async def _open_source(namespace: Namespace) -> Source:
+async def _open_source(namespace: Namespace) -> CountedSource:
     config = namespace.source
     if isinstance(config, RedisSource):
         with explain_missing_extra():

@@ -5,30 +5,44 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 
 from postroom.adapters.compose.outbox import new_cleanup, open_repository
+from postroom.adapters.compose.tracing import trace_if_used
 from postroom.adapters.nats.connection import connect
+from postroom.adapters.nats.metrics import nats_metrics
 from postroom.adapters.nats.publisher import JetStreamPublisher
 from postroom.adapters.nats.settings import NatsSettings
 from postroom.adapters.postgres.messaging.hints import PostgresHints
 from postroom.adapters.postgres.messaging.settings import MessagingSettings
 from postroom.adapters.system.clock import SystemClock
 from postroom.application.background import background_task
+from postroom.application.monitor import Monitor
+from postroom.application.outbox.metrics import relay_monitor
 from postroom.application.outbox.relay import OutboxRelay
 from postroom.application.outbox.settings import OutboxSettings
 from postroom.domain.subject import check_token
 
-__all__ = ["MessagingSettings", "NatsSettings", "OutboxSettings", "open_relay"]
+__all__ = ["MessagingSettings", "NatsSettings", "OutboxSettings", "open_monitored_relay", "open_relay"]
 
 
 @asynccontextmanager
 async def open_relay(
     messaging: MessagingSettings, nats: NatsSettings, settings: OutboxSettings | None = None
 ) -> AsyncIterator[OutboxRelay]:
-    """Open a relay that publishes the events of a context, and a cleanup if configured.
+    """Open a relay; see `open_monitored_relay`."""
+    async with open_monitored_relay(messaging, nats, settings) as (relay, _):
+        yield relay
+
+
+@asynccontextmanager
+async def open_monitored_relay(
+    messaging: MessagingSettings, nats: NatsSettings, settings: OutboxSettings | None = None
+) -> AsyncIterator[tuple[OutboxRelay, Monitor]]:
+    """Open a relay that publishes the events of a context, and a cleanup if configured; with its monitor.
 
     Raises: Unavailable when NATS can't be reached, InvalidRequest if the context is no token of a subject.
     """
     settings = settings or OutboxSettings()
     check_token(messaging.context, "The context")
+    trace_if_used()
     async with AsyncExitStack() as stack:
         client = await stack.enter_async_context(connect(nats, "postroom outbox relay"))
         repository = open_repository(messaging, settings, "postroom outbox relay")
@@ -42,12 +56,26 @@ async def open_relay(
             stack.push_async_callback(connection.close)
             cleanup = new_cleanup(connection, settings)
             await stack.enter_async_context(background_task(cleanup.run(settings.cleanup_every_ms)))
-        yield OutboxRelay(
+        clock = SystemClock()
+        relay = OutboxRelay(
             repository,
             JetStreamPublisher(client),
-            SystemClock(),
+            clock,
             random.random,
             messaging.context,
             hints=hints,
             settings=settings,
+        )
+        counting = open_repository(messaging, settings, "postroom outbox metrics")
+        stack.push_async_callback(counting.close)
+        yield (
+            relay,
+            relay_monitor(
+                relay,
+                messaging.context,
+                counting.backlog,
+                clock.wall,
+                lambda: nats_metrics({"publisher": client}),
+                lambda: client.is_connected,
+            ),
         )

@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import urlsplit
 
+from postroom.adapters.compose.tracing import trace_if_used
 from postroom.application.extras import explain_missing_extra
 from postroom.domain.arguments import check_int, check_path, check_text, check_type
 from postroom.domain.errors import InvalidRequest, NotFound
@@ -90,6 +91,7 @@ async def connect_remote(
         with explain_missing_extra("http"):
             from postroom.adapters.http_client.client import connect_http
         client = connect_http(address, timeout_ms=timeout_ms, token=token, tls=tls or ClientTls())
+    trace_if_used()
     async with client as opened:
         if mailbox not in (None, opened.name):
             raise NotFound(f"The server at {url} serves the mailbox {opened.name}, not {mailbox}.")

@@ -25,6 +25,7 @@ from postroom.application.query_results import (
     Moment,
     PeekedMessage,
 )
+from postroom.application.tracing import outgoing_headers
 from postroom.domain.errors import InvalidRequest, Rejected, Unavailable
 from postroom.domain.mailbox.commands import Receive
 from postroom.domain.mailbox.counts import TopicSummary
@@ -268,7 +269,8 @@ class GrpcTransport:
 
     def _metadata(self) -> tuple[tuple[str, str], ...]:
         corr_id = current_corr_id()
-        return self._token if corr_id is None else (*self._token, ("x-corr-id", corr_id))
+        called = self._token if corr_id is None else (*self._token, ("x-corr-id", corr_id))
+        return (*called, *outgoing_headers().items())
 
     async def _within(self, call: Awaitable[Any]) -> Any:
         """Return the answer of a call, or raise the error that the server or the channel reports."""

@@ -25,6 +25,8 @@ from postroom.application.bearer import read_bearer
 from postroom.application.correlation import correlate
 from postroom.application.service import Service, Session, Surface
 from postroom.application.telemetry import logger
+from postroom.application.trace_context import context_of
+from postroom.application.tracing import Span, tracer
 from postroom.domain.errors import InternalError, PostroomError, Unavailable
 
 MAX_REQUEST_BYTES = (1 << 20) + (64 << 10)
@@ -192,12 +194,15 @@ class _Handlers(grpc.GenericRpcHandler):
         """Return a handler of encoded requests that checks tokens, and turns errors into statuses."""
 
         async def run(data: bytes, context: Context) -> Any:
-            caller = dict(context.invocation_metadata() or ()).get(CORR_ID_KEY)
-            with correlate(caller if isinstance(caller, str) else None) as corr_id:
+            caller = {key: value for key, value in context.invocation_metadata() or () if type(value) is str}
+            with (
+                correlate(caller.get(CORR_ID_KEY)) as corr_id,
+                tracer().serve(METHODS[name].path[1:], "grpc", context_of(caller)) as span,
+            ):
                 context.set_trailing_metadata(((CORR_ID_KEY, corr_id),))
-                return await answer(data, context, corr_id)
+                return await answer(data, context, corr_id, span)
 
-        async def answer(data: bytes, context: Context, corr_id: str) -> Any:
+        async def answer(data: bytes, context: Context, corr_id: str, span: Span) -> Any:
             task = asyncio.current_task()
             assert task is not None
             if name in ENDED_AT_STOP:
@@ -228,6 +233,7 @@ class _Handlers(grpc.GenericRpcHandler):
                 )
             finally:
                 self._waiting.discard(task)
+            span.fail(failure.code)
             self._metrics.refused(failure)
             self._metrics.answered_grpc(name, status_code(failure).name)
             status = status_of(failure)

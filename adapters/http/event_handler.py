@@ -10,8 +10,10 @@ import msgspec
 from postroom.adapters.http.address import CheckedResolver, check_url, parse_allow_entry
 from postroom.adapters.http.response import classify_response
 from postroom.adapters.http.signature import check_keys, sign
+from postroom.application.correlation import current_corr_id
 from postroom.application.inbox.settings import TIMEOUT_MS
 from postroom.application.ports.event_handler import HandlerRequest
+from postroom.application.tracing import outgoing_headers
 from postroom.domain.inbox import HandlerResult
 
 CONNECT_TIMEOUT_SECONDS = 10
@@ -56,6 +58,9 @@ class HttpEventHandler:
         """POST an event and classify the response; a missing response is a failure."""
         body = msgspec.json.encode(request)
         headers = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
+        headers |= outgoing_headers()
+        if (corr_id := current_corr_id()) is not None:
+            headers["X-Corr-Id"] = corr_id
         headers |= sign(request.message_id, body, int(time.time()), self._keys)
         try:
             async with self._get_session().post(

@@ -29,6 +29,7 @@ from postroom.application.query_results import (
     PeekedMessage,
 )
 from postroom.application.remote_errors import DEFAULT_RETRY_MS
+from postroom.application.tracing import outgoing_headers
 from postroom.domain.errors import FrameTooLarge, InvalidRequest, PostroomError, Rejected, Unavailable
 from postroom.domain.mailbox.commands import Receive
 from postroom.domain.mailbox.counts import TopicSummary
@@ -288,7 +289,7 @@ def _headers(body: object) -> dict[str, str]:
     headers = {} if body is None else dict(JSON)
     if (corr_id := current_corr_id()) is not None:
         headers["X-Corr-Id"] = corr_id
-    return headers
+    return headers | outgoing_headers()
 
 
 def _receive_body(command: Receive) -> dict[str, Any]:

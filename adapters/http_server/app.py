@@ -3,6 +3,7 @@
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from functools import lru_cache
+from http import HTTPStatus
 from typing import Any, Final
 from urllib.parse import unquote_to_bytes
 
@@ -31,6 +32,8 @@ from postroom.application.correlation import MAX_CORR_ID_CHARS, correlate, is_co
 from postroom.application.service import OpenSession, Session
 from postroom.application.surface_metrics import SurfaceMetrics
 from postroom.application.telemetry import logger
+from postroom.application.trace_context import TraceContext, read_context
+from postroom.application.tracing import Span, tracer
 from postroom.domain.errors import (
     FrameTooLarge,
     InternalError,
@@ -87,8 +90,13 @@ class App:
         """Serve one request."""
         headers = dict(scope["headers"])
         caller = headers.get(b"x-corr-id", b"").decode("latin-1")
-        with self._budget.hold() as hold, correlate(caller) as corr_id:
-            await self._serve(scope, headers, corr_id, receive, send, hold)
+        parent = _trace_context(headers) if b"traceparent" in headers else None
+        with (
+            self._budget.hold() as hold,
+            correlate(caller) as corr_id,
+            tracer().serve(scope["method"], "http", parent) as span,
+        ):
+            await self._serve(scope, headers, corr_id, receive, send, hold, span)
 
     async def _serve(
         self,
@@ -98,6 +106,7 @@ class App:
         receive: Any,
         send: Any,
         hold: Callable[[int], None],
+        span: Span,
     ) -> None:
         started = time.perf_counter()
         route: Route | None = None
@@ -138,6 +147,7 @@ class App:
         seconds = time.perf_counter() - started
         name = route.path if route is not None else "other"
         self._metrics.answered_http(scope["method"], name, reply.status)
+        _describe(span, scope["method"], name, reply.status)
         logger().info(
             "http.request",
             method=scope["method"],
@@ -223,6 +233,21 @@ def _segments(raw_path: bytes) -> list[str]:
         return [unquote_to_bytes(each).decode() for each in raw_path.split(b"/")[1:]]
     except UnicodeDecodeError:
         raise InvalidRequest("The path is not UTF-8.") from None
+
+
+def _trace_context(headers: dict[bytes, bytes]) -> TraceContext | None:
+    names = (b"traceparent", b"tracestate", b"baggage")
+    return read_context(*(headers.get(name, b"").decode("latin-1") for name in names))
+
+
+def _describe(span: Span, method: str, route: str, status: int) -> None:
+    """Describe a request by the semantic conventions of HTTP servers."""
+    span.rename(f"{method} {route}")
+    span.set("http.request.method", method)
+    span.set("http.route", route)
+    span.set("http.response.status_code", status)
+    if status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+        span.fail(str(status))
 
 
 def _authorization(headers: list[tuple[bytes, bytes]]) -> list[str]:

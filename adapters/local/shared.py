@@ -174,6 +174,11 @@ class SharedOwner:
         """Return the id of a message; see `MailboxOwner.find_message_id`."""
         return await self._call(lambda owner, _: owner.find_message_id(stream))
 
+    @property
+    def is_here(self) -> bool:
+        """Return whether this process owns the mailbox."""
+        return isinstance(self._owner, _Here)
+
     async def query(self, name: str, *arguments: object, **options: object) -> Any:
         """Return the result of a query of the mailbox."""
         return await self._call(lambda owner, _: owner.query(name, arguments, options))

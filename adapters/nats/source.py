@@ -99,6 +99,22 @@ class JetStreamSource:
             return source
 
     @property
+    def client(self) -> Client:
+        """Return the connection."""
+        return self._client
+
+    async def count_pending(self) -> int:
+        """Return the number of messages that were not delivered yet.
+
+        Raises: Unavailable when NATS does not answer.
+        """
+        try:
+            info = await self._client.jetstream().consumer_info(self._stream, self._durable)
+        except (NatsError, OSError, TimeoutError) as error:
+            raise self._unavailable("can't be counted", error) from error
+        return info.num_pending or 0
+
+    @property
     def ack_wait_ms(self) -> int:
         """Return how long a delivery may stay unsettled before the message is redelivered."""
         return round((self._config.ack_wait or 30) * 1_000)

@@ -100,6 +100,16 @@ class RedisStreamSource:
             if messages or _now() >= deadline:
                 return messages
 
+    async def count_pending(self) -> int:
+        """Return the number of entries that were not delivered yet; see `CountedSource.count_pending`.
+
+        Raises: Unavailable also when Redis does not know, after entries were deleted.
+        """
+        for group in await self._ask("counted", self._client.xinfo_groups, self._stream):
+            if group["name"].decode() == self._group and group.get("lag") is not None:
+                return int(group["lag"])
+        raise Unavailable(f"Redis stream {self._stream} of {self._where} does not tell its lag.")
+
     async def ack(self, messages: Sequence[SourceMessage]) -> None:
         """Ack deliveries; see `Source.ack`."""
         if messages:

@@ -113,8 +113,7 @@ class Delivery:
             "inbox.dead_lettered",
             message_id=str(message_id),
             subject=message.subject,
-            reason=settlement.reason,
-            last_error=settlement.last_error,
+            reason=settlement.reason,  # the last error, which may quote the payload, is in the dead letter
             attempts=attempts,
         )
 

@@ -27,7 +27,7 @@ from postroom.application.messages import ReceivedMessage
 from postroom.application.outbox.message import CORRELATION_ID, MESSAGE_ID
 from postroom.application.ports.event_handler import HandlerRequest
 from postroom.application.ports.source import Source, SourceMessage
-from postroom.application.telemetry import logger, summarize
+from postroom.application.telemetry import logger
 from postroom.domain.errors import InvalidRequest
 
 Handler = Callable[[HandlerRequest], Awaitable[Sequence[Any] | None]]
@@ -108,7 +108,7 @@ def make_acknowledge(
                     sequence=message.sequence,
                     delivered=message.delivered,
                     delay_ms=delay,
-                    error=summarize(error),
+                    error=type(error).__qualname__,  # its text may quote the payload
                 )
                 await source.nack([message], delay)
             else:

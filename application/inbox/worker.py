@@ -16,16 +16,20 @@ import msgspec
 from postroom.application.background import cancel_and_wait, wait_at_most
 from postroom.application.correlation import correlate
 from postroom.application.inbox.delivery import Delivery
+from postroom.application.monitor import Progress
 from postroom.application.outbox.message import AGGREGATE_ID, AGGREGATE_TYPE, CORRELATION_ID
 from postroom.application.ports.clock import Clock
 from postroom.application.ports.source import Source, SourceMessage
 from postroom.application.telemetry import logger
+from postroom.application.trace_context import context_of
+from postroom.application.tracing import PROCESS, tracer
 from postroom.domain.errors import DuplicateInboxMessage, NotFound, PostroomError
 from postroom.domain.inbox import (
     Acknowledge,
     DeliveryPolicy,
     Redeliver,
     RouteToDeadLetter,
+    Settlement,
 )
 from postroom.domain.policy import backoff_ms
 
@@ -91,6 +95,13 @@ class InboxWorker:
         self._stopping = False
         self.counts: Counter[DeliveryOutcome] = Counter()
         """Deliveries since the worker started, by outcome."""
+        self.progress = Progress()
+        """Fetches from the source."""
+
+    @property
+    def in_progress(self) -> int:
+        """Return the number of messages in progress."""
+        return len(self._in_progress)
 
     async def run(self, stop: asyncio.Event, *, until_idle: bool = False) -> None:
         """Process messages until `stop` is set, then finish those in progress.
@@ -125,13 +136,16 @@ class InboxWorker:
             if stop.is_set():
                 return []
         try:
-            return list(await self._source.fetch(self._concurrency - len(self._tasks), wait_ms))
+            messages = list(await self._source.fetch(self._concurrency - len(self._tasks), wait_ms))
         except NotFound:
             raise
         except PostroomError as error:
+            self.progress.failed()
             logger().warning("inbox.source_failed", error=str(error))
             await wait_at_most(PAUSE_SECONDS, stop.wait())
             return []
+        self.progress.succeeded()
+        return messages
 
     def _start(self, message: SourceMessage) -> None:
         lanes = (lane_key(message), f"id {self._delivery.message_id(message)}")
@@ -146,9 +160,9 @@ class InboxWorker:
     ) -> None:
         corr_id = message.headers.get(CORRELATION_ID) or str(self._delivery.message_id(message))
         with correlate(corr_id):
-            await self._work_correlated(message, lanes, ahead)
+            await self._settle_in_order(message, lanes, ahead)
 
-    async def _work_correlated(
+    async def _settle_in_order(
         self, message: SourceMessage, lanes: Iterable[str], ahead: set[asyncio.Task[None]]
     ) -> None:
         self._in_progress[id(message)] = message
@@ -201,7 +215,7 @@ class InboxWorker:
 
     async def _deliver(self, message: SourceMessage) -> DeliveryResult:
         try:
-            settlement = await self._delivery.deliver(message)
+            settlement = await self._deliver_traced(message)
         except DuplicateInboxMessage as duplicate:
             logger().info("inbox.duplicate", sequence=message.sequence, reason=str(duplicate))
             return DeliveryResult("duplicate")
@@ -217,10 +231,17 @@ class InboxWorker:
                     "inbox.delivery_failed",
                     subject=message.subject,
                     sequence=message.sequence,
-                    error=settlement.last_error,
                     redeliver_ms=settlement.delay_ms,
                 )
                 return DeliveryResult("failed", settlement.delay_ms)
+
+    async def _deliver_traced(self, message: SourceMessage) -> Settlement:
+        id_, caller = str(self._delivery.message_id(message)), context_of(message.headers)
+        with tracer().span(PROCESS, (message.subject,), message_id=id_, parent=caller) as span:
+            settlement = await self._delivery.deliver(message)
+            if not isinstance(settlement, Acknowledge):
+                span.fail("handler_failed")
+            return settlement
 
     async def _postpone(self, message: SourceMessage, error: PostroomError) -> DeliveryResult:
         """Request redelivery of a message that couldn't be delivered; dead-letter it on the last delivery."""

@@ -21,6 +21,8 @@ from postroom.application.mailbox.send import SendEnvelopes
 from postroom.application.ports.payload_validator import PayloadValidator
 from postroom.application.ports.source import Source, SourceMessage
 from postroom.application.telemetry import logger
+from postroom.application.trace_context import context_of
+from postroom.application.tracing import INGEST, tracer
 from postroom.domain.envelope.validation import EnvelopeProblem, ValidationMode
 from postroom.domain.errors import (
     Fenced,
@@ -100,7 +102,11 @@ class BatchIngester:
             Stopped: the ingester was stopped before the messages were stored; they are redelivered.
             Fenced, WrongPosition, MailboxOwned: another process owns the mailbox.
         """
-        with correlate():
+        links = (context_of(each.headers) for each in messages)
+        with (
+            correlate(),
+            tracer().span(INGEST, (each.subject for each in messages), count=len(messages), links=links),
+        ):
             await self._ingest(messages)
 
     async def _ingest(self, messages: Sequence[SourceMessage]) -> None:

@@ -8,6 +8,7 @@ from postroom.application.ingest.batch import BatchIngester, IngestSettings, Sto
 from postroom.application.ingest.counts import IngestCounts
 from postroom.application.ingest.dead_letters import DeadLetterSubject
 from postroom.application.mailbox.send import SendEnvelopes
+from postroom.application.monitor import Progress
 from postroom.application.ports.payload_validator import PayloadValidator
 from postroom.application.ports.source import Source, SourceMessage
 from postroom.application.telemetry import logger
@@ -48,6 +49,8 @@ class Ingester:
         self._settings = settings or IngestSettings()
         self._batches = BatchIngester(source, send_envelopes, self._settings, payloads, dead_letters)
         self._tasks: set[asyncio.Task[None]] = set()
+        self.progress = Progress()
+        """Fetches from the source."""
 
     @property
     def counts(self) -> IngestCounts:
@@ -104,11 +107,14 @@ class Ingester:
     async def _fetch(self, wait_ms: int) -> "list[SourceMessage] | None":
         """Return the next messages, or None when the source can't be reached."""
         try:
-            return list(await self._source.fetch(self._settings.batch_size, wait_ms))
+            messages = list(await self._source.fetch(self._settings.batch_size, wait_ms))
         except Unavailable as error:
+            self.progress.failed()
             logger().warning("ingest.source_unavailable", error=str(error))
             await wait_at_most(PAUSE_SECONDS, self._batches.stopping.wait())
             return None
+        self.progress.succeeded()
+        return messages
 
     async def _wait_for_one(self) -> None:
         done, self._tasks = await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)

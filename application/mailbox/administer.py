@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from postroom.application.ports.mailbox_owner import MailboxOwner
+from postroom.application.tracing import REDRIVE, tracer
 from postroom.domain.arguments import check_int, check_items, check_optional_text, check_type
 from postroom.domain.errors import Rejected
 from postroom.domain.mailbox.commands import Command, Pause, Purge, Redrive, Resume, SetPolicy
@@ -42,6 +43,12 @@ class RedriveDeadLetters:
         check_int("limit", limit, 1)
         check_optional_text("reason", reason)
         only = None if message_ids is None else self._streams(check_items("message_ids", message_ids))
+        with tracer().span(REDRIVE, (topic,)):
+            return await self._redrive(topic, limit, reason, only)
+
+    async def _redrive(
+        self, topic: str, limit: int, reason: str | None, only: frozenset[bytes] | None
+    ) -> int:
         done = 0
         while done < limit:
             count = min(CHUNK, limit - done)

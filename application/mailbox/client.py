@@ -6,12 +6,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequen
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
 from datetime import datetime
 from functools import partial
+from time import time_ns
 from typing import TypeVar
 
 import msgspec
 
 from postroom.application.mailbox.message_factory import MessageFactory, NewId
-from postroom.application.mailbox.receive import make_receive
+from postroom.application.mailbox.receive import make_receive, record_receive
 from postroom.application.mailbox.settle import check_nack, submit_valid
 from postroom.application.message_stream import HEARTBEAT_MS, MAX_WAIT_MS, MessageStream, check_stream
 from postroom.application.messages import MessageDelivery, NewMessage, ReceivedMessage, Sent, check_receipt
@@ -24,6 +25,7 @@ from postroom.application.query_results import (
     Moment,
     PeekedMessage,
 )
+from postroom.application.tracing import ACK, EXTEND, NACK, REDRIVE, REMOTE_SEND, Operation, tracer
 from postroom.domain.arguments import check_int, check_items, check_optional_text, check_text, check_type
 from postroom.domain.errors import MailboxClosed, Rejected, Saturated, Unavailable
 from postroom.domain.mailbox.commands import Receive
@@ -90,7 +92,8 @@ class MailboxClient:
     async def send_message(self, message: NewMessage, /) -> Sent:
         """Send a message; see `Mailbox.send_message`."""
         outgoing = self._with_id(message)
-        sent = await self._repeat(lambda: self._transport.send(outgoing))
+        with tracer().span(REMOTE_SEND, (outgoing.topic,), message_id=outgoing.message_id):
+            sent = await self._repeat(lambda: self._transport.send(outgoing))
         return _unless_own(sent, outgoing, message)
 
     async def send_batch(self, messages: Sequence[NewMessage], /) -> list[Sent | Rejected]:
@@ -129,7 +132,10 @@ class MailboxClient:
             remaining = end - asyncio.get_running_loop().time()
             return self._transport.receive(command, max(0, int(remaining * 1_000)))
 
-        return [ReceivedMessage(each, self) for each in await self._repeat(receive, wait_ms)]
+        started_ns = time_ns()
+        received = [ReceivedMessage(each, self) for each in await self._repeat(receive, wait_ms)]
+        record_receive(received, started_ns)
+        return received
 
     def stream_messages(
         self,
@@ -151,21 +157,23 @@ class MailboxClient:
 
     async def ack_messages(self, receipts: Sequence[Receipt], /) -> list[Rejected | None]:
         """Settle deliveries; see `Mailbox.ack_messages`."""
-        return await self._settle(receipts, self._transport.ack)
+        return await self._settle(ACK, receipts, self._transport.ack)
 
     async def nack_messages(
         self, receipts: Sequence[Receipt], /, *, reason: str | None = None, delay_ms: int | None = None
     ) -> list[Rejected | None]:
         """Fail deliveries; see `Mailbox.nack_messages`."""
         error = check_nack(reason, delay_ms)
-        return await self._settle(receipts, lambda valid: self._transport.nack(valid, error, delay_ms))
+        return await self._settle(NACK, receipts, lambda valid: self._transport.nack(valid, error, delay_ms))
 
     async def extend_visibility(
         self, receipts: Sequence[Receipt], visibility_ms: int, /
     ) -> list[Rejected | None]:
         """Extend deliveries; see `Mailbox.extend_visibility`."""
         check_visibility(visibility_ms)
-        return await self._settle(receipts, lambda valid: self._transport.extend(valid, visibility_ms))
+        return await self._settle(
+            EXTEND, receipts, lambda valid: self._transport.extend(valid, visibility_ms)
+        )
 
     async def redrive_dead_letters(
         self,
@@ -180,15 +188,12 @@ class MailboxClient:
         check_topic(topic)
         check_int("limit", limit, 1)
         check_optional_text("reason", reason)
-        only = (
-            None
-            if message_ids is None
-            else [_check_id(id_) for id_ in check_items("message_ids", message_ids)]
-        )
-        return await self._repeat(
-            lambda: self._transport.redrive(topic, limit, reason, only),
-            is_idempotent=False,
-        )
+        ids = None if message_ids is None else check_items("message_ids", message_ids)
+        only = None if ids is None else [_check_id(id_) for id_ in ids]
+        with tracer().span(REDRIVE, (topic,)):
+            return await self._repeat(
+                lambda: self._transport.redrive(topic, limit, reason, only), is_idempotent=False
+            )
 
     async def purge_topic(self, topic: str, /, *, dead: bool = True, ready: bool = False) -> int:
         """Remove messages of a topic; see `Mailbox.purge_topic`."""
@@ -304,7 +309,8 @@ class MailboxClient:
     async def _send(self, batch: list[NewMessage]) -> list[Sent | Rejected]:
         """Send messages that fit into one request, and return an answer for each."""
         try:
-            return await self._repeat(lambda: self._transport.send_batch(batch))
+            with tracer().span(REMOTE_SEND, (each.topic for each in batch), count=len(batch)):
+                return await self._repeat(lambda: self._transport.send_batch(batch))
         except Rejected as refusal:
             if len(batch) > 1:
                 raise
@@ -312,6 +318,7 @@ class MailboxClient:
 
     async def _settle(
         self,
+        operation: Operation,
         receipts: Sequence[Receipt],
         settle: Callable[[list[Receipt]], Awaitable[list[Rejected | None]]],
     ) -> list[Rejected | None]:
@@ -322,7 +329,9 @@ class MailboxClient:
                 results += await self._repeat(partial(settle, some))
             return results
 
-        return await submit_valid(check_items("receipts", receipts), check_receipt, submit)
+        items = check_items("receipts", receipts)
+        with tracer().span(operation, count=len(items)):
+            return await submit_valid(items, check_receipt, submit)
 
     async def _repeat(
         self, call: Callable[[], Awaitable[T]], wait_ms: int = 0, *, is_idempotent: bool = True

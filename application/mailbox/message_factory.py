@@ -6,6 +6,8 @@ from typing import NamedTuple, Protocol
 
 from postroom.application.correlation import current_corr_id
 from postroom.application.messages import NewMessage
+from postroom.application.trace_context import SAMPLED, TraceContext
+from postroom.application.tracing import tracer
 from postroom.domain.arguments import check_any_text, check_int, check_text, check_type
 from postroom.domain.envelope.build import OpenedEnvelope, build_envelope
 from postroom.domain.envelope.headers import FIRST_SECOND, LAST_SECOND, extension_text, extract_mailbox_item
@@ -32,6 +34,7 @@ class Id(Protocol):
 
 NewId = Callable[[], Id]
 
+_NO_TRACE = TraceContext("", "", 0)
 _NO_ATTRS: dict[str, bytes] = {}
 _CHECKS: dict[str, Callable[[str, object], object]] = {
     "idem_key": partial(check_text, minimum=1),
@@ -88,7 +91,8 @@ class MessageFactory:
     def from_message(self, message: object) -> SendRequest:
         """Return the command that sends a `NewMessage`.
 
-        A message without a correlation id gets that of the call or message being processed (svc-mailbox P-8).
+        A message without a correlation id gets that of the call or message being processed (svc-mailbox P-8),
+        and one without a trace id the current trace context.
 
         Raises: InvalidRequest naming the field that is malformed, of a wrong type or out of range;
             FrameTooLarge for a payload that no frame can hold.
@@ -103,6 +107,7 @@ class MessageFactory:
             external = external_id(shown)
         published = new.published_at_us if new.published_at_us is not None else self._wall()
         correlation_id = new.correlation_id or current_corr_id()
+        trace = _trace_context(new) or _NO_TRACE
         envelope = build_envelope(
             message_id=shown,
             topic=new.topic,
@@ -116,8 +121,11 @@ class MessageFactory:
             principal=new.principal,
             priority=new.priority,
             ttl_seconds=new.ttl_seconds,
-            trace_id=new.trace_id,
-            span_id=new.span_id,
+            trace_id=trace.trace_id,
+            span_id=trace.span_id,
+            trace_flags=trace.trace_flags,
+            trace_state=trace.trace_state,
+            baggage=trace.baggage,
             schema_url=new.schema_url,
             schema_version=new.schema_version,
         )
@@ -131,8 +139,8 @@ class MessageFactory:
             correlation_id,
             new.principal or None,
             self._namespace,
-            new.trace_id or None,
-            new.span_id or None,
+            trace.trace_id or None,
+            trace.span_id or None,
             {name: extension_text(value) for name, value in attrs.items()} if attrs else None,
         )
         digest = payload_hash(new.payload)
@@ -231,6 +239,13 @@ class MessageFactory:
                 f"The message id {message_id} is reserved for the mailbox itself; use another."
             )
         return stream
+
+
+def _trace_context(new: NewMessage) -> TraceContext | None:
+    """Return the trace context of a new message: what its sender names counts as recorded."""
+    if new.trace_id or new.span_id:
+        return TraceContext(new.trace_id or "", new.span_id or "", SAMPLED if new.span_id else 0)
+    return tracer().current()
 
 
 def _check_attrs(attrs: object) -> dict[str, bytes]:

@@ -1,12 +1,14 @@
 """`ReceiveMessages`: receive messages of topics (svc-mailbox C-1 `RECV`)."""
 
 from collections.abc import Sequence
+from time import time_ns
 
 from postroom.application.delivery_window import DeliveryWindows
 from postroom.application.mailbox.settle import Settler, make_settler
 from postroom.application.message_stream import MAX_WAIT_MS
 from postroom.application.messages import ReceivedMessage
 from postroom.application.ports.mailbox_owner import MailboxOwner
+from postroom.application.tracing import RECEIVE, tracer
 from postroom.domain.arguments import check_int, check_items, check_optional_text
 from postroom.domain.errors import InvalidRequest
 from postroom.domain.mailbox.commands import Receive
@@ -58,8 +60,23 @@ class ReceiveMessages:
             self._turn = (self._turn + 1) % len(topics)
             topics = (*topics[self._turn :], *topics[: self._turn])
         command = make_receive(topics, max_messages, max_bytes, visibility_ms, consumer)
+        started_ns = time_ns()
         deliveries = await self._owner.receive(command, wait_ms, is_stream=is_stream)
-        return [ReceivedMessage(each, self._settler) for each in deliveries]
+        received = [ReceivedMessage(each, self._settler) for each in deliveries]
+        record_receive(received, started_ns)
+        return received
+
+
+def record_receive(received: Sequence[ReceivedMessage], started_ns: int) -> None:
+    """Record a receive that delivered messages, linked to the senders' spans; others would be countless."""
+    if received:
+        tracer().record(
+            RECEIVE,
+            (each.topic for each in received),
+            started_ns,
+            count=len(received),
+            links=(each.trace_context for each in received),
+        )
 
 
 def make_receive(

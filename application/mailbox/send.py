@@ -1,11 +1,12 @@
 """`SendMessage`, `SendBatch` and `SendEnvelopes`: send messages (svc-mailbox C-1 `SEND`)."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from postroom.application.mailbox.message_factory import MessageFactory, SendRequest
 from postroom.application.messages import NewMessage, Sent
 from postroom.application.ports.mailbox_owner import Accepted, Answer, MailboxOwner
 from postroom.application.ports.payload_validator import PayloadValidator
+from postroom.application.tracing import SEND, tracer
 from postroom.domain.arguments import check_items, check_type
 from postroom.domain.envelope.headers import parse_envelope
 from postroom.domain.envelope.v1.envelope_pb2 import PrismEnvelope
@@ -23,7 +24,8 @@ class SendMessage:
     """Handler that sends one message and returns when it is durable (svc-mailbox I-1, I-2)."""
 
     def __init__(self, owner: MailboxOwner, factory: MessageFactory) -> None:
-        self._send = SendBatch(owner, factory)
+        self._owner = owner
+        self._factory = factory
 
     async def __call__(self, message: NewMessage) -> Sent:
         """Send `message`.
@@ -31,10 +33,12 @@ class SendMessage:
         Returns: its id, and whether the send was a duplicate.
         Raises: InvalidRequest, FrameTooLarge, IdempotencyConflict, Saturated, Unavailable.
         """
-        (result,) = await self._send([message])
-        if isinstance(result, Rejected):
-            raise result
-        return result
+        with tracer().span(SEND, topics_of((message,))) as span:
+            (result,) = await _submit(self._owner, (message,), self._factory.from_message)
+            if isinstance(result, Rejected):
+                raise result
+            span.set("messaging.message.id", result.message_id)
+            return result
 
 
 class SendBatch:
@@ -50,7 +54,9 @@ class SendBatch:
         Raises: InvalidRequest unless `messages` is a list, Saturated when too many commands are pending,
             Unavailable when the outcome is unknown.
         """
-        return await _submit(self._owner, check_items("messages", messages), self._factory.from_message)
+        items = check_items("messages", messages)
+        with tracer().span(SEND, topics_of(items), count=len(items)):
+            return await _submit(self._owner, items, self._factory.from_message)
 
 
 class SendEnvelopes:
@@ -111,6 +117,11 @@ class SendEnvelopes:
             return self._factory.from_envelope(blob, envelope)
 
         return await _submit(self._owner, items, request)
+
+
+def topics_of(messages: Sequence[object]) -> Iterator[str]:
+    """Yield the topics of new messages, for spans; what is no message has none."""
+    return (each.topic for each in messages if isinstance(each, NewMessage) and type(each.topic) is str)
 
 
 def _check_mode(validation: str) -> ValidationMode:

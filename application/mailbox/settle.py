@@ -7,6 +7,7 @@ from typing import NamedTuple, TypeVar
 from postroom.application.delivery_window import DeliveryWindows
 from postroom.application.messages import check_receipt
 from postroom.application.ports.mailbox_owner import MailboxOwner
+from postroom.application.tracing import ACK, EXTEND, NACK, Operation, tracer
 from postroom.domain.arguments import check_any_text, check_int, check_items
 from postroom.domain.errors import InvalidRequest, Rejected
 from postroom.domain.mailbox.commands import Ack, Command, Extend, Nack
@@ -36,7 +37,7 @@ class AckMessages:
         Raises: InvalidRequest for an argument of a wrong type or out of range, Saturated when too many
             commands are pending, Unavailable when the outcome is unknown.
         """
-        return await _settle(self._owner, receipts, Ack, self._windows.settle)
+        return await _settle(ACK, self._owner, receipts, Ack, self._windows.settle)
 
 
 class NackMessages:
@@ -67,6 +68,7 @@ class NackMessages:
         """
         error = check_nack(reason, delay_ms)
         return await _settle(
+            NACK,
             self._owner,
             receipts,
             lambda receipt: Nack(receipt, self._jitter(), error, delay_ms),
@@ -89,6 +91,7 @@ class ExtendVisibility:
         """
         check_visibility(visibility_ms)
         return await _settle(
+            EXTEND,
             self._owner,
             receipts,
             lambda receipt: Extend(receipt, visibility_ms),
@@ -141,6 +144,7 @@ async def submit_valid(
 
 
 async def _settle(
+    operation: Operation,
     owner: MailboxOwner,
     receipts: object,
     command: Callable[[Receipt], Command],
@@ -153,6 +157,8 @@ async def _settle(
         valid.append(check_receipt(item))
         return command(valid[-1])
 
-    results = await submit_valid(check_items("receipts", receipts), make, owner.submit)
+    items = check_items("receipts", receipts)
+    with tracer().span(operation, count=len(items)):
+        results = await submit_valid(items, make, owner.submit)
     note(valid)
     return results

@@ -15,6 +15,8 @@ from postroom.application.messages import NewMessage, Sent
 from postroom.application.outbox.new_message import read_message
 from postroom.application.ports.message_outbox import MessageOutbox, RecordedMessage
 from postroom.application.telemetry import logger, summarize
+from postroom.application.trace_context import make_context
+from postroom.application.tracing import RELAY, tracer
 from postroom.domain.errors import Fenced, InvalidRequest, Rejected, Saturated, WrongPosition
 from postroom.domain.policy import SECOND_MS, backoff_ms
 
@@ -90,7 +92,7 @@ class MessageRelay:
             except InvalidRequest as error:
                 refused.append((row, error))
         corr_ids = {row.id: message.correlation_id or row.id for row, message in messages}
-        answers = await self._send([message for _, message in messages]) if messages else []
+        answers = await self._send_all([message for _, message in messages]) if messages else []
         sent: list[RecordedMessage] = []
         for (row, message), answer in zip(messages, answers, strict=True):
             match answer:
@@ -111,6 +113,11 @@ class MessageRelay:
         if sent or refused:
             await self._outbox.settle(sent, [(row, str(rejection)) for row, rejection in refused])
         return len(sent) + len(refused)
+
+    async def _send_all(self, messages: Sequence[NewMessage]) -> list[Sent | Rejected]:
+        links = (make_context(each.trace_id, each.span_id) for each in messages)
+        with tracer().span(RELAY, (each.topic for each in messages), count=len(messages), links=links):
+            return await self._send(messages)
 
     async def _wait(self) -> None:
         """Wait for new messages, or until a full topic is to be tried again."""

@@ -9,6 +9,7 @@ from uuid import UUID
 
 import msgspec
 
+from postroom.application.tracing import tracer
 from postroom.domain.errors import InvalidOutboxEvent
 from postroom.domain.outbox import OutboxEventRecorded, RecordOutboxEvent, decide
 from postroom.domain.subject import CorrelationContext
@@ -29,7 +30,7 @@ class NewEvent(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         event_type: one token of the subject `{context}.event.{event_type}.v{event_version}`.
         payload: any value that JSON can represent; `msgspec.Raw` holds encoded JSON.
         occurred_at: with a time zone; None means now.
-        traceparent: W3C trace context, published as the header of that name.
+        traceparent: W3C trace context, published as the header of that name; None takes the current one.
         id: globally unique; None generates a UUIDv7.
     """
 
@@ -65,6 +66,7 @@ def record_event(new: NewEvent, now: int, make_id: Callable[[], UUID]) -> Record
         raise InvalidOutboxEvent(f"The outbox records NewEvent objects; this is a {_type_name(new)}.")
     id_ = make_id() if new.id is None else _uuid(new.id, "id")
     _check_types(id_, new)
+    trace = tracer().current()
     command = RecordOutboxEvent(
         id_,
         new.aggregate_type,
@@ -76,7 +78,7 @@ def record_event(new: NewEvent, now: int, make_id: Callable[[], UUID]) -> Record
             None if new.correlation_id is None else _uuid(new.correlation_id, "correlation_id"),
             None if new.causation_id is None else _uuid(new.causation_id, "causation_id"),
         ),
-        new.traceparent,
+        new.traceparent or (None if trace is None else trace.traceparent),
     )
     (event,) = decide(command, None, now)
     assert isinstance(event, OutboxEventRecorded)

@@ -7,6 +7,8 @@ import msgspec
 from postroom.application.mailbox.message_factory import MessageFactory
 from postroom.application.messages import NewMessage
 from postroom.application.ports.message_outbox import RecordedMessage
+from postroom.application.trace_context import SAMPLED
+from postroom.application.tracing import tracer
 from postroom.domain.errors import FrameTooLarge, InvalidRequest
 
 
@@ -44,6 +46,10 @@ def record_message(
     fields = msgspec.structs.asdict(message)
     fields["message_id"] = request.message_id
     fields["correlation_id"] = request.command.headers.correlation_id
+    trace = tracer().current()
+    # The trace flags are not recorded, so a trace that nobody records must not come back as one that is.
+    if message.trace_id is None and trace is not None and trace.trace_flags & SAMPLED:
+        fields["trace_id"], fields["span_id"] = trace.trace_id, trace.span_id
     if message.published_at_us is None:
         fields["published_at_us"] = wall()
     fields["attrs"] = {

@@ -9,6 +9,7 @@ published like any other.
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from typing import Any
@@ -18,6 +19,8 @@ import msgspec
 from postroom.application.background import cancel_and_wait
 from postroom.application.backoff import OutageBackoff
 from postroom.application.correlation import correlate
+from postroom.application.metrics import OTHERS
+from postroom.application.monitor import Progress
 from postroom.application.outbox.decisions import decide_on
 from postroom.application.outbox.message import headers_of
 from postroom.application.outbox.settings import OutboxSettings
@@ -26,6 +29,8 @@ from postroom.application.ports.hints import Hints
 from postroom.application.ports.outbox_repository import PARTITIONS, OutboxClaim, OutboxRepository, OutboxRow
 from postroom.application.ports.publisher import Publisher
 from postroom.application.telemetry import logger, summarize
+from postroom.application.trace_context import read_context
+from postroom.application.tracing import PUBLISH, outgoing_headers, tracer
 from postroom.domain.errors import InvalidRequest, Unavailable
 from postroom.domain.outbox import MS, MarkFailed, MarkPublished, OutboxEvent, ParkOutboxEvent
 from postroom.domain.policy import backoff_ms
@@ -35,6 +40,7 @@ PARTITIONS_AT_ONCE = 4
 """Partitions claimed together; other relays can claim the rest."""
 BACKOFF = OutageBackoff(250, 15_000)
 """Backoff while the database or the stream is down."""
+MAX_TYPES = 100
 IDLE_PAUSE_FACTOR = 4
 """The pause after a poll without events is at least this many times the poll's duration."""
 
@@ -76,6 +82,9 @@ class OutboxRelay:
         self._settings = settings or OutboxSettings()
         self._stopping = asyncio.Event()
         self.counts = RelayCounts()
+        self.published_by_type: Counter[str] = Counter()
+        """Events published by type; the types after the first hundred are counted together."""
+        self.progress = Progress()
 
     def stop(self) -> None:
         """Make `run` return after the current batch is recorded."""
@@ -90,11 +99,13 @@ class OutboxRelay:
                 count = await self.relay_once()
             except Unavailable as error:
                 failures += 1
+                self.progress.failed()
                 pause = backoff_ms(BACKOFF, failures, self._random())
                 logger().warning("outbox.unavailable", error=str(error), pause_ms=pause)
                 await self._pause(pause, hinted=False)
                 continue
             failures = 0
+            self.progress.succeeded()
             if not count:
                 # Polling is expensive while very many events are held back.
                 poll_duration_ms = (self._clock.uptime() - start) / MS
@@ -152,8 +163,14 @@ class OutboxRelay:
                 error=event.publish_error,
             )
         self.counts.published += len(published)
+        for row, _ in batch.published:
+            self._count_type(row.event.event_type)
         self.counts.failed += len(failed) - len(parked)
         self.counts.parked += len(parked)
+
+    def _count_type(self, event_type: str) -> None:
+        is_named = event_type in self.published_by_type or len(self.published_by_type) < MAX_TYPES
+        self.published_by_type[event_type if is_named else OTHERS] += 1
 
     async def _pause(self, ms: float, *, hinted: bool) -> None:
         waits: list[asyncio.Task[Any]] = [asyncio.create_task(self._stopping.wait())]
@@ -220,7 +237,10 @@ class _Batch:
         start = self._started
         try:
             subject = _subject(self._context, event.event_type, event.event_version)
-            await self._publisher.publish(subject.value, row.payload, headers_of(event))
+            parent = read_context(event.traceparent)
+            with tracer().span(PUBLISH, (subject.value,), message_id=str(event.id), parent=parent):
+                headers = headers_of(event) | outgoing_headers()
+                await self._publisher.publish(subject.value, row.payload, headers)
         except Unavailable as error:
             self._unanswered.append((start, row, error))
             return False

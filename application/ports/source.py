@@ -83,3 +83,10 @@ class Source(Protocol):
 
     async def close(self) -> None:
         """Disconnect; unacked messages will be redelivered. Closing twice is fine."""
+
+
+class CountedSource(Source, Protocol):
+    """Source that can tell how far behind its consumer is."""
+
+    async def count_pending(self) -> int:
+        """Return the number of messages that were not delivered yet; raises Unavailable."""

@@ -6,14 +6,12 @@ from heapq import nlargest
 import msgspec
 
 from postroom.application.mailbox.metrics import MailboxMetrics
-from postroom.application.metrics import Metric, counter, gauge
+from postroom.application.metrics import OTHERS, Metric, counter, gauge
 from postroom.domain.mailbox.state import Mailbox, Topic
 from postroom.domain.policy import MIN_VISIBILITY_MS, SECOND_MS, TopicPolicy
 
 MAX_TOPICS = 100
 """Topics that have their own labels; the others are added up."""
-OTHERS = "*"
-"""Label of the other topics, and of the default policy; no topic has this name."""
 
 
 class _ShardState(msgspec.Struct):

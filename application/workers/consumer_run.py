@@ -4,14 +4,17 @@ import asyncio
 import inspect
 import random
 from collections.abc import Sequence
+from time import perf_counter
 from typing import Any
 
 from postroom.application.background import cancel_and_wait, wait_at_most
 from postroom.application.backoff import OutageBackoff
 from postroom.application.correlation import correlate
 from postroom.application.messages import ReceivedMessage
+from postroom.application.metrics import new_histogram
 from postroom.application.ports.mailbox import Mailbox
 from postroom.application.telemetry import logger, summarize
+from postroom.application.tracing import PROCESS, tracer
 from postroom.application.workers.consumer import Consumer
 from postroom.application.workers.handler import Handle
 from postroom.application.workers.handler_thread import HandlerThread
@@ -62,6 +65,18 @@ class ConsumerRun:
         self._settlements = Settlements(mailbox, self._forget)
         self.handled = 0
         self.failed = 0
+        self.seconds = new_histogram()
+        """Duration of the handler's calls."""
+
+    @property
+    def topic(self) -> str:
+        """Return the topic of the consumer, or the pattern."""
+        return self._consumer.topic
+
+    @property
+    def in_progress(self) -> int:
+        """Return the number of messages that are handled at present."""
+        return len(self._running)
 
     def stop(self) -> None:
         """Receive no more messages, and end when those received are handled."""
@@ -174,10 +189,12 @@ class ConsumerRun:
         while (message := await self._queue.get()) is not None:
             if message.receipt in self._held:  # else another consumer has it by now
                 self._running[message.receipt] = message
+                began = perf_counter()
                 try:
                     with correlate(_corr_id(message)):
                         await self._handle(handle, message)
                 finally:
+                    self.seconds.observe(perf_counter() - began)
                     self._running.pop(message.receipt, None)
                 if self._aborting.is_set():
                     return
@@ -207,7 +224,10 @@ class ConsumerRun:
         limit = asyncio.timeout(None if timeout_ms is None else timeout_ms / 1_000)
         try:
             async with limit:
-                result = await handle(message)
+                with tracer().span(
+                    PROCESS, (message.topic,), message_id=message.message_id, parent=message.trace_context
+                ):
+                    result = await handle(message)
             if inspect.isgenerator(result) or inspect.isasyncgen(result):
                 raise TypeError("the handler returned a generator, which nothing runs; remove its `yield`")
         except (KeyboardInterrupt, GeneratorExit):  # the process or the event loop ends
@@ -224,7 +244,7 @@ class ConsumerRun:
                 topic=message.topic,
                 message_id=message.message_id,
                 attempt=message.attempt,
-                error=reason,
+                error=type(error).__qualname__,  # its text may quote the payload, and is the nack's reason
             )
             self._settlements.nack(message, reason)
         else:

@@ -8,11 +8,13 @@ from typing import Any, TypeVar
 import msgspec
 
 from postroom.application.background import cancel_and_wait
+from postroom.application.metrics import Metric
 from postroom.application.ports.mailbox import Mailbox
 from postroom.application.telemetry import logger
 from postroom.application.workers.consumer import Consumer
 from postroom.application.workers.consumer_run import ConsumerRun
 from postroom.application.workers.handler import Middleware, make_handler
+from postroom.application.workers.metrics import worker_metrics
 from postroom.application.workers.topics import Topics
 from postroom.domain.arguments import check_int, check_items, check_text
 from postroom.domain.errors import InvalidRequest
@@ -52,6 +54,7 @@ class Worker:
         self._middlewares = _check_middlewares(middlewares)
         self._consumers: dict[str, Consumer] = {}
         self._stop: asyncio.Event | None = None
+        self._runs: Sequence[ConsumerRun] = ()
 
     def consumer(
         self,
@@ -129,6 +132,7 @@ class Worker:
             ConsumerRun(each, mailbox, topics, f"{self.name}/{each.handler.name}"[:255], once=once)
             for each in self._consumers.values()
         ]
+        self._runs = runs
         running = asyncio.create_task(_run_all(runs))
         stopping = asyncio.create_task(self._stop.wait())
         try:
@@ -149,6 +153,10 @@ class Worker:
             self._stop = None
             await cancel_and_wait(running, stopping)
         return WorkerCounts(sum(each.handled for each in runs), sum(each.failed for each in runs))
+
+    def collect_metrics(self) -> list[Metric]:
+        """Return the metrics of the latest run."""
+        return worker_metrics(self._runs)
 
     def stop(self) -> None:
         """Make `run` return when the handlers have returned, or after its `stop_ms`."""

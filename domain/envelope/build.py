@@ -21,6 +21,10 @@ __all__ = ["OpenedEnvelope", "build_envelope", "open_envelope", "without_auth_to
 
 ENVELOPE_VERSION = 1
 
+TRACE_STATE = "tracestate"
+"""Label with the `tracestate` of W3C, for which an envelope has no field."""
+_NO_BAGGAGE: Mapping[str, str] = {}
+
 _FIRST_US = FIRST_SECOND * 1_000_000
 _LAST_US = LAST_SECOND * 1_000_000 + 999_999
 
@@ -43,6 +47,9 @@ def build_envelope(
     ttl_seconds: int = 0,
     trace_id: str | None = None,
     span_id: str | None = None,
+    trace_flags: int = 0,
+    trace_state: str = "",
+    baggage: Mapping[str, str] = _NO_BAGGAGE,
     schema_url: str | None = None,
     schema_version: str | None = None,
 ) -> bytes:
@@ -52,6 +59,9 @@ def build_envelope(
         published_at_us: microseconds since 1970, UTC.
         payload: opaque bytes, `Any{type_url: ""}` on the wire.
         attrs: extensions; text is encoded as UTF-8.
+        trace_flags: of W3C: 1 if the sender records the trace.
+        trace_state: `tracestate` of W3C, kept as a label of that name.
+        baggage: entries that belong to the trace.
         encryption: algorithm that the payload is encrypted with.
         priority: 0 to 10.
         ttl_seconds: seconds until the message expires; 0 means never.
@@ -86,6 +96,12 @@ def build_envelope(
             envelope.observability.trace_id = trace_id
         if span_id:
             envelope.observability.span_id = span_id
+        if trace_flags:
+            envelope.observability.trace_flags = trace_flags
+        if trace_state:
+            envelope.observability.labels[TRACE_STATE] = trace_state
+        if baggage:
+            envelope.observability.baggage.update(baggage)
         if schema_url:
             envelope.schema.schema_url = schema_url
         if schema_version:
@@ -217,6 +233,21 @@ class OpenedEnvelope:
     def span_id(self) -> str | None:
         """The span id, for distributed tracing."""
         return self._envelope.observability.span_id or None
+
+    @property
+    def trace_flags(self) -> int:
+        """The W3C trace flags: 1 if the sender records the trace."""
+        return self._envelope.observability.trace_flags
+
+    @property
+    def trace_state(self) -> str:
+        """The W3C `tracestate`; empty when missing."""
+        return self._envelope.observability.labels.get(TRACE_STATE, "")
+
+    @property
+    def baggage(self) -> dict[str, str]:
+        """The baggage of the trace."""
+        return dict(self._envelope.observability.baggage)
 
     @property
     def schema_url(self) -> str | None:

@@ -246,7 +246,7 @@ def test_no_command_prints_a_token_or_logs_a_payload_or_principal(postroom: Post
 def test_no_service_prints_a_token_or_logs_a_payload_or_principal(postroom: Postroom) -> None:
     (postroom.folder / "postroom.toml").write_text(SETTINGS)
     address = postroom.folder / "http"
-    for command in ("schedule", f"serve --http unix:{address}"):
+    for command in ("schedule", f"serve --dev --http unix:{address}"):
         process = postroom.start("--log-level", "debug", "--debug", *command.split())
         try:
             printed = read_until(b"schedule.sent" if command == "schedule" else b"Serving", process)
