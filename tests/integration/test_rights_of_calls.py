@@ -63,7 +63,7 @@ GRPC: Mapping[str, tuple[set[Operation], Any]] = {
     "recv": ({Operation.RECV}, pb.RecvRequest(topics=["orders"])),
     "recv_stream": ({Operation.RECV}, pb.RecvStreamRequest(topics=["orders"], heartbeat_ms=250)),
     "ack": ({Operation.ACK}, pb.AckRequest(**ONE)),
-    "nack": ({Operation.NACK}, pb.NackRequest(**ONE)),
+    "nack": ({Operation.NACK}, pb.NackRequest(receipts=[RECEIPT])),
     "extend": ({Operation.EXTEND}, pb.ExtendRequest(visibility_ms=1_000, **ONE)),
     "query": ({HEADERS}, pb.QueryRequest()),
     "get": ({HEADERS, PAYLOADS}, pb.GetRequest(message_id="unknown")),
