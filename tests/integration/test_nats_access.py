@@ -91,11 +91,12 @@ async def refusal(settings: NatsSettings) -> str:
 
 async def refusal_of_password(settings: NatsSettings) -> str:
     """Return why a password is refused; on a busy machine, the server may be gone before it is read."""
+    text = ""
     for _ in range(20):
         text = await refusal(settings)
         if "Broken pipe" not in text and "reset" not in text:
-            return text
-    raise AssertionError(text)
+            break
+    return text
 
 
 async def test_a_client_with_a_certificate_and_a_password_connects(
