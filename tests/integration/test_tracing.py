@@ -30,7 +30,6 @@ from postroom.adapters.compose.tracing import export_traces
 from postroom.application.ports.event_handler import HandlerRequest
 from postroom.application.trace_context import SAMPLED, TraceContext
 from postroom.application.tracing import NullTracer, tracer, use_tracer
-from postroom.domain.inbox import HandlerResult
 from tests.integration.inbox_world import opened_world
 from tests.support.logs import capture_logs
 from tests.support.spans import capture_spans, link_ids, parent_id, span_id, trace_id
@@ -203,9 +202,8 @@ async def test_an_http_request_a_worker_an_outbox_and_an_inbox_are_one_trace(
     async def place(message: ReceivedMessage) -> list[NewEvent]:
         return [NewEvent(aggregate_type="order", aggregate_id="1", event_type="order_placed", payload={})]
 
-    async def confirm(request: HandlerRequest) -> HandlerResult:
+    async def confirm(request: HandlerRequest) -> None:
         handled.append(tracer().current())
-        return HandlerResult("processed")
 
     shop = MessagingSettings(messaging_database, "shop")
     with capture_spans() as spans:
