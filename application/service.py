@@ -8,6 +8,7 @@ from typing import NamedTuple
 from postroom.application.delivery_window import DeliveryWindows
 from postroom.application.ports.mailbox import Mailbox
 from postroom.application.surface_metrics import SurfaceMetrics
+from postroom.application.write_health import WriteHealth
 from postroom.domain.capability.rights import Operation
 from postroom.domain.policy import TopicPolicy
 from postroom.domain.search import EventFilter, SearchPage
@@ -47,6 +48,7 @@ class Service(NamedTuple):
         stopping: set when the service begins to stop; long polls and streams then end.
         streams: flow control of the streams of all surfaces.
         metrics: of all surfaces and of the mailbox.
+        writes: whether sends are accepted.
         is_dev: every caller may do everything; each answer says so.
     """
 
@@ -56,6 +58,7 @@ class Service(NamedTuple):
     stopping: asyncio.Event
     streams: DeliveryWindows
     metrics: SurfaceMetrics
+    writes: WriteHealth
     is_dev: bool = False
 
 

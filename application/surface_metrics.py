@@ -1,8 +1,10 @@
 """Metrics of network surfaces, beside those of the mailbox that they serve (svc-mailbox I-10)."""
 
+import asyncio
 from collections import Counter
 
 from postroom.application.metrics import Measure, Metric, gauge, merge, rejected_metric
+from postroom.application.monitor import MAILBOX_SECONDS
 from postroom.domain.errors import PostroomError
 
 
@@ -41,8 +43,9 @@ class SurfaceMetrics:
         is_up = True
         if self._measure is not None:
             try:
-                metrics += await self._measure()
-            except PostroomError:
+                async with asyncio.timeout(MAILBOX_SECONDS):
+                    metrics += await self._measure()
+            except (PostroomError, TimeoutError):
                 is_up = False
         metrics += (
             gauge("postroom_mailbox_up", "1 if the mailbox can be used.", is_up),

@@ -105,4 +105,5 @@ def _show(session: Session, manifest: "Manifest", folder: str, headline: str) ->
     )
     session.out.line()
     records = pluralize(manifest.records, "record")
-    session.out.line(f"{headline}, {records}, {manifest.bytes / 1e6:,.1f} MB, of {Time(manifest.created_at)}")
+    session.out.line(headline)
+    session.out.line(f"  {records}, {manifest.bytes / 1e6:,.1f} MB, as of {Time(manifest.created_at)}")

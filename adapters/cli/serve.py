@@ -1,13 +1,17 @@
 """`postroom serve`: serve a mailbox to other processes."""
 
 import asyncio
+from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import Annotated
 
 from typer import Option
 
+from postroom.adapters.cli.access_settings import AccessSection
 from postroom.adapters.cli.running import Reload, running, topic_policies
 from postroom.adapters.cli.session import Session
 from postroom.adapters.cli.settings import InvalidSettings, Settings
+from postroom.adapters.compose.access import Access, check_keys, open_access, open_key_ring
+from postroom.adapters.compose.audit import AuditSettings
 from postroom.adapters.compose.serve import (
     HttpSettings,
     Protection,
@@ -22,10 +26,6 @@ from postroom.application.extras import explain_missing_extra
 from postroom.application.service import Surface
 
 DEFAULT_HTTP = "127.0.0.1:8080"
-NO_KEY = (
-    "There is no key to sign capabilities with, so callers can't be told apart; make one with "
-    "`postroom token rotate`, or let every process of this machine do everything with --dev."
-)
 
 
 class ServeSettings(HttpSettings, frozen=True, kw_only=True):
@@ -84,8 +84,7 @@ def serve(
     for name in HttpSettings.__struct_fields__:
         if name.endswith(("_ms", "_bytes", "_connections")) and getattr(settings, name) < 1:
             raise InvalidSettings(f"[serve]: {name} must be at least 1; it was {getattr(settings, name)}.")
-    if not dev:
-        raise InvalidSettings(NO_KEY)
+    opening: AbstractAsyncContextManager[Access] = nullcontext(unrestricted) if dev else _open_access(session)
     with explain_missing_extra("serve"):
         import uvloop
     protection = settings.protection()
@@ -95,7 +94,16 @@ def serve(
     if not surfaces:
         raise InvalidSettings("[serve] has neither an http nor a grpc address; set one.")
     reloads = [tls_certificates(protection.tls)] if protection.tls is not None else []
-    uvloop.run(_serve(session, surfaces, reloads))
+    uvloop.run(_serve(session, surfaces, opening, reloads))
+
+
+def _open_access(session: Session) -> AbstractAsyncContextManager[Access]:
+    """Return access by capabilities; raise InvalidRequest when there is no key, before anything is opened."""
+    section = session.settings.section("access", AccessSection)
+    keys = open_key_ring(session.store, section.key_file)
+    check_keys(keys.root_keys())
+    audit = session.settings.section("audit", AuditSettings)
+    return open_access(session.store, key_file=section.key_file, settings=section.control(), audit=audit)
 
 
 def tls_certificates(tls: ServerTls) -> Reload:
@@ -107,15 +115,21 @@ def tls_certificates(tls: ServerTls) -> Reload:
     return Reload("TLS certificates", apply)
 
 
-async def _serve(session: Session, surfaces: list[Surface], reloads: list[Reload]) -> None:
+async def _serve(
+    session: Session,
+    surfaces: list[Surface],
+    opening: AbstractAsyncContextManager[Access],
+    reloads: list[Reload],
+) -> None:
     stop = asyncio.Event()
     async with (
         session.use(create=True) as mailbox,
+        opening as access,
         serve_mailbox(
             session.store,
             mailbox,
             surfaces,
-            access=unrestricted,
+            access=access,
             default_policy=session.settings.policy,
             measure=mailbox.measure,
         ) as addresses,

@@ -53,6 +53,15 @@ def open_key_ring(store: str, path: str | None = None) -> KeyRing:
     return FileKeyRing(os.path.realpath(check_path("store", store)) + SUFFIX)
 
 
+def check_keys(has_keys: object) -> None:
+    """Raise InvalidRequest when there is no key."""
+    if not has_keys:
+        raise InvalidRequest(
+            "There is no key to check capabilities with; create one with `postroom token rotate`, or let "
+            "every process of this machine do everything with `serve --dev`."
+        )
+
+
 @contextmanager
 def open_capabilities(store: str, keys: KeyRing | None = None) -> "Iterator[Capabilities]":
     """Open the log of the capabilities of a store, to issue and revoke them.
@@ -129,10 +138,6 @@ async def _open_authority(
     ttl_ms = (settings or AccessSettings()).validate().cap_cache_ttl_ms
     authority = Authority(keys, capabilities, SystemClock(), ttl_ms)
     await authority.refresh()
-    if not authority.has_keys:
-        raise InvalidRequest(
-            "There is no key to check capabilities with; create one with `postroom token rotate`, or serve "
-            "with --dev."
-        )
+    check_keys(authority.has_keys)
     async with background_task(authority.run()):
         yield authority

@@ -14,6 +14,7 @@ from postroom.application.metrics import Measure
 from postroom.application.ports.mailbox import Mailbox
 from postroom.application.service import OpenSession, Search, Service, Surface, unrestricted
 from postroom.application.surface_metrics import SurfaceMetrics
+from postroom.application.write_health import WriteHealth
 from postroom.domain.policy import TopicPolicy
 from postroom.domain.search import EventFilter, SearchPage
 
@@ -63,6 +64,7 @@ async def serve_mailbox(
         asyncio.Event(),
         DeliveryWindows(),
         SurfaceMetrics(measure),
+        WriteHealth(),
         is_dev=access is unrestricted,
     )
     opened = [surface(service) for surface in surfaces]

@@ -70,21 +70,22 @@ class MailboxService:
     def __init__(self, service: Service) -> None:
         self._mailbox = service.mailbox
         self._streams = service.streams
+        self._writes = service.writes
         self._returns: set[asyncio.Task[Any]] = set()
         self.is_stopping = False
 
     async def send(self, request: pb.SendRequest, call: Call) -> pb.SendResponse:
         """Send one message."""
-        sent = await call.mailbox.send_message(messages.read_new_message(request.message))
+        message = messages.read_new_message(request.message)
+        sent = await self._writes.watch(call.mailbox.send_message(message))
         return pb.SendResponse(message_id=sent.message_id, duplicate=sent.duplicate)
 
     async def send_batch(self, request: pb.SendBatchRequest, call: Call) -> pb.SendBatchResponse:
         """Send many messages."""
         _check_count("messages", len(request.messages))
         response = pb.SendBatchResponse()
-        for answer in await call.mailbox.send_batch(
-            [messages.read_new_message(each) for each in request.messages]
-        ):
+        batch = [messages.read_new_message(each) for each in request.messages]
+        for answer in await self._writes.watch(call.mailbox.send_batch(batch)):
             result = response.results.add()
             if isinstance(answer, Rejected):
                 write_error(answer, result.error)

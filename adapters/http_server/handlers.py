@@ -27,9 +27,10 @@ class MessageHandlers:
         body: schemas.Send | list[schemas.Send] = call.body
         as_conflict = _as_conflict(call)
         if isinstance(body, list):
-            answers = await call.mailbox.send_batch([each.to_message(call.corr_id) for each in body])
+            messages = [each.to_message(call.corr_id) for each in body]
+            answers = await self._service.writes.watch(call.mailbox.send_batch(messages))
             return json_reply(schemas.SendAnswers([_send_result(each, as_conflict) for each in answers]))
-        sent = await call.mailbox.send_message(body.to_message(call.corr_id))
+        sent = await self._service.writes.watch(call.mailbox.send_message(body.to_message(call.corr_id)))
         if sent.duplicate and as_conflict:
             raise DuplicateMessage(sent.message_id)
         return json_reply(schemas.SendAnswer(sent.message_id, sent.duplicate))

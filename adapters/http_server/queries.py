@@ -137,13 +137,14 @@ class StateHandlers:
         return json_reply(schemas.Ok())
 
     async def readyz(self, call: Call) -> Reply:
-        """Tell whether the mailbox can be used."""
+        """Tell whether the mailbox can be used, and whether it takes messages (svc-mailbox P-2)."""
         missing = ["service"] if self._service.stopping.is_set() else []
         try:
             await self._service.mailbox.get_topic_policy("any")  # reads the state in memory
         except PostroomError:
             missing.append("mailbox")
-        return json_reply(query_schemas.Ready(bool(missing), missing), 503 if missing else 200)
+        writes = self._service.writes.takes_writes and not missing
+        return json_reply(query_schemas.Ready(not writes, missing, writes), 503 if missing else 200)
 
     async def metrics(self, call: Call) -> Reply:
         """Return the metrics."""

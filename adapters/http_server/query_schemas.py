@@ -184,10 +184,16 @@ class Policy(msgspec.Struct, frozen=True):
 
 
 class Ready(msgspec.Struct, frozen=True):
-    """Whether requests are served, and which parts are missing."""
+    """Whether requests are served, and which parts are missing.
+
+    Arguments:
+        degraded: something is missing, or sends are refused.
+        writes: sends are accepted; they are refused before reads are.
+    """
 
     degraded: bool
     missing: list[str]
+    writes: bool
 
 
 class Info(msgspec.Struct, frozen=True):

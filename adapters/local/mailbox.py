@@ -14,7 +14,7 @@ from postroom.application.query_results import (
     Moment,
     PeekedMessage,
 )
-from postroom.domain.errors import WrongMode
+from postroom.domain.errors import Unavailable, WrongMode
 from postroom.domain.mailbox.counts import TopicSummary
 from postroom.domain.policy import TopicPolicy
 
@@ -82,8 +82,13 @@ class SharedMailbox(CommandHandlers):
         return metrics
 
     async def measure_owned(self) -> list[Metric]:
-        """Return the metrics of the mailbox if this process owns it; else none."""
-        return await self.measure() if self._owner.is_here else []
+        """Return the metrics of the mailbox if this process owns it and can use it; else none."""
+        if not self._owner.is_here:
+            return []
+        try:
+            return await self.measure()
+        except Unavailable:
+            return []
 
     async def check_mode(self, mode: str) -> None:
         """Raise WrongMode unless the mailbox has this mode."""

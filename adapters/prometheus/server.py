@@ -11,6 +11,7 @@ from typing import Any, ClassVar, TypeVar
 
 from postroom.adapters.prometheus.text import write_metrics
 from postroom.application.monitor import Monitor
+from postroom.application.telemetry import logger
 from postroom.domain.errors import Unavailable
 
 T = TypeVar("T")
@@ -103,15 +104,23 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:  # name of the standard library
         """Answer a request."""
-        match self.path.partition("?")[0]:
+        try:
+            answer = self._find_answer(self.path.partition("?")[0])
+        except Exception:
+            logger().exception("monitor.request_failed")
+            answer = 500, b"The request failed; the log of the process has the traceback.\n", "text/plain"
+        self._answer(*answer)
+
+    def _find_answer(self, path: str) -> tuple[int, bytes, str]:
+        match path:
             case "/metrics":
-                self._answer(*self.state.metrics(self.headers.get("Accept", "")))
+                return self.state.metrics(self.headers.get("Accept", ""))
             case "/healthz":
-                self._answer(*self.state.health())
+                return self.state.health()
             case "/readyz":
-                self._answer(*self.state.readiness())
+                return self.state.readiness()
             case _:
-                self._answer(404, b"There are /metrics, /healthz and /readyz.\n", "text/plain")
+                return 404, b"There are /metrics, /healthz and /readyz.\n", "text/plain"
 
     def log_message(self, format: str, *args: object) -> None:  # name of the standard library
         """Log nothing: Prometheus asks every few seconds."""

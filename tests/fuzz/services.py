@@ -6,6 +6,7 @@ from postroom.application.delivery_window import DeliveryWindows
 from postroom.application.ports.mailbox import Mailbox
 from postroom.application.service import Service, unrestricted
 from postroom.application.surface_metrics import SurfaceMetrics
+from postroom.application.write_health import WriteHealth
 from postroom.domain.errors import NotFound
 from postroom.domain.policy import TopicPolicy
 from postroom.domain.search import EventFilter, SearchPage
@@ -23,4 +24,6 @@ def stopping_service(mailbox: Mailbox) -> Service:
     stopping = asyncio.Event()
     stopping.set()
     session = unrestricted(mailbox, _search)
-    return Service(mailbox, session, TopicPolicy(), stopping, DeliveryWindows(), SurfaceMetrics())
+    return Service(
+        mailbox, session, TopicPolicy(), stopping, DeliveryWindows(), SurfaceMetrics(), WriteHealth()
+    )

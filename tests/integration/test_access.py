@@ -15,14 +15,21 @@ from multidict import CIMultiDict
 
 from postroom.adapters.compose import Postroom, open_mailbox
 from postroom.adapters.compose.remote import connect_remote
-from postroom.adapters.compose.serve import HttpSettings
+from postroom.adapters.compose.serve import (
+    HttpSettings,
+    open_grpc_surface,
+    open_http_surface,
+    serve_mailbox,
+    unrestricted,
+)
 from postroom.adapters.grpc.methods import METHODS
 from postroom.adapters.grpc.status import DETAILS_KEY
 from postroom.adapters.grpc.v1 import mailbox_pb2 as pb
 from postroom.application.ports.mailbox import Mailbox
 from postroom.application.service import OpenSession, Search, Session
 from postroom.domain.capability.rights import Operation
-from postroom.domain.errors import Forbidden, Unauthenticated
+from postroom.domain.errors import Forbidden, InvalidRequest, Saturated, Unauthenticated, Unavailable
+from postroom.domain.policy import TopicPolicy
 from tests.support.stores import MAILBOX, message
 from tests.support.surfaces import served
 
@@ -149,6 +156,46 @@ async def test_health_and_the_contract_need_no_token(mailbox: Postroom, access: 
         for path in ("/healthz", "/readyz", "/openapi.json"):
             async with session.get(path, headers={"Authorization": "Bearer x"}) as answer:
                 assert answer.status == 200
+
+
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+async def test_readiness_gives_up_writes_before_reads(
+    mailbox: Postroom, protocol: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    surfaces = [open_http_surface("127.0.0.1:0", HttpSettings()), open_grpc_surface("127.0.0.1:0")]
+    await mailbox.set_topic_policy("full", TopicPolicy(shard_capacity=1))
+    await mailbox.send_message(message(topic="full"))
+
+    async def fail(_: Any) -> Any:
+        raise Unavailable("The disk is full.", retry_after_ms=60_000)
+
+    async with (
+        serve_mailbox("memory:", mailbox, surfaces, access=unrestricted) as (http, rpc),
+        connect_remote(http if protocol == "http" else rpc, timeout_ms=1_000) as client,
+        ClientSession(http) as session,
+    ):
+
+        async def ready() -> tuple[int, Any]:
+            async with session.get("/readyz") as answer:
+                return answer.status, await answer.json()
+
+        good = (200, {"degraded": False, "missing": [], "writes": True})
+        no_writes = (200, {"degraded": True, "missing": [], "writes": False})
+        assert await ready() == good
+        with pytest.raises(InvalidRequest):
+            await client.send_message(message(topic="no spaces"))
+        assert await ready() == good
+        with pytest.raises(Saturated):
+            await client.send_message(message(topic="full"))
+        assert await ready() == no_writes
+        assert len(await client.receive_messages("full")) == 1
+        await client.send_batch([message()])
+        assert await ready() == good
+        with monkeypatch.context() as patched:
+            patched.setattr(mailbox, "send_message", fail)
+            with pytest.raises(Unavailable, match="disk is full"):
+                await client.send_message(message())
+        assert await ready() == no_writes
 
 
 async def test_metrics_need_the_right_to_read_headers_unless_they_are_open(

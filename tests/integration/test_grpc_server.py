@@ -29,6 +29,7 @@ from postroom.application.delivery_window import DeliveryWindows
 from postroom.application.ports.mailbox import Mailbox
 from postroom.application.service import Service, unrestricted
 from postroom.application.surface_metrics import SurfaceMetrics
+from postroom.application.write_health import WriteHealth
 from postroom.domain.errors import InvalidRequest, NotFound, Unavailable
 from postroom.domain.message import Status
 from postroom.domain.policy import TopicPolicy
@@ -47,7 +48,9 @@ def serve_grpc(
     mailbox: Mailbox, address: str, search: Callable[[EventFilter], Awaitable[SearchPage]] = no_search
 ) -> AbstractAsyncContextManager[str]:
     session = unrestricted(mailbox, search)
-    service = Service(mailbox, session, TopicPolicy(), asyncio.Event(), DeliveryWindows(), SurfaceMetrics())
+    service = Service(
+        mailbox, session, TopicPolicy(), asyncio.Event(), DeliveryWindows(), SurfaceMetrics(), WriteHealth()
+    )
     return grpc_surface(address)(service)
 
 

@@ -13,12 +13,20 @@ from pathlib import Path
 import pytest
 
 from postroom.adapters.compose import open_mailbox
+from postroom.adapters.compose.connect import connect as connect_mailbox
 from postroom.adapters.compose.connect import share_mailbox
 from postroom.adapters.compose.follow import open_follower
 from postroom.adapters.compose.inbox import InboxSettings, open_monitored_worker
 from postroom.adapters.compose.ingest import open_namespace
 from postroom.adapters.compose.monitoring import serve_monitor
 from postroom.adapters.compose.relay import OutboxSettings, open_monitored_relay
+from postroom.adapters.compose.serve import (
+    HttpSettings,
+    open_grpc_surface,
+    open_http_surface,
+    serve_mailbox,
+    unrestricted,
+)
 from postroom.adapters.memory.event_handler import FunctionEventHandler
 from postroom.adapters.nats.connection import connect
 from postroom.adapters.nats.settings import NatsSettings
@@ -175,6 +183,8 @@ async def test_names_types_and_labels_are_those_of_the_golden_file_and_promtool_
             (ingester, "postroom_ingest_lag_messages"),
         ):
             metrics = await collect(monitor, name) | metrics
+    published = [({"context": "sea", "event_type": "order_placed"}, 1)]
+    assert metrics["postroom_outbox_published"].samples == published
     following.build(services.store)
     with open_follower(services.store) as follower:
         await asyncio.to_thread(lambda: follower.run(once=True))
@@ -235,6 +245,43 @@ async def test_metrics_health_and_readiness_are_served_at_a_port_of_the_command(
         status, _, body = await asyncio.to_thread(get, f"{url}/readyz?verbose")
         assert (status, json.loads(body)) == (503, {"degraded": True, "missing": ["nats"]})
         assert (await asyncio.to_thread(get, f"{url}/else"))[0] == 404
+
+
+async def test_a_defect_of_the_metrics_is_answered_and_logged(caplog: pytest.LogCaptureFixture) -> None:
+    async def fail() -> list[Metric]:
+        raise KeyError("a defect")
+
+    async def find_missing() -> list[str]:
+        return []
+
+    with serve_monitor(Monitor(fail, find_missing), 0) as url:
+        assert (await asyncio.to_thread(get, f"{url}/metrics"))[0] == 500
+        assert (await asyncio.to_thread(get, f"{url}/healthz"))[0] == 200
+    assert "monitor.request_failed" in caplog.text
+
+
+async def test_calls_over_http_and_grpc_are_measured_by_the_owner_and_counted_by_their_surface() -> None:
+    surfaces = [open_http_surface("127.0.0.1:0", HttpSettings()), open_grpc_surface("127.0.0.1:0")]
+    async with (
+        open_mailbox("memory:") as mailbox,
+        serve_mailbox(
+            "memory:", mailbox, surfaces, access=unrestricted, measure=mailbox.measure
+        ) as addresses,
+    ):
+        for address in addresses:
+            async with connect_mailbox(address) as client:
+                await client.send_message(NewMessage(topic="orders", payload=b""))
+        await asyncio.to_thread(get, f"{addresses[0]}/v1/nothing")
+        _, _, body = await asyncio.to_thread(get, f"{addresses[0]}/metrics")
+    lines = body.decode().splitlines()
+    for line in (
+        "postroom_mailbox_up 1.0",
+        "postroom_enqueue_seconds_count 2.0",
+        'postroom_http_requests_total{method="POST",route="/v1/send",status="200"} 1.0',
+        'postroom_grpc_requests_total{method="send",status="OK"} 1.0',
+        'postroom_rejected_total{reason="E_NOT_FOUND"} 1.0',
+    ):
+        assert line in lines
 
 
 async def test_only_the_owner_of_a_mailbox_reports_it_among_several_commands(tmp_path: Path) -> None:

@@ -18,6 +18,8 @@ from postroom.adapters.sqlite.event_log import SqliteEventLog
 from postroom.adapters.sqlite.message_outbox import SqliteMessageOutbox
 from postroom.adapters.sqlite.ownership import FileOwnership
 from postroom.adapters.system.clock import SystemClock
+from postroom.application.access.audit import AuditLog
+from postroom.application.access.audit_log import StoredAuditLog
 from postroom.application.mailbox.client import MailboxClient
 from postroom.application.ports.clock import Clock
 from postroom.application.ports.event_log import EventLog
@@ -43,6 +45,7 @@ def adapters_fit_their_ports(
     hints: list[Hints] = [PostgresHints("postgresql://shop")]
     mailboxes: list[Mailbox] = [owned, shared, remote]
     transports: list[MailboxTransport] = [http, grpc]
+    audits: list[AuditLog] = [StoredAuditLog(logs[0], clock)]
     leases: Application[UUID] = Application()
     leases.recorder = LogRecorder(logs[0], clock.wall)
     assert owners
@@ -51,3 +54,4 @@ def adapters_fit_their_ports(
     assert hints
     assert mailboxes
     assert transports
+    assert audits

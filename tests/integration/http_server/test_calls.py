@@ -358,7 +358,7 @@ def test_the_state_of_the_service_is_told(server: PostroomServer) -> None:
     health = server.call("GET", "/healthz")
     assert health.json == {"ok": True}
     assert parsedate_to_datetime(health.headers["date"]).year > 2000
-    assert server.call("GET", "/readyz").json == {"degraded": False, "missing": []}
+    assert server.call("GET", "/readyz").json == {"degraded": False, "missing": [], "writes": True}
     assert server.call("GET", "/v1/mailbox").json == {"mailbox": "main@local"}
     metrics = server.call("GET", "/metrics").text
     assert f'postroom_queue_depth{{shard="0",topic="{name}"}} 1.0' in metrics

@@ -47,6 +47,9 @@ def records(store: str, mailbox: str = MAILBOX) -> list[object]:
 
 async def fill(store: str) -> None:
     async with open_mailbox(store, MAILBOX, durability="relaxed") as mailbox:
+        await mailbox.send_message(message(b"to be removed"))
+        await mailbox.ack_messages([(await receive_one(mailbox)).receipt])
+        await mailbox.delete_old_events(mailbox.engine.now() + 1)
         await live(mailbox, 9)
         await mailbox.send_batch([message(b"odd", correlation_id=ODD, attrs={"x-odd": ODD})])
 
@@ -65,8 +68,9 @@ async def test_a_backup_of_a_database_is_restored_into_a_file_and_from_there_int
     assert manifest.store == "postgresql"
     assert verify_backup(Path("one"))[0] == manifest
     head = manifest.mailboxes[0]
+    assert head.first > 1
     for store in ("store.db", other):
-        assert records(store)[: head.position] == expected
+        assert records(store)[: len(expected)] == expected
         with read_mailbox(store, MAILBOX) as reader:
             reader.verify_log(expected_last=head.position, expected_chain=head.chain)
     async with open_mailbox(other, MAILBOX, durability="relaxed") as mailbox:

@@ -27,7 +27,8 @@ class PostroomServer:
     """A server over a store, at a free port of loopback or at a Unix socket.
 
     Arguments:
-        settings: fields of `[serve]`; `policy` and `limits`, tables of their own.
+        settings: fields of `[serve]`; `policy` and `limits`, tables of their own; `dev`, by default true, to
+            ask for no tokens.
         address: where to listen.
     """
 
@@ -42,7 +43,7 @@ class PostroomServer:
         self.folder = folder
         self.store = store if "://" in store else str(folder / store)  # an absolute path stays itself
         folder.mkdir(exist_ok=True)
-        config = folder / "postroom.toml"
+        config, is_dev = folder / "postroom.toml", settings.pop("dev", True)
         tables: dict[str, dict[str, Any]] = {name: settings.pop(name, {}) for name in ("policy", "limits")}
         tables["serve"] = {"http": address} | settings
         config.write_text(
@@ -56,7 +57,7 @@ class PostroomServer:
             Path(sys.executable).parent / "postroom",
             *(
                 "serve",
-                "--dev",
+                *(("--dev",) if is_dev else ()),
                 "--json",
                 "--log-level",
                 log_level,
