@@ -10,7 +10,7 @@ from postroom.adapters.cli.access_settings import AccessSection
 from postroom.adapters.cli.running import Reload, running, topic_policies
 from postroom.adapters.cli.session import Session
 from postroom.adapters.cli.settings import InvalidSettings, Settings
-from postroom.adapters.compose.access import Access, check_keys, open_access, open_key_ring
+from postroom.adapters.compose.access import Access, CheckedAccess, check_keys, open_access, open_key_ring
 from postroom.adapters.compose.audit import AuditSettings
 from postroom.adapters.compose.serve import (
     HttpSettings,
@@ -115,6 +115,15 @@ def tls_certificates(tls: ServerTls) -> Reload:
     return Reload("TLS certificates", apply)
 
 
+def principal_quotas(access: CheckedAccess) -> Reload:
+    """Return the reload of the quotas of principals."""
+
+    async def apply(settings: Settings) -> None:
+        access.set_quotas(settings.section("access", AccessSection).control())
+
+    return Reload("quotas", apply, ("access.quotas",))
+
+
 async def _serve(
     session: Session,
     surfaces: list[Surface],
@@ -139,6 +148,8 @@ async def _serve(
         else:
             session.out.line(f"Serving {mailbox.name} of {session.shown_store} at {', '.join(addresses)}.")
         session.out.flush()
+        if isinstance(access, CheckedAccess):
+            reloads = [*reloads, principal_quotas(access)]
         async with running(session, stop.set, [topic_policies(session, mailbox), *reloads]):
             await stop.wait()
         session.out.note("Stopping.")
