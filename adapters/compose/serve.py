@@ -39,6 +39,7 @@ async def serve_mailbox(
     access: Callable[[Mailbox, Search], OpenSession],
     default_policy: TopicPolicy | None = None,
     measure: Measure | None = None,
+    cap_cache_ttl_ms: int | None = None,
 ) -> AsyncIterator[list[str]]:
     """Serve a mailbox through surfaces for as long as the context lasts.
 
@@ -48,6 +49,7 @@ async def serve_mailbox(
         store: the store of the mailbox, for searches.
         access: decides what the bearer of a token may use; `unrestricted` lets every caller do everything.
         measure: returns the metrics of the mailbox; None for none.
+        cap_cache_ttl_ms: how long `access` does not verify a token again, for the metrics.
 
     Yields: the addresses of the surfaces.
     Raises: InvalidRequest for an address that is not served, Unavailable when one can't be bound.
@@ -63,7 +65,7 @@ async def serve_mailbox(
         policy,
         asyncio.Event(),
         DeliveryWindows(),
-        SurfaceMetrics(measure),
+        SurfaceMetrics(measure, cap_cache_ttl_ms),
         WriteHealth(),
         is_dev=access is unrestricted,
     )
