@@ -144,8 +144,8 @@ def handle(data: bytes) -> None:
     raise ValueError("refused")
 """
 
-SHOWING = {"peek", "recv", "show", "search", "dlq show"}
-"""Commands whose output is what was sent."""
+SHOWING = {"peek", "recv", "show", "search", "dlq show", "token list", "token inspect"}
+"""Commands whose output is what was sent, or who may send it."""
 
 COMMANDS = {
     "import": "import --deliver -",
@@ -203,6 +203,18 @@ COMMANDS = {
     "dlq redrive": "dlq redrive orders",
     "dlq purge": "dlq purge orders --yes",
     "topic policy": "topic policy orders",
+    "token rotate": "token rotate",
+    "token mint": f"token mint {PRINCIPAL} --operation send --out token",
+    "token attenuate": "token attenuate --token-file token --topic orders --out narrower",
+    "token inspect": "token inspect --token-file token",
+    "token list": "token list",
+    "token revoke": "token revoke 00000000000000000000000000000000",
+    "audit": "audit",
+    "audit verify": "audit verify",
+    "backup create": "backup create backup",
+    "backup verify": "backup verify backup",
+    "restore": "restore backup --into restored.db",
+    "doctor": "doctor",
 }
 
 

@@ -1,8 +1,10 @@
 """Access control over a mailbox in memory, under a clock that the test moves."""
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Sequence
 from contextlib import asynccontextmanager
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
+
+import pytest
 
 from postroom.adapters.compose.testing import ManualClock, MemoryMailbox, open_memory_mailbox
 from postroom.adapters.memory.event_log import MemoryEventLog
@@ -16,6 +18,7 @@ from postroom.application.access.settings import AccessSettings
 from postroom.application.ports.clock import Clock
 from postroom.application.ports.mailbox import Mailbox
 from postroom.domain.capability.rights import Caveat, Operation, Rights
+from postroom.domain.errors import Forbidden, Unauthenticated
 from postroom.domain.names import CAPABILITY_LOG
 from postroom.domain.search import EventFilter, SearchPage
 from tests.support.messages import MAILBOX
@@ -69,6 +72,9 @@ class Controlled(Generic[M, C]):
         return self.capabilities.issue(principal, rights, caveats, lifetime_ms=lifetime_ms)
 
 
+MemoryPlace = Controlled[MemoryMailbox, ManualClock]
+
+
 @asynccontextmanager
 async def controlled_mailbox(
     settings: AccessSettings | None = None,
@@ -76,3 +82,15 @@ async def controlled_mailbox(
     """Open a mailbox in memory with access control."""
     async with open_memory_mailbox(MAILBOX) as mailbox:
         yield Controlled(mailbox, mailbox.clock, settings)
+
+
+async def mailbox_of(place: MemoryPlace, *arguments: Any, **options: Any) -> Mailbox:
+    """Issue a capability, and return the mailbox as its bearer may use it; see `Controlled.issue`."""
+    return (await place.control.open_session(place.issue(*arguments, **options))).mailbox
+
+
+async def reason_of(call: Awaitable[object]) -> str:
+    """Return why access control refuses a call."""
+    with pytest.raises((Unauthenticated, Forbidden)) as error:
+        await call
+    return str(error.value.reason)  # type: ignore[attr-defined] # of both

@@ -209,6 +209,16 @@ def test_an_unknown_or_malformed_caveat_denies(caveat: object) -> None:
     assert error.value.reason == "caveat"
 
 
+def test_another_encoding_of_a_caveat_denies() -> None:
+    token = issued()
+    data = b"\x92\xacmax-messages\xcd\x00\x05"  # 5 in two bytes
+    assert msgspec.msgpack.decode(data) == ["max-messages", 5]
+    signed = Token(token.identifier, (*token.caveats, data), digest(token.tag, data, "sha256"))
+    with pytest.raises(Unauthenticated) as error:
+        verify(signed, SECRET)
+    assert error.value.reason == "caveat"
+
+
 def test_a_token_without_an_expiry_is_denied() -> None:
     with pytest.raises(Unauthenticated):
         verify(mint(identifier(), SECRET), SECRET)
