@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from datetime import datetime
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -13,6 +13,10 @@ Moment = int | datetime
 """A log position, or a time: the mailbox after that record, or after all records up to that log time."""
 
 
+DlqProfile = Literal["durable", "ephemeral"]
+"""Whether dead letters survive a restart, or are in memory and lost with the process (svc-mailbox I-16)."""
+
+
 class Backlog(msgspec.Struct, frozen=True):
     """Unsettled messages of one mailbox by topic and shard, at log position `position` (SDS-047 QRY-050).
 
@@ -20,6 +24,7 @@ class Backlog(msgspec.Struct, frozen=True):
         at: when the record at `position` was written.
         as_of: log time at which messages count as ready or delayed.
         paused_topics: topics whose messages are not delivered, sorted.
+        dlq_profile: whether dead letters survive a restart.
     """
 
     mailbox: str
@@ -31,6 +36,7 @@ class Backlog(msgspec.Struct, frozen=True):
     as_of: str
     shards: list[TopicCount]
     paused_topics: list[str] = []
+    dlq_profile: DlqProfile = "durable"
 
     @property
     def ready(self) -> int:

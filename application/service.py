@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from postroom.application.delivery_window import DeliveryWindows
 from postroom.application.ports.mailbox import Mailbox
+from postroom.application.query_results import DlqProfile
 from postroom.application.surface_metrics import SurfaceMetrics
 from postroom.application.write_health import WriteHealth
 from postroom.domain.capability.rights import Operation
@@ -50,6 +51,7 @@ class Service(NamedTuple):
         metrics: of all surfaces and of the mailbox.
         writes: whether sends are accepted.
         is_dev: every caller may do everything; each answer says so.
+        dlq_profile: whether dead letters survive a restart.
     """
 
     mailbox: Mailbox
@@ -60,6 +62,7 @@ class Service(NamedTuple):
     metrics: SurfaceMetrics
     writes: WriteHealth
     is_dev: bool = False
+    dlq_profile: DlqProfile = "durable"
 
 
 Surface = Callable[[Service], AbstractAsyncContextManager[str]]

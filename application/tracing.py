@@ -171,7 +171,8 @@ class NullTracer:
         return _caller.get()
 
 
-_tracer: Tracer = NullTracer()
+NO_TRACER: Final[Tracer] = NullTracer()
+_tracer: Tracer = NO_TRACER
 
 
 def tracer() -> Tracer:

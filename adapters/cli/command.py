@@ -129,7 +129,12 @@ def _set_signature(run: Any, function: Callable[..., Any], parameters: list[insp
     parameters = [context, *map(_escape_help, parameters)]
     run.__signature__ = inspect.Signature(parameters)
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-    run.__doc__ = escape(function.__doc__)
+    run.__doc__ = escape(_join_lines(function.__doc__ or ""))
+
+
+def _join_lines(docstring: str) -> str:
+    """Return a docstring with each paragraph on one line, which Typer wraps at the width of the terminal."""
+    return "\n\n".join(" ".join(each.split()) for each in inspect.cleandoc(docstring).split("\n\n"))
 
 
 def _escape_help(parameter: inspect.Parameter) -> inspect.Parameter:

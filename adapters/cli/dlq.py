@@ -36,7 +36,7 @@ def list_dead_letters(
             note_unknown_topic(session, topic, reader.list_topics())
     next_cursor = letters[-1].position if len(letters) == limit else None
     if session.out.as_json:
-        session.out.json({"dead_letters": letters, "next_cursor": next_cursor})
+        session.out.json({"dead_letters": letters, "next_cursor": next_cursor, "dlq_profile": "durable"})
         return
     from postroom.adapters.cli.tables import Id, Time
 

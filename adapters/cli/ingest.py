@@ -104,13 +104,16 @@ def _from_flags(session: Session, namespace: str | None, flags: dict[str, str | 
         description=None,
         mailbox=mailbox,
         store=session.store,
-        source=NatsSource(
-            url=nats.url,
-            subject=flags["subject"],
-            consumer_group=flags["durable"],
-            stream=flags["stream"],
-            credentials=nats.credentials,
-            dead_letter_subject=flags["dlq"],
+        source=msgspec.convert(
+            {
+                "url": nats.url,
+                "subject": flags["subject"],
+                "consumer_group": flags["durable"],
+                "stream": flags["stream"],
+                "dead_letter_subject": flags["dlq"],
+            }
+            | nats.access(),
+            NatsSource,
         ),
         envelope_validation=ValidationMode.STRICT,
         payload_schemas=(),

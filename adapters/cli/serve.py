@@ -7,10 +7,11 @@ from typing import Annotated
 from typer import Option
 
 from postroom.adapters.cli.access_settings import AccessSection
+from postroom.adapters.cli.amnesia import enter_amnesia, report_loss
 from postroom.adapters.cli.running import Reload, running, topic_policies
 from postroom.adapters.cli.session import Session
 from postroom.adapters.cli.settings import InvalidSettings, Settings
-from postroom.adapters.compose.access import Access, check_keys, open_access, open_key_ring
+from postroom.adapters.compose.access import Access, CheckedAccess, check_keys, open_access, open_key_ring
 from postroom.adapters.compose.audit import AuditSettings
 from postroom.adapters.compose.serve import (
     HttpSettings,
@@ -34,6 +35,7 @@ class ServeSettings(HttpSettings, frozen=True, kw_only=True):
     Arguments:
         http: `host:port`, or `unix:path`; empty for none.
         grpc: the same for gRPC; None for none.
+        amnesia: write nothing to a disk, and forget messages when they settle.
         tls_certificate, tls_key: files in PEM; hosts and ports are served with TLS then.
         tls_client_ca: file in PEM of the authorities of clients' certificates, which are then required.
         behind_proxy: a proxy in front speaks TLS.
@@ -42,6 +44,7 @@ class ServeSettings(HttpSettings, frozen=True, kw_only=True):
 
     http: str = DEFAULT_HTTP
     grpc: str | None = None
+    amnesia: bool = False
     tls_certificate: str | None = None
     tls_key: str | None = None
     tls_client_ca: str | None = None
@@ -73,17 +76,23 @@ def serve(
     dev: Annotated[
         bool, Option("--dev", help="Let every process of this machine do everything, without tokens.")
     ] = False,
+    amnesia: Annotated[
+        bool,
+        Option("--amnesia", help="Write nothing to a disk; what is in memory is lost at the end."),
+    ] = False,
 ) -> None:
     """Serve the mailbox over HTTP and gRPC, until interrupted.
 
     Addresses beyond loopback need TLS, by tls_certificate and tls_key of [serve], or a proxy in front. The
     contract is at /openapi.json. Limits and timeouts are settings of [serve].
     """
-    flags = {"http": http, "grpc": grpc, "max_connections": max_connections}
+    flags = {"http": http, "grpc": grpc, "max_connections": max_connections, "amnesia": amnesia or None}
     settings = session.settings.section("serve", ServeSettings, flags)
     for name in HttpSettings.__struct_fields__:
         if name.endswith(("_ms", "_bytes", "_connections")) and getattr(settings, name) < 1:
             raise InvalidSettings(f"[serve]: {name} must be at least 1; it was {getattr(settings, name)}.")
+    if settings.amnesia:
+        session = enter_amnesia(session, settings.http, settings.grpc)
     opening: AbstractAsyncContextManager[Access] = nullcontext(unrestricted) if dev else _open_access(session)
     with explain_missing_extra("serve"):
         import uvloop
@@ -94,7 +103,7 @@ def serve(
     if not surfaces:
         raise InvalidSettings("[serve] has neither an http nor a grpc address; set one.")
     reloads = [tls_certificates(protection.tls)] if protection.tls is not None else []
-    uvloop.run(_serve(session, surfaces, opening, reloads))
+    uvloop.run(_serve(session, surfaces, opening, reloads, amnesia=settings.amnesia))
 
 
 def _open_access(session: Session) -> AbstractAsyncContextManager[Access]:
@@ -106,6 +115,10 @@ def _open_access(session: Session) -> AbstractAsyncContextManager[Access]:
     return open_access(session.store, key_file=section.key_file, settings=section.control(), audit=audit)
 
 
+def _cache_ttl_ms(session: Session) -> int:
+    return session.settings.section("access", AccessSection).cap_cache_ttl_ms
+
+
 def tls_certificates(tls: ServerTls) -> Reload:
     """Return the reload of a server's certificate, which new connections get."""
 
@@ -115,15 +128,26 @@ def tls_certificates(tls: ServerTls) -> Reload:
     return Reload("TLS certificates", apply)
 
 
+def principal_quotas(access: CheckedAccess) -> Reload:
+    """Return the reload of the quotas of principals."""
+
+    async def apply(settings: Settings) -> None:
+        access.set_quotas(settings.section("access", AccessSection).control())
+
+    return Reload("quotas", apply, ("access.quotas",))
+
+
 async def _serve(
     session: Session,
     surfaces: list[Surface],
     opening: AbstractAsyncContextManager[Access],
     reloads: list[Reload],
+    *,
+    amnesia: bool,
 ) -> None:
     stop = asyncio.Event()
     async with (
-        session.use(create=True) as mailbox,
+        session.use(create=True, amnesia=amnesia) as mailbox,
         opening as access,
         serve_mailbox(
             session.store,
@@ -131,14 +155,21 @@ async def _serve(
             surfaces,
             access=access,
             default_policy=session.settings.policy,
+            search=mailbox.search_unsettled if amnesia else None,
             measure=mailbox.measure,
+            cap_cache_ttl_ms=None if access is unrestricted else _cache_ttl_ms(session),
         ) as addresses,
     ):
         if session.out.as_json:
             session.out.json({"mailbox": mailbox.name, "addresses": addresses})
         else:
-            session.out.line(f"Serving {mailbox.name} of {session.shown_store} at {', '.join(addresses)}.")
+            mode, where = " in amnesia mode" if amnesia else "", ", ".join(addresses)
+            session.out.line(f"Serving {mailbox.name} of {session.shown_store}{mode} at {where}.")
         session.out.flush()
+        if isinstance(access, CheckedAccess):
+            reloads = [*reloads, principal_quotas(access)]
         async with running(session, stop.set, [topic_policies(session, mailbox), *reloads]):
             await stop.wait()
         session.out.note("Stopping.")
+        if amnesia:
+            await report_loss(mailbox)

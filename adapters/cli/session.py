@@ -185,7 +185,12 @@ class Session:
 
     @asynccontextmanager
     async def use(
-        self, mailbox: str | None = None, *, create: bool = False, mode: "MailboxMode | None" = None
+        self,
+        mailbox: str | None = None,
+        *,
+        create: bool = False,
+        mode: "MailboxMode | None" = None,
+        amnesia: bool = False,
     ) -> AsyncIterator["SharedMailbox"]:
         """Use a mailbox until the context manager exits, with the topic policies of the settings applied.
 
@@ -193,6 +198,7 @@ class Session:
 
         Arguments:
             create: create the store and the mailbox, in `mode`, if they do not exist.
+            amnesia: forget settled messages; the store must be `memory:`.
 
         Raises: NotFound when they do not exist and `create` is false, or the store's folder does not exist.
         """
@@ -215,6 +221,7 @@ class Session:
             archive=self.archive(),
             accept_clock=self._accept_clock,
             outboxes=settings.section("relay", RelaySettings).databases,
+            amnesia=amnesia,
         )
         async with share_mailbox(
             self.store, name, timeout_ms=settings.timeout_ms, settings=owner_settings

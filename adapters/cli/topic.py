@@ -26,7 +26,8 @@ def list_topics(session: Session) -> None:
         topics = reader.list_topics()
     default = session.settings.policy
     if session.out.as_json:
-        session.out.json({"mailbox": session.mailbox, "default_policy": default, "topics": topics})
+        facts = {"mailbox": session.mailbox, "default_policy": default, "topics": topics}
+        session.out.json(facts | {"dlq_profile": "durable"})
         return
     from postroom.adapters.cli.tables import Time
 

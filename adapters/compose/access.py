@@ -83,6 +83,27 @@ def open_capabilities(store: str, keys: KeyRing | None = None) -> "Iterator[Capa
         log.close()
 
 
+class CheckedAccess:
+    """What returns the sessions of callers of a mailbox, by their capabilities."""
+
+    def __init__(self, authority: Authority, audit: AuditLog, settings: AccessSettings | None) -> None:
+        self._authority = authority
+        self._audit = audit
+        self._settings = settings
+        self._controls: list[AccessControl] = []
+
+    def __call__(self, mailbox: Mailbox, search: Search) -> OpenSession:
+        """Return what opens sessions on a mailbox."""
+        control = AccessControl(mailbox, search, self._authority, self._audit, SystemClock(), self._settings)
+        self._controls.append(control)
+        return control.open_session
+
+    def set_quotas(self, settings: AccessSettings) -> None:
+        """Apply other quotas of principals; see `AccessControl.set_quotas`."""
+        for each in self._controls:
+            each.set_quotas(settings)
+
+
 @asynccontextmanager
 async def open_access(
     store: str,
@@ -90,7 +111,7 @@ async def open_access(
     key_file: str | None = None,
     settings: AccessSettings | None = None,
     audit: AuditSettings | None = None,
-) -> AsyncIterator[Access]:
+) -> AsyncIterator[CheckedAccess]:
     """Check the tokens of callers of mailboxes of a store for as long as the context lasts.
 
     Arguments:
@@ -107,11 +128,7 @@ async def open_access(
         audit_log = await opened.enter_async_context(open_audit_log(open_store(store), audit))
         authority = await opened.enter_async_context(_open_authority(capabilities, keys, settings))
 
-        def access(mailbox: Mailbox, search: Search) -> OpenSession:
-            control = AccessControl(mailbox, search, authority, audit_log, SystemClock(), settings)
-            return control.open_session
-
-        yield access
+        yield CheckedAccess(authority, audit_log, settings)
 
 
 @asynccontextmanager

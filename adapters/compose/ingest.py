@@ -4,6 +4,8 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import NamedTuple
 
+import msgspec
+
 from postroom.adapters.config.namespaces import find_namespace, load_namespaces
 from postroom.adapters.local.mailbox import SharedMailbox
 from postroom.adapters.nats.settings import NatsSettings
@@ -188,5 +190,5 @@ async def _dead_letters(config: NatsSource | RedisSource, stack: AsyncExitStack)
 
 
 def nats_settings(config: NatsSource) -> NatsSettings:
-    """Return the address and credentials of a source."""
-    return NatsSettings(url=config.url, credentials=config.credentials)
+    """Return the address of a source, and the access to it."""
+    return msgspec.convert({"url": config.url} | config.access(), NatsSettings)

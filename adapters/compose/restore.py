@@ -132,7 +132,6 @@ def _replace_file(
         epochs = _fence_file(snapshot, manifest)
         sync(snapshot.path)
         replace_store(snapshot.path, path, ends)
-        sync(path.parent)
     return epochs, losses
 
 

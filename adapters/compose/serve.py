@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 
 from postroom.adapters.compose.queries import read_projections
+from postroom.adapters.compose.store import MEMORY
 from postroom.adapters.http_server.settings import HttpSettings
 from postroom.adapters.sockets.protection import Protection
 from postroom.adapters.sockets.tls import ServerTls, TlsFiles
@@ -38,7 +39,9 @@ async def serve_mailbox(
     *,
     access: Callable[[Mailbox, Search], OpenSession],
     default_policy: TopicPolicy | None = None,
+    search: Search | None = None,
     measure: Measure | None = None,
+    cap_cache_ttl_ms: int | None = None,
 ) -> AsyncIterator[list[str]]:
     """Serve a mailbox through surfaces for as long as the context lasts.
 
@@ -47,25 +50,28 @@ async def serve_mailbox(
     Arguments:
         store: the store of the mailbox, for searches.
         access: decides what the bearer of a token may use; `unrestricted` lets every caller do everything.
+        search: searches messages; None searches the read models of the store.
         measure: returns the metrics of the mailbox; None for none.
+        cap_cache_ttl_ms: how long `access` does not verify a token again, for the metrics.
 
     Yields: the addresses of the surfaces.
     Raises: InvalidRequest for an address that is not served, Unavailable when one can't be bound.
     """
 
-    async def search(filter_: EventFilter) -> SearchPage:
+    async def search_read_models(filter_: EventFilter) -> SearchPage:
         return await asyncio.to_thread(_search, store, filter_)
 
     policy = default_policy or TopicPolicy()
     service = Service(
         mailbox,
-        access(mailbox, search),
+        access(mailbox, search or search_read_models),
         policy,
         asyncio.Event(),
         DeliveryWindows(),
-        SurfaceMetrics(measure),
+        SurfaceMetrics(measure, cap_cache_ttl_ms),
         WriteHealth(),
         is_dev=access is unrestricted,
+        dlq_profile="ephemeral" if store == MEMORY else "durable",
     )
     opened = [surface(service) for surface in surfaces]
     async with AsyncExitStack() as closing:

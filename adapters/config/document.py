@@ -77,6 +77,14 @@ class NatsConfig(msgspec.Struct, frozen=True, kw_only=True):
     durable: bool = True
     stream: str | None = None
     credentials: Path | None = None
+    nkey: Path | None = None
+    user: str | None = None
+    password_file: Path | None = None
+    token_file: Path | None = None
+    ca: Path | None = None
+    certificate: Path | None = None
+    key: Path | None = None
+    tls_first: bool = False
     ack_wait_seconds: Positive = ACK_WAIT_SECONDS
     max_ack_pending: Positive = MAX_ACK_PENDING
     dead_letter_subject: str | None = None

@@ -3,6 +3,9 @@
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
+
+import msgspec
 
 from postroom.adapters.config.document import (
     NamespaceEntry,
@@ -125,16 +128,14 @@ class _Resolver:
                 field=config.field,
                 ack_wait_seconds=config.ack_wait_seconds,
             )
-        return NatsSource(
-            url=config.url,
-            subject=config.subject,
-            consumer_group=config.consumer_group,
-            stream=config.stream,
-            credentials=None if config.credentials is None else str(config.credentials),
-            ack_wait_seconds=config.ack_wait_seconds,
-            max_ack_pending=config.max_ack_pending,
-            dead_letter_subject=config.dead_letter_subject,
-        )
+        values: dict[str, Any] = {name: getattr(config, name) for name in NatsSource.__struct_fields__}
+        try:
+            return msgspec.convert(
+                {name: str(value) if isinstance(value, Path) else value for name, value in values.items()},
+                NatsSource,
+            )
+        except InvalidRequest as error:
+            raise self._refusal(place, f"is inconsistent: {str(error).rstrip('.')}") from error
 
     def _mailbox(self) -> str:
         name = self._entry.name

@@ -33,7 +33,7 @@ from postroom.application.service import OpenSession, Session
 from postroom.application.surface_metrics import SurfaceMetrics
 from postroom.application.telemetry import logger
 from postroom.application.trace_context import TraceContext, read_context
-from postroom.application.tracing import Span, tracer
+from postroom.application.tracing import NO_TRACER, Span, tracer
 from postroom.domain.errors import (
     FrameTooLarge,
     InternalError,
@@ -47,6 +47,8 @@ CHUNK_BYTES: Final = 64 << 10
 DISCARD_FRAMES: Final = 4
 """Frames of a body that is too large which are read and discarded, so that its sender sees the answer."""
 MAX_HOST_CHARS: Final = 256
+UNTRACED: Final = frozenset((b"/healthz", b"/readyz", b"/metrics"))
+"""Paths that monitoring asks for every few seconds, which have no spans."""
 
 
 class ClientGone(Exception):
@@ -90,11 +92,12 @@ class App:
         """Serve one request."""
         headers = dict(scope["headers"])
         caller = headers.get(b"x-corr-id", b"").decode("latin-1")
+        recorder = NO_TRACER if scope["raw_path"] in UNTRACED else tracer()
         parent = _trace_context(headers) if b"traceparent" in headers else None
         with (
             self._budget.hold() as hold,
             correlate(caller) as corr_id,
-            tracer().serve(scope["method"], "http", parent) as span,
+            recorder.serve(scope["method"], "http", parent) as span,
         ):
             await self._serve(scope, headers, corr_id, receive, send, hold, span)
 

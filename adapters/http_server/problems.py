@@ -4,7 +4,15 @@ from http import HTTPStatus
 
 import msgspec
 
-from postroom.domain.errors import InvalidRequest, PostroomError, Rejected, Saturated, Unavailable
+from postroom.domain.errors import (
+    Forbidden,
+    InvalidRequest,
+    PostroomError,
+    Rejected,
+    Saturated,
+    Unauthenticated,
+    Unavailable,
+)
 
 TYPE = b"application/problem+json"
 
@@ -18,6 +26,7 @@ class Problem(msgspec.Struct, frozen=True, omit_defaults=True):
         message: what was wrong, where, and what to do.
         retry_after_ms: when to retry; absent if repeating the request can't help.
         msg_id: of the original, where a send was refused as a duplicate.
+        reason: what is wrong with the capability, for programs, such as `expired`, `revoked` or `topic`.
     """
 
     title: str
@@ -28,6 +37,7 @@ class Problem(msgspec.Struct, frozen=True, omit_defaults=True):
     type: str = "about:blank"
     retry_after_ms: int | None = None
     msg_id: str | None = None
+    reason: str | None = None
 
 
 class ProblemBrief(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -37,6 +47,7 @@ class ProblemBrief(msgspec.Struct, frozen=True, omit_defaults=True):
     code: str
     message: str
     retry_after_ms: int | None = None
+    reason: str | None = None
 
 
 class MethodNotAllowed(InvalidRequest):
@@ -92,17 +103,22 @@ def problem(error: PostroomError, corr_id: str) -> Problem:
         corr_id,
         retry_after_ms=retry_after_ms(error),
         msg_id=error.msg_id if isinstance(error, DuplicateMessage) else None,
+        reason=_reason(error),
     )
 
 
 def brief(error: PostroomError) -> ProblemBrief:
     """Return the document of an error of one item."""
-    return ProblemBrief(error.status, error.code, str(error), retry_after_ms(error))
+    return ProblemBrief(error.status, error.code, str(error), retry_after_ms(error), _reason(error))
 
 
 def retry_after_ms(error: PostroomError) -> int | None:
     """Return when to retry; None if that can't help."""
     return error.retry_after_ms if isinstance(error, Saturated | Unavailable) else None
+
+
+def _reason(error: PostroomError) -> str | None:
+    return (error.reason or None) if isinstance(error, Unauthenticated | Forbidden) else None
 
 
 def retry_after(milliseconds: int) -> bytes:

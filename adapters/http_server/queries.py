@@ -19,6 +19,9 @@ MS = 1_000
 class QueryHandlers:
     """Handlers of searches, of the read models and of messages' details."""
 
+    def __init__(self, service: Service) -> None:
+        self._dlq_profile = service.dlq_profile
+
     async def search(self, call: Call) -> Reply:
         """Return a page of the messages of this mailbox that match (RFC-037 `QueryEvents`)."""
         query: query_schemas.MessagesQuery = call.query
@@ -68,11 +71,11 @@ class QueryHandlers:
             query.topic, reason=query.reason, limit=query.limit, cursor=query.cursor, at=query.at
         )
         cursor = letters[-1].position if len(letters) == query.limit else None
-        return json_reply(query_schemas.DeadLetters(letters, cursor))
+        return json_reply(query_schemas.DeadLetters(letters, cursor, self._dlq_profile))
 
     async def topics(self, call: Call) -> Reply:
         """List the topics."""
-        return json_reply(query_schemas.Topics(await call.mailbox.list_topics()))
+        return json_reply(query_schemas.Topics(await call.mailbox.list_topics(), self._dlq_profile))
 
     async def peek(self, call: Call) -> Reply:
         """Return the next ready messages without receiving them."""
@@ -160,7 +163,7 @@ class StateHandlers:
 
     async def info(self, call: Call) -> Reply:
         """Return the name of the mailbox."""
-        return json_reply(query_schemas.Info(self._service.mailbox.name))
+        return json_reply(query_schemas.Info(self._service.mailbox.name, self._service.dlq_profile))
 
 
 def _item(message: FoundMessage) -> query_schemas.Item:

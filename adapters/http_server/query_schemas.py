@@ -7,7 +7,7 @@ import msgspec
 from msgspec import Meta
 
 from postroom.adapters.http_server.schemas import MAX_BATCH, Limit, Name, Position, Text
-from postroom.application.query_results import DeadLetter, PeekedMessage
+from postroom.application.query_results import DeadLetter, DlqProfile, PeekedMessage
 from postroom.domain.mailbox.counts import TopicSummary
 from postroom.domain.policy import TopicPolicy
 
@@ -163,6 +163,7 @@ class DeadLetters(msgspec.Struct, frozen=True):
 
     items: list[DeadLetter]
     next_cursor: int | None
+    dlq_profile: DlqProfile
 
 
 class PeekedMessages(msgspec.Struct, frozen=True):
@@ -175,6 +176,7 @@ class Topics(msgspec.Struct, frozen=True):
     """Topics that hold messages or idempotency keys, have a policy, or are paused."""
 
     topics: list[TopicSummary]
+    dlq_profile: DlqProfile
 
 
 class Policy(msgspec.Struct, frozen=True):
@@ -197,6 +199,7 @@ class Ready(msgspec.Struct, frozen=True):
 
 
 class Info(msgspec.Struct, frozen=True):
-    """The mailbox that is served."""
+    """The mailbox that is served, and whether its dead letters survive a restart."""
 
     mailbox: str
+    dlq_profile: DlqProfile

@@ -119,7 +119,7 @@ def make_app(service: Service, limits: HttpSettings, *, any_host: bool = False) 
     messages = MessageHandlers(service, limits)
     routes = [
         route._replace(is_public=True) if route.path == "/metrics" and limits.open_metrics else route
-        for route in make_routes(messages, QueryHandlers(), OperatorHandlers(), state)
+        for route in make_routes(messages, QueryHandlers(service), OperatorHandlers(), state)
     ]
     state.contract = msgspec.json.encode(make_document(routes))
     return App(Router(routes), service.open_session, service.metrics, limits, any_host=any_host)

@@ -17,6 +17,7 @@ from postroom.application.query_results import (
 from postroom.domain.errors import Unavailable, WrongMode
 from postroom.domain.mailbox.counts import TopicSummary
 from postroom.domain.policy import TopicPolicy
+from postroom.domain.search import EventFilter, SearchPage
 
 
 class SharedMailbox(CommandHandlers):
@@ -75,6 +76,11 @@ class SharedMailbox(CommandHandlers):
         """Return ready messages without receiving them; see `Mailbox.peek_messages`."""
         messages: list[PeekedMessage] = await self._owner.query("peek_messages", topic, limit=limit)
         return messages
+
+    async def search_unsettled(self, filter_: EventFilter) -> SearchPage:
+        """Return the unsettled messages that match; only in the process that owns the mailbox."""
+        page: SearchPage = await self._owner.query("search_unsettled", filter_)
+        return page
 
     async def measure(self) -> list[Metric]:
         """Return the metrics of the mailbox, as its owner measures them."""

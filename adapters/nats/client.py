@@ -2,6 +2,8 @@
 
 import asyncio
 from contextlib import suppress
+from ssl import SSLError
+from typing import Any
 
 from nats.aio.client import Client, Srv
 from nats.aio.msg import Msg
@@ -23,8 +25,14 @@ class SupervisedClient(Client):
     Each override fixes one case in which nats-py 2.16 stops receiving, or never finishes closing (ADR 0031).
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, needs_tls: bool = False) -> None:
+        """Create a client that is not connected yet.
+
+        Arguments:
+            needs_tls: refuse a server without TLS, which nats-py would use unencrypted.
+        """
         super().__init__()
+        self._needs_tls = needs_tls
         self._is_closing = False
         self._silent_since: float | None = None
 
@@ -123,6 +131,13 @@ class SupervisedClient(Client):
         await self._end_tasks()
         self._ps.reset()
         await super()._process_connect_init()
+
+    async def _process_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:
+        """Refuse a server without TLS before anything is sent to it, if TLS is needed."""
+        has_tls = info.get("tls_required") or self.options["tls_handshake_first"]
+        if initial_connection and self._needs_tls and not has_tls:
+            raise SSLError("the server offers no TLS")
+        await super()._process_info(info, initial_connection)
 
     async def _end_tasks(self) -> None:
         tasks = (self._reading_task, self._ping_interval_task, self._flusher_task)

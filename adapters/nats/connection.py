@@ -9,6 +9,7 @@ from typing import Any
 from nats.aio.client import Client
 from nats.errors import Error
 
+from postroom.adapters.nats.access import access_options, explain
 from postroom.adapters.nats.client import SupervisedClient
 from postroom.adapters.nats.settings import NatsSettings
 from postroom.application.background import cancel_and_wait
@@ -29,18 +30,24 @@ async def connect(settings: NatsSettings, name: str) -> AsyncIterator[Client]:
     Arguments:
         name: the client's name, as the server reports it.
 
-    Raises: Unavailable when no server answers.
+    Raises: Unavailable when no server answers, or the only one refuses the connection; InvalidRequest when a
+        file of the settings can't be used, MissingExtra without the package that signs with nkeys.
     """
-    client = SupervisedClient()
+    options = access_options(settings)
+    client = SupervisedClient(needs_tls=settings.needs_tls)
+    refusal: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     errors = _ErrorLog(name, settings.shown_url)
     last_error: Exception | None = None
     connected = False
 
     async def on_error(error: Exception) -> None:
         nonlocal last_error
-        last_error = error
+        if not refusal.done():  # else it is the reason
+            last_error = error
         if connected:
             errors.add(error)
+        elif "," not in settings.url and explain(error) is not None and not refusal.done():
+            refusal.set_result(None)  # no other server may accept what this one refuses
 
     async def on_disconnect() -> None:
         if not client.is_closed:
@@ -55,7 +62,6 @@ async def connect(settings: NatsSettings, name: str) -> AsyncIterator[Client]:
             client.connect(
                 settings.url.split(","),
                 name=name,
-                user_credentials=settings.credentials,
                 allow_reconnect=True,
                 max_reconnect_attempts=-1,
                 reconnect_time_wait=0.2,  # type: ignore[arg-type]  # it accepts fractions
@@ -64,7 +70,9 @@ async def connect(settings: NatsSettings, name: str) -> AsyncIterator[Client]:
                 error_cb=on_error,
                 disconnected_cb=on_disconnect,
                 reconnected_cb=on_reconnect,
+                **options,
             ),
+            refusal,
         )
         connected = True
         yield client
@@ -72,9 +80,11 @@ async def connect(settings: NatsSettings, name: str) -> AsyncIterator[Client]:
         if connected:
             raise
         reason = last_error or error
+        advice = explain(reason)
+        problem = "can't be reached" if advice is None else "refuses the connection"
         raise Unavailable(
-            f"NATS at {settings.shown_url} can't be reached: {str(reason) or type(reason).__name__}. "
-            "Check [nats] url and that the server runs."
+            f"NATS at {settings.shown_url} {problem}: {str(reason).rstrip('.') or type(reason).__name__}. "
+            f"{advice or 'Check [nats] url and that the server runs.'}"
         ) from error
     finally:
         await client.close()
@@ -112,11 +122,11 @@ class _ErrorLog:
         self._next_log = 0.0
 
 
-async def _within(seconds: float, work: Coroutine[Any, Any, None]) -> None:
-    """Await work until a timeout, then cancel it repeatedly, because nats-py may drop a cancellation."""
+async def _within(seconds: float, work: Coroutine[Any, Any, None], end: asyncio.Future[None]) -> None:
+    """Await work until `end` or a timeout, then cancel it repeatedly: nats-py may drop a cancellation."""
     task = asyncio.create_task(work)
     try:
-        await asyncio.wait([task], timeout=seconds)
+        await asyncio.wait([task, end], timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
         if not task.done():
             raise TimeoutError
         task.result()

@@ -14,6 +14,8 @@ from postroom.domain.errors import InvalidRequest, Unavailable
 SIDE_FILES = ("-wal", "-shm", "-journal")
 """Suffixes of the files that SQLite reads together with a database."""
 WAIT_MS = 2_000
+_NO_DATABASE = b"replaced by postroom restore".ljust(100)
+"""Header that SQLite refuses."""
 _SQL = statements("postroom.adapters.sqlite", "backup.sql")
 
 Ends = Mapping[int, int | None]
@@ -49,7 +51,7 @@ def finish(file: Path) -> None:
 
 
 def replace_store(file: Path, store: Path, ends: Ends | None) -> None:
-    """Rename a complete, synced file to `store`, and remove the read models of the store it replaces.
+    """Rename a complete, synced file to `store` durably, and remove the read models of the store it replaces.
 
     The file is replaced, not overwritten: an owner that still has the old one open notices, and acknowledges
     nothing more (`StoreReplaced`).
@@ -64,10 +66,14 @@ def replace_store(file: Path, store: Path, ends: Ends | None) -> None:
             raise Unavailable(f"The store {store} was created meanwhile; restore again.")
         _take_place(file, store)
         return
-    with _exclusive(store) as connection:
+    # Closed last: closing a descriptor of a file releases all locks that this process has on it.
+    with store.open("r+b", buffering=0) as old, _exclusive(store) as connection:
         if _ends(connection) != ends:
             raise Unavailable(f"A process appended to the store {store} meanwhile; restore again.")
         _take_place(file, store)
+        # A process that opened the old file and waits for its lock must fail, not write where nobody reads.
+        if os.fstat(old.fileno()).st_nlink == 0:  # unless an operator keeps it under another name
+            old.write(_NO_DATABASE)
 
 
 def _take_place(file: Path, store: Path) -> None:
@@ -75,6 +81,11 @@ def _take_place(file: Path, store: Path) -> None:
     for path in (views, *(Path(f"{views}{suffix}") for suffix in SIDE_FILES)):
         path.unlink(missing_ok=True)  # read models of other records
     os.rename(file, store)
+    folder = os.open(store.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
 
 
 @contextmanager

@@ -93,6 +93,14 @@ class AccessControl:
             guard.check_validity()
         return verified.session
 
+    def set_quotas(self, settings: AccessSettings) -> None:
+        """Apply the quotas of principals of other settings, from the next session of each token on.
+
+        Raises: InvalidRequest for settings out of bounds; nothing is changed.
+        """
+        self._quotas.reconfigure(settings.validate())
+        self._sessions.clear()
+
     async def refresh(self) -> None:
         """Read keys and revocations now; see `Authority.refresh`."""
         await self._authority.refresh()

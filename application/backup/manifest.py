@@ -78,9 +78,10 @@ def decode_manifest(text: bytes, where: str) -> Manifest:
                 f"{FORMAT}; install the version that wrote it, or a later one."
             )
         manifest = msgspec.json.decode(text, type=Manifest)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        is_intact = encode_manifest(manifest) == text  # its checksum and every other byte
+    except (msgspec.MsgspecError, ValueError, OverflowError, RecursionError) as error:
         raise _altered(where) from error
-    if encode_manifest(manifest) != text:  # its checksum and every other byte
+    if not is_intact:
         raise _altered(where)
     return manifest
 

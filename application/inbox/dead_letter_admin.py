@@ -11,14 +11,18 @@ from uuid import UUID
 
 import msgspec
 
+from postroom.application.correlation import correlate
 from postroom.application.inbox.dead_letters import DeadLetterRecord, body_hash, read_dead_letter
 from postroom.application.inbox.delivery import call_handler
 from postroom.application.inbox.worker import lane_key, stream_position
+from postroom.application.outbox.message import CORRELATION_ID
 from postroom.application.ports.clock import Clock
 from postroom.application.ports.dead_letter_queue import DeadLetterQueue
 from postroom.application.ports.event_handler import EventHandler
 from postroom.application.ports.inbox_repository import InboxRepository
 from postroom.application.ports.source import SourceMessage
+from postroom.application.trace_context import context_of
+from postroom.application.tracing import REDRIVE, tracer
 from postroom.domain.errors import DuplicateInboxMessage, InvalidRequest, NotFound
 from postroom.domain.subject import check_token
 
@@ -122,8 +126,14 @@ class DeadLetterAdmin:
                 await self._queue.remove(letter.message)
 
     async def _redrive(self, letter: InboxDeadLetter) -> RedriveResult:
+        message, id_ = letter.record.message, letter.record.message_id
+        caller = context_of(message.headers)
         try:
-            error = await self._deliver(letter.record)
+            with (
+                correlate(message.headers.get(CORRELATION_ID) or id_),
+                tracer().span(REDRIVE, (message.subject,), message_id=id_, parent=caller),
+            ):
+                error = await self._deliver(letter.record)
         except DuplicateInboxMessage:
             await self._queue.remove(letter.message)
             return RedriveResult(letter, "duplicate")

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import msgspec
 
+from postroom.application.ingest.nats_access import NatsAccess, without_secrets
 from postroom.domain.envelope.validation import ValidationMode
 from postroom.domain.policy import MailboxLimits
 
@@ -39,13 +40,12 @@ class PayloadSchema(msgspec.Struct, frozen=True, kw_only=True):
     allows_unknown_fields: bool
 
 
-class NatsSource(msgspec.Struct, frozen=True, kw_only=True):
+class NatsSource(NatsAccess, frozen=True, kw_only=True):
     """A JetStream subject, consumed by the durable consumer `consumer_group`.
 
     Arguments:
         subject: may have the wildcards `*` and `>`.
         stream: None selects the stream that stores the subject.
-        credentials: path of a credentials file; None connects without credentials.
         ack_wait_seconds: how long a delivery may stay unacknowledged before the message is redelivered.
         max_ack_pending: deliveries that may be unacknowledged at once.
         dead_letter_subject: subject for messages that can't be stored; None skips malformed ones
@@ -56,10 +56,12 @@ class NatsSource(msgspec.Struct, frozen=True, kw_only=True):
     subject: str
     consumer_group: str
     stream: str | None = None
-    credentials: str | None = None
     ack_wait_seconds: int = ACK_WAIT_SECONDS
     max_ack_pending: int = MAX_ACK_PENDING
     dead_letter_subject: str | None = None
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({without_secrets(self.url)!r}, {self.subject!r})"
 
 
 class RedisSource(msgspec.Struct, frozen=True, kw_only=True):

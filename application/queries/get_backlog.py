@@ -6,7 +6,7 @@ The state is folded from a snapshot and the log after it; the owner of a mailbox
 from postroom.application.mailbox.fold import refuse_altered_records
 from postroom.application.messages import rfc3339
 from postroom.application.queries.time_travel import StateAt
-from postroom.application.query_results import Backlog, Moment
+from postroom.application.query_results import Backlog, DlqProfile, Moment
 from postroom.domain.arguments import check_optional_text
 from postroom.domain.mailbox.counts import count
 
@@ -14,8 +14,9 @@ from postroom.domain.mailbox.counts import count
 class GetBacklog:
     """A query for the numbers of ready, delayed, in-flight and dead messages by topic and shard."""
 
-    def __init__(self, state_at: StateAt) -> None:
+    def __init__(self, state_at: StateAt, dlq_profile: DlqProfile = "durable") -> None:
         self._state_at = state_at
+        self._dlq_profile = dlq_profile
 
     @refuse_altered_records
     def __call__(self, topic: str | None = None, *, at: Moment | None = None) -> Backlog:
@@ -33,4 +34,5 @@ class GetBacklog:
             rfc3339(as_of) or "",
             shards,
             [name for name in sorted(mailbox.paused_topics) if topic in (None, name)],
+            self._dlq_profile,
         )

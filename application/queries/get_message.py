@@ -56,7 +56,7 @@ class GetMessage:
             message.reason,
             message.last_error,
             is_intact(records[0]),
-            _item(sent),
+            message_item(sent),
             [_entry(record, event) for record, event in zip(records, events, strict=True)],  # type: ignore[arg-type]
         )
 
@@ -68,7 +68,8 @@ def status_name(message: Message, now: int) -> str:
     return Status(message.status).name.lower()
 
 
-def _item(sent: MessageSent) -> MailboxItem:
+def message_item(sent: MessageSent) -> MailboxItem:
+    """Return the headers and the envelope of a message."""
     headers = msgspec.structs.asdict(sent.headers)
     headers["custom_headers"] = headers["custom_headers"] or {}
     headers["message_id"] = message_id(sent.stream, sent.headers.message_id)

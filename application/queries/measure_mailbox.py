@@ -7,6 +7,7 @@ import msgspec
 
 from postroom.application.mailbox.metrics import MailboxMetrics
 from postroom.application.metrics import OTHERS, Metric, counter, gauge
+from postroom.application.query_results import DlqProfile
 from postroom.domain.mailbox.state import Mailbox, Topic
 from postroom.domain.policy import MIN_VISIBILITY_MS, SECOND_MS, TopicPolicy
 
@@ -30,10 +31,16 @@ class _ShardState(msgspec.Struct):
 class MeasureMailbox:
     """A query for the metrics of a mailbox; its cost grows with topics and shards, not with messages."""
 
-    def __init__(self, present: Callable[[], Mailbox], metrics: MailboxMetrics) -> None:
+    def __init__(
+        self,
+        present: Callable[[], Mailbox],
+        metrics: MailboxMetrics,
+        dlq_profile: DlqProfile = "durable",
+    ) -> None:
         """Initialise with a function that returns the present state, and the measurements."""
         self._present = present
         self._metrics = metrics
+        self._dlq_profile = dlq_profile
 
     def __call__(self) -> list[Metric]:
         """Return the metrics.
@@ -44,6 +51,12 @@ class MeasureMailbox:
         return [
             gauge("postroom_mailbox_epoch", "Epoch of the owner of the mailbox.", mailbox.epoch),
             counter("postroom_log_records", "Records ever appended to the log.", mailbox.position),
+            Metric(
+                "postroom_dlq_profile",
+                "gauge",
+                "1 for the profile of the dead letters: durable, or ephemeral in memory.",
+                [({"dlq_profile": self._dlq_profile}, 1.0)],
+            ),
             *_shards(mailbox),
             *_topics(mailbox),
             *_policies(mailbox),

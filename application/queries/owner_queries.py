@@ -14,10 +14,12 @@ from postroom.application.queries.list_dead_letters import ListDeadLetters
 from postroom.application.queries.list_topics import ListTopics
 from postroom.application.queries.measure_mailbox import MeasureMailbox
 from postroom.application.queries.peek_messages import PeekMessages
+from postroom.application.queries.search_unsettled import SearchUnsettled
 from postroom.application.queries.time_travel import StateAt
 from postroom.application.query_results import (
     Backlog,
     DeadLetter,
+    DlqProfile,
     Explanation,
     MessageDetail,
     Moment,
@@ -26,6 +28,7 @@ from postroom.application.query_results import (
 from postroom.domain.mailbox.counts import TopicSummary
 from postroom.domain.mailbox.events import MailboxMode
 from postroom.domain.policy import TopicPolicy
+from postroom.domain.search import EventFilter, SearchPage
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -41,15 +44,17 @@ class OwnerQueries:
     def __init__(self, engine: MailboxEngine) -> None:
         self._engine = engine
         log = engine.log
+        dlq_profile: DlqProfile = "ephemeral" if log.durability == "nothing" else "durable"
         state_at = StateAt(log, engine.now, lambda: engine.mailbox)
         self._get_message = GetMessage(log, engine.now)
         self._explain_message = ExplainMessage(log, engine.now)
-        self._get_backlog = GetBacklog(state_at)
+        self._get_backlog = GetBacklog(state_at, dlq_profile)
         self._get_topic_policy = GetTopicPolicy(lambda: engine.mailbox)
         self._list_dead_letters = ListDeadLetters(state_at, log)
         self._list_topics = ListTopics(state_at)
         self._peek_messages = PeekMessages(state_at, log, is_swept=True)
-        self._measure = MeasureMailbox(lambda: engine.mailbox, engine.metrics)
+        self._search_unsettled = SearchUnsettled(log)
+        self._measure = MeasureMailbox(lambda: engine.mailbox, engine.metrics, dlq_profile)
 
     async def get_mode(self) -> MailboxMode:
         """Return the mode of the mailbox: `queue` or `archive`."""
@@ -98,6 +103,11 @@ class OwnerQueries:
     async def peek_messages(self, topic: str, *, limit: int = 10) -> list[PeekedMessage]:
         """Return ready messages without receiving them; see `Mailbox.peek_messages`."""
         return self._peek_messages(topic, limit=limit)
+
+    async def search_unsettled(self, filter_: EventFilter) -> SearchPage:
+        """Return a page of the unsettled messages that match, without read models."""
+        messages = list(self._engine.mailbox.messages.values())
+        return await asyncio.to_thread(self._search_unsettled, filter_, messages)
 
 
 async def _at(at: Moment | None, query: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:

@@ -15,6 +15,7 @@ TARGETS = (
     "http_requests",
     "json_lines",
     "local_frames",
+    "manifests",
     "records",
     "tokens",
 )

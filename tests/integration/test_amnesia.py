@@ -12,7 +12,9 @@ from postroom.application.mailbox.memory_bound import MemoryBound
 from postroom.application.messages import Sent
 from postroom.domain.errors import InvalidRequest, NotFound, Saturated
 from postroom.domain.mailbox.snapshot import take_snapshot
+from postroom.domain.message import Status
 from postroom.domain.policy import MailboxLimits, TopicPolicy
+from postroom.domain.search import EventFilter, Order
 from tests.support.stores import MAILBOX, Place, envelope, message
 
 PAYLOAD = bytes(10_000)
@@ -181,3 +183,39 @@ async def test_amnesia_is_refused_where_a_disk_would_be_used(
     with pytest.raises(InvalidRequest, match=reason):
         async with open_mailbox(store, **({"amnesia": True} | settings)):  # type: ignore[arg-type]
             pass
+
+
+async def search(postroom: Postroom, **criteria: object) -> list[str]:
+    """Return the topics of the messages that a search finds, in pages of two."""
+    topics: list[str] = []
+    cursor = None
+    while True:
+        filter_ = EventFilter(**criteria, limit=2, cursor=cursor)  # type: ignore[arg-type]
+        page = await postroom.search_unsettled(filter_)
+        topics += [each.topic for each in page.items]
+        cursor = page.next_cursor
+        if cursor is None:
+            return topics
+
+
+async def test_a_search_in_memory_finds_the_unsettled_messages_that_match() -> None:
+    async with small_mailbox() as mailbox:
+        for topic, region in (
+            ("a.one", "north"),
+            ("b.two", "south"),
+            ("a.three", "south"),
+            ("done", "south"),
+        ):
+            await mailbox.send_message(message(topic=topic, attrs={"region": region}))
+        await mailbox.receive_messages("b.two")
+        (received,) = await mailbox.receive_messages("done")
+        await received.ack()
+        oldest = Order.OLDEST_FIRST
+        assert await search(mailbox, order=oldest) == ["a.one", "b.two", "a.three"]
+        assert await search(mailbox) == ["a.three", "b.two", "a.one"]
+        assert await search(mailbox, topics=("a.*",), order=oldest) == ["a.one", "a.three"]
+        assert await search(mailbox, headers={"region": "south"}, order=oldest) == ["b.two", "a.three"]
+        assert await search(mailbox, statuses=(Status.IN_FLIGHT,)) == ["b.two"]
+        assert await search(mailbox, match="nor*") == ["a.one"]
+        assert await search(mailbox, offset=2) == ["a.one"]
+        assert await search(mailbox, mailbox="another@one") == []

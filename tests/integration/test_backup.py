@@ -340,6 +340,28 @@ async def test_a_store_in_use_is_not_replaced(store: str, paused_owner: "subproc
     check_head(store, manifest)
 
 
+async def test_a_process_that_opened_the_old_file_while_it_was_replaced_does_not_write_to_it(
+    store: str,
+) -> None:
+    await send(store, b"one")
+    back_up(store, Path("backup"))
+    late = os.open(store, os.O_RDONLY)
+    try:
+        await restore(Path("backup"), store, replace=True)
+        assert not os.pread(late, 16, 0).startswith(b"SQLite format 3")
+    finally:
+        os.close(late)
+
+
+async def test_a_link_to_a_replaced_store_keeps_its_content(store: str) -> None:
+    await send(store, b"one")
+    manifest = back_up(store, Path("backup"))
+    os.link(store, "kept.db")
+    await restore(Path("backup"), store, replace=True)
+
+    check_head("kept.db", manifest)
+
+
 async def test_the_write_ahead_log_of_a_removed_store_is_not_applied_to_the_next(store: str) -> None:
     await send(store, b"one")
     back_up(store, Path("backup"))

@@ -18,6 +18,7 @@ from postroom import (
     NewEvent,
     NewMessage,
     OutboxSettings,
+    PoisonMessage,
     PostroomError,
     TopicPolicy,
     Worker,
@@ -29,7 +30,6 @@ from postroom import (
 )
 from postroom.adapters.cli.logs import make_formatter
 from postroom.application.ports.event_handler import HandlerRequest
-from postroom.domain.inbox import HandlerResult
 from tests.integration.inbox_world import opened_world
 from tests.integration.ingest_world import ingest, namespace, publish, stream_of
 from tests.support.stores import envelope
@@ -153,8 +153,8 @@ async def test_relay_inbox_and_ingester_do_not_log_what_they_pass_on(
             for n in range(2)
         ]
 
-    async def confirm(request: HandlerRequest) -> HandlerResult:
-        return HandlerResult("poison", f"refused: {request.payload}")
+    async def confirm(request: HandlerRequest) -> None:
+        raise PoisonMessage(f"refused: {request.payload}")
 
     with logged() as stream:
         async with opened_world(nats_url, messaging_database) as world, open_mailbox("memory:") as mailbox:

@@ -16,13 +16,15 @@ from postroom import NewMessage, TopicPolicy, open_mailbox
 from postroom.adapters.cli.config import all_settings
 from postroom.adapters.cli.output import Output
 from postroom.adapters.cli.running import Reload, running, topic_policies
-from postroom.adapters.cli.serve import tls_certificates
+from postroom.adapters.cli.serve import principal_quotas, tls_certificates
 from postroom.adapters.cli.session import Session
 from postroom.adapters.cli.settings import Settings, load_settings
 from postroom.adapters.compose import Postroom
+from postroom.adapters.compose.access import open_access, open_capabilities, open_key_ring
 from postroom.adapters.compose.serve import ServerTls, TlsFiles
 from postroom.adapters.system.service_manager import ServiceManager
-from postroom.domain.errors import InvalidRequest
+from postroom.domain.errors import InvalidRequest, Saturated
+from postroom.domain.search import EventFilter, SearchPage
 from tests.support.logs import capture_logs
 from tests.support.servers.http import PostroomServer
 from tests.support.waiting import until, wait_until
@@ -161,6 +163,33 @@ async def test_what_fails_to_reload_keeps_nothing_else_from_it(file: Path, mailb
         (event,) = await reload(events)
     assert (event["event"], event["what"]) == (FAILED, "TLS certificates")
     assert (await policy(mailbox, "orders")).max_attempts == 6
+
+
+async def test_reloaded_quotas_apply_to_tokens_in_use(file: Path, mailbox: Postroom, tmp_path: Path) -> None:
+    async def search(filter_: EventFilter) -> SearchPage:
+        return SearchPage(())
+
+    store = str(tmp_path / "store.db")
+    with open_capabilities(store, open_key_ring(store)) as capabilities:
+        capabilities.rotate()
+        token = capabilities.issue("shop")
+    async with open_access(store) as access:
+        open_session = access(mailbox, search)
+
+        async def send() -> None:
+            await (await open_session(token)).mailbox.send_message(NewMessage(topic="orders", payload=b"1"))
+
+        async with command(file, mailbox, principal_quotas(access)) as events:
+            await send()
+            write(file, '[topics.orders]\nmax_attempts = 3\n[access]\nquotas = {shop = "1/1d"}\n')
+            assert [each["event"] for each in await reload(events)] == [RELOADED]
+            await send()
+            with pytest.raises(Saturated):
+                await send()
+            write(file, '[access]\nquotas = {shop = "many"}\n')
+            assert [each["event"] for each in await reload(events)] == [FAILED]
+            with pytest.raises(Saturated):
+                await send()
 
 
 async def test_a_reloaded_certificate_is_used_unless_it_is_invalid(tmp_path: Path) -> None:

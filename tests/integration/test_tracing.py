@@ -26,10 +26,10 @@ from postroom import (
     outbox,
     transaction,
 )
+from postroom.adapters.compose.tracing import export_traces
 from postroom.application.ports.event_handler import HandlerRequest
 from postroom.application.trace_context import SAMPLED, TraceContext
-from postroom.application.tracing import tracer
-from postroom.domain.inbox import HandlerResult
+from postroom.application.tracing import NullTracer, tracer, use_tracer
 from tests.integration.inbox_world import opened_world
 from tests.support.logs import capture_logs
 from tests.support.spans import capture_spans, link_ids, parent_id, span_id, trace_id
@@ -202,9 +202,8 @@ async def test_an_http_request_a_worker_an_outbox_and_an_inbox_are_one_trace(
     async def place(message: ReceivedMessage) -> list[NewEvent]:
         return [NewEvent(aggregate_type="order", aggregate_id="1", event_type="order_placed", payload={})]
 
-    async def confirm(request: HandlerRequest) -> HandlerResult:
+    async def confirm(request: HandlerRequest) -> None:
         handled.append(tracer().current())
-        return HandlerResult("processed")
 
     shop = MessagingSettings(messaging_database, "shop")
     with capture_spans() as spans:
@@ -269,3 +268,39 @@ asyncio.run(main())
     send, checkout = (json.loads(each + "}") for each in done.stdout.strip().removesuffix("}").split("\n}\n"))
     assert (send["name"], checkout["name"]) == ("send orders", "checkout")
     assert send["parent_id"] == checkout["context"]["span_id"]
+
+
+async def test_requests_of_monitoring_leave_no_spans() -> None:
+    with capture_spans() as spans:
+        async with (
+            open_mailbox("memory:") as mailbox,
+            served(mailbox, "http") as url,
+            aiohttp.ClientSession(url, headers={"traceparent": TRACEPARENT}) as session,
+        ):
+            for path in ("/healthz", "/readyz", "/metrics"):
+                async with session.get(path) as answer:
+                    assert answer.status == 200
+    assert spans.names() == []
+
+
+def test_opentelemetrys_environment_names_the_collector_or_turns_tracing_off(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def is_recording() -> bool:
+        # The application's own provider would be taken, and this process has imported OpenTelemetry.
+        monkeypatch.delitem(sys.modules, "opentelemetry.trace", raising=False)
+        with export_traces(None):
+            return not isinstance(tracer(), NullTracer)
+
+    former = use_tracer(NullTracer())
+    try:
+        assert not is_recording()
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1")
+        assert is_recording()
+        monkeypatch.setenv("OTEL_TRACES_EXPORTER", "none")
+        assert not is_recording()
+        monkeypatch.delenv("OTEL_TRACES_EXPORTER")
+        monkeypatch.setenv("OTEL_SDK_DISABLED", "true")
+        assert not is_recording()
+    finally:
+        use_tracer(former)

@@ -394,7 +394,7 @@ class Moment(_message.Message):
     def __init__(self, position: _Optional[int] = ..., time: _Optional[str] = ...) -> None: ...
 
 class BacklogResponse(_message.Message):
-    __slots__ = ("mailbox", "position", "epoch", "owner", "at", "archived", "as_of", "shards", "paused_topics")
+    __slots__ = ("mailbox", "position", "epoch", "owner", "at", "archived", "as_of", "shards", "paused_topics", "dlq_profile")
     MAILBOX_FIELD_NUMBER: _ClassVar[int]
     POSITION_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -404,6 +404,7 @@ class BacklogResponse(_message.Message):
     AS_OF_FIELD_NUMBER: _ClassVar[int]
     SHARDS_FIELD_NUMBER: _ClassVar[int]
     PAUSED_TOPICS_FIELD_NUMBER: _ClassVar[int]
+    DLQ_PROFILE_FIELD_NUMBER: _ClassVar[int]
     mailbox: str
     position: int
     epoch: int
@@ -413,7 +414,8 @@ class BacklogResponse(_message.Message):
     as_of: str
     shards: _containers.RepeatedCompositeFieldContainer[ShardCount]
     paused_topics: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, mailbox: _Optional[str] = ..., position: _Optional[int] = ..., epoch: _Optional[int] = ..., owner: _Optional[str] = ..., at: _Optional[str] = ..., archived: _Optional[int] = ..., as_of: _Optional[str] = ..., shards: _Optional[_Iterable[_Union[ShardCount, _Mapping]]] = ..., paused_topics: _Optional[_Iterable[str]] = ...) -> None: ...
+    dlq_profile: str
+    def __init__(self, mailbox: _Optional[str] = ..., position: _Optional[int] = ..., epoch: _Optional[int] = ..., owner: _Optional[str] = ..., at: _Optional[str] = ..., archived: _Optional[int] = ..., as_of: _Optional[str] = ..., shards: _Optional[_Iterable[_Union[ShardCount, _Mapping]]] = ..., paused_topics: _Optional[_Iterable[str]] = ..., dlq_profile: _Optional[str] = ...) -> None: ...
 
 class ShardCount(_message.Message):
     __slots__ = ("topic", "shard", "ready", "in_flight", "delayed", "dead", "oldest_at")

@@ -359,7 +359,7 @@ def test_the_state_of_the_service_is_told(server: PostroomServer) -> None:
     assert health.json == {"ok": True}
     assert parsedate_to_datetime(health.headers["date"]).year > 2000
     assert server.call("GET", "/readyz").json == {"degraded": False, "missing": [], "writes": True}
-    assert server.call("GET", "/v1/mailbox").json == {"mailbox": "main@local"}
+    assert server.call("GET", "/v1/mailbox").json == {"mailbox": "main@local", "dlq_profile": "durable"}
     metrics = server.call("GET", "/metrics").text
     assert f'postroom_queue_depth{{shard="0",topic="{name}"}} 1.0' in metrics
     assert f'postroom_saturation{{shard="0",topic="{name}"}} 0.02' in metrics

@@ -1,5 +1,6 @@
 """The server keeps its contract whatever is sent: no defect, and no answer that is not documented."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,19 @@ REFUSALS = ["400", "404", "405", "409", "413", "415", "429"]
 config = schemathesis.Config.from_dict(
     {"checks": {"negative_data_rejection": {"expected-statuses": REFUSALS}}}
 )
-schema = schemathesis.openapi.from_path(CONTRACT, config=config)
+
+
+def contract_without_tokens() -> dict[str, Any]:
+    """Return the contract as a server keeps it that asks for no capability (`--dev`)."""
+    contract: dict[str, Any] = json.loads(CONTRACT.read_text("utf-8"))
+    contract.pop("security", None)
+    for path in contract["paths"].values():
+        for call in path.values():
+            call.pop("security", None)
+    return contract
+
+
+schema = schemathesis.openapi.from_dict(contract_without_tokens(), config=config)
 
 
 @schema.parametrize()

@@ -4,7 +4,7 @@ import http.client
 import json
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
@@ -30,6 +30,7 @@ class PostroomServer:
         settings: fields of `[serve]`; `policy` and `limits`, tables of their own; `dev`, by default true, to
             ask for no tokens.
         address: where to listen.
+        command_prefix: program that runs the server, such as strace, with its arguments.
     """
 
     def __init__(
@@ -38,10 +39,12 @@ class PostroomServer:
         store: str = "store.db",
         address: str = "127.0.0.1:0",
         log_level: str = "info",
+        command_prefix: Sequence[str | Path] = (),
         **settings: Any,
     ) -> None:
         self.folder = folder
-        self.store = store if "://" in store else str(folder / store)  # an absolute path stays itself
+        is_path = ":" not in store
+        self.store = str(folder / store) if is_path else store  # an absolute path stays itself
         folder.mkdir(exist_ok=True)
         config, is_dev = folder / "postroom.toml", settings.pop("dev", True)
         tables: dict[str, dict[str, Any]] = {name: settings.pop(name, {}) for name in ("policy", "limits")}
@@ -54,6 +57,7 @@ class PostroomServer:
         )
         self._log = folder / "server.log"
         command: list[str | Path] = [
+            *command_prefix,
             Path(sys.executable).parent / "postroom",
             *(
                 "serve",

@@ -13,9 +13,10 @@ class NatsServer(LoopbackServer):
     Arguments:
         folder: directory of its configuration and streams; created if missing.
         sync_always: sync every write to the disk before it is acknowledged, or as the server likes.
+        settings: of its configuration, such as `tls` and `authorization`.
     """
 
-    def __init__(self, folder: Path, *, sync_always: bool = False) -> None:
+    def __init__(self, folder: Path, *, sync_always: bool = False, **settings: object) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         port = free_port()
         config = folder / "nats.conf"
@@ -26,7 +27,7 @@ class NatsServer(LoopbackServer):
         }
         if sync_always:
             jetstream["sync_interval"] = "always"
-        config.write_text(json.dumps({"host": LOOPBACK, "port": port, "jetstream": jetstream}))
+        config.write_text(json.dumps({"host": LOOPBACK, "port": port, "jetstream": jetstream} | settings))
         super().__init__(
             ServerProcess("nats-server", [nats_binary(), "-c", config], folder / "nats.log"), port
         )

@@ -276,6 +276,29 @@ async def test_a_principal_has_one_quota_for_all_its_capabilities() -> None:
                 await mailboxes[-1].send_message(message())
 
 
+async def test_quotas_of_principals_can_be_changed_while_usage_is_counted_on() -> None:
+    def quota(operations: int) -> AccessSettings:
+        return AccessSettings(principal_quotas={"*": Quota(operations, None, 1_000)})
+
+    async with controlled_mailbox(quota(1)) as place:
+        token = place.issue()
+
+        async def send() -> None:
+            await (await place.control.open_session(token)).mailbox.send_message(message())
+
+        await send()
+        with pytest.raises(Saturated):
+            await send()
+        place.control.set_quotas(quota(2))
+        await send()
+        with pytest.raises(Saturated):
+            await send()
+        with pytest.raises(InvalidRequest):
+            place.control.set_quotas(AccessSettings(cap_cache_ttl_ms=1))
+        place.control.set_quotas(AccessSettings())
+        await send()
+
+
 @pytest.mark.parametrize("ttl", [0, 4_999, 120_001, "30"])
 def test_the_time_to_live_of_the_cache_is_bounded(ttl: Any) -> None:
     with pytest.raises(InvalidRequest):

@@ -1,5 +1,6 @@
 import re
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -113,3 +114,12 @@ def test_the_page_of_the_command_line_lists_the_exit_codes() -> None:
 
 def test_flags_are_shown_without_a_value(show_help: Callable[..., str]) -> None:
     assert "<bool>" not in show_help("recv")
+
+
+@pytest.mark.parametrize("path", EVERY_COMMAND, ids=" ".join)
+def test_a_paragraph_of_help_is_broken_at_the_width_of_the_terminal_only(
+    path: tuple[str, ...], show_help: Callable[..., str]
+) -> None:
+    before, _, _ = show_help(*path).partition("╭")
+    described = [line.strip() for line in before.splitlines()]
+    assert [line for line, after in pairwise(described) if line and after] == []

@@ -1,3 +1,4 @@
+import re
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -140,6 +141,24 @@ def test_paths_are_relative_to_the_file(write: Write) -> None:
     assert {schema.file for schema in namespace.payload_schemas} == {file.parent / "admin.binpb"}
     assert isinstance(namespace.source, NatsSource)
     assert namespace.source.credentials == str(Path.home() / "nats.creds")
+
+
+def test_access_to_nats_is_configured_by_files(write: Write) -> None:
+    access = r"\1ca: ca.pem\n\1user: archive\n\1password_file: secrets/nats\n\1tls_first: true"
+    text = re.sub(r"( *)durable: true", access, SEED.read_text("utf-8"))
+    file = write(text)
+    source = load_namespaces(file)[0].source
+    assert isinstance(source, NatsSource)
+    assert (source.ca, source.tls_first) == (str(file.parent / "ca.pem"), True)
+    assert (source.user, source.password_file) == ("archive", str(file.parent / "secrets/nats"))
+
+
+def test_access_to_nats_that_contradicts_itself_is_refused_by_place(write: Write) -> None:
+    file = write(re.sub(r"( *)durable: true", r"\1user: archive", SEED.read_text("utf-8")))
+    with pytest.raises(
+        InvalidRequest, match=r"message_source.config.* user and password_file need each other"
+    ):
+        load_namespaces(file)
 
 
 def test_a_topic_may_have_a_schema_of_its_own(write: Write) -> None:

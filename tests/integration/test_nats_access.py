@@ -1,0 +1,211 @@
+"""TLS and authentication of connections to NATS, with real servers."""
+
+import datetime
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import trustme
+
+from postroom.adapters.nats.connection import connect
+from postroom.adapters.nats.settings import NatsSettings
+from postroom.application.extras import MissingExtra
+from postroom.application.ingest.namespace import NatsSource
+from postroom.domain.errors import InvalidRequest, Unavailable
+from tests.support.servers.nats import NatsServer
+from tests.support.servers.process import LOOPBACK
+
+PAST = datetime.datetime(2020, 1, 1, tzinfo=datetime.UTC)
+PASSWORD, TOKEN = "canary-password", "canary-token"
+
+
+class Certificates:
+    """Certificates of two authorities, as files."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._ours, self._others = trustme.CA(), trustme.CA()
+        self.ca = self._write("ca", self._ours.cert_pem)
+        self.other_ca = self._write("other-ca", self._others.cert_pem)
+        self.server = self._issue("server", self._ours, LOOPBACK)
+        self.client = self._issue("client", self._ours, "client@example.com")
+        self.foreign = self._issue("foreign", self._others, "client@example.com")
+        long_ago = PAST - datetime.timedelta(days=30)
+        self.expired = self._issue("expired", self._ours, LOOPBACK, not_before=long_ago, not_after=PAST)
+        self.password = self._write("password", PASSWORD.encode() + b"\n")
+        self.token = self._write("token", TOKEN.encode())
+
+    def _issue(self, name: str, ca: trustme.CA, identity: str, **validity: Any) -> tuple[str, str]:
+        issued = ca.issue_cert(identity, **validity)
+        chain = b"".join(each.bytes() for each in issued.cert_chain_pems)
+        return self.write(name, chain), self.write(f"{name}-key", issued.private_key_pem.bytes())
+
+    def _write(self, name: str, blob: Any) -> str:
+        return self.write(name, blob if isinstance(blob, bytes) else blob.bytes())
+
+    def write(self, name: str, content: bytes) -> str:
+        """Write a file and return its path."""
+        path = self._folder / name
+        path.write_bytes(content)
+        return str(path)
+
+    def tls(self, pair: tuple[str, str], **settings: Any) -> dict[str, Any]:
+        """Return the server's setting of TLS with a certificate and its key."""
+        return {"tls": {"cert_file": pair[0], "key_file": pair[1], "ca_file": self.ca} | settings}
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    return Certificates(tmp_path_factory.mktemp("certificates"))
+
+
+@pytest.fixture(scope="module")
+def server(files: Certificates, tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsServer]:
+    """A server that demands a client's certificate and a password."""
+    users = [{"user": "relay", "password": PASSWORD}]
+    settings = files.tls(files.server, verify=True) | {"authorization": {"users": users}}
+    with NatsServer(tmp_path_factory.mktemp("nats"), **settings) as server:
+        yield server
+
+
+def settings_of(server: NatsServer, files: Certificates, **changes: Any) -> NatsSettings:
+    """Return settings that the server accepts, with changes."""
+    certificate, key = files.client
+    right = {"ca": files.ca, "certificate": certificate, "key": key, "user": "relay"}
+    return NatsSettings(server.url, **(right | {"password_file": files.password} | changes))
+
+
+async def refusal(settings: NatsSettings) -> str:
+    """Return why a connection is refused."""
+    with pytest.raises(Unavailable) as refused:
+        async with connect(settings, "test"):
+            pytest.fail("connected")
+    text = str(refused.value)
+    assert PASSWORD not in text
+    assert text.count(". ") == 1
+    return text
+
+
+async def refusal_of_password(settings: NatsSettings) -> str:
+    """Return why a password is refused; on a busy machine, the server may be gone before it is read."""
+    text = ""
+    for _ in range(20):
+        text = await refusal(settings)
+        if "Broken pipe" not in text and "reset" not in text:
+            break
+    return text
+
+
+async def test_a_client_with_a_certificate_and_a_password_connects(
+    server: NatsServer, files: Certificates
+) -> None:
+    async with connect(settings_of(server, files), "test") as client:
+        await client.publish("acme.orders", b"one")
+        await client.flush()
+
+
+async def test_a_server_of_another_authority_is_refused(server: NatsServer, files: Certificates) -> None:
+    text = await refusal(settings_of(server, files, ca=files.other_ca))
+    assert "refuses the connection" in text or "certificate verify failed" in text
+    assert "Check ca of the NATS settings" in text
+
+
+async def test_a_server_whose_authority_the_system_does_not_know_is_refused(
+    server: NatsServer, files: Certificates
+) -> None:
+    assert "Check ca of the NATS settings" in await refusal(settings_of(server, files, ca=None))
+
+
+@pytest.mark.parametrize("pair", [None, "expired", "foreign"])
+async def test_a_client_without_a_valid_certificate_is_told_to_check_it(
+    server: NatsServer, files: Certificates, pair: str | None
+) -> None:
+    certificate, key = (None, None) if pair is None else getattr(files, pair)
+    text = await refusal(settings_of(server, files, certificate=certificate, key=key))
+    assert "certificate" in text
+
+
+async def test_a_wrong_password_is_refused_at_once(server: NatsServer, files: Certificates) -> None:
+    wrong = files.write("wrong-password", b"canary-wrong")
+    text = await refusal_of_password(settings_of(server, files, password_file=wrong))
+    assert "Authorization Violation" in text
+    assert "Check credentials, nkey, user, token or certificate" in text
+    assert "canary-wrong" not in text
+
+
+async def test_a_server_with_an_expired_certificate_is_refused(files: Certificates, tmp_path: Path) -> None:
+    with NatsServer(tmp_path / "nats", **files.tls(files.expired)) as server:
+        text = await refusal(NatsSettings(server.url, ca=files.ca))
+    assert "expired" in text
+    assert "Check ca of the NATS settings" in text
+
+
+async def test_a_server_without_tls_is_told_no_password(files: Certificates, tmp_path: Path) -> None:
+    with NatsServer(tmp_path / "nats", authorization={"token": TOKEN}) as server:
+        for url, ca in ((server.url, files.ca), (server.url.replace("nats://", "tls://"), None)):
+            settings = NatsSettings(url, token_file=files.token, ca=ca)
+            assert "the server offers no TLS" in await refusal(settings)
+        async with connect(NatsSettings(server.url, token_file=files.token), "test") as client:
+            await client.flush()
+
+
+async def test_tls_may_begin_before_the_first_message_of_the_server(
+    files: Certificates, tmp_path: Path
+) -> None:
+    with NatsServer(tmp_path / "nats", **files.tls(files.server, handshake_first=True)) as server:
+        async with connect(NatsSettings(server.url, ca=files.ca, tls_first=True), "test") as client:
+            await client.flush()
+
+
+async def test_a_password_that_was_replaced_is_read_by_the_next_connection(
+    server: NatsServer, files: Certificates
+) -> None:
+    path = files.write("rotated", b"old")
+    settings = settings_of(server, files, password_file=path)
+    assert "Authorization Violation" in await refusal_of_password(settings)
+    files.write("rotated", PASSWORD.encode())
+    async with connect(settings, "test") as client:
+        await client.flush()
+
+
+@pytest.mark.parametrize(
+    ("access", "reason"),
+    [
+        ({"user": "relay"}, "user and password_file need each other"),
+        ({"key": "key.pem"}, "certificate and key need each other"),
+        ({"token_file": "token", "nkey": "seed"}, "nkey and token_file exclude each other"),
+    ],
+)
+def test_settings_that_contradict_each_other_are_refused(access: dict[str, Any], reason: str) -> None:
+    with pytest.raises(InvalidRequest, match=reason):
+        NatsSettings(**access)
+
+
+@pytest.mark.parametrize("name", ["ca", "token_file"])
+async def test_a_file_that_does_not_exist_is_named(name: str) -> None:
+    access: dict[str, Any] = {name: "missing.pem"}
+    settings = NatsSettings(**access)
+    with pytest.raises(
+        InvalidRequest, match=rf"missing.pem of the NATS setting {name} can't be used: No such"
+    ):
+        async with connect(settings, "test"):
+            pytest.fail("connected")
+
+
+async def test_credentials_without_the_package_that_signs_say_so() -> None:
+    if find_spec("nkeys") is not None:
+        pytest.skip("nkeys is installed")
+    with pytest.raises(MissingExtra, match="credentials needs the package nkeys"):
+        async with connect(NatsSettings(credentials="user.creds"), "test"):
+            pytest.fail("connected")
+
+
+def test_settings_of_a_url_with_a_password_do_not_show_it() -> None:
+    url = f"nats://relay:{PASSWORD}@127.0.0.1:4222"
+    source = NatsSource(url=url, subject="acme.>", consumer_group="archive")
+    for each in (NatsSettings(url), source):
+        assert PASSWORD not in repr(each)
+        assert PASSWORD in msgspec.json.encode(each).decode()

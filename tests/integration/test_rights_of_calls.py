@@ -1,0 +1,151 @@
+"""Every call of HTTP and gRPC needs its right, and no other right replaces it."""
+
+import json
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from aiohttp import ClientSession
+
+from postroom.adapters.compose.testing import ManualClock, MemoryMailbox
+from postroom.adapters.grpc.methods import METHODS
+from postroom.adapters.grpc.v1 import mailbox_pb2 as pb
+from postroom.application.messages import write_receipt
+from postroom.application.ports.mailbox import Mailbox
+from postroom.application.service import OpenSession, Search
+from postroom.domain.capability.rights import Operation
+from postroom.domain.message import Receipt
+from postroom.domain.names import message_stream
+from tests.support.access import Controlled, controlled_mailbox
+from tests.support.surfaces import served
+
+CONTRACT = json.loads((Path(__file__).parents[2] / "docs/reference/openapi.json").read_text())
+SECONDS = 30
+HEADERS, PAYLOADS = Operation.READ_HEADERS, Operation.READ_PAYLOAD
+SCOPES = [*([each] for each in Operation), [HEADERS, PAYLOADS]]
+RECEIPT = write_receipt(Receipt(message_stream("acme@one", "unknown"), 2, 1))
+ONE = {"receipts": [RECEIPT]}
+
+HTTP: Mapping[str, tuple[set[Operation], Any]] = {
+    "POST /v1/send": ({Operation.SEND}, {"topic": "orders", "payload_b64": ""}),
+    "POST /v1/recv": ({Operation.RECV}, {"topic": "orders"}),
+    "POST /v1/recv/stream": ({Operation.RECV}, {"topic": "orders", "wait_ms": 1}),
+    "POST /v1/ack/{msg_id}": ({Operation.ACK}, {}),
+    "POST /v1/nack/{msg_id}": ({Operation.NACK}, {}),
+    "POST /v1/extend/{msg_id}": ({Operation.EXTEND}, {"visibility_ms": 1_000}),
+    "POST /v1/ack": ({Operation.ACK}, ONE),
+    "POST /v1/nack": ({Operation.NACK}, ONE),
+    "POST /v1/extend": ({Operation.EXTEND}, ONE | {"visibility_ms": 1_000}),
+    "POST /v1/dlq/reprocess": ({Operation.REDRIVE}, {"topic": "orders"}),
+    "GET /v1/messages": ({HEADERS}, None),
+    "GET /v1/messages/{msg_id}": ({HEADERS, PAYLOADS}, None),
+    "GET /v1/messages/{msg_id}/explanation": ({HEADERS}, None),
+    "GET /v1/backlog": ({HEADERS}, None),
+    "GET /v1/dlq": ({HEADERS}, None),
+    "GET /v1/topics": ({HEADERS}, None),
+    "GET /v1/peek": ({HEADERS, PAYLOADS}, None),
+    "GET /v1/topics/{topic}/policy": ({HEADERS}, None),
+    "PUT /v1/topics/{topic}/policy": ({Operation.ADMIN}, {}),
+    "PUT /v1/topics/{topic}/pause": ({Operation.ADMIN}, None),
+    "PUT /v1/topics/{topic}/resume": ({Operation.ADMIN}, None),
+    "POST /v1/topics/{topic}/purge": ({Operation.ADMIN}, {}),
+    "POST /v1/log/delete": ({Operation.ADMIN}, {"older_than_us": 1}),
+    "GET /v1/mailbox": (set(), None),
+    "GET /metrics": ({HEADERS}, None),
+}
+"""The rights that each call needs, and a body."""
+
+GRPC: Mapping[str, tuple[set[Operation], Any]] = {
+    "send": ({Operation.SEND}, pb.SendRequest(message=pb.NewMessage(topic="orders", payload=b"x"))),
+    "send_batch": ({Operation.SEND}, pb.SendBatchRequest()),
+    "recv": ({Operation.RECV}, pb.RecvRequest(topics=["orders"])),
+    "recv_stream": ({Operation.RECV}, pb.RecvStreamRequest(topics=["orders"], heartbeat_ms=250)),
+    "ack": ({Operation.ACK}, pb.AckRequest(**ONE)),
+    "nack": ({Operation.NACK}, pb.NackRequest(receipts=[RECEIPT])),
+    "extend": ({Operation.EXTEND}, pb.ExtendRequest(visibility_ms=1_000, **ONE)),
+    "query": ({HEADERS}, pb.QueryRequest()),
+    "get": ({HEADERS, PAYLOADS}, pb.GetRequest(message_id="unknown")),
+    "backlog": ({HEADERS}, pb.BacklogRequest()),
+    "info": (set(), pb.InfoRequest()),
+    "redrive": ({Operation.REDRIVE}, pb.RedriveRequest(topic="orders")),
+    "purge": ({Operation.ADMIN}, pb.PurgeRequest(topic="orders")),
+    "list_dead_letters": ({HEADERS}, pb.ListDeadLettersRequest()),
+    "peek": ({HEADERS, PAYLOADS}, pb.PeekRequest(topic="orders")),
+    "explain": ({HEADERS}, pb.ExplainRequest(message_id="unknown")),
+    "get_topic_policy": ({HEADERS}, pb.GetTopicPolicyRequest(topic="orders")),
+    "set_topic_policy": ({Operation.ADMIN}, pb.SetTopicPolicyRequest(topic="orders")),
+    "list_topics": ({HEADERS}, pb.ListTopicsRequest()),
+    "pause_topic": ({Operation.ADMIN}, pb.PauseTopicRequest(topic="orders")),
+    "resume_topic": ({Operation.ADMIN}, pb.ResumeTopicRequest(topic="orders")),
+    "delete_old_events": ({Operation.ADMIN}, pb.DeleteOldEventsRequest(older_than_us=1)),
+}
+
+
+@pytest.fixture
+async def controlled() -> AsyncIterator["Controlled[MemoryMailbox, ManualClock]"]:
+    async with controlled_mailbox() as opened:
+        yield opened
+
+
+def access_of(controlled: "Controlled[MemoryMailbox, ManualClock]") -> Any:
+    def access(mailbox: Mailbox, search: Search) -> OpenSession:
+        return controlled.control.open_session
+
+    return access
+
+
+def test_the_tables_have_every_call() -> None:
+    calls = {
+        f"{method.upper()} {path}"
+        for path, operations in CONTRACT["paths"].items()
+        for method, operation in operations.items()
+        if operation.get("security") != []
+    }
+    assert calls == HTTP.keys()
+    assert METHODS.keys() == GRPC.keys()
+
+
+async def test_a_call_over_http_needs_its_right(controlled: "Controlled[MemoryMailbox, ManualClock]") -> None:
+    async with (
+        served(controlled.mailbox, "http", access=access_of(controlled)) as url,
+        ClientSession(url) as session,
+    ):
+        for scope in SCOPES:
+            headers = {"Authorization": f"Bearer {controlled.issue(operations=scope)}"}
+            for call, (rights, body) in HTTP.items():
+                method, _, path = call.partition(" ")
+                target = path.replace("{msg_id}", "unknown").replace("{topic}", "orders")
+                query = "?topic=orders" if path == "/v1/peek" else ""
+                async with session.request(method, target + query, json=body, headers=headers) as answer:
+                    text = await answer.text()
+                    assert answer.status in (200, 403, 404, 409), (call, scope, text)
+                is_refused = '"code":"E_CAP_SCOPE"' in text
+                assert is_refused == (not rights <= set(scope)), (call, scope, text)
+
+
+async def test_a_call_over_grpc_needs_its_right(controlled: "Controlled[MemoryMailbox, ManualClock]") -> None:
+    async with (
+        served(controlled.mailbox, "grpc", access=access_of(controlled)) as url,
+        grpc.aio.insecure_channel(url.removeprefix("grpc://")) as channel,
+    ):
+        for scope in SCOPES:
+            metadata = [("authorization", f"Bearer {controlled.issue(operations=scope)}")]
+            for name, (rights, request) in GRPC.items():
+                method = METHODS[name]
+                make: Any = channel.unary_stream if method.is_stream else channel.unary_unary
+                calling = make(method.path, method.request.SerializeToString, method.response.FromString)
+                running = calling(request, metadata=metadata, timeout=SECONDS)
+                try:
+                    text, code = str(await (running.read() if method.is_stream else running)), "OK"
+                except grpc.aio.AioRpcError as error:
+                    text, code = str(error.details()), error.code().name
+                running.cancel()
+                assert code in ("OK", "PERMISSION_DENIED", "NOT_FOUND", "FAILED_PRECONDITION"), (
+                    name,
+                    scope,
+                    text,
+                )
+                is_refused = code == "PERMISSION_DENIED" or "E_CAP_SCOPE" in text
+                assert is_refused == (not rights <= set(scope)), (name, scope, text)
