@@ -159,7 +159,7 @@ async def test_each_call_is_permitted_or_refused_as_the_scope_of_its_token_says(
     protocol: str, group: str
 ) -> None:
     """A refused call changes nothing, and the answers to a token of one topic name no other topic."""
-    differences = []
+    differences: list[tuple[object, ...]] = []
     async with controlled_mailbox() as place:
         known = await make_known(place)
         access = place.control.open_session
