@@ -111,6 +111,7 @@ class Authority:
 
     async def _read(self) -> None:
         started_at = self._clock.uptime()
+        self._revocations.forget_expired(self._clock.wall() // US_PER_MS)
         try:
             keys = await asyncio.to_thread(self._read_blocking)
         except PostroomError as error:
@@ -118,7 +119,6 @@ class Authority:
             raise
         self._failure = None
         self._keys = {key.id: key for key in keys}
-        self._revocations.forget_expired(self._clock.wall() // US_PER_MS)
         self._read_at = started_at
 
     def _read_blocking(self) -> Sequence[RootKey]:

@@ -21,6 +21,7 @@ class Revocations:
         """Position in the log of capabilities up to which they are known."""
         self._nonces: dict[bytes, int] = {}
         self._epoch = 0
+        self._forgotten_at = 0
 
     def add_nonce(self, nonce: bytes, expires: int) -> None:
         """Revoke a capability, which expires at `expires`, ms since 1970 UTC."""
@@ -31,9 +32,13 @@ class Revocations:
         self._epoch = max(self._epoch, epoch + 1)
 
     def forget_expired(self, now: int) -> None:
-        """Forget what expired a day before `now`, ms since 1970 UTC."""
+        """Forget what expired a day before `now`, ms since 1970 UTC; before the revocations are read."""
+        if now < self._forgotten_at:  # the clock was set back, so what was forgotten may be valid again
+            self.position, self._forgotten_at = 0, 0
         since = now - FORGET_AFTER_MS
-        self._nonces = {nonce: expires for nonce, expires in self._nonces.items() if expires > since}
+        live = {nonce: expires for nonce, expires in self._nonces.items() if expires > since}
+        if len(live) < len(self._nonces):
+            self._nonces, self._forgotten_at = live, now
 
     def check(self, access: Access) -> None:
         """Raise Unauthenticated if a capability is revoked."""

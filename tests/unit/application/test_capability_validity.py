@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from postroom.domain.errors import (
     Unavailable,
 )
 from postroom.domain.message import Receipt
+from postroom.domain.policy import DAY_MS
 from tests.support.access import MemoryPlace, controlled_mailbox, mailbox_of, reason_of
 from tests.support.messages import message
 
@@ -74,6 +76,18 @@ async def test_a_revoked_capability_and_what_was_attenuated_from_it_end_together
     for mailbox in mailboxes:
         assert await reason_of(mailbox.send_message(message())) == "revoked"
     await (await place.control.open_session(other)).mailbox.send_message(message())
+
+
+async def test_a_revocation_outlasts_a_clock_that_was_days_ahead_for_a_while(
+    place: MemoryPlace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    token = place.issue(lifetime_ms=10_000)
+    place.capabilities.revoke(Token.decode(token).read_identifier().nonce)
+    now = place.clock.wall()
+    for days in (0, 3, 0):
+        monkeypatch.setattr(place.clock, "wall", partial(int, now + days * DAY_MS * 1_000))
+        await place.control.refresh()
+    assert await reason_of(place.control.open_session(token)) == "revoked"
 
 
 async def test_a_revocation_takes_effect_within_the_time_to_live_without_polling(place: MemoryPlace) -> None:
