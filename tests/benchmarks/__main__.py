@@ -19,6 +19,7 @@ from tests.benchmarks import (
     spark,
     surfaces,
     throughput,
+    tokens,
     workers,
 )
 from tests.benchmarks.figures import Figure, Figures
@@ -31,6 +32,7 @@ MEASUREMENTS: dict[str, Callable[[Figures, Path, int], None]] = {
     **surfaces.MEASUREMENTS,
     **workers.MEASUREMENTS,
     **access.MEASUREMENTS,
+    **tokens.MEASUREMENTS,
 }
 
 

@@ -104,10 +104,10 @@ class _HttpCaller:
 
 
 @asynccontextmanager
-async def open_http(address: str, topic: str) -> AsyncIterator[Caller]:
+async def open_http(address: str, topic: str, token: str | None = None) -> AsyncIterator[Caller]:
     """Call a server over HTTP/1.1, with a connection for each call in progress."""
     url = urlsplit(address)
-    async with HttpConnections.open(url.hostname or "", url.port or 0) as connections:
+    async with HttpConnections.open(url.hostname or "", url.port or 0, token) as connections:
         yield _HttpCaller(connections, topic)
 
 

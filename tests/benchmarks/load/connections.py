@@ -12,6 +12,7 @@ import msgspec
 from postroom.adapters.local import protocol
 
 HEAD = b"POST %b HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
+AUTHORIZATION = b"authorization: Bearer %b\r\n\r\n"
 MAX_OPENING = 64
 """The kernel drops attempts to connect that exceed the server's backlog, and repeats them after 1 s."""
 CLOSE = b"connection: close"
@@ -24,18 +25,23 @@ Answer = tuple[int, bytes]
 class HttpConnections:
     """Connections to a server, one for each request in progress."""
 
-    def __init__(self, host: str, port: int) -> None:
+    def __init__(self, host: str, port: int, token: str | None) -> None:
         self._host = host
         self._port = port
+        self._head = HEAD if token is None else HEAD[:-2] + AUTHORIZATION % token.encode()
         self._idle: list[_HttpConnection] = []
         self._opened: set[_HttpConnection] = set()
         self._opening = asyncio.Semaphore(MAX_OPENING)
 
     @classmethod
     @asynccontextmanager
-    async def open(cls, host: str, port: int) -> AsyncIterator["HttpConnections"]:
-        """Open connections as they are needed, and close them in the end."""
-        connections = cls(host, port)
+    async def open(cls, host: str, port: int, token: str | None = None) -> AsyncIterator["HttpConnections"]:
+        """Open connections as they are needed, and close them in the end.
+
+        Arguments:
+            token: of the requests.
+        """
+        connections = cls(host, port, token)
         try:
             yield connections
         finally:
@@ -60,13 +66,16 @@ class HttpConnections:
     async def _connect(self) -> "_HttpConnection":
         loop = asyncio.get_running_loop()
         async with self._opening:
-            _, connection = await loop.create_connection(_HttpConnection, self._host, self._port)
+            _, connection = await loop.create_connection(
+                lambda: _HttpConnection(self._head), self._host, self._port
+            )
         self._opened.add(connection)
         return connection
 
 
 class _HttpConnection(asyncio.Protocol):
-    def __init__(self) -> None:
+    def __init__(self, head: bytes) -> None:
+        self._head = head
         self.is_open = False
         self._transport: Any = None
         self._received = b""
@@ -74,7 +83,7 @@ class _HttpConnection(asyncio.Protocol):
 
     async def post(self, path: bytes, body: bytes) -> Answer:
         if self.is_open:
-            self._transport.write(HEAD % (path, len(body)) + body)
+            self._transport.write(self._head % (path, len(body)) + body)
         answer = await self._answer  # that of a refused connection comes before any request
         self._answer = asyncio.get_running_loop().create_future()
         return answer

@@ -43,11 +43,12 @@ class Owner(NamedTuple):
 
 
 @contextmanager
-def served(store: str, folder: Path, surface: str) -> Iterator[Owner]:
+def served(store: str, folder: Path, surface: str, *, dev: bool = True) -> Iterator[Owner]:
     """Run `postroom serve` with one network surface.
 
     Arguments:
         surface: `http` or `grpc`.
+        dev: ask for no tokens.
     """
     address = "127.0.0.1:0"
     settings: dict[str, Any] = {"http": address, "max_connections": MAX_CONNECTIONS}
@@ -56,7 +57,7 @@ def served(store: str, folder: Path, surface: str) -> Iterator[Owner]:
     policy = {name: getattr(POLICY, name) for name in ("shard_capacity", "replay_capacity", "visibility_ms")}
     limits = {"in_flight_ceiling": LIMITS.in_flight_ceiling}
     with PostroomServer(
-        folder / "serve", store, log_level="warning", policy=policy, limits=limits, **settings
+        folder / "serve", store, log_level="warning", policy=policy, limits=limits, dev=dev, **settings
     ) as server:
         yield Owner(server.process.pid, server.addresses[0], server.addresses[0])
 
