@@ -143,9 +143,10 @@ def rotate(
     keys = open_key_ring(session.store, _key_file(session, key_file))
     with open_capabilities(session.store, keys) as capabilities:
         key_id = capabilities.rotate(overlap_ms)
+    validity = f"are valid for {exact_duration(overlap_ms)}" if overlap_ms else "are no longer valid"
     session.out.result(
         {"key_id": key_id, "overlap_ms": overlap_ms},
-        f"Key {key_id} signs from now on; tokens of earlier keys are valid for {exact_duration(overlap_ms)}",
+        f"Key {key_id} signs from now on; tokens of earlier keys {validity}",
     )
 
 
