@@ -21,6 +21,7 @@ EXTRAS = {
     "httptools": "serve",
     "jsonschema_rs": "namespaces",
     "nats": "nats",
+    "nkeys": "nats",
     "opentelemetry": "otel",
     "polars": "views",
     "prometheus_client": "views",

@@ -6,6 +6,7 @@ from collections import Counter
 from postroom.application.metrics import Measure, Metric, gauge, merge, rejected_metric
 from postroom.application.monitor import MAILBOX_SECONDS
 from postroom.domain.errors import PostroomError
+from postroom.domain.policy import SECOND_MS
 
 
 class SurfaceMetrics:
@@ -15,10 +16,12 @@ class SurfaceMetrics:
 
     Arguments:
         measure: returns the metrics of the mailbox, wherever its owner is; None for none.
+        cap_cache_ttl_ms: how long a verified token is not verified again; None without capabilities.
     """
 
-    def __init__(self, measure: Measure | None = None) -> None:
+    def __init__(self, measure: Measure | None = None, cap_cache_ttl_ms: int | None = None) -> None:
         self._measure = measure
+        self._cap_cache_ttl_ms = cap_cache_ttl_ms
         self._http: Counter[tuple[str, str, int]] = Counter()
         self._grpc: Counter[tuple[str, str]] = Counter()
         self._rejected: Counter[str] = Counter()
@@ -47,6 +50,11 @@ class SurfaceMetrics:
                     metrics += await self._measure()
             except (PostroomError, TimeoutError):
                 is_up = False
+        if self._cap_cache_ttl_ms is not None:
+            ttl = self._cap_cache_ttl_ms / SECOND_MS
+            metrics.append(
+                gauge("postroom_cap_cache_ttl_seconds", "Time until a revocation takes effect, at most.", ttl)
+            )
         metrics += (
             gauge("postroom_mailbox_up", "1 if the mailbox can be used.", is_up),
             Metric(

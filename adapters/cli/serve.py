@@ -118,6 +118,10 @@ def _open_access(session: Session) -> AbstractAsyncContextManager[Access]:
     return open_access(session.store, key_file=section.key_file, settings=section.control(), audit=audit)
 
 
+def _cache_ttl_ms(session: Session) -> int:
+    return session.settings.section("access", AccessSection).cap_cache_ttl_ms
+
+
 def tls_certificates(tls: ServerTls) -> Reload:
     """Return the reload of a server's certificate, which new connections get."""
 
@@ -156,6 +160,7 @@ async def _serve(
             default_policy=session.settings.policy,
             search=mailbox.search_unsettled if amnesia else None,
             measure=mailbox.measure,
+            cap_cache_ttl_ms=None if access is unrestricted else _cache_ttl_ms(session),
         ) as addresses,
     ):
         if session.out.as_json:

@@ -41,6 +41,7 @@ async def serve_mailbox(
     default_policy: TopicPolicy | None = None,
     search: Search | None = None,
     measure: Measure | None = None,
+    cap_cache_ttl_ms: int | None = None,
 ) -> AsyncIterator[list[str]]:
     """Serve a mailbox through surfaces for as long as the context lasts.
 
@@ -51,6 +52,7 @@ async def serve_mailbox(
         access: decides what the bearer of a token may use; `unrestricted` lets every caller do everything.
         search: searches messages; None searches the read models of the store.
         measure: returns the metrics of the mailbox; None for none.
+        cap_cache_ttl_ms: how long `access` does not verify a token again, for the metrics.
 
     Yields: the addresses of the surfaces.
     Raises: InvalidRequest for an address that is not served, Unavailable when one can't be bound.
@@ -66,7 +68,7 @@ async def serve_mailbox(
         policy,
         asyncio.Event(),
         DeliveryWindows(),
-        SurfaceMetrics(measure),
+        SurfaceMetrics(measure, cap_cache_ttl_ms),
         WriteHealth(),
         is_dev=access is unrestricted,
         dlq_profile="ephemeral" if store == MEMORY else "durable",

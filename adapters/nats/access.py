@@ -1,12 +1,12 @@
 """Options of nats-py for TLS and authentication."""
 
 import ssl
-from importlib.util import find_spec
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from postroom.adapters.nats.settings import NatsSettings
-from postroom.application.extras import MissingExtra
+from postroom.application.extras import explain_missing_extra
 from postroom.domain.errors import InvalidRequest
 
 _REFUSALS = ("authorization", "authentication", "credentials")
@@ -18,13 +18,14 @@ def access_options(settings: NatsSettings) -> dict[str, Any]:
 
     Password and token are read again for each connection, so that their files may be replaced.
 
-    Raises: InvalidRequest when a file can't be used, MissingExtra without the package that signs with nkeys.
+    Raises: InvalidRequest when a file can't be used, MissingExtra without the package `nkeys`, which signs.
     """
     options: dict[str, Any] = {}
     for name, option in (("credentials", "user_credentials"), ("nkey", "nkeys_seed")):
         path = getattr(settings, name)
         if path is not None:
-            _check_nkeys(name)
+            with explain_missing_extra():
+                import_module("nkeys")  # nats-py imports it only when it signs
             _read(name, path)
             options[option] = path
     for name, option in (("password_file", "password"), ("token_file", "token")):
@@ -83,10 +84,3 @@ def _read(name: str, path: str) -> str:
 def _unusable(name: str, path: str | None, error: Exception) -> InvalidRequest:
     reason = error.strerror if isinstance(error, OSError) and error.strerror else type(error).__name__
     return InvalidRequest(f"The file {path} of the NATS setting {name} can't be used: {reason}.")
-
-
-def _check_nkeys(name: str) -> None:
-    if find_spec("nkeys") is None:
-        raise MissingExtra(
-            f"The NATS setting {name} needs the package nkeys, which is not installed; run pip install nkeys."
-        )

@@ -184,8 +184,8 @@ except SystemExit as end:
     assert {name for name in own if name.startswith("adapters.cli.")} == {
         f"adapters.cli.{name}"
         for name in (
-            "command", "exit_codes", "logs", "main", "messages", "output", "registry", "session", "settings",
-            "values",
+            "command", "exit_codes", "logs", "main", "messages", "output", "registry", "remote", "session",
+            "settings", "values",
         )
     }  # fmt: skip
     assert "adapters.compose.connect" in own

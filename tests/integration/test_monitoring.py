@@ -127,7 +127,7 @@ async def mailbox_metrics() -> list[Metric]:
     """Return the metrics of a mailbox in which everything has happened that has a label of its own."""
     policy = TopicPolicy(max_attempts=1, shards=1, shard_capacity=2)
     async with open_mailbox("memory:", default_policy=policy) as mailbox:
-        surfaces = SurfaceMetrics(mailbox.measure)
+        surfaces = SurfaceMetrics(mailbox.measure, cap_cache_ttl_ms=30_000)
         await mailbox.send_batch([NewMessage(topic="orders", payload=b"") for _ in range(3)])
         (message,) = await mailbox.receive_messages("orders", max_messages=1)
         await mailbox.nack_messages([message.receipt])

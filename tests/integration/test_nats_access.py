@@ -1,18 +1,20 @@
 """TLS and authentication of connections to NATS, with real servers."""
 
 import datetime
+import json
+import os
+from base64 import urlsafe_b64encode
 from collections.abc import Iterator
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import nkeys
 import pytest
 import trustme
 
 from postroom.adapters.nats.connection import connect
 from postroom.adapters.nats.settings import NatsSettings
-from postroom.application.extras import MissingExtra
 from postroom.application.ingest.namespace import NatsSource
 from postroom.domain.errors import InvalidRequest, Unavailable
 from tests.support.servers.nats import NatsServer
@@ -195,12 +197,71 @@ async def test_a_file_that_does_not_exist_is_named(name: str) -> None:
             pytest.fail("connected")
 
 
-async def test_credentials_without_the_package_that_signs_say_so() -> None:
-    if find_spec("nkeys") is not None:
-        pytest.skip("nkeys is installed")
-    with pytest.raises(MissingExtra, match="credentials needs the package nkeys"):
-        async with connect(NatsSettings(credentials="user.creds"), "test"):
-            pytest.fail("connected")
+async def test_a_seed_of_an_nkey_authenticates(files: Certificates, tmp_path: Path) -> None:
+    (pair, seed), (_, other) = new_nkey(nkeys.PREFIX_BYTE_USER), new_nkey(nkeys.PREFIX_BYTE_USER)
+    users = [{"nkey": pair.public_key.decode()}]
+    with NatsServer(tmp_path / "nats", authorization={"users": users}) as server:
+        async with connect(NatsSettings(server.url, nkey=files.write("seed", seed)), "test") as client:
+            await client.flush()
+        text = await refusal_of_password(NatsSettings(server.url, nkey=files.write("other-seed", other)))
+    assert "Check credentials, nkey" in text
+
+
+async def test_a_credentials_file_with_a_jwt_and_its_seed_authenticates(
+    files: Certificates, tmp_path: Path
+) -> None:
+    operator, _ = new_nkey(nkeys.PREFIX_BYTE_OPERATOR)
+    account, _ = new_nkey(nkeys.PREFIX_BYTE_ACCOUNT)
+    user, seed = new_nkey(nkeys.PREFIX_BYTE_USER)
+    account_jwt = sign_jwt(operator, account, "account", {"limits": {"subs": -1, "conn": -1, "payload": -1}})
+    settings = {
+        "operator": files.write("operator.jwt", sign_jwt(operator, operator, "operator", {}).encode()),
+        "resolver": "MEMORY",
+        "resolver_preload": {account.public_key.decode(): account_jwt},
+        "system_account": account.public_key.decode(),
+    }
+    user_jwt = sign_jwt(account, user, "user", {"subs": -1, "data": -1, "payload": -1})
+    stranger_jwt = sign_jwt(new_nkey(nkeys.PREFIX_BYTE_ACCOUNT)[0], user, "user", {})
+    with NatsServer(tmp_path / "nats", **settings) as server:
+        credentials = files.write("user.creds", credentials_of(user_jwt, seed))
+        async with connect(NatsSettings(server.url, credentials=credentials), "test") as client:
+            await client.flush()
+        stranger = files.write("stranger.creds", credentials_of(stranger_jwt, seed))
+        text = await refusal_of_password(NatsSettings(server.url, credentials=stranger))
+    assert "Check credentials, nkey" in text
+
+
+def new_nkey(prefix: int) -> tuple[nkeys.KeyPair, bytes]:
+    """Return a new pair of keys and its seed."""
+    seed = bytes(nkeys.encode_seed(os.urandom(32), prefix))
+    return nkeys.from_seed(bytearray(seed)), seed
+
+
+def sign_jwt(issuer: nkeys.KeyPair, subject: nkeys.KeyPair, kind: str, claims: dict[str, Any]) -> str:
+    """Return a JWT as NATS reads it."""
+    body = {
+        "jti": kind,
+        "iat": 1_700_000_000,
+        "iss": issuer.public_key.decode(),
+        "sub": subject.public_key.decode(),
+        "name": kind,
+        "nats": claims | {"type": kind, "version": 2},
+    }
+    parts = [{"typ": "JWT", "alg": "ed25519-nkey"}, body]
+    text = ".".join(encode(json.dumps(each).encode()) for each in parts)
+    return f"{text}.{encode(issuer.sign(text.encode()))}"
+
+
+def encode(data: bytes) -> str:
+    return urlsafe_b64encode(data).rstrip(b"=").decode()
+
+
+def credentials_of(jwt: str, seed: bytes) -> bytes:
+    """Return a credentials file, as `nsc` writes it."""
+    parts = {"NATS USER JWT": jwt, "USER NKEY SEED": seed.decode()}
+    return "".join(
+        f"-----BEGIN {name}-----\n{part}\n------END {name}------\n\n" for name, part in parts.items()
+    ).encode()
 
 
 def test_settings_of_a_url_with_a_password_do_not_show_it() -> None:
