@@ -17,20 +17,20 @@ class BacklogGauges(NamedTuple):
 
     Arguments:
         prefix: the gauges are named `{prefix}_backlog` and `{prefix}_oldest_seconds`.
-        count: description of the number of unsettled items.
-        oldest: description of the age of the oldest item.
+        count_help: description of the number of unsettled items.
+        oldest_help: description of the age of the oldest item.
     """
 
     prefix: str
-    count: str
-    oldest: str
+    count_help: str
+    oldest_help: str
 
     def metrics(self, labels: dict[str, str], backlog: Backlog, now: int) -> list[Metric]:
         """Return the metrics of a backlog; `now` is µs since 1970 UTC."""
         oldest = 0.0 if backlog.oldest_at is None else max(0.0, (now - backlog.oldest_at) / US)
         return [
-            Metric(f"{self.prefix}_backlog", "gauge", self.count, [(labels, backlog.count)]),
-            Metric(f"{self.prefix}_oldest_seconds", "gauge", self.oldest, [(labels, oldest)]),
+            Metric(f"{self.prefix}_backlog", "gauge", self.count_help, [(labels, backlog.count)]),
+            Metric(f"{self.prefix}_oldest_seconds", "gauge", self.oldest_help, [(labels, oldest)]),
         ]
 
 
