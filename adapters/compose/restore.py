@@ -13,6 +13,7 @@ from postroom.adapters.backup.folder import (
     check_files,
     copy_from,
     read_manifest,
+    sync,
     temporary_folder,
     writing,
 )
@@ -23,7 +24,6 @@ from postroom.adapters.sqlite.backup import STORE_TABLES, SqliteStoreSnapshot
 from postroom.adapters.sqlite.restore import check_side_files, finish, log_ends, replace_store
 from postroom.adapters.sqlite.store import SqliteStore
 from postroom.adapters.system.clock import SystemClock
-from postroom.adapters.system.files import sync
 from postroom.application.backup.comparison import Loss, check_losses, compare
 from postroom.application.backup.copy_store import copy_store
 from postroom.application.backup.fence import fencing_records

@@ -10,7 +10,6 @@ from tempfile import mkdtemp
 
 import msgspec
 
-from postroom.adapters.system.files import sync
 from postroom.application.ports.export import ExportSource
 from postroom.domain.errors import InvalidRequest, Unavailable
 
@@ -109,7 +108,7 @@ def _replace(folder: Path, target: Path) -> None:
     """Rename a folder to `target`, and remove the export that it replaces."""
     if not (target / SUCCESS).exists():
         folder.rename(target)
-        sync(target.parent)
+        _sync_one(target.parent)
         return
     aside = Path(mkdtemp(REPLACED, f".{target.name}.", target.parent))
     with _locked(target):
@@ -119,7 +118,7 @@ def _replace(folder: Path, target: Path) -> None:
         except BaseException:
             aside.rename(target)
             raise
-        sync(target.parent)
+        _sync_one(target.parent)
         shutil.rmtree(aside, ignore_errors=True)
 
 
@@ -149,4 +148,12 @@ def _locked(folder: Path) -> Iterator[None]:
 def _sync(folder: Path) -> None:
     for at, _, files in os.walk(folder):
         for name in (*files, ""):
-            sync(Path(at, name))
+            _sync_one(Path(at, name))
+
+
+def _sync_one(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
