@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from time import time_ns
 
 from postroom.application.messages import ReceivedMessage
+from postroom.domain.errors import NotFound, Rejected, StaleReceipt
 from postroom.domain.message import Receipt
 
 MIN_WAIT_SECONDS = 0.05
@@ -90,6 +91,21 @@ class DeliveryWindows:
         for window in self._windows:
             for receipt in receipts:
                 window.extend(receipt, visibility_ms)
+
+
+def ended(receipts: Sequence[Receipt], answers: Sequence[Rejected | None]) -> list[Receipt]:
+    """Return the receipts of the deliveries that are over, now or before, by the answers to acks or nacks."""
+    over = (StaleReceipt, NotFound)
+    return [
+        receipt
+        for receipt, answer in zip(receipts, answers, strict=True)
+        if answer is None or isinstance(answer, over)
+    ]
+
+
+def extended(receipts: Sequence[Receipt], answers: Sequence[Rejected | None]) -> list[Receipt]:
+    """Return the receipts of the deliveries that were extended."""
+    return [receipt for receipt, answer in zip(receipts, answers, strict=True) if answer is None]
 
 
 def _now_us() -> int:

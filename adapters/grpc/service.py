@@ -12,7 +12,7 @@ from postroom.adapters.grpc import messages
 from postroom.adapters.grpc.status import write_error
 from postroom.adapters.grpc.v1 import mailbox_pb2 as pb
 from postroom.application.background import wait_at_most
-from postroom.application.delivery_window import DeliveryWindow
+from postroom.application.delivery_window import DeliveryWindow, ended, extended
 from postroom.application.mailbox.settle import submit_valid
 from postroom.application.messages import ReceivedMessage, read_receipt
 from postroom.application.ports.mailbox import Mailbox
@@ -139,7 +139,7 @@ class MailboxService:
     async def ack(self, request: pb.AckRequest, call: Call) -> pb.AckResponse:
         """Settle deliveries."""
         response = pb.AckResponse()
-        settled = await _settle(request.receipts, call.mailbox.ack_messages, response.results)
+        settled = await _settle(request.receipts, call.mailbox.ack_messages, response.results, ended)
         self._streams.settle(settled)
         return response
 
@@ -152,6 +152,7 @@ class MailboxService:
             request.receipts,
             lambda receipts: call.mailbox.nack_messages(receipts, **options),
             response.results,
+            ended,
         )
         self._streams.settle(settled)
         return response
@@ -159,12 +160,13 @@ class MailboxService:
     async def extend(self, request: pb.ExtendRequest, call: Call) -> pb.ExtendResponse:
         """Extend deliveries."""
         response = pb.ExtendResponse()
-        extended = await _settle(
+        receipts = await _settle(
             request.receipts,
             lambda receipts: call.mailbox.extend_visibility(receipts, request.visibility_ms),
             response.results,
+            extended,
         )
-        self._streams.extend(extended, request.visibility_ms)
+        self._streams.extend(receipts, request.visibility_ms)
         return response
 
     async def query(self, request: pb.QueryRequest, call: Call) -> pb.QueryResponse:
@@ -342,17 +344,19 @@ async def _settle(
     tokens: Sequence[str],
     settle: Callable[[list[Receipt]], Awaitable[list[Rejected | None]]],
     results: Any,
+    select: Callable[[Sequence[Receipt], Sequence[Rejected | None]], list[Receipt]],
 ) -> list[Receipt]:
-    """Settle deliveries by their receipts, write a result for each, and return the valid receipts."""
+    """Settle deliveries by their receipts, write a result for each, and return those selected."""
     _check_count("receipts", len(tokens))
-    valid: list[Receipt] = []
+    selected: list[Receipt] = []
 
     async def submit(receipts: list[Receipt]) -> list[Rejected | None]:
-        valid.extend(receipts)
-        return await settle(receipts)
+        answers = await settle(receipts)
+        selected.extend(select(receipts, answers))
+        return answers
 
     for refusal in await submit_valid(tokens, read_receipt, submit):
         result = results.add()
         if refusal is not None:
             write_error(refusal, result.error)
-    return valid
+    return selected

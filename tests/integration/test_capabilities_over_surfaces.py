@@ -164,3 +164,21 @@ async def test_a_quota_that_is_used_up_is_saturation_with_a_time(world: World) -
         with pytest.raises(Saturated) as refused:
             await client.send_message(NewMessage(topic="orders", payload=b"x"))
     assert refused.value.retry_after_ms > 2_000
+
+
+async def test_a_refused_ack_makes_no_room_in_the_stream_of_another(world: World) -> None:
+    async with world.client() as owner, world.client(topics=["orders"]) as other:
+        for _ in range(2):
+            await world.mailbox.send_message(NewMessage(topic="invoices", payload=b"x"))
+        async with owner.stream_messages(
+            "invoices", max_messages=1, visibility_ms=HOUR_MS, heartbeat_ms=250
+        ) as stream:
+            first = await anext(stream)
+            for settle in (other.ack_messages, other.nack_messages):
+                (answer,) = await settle([first.receipt])
+                assert isinstance(answer, Forbidden)
+            for _ in range(20):  # as long as a delivery would take
+                await owner.get_backlog("invoices")
+            assert (await world.mailbox.get_backlog("invoices")).shards[0].ready == 1
+            await first.ack()
+            assert (await anext(stream)).message_id != first.message_id

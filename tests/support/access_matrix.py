@@ -78,6 +78,11 @@ def expected(scope: Scope, case: Case) -> list[str]:
     return codes if case.alone else [max(codes, default=ALLOWED)]
 
 
+def known_of_nothing() -> dict[str, Known]:
+    """Return what may be named while nothing exists."""
+    return {each: Known(each, Receipt(bytes(16), 1, 1), each) for each in (OWN, FOREIGN, UNKNOWN)}
+
+
 def http_cases(known: dict[str, Known]) -> Sequence[Case]:
     """Return the requests of HTTP."""
     cases: list[Case] = []
