@@ -9,7 +9,7 @@ import msgspec
 SECONDS_BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.035, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 """Upper bounds of latencies; 35 ms and 20 ms are the targets of enqueue, dequeue and ack."""
 OTHERS = "*"
-"""Value of a label for all that have none of their own, and topic of the default policy."""
+"""Label value for topics without a label of their own, and for the default policy."""
 
 
 class Histogram(msgspec.Struct):

@@ -1,4 +1,4 @@
-"""What long-running commands tell about themselves: metrics, and what they can't use at present."""
+"""Monitors of long-running commands: metrics, and the dependencies that are missing."""
 
 import asyncio
 import time
@@ -18,7 +18,7 @@ MAILBOX_SECONDS = 3.0
 
 
 class Monitor(NamedTuple):
-    """What a long-running command tells about itself (svc-mailbox I-10).
+    """Metrics and readiness of a long-running command (svc-mailbox I-10).
 
     Arguments:
         collect: returns the metrics.
@@ -48,12 +48,12 @@ class Progress:
         self._at = monotonic()
 
     def succeeded(self) -> None:
-        """Note a pass that succeeded."""
+        """Record a pass that succeeded."""
         self._is_failed = False
         self._at = self._monotonic()
 
     def failed(self) -> None:
-        """Note a pass that failed."""
+        """Record a pass that failed."""
         self._is_failed = True
 
     @property

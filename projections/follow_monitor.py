@@ -9,7 +9,7 @@ from postroom.projections.incremental.counts import FollowCounts
 
 
 def follow_monitor(follower: Follower) -> Monitor:
-    """Return what a follower tells about itself."""
+    """Return the monitor of a follower."""
 
     async def collect() -> list[Metric]:
         return list(_metrics(follower.counts))

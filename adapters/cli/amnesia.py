@@ -29,7 +29,7 @@ def enter_amnesia(session: Session, *addresses: str | None) -> Session:
     for address in addresses:
         if address and address.startswith("unix:"):
             raise InvalidSettings(
-                f"In amnesia mode no file is made, not even the socket {address}; use 127.0.0.1:PORT."
+                f"Amnesia mode can't listen at {address}: a Unix socket is a file; use 127.0.0.1:PORT."
             )
     for reason in protect_memory():
         logger().warning("amnesia.unprotected", reason=reason)

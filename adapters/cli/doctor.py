@@ -22,7 +22,7 @@ STATEMENT_SHARE = 0.5
 def doctor(
     session: Session,
     within: Annotated[
-        str, Option("--within", metavar="DURATION", help="Deadline of the checks, which run at once.")
+        str, Option("--within", metavar="DURATION", help="Deadline for all checks, which run concurrently.")
     ] = "10s",
 ) -> int:
     """Check this machine, the store and the servers of the settings, and say what to do.

@@ -42,25 +42,32 @@ OperationNames = Annotated[
     Option(
         "--operation",
         metavar="NAME",
-        help=f"{', '.join(Operation)}, or all; may be repeated, or several with commas.",
+        help=f"{', '.join(Operation)}, or all; may be repeated or separated by commas.",
     ),
 ]
 ExpiresIn = Annotated[
-    str | None, Option("--expires-in", metavar="DURATION", help="Valid for this time, such as 12h.")
+    str | None,
+    Option("--expires-in", metavar="DURATION", help="Duration after which the token expires, such as 12h."),
 ]
 ValidFrom = Annotated[
     str | None,
-    Option("--not-before", metavar="TIME", help="Valid from this RFC 3339 time on, or from a duration on."),
+    Option(
+        "--not-before",
+        metavar="TIME",
+        help="Not valid before this RFC 3339 time, or before this duration has passed.",
+    ),
 ]
 Quotas = Annotated[
     list[str] | None,
     Option(
         "--quota",
         metavar="AMOUNT/WINDOW",
-        help="Calls or payload bytes in each 1s, 1m, 1h or 1d, as 1000/1m or 50MB/1h; may be repeated.",
+        help="Calls or payload bytes per 1s, 1m, 1h or 1d, such as 1000/1m or 50MB/1h; may be repeated.",
     ),
 ]
-Messages = Annotated[int | None, Option("--max-messages", metavar="N", help="Messages in each call.", min=1)]
+Messages = Annotated[
+    int | None, Option("--max-messages", metavar="N", help="Maximum number of messages in a call.", min=1)
+]
 
 
 def parse_operations(names: Iterable[str]) -> tuple[Operation, ...]:

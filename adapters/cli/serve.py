@@ -78,7 +78,10 @@ def serve(
     ] = False,
     amnesia: Annotated[
         bool,
-        Option("--amnesia", help="Write nothing to a disk; what is in memory is lost at the end."),
+        Option(
+            "--amnesia",
+            help="Write nothing to disk; all messages are lost when the server stops.",
+        ),
     ] = False,
 ) -> None:
     """Serve the mailbox over HTTP and gRPC, until interrupted.

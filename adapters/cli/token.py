@@ -54,7 +54,7 @@ def mint(
     mailbox: MailboxNames = None,
     topic: TopicNames = None,
     expires_in: Annotated[
-        str, Option(metavar="DURATION", help="Valid for this time, at most 366d.")
+        str, Option(metavar="DURATION", help="Duration after which the token expires, at most 366d.")
     ] = DEFAULT_LIFETIME,
     not_before: ValidFrom = None,
     quota: Quotas = None,
@@ -62,7 +62,7 @@ def mint(
     out: Out = None,
     key_file: KeyFile = None,
 ) -> None:
-    """Issue a capability and print its token, which is stored nowhere; its nonce, to revoke it, is a note.
+    """Issue a capability; print its token, which is not stored, and on stderr the nonce that revokes it.
 
     Without --mailbox or --topic it covers all of them.
     """
@@ -95,7 +95,7 @@ def revoke(
     every: Annotated[bool, Option("--all", help="Revoke all capabilities issued so far.")] = False,
     yes: Annotated[bool, Option("--yes", help="Do not ask for confirmation.")] = False,
 ) -> int | None:
-    """Revoke capabilities and all that was attenuated from them; servers refuse them within cap_cache_ttl.
+    """Revoke capabilities and all attenuated from them; servers refuse their tokens within cap_cache_ttl.
 
     Messages that were received before can still be acked and nacked.
     """
@@ -127,7 +127,7 @@ def revoke(
 def rotate(
     session: Session,
     overlap: Annotated[
-        str, Option(metavar="DURATION", help="How long tokens signed by the keys before stay valid.")
+        str, Option(metavar="DURATION", help="Time for which tokens signed with earlier keys remain valid.")
     ] = DEFAULT_OVERLAP,
     key_file: KeyFile = None,
 ) -> None:
@@ -136,16 +136,17 @@ def rotate(
 
     if session.store == MEMORY:
         raise InvalidRequest(
-            "The store memory: ends with the command, and its keys with it; name a file with --store or "
+            "The store memory: and its keys end with this command; name a file with --store or "
             "POSTROOM_STORE."
         )
     overlap_ms = parse_duration(overlap)
     keys = open_key_ring(session.store, _key_file(session, key_file))
     with open_capabilities(session.store, keys) as capabilities:
         key_id = capabilities.rotate(overlap_ms)
+    validity = f"are valid for {exact_duration(overlap_ms)}" if overlap_ms else "are no longer valid"
     session.out.result(
         {"key_id": key_id, "overlap_ms": overlap_ms},
-        f"Key {key_id} signs from now on; tokens of earlier keys are valid for {exact_duration(overlap_ms)}",
+        f"Key {key_id} signs from now on; tokens of earlier keys {validity}",
     )
 
 
@@ -154,7 +155,7 @@ def list_capabilities(
     principal: Annotated[str | None, Option(help="Only of this principal.")] = None,
     every: Annotated[bool, Option("--all", help="Also those that have expired or were revoked.")] = False,
 ) -> None:
-    """List the capabilities that are valid, oldest first; their tokens are stored nowhere."""
+    """List the valid capabilities, oldest first; their tokens are not stored."""
     from postroom.adapters.compose.access import open_capabilities
 
     now = now_ms()

@@ -28,7 +28,7 @@ if TYPE_CHECKING:  # eventsourcing is slow to import
     from postroom.application.access.capabilities import Capabilities
 
 Access = Callable[[Mailbox, Search], OpenSession]
-"""Returns what opens the sessions of the callers of a mailbox."""
+"""Returns the function that opens the sessions of callers of a mailbox."""
 
 
 def open_key_ring(store: str, path: str | None = None) -> KeyRing:
@@ -46,7 +46,7 @@ def open_key_ring(store: str, path: str | None = None) -> KeyRing:
         return MemoryKeyRing()
     if is_url(store):
         raise InvalidRequest(
-            "The keys of a store in a database are in a file, whose path is missing; give one, outside the "
+            "The path of the key file is missing, which a store in a database needs; name one, outside the "
             "database."
         )
     # All names of a file have the same keys, and the working directory may change.
@@ -84,7 +84,7 @@ def open_capabilities(store: str, keys: KeyRing | None = None) -> "Iterator[Capa
 
 
 class CheckedAccess:
-    """What returns the sessions of callers of a mailbox, by their capabilities."""
+    """Access control of the callers of a mailbox, by their capabilities."""
 
     def __init__(self, authority: Authority, audit: AuditLog, settings: AccessSettings | None) -> None:
         self._authority = authority
@@ -93,7 +93,7 @@ class CheckedAccess:
         self._controls: list[AccessControl] = []
 
     def __call__(self, mailbox: Mailbox, search: Search) -> OpenSession:
-        """Return what opens sessions on a mailbox."""
+        """Return the function that opens sessions on a mailbox."""
         control = AccessControl(mailbox, search, self._authority, self._audit, SystemClock(), self._settings)
         self._controls.append(control)
         return control.open_session

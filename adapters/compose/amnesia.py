@@ -1,4 +1,4 @@
-"""Wiring of amnesia mode: what keeps a process off every disk."""
+"""Wiring of amnesia mode: protection of a process's memory from being written to a disk."""
 
 from postroom.adapters.system.memory import protect_memory
 

@@ -20,7 +20,7 @@ from postroom.domain.names import AUDIT_LOG, CAPABILITY_LOG
 HOUR_MS = 3_600_000
 MAX_RETENTION_MS = 10 * 366 * 24 * HOUR_MS
 MEMORY_ENTRIES = 10_000
-"""Entries that an audit log in memory holds."""
+"""Maximum number of entries of an audit log in memory."""
 
 
 class AuditSettings(msgspec.Struct, frozen=True):

@@ -108,7 +108,7 @@ async def open_namespace(namespace: Namespace) -> AsyncIterator[OpenNamespace]:
 
 
 def reload_namespace(ingester: Ingester, namespace: Namespace) -> None:
-    """Make an ingester validate and store by a changed namespace, of which it takes the fields `RELOADED`.
+    """Apply the fields `RELOADED` of a changed namespace to an ingester.
 
     Raises: InvalidRequest when a schema can't be read; nothing is changed.
     """

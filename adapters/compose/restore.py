@@ -192,7 +192,7 @@ def _load_database(
 
 
 def _losses(place: Store, existing: list[str], snapshot: SqliteStoreSnapshot) -> list[Loss]:
-    """Return what the logs of a store have that those of the backup have not."""
+    """Return the records of a store's logs that the backup lacks."""
     losses: list[Loss | None] = []
     names = snapshot.mailboxes()
     for mailbox in existing:

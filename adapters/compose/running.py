@@ -1,4 +1,4 @@
-"""What long-running commands use of the system."""
+"""System services that long-running commands use."""
 
 from postroom.adapters.system.service_manager import ServiceManager
 

@@ -53,7 +53,7 @@ OPTIONS = [
 ]
 
 MODE_METADATA = (("x-postroom-mode", "dev"),)
-"""Metadata of every answer of a server that asks for no tokens."""
+"""Metadata of every answer of a server with `--dev`."""
 
 Handler = Callable[[Any, Call], Awaitable[Any]]
 Runner = Callable[[Any, Context], Awaitable[Any]]

@@ -48,7 +48,7 @@ DISCARD_FRAMES: Final = 4
 """Frames of a body that is too large which are read and discarded, so that its sender sees the answer."""
 MAX_HOST_CHARS: Final = 256
 UNTRACED: Final = frozenset((b"/healthz", b"/readyz", b"/metrics"))
-"""Paths that monitoring asks for every few seconds, which have no spans."""
+"""Paths that monitoring polls, for which no spans are recorded."""
 
 
 class ClientGone(Exception):

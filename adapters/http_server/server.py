@@ -26,7 +26,7 @@ from postroom.domain.errors import InvalidRequest
 
 ABORT_SECONDS = 0.5
 MODE_HEADERS = [(b"x-postroom-mode", b"dev")]
-"""Headers of every answer of a server that asks for no tokens."""
+"""Headers of every answer of a server with `--dev`."""
 
 
 def http_surface(

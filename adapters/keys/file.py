@@ -19,7 +19,7 @@ MODE = 0o600
 OTHERS = 0o077
 MAX_BYTES = 1 << 20
 SUFFIX = ".keys"
-"""What follows the name of a SQLite file in the name of its key file."""
+"""Suffix of the key file of a SQLite file."""
 
 
 class _Key(msgspec.Struct, forbid_unknown_fields=True):
@@ -103,7 +103,7 @@ class FileKeyRing:
                 return [key.validate() for key in keys]
         except (msgspec.MsgspecError, ValueError, RecursionError, InvalidRequest):
             pass  # an error may quote the secret
-        raise InvalidRequest(f"The key file {self._path} is malformed; restore it from a backup.")
+        raise InvalidRequest(f"The key file {self._path} is malformed; restore a copy of it.")
 
     def _store(self, keys: Sequence[RootKey], folder: int) -> None:
         stored = _Keys(

@@ -10,7 +10,7 @@ from postroom.application.extras import explain_missing_extra
 from postroom.domain.errors import InvalidRequest
 
 _REFUSALS = ("authorization", "authentication", "credentials")
-"""What the server's refusals of a user, token, certificate or signature contain."""
+"""Texts in the errors with which a server refuses a user, token, certificate or signature."""
 
 
 def access_options(settings: NatsSettings) -> dict[str, Any]:
@@ -41,7 +41,7 @@ def access_options(settings: NatsSettings) -> dict[str, Any]:
 
 
 def explain(error: BaseException) -> str | None:
-    """Return what to check after an error that another attempt would have again; None for other errors."""
+    """Return what to check after an error that a retry would repeat; None for other errors."""
     if isinstance(error, InvalidRequest):
         return "Check the NATS settings."
     if isinstance(error, ssl.SSLCertVerificationError):
@@ -68,7 +68,7 @@ def _tls_context(settings: NatsSettings) -> ssl.SSLContext:
 
 
 def _refuse_password() -> str:
-    raise ValueError("the key has a passphrase, which can't be given")
+    raise ValueError("the key has a passphrase, which is not supported")
 
 
 def _read(name: str, path: str) -> str:

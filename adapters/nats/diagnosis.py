@@ -50,7 +50,7 @@ async def _check(settings: NatsSettings, seconds: float) -> list[Finding]:
 
 
 async def _check_clock(client: Client, seconds: float) -> list[Finding]:
-    """Return how far the server's clock is from ours; nothing without a stream, by which it is told."""
+    """Return the difference between the server's clock and ours; nothing if no stream reports a time."""
     names = (await _request(client, "$JS.API.STREAM.NAMES", seconds)).get("streams")
     if not names:
         return []

@@ -60,7 +60,8 @@ def read_pem(setting: str, path: str, kind: str) -> bytes:
         data = Path(path).read_bytes()
     except OSError as error:
         raise InvalidRequest(
-            f"{setting}: the file {path} can't be read: {error.strerror or error}; name another, or mend it."
+            f"{setting}: the file {path} can't be read: {error.strerror or error}; name another "
+            "file, or make this one readable."
         ) from error
     if not (b"-----BEGIN " in data and kind.encode() + b"-----" in data):
         raise InvalidRequest(f"{setting}: the file {path} has no {kind} in PEM; name another.")
@@ -111,7 +112,7 @@ def explain_tls_failure(text: str, where: str) -> str | None:
         reason = (match[1] or "its name is another one").strip(" .")
         return (
             f"The certificate of {where} is not accepted: {reason}; name its authority by "
-            "ClientTls(ca=...), or mend the certificate."
+            "ClientTls(ca=...), or replace the certificate."
         )
     if _REFUSED_CLIENT.search(text):
         return (

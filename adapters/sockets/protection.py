@@ -1,4 +1,4 @@
-"""How network surfaces are protected from what other machines send."""
+"""Protection of network surfaces against calls from other machines."""
 
 from typing import NamedTuple
 

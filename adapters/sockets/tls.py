@@ -1,4 +1,4 @@
-"""Certificates of servers: loaded from files, checked, and loaded anew while connections are served."""
+"""Certificates of servers: loaded from files, checked, and reloaded while connections are served."""
 
 import ssl
 from contextlib import suppress

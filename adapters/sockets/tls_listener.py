@@ -1,4 +1,4 @@
-"""TLS connections, of which a bounded number may be in their handshake."""
+"""Listener for TLS connections that limits the number of concurrent handshakes."""
 
 import asyncio
 import socket

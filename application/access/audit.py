@@ -6,7 +6,7 @@ from typing import Protocol
 import msgspec
 
 ALLOWED = "allowed"
-"""Outcome of an access that was answered; of any other it is the error's code, such as `E_CAP_SCOPE`."""
+"""Outcome of an access that was answered; that of a failed one is its error code, such as `E_CAP_SCOPE`."""
 CANCELLED = "cancelled"
 """Outcome of an access whose caller did not wait for the answer."""
 

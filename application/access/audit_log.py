@@ -16,12 +16,12 @@ DAY_MS = 86_400_000
 RETENTION_MS = 90 * DAY_MS
 ENTRIES_PER_APPEND = 1_000
 MAX_WAITING = 10_000
-"""Entries that may wait for an append; more are refused, and with them the accesses."""
+"""Maximum number of entries that wait for an append; further accesses are refused."""
 REMOVAL_INTERVAL_SECONDS = 3_600
 TRUNCATE_ROWS = 5_000
 """Records removed in one transaction; bounds how long an append waits for retention."""
 ATTEMPTS = 100
-"""Appends tried while other processes append first."""
+"""Maximum number of attempts to append while other processes append first."""
 
 
 class StoredAuditLog:

@@ -1,4 +1,4 @@
-"""`Authority`: the keys and revocations by which capabilities are valid, as they were read last."""
+"""`Authority`: the latest keys and revocations, which decide whether capabilities are valid."""
 
 import asyncio
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from postroom.domain.capability.token import RootKey, not_issued_here
 from postroom.domain.errors import PostroomError, Unauthenticated, Unavailable
 
 POLL_MS = 1_000
-"""How often keys and revocations of other processes are read, and least time between two failed reads."""
+"""Interval at which keys and revocations are read, and minimum time between two failed reads."""
 US_PER_MS = 1_000
 NEVER = -(1 << 62)
 
@@ -50,7 +50,7 @@ class Authority:
         self._read_at = NEVER
 
     def invalidity(self, access: Access) -> Unauthenticated | None:
-        """Return why a capability is not valid now; None if it is."""
+        """Return the error if a capability is not valid now; None if it is."""
         try:
             check_time(access, self._clock.wall() // US_PER_MS)
             self._revocations.check(access)

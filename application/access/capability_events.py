@@ -18,7 +18,7 @@ _START = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class CapabilityIssued(Aggregate.Created):
-    """A capability was issued; the event has nothing to make its token of.
+    """A capability was issued; its token can't be derived from the event.
 
     Arguments:
         key_id: of the key that signed it, in hexadecimal.

@@ -23,11 +23,11 @@ from postroom.domain.capability.token import Token
 from postroom.domain.errors import Unauthenticated
 
 MAX_SESSIONS = 4_096
-"""Number of verified tokens that are remembered; the oldest are forgotten first, and verified again."""
+"""Size of the verification cache; the oldest tokens are evicted first."""
 SPIKE_REFUSALS = 100
-"""Number of refusals within a second that is a spike, at which all tokens are verified again."""
+"""Number of refusals within a second that empties the verification cache."""
 SPIKE_PAUSE_MS = 5_000
-"""Minimum time between two purges, so that whoever causes refusals can't keep the cache empty."""
+"""Minimum time between two purges, so that refusals can't keep the cache empty."""
 US_PER_MS = 1_000
 
 
@@ -72,7 +72,7 @@ class AccessControl:
         self._spike = _Spike(clock.uptime)
 
     async def open_session(self, token: str | None) -> Session:
-        """Return what the bearer of a token may use.
+        """Return the session of the bearer of a token.
 
         A token that has expired or was revoked opens a session as long as messages that it received are in
         flight, to settle them.

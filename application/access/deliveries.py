@@ -20,7 +20,7 @@ class Delivery(NamedTuple):
 class Deliveries:
     """The newest deliveries in flight.
 
-    They say of which topic a receipt is, and whose deliveries may be settled although the capability has
+    They give the topic of a receipt, and tell whose deliveries may be settled although the capability has
     expired or was revoked meanwhile (svc-mailbox I-15).
 
     Arguments:

@@ -9,7 +9,7 @@ from postroom.domain.capability.rights import Operation
 from postroom.domain.errors import Forbidden, Unauthenticated
 
 MAX_TOPICS = 1_000
-"""Number of topics of which is remembered whether a capability covers them."""
+"""Size of the cache of topics that were compared with a capability."""
 
 
 class Guard:
@@ -45,7 +45,7 @@ class Guard:
         return self.invalidity() is None
 
     def invalidity(self) -> Unauthenticated | None:
-        """Return why the capability is not valid now; None if it is."""
+        """Return the error if the capability is not valid now; None if it is."""
         return self._authority.invalidity(self.access)
 
     def check_operation(self, operation: Operation) -> None:
@@ -108,6 +108,6 @@ class Guard:
             self._quotas.count_bytes(self._limits, sum(sizes))
 
     def at_most(self, messages: int) -> int:
-        """Return how many messages a call may return that asks for `messages`."""
+        """Return how many of the requested messages a call may return."""
         limit = self.access.max_messages
         return messages if limit is None or type(messages) is not int else min(messages, limit)

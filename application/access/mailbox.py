@@ -241,7 +241,7 @@ class AuthorizedMailbox(AuthorizedReads):
         return await self.receive_messages(topic, **options)  # type: ignore[arg-type] # options of StreamMessages
 
     async def _return_messages(self, receipts: list[Receipt], *, reason: str, delay_ms: int) -> None:
-        """Nack what a stream left; after an expiry or a revocation it stays with the consumer."""
+        """Nack the deliveries that a stream did not settle, if the capability is still valid."""
         if await self._guard.is_valid():
             await self._settle_with(
                 receipts, True, partial(self._mailbox.nack_messages, reason=reason, delay_ms=delay_ms)
@@ -278,7 +278,7 @@ class AuthorizedMailbox(AuthorizedReads):
         return answers
 
     async def _refuse_receipt(self, item: object, *, is_valid: bool = True) -> Rejected | None:
-        """Return why the capability does not cover a receipt; None if it does, or the mailbox refuses it."""
+        """Return the error for a receipt that the capability does not cover; None if the mailbox decides."""
         if is_valid and self._guard.covers_all_topics:
             return None
         try:

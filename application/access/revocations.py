@@ -1,4 +1,4 @@
-"""What was revoked, as it takes effect in every process that checks capabilities."""
+"""Revocations, as every process that checks capabilities applies them."""
 
 from typing import Protocol
 
@@ -7,7 +7,7 @@ from postroom.domain.errors import Unauthenticated
 from postroom.domain.policy import DAY_MS
 
 FORGET_AFTER_MS = DAY_MS
-"""How long after its expiry a capability is still known to be revoked: the wall clock may be set back."""
+"""Time for which a revocation outlasts the capability's expiry, as the wall clock may be set back."""
 
 
 class Revocations:
@@ -18,7 +18,7 @@ class Revocations:
 
     def __init__(self) -> None:
         self.position = 0
-        """Position in the log of capabilities up to which they are known."""
+        """Position in the log of capabilities up to which revocations were read."""
         self._nonces: dict[bytes, int] = {}
         self._epoch = 0
         self._forgotten_at = 0

@@ -11,7 +11,7 @@ from postroom.domain.errors import Forbidden
 from postroom.domain.search import EventFilter, SearchPage
 
 PAGING = ("limit", "offset", "cursor", "order", "mailbox")
-"""Fields of a filter that are no criteria."""
+"""Fields of a filter that are not criteria."""
 
 
 class AuthorizedSearch:

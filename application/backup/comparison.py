@@ -9,7 +9,7 @@ from postroom.domain.errors import InvalidRequest
 
 
 class Loss(NamedTuple):
-    """What a mailbox has that the backup has not.
+    """Records of a mailbox that the backup lacks.
 
     Arguments:
         common: last position at which both logs have the same record; 0 for none.

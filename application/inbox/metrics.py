@@ -1,19 +1,22 @@
 """Metrics and readiness of an inbox worker."""
 
-import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from time import perf_counter
-from typing import get_args
+from typing import Final, get_args
 
+from postroom.application.backlog_monitor import BacklogGauges, backlog_monitor
 from postroom.application.inbox.worker import DeliveryOutcome, InboxWorker
 from postroom.application.metrics import Histogram, Metric, new_histogram
-from postroom.application.monitor import BACKLOG_SECONDS, Monitor
+from postroom.application.monitor import Monitor
 from postroom.application.ports.event_handler import EventHandler, HandlerRequest
 from postroom.application.ports.outbox_repository import Backlog
-from postroom.domain.errors import PostroomError
 from postroom.domain.inbox import HandlerResult
 
-US = 1_000_000
+_GAUGES: Final = BacklogGauges(
+    "postroom_inbox",
+    "Unsettled messages.",
+    "Time since the oldest unsettled message was received; 0 without one.",
+)
 
 
 class MeasuredHandler:
@@ -45,18 +48,10 @@ def inbox_monitor(
     stream_metrics: Callable[[], Sequence[Metric]],
     is_connected: Callable[[], bool],
 ) -> Monitor:
-    """Return what an inbox worker tells about itself; for the arguments, see `relay_monitor`."""
-    labels = {"context": context}
+    """Return the monitor of an inbox worker; for the arguments, see `relay_monitor`."""
 
-    async def find_backlog() -> Backlog | None:
-        try:
-            async with asyncio.timeout(BACKLOG_SECONDS):
-                return await get_backlog()
-        except (PostroomError, TimeoutError):
-            return None
-
-    async def collect() -> list[Metric]:
-        metrics = [
+    def collect_counts(labels: dict[str, str]) -> list[Metric]:
+        return [
             Metric(
                 "postroom_inbox_deliveries",
                 "counter",
@@ -77,26 +72,7 @@ def inbox_monitor(
             ),
             *stream_metrics(),
         ]
-        backlog = await find_backlog()
-        if backlog is not None:
-            oldest = 0.0 if backlog.oldest_at is None else max(0.0, (wall() - backlog.oldest_at) / US)
-            metrics += (
-                Metric("postroom_inbox_backlog", "gauge", "Unsettled messages.", [(labels, backlog.count)]),
-                Metric(
-                    "postroom_inbox_oldest_seconds",
-                    "gauge",
-                    "Time since the oldest unsettled message was received; 0 without one.",
-                    [(labels, oldest)],
-                ),
-            )
-        return metrics
 
-    async def find_missing() -> list[str]:
-        missing = [] if is_connected() else ["nats"]
-        if await find_backlog() is None:
-            missing.append("database")
-        if not worker.progress.is_made:
-            missing.append("worker")
-        return missing
-
-    return Monitor(collect, find_missing)
+    return backlog_monitor(
+        context, collect_counts, _GAUGES, get_backlog, wall, is_connected, ("worker", worker.progress)
+    )

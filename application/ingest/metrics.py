@@ -19,7 +19,7 @@ def ingest_monitor(
     count_pending: Callable[[], Awaitable[int]],
     stream_metrics: Callable[[], Sequence[Metric]],
 ) -> Monitor:
-    """Return what an ingester tells about itself.
+    """Return the monitor of an ingester.
 
     Arguments:
         measure_mailbox: returns the metrics of the archive if this process owns it.

@@ -16,7 +16,7 @@ COMPACTION_RATIO = 0.75
 """Share of the bound above which settled messages are forgotten."""
 INTERVAL_SECONDS = 0.1
 MAX_INTERVAL_SECONDS = 300.0
-"""Time after which settled messages are forgotten although there is room: the default `T_replay`."""
+"""Interval at which settled messages are forgotten even if there is room: the default `T_replay`."""
 INTERVAL_RATIO = 4
 """A compaction that takes long is followed by a pause of this many times its duration."""
 SNAPSHOT_TRIES = 5

@@ -13,7 +13,7 @@ from postroom.domain.message import Message
 
 BATCH_BOUNDS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000)
 MAX_DEPTH = 1_024
-"""Largest reorder depth that is told apart from larger ones."""
+"""Reorder depth at which counting stops."""
 MAX_SHARDS = 1_024
 """Maximum number of shards whose latest deliveries are remembered."""
 

@@ -120,7 +120,7 @@ class SendEnvelopes:
 
 
 def topics_of(messages: Sequence[object]) -> Iterator[str]:
-    """Yield the topics of new messages, for spans; what is no message has none."""
+    """Yield the topics of new messages, for spans; objects of other types are skipped."""
     return (each.topic for each in messages if isinstance(each, NewMessage) and type(each.topic) is str)
 
 

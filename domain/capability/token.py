@@ -3,7 +3,7 @@
     tag 0 = HMAC(root key, context + identifier)
     tag i = HMAC(tag i-1, caveat i)
 
-A token contains the last tag only. So whoever holds it can add a caveat and compute the next tag without a
+A token contains the last tag only. So its holder can add a caveat and compute the next tag without a
 key, but can neither change nor remove what comes before.
 """
 
@@ -156,7 +156,7 @@ class Token(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
         try:
             return [decode_caveat(each) for each in self.caveats]
         except InvalidRequest as error:
-            raise Unauthenticated(f"{error} Attenuate it anew.", "caveat") from None
+            raise Unauthenticated(f"{error} Attenuate the token again.", "caveat") from None
 
 
 _encode = msgspec.msgpack.encode

@@ -27,7 +27,7 @@ class TestFileKeyRing(KeyRingConformance):
 def test_the_keys_of_a_file_store_are_beside_it(tmp_path: Path) -> None:
     open_key_ring(str(tmp_path / "orders.db")).rotate(key(1), 0)
     assert [each.name for each in tmp_path.iterdir()] == ["orders.db.keys"]
-    with pytest.raises(InvalidRequest, match="path is missing"):
+    with pytest.raises(InvalidRequest, match="key file is missing"):
         open_key_ring("postgresql://localhost/orders")
 
 

@@ -150,7 +150,7 @@ def test_a_store_or_a_key_that_is_missing_is_named(session: Open) -> None:
         pass
     with pytest.raises(InvalidRequest, match="run postroom token rotate first"):
         token.mint(session(), "shop", operation=["send"])
-    with pytest.raises(InvalidRequest, match="memory: ends with the command"):
+    with pytest.raises(InvalidRequest, match="memory: and its keys end with this command"):
         token.rotate(session(store="memory:"))
 
 

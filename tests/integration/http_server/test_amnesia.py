@@ -158,7 +158,7 @@ def test_a_call_is_a_write_if_it_changes_a_file(call: str, is_write: bool) -> No
     ("arguments", "reason"),
     [
         (["--store", "orders.db"], "the store is in memory, not orders.db"),
-        (["--http", "unix:orders.sock"], "not even the socket unix:orders.sock"),
+        (["--http", "unix:orders.sock"], "a Unix socket is a file"),
     ],
 )
 def test_amnesia_mode_refuses_what_makes_a_file(arguments: list[str], reason: str, tmp_path: Path) -> None:
