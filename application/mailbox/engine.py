@@ -210,6 +210,7 @@ class MailboxEngine:
 
         A stream in the owner's own process ends with it, so `is_stream` changes nothing.
         """
+        self.check_process()
         loop = asyncio.get_running_loop()
         deadline = loop.time() + wait_ms / 1_000
         while True:

@@ -6,7 +6,6 @@ import sys
 from collections.abc import Iterator
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -53,8 +52,7 @@ def run(monkeypatch: pytest.MonkeyPatch, *line: str) -> tuple[object, str, str]:
     out = io.TextIOWrapper(io.BytesIO(), "utf-8")
     err = io.StringIO()
     monkeypatch.setattr(sys, "argv", ["postroom", *line])
-    stdin = io.BufferedReader(io.BytesIO())
-    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=stdin, isatty=lambda: False))
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BufferedReader(io.BytesIO())))
     with redirect_stdout(out), redirect_stderr(err), pytest.raises(SystemExit) as end:
         main.main()
     out.flush()
