@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from postroom.application.access.guard import Guard
 from postroom.application.messages import ReceivedMessage
 from postroom.application.ports.mailbox import Mailbox
+from postroom.application.query_results import Backlog
 from postroom.domain.capability.rights import Topics
 from postroom.domain.errors import PostroomError
 from postroom.domain.message import Receipt
@@ -93,7 +94,8 @@ def _shows(answer: Any, topic: str) -> bool:
     """Return whether an answer has a message of a topic, or names it."""
     items = answer if isinstance(answer, list) else [answer]
     envelopes = [getattr(getattr(each, "item", None), "envelope_blob", b"") for each in items]
-    parts = [*items, *(shard for each in items for shard in getattr(each, "shards", ()))]
+    backlogs = [each for each in items if isinstance(each, Backlog)]
+    parts = [*items, *(shard for each in backlogs for shard in each.shards)]
     return any(_canary(topic) in each for each in envelopes) or any(
         getattr(each, "topic", None) == topic for each in parts
     )
