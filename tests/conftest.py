@@ -47,8 +47,16 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run unit tests last: their files are short, so all workers of `make test` end at the same time."""
-    items.sort(key=lambda item: item.nodeid.startswith("tests/unit/"))
+    """Run simulations first, which are long, and unit tests last, which are short.
+
+    So all workers of `make test` end at the same time.
+    """
+    items.sort(
+        key=lambda item: (
+            item.nodeid.startswith("tests/unit/"),
+            not item.nodeid.startswith("tests/simulation/"),
+        )
+    )
 
 
 @pytest.fixture
