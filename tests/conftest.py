@@ -1,4 +1,5 @@
 import asyncio
+import logging
 import os
 import sys
 from collections.abc import Iterator
@@ -57,6 +58,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             not item.nodeid.startswith("tests/simulation/"),
         )
     )
+
+
+@pytest.fixture(autouse=True)
+def _logging_configuration() -> Iterator[None]:
+    """Restore the configuration of logging, which commands set for their whole process."""
+    root, own = logging.getLogger(), logging.getLogger("postroom")
+    handlers, levels = root.handlers[:], (root.level, own.level)
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(levels[0])
+    own.setLevel(levels[1])
 
 
 @pytest.fixture

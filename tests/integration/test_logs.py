@@ -54,16 +54,13 @@ def logged() -> Iterator[io.StringIO]:
     stream = io.StringIO()
     handler = logging.StreamHandler(stream)
     handler.setFormatter(make_formatter("json"))
-    root, own = logging.getLogger(), logging.getLogger("postroom")
+    root = logging.getLogger()
     root.addHandler(handler)
-    level, own_level = root.level, own.level
-    own.setLevel(logging.DEBUG)
+    logging.getLogger("postroom").setLevel(logging.DEBUG)
     try:
         yield stream
     finally:
         root.removeHandler(handler)
-        root.setLevel(level)
-        own.setLevel(own_level)
 
 
 def check(stream: io.StringIO, *events: str) -> None:

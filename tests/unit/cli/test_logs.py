@@ -5,8 +5,7 @@ import json
 import logging
 import os
 import re
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,26 +16,12 @@ from postroom.application.correlation import correlate
 from postroom.application.telemetry import logger
 
 
-@contextmanager
-def root_logging() -> Iterator[None]:
-    """Restore the configuration of logging at the end."""
-    root, own = logging.getLogger(), logging.getLogger("postroom")
-    handlers, levels = root.handlers[:], (root.level, own.level)
-    try:
-        yield
-    finally:
-        root.handlers[:] = handlers
-        root.setLevel(levels[0])
-        own.setLevel(levels[1])
-
-
 def logged(log_format: LogFormat, log: Callable[[], object]) -> str:
     stream = io.StringIO()
     handler = logging.StreamHandler(stream)
     handler.setFormatter(make_formatter(log_format))
-    with root_logging():
-        logging.basicConfig(handlers=[handler], level=logging.DEBUG, force=True)
-        log()
+    logging.basicConfig(handlers=[handler], level=logging.DEBUG, force=True)
+    log()
     return stream.getvalue()
 
 
@@ -108,20 +93,18 @@ def test_no_value_controls_the_terminal_or_begins_a_line(log_format: LogFormat) 
 
 
 def test_auto_is_json_unless_stderr_is_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
-    with root_logging():
-        configure_logs("info")
-        logger().info("a.b")
-        assert json.loads(capsys.readouterr().err)["event"] == "a.b"
-        configure_logs("info", "console")
-        logger().info("a.b", n=1)
-        assert re.search(r"\[info +\] a\.b +\[postroom\.a\] n=1\n", capsys.readouterr().err)
+    configure_logs("info")
+    logger().info("a.b")
+    assert json.loads(capsys.readouterr().err)["event"] == "a.b"
+    configure_logs("info", "console")
+    logger().info("a.b", n=1)
+    assert re.search(r"\[info +\] a\.b +\[postroom\.a\] n=1\n", capsys.readouterr().err)
 
 
 def test_debugging_postroom_logs_no_details_of_libraries(capsys: pytest.CaptureFixture[str]) -> None:
-    with root_logging():
-        configure_logs("debug", "json")
-        logging.getLogger("nats").info("a detail")
-        logger().debug("a.b")
+    configure_logs("debug", "json")
+    logging.getLogger("nats").info("a detail")
+    logger().debug("a.b")
     assert [json.loads(each)["logger"] for each in capsys.readouterr().err.splitlines()] == ["postroom.a"]
 
 
@@ -131,9 +114,8 @@ def test_the_example_in_the_documentation_renders_events_with_structlog(
     page = Path(__file__).parents[3] / "docs/observability.md"
     (example,) = re.findall(r"```python\n(.*?)```", page.read_text("utf-8"), re.DOTALL)
     root = logging.getLogger()
-    with root_logging():
-        root.handlers.clear()
-        exec(example, {})
-        logger().warning("mailbox.owner_hangs", mailbox="orders@one")
+    root.handlers.clear()
+    exec(example, {})
+    logger().warning("mailbox.owner_hangs", mailbox="orders@one")
     fields = json.loads(capsys.readouterr().err)
     assert (fields["event"], fields["mailbox"]) == ("mailbox.owner_hangs", "orders@one")
