@@ -13,6 +13,7 @@ EXTRAS = {
     "chdb": "clickhouse",
     "clickhouse_connect": "clickhouse",
     "cronsim": "schedule",
+    "cryptography": "postgres",
     "deltalake": "delta",
     "eventsourcing": "postgres",
     "grpc": "grpc",
