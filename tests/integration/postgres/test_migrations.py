@@ -230,7 +230,8 @@ async def test_the_log_of_an_earlier_version_works_after_all_migrations(
     assert mailbox_names(postgres_store) == [ONE]
     apply(postgres_store, FROZEN.joinpath("store", number, "insert.sql").read_text("utf-8"))
     assert log_statements.asked == set(log_statements) - {"end_session"}  # for connections that were lost
-    assert lock_statements.asked == set(lock_statements) - {"ping", "still_there"}
+    later = {"ping", "still_there", "incumbent", "evict", "end_session"}  # for owners that hang or are lost
+    assert lock_statements.asked == set(lock_statements) - later
 
 
 @pytest.mark.parametrize("file", sorted(FROZEN.joinpath("messaging").glob("*/*.sql")), ids=str)
