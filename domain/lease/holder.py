@@ -9,8 +9,8 @@ RETRY_BASE_MS = 100
 class HeldLease:
     """State machine of a runner's lease: until when it may append, and when it sends the next heartbeat.
 
-    All times are uptime in µs (CLOCK_BOOTTIME), which only this process reads. The time of a request is that of
-    before it was sent, so that the lease begins no later than an admin records it.
+    All times are uptime in µs (CLOCK_BOOTTIME), which only this process reads. The time of a request is taken
+    before it is sent, so that the lease begins no later than an admin records it.
 
     Attributes:
         epoch: of the lease; 0 before it was granted.
