@@ -113,7 +113,7 @@ class MailboxHandlers(grpc.GenericRpcHandler):
         """Return a handler of encoded requests that checks tokens, and turns errors into statuses."""
 
         async def run(data: bytes, context: Context) -> Any:
-            caller = read_metadata(context.invocation_metadata())  # type: ignore[arg-type]  # no values in the stubs
+            caller = read_metadata(context.invocation_metadata())
             with (
                 correlate(caller.get(CORR_ID_KEY)) as corr_id,
                 tracer().serve(METHODS[name].path[1:], "grpc", context_of(caller)) as span,

@@ -1,6 +1,7 @@
 """Owners of any leases in any order: an owner of a stale epoch never appends (RFC-049)."""
 
 import asyncio
+from functools import partial
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -29,7 +30,7 @@ async def _check(steps: list[tuple[str, int]]) -> None:
             before = log.head()
             if step == "open" and epoch not in engines:
                 ended.discard(epoch)
-                engine = MailboxEngine(log, ManualClock(), may_append=lambda epoch=epoch: epoch not in ended)
+                engine = MailboxEngine(log, ManualClock(), may_append=partial(_is_held, epoch, ended))
                 if await _succeeds(engine.open("test", epoch=epoch)):
                     assert epoch > newest
                     engines[epoch], newest = engine, epoch
@@ -62,3 +63,7 @@ async def _succeeds(work: object) -> bool:
     except Unavailable:
         return False
     return True
+
+
+def _is_held(epoch: int, ended: set[int]) -> bool:
+    return epoch not in ended
