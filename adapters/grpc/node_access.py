@@ -6,7 +6,6 @@ import re
 import grpc
 
 from postroom.adapters.grpc.channels import open_channel
-from postroom.adapters.grpc.metadata import read_metadata
 from postroom.adapters.sockets.address import Address
 from postroom.adapters.sockets.client_tls import ClientFiles
 from postroom.adapters.sockets.tls import ServerTls
@@ -30,7 +29,7 @@ class NodeAccess:
     """
 
     def __init__(self, token: str | None = None, tls: ClientFiles | None = None) -> None:
-        if token is not None and not (isinstance(token, str) and _TOKEN.fullmatch(token)):
+        if token is not None and (type(token) is not str or not _TOKEN.fullmatch(token)):
             raise InvalidRequest(
                 f"node_token of [cluster] must be {MIN_TOKEN_CHARS} to {MAX_TOKEN_CHARS} letters, digits or "
                 "any of ._~+/-; make one with: openssl rand -hex 32."
@@ -87,8 +86,3 @@ class NodeAccess:
                 f"{address.text} is reached from other machines, and callers are not authenticated; set "
                 "node_token of [cluster], or tls_client_ca, or use 127.0.0.1:PORT."
             )
-
-
-def caller_metadata(context: "grpc.aio.ServicerContext[object, object]") -> dict[str, str]:
-    """Return the textual metadata of a call that is served, by key."""
-    return read_metadata(context.invocation_metadata())  # type: ignore[arg-type]  # the stubs know no values

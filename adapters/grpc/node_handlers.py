@@ -56,7 +56,7 @@ class NodeHandlers(grpc.GenericRpcHandler):
     ) -> None:
         self._access = access
         self.names = tuple({methods[name].path.split("/")[1] for name in handlers})
-        self._handlers = {
+        self._handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
             methods[name].path: grpc.unary_unary_rpc_method_handler(
                 self._run(methods[name], handler, is_public=name in public),
                 request_deserializer=None,  # `read_request` does it, whose error has a code
@@ -79,7 +79,7 @@ class NodeHandlers(grpc.GenericRpcHandler):
 
     def _run(self, method: Method, handler: NodeHandler, *, is_public: bool) -> Any:
         async def run(data: bytes, context: Context) -> Any:
-            metadata = read_metadata(context.invocation_metadata())  # type: ignore[arg-type]  # stubs know no values
+            metadata = read_metadata(context.invocation_metadata())
             with (
                 correlate(metadata.get(CORR_ID_KEY)) as corr_id,
                 tracer().serve(method.path[1:], "grpc", context_of(metadata)) as span,

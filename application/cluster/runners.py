@@ -80,7 +80,7 @@ class Runners:
         for offer in self._offers.values():
             if offer.runner in loads and offer.until > now:
                 loads[offer.runner] += 1
-        offers = []
+        offers: list[str] = []
         for mailbox, proxy in sorted(orphans.items()):
             if len(offers) == MAX_OFFERS:
                 break

@@ -16,7 +16,9 @@ def test_any_text_becomes_visible_ascii_and_reads_back(text: str) -> None:
     assert read_text(value) == text
 
 
-@pytest.mark.parametrize("value", ["", "-1", "1.5", "+1", " 1", "1_0", "٣", "0x1", str(MAX_INT + 1), "9" * 500])
+@pytest.mark.parametrize(
+    "value", ["", "-1", "1.5", "+1", " 1", "1_0", "٣", "0x1", str(MAX_INT + 1), "9" * 500]
+)
 def test_what_is_no_number_is_refused(value: str) -> None:
     with pytest.raises(InvalidRequest, match="postroom-epoch must be a number"):
         read_number({"postroom-epoch": value}, "postroom-epoch")
