@@ -104,8 +104,8 @@ class Runners:
         declined = set() if offer is None else offer.declined | {offer.runner}
         if not candidates - declined:
             declined = set()
-        chosen = min(candidates - declined, key=lambda each: (loads[each], each), default=None)
-        if chosen is not None:
-            loads[chosen] += 1
-            self._offers[mailbox] = _Offer(chosen, now + self._offer_us, declined)
-        return chosen
+        choice = min(candidates - declined, key=lambda each: (loads[each], each), default=None)
+        if choice is not None:
+            loads[choice] += 1
+            self._offers[mailbox] = _Offer(choice, now + self._offer_us, declined)
+        return choice
