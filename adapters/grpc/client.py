@@ -9,11 +9,12 @@ import grpc
 import uuid_utils
 
 from postroom.adapters.grpc import messages
+from postroom.adapters.grpc.channels import open_channel
 from postroom.adapters.grpc.metadata import MAILBOX_KEY, write_text
 from postroom.adapters.grpc.methods import METHODS
 from postroom.adapters.grpc.status import error_of, read_error
 from postroom.adapters.grpc.v1 import mailbox_pb2 as pb
-from postroom.adapters.sockets.client_tls import ClientFiles, make_client_context, read_pem, system_ca
+from postroom.adapters.sockets.client_tls import ClientFiles
 from postroom.adapters.sockets.peers import check_socket_owner
 from postroom.application.correlation import current_corr_id
 from postroom.application.mailbox.client import MailboxClient
@@ -36,16 +37,6 @@ from postroom.domain.policy import TopicPolicy
 UNIX = "unix:"
 MAX_BATCH_BYTES = 1 << 19
 MAX_INT32 = (1 << 31) - 1
-OPTIONS = [
-    ("grpc.max_receive_message_length", -1),  # what was received must not be lost for its size
-    ("grpc.max_send_message_length", -1),
-    ("grpc.keepalive_time_ms", 10_000),  # a server that is paused or cut off is noticed within 15 s
-    ("grpc.keepalive_timeout_ms", 5_000),
-    ("grpc.http2.ping_timeout_ms", 5_000),
-    ("grpc.http2.max_pings_without_data", 0),  # no limit
-    ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.max_reconnect_backoff_ms", 1_000),
-]
 
 
 @asynccontextmanager
@@ -71,12 +62,7 @@ async def connect_grpc(
     """
     if address.startswith(UNIX):
         check_socket_owner(address.removeprefix(UNIX))
-    opening = (
-        grpc.aio.insecure_channel(address, options=OPTIONS)
-        if tls is None
-        else grpc.aio.secure_channel(address, _credentials(tls), options=OPTIONS)
-    )
-    async with opening as channel:
+    async with open_channel(address, tls) as channel:
         where = f"{'grpc' if tls is None else 'grpcs'}://{address}"
         transport = GrpcTransport(channel, where, token, mailbox)
         async with MailboxClient.open(transport, timeout_ms, uuid_utils.uuid7) as client:
@@ -302,16 +288,6 @@ class GrpcTransport:
             raise Unavailable(
                 f"The connection to {self.where} was closed; whether the call took effect is unknown."
             ) from None
-
-
-def _credentials(tls: ClientFiles) -> grpc.ChannelCredentials:
-    make_client_context(tls)  # whose errors are clear
-    ca = tls.ca or system_ca()
-    return grpc.ssl_channel_credentials(
-        None if ca is None else read_pem("ca", ca, "CERTIFICATE"),
-        None if tls.key is None else read_pem("key", tls.key, "PRIVATE KEY"),
-        None if tls.certificate is None else read_pem("certificate", tls.certificate, "CERTIFICATE"),
-    )
 
 
 def _tokens(receipts: Sequence[Receipt]) -> list[str]:
