@@ -73,7 +73,7 @@ At the end it stops accepting, finishes the requests in progress within its time
 """
 
 
-Lookup = Callable[[str | None], Service]
+FindService = Callable[[str | None], Service]
 """Returns the service of a mailbox, or of the only one when no name is given.
 
 Raises: NotFound, or WrongOwner, for a mailbox that this process does not serve; InvalidRequest without a name
@@ -81,16 +81,16 @@ Raises: NotFound, or WrongOwner, for a mailbox that this process does not serve;
 """
 
 
-def only(service: Service) -> Lookup:
-    """Return the lookup of a process that serves one mailbox."""
+def only(service: Service) -> FindService:
+    """Return what finds the service of a process that serves one mailbox."""
     name = service.mailbox.name
 
-    def look_up(mailbox: str | None) -> Service:
+    def find_service(mailbox: str | None) -> Service:
         if mailbox not in (None, name):
             raise NotFound(f"The server serves the mailbox {name}, not {mailbox}; call another server.")
         return service
 
-    return look_up
+    return find_service
 
 
 def unrestricted(mailbox: Mailbox, search: Search) -> OpenSession:

@@ -15,7 +15,7 @@ from postroom.adapters.grpc.status import DETAILS_KEY, status_code, status_of
 from postroom.application.background import cancel_and_wait
 from postroom.application.bearer import read_bearer
 from postroom.application.correlation import correlate
-from postroom.application.service import Lookup, Service, Session
+from postroom.application.service import FindService, Service, Session
 from postroom.application.surface_metrics import SurfaceMetrics
 from postroom.application.telemetry import logger
 from postroom.application.trace_context import context_of
@@ -55,14 +55,14 @@ class MailboxHandlers(grpc.GenericRpcHandler):
     The waits for messages of a mailbox end when its service begins to stop.
 
     Arguments:
-        lookup: returns the service of the mailbox that a call names.
+        find_service: returns the service of the mailbox that a call names.
         metrics: of calls whose mailbox was not found.
     """
 
     names = NAMES
 
-    def __init__(self, lookup: Lookup, metrics: SurfaceMetrics) -> None:
-        self._lookup = lookup
+    def __init__(self, find_service: FindService, metrics: SurfaceMetrics) -> None:
+        self._find_service = find_service
         self._metrics = metrics
         self._handlers = {
             method.path: _method_handler(method, self._run(name, method.request))
@@ -91,10 +91,10 @@ class MailboxHandlers(grpc.GenericRpcHandler):
     def _find(self, caller: Metadata) -> _Served:
         """Return the mailbox that a call names.
 
-        Raises: as the lookup does.
+        Raises: as `find_service` does.
         """
         name = caller.get(MAILBOX_KEY)
-        service = self._lookup(None if name is None else read_text(name))
+        service = self._find_service(None if name is None else read_text(name))
         served = self._served.get(service.mailbox.name)
         if served is None or served.service is not service:
             served = self._served[service.mailbox.name] = _Served(service)

@@ -9,7 +9,7 @@ RETRY_MS = 500
 
 
 class ServedMailboxes:
-    """Services of mailboxes by name; `look_up` is the `Lookup` of a server."""
+    """Services of mailboxes by name; `find` is the `FindService` of a server."""
 
     def __init__(self) -> None:
         self._services: dict[str, Service] = {}
@@ -22,7 +22,7 @@ class ServedMailboxes:
         """Return the names of the mailboxes, sorted."""
         return sorted(self._services)
 
-    def look_up(self, mailbox: str | None) -> Service:
+    def find(self, mailbox: str | None) -> Service:
         """Return the service of a mailbox, or of the only one when no name is given.
 
         Raises: WrongOwner when it is not served here, InvalidRequest without a name when several are,

@@ -51,7 +51,7 @@ def mailboxes() -> ServedMailboxes:
 
 @pytest.fixture
 async def address(mailboxes: ServedMailboxes) -> AsyncIterator[str]:
-    handlers = MailboxHandlers(mailboxes.look_up, SurfaceMetrics())
+    handlers = MailboxHandlers(mailboxes.find, SurfaceMetrics())
     async with serve_handlers(resolve("127.0.0.1:0"), [handlers]) as url:
         yield url.removeprefix("grpc://")
 
