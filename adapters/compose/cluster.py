@@ -11,13 +11,15 @@ from postroom.domain.names import check_address
 if TYPE_CHECKING:  # grpcio is an extra
     from postroom.adapters.grpc.node_access import NodeAccess
 
+__all__ = ["NodeAccess", "advertised_address", "check_admins", "open_node_access"]
+
 WILDCARDS = ("0.0.0.0", "::")
 
 
 @explain_missing_extra("cluster")
 def open_node_access(token: str | None, tls: ClientTls | None) -> "NodeAccess":
     """Return the credentials of a process of a cluster; see `NodeAccess`."""
-    from postroom.adapters.grpc.node_access import NodeAccess
+    from postroom.adapters.grpc.node_access import NodeAccess as NodeAccess  # what the command line names
 
     return NodeAccess(token, None if tls is None else tls.check())
 
