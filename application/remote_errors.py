@@ -14,6 +14,7 @@ from postroom.domain.errors import (
     StaleReceipt,
     Unauthenticated,
     Unavailable,
+    WrongOwner,
 )
 
 _REFUSALS: dict[str, type[PostroomError]] = {
@@ -45,6 +46,8 @@ def rebuild_error(code: str, message: str, retry_after_ms: int | None) -> Postro
     retry_ms = DEFAULT_RETRY_MS if retry_after_ms is None else retry_after_ms
     if code == Saturated.code:
         return Saturated(message, retry_ms)
+    if code == WrongOwner.code:
+        return WrongOwner("", message)
     if code in _REFUSALS:
         return _REFUSALS[code](message)
     may_repeat = retry_after_ms is not None or code == Unavailable.code

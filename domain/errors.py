@@ -9,6 +9,9 @@
     │   ├── NotFound               404 E_NOT_FOUND
     │   ├── IdempotencyConflict    409 E_DUPLICATE
     │   ├── StaleReceipt           409 E_STALE_RECEIPT
+    │   ├── LeaseHeld              409 E_LEASE_HELD, another runner has the lease
+    │   ├── LeaseLost              409 E_LEASE_LOST, the runner no longer has the lease
+    │   ├── WrongOwner             421 E_WRONG_OWNER, this process does not own the mailbox
     │   ├── FrameTooLarge          413 E_FRAME_TOO_LARGE
     │   ├── InvalidOutboxEvent     400 INVALID_OUTBOX
     │   ├── FutureEvent            400 FUTURE_EVENT
@@ -117,6 +120,53 @@ class StaleReceipt(Rejected):
 
     code = "E_STALE_RECEIPT"
     status = 409
+
+
+class LeaseHeld(Rejected):
+    """The lease of a mailbox is held by another runner (RFC-049 Lease Acquisition)."""
+
+    code = "E_LEASE_HELD"
+    status = 409
+
+    def __init__(self, mailbox: str, runner: str) -> None:
+        super().__init__(f"Mailbox {mailbox} is leased by {runner}; wait until it is released or expires.")
+        self.mailbox = mailbox
+        self.runner = runner
+
+
+class LeaseLost(Rejected):
+    """A runner does not have, or no longer has, the lease of a mailbox (RFC-049 Heartbeat Processing).
+
+    Arguments:
+        reason: what became of the lease, as the end of a sentence without a full stop.
+    """
+
+    code = "E_LEASE_LOST"
+    status = 409
+
+    def __init__(self, mailbox: str, reason: str) -> None:
+        super().__init__(
+            f"The lease of mailbox {mailbox} was not renewed: {reason}; stop serving it, or acquire it again."
+        )
+        self.mailbox = mailbox
+        self.reason = reason
+
+
+class WrongOwner(Rejected):
+    """A call named a mailbox that this process does not own; refresh its route and call the owner.
+
+    Arguments:
+        message: the text of a server's error; by default it is made for this process.
+    """
+
+    code = "E_WRONG_OWNER"
+    status = 421
+
+    def __init__(self, mailbox: str, message: str | None = None) -> None:
+        super().__init__(
+            message or f"This process does not own mailbox {mailbox}; refresh its route and call the owner."
+        )
+        self.mailbox = mailbox
 
 
 class FrameTooLarge(Rejected):
@@ -256,6 +306,8 @@ class Fenced(Unavailable):
         super().__init__(
             f"Mailbox {mailbox} was taken over by epoch {newer} while this process held epoch {epoch}; "
             "open the mailbox again to continue."
+            if newer > epoch
+            else f"Mailbox {mailbox} was opened with epoch {epoch} before; acquire its lease again."
         )
         self.epoch = epoch
         self.newer = newer

@@ -1,4 +1,4 @@
-"""Names of mailboxes and topics, message ids, and the 16-byte stream ids derived from them."""
+"""Names of mailboxes, topics and members of a cluster, message ids, and the 16-byte stream ids of them."""
 
 import re
 from collections.abc import Collection
@@ -11,6 +11,11 @@ from postroom.domain.errors import InvalidRequest
 
 _MAILBOX = re.compile(r"[^\s\x00-\x1f\x7f@/]{1,128}@[^\s\x00-\x1f\x7f@/]{1,128}\Z")
 _TOPIC = re.compile(r"[^\s\x00-\x1f\x7f*?\[\]]{1,255}\Z")
+_MEMBER = re.compile(r"[^\s\x00-\x1f\x7f@/]{1,128}\Z")
+_HOST = re.compile(
+    r"(\[[0-9A-Fa-f:.]{2,45}\]|[A-Za-z0-9]([A-Za-z0-9._-]{0,251}[A-Za-z0-9])?):([1-9][0-9]{0,4})\Z"
+)
+_SOCKET = re.compile(r"unix:/[^\s\x00-\x1f\x7f]{1,106}\Z")
 _UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\Z")
 _NAMES = UUID("6ad9bd0e-54c4-5d0b-9a39-0d9bb4ce1c4e").bytes  # the namespace of Postroom's name-based ids
 _AS_VERSION_5 = [bytes([byte & 0x0F | 0x50]) for byte in range(256)]
@@ -22,6 +27,7 @@ CAPABILITY_LOG = "$capabilities"
 MAX_ID_CHARS = MAX_TEXT_CHARS
 MAX_CHOICES = 10
 MAX_SUGGESTIONS = 3
+MAX_PORT = 65_535
 STREAM_BYTES = 16
 """Length of a stream id."""
 
@@ -34,6 +40,49 @@ def check_mailbox(name: object) -> str:
             f"Mailbox name {text[:80]!r} must have the form namespace@proxy, each of 1 to 128 characters "
             "without spaces, control characters, @ or slashes."
         )
+    return text
+
+
+def check_member(name: str, value: object) -> str:
+    """Return the id of a runner or proxy, a possible part of a mailbox name, or raise `InvalidRequest`.
+
+    Arguments:
+        name: name of the argument, for the error.
+    """
+    text = check_any_text(name, value)
+    if not _MEMBER.match(text):
+        raise InvalidRequest(
+            f"{name} must be 1 to 128 characters without spaces, control characters, @ or slashes; it was "
+            f"{text[:80]!r}."
+        )
+    return text
+
+
+def check_address(name: str, value: object) -> str:
+    """Return the address of a runner or proxy, `host:port` or `unix:/path`, or raise `InvalidRequest`.
+
+    Arguments:
+        name: name of the argument, for the error.
+    """
+    text = check_any_text(name, value)
+    host = _HOST.match(text)
+    if not _SOCKET.match(text) and (host is None or int(host[3]) > MAX_PORT):
+        raise InvalidRequest(
+            f"{name} must have the form host:port or unix:/path, such as 10.0.0.5:7070 or [fd00::5]:7070; "
+            f"it was {text[:80]!r}."
+        )
+    return text
+
+
+def check_uuid(name: str, value: object) -> str:
+    """Return a UUID in its canonical spelling, or raise `InvalidRequest`.
+
+    Arguments:
+        name: name of the argument, for the error.
+    """
+    text = check_any_text(name, value)
+    if not _UUID.match(text):
+        raise InvalidRequest(f"{name} must be a UUID in lower case with hyphens; it was {text[:80]!r}.")
     return text
 
 
@@ -72,6 +121,16 @@ def describe_choices(name: str, choices: Collection[str]) -> str:
 def mailbox_stream(name: str) -> bytes:
     """Return the stream id of a mailbox's own events."""
     return _name_based(name)
+
+
+def lease_stream(mailbox: str) -> bytes:
+    """Return the stream id of the lease of a mailbox."""
+    return _name_based(f"lease/{mailbox}")
+
+
+def proxy_stream(proxy: str) -> bytes:
+    """Return the stream id of the registration of a proxy."""
+    return _name_based(f"proxy/{proxy}")
 
 
 def message_stream(mailbox: str, message_id: object) -> bytes:

@@ -10,6 +10,7 @@ from tempfile import mkdtemp
 
 from blake3 import blake3
 
+from postroom.adapters.files.durable import sync
 from postroom.application.backup.manifest import BackupFile, Manifest, decode_manifest, encode_manifest
 from postroom.domain.errors import IntegrityFailure, InvalidRequest, NotFound, Unavailable
 
@@ -134,15 +135,6 @@ def copy_from(backup: Path, name: str, target: Path) -> None:
         target.touch(0o600)
         with target.open("wb") as copy:
             shutil.copyfileobj(source, copy, _CHUNK_BYTES)
-
-
-def sync(path: Path) -> None:
-    """Make a file or folder durable."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 @contextmanager

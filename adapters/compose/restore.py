@@ -13,12 +13,12 @@ from postroom.adapters.backup.folder import (
     check_files,
     copy_from,
     read_manifest,
-    sync,
     temporary_folder,
     writing,
 )
 from postroom.adapters.compose.backup import Progress, verify_logs
 from postroom.adapters.compose.store import Store, open_store
+from postroom.adapters.files.durable import sync
 from postroom.adapters.postgres.url import is_url
 from postroom.adapters.sqlite.backup import STORE_TABLES, SqliteStoreSnapshot
 from postroom.adapters.sqlite.restore import check_side_files, finish, log_ends, replace_store

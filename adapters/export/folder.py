@@ -10,6 +10,7 @@ from tempfile import mkdtemp
 
 import msgspec
 
+from postroom.adapters.files.durable import sync
 from postroom.application.ports.export import ExportSource
 from postroom.domain.errors import InvalidRequest, Unavailable
 
@@ -47,7 +48,7 @@ def whole_folder(target: Path, kind: str, overwrite: bool) -> Iterator[Path]:
         try:
             with _locked(folder):
                 yield folder
-                _sync(folder)
+                _sync_all(folder)
                 _check(target, kind, overwrite)
                 _replace(folder, target)
         except BaseException:
@@ -108,7 +109,7 @@ def _replace(folder: Path, target: Path) -> None:
     """Rename a folder to `target`, and remove the export that it replaces."""
     if not (target / SUCCESS).exists():
         folder.rename(target)
-        _sync_one(target.parent)
+        sync(target.parent)
         return
     aside = Path(mkdtemp(REPLACED, f".{target.name}.", target.parent))
     with _locked(target):
@@ -118,7 +119,7 @@ def _replace(folder: Path, target: Path) -> None:
         except BaseException:
             aside.rename(target)
             raise
-        _sync_one(target.parent)
+        sync(target.parent)
         shutil.rmtree(aside, ignore_errors=True)
 
 
@@ -145,15 +146,7 @@ def _locked(folder: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _sync(folder: Path) -> None:
+def _sync_all(folder: Path) -> None:
     for at, _, files in os.walk(folder):
         for name in (*files, ""):
-            _sync_one(Path(at, name))
-
-
-def _sync_one(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+            sync(Path(at, name))

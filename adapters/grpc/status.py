@@ -11,7 +11,14 @@ from google.rpc.status_pb2 import Status
 from postroom.adapters.grpc.v1 import mailbox_pb2 as pb
 from postroom.adapters.sockets.client_tls import explain_tls_failure
 from postroom.application.remote_errors import rebuild_error
-from postroom.domain.errors import FrameTooLarge, InvalidRequest, PostroomError, StaleReceipt, Unavailable
+from postroom.domain.errors import (
+    FrameTooLarge,
+    InvalidRequest,
+    LeaseLost,
+    PostroomError,
+    StaleReceipt,
+    Unavailable,
+)
 
 DETAILS_KEY = "grpc-status-details-bin"
 DOMAIN = "postroom"
@@ -28,6 +35,7 @@ _CODES = {
     404: grpc.StatusCode.NOT_FOUND,
     409: grpc.StatusCode.ALREADY_EXISTS,
     413: grpc.StatusCode.RESOURCE_EXHAUSTED,  # as gRPC itself answers a message above its limit
+    421: grpc.StatusCode.FAILED_PRECONDITION,
     422: grpc.StatusCode.DATA_LOSS,
     429: grpc.StatusCode.RESOURCE_EXHAUSTED,
     500: grpc.StatusCode.INTERNAL,
@@ -37,7 +45,7 @@ _CODES = {
 
 def status_code(error: PostroomError) -> grpc.StatusCode:
     """Return the gRPC code of an error."""
-    if isinstance(error, StaleReceipt):
+    if isinstance(error, StaleReceipt | LeaseLost):
         return grpc.StatusCode.FAILED_PRECONDITION
     return _CODES[error.status]
 

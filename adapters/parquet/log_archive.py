@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
+from postroom.adapters.files.durable import sync
 from postroom.application.ports.log_archive import Segment
 from postroom.domain.errors import BrokenLog, Unavailable
 from postroom.domain.record import CHAIN, Record, chained
@@ -231,22 +232,14 @@ def _write(table: pa.Table, path: Path) -> None:
         with suppress(OSError):
             os.unlink(temporary)
         raise
-    _sync_folder(path.parent)
+    sync(path.parent)
 
 
 def _make_folder(folder: Path) -> None:
     missing = [each for each in (folder, *folder.parents) if not each.exists()]
     for each in reversed(missing):
         each.mkdir(mode=0o700, exist_ok=True)
-        _sync_folder(each.parent)
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        sync(each.parent)
 
 
 def _remove_unfinished(folder: Path) -> None:

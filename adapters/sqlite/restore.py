@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from pathlib import Path
 
+from postroom.adapters.files.durable import sync
 from postroom.adapters.sql.statements import statements
 from postroom.adapters.sqlite.database import open_file
 from postroom.adapters.sqlite.read_model_file import views_path
@@ -81,11 +82,7 @@ def _take_place(file: Path, store: Path) -> None:
     for path in (views, *(Path(f"{views}{suffix}") for suffix in SIDE_FILES)):
         path.unlink(missing_ok=True)  # read models of other records
     os.rename(file, store)
-    folder = os.open(store.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+    sync(store.parent)
 
 
 @contextmanager

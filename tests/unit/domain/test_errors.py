@@ -9,10 +9,13 @@ from postroom.domain.errors import (
     IdempotencyConflict,
     IntegrityFailure,
     InvalidRequest,
+    LeaseHeld,
+    LeaseLost,
     PostroomError,
     Saturated,
     Unauthenticated,
     Unavailable,
+    WrongOwner,
 )
 
 
@@ -23,7 +26,10 @@ from postroom.domain.errors import (
         (Unauthenticated, 401, "E_CAP_AUTH"),
         (Forbidden, 403, "E_CAP_SCOPE"),
         (IdempotencyConflict, 409, "E_DUPLICATE"),
+        (LeaseHeld, 409, "E_LEASE_HELD"),
+        (LeaseLost, 409, "E_LEASE_LOST"),
         (FrameTooLarge, 413, "E_FRAME_TOO_LARGE"),
+        (WrongOwner, 421, "E_WRONG_OWNER"),
         (IntegrityFailure, 422, "E_INTEGRITY"),
         (Saturated, 429, "E_SATURATED"),
         (Unavailable, 503, "E_UNAVAILABLE"),
