@@ -105,9 +105,9 @@ class LogRecorder(ApplicationRecorder):
         head = self._log.head()
         return None if head is None else head.position
 
-    def subscribe(self, gt: int | None = None, topics: Sequence[str] = ()) -> "LogSubscription":
+    def subscribe(self, gt: int | None = None, topics: Sequence[str] = ()) -> "PollingSubscription":
         """Return an iterator over the events after position `gt`, including those appended later."""
-        return LogSubscription(self, gt, topics)
+        return PollingSubscription(self, gt, topics)
 
     def _refuse_mailbox(self, head: Head | None) -> None:
         if head is not None and head.epoch > EPOCH:
@@ -154,10 +154,10 @@ class LogRecorder(ApplicationRecorder):
         return message_stream(self._log.mailbox, originator_id)
 
 
-class LogSubscription(Subscription[LogRecorder]):
-    """Subscription that polls the log; positions have no gaps, so no event is missed."""
+class PollingSubscription(Subscription[ApplicationRecorder]):
+    """Subscription that polls a recorder whose events become visible in the order of their positions."""
 
-    def __init__(self, recorder: LogRecorder, gt: int | None, topics: Sequence[str]) -> None:
+    def __init__(self, recorder: ApplicationRecorder, gt: int | None, topics: Sequence[str]) -> None:
         super().__init__(recorder, gt, topics)
         self._page: Iterator[Notification] = iter(())
         self._stop = Event()
