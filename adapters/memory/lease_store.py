@@ -10,7 +10,7 @@ from uuid import UUID
 
 from eventsourcing.persistence import ApplicationRecorder, IntegrityError, Notification, StoredEvent
 
-from postroom.adapters.recorder import PollingSubscription
+from postroom.application.polling_subscription import PollingSubscription
 from postroom.application.ports.lease_store import RENEWAL
 
 
