@@ -10,6 +10,7 @@ import uuid_utils
 
 from postroom.adapters.grpc import messages
 from postroom.adapters.grpc.channels import open_channel
+from postroom.adapters.grpc.metadata import MAILBOX_KEY, write_text
 from postroom.adapters.grpc.methods import METHODS
 from postroom.adapters.grpc.status import error_of, read_error
 from postroom.adapters.grpc.v1 import mailbox_pb2 as pb
@@ -40,23 +41,30 @@ MAX_INT32 = (1 << 31) - 1
 
 @asynccontextmanager
 async def connect_grpc(
-    address: str, *, timeout_ms: int, token: str | None = None, tls: ClientFiles | None = None
+    address: str,
+    *,
+    timeout_ms: int,
+    token: str | None = None,
+    tls: ClientFiles | None = None,
+    mailbox: str | None = None,
 ) -> AsyncIterator[MailboxClient]:
-    """Use the mailbox that a gRPC server serves, for as long as the context lasts.
+    """Use a mailbox that a gRPC server serves, for as long as the context lasts.
 
     Arguments:
         address: `host:port` or `unix:/path`.
         timeout_ms: time for each call, besides the wait for messages.
         token: sent with each call as `authorization: Bearer`.
         tls: certificates; None connects without TLS.
+        mailbox: which of several mailboxes; None takes the server's only one.
 
     Raises: Unavailable when the server can't be reached, InvalidRequest for a certificate that is not
-        accepted.
+        accepted, NotFound or WrongOwner when the server does not serve the mailbox.
     """
     if address.startswith(UNIX):
         check_socket_owner(address.removeprefix(UNIX))
     async with open_channel(address, tls) as channel:
-        transport = GrpcTransport(channel, f"{'grpc' if tls is None else 'grpcs'}://{address}", token)
+        where = f"{'grpc' if tls is None else 'grpcs'}://{address}"
+        transport = GrpcTransport(channel, where, token, mailbox)
         async with MailboxClient.open(transport, timeout_ms, uuid_utils.uuid7) as client:
             yield client
 
@@ -67,13 +75,21 @@ class GrpcTransport:
     Arguments:
         where: address of the server, for errors.
         token: sent with each call; None sends none.
+        mailbox: named in each call; None names none.
     """
 
     max_batch_bytes = MAX_BATCH_BYTES
 
-    def __init__(self, channel: grpc.aio.Channel, where: str, token: str | None = None) -> None:
+    def __init__(
+        self, channel: grpc.aio.Channel, where: str, token: str | None = None, mailbox: str | None = None
+    ) -> None:
         self.where = where
-        self._token = () if token is None else (("authorization", f"Bearer {token}"),)
+        self._sent: list[tuple[str, str]] = []
+        """Metadata of every call."""
+        if token is not None:
+            self._sent.append(("authorization", f"Bearer {token}"))
+        if mailbox is not None:
+            self._sent.append((MAILBOX_KEY, write_text(mailbox)))
         self._recv_stream = channel.unary_stream(
             METHODS["recv_stream"].path,
             request_serializer=METHODS["recv_stream"].request.SerializeToString,
@@ -90,7 +106,7 @@ class GrpcTransport:
         }
 
     async def get_name(self) -> str:
-        """Return the name of the mailbox that the server serves."""
+        """Return the name of the mailbox that answers."""
         response = await self._call("info", pb.InfoRequest())
         return str(response.mailbox)
 
@@ -255,7 +271,7 @@ class GrpcTransport:
 
     def _metadata(self) -> tuple[tuple[str, str], ...]:
         corr_id = current_corr_id()
-        called = self._token if corr_id is None else (*self._token, ("x-corr-id", corr_id))
+        called = self._sent if corr_id is None else (*self._sent, ("x-corr-id", corr_id))
         return (*called, *outgoing_headers().items())
 
     async def _within(self, call: Awaitable[Any]) -> Any:
