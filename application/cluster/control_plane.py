@@ -43,7 +43,6 @@ from postroom.domain.names import check_address, check_mailbox, check_member
 
 MAX_MAILBOXES = 10_000
 """Of which a runner may say that it has the lease."""
-MIN_INT32, MAX_INT32 = -(1 << 31), (1 << 31) - 1
 
 T = TypeVar("T")
 
@@ -51,9 +50,9 @@ T = TypeVar("T")
 class ControlPlane:
     """`LeaseAdmin` over a lease store, which several admins may share.
 
-    All that decides is in the log of the store: admins do not talk to each other. Each folds the log, lets those
-    leases expire whose newest version it saw for their TTL and grace period, and pushes changes of routes to the
-    proxies that registered with it.
+    All that decides is in the log of the store: admins do not talk to each other. Each folds the log, lets
+    those leases expire whose newest version it saw for their TTL and grace period, and pushes changes of routes
+    to the proxies that registered with it.
 
     Arguments:
         blocking: runs functions that block, in threads.
@@ -128,12 +127,11 @@ class ControlPlane:
         """
         mailbox = check_mailbox(request.mailbox)
         partition = partition_of(mailbox)
-        if request.partition is not None:
-            if check_int("partition", request.partition, MIN_INT32, MAX_INT32) != partition:
-                raise InvalidRequest(
-                    f"Mailbox {mailbox} is in partition {partition}, not in {request.partition}; a partition is "
-                    "crc32(mailbox_id) mod 256."
-                )
+        if request.partition not in (None, partition):
+            raise InvalidRequest(
+                f"Mailbox {mailbox} is in partition {partition}, not {str(request.partition)[:20]}; a partition "
+                "is crc32(mailbox_id) mod 256."
+            )
         policy = self._policies.get(mailbox, request.ttl_ms)
         command = AcquireLease(
             mailbox,
@@ -181,8 +179,8 @@ class ControlPlane:
         for each in self._table.proxies():
             if each.proxy == proxy and each.address != address:
                 raise Unavailable(
-                    f"Proxy {proxy} is registered at {each.address}; stop that process, or use another proxy id. "
-                    f"If it ended without leaving, it counts as gone after {each.ttl_ms / 1_000:g} s.",
+                    f"Proxy {proxy} is registered at {each.address}; stop that process, or use another id. If "
+                    f"it ended without leaving, it counts as gone after {each.ttl_ms / 1_000:g} s.",
                     self._settings.member_interval_ms,
                 )
         command = RegisterProxy(proxy, address, self._settings.member_ttl_ms)

@@ -91,7 +91,7 @@ class LeaseFollower:
         await self.assign_partitions()
 
     async def run(self) -> None:
-        """Follow the log, and end what was not renewed, until cancelled; outages of the store are survived."""
+        """Follow the log, and end what was not renewed, until cancelled, through outages of the store."""
         async with (
             background_task(self._repeat("lease.expiry_failed", self._expire_and_wait)),
             background_task(self._repeat("lease.cleanup_failed", self._wait_and_clean_up)),
