@@ -177,7 +177,7 @@ def an_expiry_that_is_counted_from_the_first_version(patch: Patch) -> None:
     observe = LeaseObservations.observe
 
     def keep(self: LeaseObservations, mailbox: str, version: int, now: int) -> None:
-        first = self._observations.get(mailbox)
+        first = self._observations._observations.get(mailbox)
         observe(self, mailbox, version, now if first is None else first.since)
 
     patch.setattr(LeaseObservations, "observe", keep)
