@@ -51,8 +51,8 @@ class ControlPlane:
     """`LeaseAdmin` over a lease store, which several admins may share.
 
     All that decides is in the log of the store: admins do not talk to each other. Each folds the log, lets
-    those leases expire whose newest version it saw for their TTL and grace period, and pushes changes of routes
-    to the proxies that registered with it.
+    those leases expire whose newest version it saw for their TTL and grace period, and pushes changes of
+    routes to the proxies that registered with it.
 
     Arguments:
         blocking: runs functions that block, in threads.
@@ -104,14 +104,28 @@ class ControlPlane:
         """Return the metrics, and whether the log of leases was read to its end and is being followed."""
 
         async def collect() -> list[Metric]:
-            states = Counter(self._state(each) for each in self._table.leases())
-            members = Counter(each.kind for each in await self.list_members())
+            states = Counter[str](self._state(each) for each in self._table.leases())
+            members = Counter[str](each.kind for each in await self.list_members())
             return list(control_plane_metrics(self._counts, states, members, self._table.position))
 
         async def find_missing() -> list[str]:
             return [] if self._follower.progress.is_made else ["lease_store"]
 
         return Monitor(collect, find_missing)
+
+    async def catch_up(self) -> None:
+        """Read the log of leases to its end, as `running` does all the time.
+
+        Raises: Unavailable when the lease store can't be read.
+        """
+        await self._follower.read()
+
+    async def expire(self) -> None:
+        """Let leases and registrations expire that were not renewed in time, as `running` does all the time.
+
+        Raises: Unavailable when the lease store can't be used.
+        """
+        await self._follower.expire()
 
     def set_policies(self, policies: LeasePolicies) -> None:
         """Set the lease policies for acquisitions from now on."""
@@ -129,8 +143,8 @@ class ControlPlane:
         partition = partition_of(mailbox)
         if request.partition not in (None, partition):
             raise InvalidRequest(
-                f"Mailbox {mailbox} is in partition {partition}, not {str(request.partition)[:20]}; a partition "
-                "is crc32(mailbox_id) mod 256."
+                f"Mailbox {mailbox} is in partition {partition}, not {str(request.partition)[:20]}; a "
+                "partition is crc32(mailbox_id) mod 256."
             )
         policy = self._policies.get(mailbox, request.ttl_ms)
         command = AcquireLease(
@@ -179,8 +193,8 @@ class ControlPlane:
         for each in self._table.proxies():
             if each.proxy == proxy and each.address != address:
                 raise Unavailable(
-                    f"Proxy {proxy} is registered at {each.address}; stop that process, or use another id. If "
-                    f"it ended without leaving, it counts as gone after {each.ttl_ms / 1_000:g} s.",
+                    f"Proxy {proxy} is registered at {each.address}; stop that process, or use another id. "
+                    f"If it ended without leaving, it counts as gone after {each.ttl_ms / 1_000:g} s.",
                     self._settings.member_interval_ms,
                 )
         command = RegisterProxy(proxy, address, self._settings.member_ttl_ms)

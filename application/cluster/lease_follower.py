@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 
 from postroom.application.background import background_task, wait_at_most
 from postroom.application.cluster.blocking import Blocking
@@ -67,8 +68,7 @@ class LeaseFollower:
         """
         async with self._reading:
             while True:
-                after = self._table.position
-                events = await self._blocking(lambda after=after: self._leases.read_events(after, PAGE))
+                events = await self._blocking(partial(self._leases.read_events, self._table.position, PAGE))
                 self._apply(events)
                 if len(events) < PAGE:
                     self._is_complete = True
