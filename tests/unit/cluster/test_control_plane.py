@@ -8,7 +8,7 @@ from postroom.adapters.memory.lease_store import MemoryLeaseStore
 from postroom.application.cluster.control_plane import ControlPlane
 from postroom.application.cluster.control_plane_settings import ControlPlaneSettings
 from postroom.application.cluster.lease_policies import LeasePolicies
-from postroom.application.ports.control_plane import Heartbeat, PartitionRange
+from postroom.application.ports.control_plane import Heartbeat, PartitionRange, RunnerRegistration
 from postroom.domain.errors import InvalidRequest, LeaseHeld, LeaseLost, Unavailable
 from postroom.domain.lease.partitions import partition_of
 from postroom.domain.lease.policy import LeasePolicy
@@ -294,7 +294,8 @@ async def test_a_mailbox_without_a_lease_is_offered_to_one_runner_of_its_proxy(a
     await admins.one.catch_up()
 
     async def register(runner: str, proxy: str = "proxy-1") -> tuple[str, ...]:
-        return (await admins.one.register_runner(runner, proxy, "127.0.0.1:7002")).offers
+        registration: RunnerRegistration = await admins.one.register_runner(runner, proxy, "127.0.0.1:7002")
+        return registration.offers
 
     assert await register("runner-x", "proxy-9") == (MAILBOX,)  # while its proxy has no runner
     assert await register("runner-2") == ()
