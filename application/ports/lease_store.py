@@ -21,8 +21,8 @@ class LeaseStore(Protocol):
 
         Notification ids are positions: they grow in the order in which events become visible, so a reader
         that continues after the last one misses none. `insert_events` stores all or none, and raises
-        IntegrityError when an aggregate has an event of the same or a later version, and OperationalError when
-        the store failed, so that the outcome may be unknown.
+        IntegrityError when an aggregate has an event of the same or a later version, and OperationalError
+        when the store failed, so that the outcome may be unknown.
         """
 
     def wait(self, after: int, timeout_ms: int) -> None:
