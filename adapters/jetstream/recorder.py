@@ -2,9 +2,9 @@
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
-from threading import Event, Lock
+from threading import Lock
 from typing import Any, TypeVar
 from uuid import UUID, uuid4
 
@@ -16,12 +16,12 @@ from eventsourcing.persistence import (
     OperationalError,
     ProgrammingError,
     StoredEvent,
-    Subscription,
 )
 
 from postroom.adapters.jetstream.connection import ConnectionThread
 from postroom.adapters.jetstream.log import PAGE, LeaseLog, Outgoing
 from postroom.adapters.jetstream.messages import StreamMessage, encode, subject_of
+from postroom.application.polling_subscription import PollingSubscription
 from postroom.domain.errors import Unavailable
 
 T = TypeVar("T")
@@ -29,7 +29,6 @@ T = TypeVar("T")
 MAX_EVENTS = 1_000
 """Of one save: the most messages that NATS takes in an atomic batch."""
 MAX_CACHED_AGGREGATES = 20_000
-POLL_SECONDS = 0.05
 _HEADER_BYTES = 512
 """More than the headers of a message have."""
 
@@ -120,7 +119,10 @@ class JetStreamRecorder(ApplicationRecorder):
             gt, lte: bounds of the versions.
         """
         originator = _check_originator(originator_id)
-        messages = self._load(originator)
+        if desc and limit == 1 and gt is None and lte is None:
+            messages = self._load_last(originator)
+        else:
+            messages = self._load(originator)
         events = [
             each.event
             for each in messages
@@ -160,9 +162,9 @@ class JetStreamRecorder(ApplicationRecorder):
         newest = self._call(partial(self._log.last, self._log.all_subjects))
         return None if newest is None else newest.sequence
 
-    def subscribe(self, gt: int | None = None, topics: Sequence[str] = ()) -> "JetStreamSubscription":
+    def subscribe(self, gt: int | None = None, topics: Sequence[str] = ()) -> PollingSubscription:
         """Return an iterator over the events after position `gt`, including those appended later."""
-        return JetStreamSubscription(self, gt, topics)
+        return PollingSubscription(self, gt, topics)
 
     def _call(self, work: Callable[[float], Coroutine[Any, Any, T]]) -> T:
         """Do work in the connection's thread; it gets its deadline, a time of the event loop there."""
@@ -186,6 +188,14 @@ class JetStreamRecorder(ApplicationRecorder):
                 return None, 0
             messages = [last]
         return _version(messages[-1]), messages[-1].sequence
+
+    def _load_last(self, originator: UUID) -> list[StreamMessage]:
+        """Return the last message of an aggregate."""
+        last = self._call(partial(self._log.last, subject_of(self._stream, originator)))
+        if last is None:
+            self._forget(originator)
+            return []
+        return self._extend(originator, [last])[-1:]
 
     def _load(self, originator: UUID) -> list[StreamMessage]:
         """Return an aggregate's messages; those cached are not read again."""
@@ -243,34 +253,6 @@ class JetStreamRecorder(ApplicationRecorder):
                     f"An event of aggregate {event.originator_id} has {size:,} bytes, and the server's limit "
                     f"is {limit:,}; make it smaller, or raise max_payload."
                 )
-
-
-class JetStreamSubscription(Subscription[JetStreamRecorder]):
-    """Subscription that polls the stream."""
-
-    def __init__(self, recorder: JetStreamRecorder, gt: int | None, topics: Sequence[str]) -> None:
-        super().__init__(recorder, gt, topics)
-        self._page: Iterator[Notification] = iter(())
-        self._stop = Event()
-
-    def stop(self) -> None:
-        """End the iteration; may be called from any thread."""
-        super().stop()
-        self._stop.set()
-
-    def __next__(self) -> Notification:
-        while not self._stop.is_set():
-            notification = next(self._page, None)
-            if notification is not None:
-                self._last_notification_id = notification.id
-                return notification
-            page = self._recorder.select_notifications(
-                self._last_notification_id, PAGE, topics=self._topics, inclusive_of_start=False
-            )
-            self._page = iter(page)
-            if not page:
-                self._stop.wait(POLL_SECONDS)
-        raise StopIteration
 
 
 def _check_originator(originator: UUID | str) -> UUID:
