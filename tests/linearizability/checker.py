@@ -98,7 +98,8 @@ def check(model: Model, history: Iterable[Operation]) -> int:
             continue
         after = frozenset(next_ for state in states for next_ in model.step(state, node.operation))
         mark = done | 1 << node.index, after
-        if after and mark not in visited:
+        is_idle = node.end is None and after == states  # it need not have taken effect at all
+        if after and not is_idle and mark not in visited:
             visited.add(mark)
             stack.append(_Done(node, states))
             done, states = mark

@@ -123,7 +123,7 @@ def concurrent_history(seed: int, count: int) -> list[Operation]:
         call, end = moment - choice.randrange(15), moment + choice.randrange(15)
         if choice.random() < 0.5:
             state = choice.randrange(5)
-            history.append(op("write", call, None if choice.random() < 0.05 else end, state))
+            history.append(op("write", call, None if choice.random() < 0.02 else end, state))
         else:
             history.append(op("read", call, end, output=state))
     return history
