@@ -12,7 +12,7 @@ from postroom.adapters.grpc.handlers import MailboxHandlers
 from postroom.adapters.grpc.node_access import NodeAccess
 from postroom.adapters.grpc.owner_channels import OwnerChannels
 from postroom.adapters.grpc.proxy_service import proxy_handlers
-from postroom.adapters.grpc.server import serve_handlers
+from postroom.adapters.grpc.server import Handlers, serve_handlers
 from postroom.adapters.sockets.address import resolve
 from postroom.application.background import background_task
 from postroom.application.cluster.proxy import Proxy
@@ -124,7 +124,7 @@ async def running_proxy(
     proxy = Proxy("proxy-1", control_plane, time.monotonic)
     channels = OwnerChannels(lambda address: access.open_channel(address, is_shared=False))
     forwarding = ForwardingHandlers(proxy, channels, local)
-    handlers = [forwarding, *proxy_handlers(proxy, access)]
+    handlers: list[Handlers] = [forwarding, *proxy_handlers(proxy, access)]
     async with serve_handlers(resolve("127.0.0.1:0"), handlers, stop_seconds=0.5) as url:
         address = url.partition("://")[2]
         async with background_task(proxy.run(address)):
