@@ -55,6 +55,14 @@ SECONDS ?= 60
 fuzz: .venv ## Fuzz every parser for SECONDS (60) each, guided by coverage where atheris has a wheel
 	@$(bin)/python -m tests.fuzz --seconds $(SECONDS) $(TARGETS)
 
+# SEEDS=1 repeats the SEED and prints all that happened.
+SEED ?= 0
+SEEDS ?= 10000
+
+.PHONY: simulation
+simulation: .venv ## Simulate SEEDS (10000) clusters with crashes, pauses, bad networks and bad clocks
+	@$(bin)/python -m tests.simulation.cluster --seed $(SEED) --seeds $(SEEDS)
+
 bench: .venv/java-ready ## Measure, and write bench.json
 	@$(with_java) $(bin)/python -m tests.benchmarks
 

@@ -11,6 +11,7 @@ from postroom.application.query_results import DlqProfile
 from postroom.application.surface_metrics import SurfaceMetrics
 from postroom.application.write_health import WriteHealth
 from postroom.domain.capability.rights import Operation
+from postroom.domain.errors import NotFound
 from postroom.domain.policy import TopicPolicy
 from postroom.domain.search import EventFilter, SearchPage
 
@@ -70,6 +71,26 @@ Surface = Callable[[Service], AbstractAsyncContextManager[str]]
 
 At the end it stops accepting, finishes the requests in progress within its time limit, and closes.
 """
+
+
+FindService = Callable[[str | None], Service]
+"""Returns the service of a mailbox, or of the only one when no name is given.
+
+Raises: NotFound, or WrongOwner, for a mailbox that this process does not serve; InvalidRequest without a name
+    when there are several.
+"""
+
+
+def only(service: Service) -> FindService:
+    """Return what finds the service of a process that serves one mailbox."""
+    name = service.mailbox.name
+
+    def find_service(mailbox: str | None) -> Service:
+        if mailbox not in (None, name):
+            raise NotFound(f"The server serves the mailbox {name}, not {mailbox}; call another server.")
+        return service
+
+    return find_service
 
 
 def unrestricted(mailbox: Mailbox, search: Search) -> OpenSession:

@@ -314,6 +314,8 @@ class Fenced(Unavailable):
         super().__init__(
             f"Mailbox {mailbox} was taken over by epoch {newer} while this process held epoch {epoch}; "
             "open the mailbox again to continue."
+            if newer > epoch
+            else f"Mailbox {mailbox} was opened with epoch {epoch} before; acquire its lease again."
         )
         self.epoch = epoch
         self.newer = newer

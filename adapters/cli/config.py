@@ -8,6 +8,7 @@ import msgspec
 from typer import Argument
 
 from postroom.adapters.cli.access_settings import AccessSection
+from postroom.adapters.cli.cluster_settings import ClusterSettings
 from postroom.adapters.cli.project import SearchSettings
 from postroom.adapters.cli.serve import ServeSettings
 from postroom.adapters.cli.session import ArchiveSettings, RelaySettings, Session
@@ -33,10 +34,11 @@ _KINDS: Mapping[str, type[msgspec.Struct]] = {
     "inbox": InboxSettings,
     "relay": RelaySettings,
     "tracing": TracingSettings,
+    "cluster": ClusterSettings,
 }
 _FREE = ("schedules", "streams", "consumers")
 """Sections whose keys are names that the user chose; only these are shown."""
-_SECRETS = ("signing_key", "previous_signing_key")
+_SECRETS = ("node_token", "signing_key", "previous_signing_key")
 # The user of a URL may be a token, and a password may have any character or be an option: rather too much is
 # hidden than too little.
 _CREDENTIALS = re.compile(r"(?<=://)\S*@")

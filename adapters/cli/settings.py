@@ -108,6 +108,10 @@ SECTIONS = (
     "tracing",
     "access",
     "client",
+    "cluster",
+    "admin",
+    "runner",
+    "proxy",
 )
 """Tables of the settings file that commands validate when they need them."""
 

@@ -63,7 +63,7 @@ async def connect_remote(
     Arguments:
         url: `http://host:port` or `grpc://host:port`, with TLS `https://host:port` or `grpcs://host:port`, or
             for a Unix socket `http+unix:/path` or `grpc+unix:/path`.
-        mailbox: the mailbox that the server is expected to serve; None takes any.
+        mailbox: the mailbox that the server is expected to serve; None takes its only one.
         timeout_ms: time for each call, besides the wait for messages.
         token: sent with each call as `Authorization: Bearer`; it is in no log, error or `repr`.
         tls: certificates for `https://` and `grpcs://`.
@@ -86,7 +86,7 @@ async def connect_remote(
         with explain_missing_extra("grpc"):
             from postroom.adapters.grpc.client import connect_grpc
         credentials = (tls or ClientTls()) if scheme == "grpcs" else None
-        client = connect_grpc(address, timeout_ms=timeout_ms, token=token, tls=credentials)
+        client = connect_grpc(address, timeout_ms=timeout_ms, token=token, tls=credentials, mailbox=mailbox)
     else:
         with explain_missing_extra("http"):
             from postroom.adapters.http_client.client import connect_http

@@ -201,19 +201,48 @@ class Behavior(msgspec.Struct, frozen=True, kw_only=True):
     retention_policy: RetentionPolicy = RetentionPolicy()
 
 
-class NamespaceEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """One namespace."""
+class Lease(msgspec.Struct, frozen=True, kw_only=True):
+    """Leases of the mailboxes of a namespace (RFC-049); durations such as `300s`."""
+
+    ttl: str | None = None
+    heartbeat_interval: str | None = None
+    grace_period: str | None = None
+
+
+class NamespaceOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Keys of a namespace besides its slots; what RFC-049 computes of partitions is informational."""
 
     name: str
     pattern: Literal["mailbox"]
     pattern_version: str = "0.1.0"
     description: str | None = None
     schemas: Schemas = Schemas()
-    slots: Slots
     behavior: Behavior = Behavior()
+    lease: Lease = Lease()
+    partition_strategy: Literal["consistent_hash"] = "consistent_hash"
+    assigned_partition: Annotated[int, msgspec.Meta(ge=0)] | None = None
+    assigned_proxy: str | None = None
+
+
+class NamespaceEntry(NamespaceOptions, frozen=True, kw_only=True):
+    """One namespace, with what ingestion needs."""
+
+    slots: Slots
 
 
 class NamespaceFile(msgspec.Struct, frozen=True, kw_only=True):
     """A file of namespaces."""
 
     namespaces: tuple[NamespaceEntry, ...]
+
+
+class LeaseNamespaceEntry(NamespaceOptions, frozen=True, kw_only=True):
+    """One namespace, as an admin needs it."""
+
+    slots: Slots | None = None
+
+
+class LeaseNamespaceFile(msgspec.Struct, frozen=True, kw_only=True):
+    """A file of namespaces, as an admin needs it."""
+
+    namespaces: tuple[LeaseNamespaceEntry, ...]

@@ -9,10 +9,12 @@ import grpc
 import uuid_utils
 
 from postroom.adapters.grpc import messages
+from postroom.adapters.grpc.channels import open_channel
+from postroom.adapters.grpc.metadata import MAILBOX_KEY, write_text
 from postroom.adapters.grpc.methods import METHODS
 from postroom.adapters.grpc.status import error_of, read_error
 from postroom.adapters.grpc.v1 import mailbox_pb2 as pb
-from postroom.adapters.sockets.client_tls import ClientFiles, make_client_context, read_pem, system_ca
+from postroom.adapters.sockets.client_tls import ClientFiles
 from postroom.adapters.sockets.peers import check_socket_owner
 from postroom.application.correlation import current_corr_id
 from postroom.application.mailbox.client import MailboxClient
@@ -35,42 +37,34 @@ from postroom.domain.policy import TopicPolicy
 UNIX = "unix:"
 MAX_BATCH_BYTES = 1 << 19
 MAX_INT32 = (1 << 31) - 1
-OPTIONS = [
-    ("grpc.max_receive_message_length", -1),  # what was received must not be lost for its size
-    ("grpc.max_send_message_length", -1),
-    ("grpc.keepalive_time_ms", 10_000),  # a server that is paused or cut off is noticed within 15 s
-    ("grpc.keepalive_timeout_ms", 5_000),
-    ("grpc.http2.ping_timeout_ms", 5_000),
-    ("grpc.http2.max_pings_without_data", 0),  # no limit
-    ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.max_reconnect_backoff_ms", 1_000),
-]
 
 
 @asynccontextmanager
 async def connect_grpc(
-    address: str, *, timeout_ms: int, token: str | None = None, tls: ClientFiles | None = None
+    address: str,
+    *,
+    timeout_ms: int,
+    token: str | None = None,
+    tls: ClientFiles | None = None,
+    mailbox: str | None = None,
 ) -> AsyncIterator[MailboxClient]:
-    """Use the mailbox that a gRPC server serves, for as long as the context lasts.
+    """Use a mailbox that a gRPC server serves, for as long as the context lasts.
 
     Arguments:
         address: `host:port` or `unix:/path`.
         timeout_ms: time for each call, besides the wait for messages.
         token: sent with each call as `authorization: Bearer`.
         tls: certificates; None connects without TLS.
+        mailbox: which of several mailboxes; None takes the server's only one.
 
     Raises: Unavailable when the server can't be reached, InvalidRequest for a certificate that is not
-        accepted.
+        accepted, NotFound or WrongOwner when the server does not serve the mailbox.
     """
     if address.startswith(UNIX):
         check_socket_owner(address.removeprefix(UNIX))
-    opening = (
-        grpc.aio.insecure_channel(address, options=OPTIONS)
-        if tls is None
-        else grpc.aio.secure_channel(address, _credentials(tls), options=OPTIONS)
-    )
-    async with opening as channel:
-        transport = GrpcTransport(channel, f"{'grpc' if tls is None else 'grpcs'}://{address}", token)
+    async with open_channel(address, tls) as channel:
+        where = f"{'grpc' if tls is None else 'grpcs'}://{address}"
+        transport = GrpcTransport(channel, where, token, mailbox)
         async with MailboxClient.open(transport, timeout_ms, uuid_utils.uuid7) as client:
             yield client
 
@@ -81,13 +75,21 @@ class GrpcTransport:
     Arguments:
         where: address of the server, for errors.
         token: sent with each call; None sends none.
+        mailbox: named in each call; None names none.
     """
 
     max_batch_bytes = MAX_BATCH_BYTES
 
-    def __init__(self, channel: grpc.aio.Channel, where: str, token: str | None = None) -> None:
+    def __init__(
+        self, channel: grpc.aio.Channel, where: str, token: str | None = None, mailbox: str | None = None
+    ) -> None:
         self.where = where
-        self._token = () if token is None else (("authorization", f"Bearer {token}"),)
+        self._sent: list[tuple[str, str]] = []
+        """Metadata of every call."""
+        if token is not None:
+            self._sent.append(("authorization", f"Bearer {token}"))
+        if mailbox is not None:
+            self._sent.append((MAILBOX_KEY, write_text(mailbox)))
         self._recv_stream = channel.unary_stream(
             METHODS["recv_stream"].path,
             request_serializer=METHODS["recv_stream"].request.SerializeToString,
@@ -104,7 +106,7 @@ class GrpcTransport:
         }
 
     async def get_name(self) -> str:
-        """Return the name of the mailbox that the server serves."""
+        """Return the name of the mailbox that answers."""
         response = await self._call("info", pb.InfoRequest())
         return str(response.mailbox)
 
@@ -269,7 +271,7 @@ class GrpcTransport:
 
     def _metadata(self) -> tuple[tuple[str, str], ...]:
         corr_id = current_corr_id()
-        called = self._token if corr_id is None else (*self._token, ("x-corr-id", corr_id))
+        called = self._sent if corr_id is None else (*self._sent, ("x-corr-id", corr_id))
         return (*called, *outgoing_headers().items())
 
     async def _within(self, call: Awaitable[Any]) -> Any:
@@ -286,16 +288,6 @@ class GrpcTransport:
             raise Unavailable(
                 f"The connection to {self.where} was closed; whether the call took effect is unknown."
             ) from None
-
-
-def _credentials(tls: ClientFiles) -> grpc.ChannelCredentials:
-    make_client_context(tls)  # whose errors are clear
-    ca = tls.ca or system_ca()
-    return grpc.ssl_channel_credentials(
-        None if ca is None else read_pem("ca", ca, "CERTIFICATE"),
-        None if tls.key is None else read_pem("key", tls.key, "PRIVATE KEY"),
-        None if tls.certificate is None else read_pem("certificate", tls.certificate, "CERTIFICATE"),
-    )
 
 
 def _tokens(receipts: Sequence[Receipt]) -> list[str]:

@@ -1,41 +1,27 @@
-"""gRPC server of a mailbox, with health and reflection."""
+"""gRPC servers, with health and reflection; the surface of one mailbox."""
 
-import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, Protocol
 
 import grpc
-from google.protobuf.message import Message
 from grpc_health.v1 import health
 from grpc_health.v1.health_pb2 import HealthCheckResponse
 from grpc_health.v1.health_pb2_grpc import add_HealthServicer_to_server
 from grpc_reflection.v1alpha import reflection
 
-from postroom.adapters.grpc.messages import read_request
-from postroom.adapters.grpc.methods import METHODS, NAMES, Method
-from postroom.adapters.grpc.service import Call, Context, MailboxService
-from postroom.adapters.grpc.status import DETAILS_KEY, status_code, status_of
+from postroom.adapters.grpc.handlers import MailboxHandlers
 from postroom.adapters.sockets.address import Address, find_file, remove_stale, unlink, url
 from postroom.adapters.sockets.protection import Protection, check_access
 from postroom.adapters.sockets.tls import LoadedTls, ServerTls
-from postroom.application.bearer import read_bearer
-from postroom.application.correlation import correlate
-from postroom.application.service import Service, Session, Surface
-from postroom.application.telemetry import logger
-from postroom.application.trace_context import context_of
-from postroom.application.tracing import Span, tracer
-from postroom.domain.errors import InternalError, PostroomError, Unavailable
+from postroom.application.service import Service, Surface, only
+from postroom.domain.errors import Unavailable
 
 MAX_REQUEST_BYTES = (1 << 20) + (64 << 10)
 """Maximum size of a request: the default frame (svc-mailbox I-6), and room for fields beside a message."""
-CORR_ID_KEY = "x-corr-id"
-"""Metadata with the correlation id of a call, of the caller and in the trailers of the answer."""
 STOP_SECONDS = 4
-ENDED_AT_STOP = ("recv", "recv_stream")
-"""The methods that wait for messages, and end when the server stops."""
 OPTIONS = [
     ("grpc.max_receive_message_length", MAX_REQUEST_BYTES),
     ("grpc.max_concurrent_streams", 1_024),  # of one connection; more are refused, to be retried
@@ -52,11 +38,24 @@ OPTIONS = [
     ("grpc.http2.min_ping_interval_without_data_ms", 5_000),  # of clients
 ]
 
-MODE_METADATA = (("x-postroom-mode", "dev"),)
-"""Metadata of every answer of a server with `--dev`."""
 
-Handler = Callable[[Any, Call], Awaitable[Any]]
-Runner = Callable[[Any, Context], Awaitable[Any]]
+class Handlers(Protocol):
+    """Handlers of the methods of some services."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Return the full names of the services, such as `postroom.v1.Mailbox`."""
+
+    def service(
+        self, handler_call_details: grpc.HandlerCallDetails
+    ) -> "grpc.RpcMethodHandler[Any, Any] | None":
+        """Return the handler of a method by its path; None for a method of another service."""
+
+    def end_waits(self) -> None:
+        """End the calls that wait, as the server stops."""
+
+    async def close(self) -> None:
+        """Finish what remains when the server has stopped."""
 
 
 def grpc_surface(address: str, protection: Protection | None = None) -> Surface:
@@ -78,32 +77,55 @@ def grpc_surface(address: str, protection: Protection | None = None) -> Surface:
 
     @asynccontextmanager
     async def serve(service: Service) -> AsyncIterator[str]:
-        check_access(target, service)
-        server = grpc.aio.server(options=OPTIONS)
-        calls = MailboxService(service)
-        handlers = _Handlers(service, calls)
-        server.add_generic_rpc_handlers((handlers,))
-        checks = await _add_health(server)
-        reflection.enable_server_reflection((*NAMES, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
-        port = _bind(server, target, tls)
-        file = find_file(target)
-        await server.start()
-        try:
-            yield url("grpc" if tls is None else "grpcs", target, port)
-        finally:
-            await checks.enter_graceful_shutdown()
-            handlers.end_waits()
-            await server.stop(STOP_SECONDS)
-            await calls.drain()
-            unlink(target, file)
+        check_access(target, is_dev=service.is_dev)
+        async with serve_handlers(target, [MailboxHandlers(only(service), service.metrics)], tls) as where:
+            yield where
 
     return serve
 
 
-async def _add_health(server: grpc.aio.Server) -> health.aio.HealthServicer:
+@asynccontextmanager
+async def serve_handlers(
+    target: Address,
+    handlers: Sequence[Handlers],
+    tls: ServerTls | None = None,
+    *,
+    stop_seconds: float = STOP_SECONDS,
+) -> AsyncIterator[str]:
+    """Serve gRPC methods for as long as the context lasts, with health and reflection.
+
+    Arguments:
+        handlers: asked in their order.
+        tls: certificate of the server; None serves without TLS.
+        stop_seconds: time for the calls in progress when the context ends.
+
+    Yields: the URL.
+    Raises: Unavailable when the address can't be bound.
+    """
+    server = grpc.aio.server(options=OPTIONS)
+    server.add_generic_rpc_handlers(tuple(handlers))  # type: ignore[arg-type]  # asks for no more than this protocol
+    names = [name for each in handlers for name in each.names]
+    checks = await _add_health(server, names)
+    reflection.enable_server_reflection((*names, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
+    port = _bind(server, target, tls)
+    file = find_file(target)
+    await server.start()
+    try:
+        yield url("grpc" if tls is None else "grpcs", target, port)
+    finally:
+        await checks.enter_graceful_shutdown()
+        for each in handlers:
+            each.end_waits()
+        await server.stop(stop_seconds)
+        for each in handlers:
+            await each.close()
+        unlink(target, file)
+
+
+async def _add_health(server: grpc.aio.Server, names: Sequence[str]) -> health.aio.HealthServicer:
     checks = health.aio.HealthServicer()
     add_HealthServicer_to_server(checks, server)
-    for name in (*NAMES, health.OVERALL_HEALTH):
+    for name in (*names, health.OVERALL_HEALTH):
         await checks.set(name, HealthCheckResponse.SERVING)
     return checks
 
@@ -163,95 +185,3 @@ def _credentials(tls: ServerTls) -> grpc.ServerCredentials:
 
 def _configuration(loaded: LoadedTls) -> grpc.ServerCertificateConfiguration:
     return grpc.ssl_server_certificate_configuration([(loaded.key, loaded.certificate)], loaded.client_ca)
-
-
-class _Handlers(grpc.GenericRpcHandler):
-    """Handlers of all methods by their paths, which turn errors into statuses."""
-
-    def __init__(self, service: Service, calls: MailboxService) -> None:
-        self._service = service
-        self._metrics = service.metrics
-        self._handlers = {
-            method.path: _method_handler(method, self._run(name, method.request, getattr(calls, name)))
-            for name, method in METHODS.items()
-        }
-        self._waiting: set[asyncio.Task[Any]] = set()
-        self._calls = calls
-
-    def service(
-        self, handler_call_details: grpc.HandlerCallDetails
-    ) -> "grpc.RpcMethodHandler[Any, Any] | None":
-        """Return the handler of a path."""
-        return self._handlers.get(handler_call_details.method)
-
-    def end_waits(self) -> None:
-        """End streams and long polls, with an error that tells their callers to connect again."""
-        self._calls.is_stopping = True
-        for task in self._waiting:
-            task.cancel()
-
-    def _run(self, name: str, kind: type[Message], handler: Handler) -> Runner:
-        """Return a handler of encoded requests that checks tokens, and turns errors into statuses."""
-
-        async def run(data: bytes, context: Context) -> Any:
-            caller = {key: value for key, value in context.invocation_metadata() or () if type(value) is str}
-            with (
-                correlate(caller.get(CORR_ID_KEY)) as corr_id,
-                tracer().serve(METHODS[name].path[1:], "grpc", context_of(caller)) as span,
-            ):
-                context.set_trailing_metadata(((CORR_ID_KEY, corr_id),))
-                return await answer(data, context, corr_id, span)
-
-        async def answer(data: bytes, context: Context, corr_id: str, span: Span) -> Any:
-            task = asyncio.current_task()
-            assert task is not None
-            if name in ENDED_AT_STOP:
-                self._waiting.add(task)
-            try:
-                if self._service.is_dev:
-                    await context.send_initial_metadata(MODE_METADATA)
-                token = read_bearer(_authorization(context))
-
-                def open_session() -> Awaitable[Session]:
-                    return self._service.open_session(token)
-
-                call = Call(context, await open_session(), open_session)
-                answer = await handler(read_request(kind, data), call)
-                self._metrics.answered_grpc(name, "OK")
-                return answer
-            except PostroomError as error:
-                failure = error
-            except asyncio.CancelledError:
-                if not self._calls.is_stopping:
-                    raise
-                task.uncancel()
-                failure = Unavailable("The server is stopping; connect again.")
-            except Exception:
-                logger().exception("grpc.call_failed")
-                failure = InternalError(
-                    "The call failed because of a defect in Postroom; the server's log has it."
-                )
-            finally:
-                self._waiting.discard(task)
-            span.fail(failure.code)
-            self._metrics.refused(failure)
-            self._metrics.answered_grpc(name, status_code(failure).name)
-            status = status_of(failure)
-            details = ((DETAILS_KEY, status.SerializeToString()), (CORR_ID_KEY, corr_id))
-            return await context.abort(status_code(failure), status.message, details)
-
-        return run
-
-
-def _authorization(context: Context) -> list[str]:
-    metadata = context.invocation_metadata() or ()
-    return [str(value) for key, value in metadata if key == "authorization"]
-
-
-def _method_handler(method: Method, handler: Runner) -> "grpc.RpcMethodHandler[Any, Any]":
-    make = grpc.unary_stream_rpc_method_handler if method.is_stream else grpc.unary_unary_rpc_method_handler
-    return make(
-        handler,
-        request_deserializer=None,  # `read_request` does it, whose error has a code
-        response_serializer=method.response.SerializeToString,
-    )

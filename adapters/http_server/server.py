@@ -50,7 +50,7 @@ def http_surface(
 
     @asynccontextmanager
     async def serve(service: Service) -> AsyncIterator[str]:
-        check_access(target, service)
+        check_access(target, is_dev=service.is_dev)
         app = make_app(service, limits, any_host=target.is_unix)
         if not service.is_dev:
             app.allow_hosts(protection.allowed_hosts)

@@ -4,7 +4,6 @@ from typing import NamedTuple
 
 from postroom.adapters.sockets.address import Address, resolve
 from postroom.adapters.sockets.tls import ServerTls
-from postroom.application.service import Service
 from postroom.domain.errors import InvalidRequest
 
 ANY_HOST = "*"
@@ -32,9 +31,9 @@ class Protection(NamedTuple):
         return None if address.is_unix else self.tls
 
 
-def check_access(address: Address, service: Service) -> None:
+def check_access(address: Address, *, is_dev: bool) -> None:
     """Raise InvalidRequest when other machines could call a service that asks for no tokens."""
-    if service.is_dev and not address.is_local:
+    if is_dev and not address.is_local:
         raise InvalidRequest(
             f"{address.text} is reached from other machines, and --dev asks for no tokens; use "
             "127.0.0.1:PORT or unix:PATH, or serve without --dev."

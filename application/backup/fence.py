@@ -1,13 +1,9 @@
 """The record that ends the epochs from before a restore."""
 
-import msgspec
-
 from postroom.application.mailbox.fold import fold_from
 from postroom.application.mailbox.loaded_mailbox import LoadedMailbox
 from postroom.application.ports.event_log import EventLogReader
 from postroom.domain.mailbox.commands import TakeOwnership
-from postroom.domain.mailbox.decide import decide
-from postroom.domain.mailbox.events import OwnershipTaken
 from postroom.domain.mailbox.state import Clock
 from postroom.domain.names import is_mailbox
 from postroom.domain.record import Record
@@ -33,12 +29,13 @@ def fencing_records(log: EventLogReader, epoch: int, owner: str) -> list[Record]
     # The reading of the clocks is the last owner's, as of the last record: log time stands still meanwhile.
     clock = mailbox.clock or Clock("", 0, mailbox.at)
     uptime = clock.uptime + mailbox.at - clock.at
-    command = TakeOwnership(log.mailbox, None, owner, clock.boot, uptime, clock_continues=True)
-    state = LoadedMailbox(mailbox, head.chain, position)
-    state.epoch = max(epoch, mailbox.epoch + 1)
-    return state.to_records(
-        [
-            msgspec.structs.replace(event, epoch=state.epoch) if isinstance(event, OwnershipTaken) else event
-            for event in decide(command, mailbox, mailbox.at)
-        ]
+    command = TakeOwnership(
+        log.mailbox,
+        None,
+        owner,
+        clock.boot,
+        uptime,
+        clock_continues=True,
+        epoch=max(epoch, mailbox.epoch + 1),
     )
+    return LoadedMailbox(mailbox, head.chain, position).take_ownership(command, mailbox.at)

@@ -14,14 +14,16 @@ from postroom.application.mailbox.fair_queue import FairQueue
 from postroom.application.mailbox.group import Request, cost_of, refuse, topic_of
 from postroom.application.mailbox.group_decider import GroupDecider
 from postroom.application.mailbox.loaded_mailbox import LoadedMailbox, load_mailbox
-from postroom.application.mailbox.log_writer import LogWriter
+from postroom.application.mailbox.log_writer import LogWriter, lease_ended
 from postroom.application.mailbox.long_polling import LongPolls
 from postroom.application.mailbox.metrics import MailboxMetrics
-from postroom.application.messages import MessageDelivery
+from postroom.application.mailbox.take_over import take_over
+from postroom.application.messages import MAX_EPOCH, MessageDelivery
 from postroom.application.ports.clock import Clock
 from postroom.application.ports.event_log import EventLog, Seal
 from postroom.application.ports.mailbox_owner import Answer
 from postroom.application.telemetry import logger, summarize
+from postroom.domain.arguments import check_int
 from postroom.domain.errors import (
     DuplicateRecord,
     Fenced,
@@ -32,9 +34,9 @@ from postroom.domain.errors import (
     Unavailable,
     WrongPosition,
 )
-from postroom.domain.mailbox.commands import Command, Receive, TakeOwnership
+from postroom.domain.mailbox.commands import Command, Receive
 from postroom.domain.mailbox.events import MailboxMode
-from postroom.domain.mailbox.log_clock import Anchor, anchor
+from postroom.domain.mailbox.log_clock import Anchor
 from postroom.domain.mailbox.state import Mailbox
 from postroom.domain.names import message_id
 from postroom.domain.policy import MailboxLimits, TopicPolicy
@@ -47,8 +49,8 @@ TOPIC_QUANTUM = 32
 CLOSING_SNAPSHOT_EVENTS = 1_000
 RECOVERY_SECONDS = 1.0
 """Pause before another attempt to load the log, if no command arrives."""
-OWNERSHIP_TRIES = 5
-"""Attempts of a new owner to append while the previous owner still appends."""
+LEASE_CHECK_SECONDS = 0.25
+"""Interval at which an owner looks whether it may append again."""
 
 
 class MailboxEngine:
@@ -58,7 +60,10 @@ class MailboxEngine:
     which appends them in a thread while the next group is decided, and answers when they are durable. When an
     append fails, every affected caller gets a typed error and the state is loaded from the log again.
 
-    `admit` is called before each send, with the size of its envelope; it raises Saturated for lack of room.
+    Arguments:
+        admit: called before each send, with the size of its envelope; raises Saturated for lack of room.
+        may_append: whether the owner's lease lasts (RFC-049), from any thread. While it answers False nothing
+            is decided, appended or read: requests get Unavailable, and timers wait.
     """
 
     def __init__(
@@ -70,9 +75,11 @@ class MailboxEngine:
         default_policy: TopicPolicy | None = None,
         cache_bytes: int = CACHE_BYTES,
         admit: Callable[[Mailbox, int], None] | None = None,
+        may_append: Callable[[], bool] | None = None,
     ) -> None:
         self.log = log
-        self.writer = LogWriter(log)
+        self._may_append = may_append or (lambda: True)
+        self.writer = LogWriter(log, self._may_append)
         self._clock = clock
         self._limits = limits
         self._default_policy = default_policy
@@ -95,39 +102,32 @@ class MailboxEngine:
 
     # -- opening and closing ---
 
-    async def open(self, owner: str, mode: MailboxMode | None = None, *, accept_clock: bool = False) -> None:
-        """Load the mailbox and take it over under the next epoch; create it if it does not exist.
+    async def open(
+        self,
+        owner: str,
+        mode: MailboxMode | None = None,
+        *,
+        accept_clock: bool = False,
+        epoch: int | None = None,
+    ) -> None:
+        """Load the mailbox and take it over under a higher epoch; create it if it does not exist.
 
         Arguments:
             owner: name of this owner, for operators.
             mode: expected mode; None accepts any, and creates a queue.
             accept_clock: accept a wall clock far ahead of the last record.
+            epoch: that of the owner's lease (RFC-049); None takes the one after the log's.
 
         Raises: InvalidRequest when it has another mode, WrongPosition when another owner keeps appending,
+            Fenced when the epoch is not above the log's, Unavailable when the lease has ended,
             BrokenLog when the log can't be folded, ImplausibleClock when the machine was restarted and its
             wall clock is too far ahead.
         """
-        for attempt in range(OWNERSHIP_TRIES):
-            began = self._clock.uptime()
-            state = await self._load()
-            loaded, replayed = self._clock.uptime(), state.records_since_snapshot
-            try:
-                await self._take_ownership(state, owner, mode, accept_clock=accept_clock)
-            except WrongPosition:
-                if attempt == OWNERSHIP_TRIES - 1:
-                    raise
-            else:
-                self._state = state
-                logger().info(
-                    "mailbox.owned",
-                    mailbox=self.log.mailbox,
-                    epoch=state.epoch,
-                    position=state.mailbox.position,
-                    replayed=replayed,
-                    load_ms=(loaded - began) // 1_000,
-                    append_ms=(self._clock.uptime() - loaded) // 1_000,
-                )
-                break
+        if epoch is not None:
+            check_int("epoch", epoch, 1, MAX_EPOCH)
+        self._state, self._anchor = await take_over(
+            self._load, self.writer, self._clock, owner, mode, epoch=epoch, accept_clock=accept_clock
+        )
         self._task = asyncio.create_task(self._run(), name=f"mailbox {self.log.mailbox}")
 
     async def close(self) -> None:
@@ -154,14 +154,16 @@ class MailboxEngine:
     def state(self) -> LoadedMailbox:
         """Return the state in memory; it may be ahead of the log by the appends in progress.
 
-        Raises: Unavailable while it is void, Fenced when another owner took over the mailbox, InvalidRequest
-            in a forked process.
+        Raises: Unavailable while it is void or the owner's lease has ended, Fenced when another owner took
+            over the mailbox, InvalidRequest in a forked process.
         """
         self.check_process()
         if self._state is None:
             raise Unavailable(f"Mailbox {self.log.mailbox} is being opened; retry shortly.")
         if self._state.failure is not None:
             raise self._lost or self._state.failure
+        if not self._may_append():
+            raise lease_ended(self.name)
         return self._state
 
     @property
@@ -264,11 +266,14 @@ class MailboxEngine:
     async def _run(self) -> None:
         while not (self._closing and not self._pending):
             await self._wait_for_work()
+            if not self._may_append():
+                refuse(self._take_pending(math.inf), lease_ended(self.name))
+                continue
             state = self._state
             if state is None or state.failure is not None:
-                if not await self._recover():
+                state = await self._recover()
+                if state is None:
                     continue
-                state = self.state
             requests = self._take_pending()
             try:
                 group = await self._decider.decide(requests, state, self.now())
@@ -305,6 +310,8 @@ class MailboxEngine:
 
     def _sleep_seconds(self) -> float | None:
         """Return the time until the next timer; None if there is none."""
+        if not self._may_append():
+            return LEASE_CHECK_SECONDS
         state = self._state
         if state is None or state.failure is not None:
             return RECOVERY_SECONDS
@@ -365,11 +372,11 @@ class MailboxEngine:
             self._long_polls.wake_all()
             refuse(self._take_pending(math.inf), error)
 
-    async def _recover(self) -> bool:
-        """Load the state again; on failure, refuse the pending requests."""
+    async def _recover(self) -> LoadedMailbox | None:
+        """Load the state again, and return it; on failure, refuse the pending requests."""
         await self._committer.wait_until_durable()
         if self._lost is not None:
-            return False
+            return None
         try:
             state = await self._load()
             if self._state is not None and state.epoch > self._state.epoch:
@@ -377,22 +384,13 @@ class MailboxEngine:
         except PostroomError as error:
             refuse(self._take_pending(), error)
             self._invalidate(error)
-            return False
+            return None
         self._state = state
         logger().info("mailbox.recovered", mailbox=self.log.mailbox, position=state.mailbox.position)
-        return True
+        return state
 
     # -- loading ---
 
     async def _load(self) -> LoadedMailbox:
         self._decider.forget_messages()
         return await load_mailbox(self.log, self._limits, self._default_policy)
-
-    async def _take_ownership(
-        self, state: LoadedMailbox, owner: str, mode: MailboxMode | None, *, accept_clock: bool
-    ) -> None:
-        mailbox, clock = state.mailbox, self._clock
-        boot, uptime = clock.boot(), clock.uptime()
-        self._anchor = anchor(mailbox, wall=clock.wall(), boot=boot, uptime=uptime, accept_clock=accept_clock)
-        command = TakeOwnership(self.log.mailbox, mode, owner, boot, uptime, self._anchor.continues)
-        await self.writer.append(state.take_ownership(command, self._anchor.at))

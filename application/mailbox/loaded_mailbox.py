@@ -60,9 +60,12 @@ class LoadedMailbox:
         self.chain = record.chain
 
     def take_ownership(self, command: TakeOwnership, now: int) -> list[Record]:
-        """Evolve the state by a change of owner at `now` (µs), and return its records, to be appended."""
+        """Evolve the state by a change of owner at `now` (µs), and return its records, to be appended.
+
+        Raises: Fenced when the command has an epoch that is not above the log's.
+        """
         events = decide(command, self.mailbox, now)
-        self.epoch += 1
+        self.epoch = self.mailbox.epoch + 1 if command.epoch is None else command.epoch
         records = self.to_records(events)
         for event, record in zip(events, records, strict=True):
             self.evolve(event, record)

@@ -13,6 +13,8 @@ from postroom.domain.record import Record
 
 T = TypeVar("T")
 
+LEASE_RETRY_MS = 1_000
+
 TRUNCATE_ROWS = 5_000
 """Records removed in one transaction; bounds how long an append waits for retention."""
 RECLAIM_BYTES = 1 << 20
@@ -20,10 +22,15 @@ RECLAIM_BYTES = 1 << 20
 
 
 class LogWriter:
-    """Thread that executes writes to a log in order."""
+    """Thread that executes writes to a log in order.
 
-    def __init__(self, log: EventLog) -> None:
+    Arguments:
+        may_append: see `MailboxEngine`; asked last here, as an append may have waited for others.
+    """
+
+    def __init__(self, log: EventLog, may_append: Callable[[], bool]) -> None:
         self._log = log
+        self._may_append = may_append
         self._thread = DaemonExecutor(1, "postroom-append")
 
     def append(self, records: Sequence[Record]) -> asyncio.Future[None]:
@@ -72,6 +79,8 @@ class LogWriter:
         return asyncio.get_running_loop().run_in_executor(self._thread, function, *arguments)
 
     def _append(self, records: Sequence[Record]) -> None:
+        if not self._may_append():
+            raise lease_ended(self._log.mailbox)
         try:
             self._log.append(records)
         except PostroomError:
@@ -87,3 +96,12 @@ class LogWriter:
             write(what)
         except PostroomError as error:
             logger().warning(failure, mailbox=self._log.mailbox, error=str(error))
+
+
+def lease_ended(mailbox: str) -> Unavailable:
+    """Return the answer to callers while the owner of a mailbox may not append; nothing was recorded."""
+    return Unavailable(
+        f"The lease of mailbox {mailbox} was not renewed in time, so this process may not use it now; "
+        "retry shortly.",
+        LEASE_RETRY_MS,
+    )

@@ -144,11 +144,12 @@ class Sweep(msgspec.Struct, frozen=True, gc=False):
 
 
 class TakeOwnership(msgspec.Struct, frozen=True, gc=False):
-    """Command to become the only writer, under the next epoch; creates the mailbox if it does not exist.
+    """Command to become the only writer, under a higher epoch; creates the mailbox if it does not exist.
 
     Arguments:
         mode: expected mode; None accepts any, and creates a queue.
         boot, uptime, clock_continues: see `OwnershipTaken`.
+        epoch: that of the owner's lease (RFC-049); None takes the next one.
     """
 
     name: str
@@ -157,6 +158,7 @@ class TakeOwnership(msgspec.Struct, frozen=True, gc=False):
     boot: str
     uptime: int
     clock_continues: bool
+    epoch: int | None = None
 
 
 class Truncate(msgspec.Struct, frozen=True, gc=False):

@@ -8,6 +8,7 @@ from typing import Any
 from blake3 import blake3
 
 from postroom.domain.errors import (
+    Fenced,
     FrameTooLarge,
     IdempotencyConflict,
     InvalidRequest,
@@ -321,6 +322,9 @@ def _expiry_reason(message: Message, policy: TopicPolicy) -> DeadReason:
 
 
 def _take_ownership(command: TakeOwnership, mailbox: Mailbox, now: int) -> list[Event]:
+    epoch = mailbox.epoch + 1 if command.epoch is None else command.epoch
+    if epoch <= mailbox.epoch:
+        raise Fenced(mailbox.name, epoch, mailbox.epoch)
     stream = mailbox_stream(mailbox.name)
     version = mailbox.version + 1
     events: list[Event] = []
@@ -333,7 +337,7 @@ def _take_ownership(command: TakeOwnership, mailbox: Mailbox, now: int) -> list[
         stream,
         version,
         now,
-        mailbox.epoch + 1,
+        epoch,
         command.owner,
         command.boot,
         command.uptime,

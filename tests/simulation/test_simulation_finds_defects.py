@@ -7,7 +7,7 @@ import pytest
 from hypothesis import Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from postroom.application.mailbox import command_enricher, committer, engine, fold
+from postroom.application.mailbox import command_enricher, committer, fold, take_over
 from postroom.domain import message, message_decisions
 from postroom.domain.errors import Unavailable
 from postroom.domain.mailbox import decide, snapshot, state
@@ -255,7 +255,7 @@ def a_delay_that_is_ignored(patch: Patch) -> None:
 
 @defect
 def a_message_that_reappears_early_after_a_reboot(patch: Patch) -> None:
-    patch.setattr(engine, "anchor", lambda mailbox, **now: anchor(mailbox, **now)._replace(continues=True))
+    patch.setattr(take_over, "anchor", lambda mailbox, **now: anchor(mailbox, **now)._replace(continues=True))
 
 
 @defect

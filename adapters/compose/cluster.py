@@ -1,0 +1,51 @@
+"""Wiring of what admins, runners and proxies have in common."""
+
+from typing import TYPE_CHECKING
+
+from postroom.adapters.compose.remote import ClientTls
+from postroom.adapters.sockets.address import Address
+from postroom.application.extras import explain_missing_extra
+from postroom.domain.errors import InvalidRequest
+from postroom.domain.names import check_address
+
+if TYPE_CHECKING:  # grpcio is an extra
+    from postroom.adapters.grpc.node_access import NodeAccess
+
+__all__ = ["NodeAccess", "advertised_address", "check_admins", "open_node_access"]
+
+WILDCARDS = ("0.0.0.0", "::")
+
+
+@explain_missing_extra("cluster")
+def open_node_access(token: str | None, tls: ClientTls | None) -> "NodeAccess":
+    """Return the credentials of a process of a cluster; see `NodeAccess`."""
+    from postroom.adapters.grpc.node_access import NodeAccess as NodeAccess  # what the command line names
+
+    return NodeAccess(token, None if tls is None else tls.check())
+
+
+def check_admins(text: str) -> list[str]:
+    """Return the addresses of admins, which are separated by commas, or raise InvalidRequest."""
+    return [check_address("An address of admins", each.strip()) for each in text.split(",")]
+
+
+def advertised_address(url: str, target: Address, address: str | None) -> str:
+    """Return the address at which other processes of a cluster reach this one.
+
+    Arguments:
+        url: at which it serves.
+        target: at which it was asked to listen.
+        address: what the settings say; None takes the one at which it serves.
+
+    Raises: InvalidRequest when the settings name no address and it listens at all addresses of the machine.
+    """
+    if address is not None:
+        return check_address("address", address)
+    if target.is_unix:
+        return target.text
+    if target.target[0] in WILDCARDS:
+        raise InvalidRequest(
+            f"{target.text} is all addresses of this machine; set address to the host:port at which other "
+            "processes of the cluster reach it."
+        )
+    return check_address("address", url.partition("://")[2])

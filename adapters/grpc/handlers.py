@@ -1,0 +1,186 @@
+"""Handlers of `postroom.v1`: they find the mailbox of a call, and turn errors into statuses."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import grpc
+from google.protobuf.message import Message
+
+from postroom.adapters.grpc.messages import read_request
+from postroom.adapters.grpc.metadata import MAILBOX_KEY, read_metadata, read_text
+from postroom.adapters.grpc.methods import METHODS, NAMES, Method
+from postroom.adapters.grpc.service import Call, Context, MailboxService
+from postroom.adapters.grpc.status import DETAILS_KEY, status_code, status_of
+from postroom.application.background import cancel_and_wait
+from postroom.application.bearer import read_bearer
+from postroom.application.correlation import correlate
+from postroom.application.service import FindService, Service, Session
+from postroom.application.surface_metrics import SurfaceMetrics
+from postroom.application.telemetry import logger
+from postroom.application.trace_context import context_of
+from postroom.application.tracing import Span, tracer
+from postroom.domain.errors import InternalError, PostroomError, Unavailable
+
+CORR_ID_KEY = "x-corr-id"
+"""Metadata with the correlation id of a call, of the caller and in the trailers of the answer."""
+ENDED_AT_STOP = ("recv", "recv_stream")
+"""The methods that wait for messages, and end when their mailbox is served no longer."""
+MODE_METADATA = (("x-postroom-mode", "dev"),)
+"""Metadata of every answer of a server with `--dev`."""
+
+Metadata = dict[str, str]
+Runner = Callable[[Any, Context], Awaitable[Any]]
+
+
+class _Served:
+    """A mailbox that is served, and the calls that wait for its messages."""
+
+    def __init__(self, service: Service) -> None:
+        self.service = service
+        self.calls = MailboxService(service)
+        self.waiting: set[asyncio.Task[Any]] = set()
+        self.watch: asyncio.Task[None] | None = None
+
+    def end_waits(self) -> None:
+        """End streams and long polls, with an error that tells their callers to connect again."""
+        self.calls.is_stopping = True
+        for task in self.waiting:
+            task.cancel()
+
+
+class MailboxHandlers(grpc.GenericRpcHandler):
+    """Handlers of all methods by their paths, for one mailbox or for several that come and go.
+
+    The waits for messages of a mailbox end when its service begins to stop.
+
+    Arguments:
+        find_service: returns the service of the mailbox that a call names.
+        metrics: of calls whose mailbox was not found.
+    """
+
+    names = NAMES
+
+    def __init__(self, find_service: FindService, metrics: SurfaceMetrics) -> None:
+        self._find_service = find_service
+        self._metrics = metrics
+        self._handlers = {
+            method.path: _method_handler(method, self._run(name, method.request))
+            for name, method in METHODS.items()
+        }
+        self._served: dict[str, _Served] = {}
+
+    def service(
+        self, handler_call_details: grpc.HandlerCallDetails
+    ) -> "grpc.RpcMethodHandler[Any, Any] | None":
+        """Return the handler of a path."""
+        return self._handlers.get(handler_call_details.method)
+
+    def end_waits(self) -> None:
+        """End the streams and long polls of all mailboxes."""
+        for served in self._served.values():
+            served.end_waits()
+
+    async def close(self) -> None:
+        """Return when what the streams left unsettled has been returned."""
+        for served in list(self._served.values()):
+            await served.calls.drain()
+            if served.watch is not None:
+                await cancel_and_wait(served.watch)
+
+    def _find(self, caller: Metadata) -> _Served:
+        """Return the mailbox that a call names.
+
+        Raises: as `find_service` does.
+        """
+        name = caller.get(MAILBOX_KEY)
+        service = self._find_service(None if name is None else read_text(name))
+        served = self._served.get(service.mailbox.name)
+        if served is None or served.service is not service:
+            served = self._served[service.mailbox.name] = _Served(service)
+            served.watch = asyncio.create_task(self._forget_when_stopping(served))
+        return served
+
+    async def _forget_when_stopping(self, served: _Served) -> None:
+        await served.service.stopping.wait()
+        served.end_waits()
+        await served.calls.drain()
+        name = served.service.mailbox.name
+        if self._served.get(name) is served:
+            del self._served[name]
+
+    def _run(self, name: str, kind: type[Message]) -> Runner:
+        """Return a handler of encoded requests that checks tokens, and turns errors into statuses."""
+
+        async def run(data: bytes, context: Context) -> Any:
+            caller = read_metadata(context.invocation_metadata())
+            with (
+                correlate(caller.get(CORR_ID_KEY)) as corr_id,
+                tracer().serve(METHODS[name].path[1:], "grpc", context_of(caller)) as span,
+            ):
+                context.set_trailing_metadata(((CORR_ID_KEY, corr_id),))
+                try:
+                    served = self._find(caller)
+                except PostroomError as error:
+                    return await abort(context, error, self._metrics, span, corr_id)
+                return await answer(data, context, served, span, corr_id)
+
+        async def answer(data: bytes, context: Context, served: _Served, span: Span, corr_id: str) -> Any:
+            service = served.service
+            task = asyncio.current_task()
+            assert task is not None
+            if name in ENDED_AT_STOP:
+                served.waiting.add(task)
+            try:
+                if service.is_dev:
+                    await context.send_initial_metadata(MODE_METADATA)
+                token = read_bearer(_authorization(context))
+
+                def open_session() -> Awaitable[Session]:
+                    return service.open_session(token)
+
+                call = Call(context, await open_session(), open_session)
+                answer = await getattr(served.calls, name)(read_request(kind, data), call)
+                service.metrics.answered_grpc(name, "OK")
+                return answer
+            except PostroomError as error:
+                failure = error
+            except asyncio.CancelledError:
+                if not served.calls.is_stopping:
+                    raise
+                task.uncancel()
+                failure = Unavailable(f"Mailbox {service.mailbox.name} is stopping here; connect again.")
+            except Exception:
+                logger().exception("grpc.call_failed")
+                failure = InternalError(
+                    "The call failed because of a defect in Postroom; the server's log has it."
+                )
+            finally:
+                served.waiting.discard(task)
+            return await abort(context, failure, service.metrics, span, corr_id)
+
+        async def abort(
+            context: Context, failure: PostroomError, metrics: SurfaceMetrics, span: Span, corr_id: str
+        ) -> Any:
+            span.fail(failure.code)
+            metrics.refused(failure)
+            metrics.answered_grpc(name, status_code(failure).name)
+            status = status_of(failure)
+            details = ((DETAILS_KEY, status.SerializeToString()), (CORR_ID_KEY, corr_id))
+            return await context.abort(status_code(failure), status.message, details)
+
+        return run
+
+
+def _authorization(context: Context) -> list[str]:
+    metadata = context.invocation_metadata() or ()
+    return [str(value) for key, value in metadata if key == "authorization"]
+
+
+def _method_handler(method: Method, handler: Runner) -> "grpc.RpcMethodHandler[Any, Any]":
+    make = grpc.unary_stream_rpc_method_handler if method.is_stream else grpc.unary_unary_rpc_method_handler
+    return make(
+        handler,
+        request_deserializer=None,  # `read_request` does it, whose error has a code
+        response_serializer=method.response.SerializeToString,
+    )

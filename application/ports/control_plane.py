@@ -1,0 +1,217 @@
+"""Port: what runners and proxies ask of the control plane (RFC-049)."""
+
+from collections.abc import Sequence
+from typing import Literal, NamedTuple, Protocol
+
+import msgspec
+
+from postroom.domain.lease.routing import Route
+
+Health = Literal["healthy", "degraded"]
+LeaseState = Literal["active", "expiring", "released", "expired"]
+MemberKind = Literal["proxy", "runner"]
+
+
+class PartitionRange(NamedTuple):
+    """Partitions from `first` to `last`, both included."""
+
+    first: int
+    last: int
+
+
+class LeaseRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """A runner's request for the lease of a mailbox.
+
+    Arguments:
+        address: at which the runner serves gRPC: `host:port`.
+        partition: of the mailbox; None leaves it to the control plane, any other must be the right one.
+        acquisition: a UUID of this attempt; repeating it is idempotent, and keeps the epoch.
+        log_epoch: of the last record of the mailbox's log; the lease's epoch is above it.
+        ttl_ms: may shorten the TTL of the namespace, not lengthen it; None takes that of the namespace.
+    """
+
+    mailbox: str
+    runner: str
+    proxy: str
+    address: str
+    acquisition: str
+    partition: int | None = None
+    log_epoch: int = 0
+    ttl_ms: int | None = None
+
+
+class LeaseGrant(msgspec.Struct, frozen=True, kw_only=True):
+    """A lease that was acquired or renewed.
+
+    The holder's deadline is the time before it sent the request, on its own monotonic clock, plus `ttl_ms`.
+
+    Arguments:
+        epoch: with which the runner opens the mailbox.
+        expires_at: wall clock of the admin, µs since 1970 UTC; for people only.
+    """
+
+    epoch: int
+    ttl_ms: int
+    heartbeat_interval_ms: int
+    expires_at: int
+
+
+class Heartbeat(msgspec.Struct, frozen=True, kw_only=True):
+    """A runner's request to renew a lease, with statistics of the mailbox.
+
+    Arguments:
+        epoch: of the lease; None checks the runner only, as RFC-049 does.
+    """
+
+    mailbox: str
+    runner: str
+    proxy: str
+    epoch: int | None = None
+    events_stored: int = 0
+    queries_served: int = 0
+    storage_size_bytes: int = 0
+    status: Health = "healthy"
+
+
+class RoutingSnapshot(msgspec.Struct, frozen=True):
+    """All routes as of a position of the log of leases."""
+
+    position: int
+    routes: tuple[Route, ...]
+
+
+class ProxyRegistration(msgspec.Struct, frozen=True, kw_only=True):
+    """What a proxy should know.
+
+    Arguments:
+        interval_ms: until it registers again.
+        ttl_ms: after which it counts as gone.
+        position: of the admin's routing table.
+        table: None if the proxy's table has this position already.
+    """
+
+    interval_ms: int
+    ttl_ms: int
+    partitions: tuple[PartitionRange, ...]
+    position: int
+    table: RoutingSnapshot | None = None
+
+
+class RunnerRegistration(msgspec.Struct, frozen=True, kw_only=True):
+    """What a runner should know.
+
+    Arguments:
+        interval_ms: until it registers again.
+        ttl_ms: after which it counts as gone.
+        offers: mailboxes without a lease that it may try to acquire.
+    """
+
+    interval_ms: int
+    ttl_ms: int
+    offers: tuple[str, ...] = ()
+
+
+class LeaseSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """A lease as an admin sees it; times of the wall clock are in µs since 1970 UTC.
+
+    Arguments:
+        remaining_ms: until it expires, by the admin's monotonic clock; negative in the grace period, 0 when
+            it is not held.
+        events_stored: as the other statistics, of the last heartbeat that this admin received.
+        health: empty without such a heartbeat.
+    """
+
+    mailbox: str
+    runner: str
+    proxy: str
+    address: str
+    partition: int
+    epoch: int
+    status: LeaseState
+    ttl_ms: int
+    grace_ms: int
+    remaining_ms: int
+    acquired_at: int
+    renewed_at: int
+    events_stored: int = 0
+    queries_served: int = 0
+    storage_size_bytes: int = 0
+    health: str = ""
+
+
+class Member(msgspec.Struct, frozen=True, kw_only=True):
+    """A proxy or runner.
+
+    Arguments:
+        proxy: of a runner, the one that it belongs to; of a proxy, its id.
+        partitions: of a proxy.
+        seen_ms: time since it registered with this admin last; None if it never did.
+    """
+
+    id: str
+    kind: MemberKind
+    proxy: str
+    address: str
+    partitions: tuple[PartitionRange, ...] = ()
+    seen_ms: int | None = None
+
+
+class LeaseAdmin(Protocol):
+    """The control plane, in this process or behind the addresses of admins.
+
+    Every request may be repeated. All raise Unavailable when no admin answers in time or the lease store
+    can't be used, InvalidRequest for a malformed argument, and Unauthenticated for a wrong node token.
+    """
+
+    async def acquire_lease(self, request: LeaseRequest) -> LeaseGrant:
+        """Acquire the lease of a mailbox (RFC-049 Lease Acquisition).
+
+        Raises: LeaseHeld when another runner has it.
+        """
+
+    async def renew_lease(self, heartbeat: Heartbeat) -> LeaseGrant:
+        """Renew a lease (RFC-049 Heartbeat Processing).
+
+        Raises: LeaseLost when the runner does not have it, or has it with another epoch.
+        """
+
+    async def release_lease(self, mailbox: str, runner: str, epoch: int | None = None) -> None:
+        """Release a lease, so that another runner may acquire it at once (RFC-049 Release Lease).
+
+        Arguments:
+            epoch: of the lease; None checks the runner only, as RFC-049 does.
+
+        Raises: LeaseLost when the runner does not have it, or has it with another epoch.
+        """
+
+    async def register_proxy(self, proxy: str, address: str, position: int = 0) -> ProxyRegistration:
+        """Register a proxy, or tell that it is alive.
+
+        Arguments:
+            position: of the proxy's routing table; 0 if it has none.
+        """
+
+    async def register_runner(
+        self, runner: str, proxy: str, address: str, mailboxes: Sequence[str] = ()
+    ) -> RunnerRegistration:
+        """Register a runner, or tell that it is alive.
+
+        Arguments:
+            mailboxes: of which it has the lease.
+        """
+
+    async def leave(self, *, proxy: str | None = None, runner: str | None = None) -> None:
+        """End the registration of a proxy, or of a runner, that shuts down."""
+
+    async def list_leases(self, mailbox: str | None = None) -> list[LeaseSummary]:
+        """Return the leases by mailbox, also those that ended.
+
+        Arguments:
+            mailbox: only its lease; None for all.
+        """
+
+    async def list_routes(self) -> RoutingSnapshot:
+        """Return the routing table, by mailbox."""
+
+    async def list_members(self) -> list[Member]:
+        """Return the proxies and runners that are alive, by kind and id."""
