@@ -142,8 +142,8 @@ class OwnerRoutes:
 
     def _learn(self, response: pb.ResolveResponse) -> list[str]:
         for route in response.routes:
-            known = self._routes.get(route.mailbox_id)
-            if known is None or route.position >= known.position:
+            present = self._routes.get(route.mailbox_id)
+            if present is None or route.position >= present.position:
                 self._routes[route.mailbox_id] = route
         self._forgotten.clear()
         return [route.mailbox_id for route in response.routes]

@@ -6,10 +6,10 @@ from typing import Any
 
 import grpc
 
-from postroom.adapters.grpc.metadata import MAILBOX_KEY, write_text
+from postroom.adapters.grpc.metadata import MEMBERS_KEY
 from postroom.adapters.grpc.owner_routes import OwnerRoutes, Target
 from postroom.adapters.grpc.status import DETAILS_KEY, error_of
-from postroom.application.cluster.generation import GENERATION_KEY, current_generation
+from postroom.application.cluster.generation import current_generation
 from postroom.domain.errors import Unavailable, WrongOwner
 
 ATTEMPT_SECONDS = 5.0
@@ -23,9 +23,9 @@ _GONE = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
 class RoutedChannel:
     """What `GrpcTransport` uses of a channel, with a choice of the server for every call.
 
-    A call that another process answered with WrongOwner took no effect: its route is refreshed, and it is made
-    again. A call that failed otherwise is left to `MailboxClient`, which knows whether it may be repeated;
-    the repetition goes elsewhere.
+    A call that was answered with WrongOwner took no effect: its route is refreshed, and it is made again. A
+    call that failed otherwise is left to `MailboxClient`, which knows whether it may be repeated; the
+    repetition goes elsewhere.
     """
 
     def __init__(self, routes: OwnerRoutes, mailbox: str) -> None:
@@ -33,25 +33,25 @@ class RoutedChannel:
         self._mailbox = mailbox
 
     def unary_unary(
-        self, path: str, request_serializer: Callable[..., bytes], response_deserializer: Callable[..., Any]
+        self, method: str, request_serializer: Any, response_deserializer: Any
     ) -> Callable[..., Any]:
         """Return the calls of a method with one answer."""
 
         async def call(request: Any, metadata: tuple[tuple[str, str], ...]) -> Any:
             for _ in range(MAX_MOVES):
                 target = await self._routes.find(self._mailbox)
-                method = target.channel.unary_unary(path, request_serializer, response_deserializer)
+                send = target.channel.unary_unary(method, request_serializer, response_deserializer)
                 try:
                     async with asyncio.timeout(ATTEMPT_SECONDS + getattr(request, "wait_ms", 0) / 1_000):
-                        return await method(request, metadata=self._metadata(metadata))
+                        return await send(request, metadata=self._metadata(metadata))
                 except grpc.aio.AioRpcError as error:
                     if not self.has_moved(error, target):
                         raise
                 except TimeoutError:
                     self._routes.avoid(target, self._mailbox)
                     raise Unavailable(
-                        f"{target.where} did not answer within {ATTEMPT_SECONDS:.0f} s; whether the call took "
-                        "effect is unknown.",
+                        f"{target.where} did not answer within {ATTEMPT_SECONDS:.0f} s; whether the call "
+                        "took effect is unknown.",
                         MOVED_RETRY_MS,
                     ) from None
             raise self.moving()
@@ -59,15 +59,15 @@ class RoutedChannel:
         return call
 
     def unary_stream(
-        self, path: str, request_serializer: Callable[..., bytes], response_deserializer: Callable[..., Any]
+        self, method: str, request_serializer: Any, response_deserializer: Any
     ) -> Callable[..., Any]:
         """Return the calls of a method with a stream of answers."""
 
         def call(request: Any, metadata: tuple[tuple[str, str], ...]) -> _RoutedStream:
             async def start() -> tuple[Target, Any]:
                 target = await self._routes.find(self._mailbox)
-                method = target.channel.unary_stream(path, request_serializer, response_deserializer)
-                return target, method(request, metadata=self._metadata(metadata))
+                send = target.channel.unary_stream(method, request_serializer, response_deserializer)
+                return target, send(request, metadata=self._metadata(metadata))
 
             return _RoutedStream(self, start)
 
@@ -91,8 +91,7 @@ class RoutedChannel:
 
     def _metadata(self, metadata: tuple[tuple[str, str], ...]) -> tuple[tuple[str, str], ...]:
         generation = current_generation()
-        called = (*metadata, (MAILBOX_KEY, write_text(self._mailbox)))
-        return called if generation is None else (*called, (GENERATION_KEY, str(generation)))
+        return metadata if generation is None else (*metadata, (MEMBERS_KEY, str(generation)))
 
 
 class _RoutedStream:

@@ -4,9 +4,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
-GENERATION_KEY = "postroom-members"
-"""Metadata of the calls of a namespace's clients: the number of members that they know."""
-
 _generation: ContextVar[int | None] = ContextVar("generation", default=None)
 
 

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from postroom.application.cluster.members_history import read_history
 from postroom.application.ports.mailbox import Mailbox
 from postroom.domain.errors import StaleMembers
-from postroom.domain.namespace.members import RESERVED_PREFIX, MembersRecord
+from postroom.domain.namespace.members import RESERVED_TOPIC, MembersRecord
 
 
 class MembersFence:
@@ -37,7 +37,7 @@ class MembersFence:
 
         Raises: StaleMembers when the mailbox has recorded more.
         """
-        if topic == RESERVED_PREFIX:
+        if topic == RESERVED_TOPIC:
             async with self._recording:
                 while self._calls:
                     self._idle.clear()
@@ -65,6 +65,6 @@ class MembersFence:
         recorded = self._records[-1].generation if self._records else 0
         if generation < recorded:
             raise StaleMembers(
-                f"Namespace {self._mailbox.name.partition('@')[0]} has {recorded} mailboxes, but the call chose "
-                f"one of {generation}; ask a proxy for its members, and choose again."
+                f"The namespace of {self._mailbox.name} has {recorded} mailboxes, but the call chose one of "
+                f"{generation}; ask a proxy for its members, and choose again."
             )

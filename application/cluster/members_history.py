@@ -1,12 +1,14 @@
 """Records of the members of a namespace in the log of one of its mailboxes (ADR 0063).
 
-A record is a message of a reserved topic that is settled at once. Its id contains the generation before it, and
-an id is never used again: whoever records next comes first, and all others read what was recorded.
+A record is a message of a reserved topic that is settled at once. Its id contains the generation before it,
+and an id is never used again: of several clients that record members, one comes first, and the others read
+what it recorded.
 """
 
 from collections.abc import Mapping
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
+from typing import TypeVar
 
 import msgspec
 
@@ -14,12 +16,14 @@ from postroom.application.messages import NewMessage
 from postroom.application.ports.mailbox import Mailbox
 from postroom.application.query_results import MessageDetail
 from postroom.domain.errors import BrokenLog, InvalidRequest, NotFound, PostroomError
-from postroom.domain.namespace.members import RESERVED_PREFIX, MembersRecord, check_members
+from postroom.domain.namespace.members import RESERVED_TOPIC, MembersRecord, check_members
 
 MEMBERS = "members"
 CUTOFFS = "cutoffs"
 MAX_RECORDS = 10_000
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+T = TypeVar("T")
 
 Cutoffs = Mapping[str, Mapping[str, int]]
 """By member, the older members and the log time (µs) at which each learned of it."""
@@ -85,20 +89,20 @@ async def record_drained(mailbox: Mailbox, generation: int) -> None:
 async def settle_records(mailbox: Mailbox) -> None:
     """Settle what was recorded, as far as that is possible now: it stays readable in the log."""
     with suppress(PostroomError):
-        while received := await mailbox.receive_messages(RESERVED_PREFIX):
+        while received := await mailbox.receive_messages(RESERVED_TOPIC):
             await mailbox.ack_messages([each.receipt for each in received])
 
 
 def _record_id(generation: int) -> str:
-    return f"{RESERVED_PREFIX}-after-{generation}"
+    return f"{RESERVED_TOPIC}-after-{generation}"
 
 
 def _joined_id(generation: int) -> str:
-    return f"{RESERVED_PREFIX}-joined-{generation}"
+    return f"{RESERVED_TOPIC}-joined-{generation}"
 
 
 def _drained_id(generation: int) -> str:
-    return f"{RESERVED_PREFIX}-drained-{generation}"
+    return f"{RESERVED_TOPIC}-drained-{generation}"
 
 
 async def _write(mailbox: Mailbox, id_: str, name: str, content: object) -> None:
@@ -106,7 +110,7 @@ async def _write(mailbox: Mailbox, id_: str, name: str, content: object) -> None
     await mailbox.send_message(
         # As an attribute it is readable after the payload is gone; as the payload it is compared.
         NewMessage(
-            topic=RESERVED_PREFIX,
+            topic=RESERVED_TOPIC,
             payload=encoded,
             message_id=id_,
             attrs={name: encoded.decode()},
@@ -127,7 +131,7 @@ def _read_members(detail: MessageDetail, namespace: str) -> tuple[str, ...]:
     return members
 
 
-def _decode[T](mailbox: str, detail: MessageDetail, name: str, kind: type[T]) -> T:
+def _decode(mailbox: str, detail: MessageDetail, name: str, kind: type[T]) -> T:
     try:
         return msgspec.json.decode(detail.item.custom_headers[name], type=kind)
     except (KeyError, msgspec.MsgspecError):
@@ -136,7 +140,7 @@ def _decode[T](mailbox: str, detail: MessageDetail, name: str, kind: type[T]) ->
 
 def _broken(mailbox: str, detail: MessageDetail) -> BrokenLog:
     return BrokenLog(
-        f"Message {detail.message_id} of mailbox {mailbox} is not a record of the members of a namespace; its "
+        f"Message {detail.message_id} of mailbox {mailbox} is not a record of members of a namespace; its "
         "topic is reserved for them.",
         detail.history[0].position,
     )
@@ -144,5 +148,3 @@ def _broken(mailbox: str, detail: MessageDetail) -> BrokenLog:
 
 def _log_time(detail: MessageDetail) -> int:
     return (datetime.fromisoformat(detail.history[0].at) - _EPOCH) // timedelta(microseconds=1)
-
-

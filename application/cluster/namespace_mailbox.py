@@ -21,7 +21,7 @@ from postroom.domain.arguments import check_int, check_items, check_type
 from postroom.domain.errors import InvalidRequest, NotFound, Rejected, StaleMembers, Unavailable
 from postroom.domain.message import Receipt
 from postroom.domain.names import check_topic
-from postroom.domain.namespace.members import RESERVED_PREFIX, home_of
+from postroom.domain.namespace.members import RESERVED_TOPIC, home_of
 from postroom.domain.policy import TopicPolicy, check_visibility
 
 STALE_PAUSE_SECONDS = 0.05
@@ -48,7 +48,7 @@ class NamespaceMailbox(NamespaceQueries):
         self._homes = ReceiptHomes()
         windows = DeliveryWindows()
         self._windows = windows
-        self._receiver = NamespaceReceiver(directory, self._members, self._homes, self)
+        self._receiver = NamespaceReceiver(directory, self._get_members, self._homes, self, self._timeout)
         self.receive_messages = self._receiver.receive_messages
         self.stream_messages = StreamMessages(self._receiver.receive_messages, self.nack_messages, windows)
 
@@ -56,6 +56,17 @@ class NamespaceMailbox(NamespaceQueries):
     def name(self) -> str:
         """Return the name of the namespace."""
         return self._directory.namespace
+
+    async def open(self) -> None:
+        """Find the members.
+
+        Raises: Unavailable when there are none for the time of a call, or they can't be reached.
+        """
+        await self._get_members()
+
+    def refresh(self) -> None:
+        """Look for mailboxes that were added before the next call, not within seconds."""
+        self._members.invalidate()
 
     async def close(self) -> None:
         """End what is in progress in the background."""
@@ -88,8 +99,8 @@ class NamespaceMailbox(NamespaceQueries):
 
     def _with_id(self, message: object) -> NewMessage:
         new = self._messages.check(message)
-        if new.topic == RESERVED_PREFIX:
-            raise InvalidRequest(f"The topic {RESERVED_PREFIX} is reserved; send to another one.")
+        if new.topic == RESERVED_TOPIC:
+            raise InvalidRequest(f"The topic {RESERVED_TOPIC} is reserved; send to another one.")
         return new if new.message_id else msgspec.structs.replace(new, message_id=str(self._new_id()))
 
     async def _send(self, messages: list[NewMessage]) -> list[Sent | Rejected]:
@@ -319,4 +330,6 @@ _UNKNOWN = NotFound("No mailbox of the namespace was asked yet.")
 def _unless_own(sent: Sent, outgoing: NewMessage, message: object) -> Sent:
     """Return the result of a send; not as a duplicate if it is one of an earlier attempt made here."""
     is_own_id = isinstance(message, NewMessage) and message.message_id is None
-    return Sent(sent.message_id, sent.duplicate and not (is_own_id and sent.message_id == outgoing.message_id))
+    return Sent(
+        sent.message_id, sent.duplicate and not (is_own_id and sent.message_id == outgoing.message_id)
+    )

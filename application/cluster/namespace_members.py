@@ -16,7 +16,7 @@ from postroom.application.ports.mailbox import Mailbox
 from postroom.application.ports.namespace_directory import NamespaceDirectory
 from postroom.domain.errors import IdempotencyConflict, NotFound, StaleMembers, Unavailable
 from postroom.domain.namespace.members import (
-    RESERVED_PREFIX,
+    RESERVED_TOPIC,
     MembersRecord,
     check_members,
     find_predecessors,
@@ -65,8 +65,8 @@ class NamespaceMembers:
     async def get(self) -> Members:
         """Return the members.
 
-        Raises: NotFound when the namespace has none; Unavailable when there are new ones, and they can't be
-            recorded in all because one of them has no owner; else what a mailbox refuses the records with.
+        Raises: Unavailable when the namespace has none, or has new ones that can't be recorded in all because
+            one of them has no owner; else what a mailbox refuses the records with.
         """
         if self._members is not None and asyncio.get_running_loop().time() < self._refresh_at:
             return self._members
@@ -84,11 +84,13 @@ class NamespaceMembers:
         try:
             listed = await self._directory.list_members()
             names = check_members({*self._names, *listed}, self._directory.namespace)
-            if self._members is None or names != self._members.names:
+            # A mailbox may know of members that the proxy does not know of yet: their records say so.
+            if self._members is None or names != self._members.names or self._refresh_at == 0.0:
                 if not names:
-                    raise NotFound(
+                    raise Unavailable(
                         f"Namespace {self._directory.namespace} has no mailbox with an owner; start a runner "
-                        f"with --mailbox {self._directory.namespace}@PROXY."
+                        f"with --mailbox {self._directory.namespace}@PROXY.",
+                        RETRY_MS,
                     )
                 self._members = await self._join(names)
                 self._names = self._members.names
@@ -101,7 +103,9 @@ class NamespaceMembers:
         """Return the members, and those that mailboxes have recorded besides, once all have recorded them."""
         for _ in range(MAX_ROUNDS):
             histories, failure = await self._read_histories(names)
-            recorded = {name for records in histories.values() for name in (records[-1].members if records else ())}
+            recorded = {
+                name for records in histories.values() for name in (records[-1].members if records else ())
+            }
             if not recorded <= {*names}:
                 names = check_members({*names, *recorded}, self._directory.namespace)
                 continue
@@ -150,9 +154,7 @@ class NamespaceMembers:
                 return cutoffs
         return None
 
-    async def _record(
-        self, names: tuple[str, ...], histories: dict[str, tuple[MembersRecord, ...]]
-    ) -> None:
+    async def _record(self, names: tuple[str, ...], histories: dict[str, tuple[MembersRecord, ...]]) -> None:
         """Record members in all of them; then the cut-offs, which says that it was done."""
         with use_generation(len(names)):
             for name in names:
@@ -179,7 +181,7 @@ class NamespaceMembers:
         new, old = self._directory.poller(name), self._directory.poller(min(predecessors))
         present = {topic.topic for topic in await new.list_topics() if topic.policy is not None}
         for topic in await old.list_topics():
-            if topic.topic == RESERVED_PREFIX or topic.topic in present:
+            if topic.topic == RESERVED_TOPIC or topic.topic in present:
                 continue
             if topic.policy is not None:
                 await new.set_topic_policy(topic.topic, topic.policy)

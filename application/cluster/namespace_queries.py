@@ -4,6 +4,7 @@ import asyncio
 import heapq
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from datetime import datetime
+from typing import TypeVar
 
 import msgspec
 
@@ -21,8 +22,10 @@ from postroom.application.query_results import (
 from postroom.domain.arguments import MAX_INT, check_int
 from postroom.domain.errors import InvalidRequest, NotFound, Unavailable
 from postroom.domain.mailbox.counts import TopicCount, TopicSummary
-from postroom.domain.namespace.members import RESERVED_PREFIX
+from postroom.domain.namespace.members import RESERVED_TOPIC
 from postroom.domain.policy import TopicPolicy
+
+T = TypeVar("T")
 
 PLACE_BITS = 40
 """Of a cursor of dead letters: the bits of the position; those above are the number of the mailbox."""
@@ -41,7 +44,7 @@ class NamespaceQueries:
         return await self._ask_any(lambda mailbox: mailbox.get_message(id_))
 
     async def explain_message(self, id_: str, /) -> Explanation:
-        """Return the explanation of a message, from the mailbox that has it; see `Mailbox.explain_message`."""
+        """Return the explanation of a message; see `Mailbox.explain_message`."""
         return await self._ask_any(lambda mailbox: mailbox.explain_message(id_))
 
     async def get_backlog(self, topic: str | None = None, /, *, at: Moment | None = None) -> Backlog:
@@ -124,12 +127,12 @@ class NamespaceQueries:
                     raise
                 await asyncio.sleep(pause)
 
-    async def _ask_all[T](self, query: Callable[[Mailbox], Awaitable[T]]) -> list[T]:
+    async def _ask_all(self, query: Callable[[Mailbox], Awaitable[T]]) -> list[T]:
         """Return the answers of all mailboxes, of the oldest first."""
         members = await self._get_members()
         return await asyncio.gather(*(query(self._directory.mailbox(name)) for name in members.by_age))
 
-    async def _ask_any[T](self, query: Callable[[Mailbox], Awaitable[T]]) -> T:
+    async def _ask_any(self, query: Callable[[Mailbox], Awaitable[T]]) -> T:
         """Return the answer of the mailbox that has what is asked for.
 
         Raises: Unavailable when none of those that answer has it, but one does not answer.
@@ -168,7 +171,7 @@ def merge_backlogs(namespace: str, backlogs: Sequence[Backlog]) -> Backlog:
 def _merge_counts(rows: Iterable[TopicCount]) -> list[TopicCount]:
     merged: dict[tuple[str, int], TopicCount] = {}
     for row in rows:
-        if row.topic == RESERVED_PREFIX:
+        if row.topic == RESERVED_TOPIC:
             continue
         present = merged.get((row.topic, row.shard))
         merged[row.topic, row.shard] = row if present is None else _add_counts(present, row)
@@ -190,7 +193,7 @@ def _add_counts(one: TopicCount, other: TopicCount) -> TopicCount:
 def merge_topics(pages: Iterable[Iterable[TopicSummary]]) -> list[TopicSummary]:
     """Return the topics of a namespace from those of its mailboxes, by name."""
     merged: dict[str, TopicSummary] = {}
-    for topic in (topic for page in pages for topic in page if topic.topic != RESERVED_PREFIX):
+    for topic in (topic for page in pages for topic in page if topic.topic != RESERVED_TOPIC):
         present = merged.get(topic.topic)
         merged[topic.topic] = topic if present is None else _add_topics(present, topic)
     return [merged[name] for name in sorted(merged)]

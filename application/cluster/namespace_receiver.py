@@ -1,14 +1,14 @@
-"""Receives from the mailboxes of a namespace: fairly, in the order of keys, and never more than was asked for."""
+"""Receives from the mailboxes of a namespace: fairly, in the order of keys, never more than was asked for."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import NamedTuple
 
 import msgspec
 
 from postroom.application.background import cancel_and_wait
 from postroom.application.cluster.members_history import is_drained, record_drained
-from postroom.application.cluster.namespace_members import Members, NamespaceMembers
+from postroom.application.cluster.namespace_members import Members
 from postroom.application.cluster.receipt_homes import ReceiptHomes
 from postroom.application.mailbox.receive import make_receive
 from postroom.application.message_stream import MAX_WAIT_MS
@@ -22,11 +22,9 @@ from postroom.domain.namespace.members import undrained_topics
 from postroom.domain.policy import DEFAULT_MAX_BYTES, DEFAULT_MAX_MESSAGES
 
 MIN_POLL_MS, MAX_POLL_MS = 20, 250
-"""Waits at several mailboxes at once: they end together, so the first message waits at most for one of them."""
+"""Waits at several mailboxes at once; they end together, so a message waits for the others of its receive."""
 SINGLE_POLL_MS = 2_000
 """Wait at a single mailbox, after which new members are looked for."""
-FRAME_BYTES = 1 << 20
-"""Default maximum of a frame: another mailbox is asked only while a message of that size has room."""
 CHECK_SECONDS = 0.1
 PROBE_SECONDS = 0.5
 
@@ -39,22 +37,26 @@ class _Source(NamedTuple):
 class NamespaceReceiver:
     """Receives messages of the members of a namespace.
 
-    A member that fails is left out until it answers again, so that the others need not wait for it. A topic of
-    a newer member is left out until what older members had of it, up to their cut-offs, was delivered.
+    A member that fails is left out until it answers again, so that the others need not wait for it. A topic
+    of a newer member is left out until what older members had of it, up to their cut-offs, was delivered.
 
     Arguments:
+        get_members: returns the members, or raises Unavailable when they can't be found in time.
         settler: settles what is received.
+        timeout: seconds for which a receive waits for one of the members to answer.
     """
 
     def __init__(
         self,
         directory: NamespaceDirectory,
-        members: NamespaceMembers,
+        get_members: Callable[[], Awaitable[Members]],
         homes: ReceiptHomes,
         settler: DeliverySettler,
+        timeout: float,
     ) -> None:
         self._directory = directory
-        self._members = members
+        self._get_members = get_members
+        self._timeout = timeout
         self._homes = homes
         self._settler = settler
         self._turn = 0
@@ -86,9 +88,10 @@ class NamespaceReceiver:
         end = loop.time() + check_int("wait_ms", wait_ms, 0, MAX_WAIT_MS) / 1_000
         topics = (topic,) if isinstance(topic, str) else tuple(check_items("topic", topic))
         command = make_receive(topics, max_messages, max_bytes, visibility_ms, consumer)
+        give_up = end + self._timeout
         poll_ms = 0
         while True:
-            members = await self._members.get()
+            members = await self._get_members()
             sources = await self._find_sources(members, command.topics)
             remaining_ms = max(0, int((end - loop.time()) * 1_000))
             if len(members.names) == 1:
@@ -100,26 +103,25 @@ class NamespaceReceiver:
             else:
                 received = await self._take(sources, command)
             remaining_ms = max(0, int((end - loop.time()) * 1_000))
-            if received or not remaining_ms:
-                if not received and len(self._failing) == len(members.names):
-                    raise next(iter(self._failing.values()))
+            are_all_failing = len(self._failing) == len(members.names)
+            if received or not (remaining_ms or are_all_failing):
                 return received
+            if are_all_failing and loop.time() >= give_up:
+                raise next(iter(self._failing.values()))
             poll_ms = min(max(MIN_POLL_MS, 2 * poll_ms), MAX_POLL_MS)
             if not sources:
-                await asyncio.sleep(min(poll_ms, remaining_ms) / 1_000)
+                await asyncio.sleep(poll_ms / 1_000)
 
     async def _take(self, sources: Sequence[_Source], command: Receive) -> list[ReceivedMessage]:
         """Receive what is there, of one member after the other, beginning with another one each time."""
         received: list[ReceivedMessage] = []
         count, size = command.max_messages, command.max_bytes
         for source in self._rotated(sources):
-            if received and size < min(FRAME_BYTES, command.max_bytes):
-                break
             some = await self._poll(source, command, count, size, 0)
             received += some
             count -= len(some)
             size -= sum(len(each.payload) for each in some)
-            if count <= 0:
+            if count <= 0 or size <= 0:
                 break
         return received
 
@@ -127,13 +129,11 @@ class NamespaceReceiver:
         self, sources: Sequence[_Source], command: Receive, wait_ms: int
     ) -> list[ReceivedMessage]:
         """Wait for messages of several members at once, which together deliver no more than was asked for."""
-        most = max(1, min(len(sources), command.max_messages, command.max_bytes // FRAME_BYTES))
-        asked = self._rotated(sources)[:most]
+        asked = self._rotated(sources)[: command.max_messages]
         share, rest = divmod(command.max_messages, len(asked))
+        size = command.max_bytes // len(asked)
         polls = (
-            self._poll(
-                source, command, share + (number < rest), command.max_bytes // len(asked), wait_ms // 1
-            )
+            self._poll(source, command, share + (number < rest), size, wait_ms)
             for number, source in enumerate(asked)
         )
         return [message for some in await asyncio.gather(*polls) for message in some]
@@ -141,16 +141,16 @@ class NamespaceReceiver:
     async def _poll(
         self, source: _Source, command: Receive, count: int, size: int, wait_ms: int
     ) -> list[ReceivedMessage]:
-        some = msgspec.structs.replace(command, topics=source.topics, max_messages=count, max_bytes=max(1, size))
+        some = msgspec.structs.replace(
+            command, topics=source.topics, max_messages=count, max_bytes=max(1, size)
+        )
         try:
             return await self._receive_from(self._directory.poller(source.mailbox), some, wait_ms)
         except (Saturated, Unavailable) as error:
             self._avoid(source.mailbox, error)
             return []
 
-    async def _receive_from(
-        self, mailbox: Mailbox, command: Receive, wait_ms: int
-    ) -> list[ReceivedMessage]:
+    async def _receive_from(self, mailbox: Mailbox, command: Receive, wait_ms: int) -> list[ReceivedMessage]:
         received = await mailbox.receive_messages(
             command.topics,
             max_messages=command.max_messages,

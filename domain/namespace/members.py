@@ -12,7 +12,7 @@ from blake3 import blake3
 from postroom.domain.mailbox.counts import TopicCount
 from postroom.domain.names import check_mailbox
 
-RESERVED_PREFIX = "$members"
+RESERVED_TOPIC = "$members"
 """Of the topic with the records of members, which callers of a namespace don't see, and of their ids."""
 
 
@@ -38,7 +38,7 @@ Histories = Mapping[str, Sequence[MembersRecord]]
 
 
 def home_of(key: str, members: Iterable[str]) -> str:
-    """Return the mailbox of a sticky key by rendezvous hashing: one more member takes only keys for itself."""
+    """Return the mailbox of a sticky key by rendezvous hashing: a new member takes keys only for itself."""
     return max(members, key=lambda member: (blake3(f"{member}\0{key}".encode()).digest(), member))
 
 
