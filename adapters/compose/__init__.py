@@ -14,6 +14,7 @@ from postroom.adapters.compose.message_relay import OutboxRelays, check_outboxes
 from postroom.adapters.compose.store import MEMORY, Store, open_store
 from postroom.adapters.compose.tracing import trace_if_used
 from postroom.adapters.local.paths import socket_path as make_socket_path
+from postroom.adapters.local.remote_server import OFF, RemoteServer, check_listen
 from postroom.adapters.local.server import listening
 from postroom.adapters.memory.amnesia_log import AmnesiaEventLog
 from postroom.adapters.postgres.url import is_url
@@ -71,6 +72,7 @@ class OwnerSettings(NamedTuple):
     accept_clock: bool = False
     outboxes: Sequence[str] = ()
     amnesia: bool = False
+    listen: str | None = None
 
     def check(self) -> "OwnerSettings":
         """Return the settings, with a default owner, or raise InvalidRequest."""
@@ -82,6 +84,8 @@ class OwnerSettings(NamedTuple):
         if self.default_policy is not None:
             check_type("default_policy", self.default_policy, TopicPolicy).validate()
         owner = check_optional_text("owner", self.owner)
+        if check_optional_text("listen", self.listen) is not None:
+            check_listen(self.listen or "")
         if self.archive is not None:
             check_path("archive", str(self.archive) if isinstance(self.archive, Path) else self.archive)
         for address in check_items("outboxes", self.outboxes):
@@ -123,6 +127,7 @@ async def open_mailbox(
     accept_clock: bool = False,
     outboxes: Sequence[str] = (),
     amnesia: bool = False,
+    listen: str | None = None,
 ) -> AsyncIterator[Postroom]:
     """Own a mailbox for as long as the context lasts; processes that `connect` to it call this one.
 
@@ -139,6 +144,8 @@ async def open_mailbox(
             paths of SQLite files and `postgresql://...`.
         amnesia: forget the content of messages when they settle, and refuse sends above `max_store_bytes`,
             256 MiB by default (svc-mailbox I-9); for the store `memory:` only.
+        listen: `host:port` at which this process, while it owns the mailbox of a database, answers those of
+            other hosts; None takes the interface by which it uses the database, and `off` answers none.
 
     Raises: MailboxOwned, InvalidRequest for an argument that is malformed, of a wrong type or out of range,
         Unavailable when the store can't be used, ImplausibleClock when the machine was restarted and its wall
@@ -146,7 +153,7 @@ async def open_mailbox(
     """
     check_mailbox(mailbox)
     settings = OwnerSettings(
-        mode, durability, limits, default_policy, owner, archive, accept_clock, outboxes, amnesia
+        mode, durability, limits, default_policy, owner, archive, accept_clock, outboxes, amnesia, listen
     ).check()
     check_int("wait_ms", wait_ms, 0, MAX_DURATION_MS)
     await check_outboxes(settings.outboxes)
@@ -193,6 +200,9 @@ async def own_mailbox(
         )
         path = socket_path(store, mailbox)
         server = None if path is None else await opened.enter_async_context(listening(path, mailbox))
+        if server is not None and ownership.directory is not None and settings.listen != OFF:
+            remote = RemoteServer(server, mailbox, ownership.directory, settings.listen)
+            await opened.enter_async_context(background_task(remote.run()))
         log = await _open_log(store, mailbox, settings)
         last.callback(log.close)
         log_archive = None if settings.archive is None else open_archive(settings.archive)
