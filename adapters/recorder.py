@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
-from threading import Event, Lock
+from threading import Lock
 from typing import Any
 from uuid import UUID
 
@@ -13,9 +13,9 @@ from eventsourcing.persistence import (
     OperationalError,
     ProgrammingError,
     StoredEvent,
-    Subscription,
 )
 
+from postroom.application.polling_subscription import PollingSubscription
 from postroom.application.ports.event_log import EventLog, Head
 from postroom.domain.errors import Unavailable, WrongPosition
 from postroom.domain.names import message_stream
@@ -23,8 +23,6 @@ from postroom.domain.record import GENESIS, Record, link
 
 EPOCH = 0
 """Epoch of the records written here; epochs of mailbox owners begin at 1."""
-POLL_SECONDS = 0.05
-PAGE = 500
 
 
 class LogRecorder(ApplicationRecorder):
@@ -105,9 +103,9 @@ class LogRecorder(ApplicationRecorder):
         head = self._log.head()
         return None if head is None else head.position
 
-    def subscribe(self, gt: int | None = None, topics: Sequence[str] = ()) -> "LogSubscription":
+    def subscribe(self, gt: int | None = None, topics: Sequence[str] = ()) -> PollingSubscription:
         """Return an iterator over the events after position `gt`, including those appended later."""
-        return LogSubscription(self, gt, topics)
+        return PollingSubscription(self, gt, topics)
 
     def _refuse_mailbox(self, head: Head | None) -> None:
         if head is not None and head.epoch > EPOCH:
@@ -152,34 +150,6 @@ class LogRecorder(ApplicationRecorder):
         if isinstance(originator_id, UUID):
             return originator_id.bytes
         return message_stream(self._log.mailbox, originator_id)
-
-
-class LogSubscription(Subscription[LogRecorder]):
-    """Subscription that polls the log; positions have no gaps, so no event is missed."""
-
-    def __init__(self, recorder: LogRecorder, gt: int | None, topics: Sequence[str]) -> None:
-        super().__init__(recorder, gt, topics)
-        self._page: Iterator[Notification] = iter(())
-        self._stop = Event()
-
-    def stop(self) -> None:
-        """End the iteration; may be called from any thread."""
-        super().stop()
-        self._stop.set()
-
-    def __next__(self) -> Notification:
-        while not self._stop.is_set():
-            notification = next(self._page, None)
-            if notification is not None:
-                self._last_notification_id = notification.id
-                return notification
-            page = self._recorder.select_notifications(
-                self._last_notification_id, PAGE, topics=self._topics, inclusive_of_start=False
-            )
-            self._page = iter(page)
-            if not page:
-                self._stop.wait(POLL_SECONDS)
-        raise StopIteration
 
 
 def _stored(record: Record) -> StoredEvent:

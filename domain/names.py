@@ -133,6 +133,11 @@ def proxy_stream(proxy: str) -> bytes:
     return _name_based(f"proxy/{proxy}")
 
 
+def partitions_stream() -> bytes:
+    """Return the stream id of the assignment of partitions to proxies."""
+    return _name_based("partitions/")
+
+
 def message_stream(mailbox: str, message_id: object) -> bytes:
     """Return a message's stream id: its id if that is a UUID, else a UUIDv5 of mailbox and id.
 

@@ -100,9 +100,7 @@ async def simulate(rounds: list[list[Step]], *, is_fenced: bool = True) -> World
     """Run the steps of each round at the same time, and receive everything at the end."""
     async with AsyncExitStack() as opened:
         members = {
-            name: Member(
-                await opened.enter_async_context(open_mailbox("memory:", name)), is_fenced=is_fenced
-            )
+            name: Member(await opened.enter_async_context(open_mailbox("memory:", name)), is_fenced=is_fenced)
             for name in NAMES
         }
         world = World(members)

@@ -1,0 +1,224 @@
+"""`Leases`: change and read the log of leases (RFC-049 Admin Plane Lease Management, ADR 0058)."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+from uuid import UUID
+
+import msgspec
+from eventsourcing.application import Application
+from eventsourcing.persistence import (
+    ApplicationRecorder,
+    IntegrityError,
+    Mapper,
+    OperationalError,
+    PersistenceError,
+)
+from eventsourcing.utils import Environment, EnvType
+
+from postroom.application.leases.lease_events import (
+    AggregateChange,
+    LeaseLogAggregate,
+    LeaseLogEvent,
+    LeaseMapper,
+    MailboxLease,
+    ProxyPartitions,
+    ProxyRegistration,
+)
+from postroom.domain.errors import Unavailable
+from postroom.domain.lease.lease import AcquireLease, ExpireLease, Lease, ReleaseLease, RenewLease
+from postroom.domain.lease.proxy import (
+    AssignPartitions,
+    ExpireProxy,
+    LeaveProxy,
+    PartitionAssignment,
+    Proxy,
+    RegisterProxy,
+)
+from postroom.domain.names import check_mailbox, check_member, lease_stream, partitions_stream, proxy_stream
+
+PAGE = 1_000
+CONFLICTS = 20
+"""Attempts at a command whose aggregate others change at the same time."""
+UNKNOWN_OUTCOMES = 3
+"""Attempts at a command of which it is unknown whether the store recorded it."""
+
+A = TypeVar("A", bound=LeaseLogAggregate)
+
+
+class LoggedEvent(msgspec.Struct, frozen=True):
+    """An event of the log of leases, and its position there."""
+
+    position: int
+    event: LeaseLogEvent
+
+
+class Leases(Application[UUID]):
+    """The leases of mailboxes, the registrations of proxies and their partitions.
+
+    Calls block and may come from any thread. Any number of processes may use one store: of racing commands
+    one wins, and the others are decided again. So is a command whose outcome is unknown: it is decided on
+    what the log then has, and changes nothing, or only renews, if it was recorded. All raise Unavailable when
+    the store can't be used, and InvalidRequest for malformed arguments.
+
+    Arguments:
+        recorder: of a lease store.
+        wall: the wall clock in µs since 1970 UTC, recorded for people.
+        is_expired: whether this admin saw no event newer than a lease for its TTL and grace period.
+    """
+
+    def __init__(
+        self,
+        recorder: ApplicationRecorder,
+        wall: Callable[[], int],
+        is_expired: Callable[[Lease], bool] = lambda lease: False,
+    ) -> None:
+        self._store_recorder = recorder
+        self._wall = wall
+        self._is_expired = is_expired
+        super().__init__()
+
+    def construct_env(self, name: str, env: EnvType | None = None) -> Environment:
+        """Return no settings: those of the process's environment are for other applications."""
+        return Environment(name, {})
+
+    def construct_recorder(self) -> ApplicationRecorder:
+        """Return the recorder of the lease store."""
+        return self._store_recorder
+
+    def construct_mapper(self) -> Mapper[UUID]:
+        """Return the mapper of the log's events."""
+        return LeaseMapper()
+
+    def acquire(self, command: AcquireLease) -> Lease:
+        """Acquire the lease of a mailbox for a runner (RFC-049 Lease Acquisition).
+
+        Raises:
+            LeaseHeld: another runner has it.
+            LeaseLost: the acquisition was granted before, and its lease has ended.
+        """
+        return self._change_lease(command)
+
+    def renew(self, command: RenewLease) -> Lease:
+        """Renew a lease for another TTL (RFC-049 Heartbeat Processing).
+
+        Raises: LeaseLost when the runner does not have it.
+        """
+        return self._change_lease(command)
+
+    def release(self, command: ReleaseLease) -> Lease:
+        """End a lease, unless it has ended (RFC-049 Shutdown: Release Lease).
+
+        Raises: LeaseLost when another runner has it, or the same one in another epoch.
+        """
+        return self._change_lease(command)
+
+    def expire(self, command: ExpireLease) -> Lease | None:
+        """Let a lease expire, unless it was renewed or has ended; return it, or None if there is none."""
+        state: Lease | None = self._change_any_lease(command)
+        return state
+
+    def register_proxy(self, command: RegisterProxy) -> Proxy:
+        """Register a proxy, or renew its registration."""
+        state: Proxy = self._change_proxy(command)
+        return state
+
+    def leave_proxy(self, command: LeaveProxy) -> Proxy | None:
+        """End the registration of a proxy, unless it has ended; return it, or None if there is none."""
+        state: Proxy | None = self._change_proxy(command)
+        return state
+
+    def expire_proxy(self, command: ExpireProxy) -> Proxy | None:
+        """Let a registration expire, unless it was renewed or has ended; return it, or None."""
+        state: Proxy | None = self._change_proxy(command)
+        return state
+
+    def assign_partitions(self, command: AssignPartitions) -> PartitionAssignment | None:
+        """Assign partitions to proxies, unless an admin that knew more has; return the assignment."""
+
+        def decide(partitions: ProxyPartitions) -> None:
+            partitions.decide(command, self._wall())
+
+        state: PartitionAssignment | None = self._change(ProxyPartitions, partitions_stream(), decide)
+        return state
+
+    def lease(self, mailbox: str) -> Lease | None:
+        """Return the lease of a mailbox as the store has it, or None before the first acquisition."""
+        with _persistence_errors():
+            state: Lease | None = self._load(MailboxLease, lease_stream(check_mailbox(mailbox))).state
+        return state
+
+    def read_events(self, after: int, limit: int = PAGE) -> list[LoggedEvent]:
+        """Return up to `limit` events after a position of the log, in order.
+
+        Raises: BrokenLog for an event that can't be read.
+        """
+        with _persistence_errors():
+            page = self.recorder.select_notifications(after, limit, inclusive_of_start=False)
+        return [LoggedEvent(each.id, _event(self.mapper.to_domain_event(each))) for each in page]
+
+    def _change_lease(self, command: AcquireLease | RenewLease | ReleaseLease) -> Lease:
+        state: Lease = self._change_any_lease(command)
+        return state
+
+    def _change_any_lease(self, command: AcquireLease | RenewLease | ReleaseLease | ExpireLease) -> Any:
+        def decide(lease: MailboxLease) -> None:
+            is_expired = lease.state is not None and self._is_expired(lease.state)
+            lease.decide(command, self._wall(), is_expired=is_expired)
+
+        return self._change(MailboxLease, lease_stream(check_mailbox(command.mailbox)), decide)
+
+    def _change_proxy(self, command: RegisterProxy | LeaveProxy | ExpireProxy) -> Any:
+        def decide(proxy: ProxyRegistration) -> None:
+            proxy.decide(command, self._wall())
+
+        stream = proxy_stream(check_member("The proxy id", command.proxy))
+        return self._change(ProxyRegistration, stream, decide)
+
+    def _change(self, cls: type[A], stream: bytes, decide: Callable[[A], None]) -> Any:
+        """Decide on an aggregate and save it; return its state.
+
+        A refusal is true even after an attempt whose outcome is unknown: that attempt names the version that
+        it follows, so it can't be recorded after the events on which the refusal rests.
+        """
+        conflicts = unknown = 0
+        while True:
+            with _persistence_errors():
+                aggregate = self._load(cls, stream)
+                decide(aggregate)
+                try:
+                    self.save(aggregate)
+                    return aggregate.state
+                except IntegrityError:
+                    conflicts += 1
+                    if conflicts == CONFLICTS:
+                        raise
+                except OperationalError:
+                    unknown += 1
+                    if unknown == UNKNOWN_OUTCOMES:
+                        raise
+
+    def _load(self, cls: type[A], stream: bytes) -> A:
+        """Return an aggregate from its last event alone, which contains its whole state."""
+        id_ = UUID(bytes=stream)
+        aggregate: A = cls.before_first_event(id_)
+        for event in self.events.get(id_, desc=True, limit=1):
+            aggregate = _change_of(event).mutate(None)
+        return aggregate
+
+
+def _event(change: Any) -> LeaseLogEvent:
+    return _change_of(change).event
+
+
+def _change_of(change: Any) -> AggregateChange:
+    assert isinstance(change, AggregateChange)
+    return change
+
+
+@contextmanager
+def _persistence_errors() -> Iterator[None]:
+    try:
+        yield
+    except PersistenceError as error:
+        raise Unavailable(f"The log of leases can't be used: {error}") from error
