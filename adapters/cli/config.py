@@ -11,7 +11,7 @@ from postroom.adapters.cli.access_settings import AccessSection
 from postroom.adapters.cli.cluster_settings import ClusterSettings
 from postroom.adapters.cli.project import SearchSettings
 from postroom.adapters.cli.serve import ServeSettings
-from postroom.adapters.cli.session import ArchiveSettings, RelaySettings, Session
+from postroom.adapters.cli.session import ArchiveSettings, OwnerSection, RelaySettings, Session
 from postroom.adapters.cli.settings import Settings
 from postroom.adapters.cli.values import WrongUsage, exact_duration
 from postroom.adapters.compose.settings import MessagingSettings, NatsSettings
@@ -32,6 +32,7 @@ _KINDS: Mapping[str, type[msgspec.Struct]] = {
     "messaging": MessagingSettings,
     "outbox": OutboxSettings,
     "inbox": InboxSettings,
+    "owner": OwnerSection,
     "relay": RelaySettings,
     "tracing": TracingSettings,
     "cluster": ClusterSettings,

@@ -45,6 +45,17 @@ class RelaySettings(msgspec.Struct, frozen=True):
     databases: tuple[str, ...] = ()
 
 
+class OwnerSection(msgspec.Struct, frozen=True):
+    """Settings of `[owner]`.
+
+    Arguments:
+        listen: `host:port` at which an owner of a mailbox in a database answers other hosts, or `off`; None
+            takes the interface by which it uses the database.
+    """
+
+    listen: str | None = None
+
+
 class Session:
     """Context of a command.
 
@@ -222,6 +233,7 @@ class Session:
             accept_clock=self._accept_clock,
             outboxes=settings.section("relay", RelaySettings).databases,
             amnesia=amnesia,
+            listen=settings.section("owner", OwnerSection).listen,
         )
         async with share_mailbox(
             self.store, name, timeout_ms=settings.timeout_ms, settings=owner_settings

@@ -101,6 +101,7 @@ SECTIONS = (
     "consumers",
     "archive",
     "search",
+    "owner",
     "relay",
     "schedules",
     "serve",

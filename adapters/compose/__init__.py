@@ -14,12 +14,14 @@ from postroom.adapters.compose.message_relay import OutboxRelays, check_outboxes
 from postroom.adapters.compose.store import MEMORY, Store, open_store
 from postroom.adapters.compose.tracing import trace_if_used
 from postroom.adapters.local.paths import socket_path as make_socket_path
+from postroom.adapters.local.remote_server import OFF, RemoteServer, check_listen
 from postroom.adapters.local.server import listening
 from postroom.adapters.memory.amnesia_log import AmnesiaEventLog
 from postroom.adapters.postgres.url import is_url
 from postroom.adapters.sqlite.database import Durability
 from postroom.adapters.system.clock import SystemClock
 from postroom.application.background import background_task
+from postroom.application.cluster.lease_term import LeaseTerm, own_by_lease
 from postroom.application.extras import explain_missing_extra
 from postroom.application.mailbox.engine import MailboxEngine
 from postroom.application.mailbox.envelope_cache import CACHE_BYTES
@@ -70,6 +72,7 @@ class OwnerSettings(NamedTuple):
     accept_clock: bool = False
     outboxes: Sequence[str] = ()
     amnesia: bool = False
+    listen: str | None = None
 
     def check(self) -> "OwnerSettings":
         """Return the settings, with a default owner, or raise InvalidRequest."""
@@ -81,6 +84,8 @@ class OwnerSettings(NamedTuple):
         if self.default_policy is not None:
             check_type("default_policy", self.default_policy, TopicPolicy).validate()
         owner = check_optional_text("owner", self.owner)
+        if check_optional_text("listen", self.listen) is not None:
+            check_listen(self.listen or "")
         if self.archive is not None:
             check_path("archive", str(self.archive) if isinstance(self.archive, Path) else self.archive)
         for address in check_items("outboxes", self.outboxes):
@@ -122,6 +127,7 @@ async def open_mailbox(
     accept_clock: bool = False,
     outboxes: Sequence[str] = (),
     amnesia: bool = False,
+    listen: str | None = None,
 ) -> AsyncIterator[Postroom]:
     """Own a mailbox for as long as the context lasts; processes that `connect` to it call this one.
 
@@ -138,6 +144,8 @@ async def open_mailbox(
             paths of SQLite files and `postgresql://...`.
         amnesia: forget the content of messages when they settle, and refuse sends above `max_store_bytes`,
             256 MiB by default (svc-mailbox I-9); for the store `memory:` only.
+        listen: `host:port` at which this process, while it owns the mailbox of a database, answers those of
+            other hosts; None takes the interface by which it uses the database, and `off` answers none.
 
     Raises: MailboxOwned, InvalidRequest for an argument that is malformed, of a wrong type or out of range,
         Unavailable when the store can't be used, ImplausibleClock when the machine was restarted and its wall
@@ -145,7 +153,7 @@ async def open_mailbox(
     """
     check_mailbox(mailbox)
     settings = OwnerSettings(
-        mode, durability, limits, default_policy, owner, archive, accept_clock, outboxes, amnesia
+        mode, durability, limits, default_policy, owner, archive, accept_clock, outboxes, amnesia, listen
     ).check()
     check_int("wait_ms", wait_ms, 0, MAX_DURATION_MS)
     await check_outboxes(settings.outboxes)
@@ -172,20 +180,29 @@ def open_owner_store(store: str, settings: OwnerSettings) -> Store:
 
 @asynccontextmanager
 async def own_mailbox(
-    store: Store, mailbox: str, settings: OwnerSettings, wait_ms: int
+    store: Store, mailbox: str, settings: OwnerSettings, wait_ms: int, lease: LeaseTerm | None = None
 ) -> AsyncIterator[Postroom]:
     """Own a mailbox, and answer other processes at its socket; see `open_mailbox`.
 
-    The lock comes first and the socket second: of many processes that try to own a mailbox, all but one soon
-    find its socket, and only that one opens the log.
+    A process with the lease of the mailbox replaces any owner, which has none. The lock comes first and the
+    socket second: of many processes that try to own a mailbox, all but one soon find its socket, and only
+    that one opens the log.
     """
     trace_if_used()
     owner, clock, limits = settings.owner or "", SystemClock(), settings.limits
     async with AsyncExitStack() as opened:
         last = opened.enter_context(ExitStack())  # the next owner does not wait for the log to be closed
-        await opened.enter_async_context(store.ownership().acquire(mailbox, owner, wait_ms))
+        ownership = store.ownership()
+        await opened.enter_async_context(
+            ownership.acquire(mailbox, owner, wait_ms)
+            if lease is None
+            else own_by_lease(ownership, mailbox, owner, wait_ms, lease)
+        )
         path = socket_path(store, mailbox)
         server = None if path is None else await opened.enter_async_context(listening(path, mailbox))
+        if server is not None and ownership.directory is not None and settings.listen != OFF:
+            remote = RemoteServer(server, mailbox, ownership.directory, settings.listen)
+            await opened.enter_async_context(background_task(remote.run()))
         log = await _open_log(store, mailbox, settings)
         last.callback(log.close)
         log_archive = None if settings.archive is None else open_archive(settings.archive)
@@ -199,8 +216,10 @@ async def own_mailbox(
             default_policy=settings.default_policy,
             cache_bytes=CACHE_BYTES if bound is None else bound.cache_bytes,
             admit=None if bound is None else bound.admit,
+            may_append=None if lease is None else lease.may_append,
         )
-        await engine.open(owner, settings.mode, accept_clock=settings.accept_clock)
+        epoch = None if lease is None else lease.epoch
+        await engine.open(owner, settings.mode, accept_clock=settings.accept_clock, epoch=epoch)
         opened.push_async_callback(engine.close)
         postroom = Postroom(engine, clock, log_archive)
         run = postroom.retention.run() if bound is None else bound.run(engine)

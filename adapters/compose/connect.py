@@ -104,11 +104,13 @@ def connect(
     accept_clock: bool = False,
     outboxes: Sequence[str] = (),
     amnesia: bool = False,
+    listen: str | None = None,
 ) -> Connection:
     """Return a connection to a mailbox, opened by `async with`, or by `with` where nothing awaits.
 
-    Of the processes that connect to a mailbox of a store, one owns it and answers the others at a local
-    socket; when it goes, another takes over. Calls in between wait, and are repeated where that is safe.
+    Of the processes that connect to a mailbox of a store, one owns it and answers the others: those of its
+    host at a local socket, and those of other hosts that use the same database by TLS. When it goes, another
+    takes over. Calls in between wait, and are repeated where that is safe.
 
     Arguments:
         address: path of a SQLite file, created if it is missing; `postgresql://...`, already migrated;
@@ -120,8 +122,8 @@ def connect(
         token: sent to a server with each call as `Authorization: Bearer`; a store takes none.
         tls: certificates with which to connect to the `https://` or `grpcs://` URL of a server.
         owner_timeout_ms: time without an answer after which an owner is replaced, even if it still runs.
-        mode, durability, limits, default_policy, owner, archive, accept_clock, amnesia: how this process
-            opens the mailbox if it becomes the owner; see `open_mailbox`.
+        mode, durability, limits, default_policy, owner, archive, accept_clock, amnesia, listen: how this
+            process opens the mailbox if it becomes the owner; see `open_mailbox`.
         outboxes: as for `open_mailbox`; if another process is the owner, it is told of them, and one that
             can't be used is retried.
 
@@ -130,7 +132,7 @@ def connect(
         Calls raise Unavailable, with a retry time, when no owner answers in time.
     """
     settings = OwnerSettings(
-        mode, durability, limits, default_policy, owner, archive, accept_clock, outboxes, amnesia
+        mode, durability, limits, default_policy, owner, archive, accept_clock, outboxes, amnesia, listen
     )
 
     def open_() -> AbstractAsyncContextManager[Mailbox]:

@@ -50,7 +50,19 @@ def store_checks(address: str, durability: Durability, seconds: float) -> list[C
         if is_url(address)
         else sqlite_checks(address, durability, MAX_PATH_BYTES)
     )
-    return [*own, Check("logs", lambda: _check_logs(address))]
+    owners = [_owners_check(address, seconds)] if is_url(address) else []
+    return [*own, *owners, Check("logs", lambda: _check_logs(address))]
+
+
+def _owners_check(url: str, seconds: float) -> Check:
+    """Return the check of the addresses at which owners answer other hosts."""
+
+    def run() -> Iterator[Finding]:
+        with explain_missing_extra("postgres"):
+            from postroom.adapters.postgres.diagnosis import find_owners
+        yield from find_owners(url, seconds)
+
+    return Check("owners", run)
 
 
 def database_check(url: str, set_: str, name: str, seconds: float) -> Check:

@@ -1,17 +1,16 @@
-"""A client's side of the local socket: the owner of a mailbox in another process."""
+"""A client's side of a connection to the owner of a mailbox in another process."""
 
 import asyncio
 import os
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from itertools import count, groupby
-from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
 
 from postroom.adapters.local import protocol
+from postroom.adapters.local.endpoints import Endpoint
 from postroom.adapters.local.protocol import Frames, MalformedFrame, Query, Receiving, frame
-from postroom.adapters.sockets.peers import is_own_or_root
 from postroom.application.correlation import current_corr_id
 from postroom.application.forks import set_close_on_fork
 from postroom.application.messages import MessageDelivery
@@ -50,7 +49,10 @@ class LocalClient(asyncio.Protocol):
         on_silence: called when the owner has been silent for the first of the intervals.
     """
 
-    def __init__(self, owner_timeout_ms: int, on_silence: Callable[[], Awaitable[None]]) -> None:
+    def __init__(
+        self, endpoint: Endpoint, owner_timeout_ms: int, on_silence: Callable[[], Awaitable[None]]
+    ) -> None:
+        self._endpoint = endpoint
         self._loop = asyncio.get_running_loop()
         self._interval = owner_timeout_ms / 1_000 / TICKS
         self._on_silence = on_silence
@@ -61,6 +63,7 @@ class LocalClient(asyncio.Protocol):
         self._transport: Any = None
         self._descriptor = -1
         self._heard = True
+        self._opening: asyncio.Task[None] | None = None
         self._ticks: asyncio.Task[None] | None = None
         self._greeting: asyncio.Future[protocol.Hello] = self._loop.create_future()
         self.ended: asyncio.Future[None] = self._loop.create_future()
@@ -68,30 +71,36 @@ class LocalClient(asyncio.Protocol):
 
     @classmethod
     async def connect(
-        cls, path: Path, mailbox: str, owner_timeout_ms: int, on_silence: Callable[[], Awaitable[None]]
+        cls,
+        endpoint: Endpoint,
+        mailbox: str,
+        owner_timeout_ms: int,
+        on_silence: Callable[[], Awaitable[None]],
     ) -> "LocalClient | None":
         """Return a connection to the owner; None if nobody listens.
 
         `is_hanging` is set when the owner does not greet in time.
 
-        Raises: Unavailable when the socket is another user's, or its owner speaks another protocol.
+        Raises: Unavailable when the address can't be reached or is somebody else's, or its owner speaks
+            another protocol.
         """
-        client = cls(owner_timeout_ms, on_silence)
-        try:
-            await client._loop.create_unix_connection(lambda: client, str(path))
-        except (FileNotFoundError, ConnectionError, BlockingIOError):
+        connected = await endpoint.dial()
+        if connected is None:
             return None
-        except OSError as error:
-            raise Unavailable(f"The socket {path} can't be used: {error}.") from error
+        client = cls(endpoint, owner_timeout_ms, on_silence)
+        client._opening = client._loop.create_task(endpoint.open(client, connected))
         client._ticks = client._loop.create_task(client._watch())
-        waiting: list[asyncio.Future[Any]] = [client._greeting, client.ended]
         try:
-            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait([client._opening])
+            if client._transport is not None:
+                waiting: list[asyncio.Future[Any]] = [client._greeting, client.ended]
+                await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
         except asyncio.CancelledError:
             client.close()
             raise
+        client._check_opening()
         if client.has_greeted:
-            client._check(client._greeting.result(), path, mailbox)
+            client._check(client._greeting.result(), mailbox)
         return client
 
     @property
@@ -135,18 +144,22 @@ class LocalClient(asyncio.Protocol):
 
     def close(self) -> None:
         """End the connection."""
+        if self._opening is not None:
+            self._opening.cancel()
         if self._transport is not None:
             self._transport.abort()
+        elif self._ticks is not None:
+            self._ticks.cancel()
 
     # -- the transport's callbacks ---
 
     def connection_made(self, transport: Any) -> None:
-        """Check whose socket it is; root may use everybody's."""
+        """Check whose socket it is."""
         self._transport = transport
         socket = transport.get_extra_info("socket")
         self._descriptor = socket.fileno()
         set_close_on_fork(self._descriptor, True)
-        if os.geteuid() and not is_own_or_root(socket):
+        if os.geteuid() and not self._endpoint.is_owner(socket):  # root may use everybody's
             transport.abort()
 
     def data_received(self, data: bytes) -> None:
@@ -172,13 +185,27 @@ class LocalClient(asyncio.Protocol):
 
     # -- how ---
 
-    def _check(self, hello: protocol.Hello, path: Path, mailbox: str) -> None:
+    def _check_opening(self) -> None:
+        """Raise Unavailable when the owner is somebody else; a connection that was lost has ended."""
+        if self._opening is None or self._opening.cancelled():  # by `_watch`
+            return
+        error = self._opening.exception()
+        if error is None:
+            return
+        self.close()
+        if not isinstance(error, OSError):
+            raise error
+        if not self.ended.done():
+            self.ended.set_result(None)
+
+    def _check(self, hello: protocol.Hello, mailbox: str) -> None:
         if hello.version == protocol.VERSION and hello.mailbox == mailbox:
             return
         self.close()
         raise Unavailable(
             f"The process that owns mailbox {mailbox} speaks version {hello.version} of the protocol of "
-            f"{path}, and this one version {protocol.VERSION}; run the same version of Postroom in both."
+            f"{self._endpoint}, and this one version {protocol.VERSION}; run the same version of Postroom in "
+            "both."
         )
 
     def _read(self, read: Callable[[msgspec.Raw], T], body: msgspec.Raw) -> T:
@@ -247,8 +274,13 @@ class LocalClient(asyncio.Protocol):
             if silent == 1:
                 await self._on_silence()
             if silent >= TICKS:
-                self.is_hanging = True
-                self._transport.abort()
+                self.is_hanging = await self._endpoint.is_host_up()
+                if self._opening is not None:
+                    self._opening.cancel()
+                if self._transport is not None:
+                    self._transport.abort()
+                elif not self.ended.done():
+                    self.ended.set_result(None)
                 return
 
 

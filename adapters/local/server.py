@@ -128,6 +128,10 @@ class LocalServer:
         """Return what relays outboxes once the mailbox is open."""
         return (await asyncio.shield(self._served))[1]
 
+    def make_connection(self) -> asyncio.Protocol:
+        """Return the protocol of a connection whose peer was checked: one from another host."""
+        return _Connection(self, is_peer_checked=True)
+
     def run(self, work: Coroutine[Any, Any, None]) -> None:
         """Run what outlives a connection."""
         task = asyncio.create_task(work)
@@ -183,8 +187,9 @@ async def listening(path: Path, mailbox: str) -> AsyncIterator[LocalServer]:
 class _Connection(asyncio.Protocol):
     """Connection of one client."""
 
-    def __init__(self, server: LocalServer) -> None:
+    def __init__(self, server: LocalServer, *, is_peer_checked: bool = False) -> None:
         self._server = server
+        self._is_peer_checked = is_peer_checked
         self._loop = asyncio.get_running_loop()
         self._frames = Frames()
         self._requests: dict[int, asyncio.Task[None]] = {}
@@ -199,9 +204,10 @@ class _Connection(asyncio.Protocol):
 
     def connection_made(self, transport: Any) -> None:
         self._transport = transport
-        self._descriptor = transport.get_extra_info("socket").fileno()
+        peer = transport.get_extra_info("socket")
+        self._descriptor = peer.fileno()
         set_close_on_fork(self._descriptor, True)
-        if self._server.is_closing or not is_own_or_root(transport.get_extra_info("socket")):
+        if self._server.is_closing or not (self._is_peer_checked or is_own_or_root(peer)):
             transport.abort()
             return
         self._server.connections.add(self)

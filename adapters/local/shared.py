@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from postroom.adapters.local.client import LocalClient, OwnerGone
+from postroom.adapters.local.endpoints import Endpoint, LocalEndpoint, RemoteEndpoint
 from postroom.application.forks import check_not_forked
 from postroom.application.mailbox.group import as_known
 from postroom.application.messages import MessageDelivery
@@ -75,7 +76,8 @@ class SharedOwner:
     message that is sent again has the id of the first attempt, which the log has once.
 
     Arguments:
-        path: the socket of the mailbox; None if other processes can't reach it.
+        path: the socket of the mailbox; None if other processes can't reach it. An owner without a socket
+            here is looked for in the directory of its ownership, which other hosts share.
         own: owns the mailbox for the length of a context; raises MailboxOwned when another process does.
         timeout_ms: time for each call, besides the wait for messages.
         owner_timeout_ms: time after which an owner that does not answer is replaced.
@@ -242,8 +244,8 @@ class SharedOwner:
         while True:
             since = self._loop.time()
             try:
-                is_served = await self._use_owner() or await self._be_owner()
-            except MailboxOwned as error:  # by a process that does not listen yet, or not here
+                is_served = await self._use_local_owner() or await self._be_owner_or_use_remote_one()
+            except MailboxOwned as error:  # by a process that does not listen yet, or can't be reached
                 is_served, self._failure = False, error
             except Exception as error:
                 if not self._was_used:
@@ -257,20 +259,50 @@ class SharedOwner:
             await asyncio.sleep(pause)
             pause = min(POLL_GROWTH * pause, MAX_POLL_SECONDS)
 
-    async def _use_owner(self) -> bool:
-        """Send calls to the owner in another process until it is gone; return whether there was one.
+    async def _use_local_owner(self) -> bool:
+        """Send calls to the owner at the socket until it is gone; return whether there was one.
 
         The socket of an owner that was evicted is left out: it accepts connections until it is replaced.
         """
         socket = None if self._path is None else _socket_id(self._path)
         if self._path is None or socket is None or socket == self._evicted:
             return False
-        self._incumbent = None
-        client = await LocalClient.connect(
-            self._path, self.name, self._owner_timeout_ms, self._note_incumbent
-        )
+        client = await self._use_owner(LocalEndpoint(self._path))
         if client is None:
             return False
+        if client.is_hanging and await self._evict():
+            self._evicted = socket
+        return client.has_greeted and not client.is_hanging
+
+    async def _be_owner_or_use_remote_one(self) -> bool:
+        """Own the mailbox, or send calls to its owner on another host; return whether either was done.
+
+        Raises: MailboxOwned when the owner can't be called.
+        """
+        try:
+            return await self._be_owner()
+        except MailboxOwned as error:
+            owned = error
+        directory = self._ownership.directory
+        address = None if directory is None else await directory.find(self.name)
+        if directory is None or address is None:
+            raise owned
+        try:
+            client = await self._use_owner(RemoteEndpoint(self.name, address, directory))
+        except Unavailable as error:
+            raise MailboxOwned(self.name, f"{owned.owner}. {error}") from error
+        if client is None:
+            return False
+        if client.is_hanging:
+            await self._evict()
+        return client.has_greeted and not client.is_hanging
+
+    async def _use_owner(self, endpoint: Endpoint) -> LocalClient | None:
+        """Send calls to the owner in another process until it is gone; return None if nobody listens."""
+        self._incumbent = None
+        client = await LocalClient.connect(endpoint, self.name, self._owner_timeout_ms, self._note_incumbent)
+        if client is None:
+            return None
         try:
             if client.has_greeted:
                 self._use(client)
@@ -279,9 +311,7 @@ class SharedOwner:
         finally:
             self._drop(client)
             client.close()
-        if client.is_hanging and await self._evict():
-            self._evicted = socket
-        return client.has_greeted and not client.is_hanging
+        return client
 
     async def _name_outboxes(self, client: LocalClient) -> None:
         if not self._outboxes:

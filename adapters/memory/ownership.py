@@ -15,6 +15,10 @@ class MemoryOwnership:
     def __init__(self) -> None:
         self._owners: dict[str, tuple[str, object]] = {}
 
+    @property
+    def directory(self) -> None:
+        """Return None: the memory of a process is of one host; see `Ownership.directory`."""
+
     @asynccontextmanager
     async def acquire(self, mailbox: str, owner: str, wait_ms: int) -> AsyncIterator[None]:
         """Own the mailbox while the context lasts; see `Ownership.acquire`."""

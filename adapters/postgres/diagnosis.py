@@ -12,7 +12,9 @@ from postroom.domain.errors import Unavailable
 
 MIN_VERSION = 140_000
 FULL_SHARE = 0.8
+MAX_OWNERS = 20
 _SQL = statements("postroom.adapters.postgres", "sql/diagnosis.sql")
+_DIRECTORY = statements("postroom.adapters.postgres", "owner_directory.sql")
 
 
 def check_database(url: str, set_: str, name: str, seconds: float) -> Iterator[Finding]:
@@ -32,6 +34,21 @@ def check_database(url: str, set_: str, name: str, seconds: float) -> Iterator[F
         yield _check_durability(connection, set_, name)
         yield _check_clock(connection, name)
         yield _check_connections(connection, name)
+
+
+def find_owners(url: str, seconds: float) -> Iterator[Finding]:
+    """Find where the owners of mailboxes answer other hosts, at most `MAX_OWNERS` of them.
+
+    Arguments:
+        seconds: deadline of a statement.
+    """
+    with closing(connect(url, "postroom doctor")) as connection, unavailable(url):
+        connection.execute(_SQL["limit_time"].encode(), {"ms": int(seconds * 1_000)})
+        owners = connection.execute(_DIRECTORY["owners"].encode(), {"limit": MAX_OWNERS}).fetchall()
+    for mailbox, owner, address in owners:
+        yield Finding("owners", "ok", f"{mailbox}: {owner}, at {address}")
+    if not owners:
+        yield Finding("owners", "ok", "no process owns a mailbox and answers other hosts")
 
 
 def _check_version(connection: Connection, url: str, name: str) -> Iterator[Finding]:

@@ -1,8 +1,12 @@
 """The ownership port over PostgreSQL's advisory locks, released when their connection ends."""
 
 import asyncio
+import os
+import secrets
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from hashlib import sha256
 
 import psycopg
 
@@ -10,6 +14,7 @@ from postroom.adapters.postgres.database import AsyncConnection, connect_async, 
 from postroom.adapters.sql.statements import statements
 from postroom.application.background import background_task
 from postroom.application.forks import set_close_on_fork
+from postroom.application.ports.owner_directory import OwnerAddress
 from postroom.application.telemetry import logger
 from postroom.domain.errors import MailboxOwned, Unavailable
 
@@ -17,8 +22,12 @@ POLL_SECONDS = 0.02
 CHECK_SECONDS = 2.0
 """Interval at which an owner checks that its lock's connection is alive."""
 END_SESSION_WAIT_MS = 5_000
+TICKET_BYTES = 32
+TICKET_SECONDS = 60
+LOOPBACK = "127.0.0.1"
 
 _SQL = statements("postroom.adapters.postgres", "ownership.sql")
+_DIRECTORY = statements("postroom.adapters.postgres", "owner_directory.sql")
 
 
 class PostgresOwnership:
@@ -30,6 +39,12 @@ class PostgresOwnership:
 
     def __init__(self, url: str) -> None:
         self._url = url
+        self._locks: dict[str, _Lock] = {}
+
+    @property
+    def directory(self) -> "PostgresOwnership":
+        """Return the addresses of owners, which stand in the database; see `Ownership.directory`."""
+        return self
 
     @asynccontextmanager
     async def acquire(self, mailbox: str, owner: str, wait_ms: int) -> AsyncIterator[None]:
@@ -42,9 +57,12 @@ class PostgresOwnership:
                 if now() >= deadline:
                     raise MailboxOwned(mailbox, await lock.holder())
                 await asyncio.sleep(POLL_SECONDS)
+            self._locks[mailbox] = lock
             async with background_task(lock.keep()):
                 yield
         finally:
+            if self._locks.get(mailbox) is lock:
+                del self._locks[mailbox]
             await lock.close()
 
     async def owner(self, mailbox: str) -> str | None:
@@ -61,14 +79,49 @@ class PostgresOwnership:
         """End the session that has the lock; see `Ownership.evict`."""
         await self._fetch("evict", incumbent=incumbent, wait_ms=END_SESSION_WAIT_MS)
 
+    # -- the addresses of owners ---
+
+    async def local_host(self, mailbox: str) -> str:
+        """Return the address of the interface to the server; see `OwnerDirectory.local_host`."""
+        return self._lock(mailbox).local_host()
+
+    async def announce(self, mailbox: str, address: OwnerAddress) -> None:
+        """Write the address in the session that has the lock; see `OwnerDirectory.announce`."""
+        await self._lock(mailbox).announce(address)
+
+    async def find(self, mailbox: str) -> OwnerAddress | None:
+        """Return what the session that has the lock has written; see `OwnerDirectory.find`."""
+        row = await self._execute(_DIRECTORY["find"], {"mailbox": mailbox})
+        return None if row is None else OwnerAddress(str(row[0]), str(row[1]))
+
+    async def issue_ticket(self, mailbox: str) -> bytes:
+        """Write the hash of a ticket; see `OwnerDirectory.issue_ticket`."""
+        ticket = secrets.token_bytes(TICKET_BYTES)
+        await self._execute(_DIRECTORY["issue_ticket"], _ticket_row(mailbox, ticket))
+        return ticket
+
+    async def redeem_ticket(self, mailbox: str, ticket: bytes) -> bool:
+        """Delete the hash of a ticket; see `OwnerDirectory.redeem_ticket`."""
+        row = await self._lock(mailbox).execute(_DIRECTORY["redeem_ticket"], _ticket_row(mailbox, ticket))
+        return row is not None
+
+    def _lock(self, mailbox: str) -> "_Lock":
+        if mailbox not in self._locks:
+            raise Unavailable(f"This process does not own mailbox {mailbox} any more; retry shortly.")
+        return self._locks[mailbox]
+
     async def _fetch(self, statement: str, **values: object) -> object:
+        row = await self._execute(_SQL[statement], values)
+        return row[0] if row else None
+
+    async def _execute(self, statement: str, values: dict[str, object]) -> tuple[object, ...] | None:
         connection = await connect_async(self._url, "postroom ownership")
         try:
             with unavailable(self._url):
-                row = await (await connection.execute(_SQL[statement], values)).fetchone()
+                cursor = await connection.execute(statement.encode(), values)
+                return None if cursor.description is None else await cursor.fetchone()
         finally:
             await connection.close()
-        return row[0] if row else None
 
 
 class _Lock:
@@ -76,11 +129,26 @@ class _Lock:
 
     def __init__(self, url: str, mailbox: str, owner: str) -> None:
         self._url = url
-        self._mailbox = {"mailbox": mailbox}
+        self._mailbox: dict[str, object] = {"mailbox": mailbox}
         self._owner = owner
         self._connection: AsyncConnection | None = None
         self._descriptor: int | None = None
         self._pid: int | None = None
+        self._announced: tuple[int, OwnerAddress] | None = None
+
+    def local_host(self) -> str:
+        with socket.socket(fileno=os.dup(self._connected().fileno())) as connected:
+            if connected.family == socket.AF_UNIX:
+                return LOOPBACK
+            return str(connected.getsockname()[0])
+
+    async def announce(self, address: OwnerAddress) -> None:
+        """Write the address, unless this session has done so already."""
+        announced = self._connected().info.backend_pid, address
+        if self._announced == announced:
+            return
+        await self.execute(_DIRECTORY["announce"], self._mailbox | address._asdict())
+        self._announced = announced
 
     async def try_acquire(self) -> bool:
         if self._connection is None:
@@ -137,8 +205,24 @@ class _Lock:
                 f"The database {shown(self._url)} still has the session of a lost connection; retry shortly."
             )
 
-    async def _fetch(self, statement: str, **values: object) -> object:
-        assert self._connection is not None  # `try_acquire` opens it
+    async def execute(self, statement: str, values: dict[str, object]) -> tuple[object, ...] | None:
+        """Return the first row of a statement in the session that has the lock."""
+        connection = self._connected()
         with unavailable(self._url):
-            row = await (await self._connection.execute(_SQL[statement], self._mailbox | values)).fetchone()
+            cursor = await connection.execute(statement.encode(), values)
+            return None if cursor.description is None else await cursor.fetchone()
+
+    async def _fetch(self, statement: str, **values: object) -> object:
+        row = await self.execute(_SQL[statement], self._mailbox | values)
         return row[0] if row else None
+
+    def _connected(self) -> AsyncConnection:
+        if self._connection is None:
+            raise Unavailable(
+                f"The connection to the database {shown(self._url)} that has the lock is lost; retry shortly."
+            )
+        return self._connection
+
+
+def _ticket_row(mailbox: str, ticket: bytes) -> dict[str, object]:
+    return {"mailbox": mailbox, "hash": sha256(ticket).digest(), "seconds": TICKET_SECONDS}

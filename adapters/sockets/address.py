@@ -48,7 +48,7 @@ def resolve(text: str, *, is_protected: bool = False) -> Address:
     if text.startswith(UNIX):
         path = os.path.abspath(check_path("The path of the socket", text.removeprefix(UNIX)))
         return Address(f"{UNIX}{path}", socket.AF_UNIX, path, is_local=True)
-    host, port = _parse(text)
+    host, port = split_address(text)
     try:
         candidates = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except OSError as error:
@@ -97,8 +97,12 @@ def url(scheme: str, address: Address, port: int) -> str:
     """
     if address.is_unix:
         return f"{scheme}+{address.text}"
-    host = address.target[0]
-    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+    return f"{scheme}://{join_address(address.target[0], port)}"
+
+
+def join_address(host: str, port: int) -> str:
+    """Return `host:port`."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def find_file(address: Address) -> os.stat_result | None:
@@ -128,7 +132,8 @@ def is_loopback_name(host: str) -> bool:
         return False
 
 
-def _parse(address: str) -> tuple[str, int]:
+def split_address(address: str) -> tuple[str, int]:
+    """Return the host and the port of `host:port`; raises InvalidRequest for anything else."""
     try:
         parts = urlsplit(f"//{address}")
         host, port = parts.hostname, parts.port

@@ -23,6 +23,8 @@ class TlsListener:
     Arguments:
         max_handshakes: connections above it are closed at once.
         timeout: of a handshake, in seconds.
+        ends_oldest: close the connection that has been shaking hands for longest instead of a new one: peers
+            that are silent then keep nobody else out.
     """
 
     def __init__(
@@ -33,6 +35,7 @@ class TlsListener:
         *,
         max_handshakes: int,
         timeout: float,
+        ends_oldest: bool = False,
     ) -> None:
         listener.setblocking(False)
         self._listener = listener
@@ -40,7 +43,8 @@ class TlsListener:
         self._context = context
         self._max_handshakes = max_handshakes
         self._timeout = timeout
-        self._handshakes: set[asyncio.Task[None]] = set()
+        self._ends_oldest = ends_oldest
+        self._handshakes: dict[asyncio.Task[None], None] = {}  # in the order of their beginning
 
     async def run(self) -> None:
         """Accept connections until it is cancelled; then close the listener, and end the handshakes."""
@@ -54,11 +58,15 @@ class TlsListener:
                     await asyncio.sleep(PAUSE_SECONDS)
                     continue
                 if len(self._handshakes) >= self._max_handshakes:
-                    peer.close()
-                    continue
+                    if not self._ends_oldest:
+                        peer.close()
+                        continue
+                    oldest = next(iter(self._handshakes))
+                    del self._handshakes[oldest]
+                    oldest.cancel()
                 task = asyncio.create_task(self._shake_hands(peer))
-                self._handshakes.add(task)
-                task.add_done_callback(self._handshakes.discard)
+                self._handshakes[task] = None
+                task.add_done_callback(lambda ended: self._handshakes.pop(ended, None))
         finally:
             self._listener.close()
             await cancel_and_wait(*self._handshakes)

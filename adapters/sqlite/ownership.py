@@ -25,6 +25,10 @@ class FileOwnership:
     def __init__(self, store: str | Path) -> None:
         self._store = Path(os.path.realpath(store))  # a store has one lock, also by a symbolic link
 
+    @property
+    def directory(self) -> None:
+        """Return None: a SQLite file is used on one host; see `Ownership.directory`."""
+
     @asynccontextmanager
     async def acquire(self, mailbox: str, owner: str, wait_ms: int) -> AsyncIterator[None]:
         """Own the mailbox while the context lasts; see `Ownership.acquire`."""

@@ -35,16 +35,14 @@ class RouteQueue:
 
     Arguments:
         address: of the proxy.
-        monotonic: clock in seconds, for the latencies.
+        uptime: µs of a monotonic clock, for the latencies.
     """
 
-    def __init__(
-        self, address: str, push: RoutePush, counts: PushCounts, monotonic: Callable[[], float]
-    ) -> None:
+    def __init__(self, address: str, push: RoutePush, counts: PushCounts, uptime: Callable[[], int]) -> None:
         self.address = address
         self._push = push
         self._counts = counts
-        self._monotonic = monotonic
+        self._uptime = uptime
         self._changes: dict[str, RouteChange] = {}
         self._has_changes = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -82,7 +80,7 @@ class RouteQueue:
             await asyncio.gather(*map(self._tell, batch))
 
     async def _tell(self, change: RouteChange) -> None:
-        started = self._monotonic()
+        started = self._uptime()
         try:
             async with asyncio.timeout(PUSH_SECONDS):
                 await self._push.push(self.address, change)
@@ -93,4 +91,4 @@ class RouteQueue:
             )
         else:
             self._counts.outcomes["ok"] += 1
-            self._counts.seconds.observe(self._monotonic() - started)
+            self._counts.seconds.observe((self._uptime() - started) / 1_000_000)

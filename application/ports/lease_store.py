@@ -13,15 +13,17 @@ class LeaseStore(Protocol):
     """The log of leases; every adapter passes `tests/conformance/lease_store.py`.
 
     Calls block and may come from any thread.
-
-    Attributes:
-        recorder: of the events. Notification ids are positions: they grow in the order in which events become
-            visible, so a reader that continues after the last one misses none. `insert_events` stores all or
-            none, and raises IntegrityError when an aggregate has an event of the same or a later version, and
-            OperationalError when the store failed, so that the outcome may be unknown.
     """
 
-    recorder: "ApplicationRecorder"
+    @property
+    def recorder(self) -> "ApplicationRecorder":
+        """Return the recorder of the events.
+
+        Notification ids are positions: they grow in the order in which events become visible, so a reader
+        that continues after the last one misses none. `insert_events` stores all or none, and raises
+        IntegrityError when an aggregate has an event of the same or a later version, and OperationalError
+        when the store failed, so that the outcome may be unknown.
+        """
 
     def wait(self, after: int, timeout_ms: int) -> None:
         """Return when there may be an event after position `after`, or after the timeout; best effort.

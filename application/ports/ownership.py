@@ -3,9 +3,15 @@
 from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
+from postroom.application.ports.owner_directory import OwnerDirectory
+
 
 class Ownership(Protocol):
     """Exclusive ownership of a mailbox by one process; it ends when the process does, at the latest."""
+
+    @property
+    def directory(self) -> OwnerDirectory | None:
+        """Return where owners announce their addresses; None where all processes are on one host."""
 
     def acquire(self, mailbox: str, owner: str, wait_ms: int) -> AbstractAsyncContextManager[None]:
         """Own the mailbox while the context lasts.

@@ -151,7 +151,7 @@ def test_a_long_path_is_told_to_set_the_runtime_folder(
 
 def test_a_migrated_database_passes(postgres_store: str) -> None:
     findings = check(postgres_store)
-    ours = {"database", "database tables", "database rights", "database clock", "logs"}
+    ours = {"database", "database tables", "database rights", "database clock", "owners", "logs"}
     assert {findings[name].status for name in ours} == {"ok"}
     assert findings["database durability"].status in ("ok", "failure")  # servers of tests may not sync
 

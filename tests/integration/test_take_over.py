@@ -32,6 +32,7 @@ from postroom import (
     read_mailbox,
 )
 from postroom.adapters.postgres.migrate import migrate
+from postroom.adapters.postgres.url import is_url
 from postroom.application.mailbox.codec import to_event
 from postroom.domain.envelope.build import open_envelope
 from postroom.domain.mailbox.events import OwnershipTaken
@@ -86,10 +87,14 @@ class Processes:
         self._read: dict[Path, int] = {}
         self._sent: set[Path] = set()
         self._running: dict[str, subprocess.Popen[bytes]] = {}
+        # On a database, half of the workers find no socket of the others, as on another host.
+        self._hosts = [tempfile.TemporaryDirectory(prefix="postroom-") for _ in range(1 + is_url(store))]
         for number in range(WORKERS):
             self.start(f"worker-{number}")
 
     def start(self, name: str) -> None:
+        host = self._hosts[int(name.rpartition("-")[2]) % len(self._hosts)]
+        environment = os.environ | {"XDG_RUNTIME_DIR": host.name}
         journal = self.folder / f"{name}.journal"
         command: list[str | Path] = [
             sys.executable,
@@ -101,7 +106,7 @@ class Processes:
         ]
         with (self.folder / f"{name}.log").open("ab") as log:
             self._running[name] = subprocess.Popen(
-                [*command, str(self.count), self.stop], stdout=log, stderr=log
+                [*command, str(self.count), self.stop], stdout=log, stderr=log, env=environment
             )
 
     def kill_owner(self) -> None:
@@ -135,6 +140,8 @@ class Processes:
                 process.wait(30)
             process.kill()
             process.wait()
+        for host in self._hosts:
+            host.cleanup()
 
 
 def owner_pid(store: str) -> int:
@@ -226,12 +233,13 @@ asyncio.run(main())
 class Owner:
     """A process that owns the mailbox and sends what it is told."""
 
-    def __init__(self, opening: str, store: str) -> None:
+    def __init__(self, opening: str, store: str, host: Path | None = None) -> None:
         self.process = subprocess.Popen(
             [sys.executable, "-c", OWN, opening, store],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
+            env=os.environ if host is None else os.environ | {"XDG_RUNTIME_DIR": str(host)},
         )
         assert self.answer() == "open"
 
@@ -286,6 +294,17 @@ def test_a_paused_owner_is_replaced_and_can_no_longer_write_when_it_wakes(
         owner.end()
     with read_mailbox(store) as reader:
         assert reader.verify_log().messages == len(outcome)
+
+
+def test_a_paused_owner_on_another_host_is_replaced(postgres_store: str) -> None:
+    with tempfile.TemporaryDirectory(prefix="postroom-") as host:
+        owner = Owner("connect", postgres_store, Path(host))
+        try:
+            answer, *messages = asyncio.run(send_beside_a_paused_owner(postgres_store, owner))
+        finally:
+            owner.end()
+    assert answer == b"sent"
+    assert messages == [b"to the first owner", b"to the second owner", b"by the first owner, awake again"]
 
 
 async def test_calls_go_on_when_the_owner_leaves_and_another_takes_over(store: str) -> None:

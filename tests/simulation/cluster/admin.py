@@ -3,19 +3,17 @@
 from collections.abc import Callable
 from typing import Any
 
+from postroom.application.leases.lease_table import LeaseTable
+from postroom.application.leases.leases import LoggedEvent
 from postroom.domain.errors import LeaseHeld, LeaseLost
 from postroom.domain.lease.lease import (
     ExpireLease,
     Lease,
-    LeaseAcquired,
     LeaseCommand,
-    LeaseExpired,
-    LeaseReleased,
     decide,
     evolve,
 )
-from postroom.domain.lease.observation import LeaseObservations
-from postroom.domain.lease.routing import RoutingTable, route_of
+from postroom.domain.lease.routing import Route
 from tests.simulation.cluster.storage import UNKNOWN, WRITTEN, LeaseLog
 from tests.simulation.cluster.world import MS, Process, World
 
@@ -31,24 +29,17 @@ class Admin(Process):
     """A process of the control plane.
 
     Attributes:
-        leases: its fold of the log as far as it followed.
-        position: how far that is.
-        table: the routes as of that position.
+        table: its fold of the log as far as it followed.
     """
 
     def __init__(self, world: World, name: str, rate: int, log: LeaseLog) -> None:
         super().__init__(world, name, rate)
-        self.leases: dict[str, Lease] = {}
-        self.table = RoutingTable()
-        self.position = 0
+        self.table = LeaseTable(self.uptime)
         self._log = log
 
     def started(self) -> None:
         """Follow the log from its start: an admin keeps nothing else on a disk."""
-        self.leases = {}
-        self.table = RoutingTable()
-        self.position = 0
-        self._observations = LeaseObservations()
+        self.table = LeaseTable(self.uptime)
         self._proxies: dict[str, Any] = {}
         self._expiring: set[str] = set()
         self._tick()
@@ -69,15 +60,16 @@ class Admin(Process):
         """Push routes to a proxy from now on, and answer with the whole table unless it has it."""
         self._proxies[proxy.name] = proxy
         self._follow()
-        routes = None if position == self.position else self.table.routes()
-        self.world.network.send(self.name, proxy, proxy.registered, self.position, routes)
+        table = self.table.routes
+        routes = None if position == table.position else table.routes()
+        self.world.network.send(self.name, proxy, proxy.registered, table.position, routes)
 
     # -- leases ---
 
     def _decide(self, command: LeaseCommand, reply: Reply, tried: int) -> None:
         """Decide and write, and again after a conflict or in doubt; `tried` counts the writes."""
         lease = self._log.leases.get(command.mailbox)
-        is_expired = lease is not None and self._observations.is_expired(lease, self.uptime())
+        is_expired = lease is not None and self.table.is_expired(lease)
         try:
             events = decide(command, lease, self.wall(), is_expired=is_expired)
         except (LeaseHeld, LeaseLost) as error:
@@ -100,35 +92,23 @@ class Admin(Process):
 
     def _tick(self) -> None:
         self._follow()
-        now = self.uptime()
-        for mailbox, lease in self.leases.items():
-            if mailbox not in self._expiring and self._observations.is_expired(lease, now):
-                self._expiring.add(mailbox)
-                self._decide(ExpireLease(mailbox, lease.version), self._expired(mailbox), 1)
+        for lease in self.table.expired_leases():
+            if lease.mailbox not in self._expiring:
+                self._expiring.add(lease.mailbox)
+                self._decide(ExpireLease(lease.mailbox, lease.version), self._expired(lease.mailbox), 1)
         self.after(POLL, self._tick)
 
     def _expired(self, mailbox: str) -> Reply:
         return lambda lease, reason: self._expiring.discard(mailbox)
 
     def _follow(self) -> None:
-        events = self._log.events
-        while self.position < len(events):
-            event = events[self.position]
-            self.position += 1
-            self._fold(event)
-        self.table.complete(self.position)
-
-    def _fold(self, event: Any) -> None:
-        mailbox = event.mailbox
-        lease = self.leases[mailbox] = evolve(self.leases.get(mailbox), event)
-        self._observations.observe(mailbox, lease.version, self.uptime())
-        if isinstance(event, LeaseAcquired):
-            route = route_of(lease, self.position)
-            self.table.update(route)
-            self._push("update", route)
-        elif isinstance(event, LeaseReleased | LeaseExpired):
-            self.table.remove(mailbox, self.position)
-            self._push("remove", mailbox, self.position)
+        position = self.table.position
+        events = self._log.events[position:]
+        for change in self.table.apply([LoggedEvent(position + n, each) for n, each in enumerate(events, 1)]):
+            if isinstance(change, Route):
+                self._push("update", change)
+            else:
+                self._push("remove", change.mailbox, change.position)
 
     def _push(self, method: str, *args: Any) -> None:
         for proxy in self._proxies.values():

@@ -138,13 +138,14 @@ class Cluster:
             owners = [runner.name for runner in self.runners if runner.may_append(mailbox)]
             require(owners == [lease.runner], "the owner appends", owners, lease)
             require(mailbox_log.epoch == lease.epoch, "the owner has the log", mailbox_log.epoch, lease)
-            knowing: list[Admin | Proxy] = [*self.admins, *self.proxies]
-            for knows in knowing:
-                route = knows.table.get(mailbox)
+            tables = {admin.name: admin.table.routes for admin in self.admins}
+            tables |= {proxy.name: proxy.table for proxy in self.proxies}
+            for name, table in tables.items():
+                route = table.get(mailbox)
                 require(
                     route is not None and (route.runner, route.epoch) == (lease.runner, lease.epoch),
                     "all admins and proxies have the route",
-                    knows.name,
+                    name,
                     route,
                     lease,
                 )

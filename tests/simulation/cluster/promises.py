@@ -57,18 +57,20 @@ class Promises:
 
     def check_refused(self, command: LeaseCommand, lease: Lease | None) -> None:
         """Require that an acquisition or release that was refused did not happen, as the log tells now."""
-        if lease is None:
+        if not isinstance(command, AcquireLease | ReleaseLease) or lease is None:
             return
         if isinstance(command, AcquireLease):
             is_done = lease.is_held and lease.acquisition == command.acquisition
         else:
-            is_done = isinstance(command, ReleaseLease) and not lease.is_held and lease.epoch == command.epoch
+            is_done = not lease.is_held and lease.epoch == command.epoch
+        is_done = is_done and lease.runner == command.runner
         self._require(not is_done, "a refused command changes nothing", command, lease)
 
     def _check_acquired(self, before: Lease | None, event: LeaseAcquired) -> None:
         if before is not None:
             self._require(event.epoch > before.epoch, "epochs grow", before, event)
-            self._require(event.acquisition != before.acquisition, "an acquisition has one epoch", event)
+            is_new = (event.runner, event.acquisition) != (before.runner, before.acquisition)
+            self._require(is_new, "an acquisition has one epoch", before, event)
 
     def _check_owners(self, event: LeaseAcquired | LeaseExpired | LeaseReleased) -> None:
         """Nobody takes a mailbox from a runner that may append; that runner itself may acquire it anew."""

@@ -185,13 +185,12 @@ def an_expiry_that_is_counted_from_the_first_version(patch: Patch) -> None:
 
 @defect("every mailbox|the owner")
 def an_expiry_that_starts_anew_at_every_look(patch: Patch) -> None:
-    observe = LeaseObservations.observe
     tick = Admin._tick
 
     def look(self: Admin) -> None:
-        for mailbox, lease in self.leases.items():
-            self._observations.forget(mailbox)
-            observe(self._observations, mailbox, lease.version, self.uptime())
+        for lease in self.table.leases():
+            self.table._lease_observations.forget(lease.mailbox)
+            self.table._lease_observations.observe(lease.mailbox, lease.version, self.uptime())
         tick(self)
 
     patch.setattr(Admin, "_tick", look)

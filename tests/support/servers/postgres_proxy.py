@@ -17,11 +17,22 @@ class Proxy:
         self._clients: list[socket.socket] = []
         self._servers: list[socket.socket] = []
         self._threads: list[Thread] = []
+        self._requests = Event()
+        self._requests.set()
         self._answers = Event()
         self._answers.set()
         user = f"{parts.username}@" if parts.username else ""
         self.url = parts._replace(netloc=f"{user}127.0.0.1:{self._listener.getsockname()[1]}").geturl()
         self._start(self._accept)
+
+    def hold_requests(self) -> None:
+        """Keep back what clients say from now on."""
+        self._requests.clear()
+
+    def release(self) -> None:
+        """Pass on what was kept back, and all that follows."""
+        self._requests.set()
+        self._answers.set()
 
     def hold_answers(self) -> None:
         """Keep back what the server says from now on."""
@@ -32,7 +43,7 @@ class Proxy:
         for client in self._clients:
             with suppress(OSError):
                 client.shutdown(socket.SHUT_RDWR)
-        self._answers.set()
+        self.release()
 
     def __enter__(self) -> "Proxy":
         return self
@@ -40,7 +51,7 @@ class Proxy:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._answers.set()
+        self.release()
         for each in (self._listener, *self._clients, *self._servers):
             with suppress(OSError):
                 each.shutdown(socket.SHUT_RDWR)
@@ -61,6 +72,7 @@ class Proxy:
     def _ask(self, client: socket.socket, server: socket.socket) -> None:
         with suppress(OSError):
             while said := client.recv(65_536):
+                self._requests.wait()
                 server.sendall(said)
 
     def _answer(self, server: socket.socket, client: socket.socket) -> None:

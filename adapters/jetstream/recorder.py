@@ -1,0 +1,282 @@
+"""An application recorder of the `eventsourcing` library over a JetStream stream (ADR 0059)."""
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
+from threading import Lock
+from typing import Any, TypeVar
+from uuid import UUID, uuid4
+
+from eventsourcing.persistence import (
+    ApplicationRecorder,
+    DataError,
+    IntegrityError,
+    Notification,
+    OperationalError,
+    ProgrammingError,
+    StoredEvent,
+)
+
+from postroom.adapters.jetstream.connection import ConnectionThread
+from postroom.adapters.jetstream.log import PAGE, LeaseLog, Outgoing
+from postroom.adapters.jetstream.messages import StreamMessage, encode, subject_of
+from postroom.application.polling_subscription import PollingSubscription
+from postroom.domain.errors import Unavailable
+
+T = TypeVar("T")
+
+MAX_EVENTS = 1_000
+"""Of one save: the most messages that NATS takes in an atomic batch."""
+MAX_CACHED_AGGREGATES = 20_000
+_HEADER_BYTES = 512
+"""More than the headers of a message have."""
+
+
+class JetStreamRecorder(ApplicationRecorder):
+    """Recorder with one subject an aggregate, whose notification ids are the stream's sequences.
+
+    Each call blocks and may come from any thread; it ends within the timeout.
+
+    Arguments:
+        events_per_aggregate: that the stream keeps; 0 or less is all.
+        timeout_ms: after which a call fails with OperationalError.
+        on_append: called with the sequence of the last event of each save.
+    """
+
+    def __init__(
+        self,
+        connection: ConnectionThread,
+        stream: str,
+        events_per_aggregate: int,
+        timeout_ms: int,
+        on_append: Callable[[int], None],
+    ) -> None:
+        self._connection = connection
+        self._stream = stream
+        self._events_per_aggregate = events_per_aggregate
+        self._seconds = timeout_ms / 1_000
+        self._on_append = on_append
+        self._log = LeaseLog(connection.client, stream)
+        self._lock = Lock()
+        self._cache: OrderedDict[UUID, list[StreamMessage]] = OrderedDict()
+
+    def insert_events(self, stored_events: Sequence[StoredEvent], **kwargs: Any) -> Sequence[int]:
+        """Append events, all or none, and return their notification ids.
+
+        Raises:
+            IntegrityError: an aggregate already has an event of the same version.
+            OperationalError: it is unknown whether the events were stored.
+            DataError: the events are too many or too large.
+            ProgrammingError: an originator id is not a UUID.
+        """
+        if not stored_events:
+            return []
+        self._check_size(stored_events)
+        save = uuid4()
+        messages: list[Outgoing] = []
+        versions: dict[UUID, int] = {}
+        for index, event in enumerate(stored_events):
+            originator = _check_originator(event.originator_id)
+            expected = None
+            if originator in versions:
+                last_version: int | None = versions[originator]
+            else:
+                last_version, expected = self._tail(originator, event.originator_version)
+            if last_version is not None and event.originator_version != last_version + 1:
+                raise _conflict(event, last_version)
+            versions[originator] = event.originator_version
+            subject = subject_of(self._stream, originator)
+            payload = encode(subject, save, index, event)
+            messages.append(Outgoing(subject, payload, event.originator_version, expected))
+        try:
+            sequences = self._call(partial(self._log.append, save, messages))
+        except BaseException:
+            for originator in versions:
+                self._forget(originator)
+            raise
+        stored = [
+            StreamMessage(sequence, save, index, event)
+            for index, (sequence, event) in enumerate(zip(sequences, stored_events, strict=True))
+        ]
+        for originator in versions:
+            self._extend(originator, [each for each in stored if each.event.originator_id == originator])
+        self._on_append(sequences[-1])
+        return sequences
+
+    def select_events(
+        self,
+        originator_id: UUID | str,
+        *,
+        gt: int | None = None,
+        lte: int | None = None,
+        desc: bool = False,
+        limit: int | None = None,
+    ) -> list[StoredEvent]:
+        """Return events of one aggregate in the order of their versions, as the stream's leader has them.
+
+        Arguments:
+            gt, lte: bounds of the versions.
+        """
+        originator = _check_originator(originator_id)
+        if desc and limit == 1 and gt is None and lte is None:
+            messages = self._load_last(originator)
+        else:
+            messages = self._load(originator)
+        events = [
+            each.event
+            for each in messages
+            if (gt is None or _version(each) > gt) and (lte is None or _version(each) <= lte)
+        ]
+        return (events[::-1] if desc else events)[:limit]
+
+    def select_notifications(
+        self,
+        start: int | None,
+        limit: int,
+        stop: int | None = None,
+        topics: Sequence[str] = (),
+        *,
+        inclusive_of_start: bool = True,
+    ) -> list[Notification]:
+        """Return up to `limit` events from position `start` to `stop`, of every type or those in `topics`."""
+        first = 1 if start is None else max(start if inclusive_of_start else start + 1, 1)
+        newest = self._call(partial(self._log.last, self._log.all_subjects))
+        if newest is None:
+            return []
+        last = newest.sequence if stop is None else min(stop, newest.sequence)
+        notifications: list[Notification] = []
+        while first <= last and len(notifications) < limit:
+            page = [newest]
+            if first < newest.sequence:
+                size = PAGE if topics else limit - len(notifications)
+                page = self._call(partial(self._log.read, first, last, size))
+            if not page:
+                break
+            first = page[-1].sequence + 1
+            notifications += [each.notification for each in page if not topics or each.event.topic in topics]
+        return notifications[:limit]
+
+    def max_notification_id(self) -> int | None:
+        """Return the sequence of the last event, or None while there is none."""
+        newest = self._call(partial(self._log.last, self._log.all_subjects))
+        return None if newest is None else newest.sequence
+
+    def subscribe(self, gt: int | None = None, topics: Sequence[str] = ()) -> PollingSubscription:
+        """Return an iterator over the events after position `gt`, including those appended later."""
+        return PollingSubscription(self, gt, topics)
+
+    def _call(self, work: Callable[[float], Coroutine[Any, Any, T]]) -> T:
+        """Do work in the connection's thread; it gets its deadline, a time of the event loop there."""
+
+        async def with_deadline() -> T:
+            return await work(asyncio.get_running_loop().time() + self._seconds)
+
+        try:
+            return self._connection.call(with_deadline, self._seconds)
+        except Unavailable as error:
+            raise OperationalError(str(error)) from error
+
+    def _tail(self, originator: UUID, version: int) -> tuple[int | None, int]:
+        """Return version and sequence of an aggregate's last event; None and 0 if it has none."""
+        with self._lock:
+            messages = self._cache.get(originator)
+        if not messages or _version(messages[-1]) + 1 != version:
+            subject = subject_of(self._stream, originator)
+            last = self._call(partial(self._log.last, subject))
+            if last is None:
+                return None, 0
+            messages = [last]
+        return _version(messages[-1]), messages[-1].sequence
+
+    def _load_last(self, originator: UUID) -> list[StreamMessage]:
+        """Return the last message of an aggregate."""
+        last = self._call(partial(self._log.last, subject_of(self._stream, originator)))
+        if last is None:
+            self._forget(originator)
+            return []
+        return self._extend(originator, [last])[-1:]
+
+    def _load(self, originator: UUID) -> list[StreamMessage]:
+        """Return an aggregate's messages; those cached are not read again."""
+        subject = subject_of(self._stream, originator)
+        with self._lock:
+            cached = list(self._cache.get(originator, ()))
+
+        async def read(deadline: float) -> list[StreamMessage] | None:
+            last = await self._log.last(subject, deadline)
+            if last is None:
+                return None
+            messages = cached if cached and cached[-1].sequence <= last.sequence else []
+            while not messages or messages[-1].sequence < last.sequence:
+                first = messages[-1].sequence + 1 if messages else 1
+                following = await self._log.next(subject, first, deadline)
+                if following is None:  # the stream was deleted and created again
+                    return None
+                messages = [*messages, following]
+            return messages
+
+        messages = self._call(read)
+        self._forget(originator)
+        if messages is None:
+            return []
+        return self._extend(originator, messages)
+
+    def _extend(self, originator: UUID, messages: list[StreamMessage]) -> list[StreamMessage]:
+        """Add messages to those of an aggregate that are remembered, and return these."""
+        with self._lock:
+            cached = self._cache.pop(originator, [])
+            versions = {_version(each) for each in cached}
+            merged = cached + [each for each in messages if _version(each) not in versions]
+            merged = _after_gaps(merged)
+            if self._events_per_aggregate > 0:
+                merged = merged[-self._events_per_aggregate :]
+            self._cache[originator] = merged
+            if len(self._cache) > MAX_CACHED_AGGREGATES:
+                self._cache.popitem(last=False)
+            return merged
+
+    def _forget(self, originator: UUID) -> None:
+        with self._lock:
+            self._cache.pop(originator, None)
+
+    def _check_size(self, events: Sequence[StoredEvent]) -> None:
+        if len(events) > MAX_EVENTS:
+            raise DataError(
+                f"A save has {len(events):,} events, and NATS takes at most {MAX_EVENTS:,}; save fewer."
+            )
+        limit = self._connection.client.max_payload - _HEADER_BYTES
+        for event in events:
+            size = len(event.state) + len(event.topic.encode())
+            if size > limit:
+                raise DataError(
+                    f"An event of aggregate {event.originator_id} has {size:,} bytes, and the server's limit "
+                    f"is {limit:,}; make it smaller, or raise max_payload."
+                )
+
+
+def _check_originator(originator: UUID | str) -> UUID:
+    if not isinstance(originator, UUID):
+        raise ProgrammingError(f"Originator ids must be UUIDs, not {originator!r}.")
+    return originator
+
+
+def _after_gaps(messages: list[StreamMessage]) -> list[StreamMessage]:
+    """Return the last messages whose versions follow each other; others were removed while they were read."""
+    start = len(messages) - 1
+    while start > 0 and _version(messages[start - 1]) + 1 == _version(messages[start]):
+        start -= 1
+    return messages[start:]
+
+
+def _version(message: StreamMessage) -> int:
+    return message.event.originator_version
+
+
+def _conflict(event: StoredEvent, last_version: int) -> IntegrityError:
+    version = event.originator_version
+    if version <= last_version:
+        problem = f"already has an event of version {version}"
+    else:
+        problem = f"has no event of version {version - 1}"
+    return IntegrityError(f"Aggregate {event.originator_id} {problem}; load it again and repeat the command.")

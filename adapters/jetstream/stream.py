@@ -1,0 +1,160 @@
+"""The definition of the lease stream: created if it is missing, checked if it exists."""
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import msgspec
+from nats.aio.client import Client
+from nats.errors import Error as NatsError
+
+from postroom.adapters.jetstream.settings import MIN_EVENTS_PER_AGGREGATE, LeaseStreamSettings
+from postroom.domain.errors import InvalidRequest, Unavailable
+
+CLUSTER_REPLICAS = 3
+MIN_API_LEVEL = 2
+"""Of NATS 2.12, the first with atomic batches."""
+_API = "$JS.API"
+_REQUEST_SECONDS = 5.0
+_PAUSE_SECONDS = 0.1
+_STREAM_NOT_FOUND, _NAME_IN_USE = 10059, 10058
+_DUPLICATE_WINDOW_NS = 120 * 1_000_000_000
+
+
+class StreamServers(NamedTuple):
+    """Servers that have a replica of the stream, by name, and how many events it keeps of an aggregate."""
+
+    names: frozenset[str]
+    events_per_aggregate: int
+
+
+def hints_subject(stream: str) -> str:
+    """Return the subject at which the stream's leader announces what it has stored."""
+    return f"{stream}_HINTS.*"
+
+
+async def ensure_stream(client: Client, settings: LeaseStreamSettings) -> StreamServers:
+    """Create the stream unless it exists, and check that it keeps what it has acknowledged.
+
+    Raises:
+        InvalidRequest: the stream could lose events, or the server is too old or refuses to create it.
+        Unavailable: no server answered; a cluster may not have a leader yet.
+    """
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + settings.timeout_ms / 1_000
+    while True:
+        try:
+            return _check(settings, await _find_or_create(client, settings))
+        except Unavailable:
+            if loop.time() + _PAUSE_SECONDS >= deadline:
+                raise
+            await asyncio.sleep(_PAUSE_SECONDS)
+
+
+async def _find_or_create(client: Client, settings: LeaseStreamSettings) -> Mapping[str, Any]:
+    name = settings.stream
+    info = await _ask(client, f"STREAM.INFO.{name}", None)
+    if _error_number(info) == _STREAM_NOT_FOUND:
+        level = int((await _ask(client, "INFO", None)).get("api", {}).get("level", 0))
+        if level < MIN_API_LEVEL:
+            raise InvalidRequest(
+                "The lease store needs NATS 2.12 or newer, with atomic batches; upgrade the servers."
+            )
+        info = await _ask(client, f"STREAM.CREATE.{name}", _config(client, settings))
+        if _error_number(info) == _NAME_IN_USE:  # another admin created it meanwhile
+            info = await _ask(client, f"STREAM.INFO.{name}", None)
+    error = info.get("error")
+    if error is None:
+        return info
+    reason = f"{error.get('description', 'no reason given')} (NATS error {error.get('err_code', 0)})"
+    if error.get("code", 500) >= 500:
+        raise Unavailable(
+            f"Stream {name} can't be used: {reason}; check that the cluster has all its servers."
+        )
+    raise InvalidRequest(
+        f"Stream {name} can't be created: {reason}; correct the settings of the lease store."
+    )
+
+
+def _config(client: Client, settings: LeaseStreamSettings) -> dict[str, Any]:
+    name = settings.stream
+    return {
+        "name": name,
+        "description": "Leases of Postroom; do not publish here",
+        "subjects": [f"{name}.*"],
+        "retention": "limits",
+        "storage": "file",
+        "num_replicas": _replicas(client, settings),
+        "discard": "new",
+        # The stream removes an aggregate's oldest events by itself, so that nobody needs the right to delete.
+        "max_msgs_per_subject": settings.events_per_aggregate,
+        "deny_delete": True,
+        "deny_purge": True,
+        "allow_atomic": True,
+        "allow_direct": True,
+        "duplicate_window": _DUPLICATE_WINDOW_NS,
+        "republish": {"src": f"{name}.*", "dest": f"{name}_HINTS.{{{{wildcard(1)}}}}", "headers_only": True},
+    }
+
+
+def _check(settings: LeaseStreamSettings, info: Mapping[str, Any]) -> StreamServers:
+    config, cluster = info["config"], info.get("cluster") or {}
+    name = settings.stream
+    events = config.get("max_msgs_per_subject", -1)
+    demands = {
+        f"subjects must be {name}.*": config.get("subjects") == [f"{name}.*"],
+        "retention must be limits": config.get("retention") == "limits",
+        "storage must be file": config.get("storage") == "file",
+        "persist_mode must be default": config.get("persist_mode", "default") in ("", "default"),
+        "deny_delete must be on": config.get("deny_delete") is True,
+        "deny_purge must be on": config.get("deny_purge") is True,
+        "allow_rollup_hdrs must be off": not config.get("allow_rollup_hdrs"),
+        "allow_msg_ttl must be off": not config.get("allow_msg_ttl"),
+        "allow_atomic must be on": config.get("allow_atomic") is True,
+        "allow_direct must be on": config.get("allow_direct") is True,
+        "max_age, max_msgs and max_bytes must be unlimited": all(
+            (config.get(key) or 0) <= 0 for key in ("max_age", "max_msgs", "max_bytes")
+        ),
+        f"max_msgs_per_subject must be at least {MIN_EVENTS_PER_AGGREGATE}": events <= 0
+        or events >= MIN_EVENTS_PER_AGGREGATE,
+        "it must not be a mirror, have sources or transform subjects": not (
+            config.get("mirror") or config.get("sources") or config.get("subject_transform")
+        ),
+        "it must not be sealed": not config.get("sealed"),
+    }
+    needed = settings.replicas or (CLUSTER_REPLICAS if cluster.get("name") else 1)
+    demands[f"num_replicas must be at least {needed}"] = config.get("num_replicas", 1) >= needed
+    problems = [demand for demand, is_met in demands.items() if not is_met]
+    if problems:
+        raise InvalidRequest(
+            f"Stream {name} exists, but can't hold leases: {'; '.join(problems)}. Change it with nats stream "
+            "edit, or name another stream."
+        )
+    names = [cluster.get("leader"), *(each.get("name") for each in cluster.get("replicas") or [])]
+    if not cluster.get("leader"):
+        raise Unavailable(f"Stream {name} has no leader; check that most of its servers run.")
+    return StreamServers(frozenset(each for each in names if each), events)
+
+
+def _replicas(client: Client, settings: LeaseStreamSettings) -> int:
+    # nats-py has no accessor of what the server said about its cluster.
+    is_clustered = bool(client._server_info.get("cluster"))
+    return settings.replicas or (CLUSTER_REPLICAS if is_clustered else 1)
+
+
+async def _ask(client: Client, where: str, request: Mapping[str, Any] | None) -> dict[str, Any]:
+    body = b"" if request is None else msgspec.json.encode(request)
+    try:
+        reply = await client.request(f"{_API}.{where}", body, timeout=_REQUEST_SECONDS)
+    except (NatsError, OSError, TimeoutError) as error:
+        raise Unavailable(
+            f"JetStream did not reply to {where}: {str(error) or type(error).__name__}; check that the "
+            "servers run with JetStream on and that their cluster has a leader."
+        ) from error
+    answer: dict[str, Any] = msgspec.json.decode(reply.data)
+    return answer
+
+
+def _error_number(answer: Mapping[str, Any]) -> int:
+    number: int = (answer.get("error") or {}).get("err_code", 0)
+    return number

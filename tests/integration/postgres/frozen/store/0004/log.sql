@@ -1,0 +1,161 @@
+-- Statements of the PostgreSQL event log; `base` is the place before the mailbox's first record.
+-- Reads have a range of places, so that the planner prunes the partitions of other mailboxes.
+
+-- name: configure_writer
+SELECT
+    set_config('statement_timeout', %(timeout)s, false),
+    set_config('idle_session_timeout', '0', false),
+    -- Only `off` is changed: an operator may have chosen a stronger setting than `on`.
+    set_config('synchronous_commit', CASE
+        WHEN %(relaxed)s THEN 'off'
+        WHEN current_setting('synchronous_commit') = 'off' THEN 'on'
+        ELSE current_setting('synchronous_commit')
+    END, false);
+
+-- name: session
+SELECT pid, backend_start, current_setting('fsync') = 'on' FROM pg_stat_activity WHERE pid = pg_backend_pid();
+
+-- name: end_session
+SELECT pg_terminate_backend(pid, %(wait_ms)s) FROM pg_stat_activity
+WHERE pid = %(pid)s AND backend_start = %(started)s;
+
+-- name: configure_reader
+SELECT
+    set_config('default_transaction_read_only', 'on', false),
+    set_config('statement_timeout', %(timeout)s, false),
+    set_config('idle_session_timeout', '0', false),
+    -- A custom plan prunes partitions before locking them.
+    set_config('plan_cache_mode', 'force_custom_plan', false),
+    -- New partitions have no statistics yet; every query here has an index.
+    set_config('enable_seqscan', 'off', false),
+    set_config('enable_bitmapscan', 'off', false),
+    set_config('jit', 'off', false);
+
+-- name: mailbox
+SELECT id, partition_positions FROM postroom.mailbox_names WHERE name = %(name)s;
+
+-- name: add_mailbox
+INSERT INTO postroom.mailbox_names (name, partition_positions) VALUES (%(name)s, %(positions)s)
+ON CONFLICT (name) DO NOTHING;
+
+-- name: mailboxes
+-- Logs whose names have no @ are not those of mailboxes.
+SELECT name FROM postroom.mailbox_names WHERE strpos(name, '@') > 0 ORDER BY name COLLATE "C";
+
+-- name: make_partitions
+SELECT postroom.make_partitions(%(id)s, %(through)s);
+
+-- name: drop_partitions
+SELECT postroom.drop_partitions(%(id)s);
+
+-- name: head
+SELECT place - %(base)s, at, chain, epoch FROM postroom.log
+WHERE place > %(base)s AND place <= %(top)s ORDER BY place DESC LIMIT 1;
+
+-- name: first_position
+SELECT place - %(base)s FROM postroom.log
+WHERE place > %(base)s AND place <= %(top)s ORDER BY place LIMIT 1;
+
+-- name: at_position
+SELECT at FROM postroom.log WHERE place = %(base)s + %(position)s;
+
+-- name: read
+SELECT place - %(base)s, stream, version, epoch, type, at, topic, shard, attempt, due, reason, state, chain,
+       timestamp, message_id, content_type, schema_url, schema_version, encryption, correlation_id, principal,
+       namespace, trace_id, span_id, custom_headers, envelope
+FROM postroom.log WHERE place > %(base)s + %(after)s AND place <= %(base)s + %(last)s ORDER BY place;
+
+-- name: replay
+SELECT place - %(base)s, stream, version, epoch, type, at, topic, shard, attempt, due, reason, state
+FROM postroom.log WHERE place > %(base)s + %(after)s AND place <= %(base)s + %(last)s ORDER BY place;
+
+-- name: at_positions
+SELECT place - %(base)s, stream, version, epoch, type, at, topic, shard, attempt, due, reason, state, chain,
+       timestamp, message_id, content_type, schema_url, schema_version, encryption, correlation_id, principal,
+       namespace, trace_id, span_id, custom_headers, envelope
+FROM postroom.log WHERE place = ANY(%(places)s);
+
+-- name: read_stream
+SELECT place - %(base)s, stream, version, epoch, type, at, topic, shard, attempt, due, reason, state, chain,
+       timestamp, message_id, content_type, schema_url, schema_version, encryption, correlation_id, principal,
+       namespace, trace_id, span_id, custom_headers, envelope
+FROM postroom.log
+-- `version >= 0` is always true: it makes a planner without statistics prefer the index on stream and version.
+WHERE stream = %(stream)s AND version >= 0 AND place > %(base)s AND place <= %(top)s ORDER BY version;
+
+-- name: existing_streams
+SELECT input.stream FROM unnest(%(streams)s::bytea[]) AS input (stream), LATERAL (
+    SELECT 1 FROM postroom.log
+    WHERE stream = input.stream AND version >= 0 AND place > %(base)s AND place <= %(top)s LIMIT 1
+) AS existing;
+
+-- name: streams_between
+SELECT stream FROM postroom.log
+WHERE stream >= %(first)s AND stream <= %(last)s AND version = 1 AND place > %(base)s AND place <= %(top)s
+ORDER BY stream LIMIT %(limit)s;
+
+-- name: replay_first
+SELECT place - %(base)s, log.stream, version, epoch, type, at, topic, shard, attempt, due, reason, state
+FROM unnest(%(streams)s::bytea[]) AS input (stream)
+JOIN postroom.log ON log.stream = input.stream
+WHERE version = 1 AND place > %(base)s AND place <= %(top)s;
+
+-- name: mark_removed
+UPDATE postroom.mailbox_names SET removed_through = greatest(removed_through, %(through)s) WHERE id = %(id)s;
+
+-- name: appends_under_way
+SELECT virtualtransaction FROM pg_locks
+WHERE relation = 'postroom.log'::regclass AND mode = 'RowExclusiveLock' AND pid <> pg_backend_pid()
+    AND database = (SELECT oid FROM pg_database WHERE datname = current_database());
+
+-- name: truncate
+DELETE FROM postroom.log WHERE place >= %(base)s + %(first)s AND place <= %(base)s + %(last)s;
+
+-- name: size
+SELECT
+    coalesce(sum(bytes * (last - greatest(first, removed_through)) / greatest(last - first, 1)), 0)::bigint,
+    coalesce(sum(bytes), 0)::bigint
+FROM (
+    SELECT
+        removed_through,
+        number * partition_positions AS first,
+        greatest(least(%(head)s, (number + 1) * partition_positions), removed_through) AS last,
+        pg_total_relation_size(to_regclass(format('postroom.log_%%s_%%s', id, number))) AS bytes
+    FROM postroom.mailbox_names, generate_series(
+        removed_through / partition_positions, greatest(%(head)s - 1, removed_through) / partition_positions
+    ) AS number
+    WHERE id = %(id)s
+) AS partitions;
+
+-- name: sizes
+-- A row and its index entries take about 250 bytes in addition to its large values.
+SELECT max(place) - %(base)s, sum(bytes)::bigint FROM (
+    SELECT place, 250 + length(state) + coalesce(pg_column_size(envelope), 0)
+        + coalesce(pg_column_size(custom_headers), 0) AS bytes
+    FROM postroom.log WHERE place > %(base)s + %(after)s AND place <= %(top)s ORDER BY place LIMIT %(limit)s
+) AS oldest;
+
+-- name: save_snapshot
+INSERT INTO postroom.snapshot (place, chain, state) VALUES (%(base)s + %(position)s, %(chain)s, %(state)s)
+ON CONFLICT (place) DO UPDATE SET chain = excluded.chain, state = excluded.state;
+
+-- name: drop_old_snapshots
+DELETE FROM postroom.snapshot WHERE place > %(base)s AND place <= %(top)s AND place NOT IN (
+    SELECT place FROM postroom.snapshot WHERE place > %(base)s AND place <= %(top)s ORDER BY place DESC LIMIT 2
+);
+
+-- name: snapshot_positions
+SELECT place - %(base)s FROM postroom.snapshot
+WHERE place > %(base)s AND place <= %(top)s ORDER BY place DESC;
+
+-- name: snapshot
+SELECT place - %(base)s, chain, state FROM postroom.snapshot WHERE place = %(base)s + %(position)s;
+
+-- name: seal
+-- A stale owner that closes late must not overwrite a newer seal.
+INSERT INTO postroom.seal (base, position, chain) VALUES (%(base)s, %(position)s, %(chain)s)
+ON CONFLICT (base) DO UPDATE SET position = excluded.position, chain = excluded.chain
+WHERE excluded.position > seal.position;
+
+-- name: sealed
+SELECT position, chain FROM postroom.seal WHERE base = %(base)s;
