@@ -67,8 +67,9 @@ class PostgresLeaseRecorder(ApplicationRecorder):
         """Append events, all or none, and return their positions; see `LeaseStore.recorder`."""
         if not stored_events:
             return []
+        ids = [_id(event.originator_id) for event in stored_events]
         values = {
-            "aggregates": [_id(event.originator_id) for event in stored_events],
+            "aggregates": ids,
             "versions": [event.originator_version for event in stored_events],
             "topics": [event.topic for event in stored_events],
             "states": [event.state for event in stored_events],
@@ -77,9 +78,9 @@ class PostgresLeaseRecorder(ApplicationRecorder):
             with self._errors(), self._writer.use() as writer:
                 (last,) = writer.execute(_SQL["append"], values).fetchone() or (0,)
         except IntegrityError as error:
-            ids = ", ".join(sorted({str(id_) for id_ in values["aggregates"]}))
+            names = ", ".join(sorted({str(id_) for id_ in ids}))
             raise IntegrityError(
-                f"Aggregate {ids} already has an event of the same or a later version; load it again and "
+                f"Aggregate {names} already has an event of the same or a later version; load it again and "
                 "repeat the command."
             ) from error
         with self._appended:
