@@ -339,10 +339,6 @@ def raise_refusal(answers: list[Rejected | None]) -> None:
         raise refusal
 
 
-MAX_EPOCH = (1 << 48) - 1
-"""Greatest epoch that a receipt can carry."""
-
-
 def write_receipt(receipt: Receipt) -> str:
     """Return a receipt as a token for the command line and the network."""
     parts = receipt.message + receipt.delivery.to_bytes(4, "big") + receipt.epoch.to_bytes(6, "big")

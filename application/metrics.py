@@ -89,6 +89,22 @@ def merge(metrics: Iterable[Metric]) -> list[Metric]:
     return list(merged.values())
 
 
+def label(name: str, sources: Mapping[str, Iterable[Metric]]) -> list[Metric]:
+    """Return the metrics of several sources, one for each name; a label tells the sources apart.
+
+    Arguments:
+        name: of the label.
+        sources: metrics by the value of the label.
+    """
+    labelled: dict[str, Metric] = {}
+    for value, metrics in sources.items():
+        for metric in metrics:
+            before = labelled[metric.name].samples if metric.name in labelled else ()
+            samples = [*before, *(({name: value, **labels}, each) for labels, each in metric.samples)]
+            labelled[metric.name] = Metric(metric.name, metric.kind, metric.help, samples)
+    return list(labelled.values())
+
+
 def _add(first: Metric, second: Metric) -> Metric:
     values: dict[tuple[tuple[str, str], ...], float] = {}
     for labels, value in (*first.samples, *second.samples):

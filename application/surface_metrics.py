@@ -2,6 +2,7 @@
 
 import asyncio
 from collections import Counter
+from collections.abc import Collection
 
 from postroom.application.metrics import Measure, Metric, gauge, merge, rejected_metric
 from postroom.application.monitor import MAILBOX_SECONDS
@@ -34,6 +35,10 @@ class SurfaceMetrics:
     def answered_grpc(self, method: str, status: str) -> None:
         """Count a call over gRPC that ended, with the name of its status."""
         self._grpc[method, status] += 1
+
+    def count_answers(self, methods: Collection[str]) -> int:
+        """Return the number of calls over gRPC of these methods that succeeded."""
+        return sum(self._grpc[method, "OK"] for method in methods)
 
     def refused(self, error: PostroomError) -> None:
         """Count a refused request, unless the owner of the mailbox has counted it."""

@@ -12,6 +12,8 @@ MS = 1_000
 """Microseconds in a millisecond: events carry microseconds, policies milliseconds."""
 DEFAULT_PRIORITY = 5
 MAX_PRIORITY = 10
+MAX_EPOCH = (1 << 48) - 1
+"""Greatest epoch that a receipt can carry."""
 
 RequeueReason = Literal["nacked", "visibility_expired"]
 DeadReason = Literal["max_attempts", "rejected", "ttl_expired", "retention_expired", "integrity"]

@@ -21,6 +21,7 @@ from postroom.adapters.postgres.url import is_url
 from postroom.adapters.sqlite.database import Durability
 from postroom.adapters.system.clock import SystemClock
 from postroom.application.background import background_task
+from postroom.application.cluster.lease_term import LeaseTerm, own_by_lease
 from postroom.application.extras import explain_missing_extra
 from postroom.application.mailbox.engine import MailboxEngine
 from postroom.application.mailbox.envelope_cache import CACHE_BYTES
@@ -179,19 +180,24 @@ def open_owner_store(store: str, settings: OwnerSettings) -> Store:
 
 @asynccontextmanager
 async def own_mailbox(
-    store: Store, mailbox: str, settings: OwnerSettings, wait_ms: int
+    store: Store, mailbox: str, settings: OwnerSettings, wait_ms: int, lease: LeaseTerm | None = None
 ) -> AsyncIterator[Postroom]:
     """Own a mailbox, and answer other processes at its socket; see `open_mailbox`.
 
-    The lock comes first and the socket second: of many processes that try to own a mailbox, all but one soon
-    find its socket, and only that one opens the log.
+    A process with the lease of the mailbox replaces any owner, which has none. The lock comes first and the
+    socket second: of many processes that try to own a mailbox, all but one soon find its socket, and only
+    that one opens the log.
     """
     trace_if_used()
     owner, clock, limits = settings.owner or "", SystemClock(), settings.limits
     async with AsyncExitStack() as opened:
         last = opened.enter_context(ExitStack())  # the next owner does not wait for the log to be closed
         ownership = store.ownership()
-        await opened.enter_async_context(ownership.acquire(mailbox, owner, wait_ms))
+        await opened.enter_async_context(
+            ownership.acquire(mailbox, owner, wait_ms)
+            if lease is None
+            else own_by_lease(ownership, mailbox, owner, wait_ms, lease)
+        )
         path = socket_path(store, mailbox)
         server = None if path is None else await opened.enter_async_context(listening(path, mailbox))
         if server is not None and ownership.directory is not None and settings.listen != OFF:
@@ -210,8 +216,10 @@ async def own_mailbox(
             default_policy=settings.default_policy,
             cache_bytes=CACHE_BYTES if bound is None else bound.cache_bytes,
             admit=None if bound is None else bound.admit,
+            may_append=None if lease is None else lease.may_append,
         )
-        await engine.open(owner, settings.mode, accept_clock=settings.accept_clock)
+        epoch = None if lease is None else lease.epoch
+        await engine.open(owner, settings.mode, accept_clock=settings.accept_clock, epoch=epoch)
         opened.push_async_callback(engine.close)
         postroom = Postroom(engine, clock, log_archive)
         run = postroom.retention.run() if bound is None else bound.run(engine)

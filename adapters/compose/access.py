@@ -4,6 +4,7 @@ import os
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING
+from weakref import WeakSet
 
 from postroom.adapters.compose.audit import AuditSettings, open_audit_log
 from postroom.adapters.compose.store import MEMORY, open_store
@@ -90,17 +91,17 @@ class CheckedAccess:
         self._authority = authority
         self._audit = audit
         self._settings = settings
-        self._controls: list[AccessControl] = []
+        self._controls: WeakSet[AccessControl] = WeakSet()  # mailboxes of a runner come and go
 
     def __call__(self, mailbox: Mailbox, search: Search) -> OpenSession:
         """Return the function that opens sessions on a mailbox."""
         control = AccessControl(mailbox, search, self._authority, self._audit, SystemClock(), self._settings)
-        self._controls.append(control)
+        self._controls.add(control)
         return control.open_session
 
     def set_quotas(self, settings: AccessSettings) -> None:
         """Apply other quotas of principals; see `AccessControl.set_quotas`."""
-        for each in self._controls:
+        for each in list(self._controls):
             each.set_quotas(settings)
 
 

@@ -57,21 +57,14 @@ async def serve_mailbox(
     Yields: the addresses of the surfaces.
     Raises: InvalidRequest for an address that is not served, Unavailable when one can't be bound.
     """
-
-    async def search_read_models(filter_: EventFilter) -> SearchPage:
-        return await asyncio.to_thread(_search, store, filter_)
-
-    policy = default_policy or TopicPolicy()
-    service = Service(
+    service = make_service(
+        store,
         mailbox,
-        access(mailbox, search or search_read_models),
-        policy,
-        asyncio.Event(),
-        DeliveryWindows(),
-        SurfaceMetrics(measure, cap_cache_ttl_ms),
-        WriteHealth(),
-        is_dev=access is unrestricted,
-        dlq_profile="ephemeral" if store == MEMORY else "durable",
+        access=access,
+        default_policy=default_policy,
+        search=search,
+        measure=measure,
+        cap_cache_ttl_ms=cap_cache_ttl_ms,
     )
     opened = [surface(service) for surface in surfaces]
     async with AsyncExitStack() as closing:
@@ -85,6 +78,34 @@ async def serve_mailbox(
             service.stopping.set()
             closing.pop_all()
             await asyncio.gather(*(surface.__aexit__(None, None, None) for surface in opened))
+
+
+def make_service(
+    store: str,
+    mailbox: Mailbox,
+    *,
+    access: Callable[[Mailbox, Search], OpenSession],
+    default_policy: TopicPolicy | None = None,
+    search: Search | None = None,
+    measure: Measure | None = None,
+    cap_cache_ttl_ms: int | None = None,
+) -> Service:
+    """Return what surfaces serve of a mailbox; arguments as of `serve_mailbox`."""
+
+    async def search_read_models(filter_: EventFilter) -> SearchPage:
+        return await asyncio.to_thread(_search, store, filter_)
+
+    return Service(
+        mailbox,
+        access(mailbox, search or search_read_models),
+        default_policy or TopicPolicy(),
+        asyncio.Event(),
+        DeliveryWindows(),
+        SurfaceMetrics(measure, cap_cache_ttl_ms),
+        WriteHealth(),
+        is_dev=access is unrestricted,
+        dlq_profile="ephemeral" if store == MEMORY else "durable",
+    )
 
 
 @explain_missing_extra("serve")

@@ -18,7 +18,7 @@ from postroom.application.mailbox.log_writer import LogWriter, lease_ended
 from postroom.application.mailbox.long_polling import LongPolls
 from postroom.application.mailbox.metrics import MailboxMetrics
 from postroom.application.mailbox.take_over import take_over
-from postroom.application.messages import MAX_EPOCH, MessageDelivery
+from postroom.application.messages import MessageDelivery
 from postroom.application.ports.clock import Clock
 from postroom.application.ports.event_log import EventLog, Seal
 from postroom.application.ports.mailbox_owner import Answer
@@ -38,6 +38,7 @@ from postroom.domain.mailbox.commands import Command, Receive
 from postroom.domain.mailbox.events import MailboxMode
 from postroom.domain.mailbox.log_clock import Anchor
 from postroom.domain.mailbox.state import Mailbox
+from postroom.domain.message import MAX_EPOCH
 from postroom.domain.names import message_id
 from postroom.domain.policy import MailboxLimits, TopicPolicy
 

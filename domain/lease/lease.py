@@ -7,16 +7,13 @@ from typing import TypeVar
 
 import msgspec
 
-from postroom.domain.arguments import MAX_INT, check_int
+from postroom.domain.arguments import check_int
 from postroom.domain.errors import LeaseHeld, LeaseLost
 from postroom.domain.event import Event
 from postroom.domain.lease.partitions import partition_of
 from postroom.domain.lease.policy import MAX_LEASE_MS
+from postroom.domain.message import MAX_EPOCH
 from postroom.domain.names import check_address, check_mailbox, check_member, check_uuid, lease_stream
-
-MAX_EPOCH = MAX_INT - 1
-"""Largest epoch of a log: that of the lease is above it."""
-
 
 T = TypeVar("T", bound="LeaseEvent")
 
@@ -193,7 +190,7 @@ def _check(command: LeaseCommand) -> None:
             check_member("The proxy id", command.proxy)
             check_address("The address of the runner", command.address)
             check_uuid("The acquisition", command.acquisition)
-            check_int("log_epoch", command.log_epoch, 0, MAX_EPOCH)
+            check_int("log_epoch", command.log_epoch, 0, MAX_EPOCH - 1)
             check_int("ttl_ms", command.ttl_ms, 1, MAX_LEASE_MS)
             check_int("grace_ms", command.grace_ms, 0, MAX_LEASE_MS)
         case RenewLease() | ReleaseLease():

@@ -10,9 +10,10 @@ from postroom.adapters.compose import Postroom
 from postroom.adapters.memory.event_log import MemoryEventLog
 from postroom.application.mailbox import engine as engine_module
 from postroom.application.mailbox.engine import MailboxEngine
-from postroom.application.messages import MAX_EPOCH, read_receipt, write_receipt
+from postroom.application.messages import read_receipt, write_receipt
 from postroom.domain.errors import Fenced, InvalidRequest, Unavailable
 from postroom.domain.mailbox.state import Mailbox
+from postroom.domain.message import MAX_EPOCH
 from postroom.domain.record import Record
 from tests.support.clocks import ManualClock
 from tests.support.stores import MAILBOX, Place, message, receive_one

@@ -1,0 +1,290 @@
+"""Wiring of a runner: its store, the server of its mailboxes, and the control plane (RFC-049)."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
+
+from postroom.adapters.compose import OwnerSettings, Postroom, own_mailbox
+from postroom.adapters.compose.cluster import advertised_address
+from postroom.adapters.compose.serve import Protection, make_service, unrestricted
+from postroom.adapters.compose.store import MEMORY, Store, open_store
+from postroom.adapters.sockets.protection import check_access
+from postroom.adapters.system.clock import SystemClock
+from postroom.application.background import cancel_and_wait, wait_at_most
+from postroom.application.cluster.lease_term import LeaseTerm
+from postroom.application.cluster.leased_mailbox import RunnerIdentity
+from postroom.application.cluster.runner import Runner
+from postroom.application.cluster.served_mailboxes import ServedMailboxes
+from postroom.application.extras import explain_missing_extra
+from postroom.application.metrics import Metric, label
+from postroom.application.monitor import Monitor
+from postroom.application.ports.control_plane import LeaseAdmin
+from postroom.application.ports.mailbox import Mailbox
+from postroom.application.ports.mailbox_host import MailboxReport
+from postroom.application.service import OpenSession, Search, Service
+from postroom.application.surface_metrics import SurfaceMetrics
+from postroom.application.telemetry import logger, summarize
+from postroom.domain.arguments import check_items
+from postroom.domain.errors import InvalidRequest, NotFound
+from postroom.domain.names import check_mailbox, check_member
+from postroom.domain.policy import TopicPolicy
+
+if TYPE_CHECKING:  # grpcio is an extra, and so is what ingestion needs
+    from postroom.adapters.compose.ingest import Ingester, Namespace
+    from postroom.adapters.grpc.handlers import MailboxHandlers
+
+__all__ = ["RunnerSettings", "StoreHost", "open_runner"]
+
+RELEASE_WAIT_MS = 500
+"""How long a former owner has to release a mailbox before it is evicted; its lease has ended by then."""
+SIZE_SECONDS = 30.0
+"""How often the size of a log is measured."""
+INGEST_PAUSE_SECONDS = 5.0
+INGEST_CLOSE_SECONDS = 1.0
+QUERIES = (
+    "backlog",
+    "explain",
+    "get",
+    "get_topic_policy",
+    "list_dead_letters",
+    "list_topics",
+    "peek",
+    "query",
+)
+"""The calls that count as queries in heartbeats."""
+Access = Callable[[Mailbox, Search], OpenSession]
+
+
+class RunnerSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """What a runner is, and how it opens its mailboxes.
+
+    Arguments:
+        runner, proxy: ids of the runner, and of the proxy that it belongs to.
+        mailboxes: those that it always tries to own.
+        listen: `host:port` or `unix:path` of its gRPC server.
+        address: at which the other processes reach it; None takes `listen`.
+        topics: policies to set whenever a mailbox is opened, by topic.
+        namespaces: configuration of the ingestion of mailboxes, by mailbox.
+    """
+
+    runner: str
+    proxy: str
+    mailboxes: Sequence[str]
+    listen: str
+    address: str | None = None
+    owner: OwnerSettings = OwnerSettings()
+    protection: Protection = Protection()
+    topics: Mapping[str, TopicPolicy] = {}
+    namespaces: "Mapping[str, Namespace]" = {}
+    cap_cache_ttl_ms: int | None = None
+
+    def check(self) -> "RunnerSettings":
+        """Return the settings, or raise InvalidRequest."""
+        check_member("The runner id", self.runner)
+        check_member("The proxy id", self.proxy)
+        for mailbox in check_items("mailboxes", self.mailboxes):
+            check_mailbox(mailbox)
+        return msgspec.structs.replace(
+            self, owner=self.owner._replace(owner=self.owner.owner or f"runner {self.runner}").check()
+        )
+
+
+class StoreHost:
+    """`MailboxHost` over a store, for the mailboxes that a server serves.
+
+    Arguments:
+        store: its address.
+        access: decides what the bearer of a token may use.
+    """
+
+    def __init__(self, store: str, settings: RunnerSettings, access: Access) -> None:
+        if store == MEMORY:
+            raise InvalidRequest(
+                "The mailboxes of a runner move to others, which a store in memory would not survive; name a "
+                "file or a postgresql:// URL."
+            )
+        self.served = ServedMailboxes()
+        self.topics = settings.topics
+        self._address = store
+        self._store = open_store(store)
+        self._settings = settings
+        self._access = access
+        self._open: dict[str, _Hosted] = {}
+
+    async def log_epoch(self, mailbox: str) -> int:
+        """Return the epoch of a mailbox's log; see `MailboxHost.log_epoch`."""
+        return await asyncio.to_thread(_log_epoch, self._store, mailbox)
+
+    @asynccontextmanager
+    async def open(
+        self, mailbox: str, epoch: int, may_append: Callable[[], bool]
+    ) -> "AsyncIterator[_Hosted]":
+        """Open a mailbox and serve it; see `MailboxHost.open`."""
+        namespace = self._settings.namespaces.get(mailbox)
+        owner = self._settings.owner
+        if namespace is not None:
+            limits = namespace.limits(owner.limits) if owner.limits is not None else None
+            owner = owner._replace(mode="archive", limits=limits)
+        lease = LeaseTerm(epoch, may_append)
+        async with own_mailbox(self._store, mailbox, owner, RELEASE_WAIT_MS, lease) as postroom:
+            for topic, policy in self.topics.items():
+                await postroom.set_topic_policy(topic, policy)
+            service = make_service(
+                self._address,
+                postroom,
+                access=self._access,
+                default_policy=owner.default_policy,
+                measure=postroom.measure,
+                cap_cache_ttl_ms=self._settings.cap_cache_ttl_ms,
+            )
+            hosted = self._open[mailbox] = _Hosted(postroom, service)
+            remove = self.served.add(service)
+            ingestion = None if namespace is None else _Ingestion(namespace, postroom)
+            try:
+                yield hosted
+            finally:
+                remove()
+                if self._open.get(mailbox) is hosted:
+                    del self._open[mailbox]
+                if ingestion is not None:
+                    await ingestion.close()
+
+    async def set_topics(self, topics: Mapping[str, TopicPolicy]) -> None:
+        """Set the policies that differ from those before, of all mailboxes that are open."""
+        changes = {topic: policy for topic, policy in topics.items() if self.topics.get(topic) != policy}
+        self.topics = topics
+        for hosted in list(self._open.values()):
+            for topic, policy in changes.items():
+                await hosted.postroom.set_topic_policy(topic, policy)
+
+    async def collect(self) -> list[Metric]:
+        """Return the metrics of all mailboxes that are open, with the label `mailbox`."""
+        opened = sorted(self._open.items())
+        return label("mailbox", {name: await hosted.service.metrics.collect() for name, hosted in opened})
+
+
+class _Hosted:
+    """A mailbox that is open and served; see `HostedMailbox`."""
+
+    def __init__(self, postroom: Postroom, service: Service) -> None:
+        self.postroom = postroom
+        self.service = service
+        self._size = 0
+        self._measured_at = -SIZE_SECONDS
+
+    async def wait_until_lost(self) -> None:
+        await self.postroom.engine.wait_until_lost()
+
+    async def report(self) -> MailboxReport:
+        now = time.monotonic()
+        if now - self._measured_at >= SIZE_SECONDS:
+            self._measured_at = now
+            self._size = (await asyncio.to_thread(self.postroom.engine.log.size)).records
+        return MailboxReport(
+            self.postroom.engine.mailbox.position,
+            self.service.metrics.count_answers(QUERIES),
+            self._size,
+            "healthy" if self.service.writes.takes_writes else "degraded",
+        )
+
+
+@asynccontextmanager
+async def open_runner(
+    store: str, settings: RunnerSettings, access: Access, admin: LeaseAdmin
+) -> "AsyncIterator[OpenRunner]":
+    """Serve the mailboxes of a runner over gRPC for as long as the context lasts; `OpenRunner.run` owns them.
+
+    Arguments:
+        access: decides what the bearer of a token may use; `unrestricted` lets every caller do everything.
+        admin: the control plane.
+
+    Raises: InvalidRequest for an address that is not served, Unavailable when it can't be bound.
+    """
+    settings = settings.check()
+    target = settings.protection.resolve(settings.listen)
+    check_access(target, is_dev=access is unrestricted)
+    host = StoreHost(store, settings, access)
+    with explain_missing_extra("cluster"):
+        from postroom.adapters.grpc.handlers import MailboxHandlers
+        from postroom.adapters.grpc.server import serve_handlers
+
+    unserved = SurfaceMetrics()
+    handlers = MailboxHandlers(host.served.find, unserved)
+    async with serve_handlers(target, [handlers], settings.protection.tls_at(target)) as url:
+        address = advertised_address(url, target, settings.address)
+        identity = RunnerIdentity(settings.runner, settings.proxy, address)
+        runner = Runner(identity, settings.mailboxes, admin, host, SystemClock())
+        yield OpenRunner(runner, host, handlers, url)
+
+
+class OpenRunner(NamedTuple):
+    """A runner whose server listens.
+
+    Arguments:
+        handlers: of its server, for a proxy in the same process.
+        url: of its server.
+    """
+
+    runner: Runner
+    host: StoreHost
+    handlers: "MailboxHandlers"
+    url: str
+
+    def monitor(self) -> Monitor:
+        """Return the monitor of the runner: its leases, and the mailboxes that it has open."""
+
+        async def collect() -> list[Metric]:
+            return [*self.runner.collect(), *await self.host.collect()]
+
+        async def find_missing() -> list[str]:
+            return self.runner.find_missing()
+
+        return Monitor(collect, find_missing)
+
+
+def _log_epoch(store: Store, mailbox: str) -> int:
+    try:
+        log = store.existing_log(mailbox)
+    except NotFound:
+        return 0
+    try:
+        head = log.head()
+        return 0 if head is None else head.epoch
+    finally:
+        log.close()
+
+
+class _Ingestion:
+    """Ingestion of a namespace into its mailbox, through failures of the source."""
+
+    def __init__(self, namespace: "Namespace", postroom: Postroom) -> None:
+        self._namespace = namespace
+        self._postroom = postroom
+        self._ingester: Ingester | None = None
+        self._ending = asyncio.Event()
+        self._task = asyncio.create_task(self._run(), name=f"ingestion of {namespace.name}")
+
+    async def close(self) -> None:
+        """Store the batches in progress, and end."""
+        self._ending.set()
+        if self._ingester is not None:
+            self._ingester.stop()
+        await wait_at_most(INGEST_CLOSE_SECONDS, asyncio.wait([self._task]))
+        await cancel_and_wait(self._task, seconds=INGEST_CLOSE_SECONDS)
+
+    async def _run(self) -> None:
+        from postroom.adapters.compose.ingest import open_ingester
+
+        while not self._ending.is_set():
+            try:
+                async with open_ingester(self._namespace, self._postroom) as self._ingester:
+                    await self._ingester.run()
+            except Exception as error:  # the mailbox is served even if nothing can be ingested
+                logger().warning(
+                    "runner.ingest_failed", namespace=self._namespace.name, error=summarize(error)
+                )
+            await wait_at_most(INGEST_PAUSE_SECONDS, self._ending.wait())

@@ -1,0 +1,256 @@
+"""Runners over one store and one control plane: hand-over, loss of leases, and stopping (RFC-049)."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from postroom.adapters.compose import open_mailbox
+from postroom.adapters.compose.runner import OpenRunner, RunnerSettings, open_runner
+from postroom.adapters.compose.serve import unrestricted
+from postroom.adapters.grpc.client import connect_grpc
+from postroom.application.mailbox.client import MailboxClient
+from postroom.domain.errors import Fenced, InvalidRequest, PostroomError, Unavailable, WrongOwner
+from postroom.domain.policy import TopicPolicy
+from tests.support.control_plane import MemoryControlPlane
+from tests.support.messages import MAILBOX, message
+from tests.support.waiting import SECONDS, until
+
+OTHER = "acme@two"
+
+
+@pytest.fixture
+def admin() -> MemoryControlPlane:
+    return MemoryControlPlane()
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> str:
+    return str(tmp_path / "store.db")
+
+
+@asynccontextmanager
+async def running(
+    store: str,
+    admin: MemoryControlPlane,
+    name: str = "r1",
+    mailboxes: Sequence[str] = (MAILBOX,),
+    **settings: object,
+) -> AsyncIterator[OpenRunner]:
+    """Run a runner; at the end it is stopped as by SIGTERM, within the deadline of RFC-049."""
+    of_runner = RunnerSettings(
+        runner=name,
+        proxy="p1",
+        mailboxes=mailboxes,
+        listen="127.0.0.1:0",
+        **settings,  # type: ignore[arg-type]
+    )
+    async with open_runner(store, of_runner, unrestricted, admin) as opened:
+        task = asyncio.create_task(opened.runner.run())
+        try:
+            yield opened
+        finally:
+            opened.runner.stop()
+            async with asyncio.timeout(SECONDS):
+                await task
+
+
+@asynccontextmanager
+async def calling(runner: OpenRunner, mailbox: str | None = MAILBOX) -> AsyncIterator[MailboxClient]:
+    address = runner.url.removeprefix("grpc://")
+    async with connect_grpc(address, timeout_ms=60_000, mailbox=mailbox) as client:
+        yield client
+
+
+async def served(runner: OpenRunner, *mailboxes: str) -> None:
+    await until(lambda: runner.runner.served == sorted(mailboxes or (MAILBOX,)))
+
+
+# -- serving ---
+
+
+async def test_a_runner_serves_the_mailboxes_whose_leases_it_acquired(
+    store: str, admin: MemoryControlPlane
+) -> None:
+    async with running(store, admin, mailboxes=[MAILBOX, OTHER]) as runner:
+        await served(runner, MAILBOX, OTHER)
+        async with calling(runner) as first, calling(runner, OTHER) as second:
+            await first.send_message(message(b"1"))
+            assert await second.receive_messages("orders") == []
+            (received,) = await first.receive_messages("orders")
+            assert received.receipt.epoch == admin.leases[MAILBOX].epoch == 1
+            await until(lambda: any(each.events_stored > 2 for each in admin.heartbeats))
+            assert {each.status for each in admin.heartbeats} <= {"healthy", "degraded"}
+            await until(lambda: admin.registered == {"r1": (MAILBOX, OTHER)})
+
+
+async def test_a_second_runner_is_refused_until_the_first_releases_the_lease(
+    store: str, admin: MemoryControlPlane
+) -> None:
+    async with running(store, admin, "r2") as second:
+        await served(second)
+        async with running(store, admin, "r1") as first:
+            await until(lambda: "r1" in admin.registered)
+            with pytest.raises(WrongOwner):
+                async with calling(first):
+                    pass
+            second.runner.stop()
+            await served(first)
+            assert admin.owner(MAILBOX) == "r1"
+            async with calling(first) as client:
+                await client.send_message(message())
+                assert (await client.receive_messages("orders"))[0].receipt.epoch == 2
+
+
+async def test_messages_survive_the_change_of_their_runner(store: str, admin: MemoryControlPlane) -> None:
+    async with running(store, admin, "r1") as first:
+        await served(first)
+        async with calling(first) as client:
+            for number in range(3):
+                await client.send_message(message(b"%d" % number, message_id=f"m{number}"))
+            (received,) = await client.receive_messages("orders", max_messages=1)
+            await client.ack_messages([received.receipt])
+    assert admin.owner(MAILBOX) is None
+    async with running(store, admin, "r2") as second:
+        await served(second)
+        async with calling(second) as client:
+            assert [each.payload for each in await client.receive_messages("orders")] == [b"1", b"2"]
+
+
+async def test_policies_of_the_settings_are_set_when_a_mailbox_is_opened(
+    store: str, admin: MemoryControlPlane
+) -> None:
+    policy = TopicPolicy(visibility_ms=7_000)
+    async with running(store, admin, topics={"orders": policy}) as runner:
+        await served(runner)
+        async with calling(runner) as client:
+            assert await client.get_topic_policy("orders") == policy
+            changed = TopicPolicy(visibility_ms=8_000)
+            await runner.host.set_topics({"orders": changed})
+            assert await client.get_topic_policy("orders") == changed
+
+
+# -- offers ---
+
+
+async def test_a_mailbox_that_is_offered_is_taken_if_the_store_has_it(
+    store: str, admin: MemoryControlPlane
+) -> None:
+    async with open_mailbox(store, OTHER) as mailbox:
+        await mailbox.send_message(message())
+    admin.offers = [OTHER, "none@one"]
+    async with running(store, admin, mailboxes=[]) as runner:
+        await served(runner, OTHER)
+        assert admin.leases[OTHER].epoch == 2  # above that of the log
+        assert "none@one" not in admin.leases
+
+
+# -- the loss of a lease ---
+
+
+async def test_a_refused_renewal_shuts_the_mailbox_down_and_it_is_acquired_again(
+    store: str, admin: MemoryControlPlane
+) -> None:
+    async with running(store, admin) as runner:
+        await served(runner)
+        async with calling(runner) as client:
+            await client.send_message(message(b"1"))
+            await admin.release_lease(MAILBOX, "r1")  # as an operator does
+            await until(lambda: admin.leases[MAILBOX].epoch == 2)
+            await served(runner)
+            await client.send_message(message(b"2"))
+            received = await client.receive_messages("orders")
+            assert [each.payload for each in received] == [b"1", b"2"]
+            assert {each.receipt.epoch for each in received} == {2}
+
+
+async def test_an_owner_without_lease_is_evicted_and_fenced(store: str, admin: MemoryControlPlane) -> None:
+    async with open_mailbox(store, MAILBOX) as former:
+        await former.send_message(message(b"1"))
+        async with running(store, admin) as runner:
+            await served(runner)
+            with pytest.raises(Fenced):
+                await former.send_message(message(b"2"))
+            async with calling(runner) as client:
+                assert [each.payload for each in await client.receive_messages("orders")] == [b"1"]
+
+
+async def test_a_runner_goes_on_without_admins_until_its_deadline(
+    store: str, admin: MemoryControlPlane
+) -> None:
+    async with running(store, admin) as runner:
+        await served(runner)
+        async with calling(runner) as client:
+            await client.send_message(message(b"1"))
+            admin.is_away = True
+            await client.send_message(message(b"2"))
+            await until(lambda: not runner.runner.served)
+            assert "mailbox acme@one" in runner.runner.find_missing()
+            with pytest.raises(Unavailable, match="lease"):
+                await runner.host.served.find(MAILBOX).mailbox.send_message(message(b"3"))
+            admin.is_away = False  # within the grace period, as nobody else asked
+            await served(runner)
+            received = await client.receive_messages("orders")
+            assert [each.payload for each in received] == [b"1", b"2"]
+            assert admin.leases[MAILBOX].epoch == 1
+
+
+async def test_a_grant_whose_answer_was_lost_is_used_when_it_is_repeated(
+    store: str, admin: MemoryControlPlane
+) -> None:
+    admin.loses_answers = True
+    async with running(store, admin) as runner:
+        await until(lambda: admin.owner(MAILBOX) == "r1")
+        admin.loses_answers = False
+        await served(runner)
+        assert admin.leases[MAILBOX].epoch == 1
+
+
+# -- stopping ---
+
+
+async def test_a_runner_that_stops_ends_its_streams_and_releases_its_leases(
+    store: str, admin: MemoryControlPlane
+) -> None:
+    async with running(store, admin, mailboxes=[MAILBOX, OTHER]) as runner:
+        await served(runner, MAILBOX, OTHER)
+        async with calling(runner) as client:
+            waiting = asyncio.create_task(client.receive_messages("orders", wait_ms=60_000))
+            await asyncio.sleep(0.05)
+            runner.runner.stop()
+            with pytest.raises(PostroomError):
+                await waiting
+        await until(lambda: admin.registered == {})
+        assert [admin.owner(each) for each in (MAILBOX, OTHER)] == [None, None]
+
+
+async def test_a_runner_stops_in_time_while_no_admin_answers(store: str, admin: MemoryControlPlane) -> None:
+    async with running(store, admin) as runner:
+        await served(runner)
+        admin.is_away = True
+    assert admin.owner(MAILBOX) == "r1"  # until the lease expires
+
+
+# -- settings ---
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"runner": "a@b"}, {"proxy": ""}, {"mailboxes": ["none"]}, {"listen": "192.0.2.1:1"}, {"address": "a"}],
+    ids=str,
+)
+async def test_settings_that_make_no_sense_are_refused(
+    store: str, admin: MemoryControlPlane, settings: dict[str, object]
+) -> None:
+    valid = {"runner": "r1", "proxy": "p1", "mailboxes": [MAILBOX], "listen": "127.0.0.1:0"}
+    with pytest.raises(InvalidRequest):
+        async with open_runner(store, RunnerSettings(**(valid | settings)), unrestricted, admin):  # type: ignore[arg-type]
+            pass
+
+
+async def test_a_store_in_memory_is_refused(admin: MemoryControlPlane) -> None:
+    with pytest.raises(InvalidRequest, match="store in memory"):
+        async with running("memory:", admin):
+            pass
