@@ -5,7 +5,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from time import monotonic_ns
-from typing import Any, NamedTuple, TextIO
+from typing import Any, NamedTuple, Self, TextIO
 
 import msgspec
 
@@ -61,6 +61,12 @@ class Recorder:
     def close(self) -> None:
         """Close the journal."""
         self._file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def _write(self, line: list[Any]) -> None:
         self._file.write(msgspec.json.encode(line).decode() + "\n")

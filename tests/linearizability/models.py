@@ -10,11 +10,17 @@ REFUSED = "refused"
 
 
 class LeaseState(NamedTuple):
-    """The lease of a mailbox: who has it, or had it last, and in which epoch."""
+    """The lease of a mailbox.
+
+    Arguments:
+        holder: the runner that has it; empty without one.
+        is_refused: the holder was told that it has lost the lease, by an admin that saw it expire.
+    """
 
     holder: str
     epoch: int
     acquisition: str
+    is_refused: bool = False
 
 
 def lease_model(mailbox: str) -> Model:
@@ -26,8 +32,8 @@ def lease_model(mailbox: str) -> Model:
         release [runner, epoch] -> true, or `refused`
         own [runner, epoch] -> true: the runner took its lease for valid, on its own clock
 
-    A lease may expire between any two operations; whoever still has it then notices by its next operation,
-    so `own` is what an expiry that came too early contradicts.
+    A lease may expire between any two operations, and each admin decides by itself when: one may refuse to
+    renew a lease that another takes for valid. `own` is what an expiry that came too early contradicts.
     """
     return Model(f"the lease of {mailbox}", LeaseState("", 0, ""), _step_lease)
 
@@ -40,7 +46,7 @@ def _step_lease(state: LeaseState, operation: Operation) -> Iterator[LeaseState]
             runner, epoch = operation.input
             has_it = (state.holder, state.epoch) == (runner, epoch)
             if operation.output == REFUSED:
-                yield LeaseState("", state.epoch, state.acquisition) if has_it else state
+                yield state._replace(is_refused=state.is_refused or has_it)
             elif has_it and operation.output in (None, epoch):
                 yield state
         case "release":
@@ -51,7 +57,7 @@ def _step_lease(state: LeaseState, operation: Operation) -> Iterator[LeaseState]
             elif operation.output == REFUSED or state.epoch == epoch:
                 yield state
         case "own":
-            if (state.holder, state.epoch) == tuple(operation.input):
+            if (state.holder, state.epoch) == tuple(operation.input) and not state.is_refused:
                 yield state
 
 
