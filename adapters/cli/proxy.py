@@ -1,0 +1,81 @@
+"""`postroom proxy`: forward calls to the owners of mailboxes."""
+
+import asyncio
+from typing import Annotated
+
+from typer import Option
+
+from postroom.adapters.cli.cluster_settings import ClusterSettings, ListenSettings
+from postroom.adapters.cli.monitoring import MetricsPort, monitoring
+from postroom.adapters.cli.running import running
+from postroom.adapters.cli.serve import tls_certificates
+from postroom.adapters.cli.session import Session
+from postroom.adapters.cli.settings import InvalidSettings
+from postroom.adapters.compose.cluster import check_admins
+from postroom.adapters.compose.proxy import serve_proxy
+from postroom.domain.names import check_member
+
+DEFAULT_LISTEN = "127.0.0.1:7400"
+
+
+class ProxySettings(ListenSettings, frozen=True, kw_only=True):
+    """Settings of `[proxy]`.
+
+    Arguments:
+        admin: addresses of admins, separated by commas.
+        proxy_id: id of the proxy, which is unique in the cluster.
+    """
+
+    admin: str | None = None
+    proxy_id: str | None = None
+
+
+async def proxy(
+    session: Session,
+    admin: Annotated[
+        str | None,
+        Option("--admin", "--admin-endpoint", metavar="A,B", help="Addresses of admins, host:port."),
+    ] = None,
+    proxy_id: Annotated[
+        str | None, Option(metavar="ID", help="Id of the proxy, unique in the cluster.")
+    ] = None,
+    listen: Annotated[
+        str | None,
+        Option(metavar="ADDRESS", help=f"gRPC address: host:port or unix:path; default {DEFAULT_LISTEN}."),
+    ] = None,
+    address: Annotated[
+        str | None,
+        Option(metavar="ADDRESS", help="Address at which admins and other proxies reach it."),
+    ] = None,
+    metrics_port: MetricsPort = None,
+) -> None:
+    """Forward calls to the owners of mailboxes, by the routes that admins report, until interrupted.
+
+    Callers name the mailbox in the metadata postroom-mailbox; their tokens are verified by its owner.
+    """
+    flags = {"admin": admin, "proxy_id": proxy_id, "listen": listen, "address": address}
+    settings = session.settings.section("proxy", ProxySettings, flags)
+    if settings.admin is None or settings.proxy_id is None:
+        raise InvalidSettings("[proxy] needs admin and proxy_id; pass --admin HOST:PORT and --proxy-id ID.")
+    proxy_id = check_member("proxy_id", settings.proxy_id)
+    protection = settings.protection("proxy")
+    access = session.settings.section("cluster", ClusterSettings).access()
+    reloads = [] if protection.tls is None else [tls_certificates(protection.tls)]
+    stop = asyncio.Event()
+    async with serve_proxy(
+        proxy_id,
+        check_admins(settings.admin),
+        settings.listen or DEFAULT_LISTEN,
+        access=access,
+        protection=protection,
+        address=settings.address,
+    ) as served:
+        with monitoring(session, metrics_port, served.monitor):
+            if session.out.as_json:
+                session.out.json({"proxy": proxy_id, "address": served.address, "url": served.url})
+            else:
+                session.out.line(f"Proxy {proxy_id} at {served.url}.")
+            session.out.flush()
+            async with running(session, stop.set, reloads):
+                await stop.wait()
+            session.out.note("Stopping.")
