@@ -34,7 +34,8 @@ class LeaseStore(Protocol):
     def remove_old_events(self) -> int:
         """Remove events that no fold needs, and return how many.
 
-        Of every aggregate its last event remains, and its last one whose topic does not contain `RENEWAL`.
+        Of every aggregate its last event remains. Adapters that can choose also keep its last one whose topic
+        does not contain `RENEWAL`, so that a route keeps its position at admins that start later.
 
         Raises: Unavailable when the store can't be used.
         """
