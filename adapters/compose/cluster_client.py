@@ -68,11 +68,8 @@ async def connect_cluster(
     name = parsed.mailbox or mailbox
     if name is not None and (mailbox not in (None, name) or name.partition("@")[0] != parsed.namespace):
         raise NotFound(f"{url} names the mailbox {parsed.mailbox or parsed.namespace}, not {mailbox}.")
-    metadata = () if token is None else (("authorization", f"Bearer {token}"),)
     async with AsyncExitStack() as opened:
-        routes = OwnerRoutes(
-            parsed.proxies, parsed.namespace, lambda address: open_channel(address, tls), metadata=metadata
-        )
+        routes = OwnerRoutes(parsed.proxies, parsed.namespace, lambda address: open_channel(address, tls))
         opened.push_async_callback(routes.close)
         directory = _Directory(routes, parsed.namespace, timeout_ms, token)
         if name is not None:
