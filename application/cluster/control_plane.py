@@ -14,6 +14,7 @@ from postroom.application.cluster.lease_policies import LeasePolicies
 from postroom.application.cluster.lease_statistics import LeaseStatistics
 from postroom.application.cluster.registered_proxies import RegisteredProxies
 from postroom.application.cluster.runners import RegisteredRunner, Runners
+from postroom.application.leases.lease_projection import LeaseProjection
 from postroom.application.leases.lease_table import LeaseTable
 from postroom.application.leases.leases import Leases
 from postroom.application.metrics import Metric
@@ -32,6 +33,7 @@ from postroom.application.ports.control_plane import (
     RunnerRegistration,
 )
 from postroom.application.ports.lease_store import LeaseStore
+from postroom.application.ports.lease_tables import LeaseTables
 from postroom.application.ports.route_push import RoutePush
 from postroom.domain.arguments import check_int, check_items
 from postroom.domain.errors import InvalidRequest, LeaseHeld, LeaseLost, Saturated, Unavailable
@@ -41,6 +43,7 @@ from postroom.domain.lease.proxy import LeaveProxy, Proxy, RegisterProxy
 from postroom.domain.message import MS
 from postroom.domain.names import check_address, check_mailbox, check_member
 
+MAX_PROXIES = 1_000
 MAX_MAILBOXES = 10_000
 """Of which a runner may say that it has the lease."""
 
@@ -56,6 +59,7 @@ class ControlPlane:
 
     Arguments:
         blocking: runs functions that block, in threads.
+        tables: RFC-049's tables, which are kept current; None for none.
     """
 
     def __init__(
@@ -66,6 +70,7 @@ class ControlPlane:
         blocking: Blocking,
         policies: LeasePolicies | None = None,
         settings: ControlPlaneSettings | None = None,
+        tables: LeaseTables | None = None,
     ) -> None:
         self._settings = settings = settings or ControlPlaneSettings()
         self._clock = clock
@@ -77,8 +82,16 @@ class ControlPlane:
         self._statistics = LeaseStatistics()
         self._runners = Runners(settings.member_ttl_ms, 3 * settings.member_interval_ms)
         self._proxies = RegisteredProxies(push, self._counts.pushes, settings.member_ttl_ms, clock.uptime)
+        projection = None if tables is None else LeaseProjection(self._leases, tables, clock.wall)
         self._follower = LeaseFollower(
-            store, self._leases, self._table, settings, blocking, self._proxies.add_changes, self._counts
+            store,
+            self._leases,
+            self._table,
+            settings,
+            blocking,
+            self._proxies.add_changes,
+            self._counts,
+            None if projection is None else projection.update,
         )
 
     @asynccontextmanager
@@ -188,9 +201,15 @@ class ControlPlane:
 
         Raises: Unavailable while a proxy of this id is alive at another address.
         """
+        check_member("The proxy id", proxy)
         check_int("position", position)
         check_address("The address of the proxy", address)
-        for each in self._table.proxies():
+        proxies = self._table.proxies()
+        if len(proxies) >= MAX_PROXIES and all(each.proxy != proxy for each in proxies):
+            raise Saturated(
+                f"The cluster has {MAX_PROXIES:,} proxies, which is the most.", self._settings.member_ttl_ms
+            )
+        for each in proxies:
             if each.proxy == proxy and each.address != address:
                 raise Unavailable(
                     f"Proxy {proxy} is registered at {each.address}; stop that process, or use another id. "
