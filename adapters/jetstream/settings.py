@@ -10,10 +10,9 @@ from postroom.domain.arguments import check_int, check_type
 from postroom.domain.errors import InvalidRequest
 
 DEFAULT_STREAM = "POSTROOM_LEASES"
-EVENTS_PER_AGGREGATE = 4
-"""Events of an aggregate that the stream keeps; the last one is enough for a fold."""
-MIN_EVENTS_PER_AGGREGATE = 2
-"""The newest, and the one that a write with an unknown outcome is compared with."""
+MIN_EVENTS_PER_AGGREGATE = EVENTS_PER_AGGREGATE = 2
+"""Events of an aggregate that the stream keeps: the last one, which is enough for a fold, and the one before
+it, with which a write is compared whose outcome is unknown."""
 TIMEOUT_MS = 5_000
 MAX_REPLICAS = 5
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")

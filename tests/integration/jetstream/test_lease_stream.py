@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -34,6 +35,7 @@ from tests.integration.jetstream.conftest import OpenLeaseStore
 from tests.support.servers.nats import NatsServer
 from tests.support.servers.postgres_proxy import Proxy
 from tests.support.servers.process import LOOPBACK, free_port
+from tests.support.system_calls import STRACE
 from tests.support.waiting import wait_until
 
 
@@ -103,7 +105,7 @@ del RecorderCases, ApplicationRecorderTestCase, NonInterleavingNotificationIDsBa
 def test_the_stream_removes_the_oldest_events_of_an_aggregate_itself(
     nats_server: NatsServer, open_store: OpenLeaseStore
 ) -> None:
-    store = open_store(nats_server.url)
+    store = open_store(nats_server.url, events_per_aggregate=4)
     often, once = uuid4(), uuid4()
     store.recorder.insert_events([stored(once, 1)])
     for version in range(1, 11):
@@ -343,6 +345,32 @@ def test_settings_of_a_lease_stream_are_checked() -> None:
             LeaseStreamSettings(**({"nats": nats_settings} | each))
 
 
+@pytest.mark.skipif(STRACE is None, reason="strace is not installed")
+def test_each_write_is_synced_by_a_server_that_syncs_always(
+    nats_server: NatsServer, open_store: OpenLeaseStore, tmp_path: Path
+) -> None:
+    recorder = open_store(nats_server.url).recorder
+    trace = tmp_path / "trace"
+    command = ["-f", "-q", "-e", "trace=fsync,fdatasync", "-p", str(nats_server.pid), "-o", str(trace)]
+    tracer = subprocess.Popen([str(STRACE), *command])
+
+    def count_syncs() -> int:
+        if tracer.poll() is not None:
+            pytest.skip("this process may not trace another")
+        recorder.insert_events([stored(uuid4(), 1)])
+        return trace.read_text().count("sync(") if trace.exists() else 0
+
+    try:
+        wait_until(count_syncs)  # it is attached
+        before = count_syncs()
+        for _ in range(10):
+            recorder.insert_events([stored(uuid4(), 1)])
+        wait_until(lambda: trace.read_text().count("sync(") >= before + 10)
+    finally:
+        tracer.terminate()
+        tracer.wait()
+
+
 def test_leases_outlive_the_kill_of_the_server(tmp_path: Path, open_store: OpenLeaseStore) -> None:
     with NatsServer(tmp_path, sync_always=True) as server:
         store = open_store(server.url, timeout_ms=30_000)
@@ -353,4 +381,4 @@ def test_leases_outlive_the_kill_of_the_server(tmp_path: Path, open_store: OpenL
         server.start()
         store.recorder.insert_events([stored(aggregate, 6)])
         versions = [each.originator_version for each in store.recorder.select_events(aggregate)]
-        assert versions == [3, 4, 5, 6]
+        assert versions == [5, 6]
