@@ -86,7 +86,7 @@ async def release(
             raise NotFound(f"The lease of {name} has ended already: it was {lease.status}.")
         if lease.status == "active" and not force:
             raise InvalidRequest(
-                f"Runner {lease.runner} has the lease of {name} and renews it; stop that runner, or use --force."
+                f"Runner {lease.runner} has the lease of {name} and renews it; stop it, or use --force."
             )
         await control_plane.release_lease(name, lease.runner, lease.epoch)
     session.out.result(

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from postroom.adapters.compose.leases import open_lease_store, open_lease_tables
 from postroom.adapters.compose.tracing import trace_if_used
-from postroom.adapters.config.leases import load_lease_policies
 from postroom.adapters.jetstream.settings import LeaseStreamSettings
 from postroom.adapters.sockets.protection import Protection
 from postroom.adapters.system.clock import SystemClock
@@ -68,7 +67,9 @@ def load_policies(default: LeasePolicy, file: str | None) -> LeasePolicies:
     namespaces: Mapping[str, LeasePolicy] = {}
     if file is not None:
         with explain_missing_extra("namespaces"):
-            namespaces = load_lease_policies(file, default.validate())
+            from postroom.adapters.config.leases import load_lease_policies
+
+        namespaces = load_lease_policies(file, default.validate())
     return LeasePolicies(default.validate(), namespaces)
 
 

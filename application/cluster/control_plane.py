@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import TypeVar
 
 from postroom.application.background import background_task
@@ -118,7 +118,11 @@ class ControlPlane:
 
         async def collect() -> list[Metric]:
             states = Counter[str](self._state(each) for each in self._table.leases())
-            members = Counter[str](each.kind for each in await self.list_members())
+            now = self._clock.uptime()
+            members = {
+                "proxy": len(self._table.proxies()),
+                "runner": len(self._runners.alive(now)),
+            }
             return list(control_plane_metrics(self._counts, states, members, self._table.position))
 
         async def find_missing() -> list[str]:
@@ -274,11 +278,14 @@ class ControlPlane:
             await self._follower.assign_partitions()
 
     async def list_leases(self, mailbox: str | None = None) -> list[LeaseSummary]:
-        """Return the leases by mailbox, also those that ended."""
+        """Return the leases by mailbox, also those that ended; the last known ones if the store is away."""
+        if mailbox is not None:
+            check_mailbox(mailbox)
+        await self._refresh()
         if mailbox is None:
             leases = self._table.leases()
         else:
-            lease = self._table.lease(check_mailbox(mailbox))
+            lease = self._table.lease(mailbox)
             leases = [] if lease is None else [lease]
         return [
             self._statistics.summarize(
@@ -288,11 +295,13 @@ class ControlPlane:
         ]
 
     async def list_routes(self) -> RoutingSnapshot:
-        """Return the routing table, by mailbox."""
+        """Return the routing table, by mailbox; the last known one if the store is away."""
+        await self._refresh()
         return self._snapshot()
 
     async def list_members(self) -> list[Member]:
         """Return the proxies and runners that are alive, by kind and id."""
+        await self._refresh()
         now = self._clock.uptime()
         runners = [
             Member(
@@ -305,6 +314,11 @@ class ControlPlane:
             for each in self._runners.alive(now)
         ]
         return [*(self._member(each, now) for each in self._table.proxies()), *runners]
+
+    async def _refresh(self) -> None:
+        """Read what other admins wrote."""
+        with suppress(Unavailable):
+            await self._follower.read()
 
     async def _change(self, work: Callable[[], T]) -> T:
         """Change a lease, count a refusal, and read the log soon."""
