@@ -230,9 +230,8 @@ async def test_without_the_node_token_nothing_is_answered_but_health(token) -> N
         async with connect_admins([address(admin)], NodeAccess(TOKEN)) as client:
             assert await client.list_leases() == []
         async with grpc.aio.insecure_channel(address(admin)) as channel:
-            health = await HealthStub(channel).Check(
-                HealthCheckRequest(service="prism.admin.v1.ControlPlane")
-            )
+            stub: Any = HealthStub(channel)
+            health = await stub.Check(HealthCheckRequest(service="prism.admin.v1.ControlPlane"))
             assert health.status == HealthCheckResponse.SERVING
 
 
