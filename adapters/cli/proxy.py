@@ -5,7 +5,7 @@ from typing import Annotated
 
 from typer import Option
 
-from postroom.adapters.cli.cluster_settings import ClusterSettings, ListenSettings
+from postroom.adapters.cli.cluster_settings import DEFAULT_ADMIN, ClusterSettings, ListenSettings
 from postroom.adapters.cli.monitoring import MetricsPort, monitoring
 from postroom.adapters.cli.running import running
 from postroom.adapters.cli.serve import tls_certificates
@@ -22,11 +22,11 @@ class ProxySettings(ListenSettings, frozen=True, kw_only=True):
     """Settings of `[proxy]`.
 
     Arguments:
-        admin: addresses of admins, separated by commas.
+        listen: `host:port` or `unix:path`.
         proxy_id: id of the proxy, which is unique in the cluster.
     """
 
-    admin: str | None = None
+    listen: str = DEFAULT_LISTEN
     proxy_id: str | None = None
 
 
@@ -34,7 +34,12 @@ async def proxy(
     session: Session,
     admin: Annotated[
         str | None,
-        Option("--admin", "--admin-endpoint", metavar="A,B", help="Addresses of admins, host:port."),
+        Option(
+            "--admin",
+            "--admin-endpoint",
+            metavar="HOST:PORT,...",
+            help=f"Admins of the cluster; default {DEFAULT_ADMIN}. [cluster.admin]",
+        ),
     ] = None,
     proxy_id: Annotated[
         str | None, Option(metavar="ID", help="Id of the proxy, unique in the cluster.")
@@ -53,20 +58,20 @@ async def proxy(
 
     Callers name the mailbox in the metadata postroom-mailbox; their tokens are verified by its owner.
     """
-    flags = {"admin": admin, "proxy_id": proxy_id, "listen": listen, "address": address}
+    flags = {"proxy_id": proxy_id, "listen": listen, "address": address}
     settings = session.settings.section("proxy", ProxySettings, flags)
-    if settings.admin is None or settings.proxy_id is None:
-        raise InvalidSettings("[proxy] needs admin and proxy_id; pass --admin HOST:PORT and --proxy-id ID.")
+    if settings.proxy_id is None:
+        raise InvalidSettings("[proxy] needs a proxy_id; set it, or pass --proxy-id ID.")
     proxy_id = check_member("proxy_id", settings.proxy_id)
     protection = settings.protection("proxy")
-    access = session.settings.section("cluster", ClusterSettings).access()
+    cluster = session.settings.section("cluster", ClusterSettings, {"admin": admin})
     reloads = [] if protection.tls is None else [tls_certificates(protection.tls)]
     stop = asyncio.Event()
     async with serve_proxy(
         proxy_id,
-        check_admins(settings.admin),
-        settings.listen or DEFAULT_LISTEN,
-        access=access,
+        check_admins(cluster.admin),
+        settings.listen,
+        access=cluster.access(),
         protection=protection,
         address=settings.address,
     ) as served:
