@@ -76,11 +76,11 @@ async def proxy(
         address=settings.address,
     ) as served:
         with monitoring(session, metrics_port, served.monitor):
-            if session.out.as_json:
-                session.out.json({"proxy": proxy_id, "address": served.address, "url": served.url})
-            else:
-                session.out.line(f"Proxy {proxy_id} at {served.url}.")
-            session.out.flush()
             async with running(session, stop.set, reloads):
+                session.out.result(
+                    {"proxy": proxy_id, "address": served.address, "url": served.url},
+                    f"Proxy {proxy_id} at {served.url}.",
+                )
+                session.out.flush()
                 await stop.wait()
             session.out.note("Stopping.")

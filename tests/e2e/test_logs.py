@@ -268,7 +268,7 @@ def test_no_service_prints_a_token_or_logs_a_payload_or_principal(postroom: Post
         "schedule": b"schedule.sent",
         f"serve --dev --http unix:{address}": b"Serving",
         "admin --standalone --listen 127.0.0.1:0": b"Admin at",
-        "proxy --admin 127.0.0.1:1 --proxy-id one --listen 127.0.0.1:0": b"proxy.registration_failed",
+        "proxy --admin 127.0.0.1:1 --proxy-id one --listen 127.0.0.1:0": b"Proxy one at",
     }
     for command, word in words.items():
         process = postroom.start("--log-level", "debug", "--debug", *command.split())
