@@ -75,6 +75,7 @@ COMMANDS: Entries = {
         OPERATIONS,
     ),
     "serve": Command("serve:serve", OPERATIONS),
+    "runner": Command("runner:runner", OPERATIONS),
     "mailbox": Group(
         "Mailboxes of a store: list them.", {"list": Command("mailbox:list_mailboxes")}, OPERATIONS
     ),

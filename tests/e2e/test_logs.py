@@ -229,7 +229,7 @@ def command_names(entries: Entries = TREE, path: tuple[str, ...] = ()) -> Iterat
 @pytest.mark.timeout(1_200)  # starts fifty processes, two of them with Spark
 def test_no_command_prints_a_token_or_logs_a_payload_or_principal(postroom: Postroom) -> None:
     missing = set(command_names()) - set(COMMANDS) - {"demo", "bench"}  # which send messages of their own
-    missing -= {"serve", "schedule"}  # which the next test runs until a signal
+    missing -= {"serve", "schedule", "runner"}  # which the next test runs until a signal
     assert missing == set(), "a command is not covered"
     (postroom.folder / "archive").mkdir()
     (postroom.folder / "postroom.toml").write_text(SETTINGS)
@@ -258,11 +258,17 @@ def test_no_command_prints_a_token_or_logs_a_payload_or_principal(postroom: Post
 def test_no_service_prints_a_token_or_logs_a_payload_or_principal(postroom: Postroom) -> None:
     (postroom.folder / "postroom.toml").write_text(SETTINGS)
     address = postroom.folder / "http"
-    for command in ("schedule", f"serve --dev --http unix:{address}"):
+    runner = f"runner --dev --runner-id r1 --proxy-id p1 --admin 127.0.0.1:1 --listen unix:{address}-grpc"
+    services = {
+        "schedule": b"schedule.sent",
+        f"serve --dev --http unix:{address}": b"Serving",
+        runner: b"Runner",
+    }
+    for command, word in services.items():
         process = postroom.start("--log-level", "debug", "--debug", *command.split())
         try:
-            printed = read_until(b"schedule.sent" if command == "schedule" else b"Serving", process)
-            if command != "schedule":
+            printed = read_until(word, process)
+            if command.startswith("serve"):
                 assert request_over(address) == 200
             process.send_signal(signal.SIGTERM)
             printed += b"".join(process.communicate(timeout=TIMEOUT_SECONDS))
