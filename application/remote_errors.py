@@ -11,6 +11,7 @@ from postroom.domain.errors import (
     PostroomError,
     Rejected,
     Saturated,
+    StaleMembers,
     StaleReceipt,
     Unauthenticated,
     Unavailable,
@@ -27,6 +28,7 @@ _REFUSALS: dict[str, type[PostroomError]] = {
         InternalError,
         InvalidRequest,
         NotFound,
+        StaleMembers,
         StaleReceipt,
         Unauthenticated,
     )

@@ -12,6 +12,7 @@
     │   ├── LeaseHeld              409 E_LEASE_HELD, another runner has the lease
     │   ├── LeaseLost              409 E_LEASE_LOST, the runner no longer has the lease
     │   ├── WrongOwner             421 E_WRONG_OWNER, this process does not own the mailbox
+    │   ├── StaleMembers           421 E_STALE_MEMBERS, the namespace has more mailboxes than the caller knows
     │   ├── FrameTooLarge          413 E_FRAME_TOO_LARGE
     │   ├── InvalidOutboxEvent     400 INVALID_OUTBOX
     │   ├── FutureEvent            400 FUTURE_EVENT
@@ -167,6 +168,13 @@ class WrongOwner(Rejected):
             message or f"This process does not own mailbox {mailbox}; refresh its route and call the owner."
         )
         self.mailbox = mailbox
+
+
+class StaleMembers(Rejected):
+    """A call chose its mailbox among fewer members of the namespace than the mailbox knows of."""
+
+    code = "E_STALE_MEMBERS"
+    status = 421
 
 
 class FrameTooLarge(Rejected):

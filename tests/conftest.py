@@ -211,6 +211,22 @@ def engine(messaging_database: str) -> "Iterator[sqlalchemy.Engine]":
 
 
 @pytest.fixture(scope="session")
+def lease_template(create_shared_database: "CreateDatabase") -> str:
+    """The address of a database with the tables of leases, a template that is never written to."""
+    from postroom.adapters.postgres.migrate import migrate
+
+    url = create_shared_database(None)
+    migrate(url, "leases")
+    return url
+
+
+@pytest.fixture
+def lease_database(create_database: "CreateDatabase", lease_template: str) -> str:
+    """The address of an empty lease store in PostgreSQL."""
+    return create_database(lease_template)
+
+
+@pytest.fixture(scope="session")
 def postgres_store_template(create_shared_database: "CreateDatabase") -> str:
     """The address of an empty PostgreSQL store, a template that is never written to."""
     from postroom.adapters.postgres.migrate import migrate

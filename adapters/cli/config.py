@@ -8,6 +8,7 @@ import msgspec
 from typer import Argument
 
 from postroom.adapters.cli.access_settings import AccessSection
+from postroom.adapters.cli.admin import AdminSettings
 from postroom.adapters.cli.cluster_settings import ClusterSettings
 from postroom.adapters.cli.project import SearchSettings
 from postroom.adapters.cli.runner import RunnerSection
@@ -38,6 +39,7 @@ _KINDS: Mapping[str, type[msgspec.Struct]] = {
     "tracing": TracingSettings,
     "cluster": ClusterSettings,
     "runner": RunnerSection,
+    "admin": AdminSettings,
 }
 _FREE = ("schedules", "streams", "consumers")
 """Sections whose keys are names that the user chose; only these are shown."""

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
-from postroom.adapters.cli.cluster_settings import ClusterSettings, ListenSettings
+from postroom.adapters.cli.cluster_settings import DEFAULT_ADMIN, ClusterSettings, ListenSettings
 from postroom.adapters.cli.monitoring import MetricsPort, monitoring
 from postroom.adapters.cli.running import Reload, running
 from postroom.adapters.cli.serve import cache_ttl_ms, checked_access, principal_quotas, tls_certificates
@@ -21,7 +21,6 @@ from postroom.application.pluralize import pluralize
 if TYPE_CHECKING:
     from postroom.adapters.compose.ingest import Namespace
 
-DEFAULT_ADMIN = "127.0.0.1:8981"
 DEFAULT_LISTEN = "127.0.0.1:8983"
 
 
@@ -30,7 +29,6 @@ class RunnerSection(ListenSettings, frozen=True, kw_only=True):
 
     Arguments:
         listen: `host:port` or `unix:path` of the gRPC server.
-        admin: addresses of the admins, with commas between them.
         runner_id: name of the runner, which no other process of the cluster has.
         proxy_id: the proxy that it belongs to.
         mailboxes: that it always tries to own; besides, it owns those that the control plane offers.
@@ -38,7 +36,6 @@ class RunnerSection(ListenSettings, frozen=True, kw_only=True):
     """
 
     listen: str = DEFAULT_LISTEN
-    admin: str = DEFAULT_ADMIN
     runner_id: str | None = None
     proxy_id: str | None = None
     mailboxes: tuple[str, ...] = ()
@@ -49,7 +46,11 @@ def runner(
     session: Session,
     admin: Annotated[
         str | None,
-        Option("--admin", metavar="HOST:PORT,...", help=f"Addresses of admins; default {DEFAULT_ADMIN}."),
+        Option(
+            "--admin",
+            metavar="HOST:PORT,...",
+            help=f"Admins of the cluster; default {DEFAULT_ADMIN}. [cluster.admin]",
+        ),
     ] = None,
     runner_id: Annotated[
         str | None, Option("--runner-id", metavar="ID", help="Name of the runner, unique in the cluster.")
@@ -84,7 +85,6 @@ def runner(
     its leases within 5 s.
     """
     flags: dict[str, object] = {
-        "admin": admin,
         "runner_id": runner_id,
         "proxy_id": proxy_id,
         "mailboxes": tuple(mailbox) if mailbox else None,
@@ -99,7 +99,8 @@ def runner(
         nullcontext(unrestricted) if dev else checked_access(session)
     )
     reloads = [tls_certificates(protection.tls)] if protection.tls is not None else []
-    asyncio.run(_run(session, section, settings, opening, reloads, metrics_port))
+    cluster = session.settings.section("cluster", ClusterSettings, {"admin": admin})
+    asyncio.run(_run(session, cluster, settings, opening, reloads, metrics_port))
 
 
 def _settings(
@@ -137,17 +138,16 @@ def _namespaces(file: str | None) -> "dict[str, Namespace]":
 
 async def _run(
     session: Session,
-    section: RunnerSection,
+    cluster: ClusterSettings,
     settings: RunnerSettings,
     opening: AbstractAsyncContextManager[Access],
     reloads: list[Reload],
     metrics_port: int | None,
 ) -> None:
-    store, admins = session.writable_store(), check_admins(section.admin)
-    nodes = session.settings.section("cluster", ClusterSettings).access()
+    store = session.writable_store()
     async with (
         opening as access,
-        connect_control_plane(admins, nodes) as control_plane,
+        connect_control_plane(check_admins(cluster.admin), cluster.access()) as control_plane,
         open_runner(store, settings, access, control_plane) as opened,
     ):
         number = pluralize(len(settings.mailboxes), "mailbox", "mailboxes")

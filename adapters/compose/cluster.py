@@ -35,7 +35,7 @@ def open_node_access(token: str | None, tls: ClientTls | None) -> "NodeAccess":
 
 @explain_missing_extra("cluster")
 def connect_control_plane(
-    admins: Sequence[str], access: "NodeAccess"
+    admins: Sequence[str], access: "NodeAccess | None" = None
 ) -> AbstractAsyncContextManager["ControlPlaneClient"]:
     """Use the control plane behind the addresses of admins; see `connect_admins`."""
     from postroom.adapters.grpc.admin_client import connect_admins

@@ -1,9 +1,9 @@
-"""Migrations of stores and of the outbox and inbox tables."""
+"""Migrations of stores, of the outbox and inbox tables, and of leases."""
 
 from postroom.adapters.postgres.messaging.settings import MessagingSettings
 from postroom.adapters.postgres.migrate import Migration, migrate
 
-__all__ = ["MessagingSettings", "Migration", "migrate_messaging", "migrate_store"]
+__all__ = ["MessagingSettings", "Migration", "migrate_leases", "migrate_messaging", "migrate_store"]
 
 
 def migrate_store(url: str, *, dry_run: bool = False) -> list[Migration]:
@@ -14,3 +14,8 @@ def migrate_store(url: str, *, dry_run: bool = False) -> list[Migration]:
 def migrate_messaging(url: str, *, dry_run: bool = False) -> list[Migration]:
     """Bring outbox and inbox of a service's own database up to this version."""
     return migrate(url, "messaging", dry_run=dry_run)
+
+
+def migrate_leases(url: str, *, dry_run: bool = False) -> list[Migration]:
+    """Bring a lease store up to this version."""
+    return migrate(url, "leases", dry_run=dry_run)

@@ -13,17 +13,18 @@ from postroom.domain.errors import InvalidRequest, NotFound
 from postroom.domain.policy import MAX_DURATION_MS
 
 if TYPE_CHECKING:  # most processes connect to a store
-    from postroom.application.mailbox.client import MailboxClient
+    from postroom.application.ports.mailbox import Mailbox
 
-SCHEMES = ("http", "https", "http+unix", "grpc", "grpcs", "grpc+unix")
-TLS_SCHEMES = ("https", "grpcs")
+CLUSTER_SCHEMES = ("postroom", "postrooms")
+SCHEMES = ("http", "https", "http+unix", "grpc", "grpcs", "grpc+unix", *CLUSTER_SCHEMES)
+TLS_SCHEMES = ("https", "grpcs", "postrooms")
 MAX_URL_CHARS = 2_000
 MAX_TOKEN_CHARS = 4_000
 _TOKEN = re.compile(rf"[!-~]{{1,{MAX_TOKEN_CHARS}}}")
 
 
 class ClientTls(NamedTuple):
-    """Certificates with which a client connects to `https://` and `grpcs://`, as paths of files in PEM.
+    """Certificates, as paths of files in PEM, for `https://`, `grpcs://` and `postrooms://`.
 
     Arguments:
         ca: of the authorities that the server's certificate may be signed by; None takes the system's.
@@ -57,31 +58,42 @@ async def connect_remote(
     timeout_ms: int,
     token: str | None = None,
     tls: ClientTls | None = None,
-) -> AsyncIterator["MailboxClient"]:
-    """Use the mailbox that a server serves, for as long as the context lasts.
+) -> AsyncIterator["Mailbox"]:
+    """Use the mailbox that a server or a cluster serves, for as long as the context lasts.
 
     Arguments:
         url: `http://host:port` or `grpc://host:port`, with TLS `https://host:port` or `grpcs://host:port`, or
-            for a Unix socket `http+unix:/path` or `grpc+unix:/path`.
+            for a Unix socket `http+unix:/path` or `grpc+unix:/path`; or of a cluster (see `connect_cluster`).
         mailbox: the mailbox that the server is expected to serve; None takes its only one.
         timeout_ms: time for each call, besides the wait for messages.
         token: sent with each call as `Authorization: Bearer`; it is in no log, error or `repr`.
-        tls: certificates for `https://` and `grpcs://`.
+        tls: certificates for `https://`, `grpcs://` and `postrooms://`.
 
     Raises: InvalidRequest for a malformed URL or token, and for a certificate that this client or the server
         does not accept; NotFound when the server serves another mailbox, MissingExtra when a package is not
         installed, Unavailable when the server can't be reached.
     """
     check_int("timeout_ms", timeout_ms, 1, MAX_DURATION_MS)
-    scheme, address = _parse(check_text("The URL", url, 1, MAX_URL_CHARS))
+    scheme = check_text("The URL", url, 1, MAX_URL_CHARS).partition(":")[0].lower()
+    address = "" if scheme in CLUSTER_SCHEMES else _parse(url)[1]
     if token is not None:
         _check_token(token)
     if tls is not None:
         check_type("tls", tls, ClientTls).check()
         if scheme not in TLS_SCHEMES:
             raise InvalidRequest(
-                f"tls is for https:// and grpcs:// URLs, not for {scheme}; change one of them."
+                f"tls is for https://, grpcs:// and postrooms:// URLs, not for {scheme}; change one of them."
             )
+    if scheme in CLUSTER_SCHEMES:
+        with explain_missing_extra("grpc"):
+            from postroom.adapters.compose.cluster_client import connect_cluster
+        trace_if_used()
+        credentials = (tls or ClientTls()) if scheme == "postrooms" else None
+        async with connect_cluster(
+            url, mailbox, timeout_ms=timeout_ms, token=token, tls=credentials
+        ) as cluster:
+            yield cluster
+        return
     if scheme.startswith("grpc"):
         with explain_missing_extra("grpc"):
             from postroom.adapters.grpc.client import connect_grpc
@@ -134,5 +146,5 @@ def _malformed(url: str) -> InvalidRequest:
     shown = url.rpartition("@")[2][:200]  # before the @ there may be a password
     return InvalidRequest(
         f"{shown!r} is not the URL of a server; expected http://HOST:PORT, grpc://HOST:PORT, https, grpcs, "
-        "http+unix:/PATH or grpc+unix:/PATH."
+        "http+unix:/PATH, grpc+unix:/PATH or postroom://HOST:PORT/NAMESPACE."
     )

@@ -16,18 +16,20 @@ OPTIONS = [
 ]
 
 
-def open_channel(address: str, tls: ClientFiles | None = None) -> grpc.aio.Channel:
+def open_channel(address: str, tls: ClientFiles | None = None, *, is_shared: bool = True) -> grpc.aio.Channel:
     """Return a channel to a server, which connects with its first call.
 
     Arguments:
         address: `host:port` or `unix:/path`.
         tls: certificates; None connects without TLS.
+        is_shared: the channels of this process to the same address share a connection.
 
     Raises: InvalidRequest for a file of `tls` that is missing, unreadable or malformed.
     """
+    options = [*OPTIONS, ("grpc.use_local_subchannel_pool", int(not is_shared))]
     if tls is None:
-        return grpc.aio.insecure_channel(address, options=OPTIONS)
-    return grpc.aio.secure_channel(address, _credentials(tls), options=OPTIONS)
+        return grpc.aio.insecure_channel(address, options=options)
+    return grpc.aio.secure_channel(address, _credentials(tls), options=options)
 
 
 def _credentials(tls: ClientFiles) -> grpc.ChannelCredentials:

@@ -1,9 +1,9 @@
 """gRPC client of a mailbox."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, Protocol
 
 import grpc
 import uuid_utils
@@ -69,6 +69,20 @@ async def connect_grpc(
             yield client
 
 
+class CallFactory(Protocol):
+    """What is used of a channel."""
+
+    def unary_unary(
+        self, method: str, request_serializer: Any, response_deserializer: Any
+    ) -> Callable[..., Any]:
+        """Return the calls of a method with one answer."""
+
+    def unary_stream(
+        self, method: str, request_serializer: Any, response_deserializer: Any
+    ) -> Callable[..., Any]:
+        """Return the calls of a method with a stream of answers."""
+
+
 class GrpcTransport:
     """`MailboxTransport` over a gRPC channel.
 
@@ -81,7 +95,7 @@ class GrpcTransport:
     max_batch_bytes = MAX_BATCH_BYTES
 
     def __init__(
-        self, channel: grpc.aio.Channel, where: str, token: str | None = None, mailbox: str | None = None
+        self, channel: CallFactory, where: str, token: str | None = None, mailbox: str | None = None
     ) -> None:
         self.where = where
         self._sent: list[tuple[str, str]] = []

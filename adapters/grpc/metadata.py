@@ -22,6 +22,8 @@ TTL_KEY = "postroom-ttl-ms"
 """Of the answers to acquisitions and heartbeats: the TTL that was granted."""
 INTERVAL_KEY = "postroom-heartbeat-interval-ms"
 """Of the answers to acquisitions and heartbeats: the interval at which to renew the lease."""
+MEMBERS_KEY = "postroom-members"
+"""Of a call of `postroom.v1` by a client of a namespace: how many mailboxes of the namespace it knows."""
 RUNNER_KEY = "postroom-runner"
 """Of the answer to an acquisition that was refused: the runner that has the lease."""
 

@@ -50,12 +50,12 @@ class NodeAccess:
         """Return `grpcs` if other processes are called with TLS, else `grpc`."""
         return "grpc" if self.tls is None else "grpcs"
 
-    def open_channel(self, address: str) -> grpc.aio.Channel:
+    def open_channel(self, address: str, *, is_shared: bool = True) -> grpc.aio.Channel:
         """Return a channel to another process of the cluster; see `open_channel`.
 
         Calls need `metadata`, too.
         """
-        return open_channel(address, self.tls)
+        return open_channel(address, self.tls, is_shared=is_shared)
 
     def check_caller(self, context: "grpc.aio.ServicerContext[object, object]") -> None:
         """Check the token of a call that is served; constant in time for tokens of one length.

@@ -9,12 +9,14 @@ import grpc
 import msgspec
 
 from postroom.adapters.grpc import messages
+from postroom.adapters.grpc.metadata import MEMBERS_KEY, read_metadata, read_number
 from postroom.adapters.grpc.status import write_error
 from postroom.adapters.grpc.v1 import mailbox_pb2 as pb
 from postroom.application.background import wait_at_most
+from postroom.application.cluster.members_fence import MembersFence
 from postroom.application.delivery_window import DeliveryWindow, ended, extended
 from postroom.application.mailbox.settle import submit_valid
-from postroom.application.messages import ReceivedMessage, read_receipt
+from postroom.application.messages import NewMessage, ReceivedMessage, read_receipt
 from postroom.application.ports.mailbox import Mailbox
 from postroom.application.service import Service, Session
 from postroom.domain.arguments import check_int
@@ -28,6 +30,7 @@ from postroom.domain.errors import (
     Unavailable,
 )
 from postroom.domain.message import Receipt
+from postroom.domain.namespace.members import RESERVED_TOPIC
 from postroom.domain.policy import DEFAULT_MAX_MESSAGES, TopicPolicy
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -71,13 +74,15 @@ class MailboxService:
         self._mailbox = service.mailbox
         self._streams = service.streams
         self._writes = service.writes
+        self._fence = MembersFence(service.mailbox)
         self._returns: set[asyncio.Task[Any]] = set()
         self.is_stopping = False
 
     async def send(self, request: pb.SendRequest, call: Call) -> pb.SendResponse:
         """Send one message."""
         message = messages.read_new_message(request.message)
-        sent = await self._writes.watch(call.mailbox.send_message(message))
+        async with self._fence.admit(_generation(call), message.topic):
+            sent = await self._writes.watch(call.mailbox.send_message(message))
         return pb.SendResponse(message_id=sent.message_id, duplicate=sent.duplicate)
 
     async def send_batch(self, request: pb.SendBatchRequest, call: Call) -> pb.SendBatchResponse:
@@ -85,7 +90,9 @@ class MailboxService:
         _check_count("messages", len(request.messages))
         response = pb.SendBatchResponse()
         batch = [messages.read_new_message(each) for each in request.messages]
-        for answer in await self._writes.watch(call.mailbox.send_batch(batch)):
+        async with self._fence.admit(_generation(call), _reserved_topic(batch)):
+            answers = await self._writes.watch(call.mailbox.send_batch(batch))
+        for answer in answers:
             result = response.results.add()
             if isinstance(answer, Rejected):
                 write_error(answer, result.error)
@@ -238,12 +245,14 @@ class MailboxService:
 
     async def pause_topic(self, request: pb.PauseTopicRequest, call: Call) -> pb.PauseTopicResponse:
         """Pause a topic."""
-        await call.mailbox.pause_topic(request.topic)
+        async with self._fence.admit(_generation(call)):
+            await call.mailbox.pause_topic(request.topic)
         return pb.PauseTopicResponse()
 
     async def resume_topic(self, request: pb.ResumeTopicRequest, call: Call) -> pb.ResumeTopicResponse:
         """Resume a topic."""
-        await call.mailbox.resume_topic(request.topic)
+        async with self._fence.admit(_generation(call)):
+            await call.mailbox.resume_topic(request.topic)
         return pb.ResumeTopicResponse()
 
     async def explain(self, request: pb.ExplainRequest, call: Call) -> pb.ExplainResponse:
@@ -266,7 +275,9 @@ class MailboxService:
         self, request: pb.SetTopicPolicyRequest, call: Call
     ) -> pb.SetTopicPolicyResponse:
         """Set the policy of a topic."""
-        await call.mailbox.set_topic_policy(request.topic, TopicPolicy(**messages.set_fields(request.policy)))
+        policy = TopicPolicy(**messages.set_fields(request.policy))
+        async with self._fence.admit(_generation(call)):
+            await call.mailbox.set_topic_policy(request.topic, policy)
         return pb.SetTopicPolicyResponse()
 
     async def delete_old_events(
@@ -331,6 +342,16 @@ async def _next_item(
     else:
         item.heartbeat.SetInParent()
     return item, 0
+
+
+def _generation(call: Call) -> int | None:
+    """Return how many members of the namespace the caller knows; None if it named the mailbox."""
+    return read_number(read_metadata(call.context.invocation_metadata()), MEMBERS_KEY)
+
+
+def _reserved_topic(batch: Sequence[NewMessage]) -> str:
+    """Return the topic of records of members if one of the messages is such a record."""
+    return RESERVED_TOPIC if any(message.topic == RESERVED_TOPIC for message in batch) else ""
 
 
 def _check_count(name: str, count: int) -> None:

@@ -83,10 +83,10 @@ def error_of(error: grpc.aio.AioRpcError, where: str) -> PostroomError:
     Arguments:
         where: address of the server, for the text.
     """
-    return _detailed(error.trailing_metadata() or ()) or _transport_error(error, where)
+    return detailed_error(error.trailing_metadata() or ()) or _transport_error(error, where)
 
 
-def _detailed(trailers: Iterable[tuple[str, str | bytes]]) -> PostroomError | None:
+def detailed_error(trailers: Iterable[tuple[str, str | bytes]]) -> PostroomError | None:
     """Return the exception that the details in the trailers describe; None without such details."""
     for key, value in trailers:
         if key == DETAILS_KEY and isinstance(value, bytes):

@@ -8,7 +8,13 @@ from threading import Condition
 from typing import Any
 from uuid import UUID
 
-from eventsourcing.persistence import ApplicationRecorder, IntegrityError, Notification, StoredEvent
+from eventsourcing.persistence import (
+    ApplicationRecorder,
+    IntegrityError,
+    Notification,
+    ProgrammingError,
+    StoredEvent,
+)
 
 from postroom.application.polling_subscription import PollingSubscription
 from postroom.application.ports.lease_store import RENEWAL
@@ -29,6 +35,8 @@ class MemoryLeaseRecorder(ApplicationRecorder):
             last: dict[UUID | str, int] = {}
             for event in stored_events:
                 id_ = event.originator_id
+                if not isinstance(id_, UUID):
+                    raise ProgrammingError(f"Originator ids must be UUIDs, not {id_!r}.")
                 events = self._aggregates.get(id_)
                 newest = last.get(id_, events[-1].originator_version if events else -1)
                 if event.originator_version <= newest:

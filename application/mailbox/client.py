@@ -82,7 +82,11 @@ class MailboxClient:
         try:
             yield client
         finally:
-            client._is_closed = True
+            client.close()
+
+    def close(self) -> None:
+        """Refuse all later calls."""
+        self._is_closed = True
 
     @property
     def name(self) -> str:

@@ -34,7 +34,9 @@ class LeaseStore(Protocol):
     def remove_old_events(self) -> int:
         """Remove events that no fold needs, and return how many.
 
-        Of every aggregate its last event remains, and its last one whose topic does not contain `RENEWAL`.
+        Of every aggregate its last event remains, and its last one whose topic does not contain `RENEWAL`. A
+        store that removes events by itself may keep the last one alone: admins that start later then see the
+        position of a renewal in a route, which no proxy takes for another route.
 
         Raises: Unavailable when the store can't be used.
         """

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +20,14 @@ from postroom.adapters.compose.serve import (
 )
 from postroom.adapters.sync_mailbox import SyncMailbox, SyncMessageStream
 from postroom.adapters.system.clock import SystemClock
-from postroom.application.mailbox.client import MailboxClient
 from postroom.application.messages import ReceivedMessage
 from postroom.application.ports.mailbox import Mailbox
+from postroom.domain.errors import InvalidRequest
 from tests.conformance.mailbox import MailboxConformance
 from tests.support.access import Controlled
-from tests.support.stores import MAILBOX
+from tests.support.clusters import LocalCluster
+from tests.support.namespaces import open_namespace
+from tests.support.stores import MAILBOX, message
 
 RELAXED = OwnerSettings(durability="relaxed")
 
@@ -69,9 +72,37 @@ class TestAuthorizedMailbox(MailboxConformance):
             yield (await controlled.control.open_session(controlled.issue())).mailbox
 
 
+class TestNamespaceOfOneMailbox(MailboxConformance):
+    @pytest.fixture
+    async def mailbox(self) -> AsyncIterator[Mailbox]:
+        async with open_namespace(MAILBOX) as namespace:
+            yield namespace
+
+    def test_a_mailbox_has_its_name(self, mailbox: Mailbox) -> None:
+        assert mailbox.name == MAILBOX.partition("@")[0]
+
+
+class TestNamespaceOfSeveralMailboxes(TestNamespaceOfOneMailbox):
+    @pytest.fixture
+    async def mailbox(self) -> AsyncIterator[Mailbox]:
+        async with open_namespace("acme@a", "acme@b", "acme@c") as namespace:
+            yield namespace
+
+    async def test_the_backlog_is_counted_now_and_as_it_was(self, mailbox: Mailbox) -> None:
+        """Of several mailboxes only a time is a moment, not a position."""
+        before = await mailbox.get_backlog()
+        await mailbox.send_batch([message(), message(topic="others")])
+        assert (await mailbox.get_backlog()).ready == 2
+        assert (await mailbox.get_backlog(at=datetime.fromisoformat(before.as_of))).shards == []
+        with pytest.raises(InvalidRequest, match="no position in common"):
+            await mailbox.get_backlog(at=before.position)
+        with pytest.raises(InvalidRequest, match="in the future"):
+            await mailbox.get_backlog(at=datetime(2500, 1, 1, tzinfo=UTC))
+
+
 class TestMailboxOverNetwork(MailboxConformance):
     @pytest.fixture(params=["http", "http+unix", "grpc", "grpc+unix"])
-    async def mailbox(self, request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[MailboxClient]:
+    async def mailbox(self, request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Mailbox]:
         protocol, _, is_unix = request.param.partition("+")
         address = f"unix:{tmp_path}/socket" if is_unix else "127.0.0.1:0"
         surface = (
@@ -83,6 +114,15 @@ class TestMailboxOverNetwork(MailboxConformance):
             connect_remote(served, timeout_ms=3_000) as client,
         ):
             yield client
+
+
+class TestMailboxOfACluster(MailboxConformance):
+    @pytest.fixture
+    async def mailbox(self) -> AsyncIterator[Mailbox]:
+        async with LocalCluster() as cluster:
+            await cluster.move(MAILBOX, await cluster.add_owner())
+            async with connect_remote(f"postroom://{cluster.proxy}/{MAILBOX}", timeout_ms=3_000) as client:
+                yield client
 
 
 class Unsynced:

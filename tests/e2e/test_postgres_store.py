@@ -43,6 +43,12 @@ def test_a_database_is_migrated_and_then_serves_every_command(postroom, store):
     assert not any("sesame" in done.out + done.err for done in (refused, sent, missing, elsewhere))
 
 
+def test_the_tables_of_leases_are_migrated_where_admins_share_a_database(postroom, store):
+    refused = postroom("migrate", "--leases", "leases.db")
+    assert (refused.code, "The PostgreSQL URL is malformed" in refused.err) == (1, True)
+    assert "leases/0001_leases" in postroom.ok("migrate", "--leases", store).out
+
+
 def test_the_messaging_tables_are_migrated_where_the_settings_say(postroom, store):
     postroom.folder.joinpath("postroom.toml").write_text(f'[messaging]\ndatabase = "{store}"\n')
     (database,) = postroom.ok("migrate", "--json").json["databases"]

@@ -67,6 +67,9 @@ class _Context:
     def time_remaining(self) -> float:
         return 0.0
 
+    def invocation_metadata(self) -> None:
+        return None
+
 
 class _Calls:
     """Requests to a service over a mailbox in memory."""

@@ -10,7 +10,6 @@ from aiohttp import ClientSession
 
 from postroom.adapters.compose.remote import connect_remote
 from postroom.adapters.compose.testing import ManualClock, MemoryMailbox
-from postroom.application.mailbox.client import MailboxClient
 from postroom.application.messages import NewMessage
 from postroom.application.ports.mailbox import Mailbox
 from postroom.application.service import OpenSession, Search
@@ -41,7 +40,7 @@ class World:
         self.url = url
 
     @asynccontextmanager
-    async def client(self, token: str | None = None, **rights: Any) -> AsyncIterator[MailboxClient]:
+    async def client(self, token: str | None = None, **rights: Any) -> AsyncIterator[Mailbox]:
         """Connect with a token, or with a new one that has some rights."""
         text = self.controlled.issue(**rights) if token is None else token
         async with connect_remote(self.url, timeout_ms=2_000, token=text) as client:

@@ -18,7 +18,7 @@ from postroom.adapters.compose import Postroom, open_mailbox
 from postroom.adapters.compose.connect import connect
 from postroom.adapters.compose.remote import ClientTls, connect_remote
 from postroom.adapters.compose.serve import HttpSettings, Protection, ServerTls, TlsFiles
-from postroom.application.mailbox.client import MailboxClient
+from postroom.application.ports.mailbox import Mailbox
 from postroom.domain.errors import InvalidRequest, Unavailable
 from tests.support.stores import MAILBOX, message
 from tests.support.surfaces import served
@@ -96,9 +96,7 @@ def serve(
     return served(mailbox, protocol, protection=Protection(tls), **options)
 
 
-def client(
-    url: str, tls: ClientTls | None, timeout_ms: int = 20_000
-) -> AbstractAsyncContextManager[MailboxClient]:
+def client(url: str, tls: ClientTls | None, timeout_ms: int = 20_000) -> AbstractAsyncContextManager[Mailbox]:
     return connect_remote(url, timeout_ms=timeout_ms, tls=tls)
 
 
@@ -281,8 +279,8 @@ def test_a_certificate_that_has_expired_is_served_with_a_warning(
 async def test_a_client_refuses_files_and_urls_that_do_not_fit(own: Authority, other: Authority) -> None:
     certificate, key = own.issue("client.example")
     for url, tls, reason in (
-        ("http://127.0.0.1:1", ClientTls(own.path), "tls is for https:// and grpcs://"),
-        ("grpc://127.0.0.1:1", ClientTls(), "tls is for https:// and grpcs://"),
+        ("http://127.0.0.1:1", ClientTls(own.path), "tls is for https://, grpcs:// and postrooms://"),
+        ("grpc://127.0.0.1:1", ClientTls(), "tls is for https://, grpcs:// and postrooms://"),
         ("https://127.0.0.1:1", ClientTls("missing.pem"), "ca: the file missing.pem can't be read"),
         ("grpcs://127.0.0.1:1", ClientTls(own.path, certificate), "needs both certificate and key"),
         ("grpcs://127.0.0.1:1", ClientTls(own.path, certificate, other.issue()[1]), "is not the key of"),

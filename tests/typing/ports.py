@@ -9,12 +9,17 @@ from postroom.adapters.grpc.client import GrpcTransport
 from postroom.adapters.http_client.client import HttpTransport
 from postroom.adapters.local.mailbox import SharedMailbox
 from postroom.adapters.memory.event_log import MemoryEventLog
+from postroom.adapters.memory.lease_store import MemoryLeaseStore
 from postroom.adapters.memory.ownership import MemoryOwnership
+from postroom.adapters.postgres.lease_store import PostgresLeaseStore
+from postroom.adapters.postgres.lease_tables import PostgresLeaseTables
 from postroom.adapters.postgres.messaging.hints import PostgresHints
 from postroom.adapters.postgres.messaging.message_outbox import PostgresMessageOutbox
 from postroom.adapters.postgres.messaging.outbox_repository import PostgresOutboxRepository
 from postroom.adapters.recorder import LogRecorder
 from postroom.adapters.sqlite.event_log import SqliteEventLog
+from postroom.adapters.sqlite.lease_store import SqliteLeaseStore
+from postroom.adapters.sqlite.lease_tables import SqliteLeaseTables
 from postroom.adapters.sqlite.message_outbox import SqliteMessageOutbox
 from postroom.adapters.sqlite.ownership import FileOwnership
 from postroom.adapters.system.clock import SystemClock
@@ -24,6 +29,8 @@ from postroom.application.mailbox.client import MailboxClient
 from postroom.application.ports.clock import Clock
 from postroom.application.ports.event_log import EventLog
 from postroom.application.ports.hints import Hints
+from postroom.application.ports.lease_store import LeaseStore
+from postroom.application.ports.lease_tables import LeaseTables
 from postroom.application.ports.mailbox import Mailbox
 from postroom.application.ports.mailbox_transport import MailboxTransport
 from postroom.application.ports.message_outbox import MessageOutbox
@@ -48,6 +55,14 @@ def adapters_fit_their_ports(
     audits: list[AuditLog] = [StoredAuditLog(logs[0], clock)]
     leases: Application[UUID] = Application()
     leases.recorder = LogRecorder(logs[0], clock.wall)
+    lease_stores: list[LeaseStore] = [
+        MemoryLeaseStore(),
+        SqliteLeaseStore("leases.db"),
+        PostgresLeaseStore("postgresql://leases"),
+    ]
+    tables: list[LeaseTables] = [SqliteLeaseTables("leases.db"), PostgresLeaseTables("postgresql://leases")]
+    assert lease_stores
+    assert tables
     assert owners
     assert outboxes
     assert messages

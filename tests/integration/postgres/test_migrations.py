@@ -29,7 +29,7 @@ from tests.support.fixtures import CreateDatabase
 CATALOG = Path(__file__).with_name("catalog.sql").read_text("utf-8")
 FROZEN = Path(__file__).with_name("frozen")
 """`<set>/<number>/`: the statements as they were when that migration was the newest."""
-SETS = ("messaging", "store")
+SETS = ("leases", "messaging", "store")
 
 
 def catalog(url: str) -> list[str]:
@@ -116,7 +116,9 @@ def test_a_store_is_made_only_where_every_text_fits(postgres_admin_url: str) -> 
 
 
 def test_a_set_that_is_none_is_refused(empty_database: str) -> None:
-    with pytest.raises(InvalidRequest, match="no set of migrations 'shop'; the sets are messaging, store"):
+    with pytest.raises(
+        InvalidRequest, match="no set of migrations 'shop'; the sets are leases, messaging, store"
+    ):
         migrate(empty_database, "shop")
 
 

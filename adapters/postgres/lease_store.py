@@ -1,0 +1,219 @@
+"""The lease store port over a PostgreSQL database, for any number of admins."""
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from threading import Condition
+from typing import Any
+from uuid import UUID
+
+import psycopg
+from eventsourcing.persistence import (
+    ApplicationRecorder,
+    DataError,
+    IntegrityError,
+    Notification,
+    OperationalError,
+    ProgrammingError,
+    StoredEvent,
+)
+
+from postroom.adapters.postgres.database import (
+    Connection,
+    Reconnecting,
+    closing_on_failure,
+    connect,
+    describe,
+    unavailable,
+)
+from postroom.adapters.postgres.migrate import check_connection
+from postroom.adapters.sql.statements import statements
+from postroom.application.polling_subscription import PollingSubscription
+from postroom.application.ports.lease_store import RENEWAL
+from postroom.domain.arguments import MAX_INT
+from postroom.domain.errors import PostroomError, Unavailable
+
+TIMEOUT = "10s"
+"""Time limit of a statement, the wait for the appends of others included."""
+POLL_SECONDS = 0.05
+_SQL = statements("postroom.adapters.postgres", "leases.sql")
+
+
+def open_session(url: str, name: str) -> Connection:
+    """Open a connection to a lease store.
+
+    Raises: Unavailable when the database can't be used or is not migrated.
+    """
+    connection = connect(url, name)
+    with unavailable(url), closing_on_failure(connection):
+        check_connection(connection, url, "leases")
+        connection.execute(_SQL["configure"], {"timeout": TIMEOUT})
+    return connection
+
+
+class PostgresLeaseRecorder(ApplicationRecorder):
+    """Recorder of events in a table: one statement per insert, so that a paused process holds no lock.
+
+    Reads and inserts use separate connections, which are reopened when they are lost.
+    """
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._appended = Condition()
+        self._reader = Reconnecting(lambda: open_session(url, "postroom, reads leases"))
+        self._writer = Reconnecting(lambda: open_session(url, "postroom, writes leases"))
+
+    def insert_events(self, stored_events: Sequence[StoredEvent], **kwargs: Any) -> Sequence[int]:
+        """Append events, all or none, and return their positions; see `LeaseStore.recorder`."""
+        if not stored_events:
+            return []
+        ids = [_id(event.originator_id) for event in stored_events]
+        values = {
+            "aggregates": ids,
+            "versions": [event.originator_version for event in stored_events],
+            "topics": [event.topic for event in stored_events],
+            "states": [event.state for event in stored_events],
+        }
+        try:
+            with self._errors(), self._writer.use() as writer:
+                (last,) = writer.execute(_SQL["append"], values).fetchone() or (0,)
+        except IntegrityError as error:
+            names = ", ".join(sorted({str(id_) for id_ in ids}))
+            raise IntegrityError(
+                f"Aggregate {names} already has an event of the same or a later version; load it again and "
+                "repeat the command."
+            ) from error
+        with self._appended:
+            self._appended.notify_all()
+        return list(range(last - len(stored_events) + 1, last + 1))
+
+    def select_events(
+        self,
+        originator_id: UUID | str,
+        *,
+        gt: int | None = None,
+        lte: int | None = None,
+        desc: bool = False,
+        limit: int | None = None,
+    ) -> list[StoredEvent]:
+        """Return events of one aggregate in the order of their versions."""
+        values = {
+            "aggregate": _id(originator_id),
+            "gt": -MAX_INT if gt is None else gt,
+            "lte": MAX_INT if lte is None else lte,
+            "limit": limit,
+        }
+        return [StoredEvent(*row) for row in self._fetch("events_descending" if desc else "events", values)]
+
+    def select_notifications(
+        self,
+        start: int | None,
+        limit: int,
+        stop: int | None = None,
+        topics: Sequence[str] = (),
+        *,
+        inclusive_of_start: bool = True,
+    ) -> list[Notification]:
+        """Return up to `limit` events from position `start` to `stop`, of every type or those in `topics`."""
+        values = {
+            "after": 0 if start is None else start - 1 if inclusive_of_start else start,
+            "stop": MAX_INT if stop is None else stop,
+            "topics": list(topics),
+            "limit": limit,
+        }
+        return [Notification(*row) for row in self._fetch("notifications", values)]
+
+    def max_notification_id(self) -> int | None:
+        """Return the position of the last event, or None while there is none."""
+        position: int | None = self._fetch("last_position", {})[0][0]
+        return position
+
+    def subscribe(self, gt: int | None = None, topics: Sequence[str] = ()) -> PollingSubscription:
+        """Return an iterator over the events after position `gt`, including those appended later."""
+        return PollingSubscription(self, gt, topics)
+
+    def wait(self, after: int, timeout_ms: int) -> None:
+        """Return when there is an event after a position, of any process, or after the timeout."""
+        deadline = time.monotonic() + timeout_ms / 1_000
+        while (self.max_notification_id() or 0) <= after:
+            seconds = min(POLL_SECONDS, deadline - time.monotonic())
+            if seconds <= 0:
+                return
+            with self._appended:
+                self._appended.wait(seconds)
+
+    def remove_old_events(self) -> int:
+        """Remove events that no fold needs; see `LeaseStore.remove_old_events`."""
+        with self._errors(), self._writer.use() as writer:
+            return writer.execute(_SQL["remove_old_events"], {"renewal": RENEWAL}).rowcount
+
+    def close(self) -> None:
+        """Close both connections; closing twice is fine."""
+        self._writer.close()
+        self._reader.close()
+
+    def _fetch(self, statement: str, values: dict[str, Any]) -> list[Any]:
+        with self._errors():
+            try:
+                return self._fetch_once(statement, values)
+            except psycopg.OperationalError:  # the connection may have been lost while it was idle
+                if self._reader.is_connected:
+                    raise
+            return self._fetch_once(statement, values)
+
+    def _fetch_once(self, statement: str, values: dict[str, Any]) -> list[Any]:
+        with self._reader.use() as reader:
+            return reader.execute(_SQL[statement], values, binary=True).fetchall()
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        try:
+            yield
+        except psycopg.IntegrityError as error:
+            raise IntegrityError(str(error)) from error
+        except psycopg.DataError as error:
+            raise DataError(str(describe(error, self._url))) from error
+        except psycopg.Error as error:
+            raise OperationalError(str(describe(error, self._url))) from error
+        except PostroomError as error:
+            raise OperationalError(str(error)) from error
+
+
+class PostgresLeaseStore:
+    """The events of leases in a PostgreSQL database."""
+
+    def __init__(self, url: str) -> None:
+        """Open the database at `url`.
+
+        Raises: Unavailable when it can't be used or is not migrated, InvalidRequest for a malformed URL.
+        """
+        open_session(url, "postroom, checks leases").close()
+        self.recorder = PostgresLeaseRecorder(url)
+
+    def wait(self, after: int, timeout_ms: int) -> None:
+        """Return when there is an event after a position; see `LeaseStore.wait`."""
+        with _unavailable():
+            self.recorder.wait(after, timeout_ms)
+
+    def remove_old_events(self) -> int:
+        """Remove events that no fold needs; see `LeaseStore.remove_old_events`."""
+        with _unavailable():
+            return self.recorder.remove_old_events()
+
+    def close(self) -> None:
+        """Close the connections; closing twice is fine."""
+        self.recorder.close()
+
+
+@contextmanager
+def _unavailable() -> Iterator[None]:
+    try:
+        yield
+    except OperationalError as error:
+        raise Unavailable(f"The log of leases can't be used: {error}") from error
+
+
+def _id(originator_id: UUID | str) -> UUID:
+    if not isinstance(originator_id, UUID):
+        raise ProgrammingError(f"Originator ids must be UUIDs, not {originator_id!r}.")
+    return originator_id

@@ -1,0 +1,236 @@
+"""The lease store port over a SQLite file, for the admins of one machine (RFC-049 Local-First Testing)."""
+
+import sqlite3
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Condition, Lock
+from typing import Any
+from uuid import UUID
+
+import msgspec
+from eventsourcing.persistence import (
+    ApplicationRecorder,
+    IntegrityError,
+    Notification,
+    OperationalError,
+    ProgrammingError,
+    StoredEvent,
+)
+
+from postroom.adapters.sql.statements import statements
+from postroom.adapters.sqlite.database import Durability, connect, connect_reader, file_id
+from postroom.adapters.sqlite.lease_tables import create_lease_file
+from postroom.application.polling_subscription import PollingSubscription
+from postroom.application.ports.lease_store import RENEWAL
+from postroom.domain.arguments import MAX_INT
+from postroom.domain.errors import Unavailable
+
+POLL_SECONDS = 0.02
+_SQL = statements("postroom.adapters.sqlite", "leases.sql")
+
+
+class SqliteLeaseRecorder(ApplicationRecorder):
+    """Recorder of events in a SQLite file: one transaction and one sync per insert.
+
+    Arguments:
+        path: of a file that has the tables.
+    """
+
+    def __init__(self, path: Path, durability: Durability) -> None:
+        self._path = path
+        self._file = file_id(path)
+        self._write_lock, self._read_lock = Lock(), Lock()
+        self._appended = Condition()
+        self._writer = connect(path, durability)
+        try:
+            self._reader = connect_reader(path)
+        except BaseException:
+            self._writer.close()
+            raise
+
+    def insert_events(self, stored_events: Sequence[StoredEvent], **kwargs: Any) -> Sequence[int]:
+        """Append events, all or none, and return their positions; see `LeaseStore.recorder`."""
+        if not stored_events:
+            return []
+        rows = [_row(event) for event in stored_events]
+        with self._write_lock, self._operational_errors(), self._transaction() as writer:
+            self._refuse_conflicts(writer, rows)
+            start = (writer.execute(_SQL["last_position"]).fetchone()[0] or 0) + 1
+            positions = range(start, start + len(rows))
+            writer.executemany(
+                _SQL["append"],
+                [row | {"position": position} for row, position in zip(rows, positions, strict=True)],
+            )
+        with self._appended:
+            self._appended.notify_all()
+        return list(positions)
+
+    def select_events(
+        self,
+        originator_id: UUID | str,
+        *,
+        gt: int | None = None,
+        lte: int | None = None,
+        desc: bool = False,
+        limit: int | None = None,
+    ) -> list[StoredEvent]:
+        """Return events of one aggregate in the order of their versions."""
+        values = {
+            "aggregate": _id(originator_id).bytes,
+            "gt": -MAX_INT if gt is None else gt,
+            "lte": MAX_INT if lte is None else lte,
+            "limit": -1 if limit is None else limit,
+        }
+        rows = self._fetch("events_descending" if desc else "events", values)
+        return [StoredEvent(UUID(bytes=row[0]), *row[1:]) for row in rows]
+
+    def select_notifications(
+        self,
+        start: int | None,
+        limit: int,
+        stop: int | None = None,
+        topics: Sequence[str] = (),
+        *,
+        inclusive_of_start: bool = True,
+    ) -> list[Notification]:
+        """Return up to `limit` events from position `start` to `stop`, of every type or those in `topics`."""
+        values = {
+            "after": 0 if start is None else start - 1 if inclusive_of_start else start,
+            "stop": MAX_INT if stop is None else stop,
+            "topics": msgspec.json.encode(list(topics)).decode(),
+            "limit": limit,
+        }
+        rows = self._fetch("notifications", values)
+        return [Notification(UUID(bytes=row[0]), *row[1:]) for row in rows]
+
+    def max_notification_id(self) -> int | None:
+        """Return the position of the last event, or None while there is none."""
+        position: int | None = self._fetch("last_position", {})[0][0]
+        return position
+
+    def subscribe(self, gt: int | None = None, topics: Sequence[str] = ()) -> PollingSubscription:
+        """Return an iterator over the events after position `gt`, including those appended later."""
+        return PollingSubscription(self, gt, topics)
+
+    def wait(self, after: int, timeout_ms: int) -> None:
+        """Return when there is an event after a position, of any process, or after the timeout."""
+        deadline = time.monotonic() + timeout_ms / 1_000
+        while (self.max_notification_id() or 0) <= after:
+            seconds = min(POLL_SECONDS, deadline - time.monotonic())
+            if seconds <= 0:
+                return
+            with self._appended:
+                self._appended.wait(seconds)
+
+    def remove_old_events(self) -> int:
+        """Remove events that no fold needs; see `LeaseStore.remove_old_events`."""
+        with self._write_lock, self._operational_errors(), self._transaction() as writer:
+            return writer.execute(_SQL["remove_old_events"], {"renewal": RENEWAL}).rowcount
+
+    def close(self) -> None:
+        """Close both connections; closing twice is fine."""
+        with self._write_lock, self._read_lock:
+            self._writer.close()
+            self._reader.close()
+
+    def _refuse_conflicts(self, writer: sqlite3.Connection, rows: list[dict[str, Any]]) -> None:
+        last: dict[bytes, int] = {}
+        for row in rows:
+            aggregate, version = row["aggregate"], row["version"]
+            if aggregate not in last:
+                newest = writer.execute(_SQL["last_version"], {"aggregate": aggregate}).fetchone()[0]
+                last[aggregate] = -1 if newest is None else newest
+            if version <= last[aggregate]:
+                raise IntegrityError(
+                    f"Aggregate {UUID(bytes=aggregate)} already has an event of version {last[aggregate]}; "
+                    "load it again and repeat the command."
+                )
+            last[aggregate] = version
+
+    def _fetch(self, statement: str, values: dict[str, Any]) -> list[Any]:
+        with self._read_lock, self._operational_errors():
+            return self._reader.execute(_SQL[statement], values).fetchall()
+
+    @contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        # An open file outlives its name, so SQLite would go on, and leases would be granted that nobody sees.
+        if file_id(self._path) != self._file:
+            raise OperationalError(
+                f"The lease store {self._path} was removed or replaced while it was open; "
+                "start the admin again."
+            )
+        self._writer.execute("BEGIN IMMEDIATE")
+        try:
+            yield self._writer
+            self._writer.execute("COMMIT")
+        except BaseException:
+            if self._writer.in_transaction:
+                self._writer.execute("ROLLBACK")
+            raise
+
+    @contextmanager
+    def _operational_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.Error as error:
+            raise OperationalError(
+                f"the lease store {self._path} can't be used: {error}; check the file and its disk."
+            ) from error
+
+
+class SqliteLeaseStore:
+    """The events of leases in a SQLite file in WAL mode, which several processes of a machine may use."""
+
+    def __init__(self, path: str | Path, *, durability: Durability = "full") -> None:
+        """Open the file at `path`, and create it with its tables if it is missing.
+
+        Arguments:
+            durability: see `postroom.adapters.sqlite.database.connect`.
+
+        Raises: Unavailable when the file can't be used, InvalidRequest for a file that has other tables.
+        """
+        self.path = Path(path)
+        create_lease_file(self.path)
+        try:
+            self.recorder = SqliteLeaseRecorder(self.path, durability)
+        except sqlite3.Error as error:
+            raise Unavailable(f"The lease store {self.path} can't be opened: {error}.") from error
+
+    def wait(self, after: int, timeout_ms: int) -> None:
+        """Return when there is an event after a position; see `LeaseStore.wait`."""
+        with _unavailable():
+            self.recorder.wait(after, timeout_ms)
+
+    def remove_old_events(self) -> int:
+        """Remove events that no fold needs; see `LeaseStore.remove_old_events`."""
+        with _unavailable():
+            return self.recorder.remove_old_events()
+
+    def close(self) -> None:
+        """Close the file; closing twice is fine."""
+        self.recorder.close()
+
+
+@contextmanager
+def _unavailable() -> Iterator[None]:
+    try:
+        yield
+    except OperationalError as error:
+        raise Unavailable(f"The log of leases can't be used: {error}") from error
+
+
+def _row(event: StoredEvent) -> dict[str, Any]:
+    return {
+        "aggregate": _id(event.originator_id).bytes,
+        "version": event.originator_version,
+        "topic": event.topic,
+        "state": event.state,
+    }
+
+
+def _id(originator_id: UUID | str) -> UUID:
+    if not isinstance(originator_id, UUID):
+        raise ProgrammingError(f"Originator ids must be UUIDs, not {originator_id!r}.")
+    return originator_id

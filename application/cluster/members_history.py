@@ -1,0 +1,150 @@
+"""Records of the members of a namespace in the log of one of its mailboxes (ADR 0063).
+
+A record is a message of a reserved topic that is settled at once. Its id contains the generation before it,
+and an id is never used again: of several clients that record members, one comes first, and the others read
+what it recorded.
+"""
+
+from collections.abc import Mapping
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
+from typing import TypeVar
+
+import msgspec
+
+from postroom.application.messages import NewMessage
+from postroom.application.ports.mailbox import Mailbox
+from postroom.application.query_results import MessageDetail
+from postroom.domain.errors import BrokenLog, InvalidRequest, NotFound, PostroomError
+from postroom.domain.namespace.members import RESERVED_TOPIC, MembersRecord, check_members
+
+MEMBERS = "members"
+CUTOFFS = "cutoffs"
+MAX_RECORDS = 10_000
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+T = TypeVar("T")
+
+Cutoffs = Mapping[str, Mapping[str, int]]
+"""By member, the older members and the log time (µs) at which each learned of it."""
+
+
+async def read_history(
+    mailbox: Mailbox, namespace: str, records: tuple[MembersRecord, ...] = ()
+) -> tuple[MembersRecord, ...]:
+    """Return the records of members in a mailbox, oldest first.
+
+    Arguments:
+        records: those that are known already.
+    """
+    for _ in range(MAX_RECORDS):
+        generation = records[-1].generation if records else 0
+        try:
+            detail = await mailbox.get_message(_record_id(generation))
+        except NotFound:
+            return records
+        record = MembersRecord(_read_members(detail, namespace), _log_time(detail))
+        if record.generation <= generation:
+            raise _broken(mailbox.name, detail)
+        records = (*records, record)
+    raise BrokenLog(f"Mailbox {mailbox.name} has more than {MAX_RECORDS} records of members.", 0)
+
+
+async def record_members(mailbox: Mailbox, generation: int, members: tuple[str, ...]) -> None:
+    """Record members after those of a generation.
+
+    Raises: IdempotencyConflict when others were recorded.
+    """
+    await _write(mailbox, _record_id(generation), MEMBERS, members)
+
+
+async def read_cutoffs(mailbox: Mailbox, generation: int) -> Cutoffs | None:
+    """Return the cut-offs of a generation that all members have recorded; None if the mailbox has none."""
+    try:
+        detail = await mailbox.get_message(_joined_id(generation))
+    except NotFound:
+        return None
+    return _decode(mailbox.name, detail, CUTOFFS, dict[str, dict[str, int]])
+
+
+async def record_cutoffs(mailbox: Mailbox, generation: int, cutoffs: Cutoffs) -> None:
+    """Record the cut-offs of a generation, once all members have recorded its members."""
+    await _write(mailbox, _joined_id(generation), CUTOFFS, cutoffs)
+
+
+async def is_drained(mailbox: Mailbox, generation: int) -> bool:
+    """Return whether a mailbox is recorded to be received from without waiting for older members."""
+    try:
+        await mailbox.get_message(_drained_id(generation))
+    except NotFound:
+        return False
+    return True
+
+
+async def record_drained(mailbox: Mailbox, generation: int) -> None:
+    """Record that older members of a mailbox are drained up to their cut-offs."""
+    await _write(mailbox, _drained_id(generation), MEMBERS, ())
+
+
+async def settle_records(mailbox: Mailbox) -> None:
+    """Settle what was recorded, as far as that is possible now: it stays readable in the log."""
+    with suppress(PostroomError):
+        while received := await mailbox.receive_messages(RESERVED_TOPIC):
+            await mailbox.ack_messages([each.receipt for each in received])
+
+
+def _record_id(generation: int) -> str:
+    return f"{RESERVED_TOPIC}-after-{generation}"
+
+
+def _joined_id(generation: int) -> str:
+    return f"{RESERVED_TOPIC}-joined-{generation}"
+
+
+def _drained_id(generation: int) -> str:
+    return f"{RESERVED_TOPIC}-drained-{generation}"
+
+
+async def _write(mailbox: Mailbox, id_: str, name: str, content: object) -> None:
+    encoded = msgspec.json.encode(content, order="sorted")
+    await mailbox.send_message(
+        # As an attribute it is readable after the payload is gone; as the payload it is compared.
+        NewMessage(
+            topic=RESERVED_TOPIC,
+            payload=encoded,
+            message_id=id_,
+            attrs={name: encoded.decode()},
+            content_type="application/json",
+        )
+    )
+    await settle_records(mailbox)
+
+
+def _read_members(detail: MessageDetail, namespace: str) -> tuple[str, ...]:
+    names = _decode(detail.mailbox, detail, MEMBERS, tuple[str, ...])
+    try:
+        members = check_members(names, namespace)
+    except InvalidRequest:
+        members = ()
+    if not members or members != names:
+        raise _broken(detail.mailbox, detail)
+    return members
+
+
+def _decode(mailbox: str, detail: MessageDetail, name: str, kind: type[T]) -> T:
+    try:
+        return msgspec.json.decode(detail.item.custom_headers[name], type=kind)
+    except (KeyError, msgspec.MsgspecError):
+        raise _broken(mailbox, detail) from None
+
+
+def _broken(mailbox: str, detail: MessageDetail) -> BrokenLog:
+    return BrokenLog(
+        f"Message {detail.message_id} of mailbox {mailbox} is not a record of members of a namespace; its "
+        "topic is reserved for them.",
+        detail.history[0].position,
+    )
+
+
+def _log_time(detail: MessageDetail) -> int:
+    return (datetime.fromisoformat(detail.history[0].at) - _EPOCH) // timedelta(microseconds=1)

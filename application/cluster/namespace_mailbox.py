@@ -1,0 +1,335 @@
+"""A namespace as one mailbox, whose messages are in several (ADR 0063)."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+
+import msgspec
+
+from postroom.application.cluster.generation import use_generation
+from postroom.application.cluster.namespace_members import Members, NamespaceMembers, pause_topic
+from postroom.application.cluster.namespace_queries import NamespaceQueries
+from postroom.application.cluster.namespace_receiver import NamespaceReceiver
+from postroom.application.cluster.receipt_homes import ReceiptHomes
+from postroom.application.delivery_window import DeliveryWindows, ended, extended
+from postroom.application.mailbox.message_factory import MessageFactory, NewId
+from postroom.application.mailbox.settle import check_nack, submit_valid
+from postroom.application.mailbox.stream import StreamMessages
+from postroom.application.messages import NewMessage, Sent, check_receipt
+from postroom.application.ports.mailbox import Mailbox
+from postroom.application.ports.namespace_directory import NamespaceDirectory
+from postroom.domain.arguments import check_int, check_items, check_type
+from postroom.domain.errors import InvalidRequest, NotFound, Rejected, StaleMembers, Unavailable
+from postroom.domain.message import Receipt
+from postroom.domain.names import check_topic
+from postroom.domain.namespace.members import RESERVED_TOPIC, home_of
+from postroom.domain.policy import TopicPolicy, check_visibility
+
+STALE_PAUSE_SECONDS = 0.05
+
+
+class NamespaceMailbox(NamespaceQueries):
+    """`Mailbox` over the mailboxes of a namespace; its name is that of the namespace.
+
+    A message is sent to the mailbox that its sticky key hashes to, or its topic's name without one. A receive
+    asks all mailboxes, settlements find the one that delivered the message, and policies, pauses, purges and
+    redrives go to all.
+
+    Arguments:
+        timeout_ms: time for each call, besides the wait for messages.
+        new_id: generator of UUIDv7s.
+    """
+
+    def __init__(self, directory: NamespaceDirectory, timeout_ms: int, new_id: NewId) -> None:
+        self._directory = directory
+        self._timeout = timeout_ms / 1_000
+        self._new_id = new_id
+        self._members = NamespaceMembers(directory)
+        self._messages = MessageFactory(f"{directory.namespace}@members", lambda: 0, new_id)
+        self._homes = ReceiptHomes()
+        windows = DeliveryWindows()
+        self._windows = windows
+        self._receiver = NamespaceReceiver(directory, self._get_members, self._homes, self, self._timeout)
+        self.receive_messages = self._receiver.receive_messages
+        self.stream_messages = StreamMessages(self._receiver.receive_messages, self.nack_messages, windows)
+
+    @property
+    def name(self) -> str:
+        """Return the name of the namespace."""
+        return self._directory.namespace
+
+    async def open(self) -> None:
+        """Find the members.
+
+        Raises: Unavailable when there are none for the time of a call, or they can't be reached.
+        """
+        await self._get_members()
+
+    def refresh(self) -> None:
+        """Look for mailboxes that were added before the next call, not within seconds."""
+        self._members.invalidate()
+
+    async def close(self) -> None:
+        """End what is in progress in the background."""
+        await self._receiver.close()
+
+    # -- sending ---
+
+    async def send_message(self, message: NewMessage, /) -> Sent:
+        """Send a message; see `Mailbox.send_message`."""
+        outgoing = self._with_id(message)
+        (answer,) = await self._send([outgoing])
+        if isinstance(answer, Rejected):
+            raise answer
+        return _unless_own(answer, outgoing, message)
+
+    async def send_batch(self, messages: Sequence[NewMessage], /) -> list[Sent | Rejected]:
+        """Send messages; see `Mailbox.send_batch`."""
+        items = check_items("messages", messages)
+        answers: list[Sent | Rejected | None] = [None] * len(items)
+        outgoing: list[tuple[int, NewMessage]] = []
+        for index, item in enumerate(items):
+            try:
+                outgoing.append((index, self._with_id(item)))
+            except Rejected as refusal:
+                answers[index] = refusal
+        results = await self._send([message for _, message in outgoing])
+        for (index, new), result in zip(outgoing, results, strict=True):
+            answers[index] = _unless_own(result, new, items[index]) if isinstance(result, Sent) else result
+        return [answer for answer in answers if answer is not None]
+
+    def _with_id(self, message: object) -> NewMessage:
+        new = self._messages.check(message)
+        if new.topic == RESERVED_TOPIC:
+            raise InvalidRequest(f"The topic {RESERVED_TOPIC} is reserved; send to another one.")
+        return new if new.message_id else msgspec.structs.replace(new, message_id=str(self._new_id()))
+
+    async def _send(self, messages: list[NewMessage]) -> list[Sent | Rejected]:
+        """Send messages to their mailboxes; again to others if there are more mailboxes than were known."""
+        answers: dict[int, Sent | Rejected] = {}
+        refused_by: dict[int, str] = {}
+        deadline = asyncio.get_running_loop().time() + self._timeout
+        while len(answers) < len(messages):
+            members = await self._get_members()
+            groups: dict[str, list[int]] = {}
+            for index, message in enumerate(messages):
+                if index in answers:
+                    continue
+                home = home_of(message.sticky_key or message.topic, members.names)
+                former = refused_by.get(index, home)
+                if former != home and await self._has(former, message):
+                    answers[index] = Sent(str(message.message_id), duplicate=True)
+                else:
+                    groups.setdefault(home, []).append(index)
+            sending = (self._send_to(home, members, messages, group) for home, group in groups.items())
+            results = await asyncio.gather(*sending, return_exceptions=True)
+            for (home, group), result in zip(groups.items(), results, strict=True):
+                if isinstance(result, StaleMembers):
+                    refused_by |= dict.fromkeys(group, home)
+                    self._members.invalidate()
+                elif isinstance(result, BaseException):
+                    raise result
+                else:
+                    answers |= dict(zip(group, result, strict=True))
+            if len(answers) < len(messages):
+                if asyncio.get_running_loop().time() >= deadline:
+                    raise Unavailable(f"The members of namespace {self.name} keep changing; send again.")
+                await asyncio.sleep(STALE_PAUSE_SECONDS)
+        return [answers[index] for index in range(len(messages))]
+
+    async def _send_to(
+        self, home: str, members: Members, messages: list[NewMessage], group: list[int]
+    ) -> list[Sent | Rejected]:
+        mailbox = self._directory.mailbox(home)
+        with use_generation(members.generation):
+            if len(group) > 1:
+                return await mailbox.send_batch([messages[index] for index in group])
+            try:
+                return [await mailbox.send_message(messages[group[0]])]
+            except StaleMembers:
+                raise
+            except Rejected as refusal:
+                return [refusal]
+
+    async def _has(self, former: str, message: NewMessage) -> bool:
+        """Return whether an attempt whose outcome was unknown had stored a message in its former mailbox."""
+        try:
+            await self._directory.mailbox(former).get_message(str(message.message_id))
+        except NotFound:
+            return False
+        return True
+
+    # -- settling ---
+
+    async def ack_messages(self, receipts: Sequence[Receipt], /) -> list[Rejected | None]:
+        """Settle deliveries; see `Mailbox.ack_messages`."""
+        return await self._settle(receipts, lambda mailbox, some: mailbox.ack_messages(some), self._end)
+
+    async def nack_messages(
+        self, receipts: Sequence[Receipt], /, *, reason: str | None = None, delay_ms: int | None = None
+    ) -> list[Rejected | None]:
+        """Fail deliveries; see `Mailbox.nack_messages`."""
+        check_nack(reason, delay_ms)
+        return await self._settle(
+            receipts,
+            lambda mailbox, some: mailbox.nack_messages(some, reason=reason, delay_ms=delay_ms),
+            self._end,
+        )
+
+    async def extend_visibility(
+        self, receipts: Sequence[Receipt], visibility_ms: int, /
+    ) -> list[Rejected | None]:
+        """Extend deliveries; see `Mailbox.extend_visibility`."""
+        check_visibility(visibility_ms)
+
+        def extend(some: list[Receipt], answers: list[Rejected | None]) -> None:
+            self._windows.extend(extended(some, answers), visibility_ms)
+
+        return await self._settle(
+            receipts, lambda mailbox, some: mailbox.extend_visibility(some, visibility_ms), extend
+        )
+
+    def _end(self, receipts: list[Receipt], answers: list[Rejected | None]) -> None:
+        over = ended(receipts, answers)
+        self._windows.settle(over)
+
+    async def _settle(
+        self,
+        receipts: Sequence[Receipt],
+        settle: Callable[[Mailbox, list[Receipt]], Awaitable[list[Rejected | None]]],
+        learn: Callable[[list[Receipt], list[Rejected | None]], None],
+    ) -> list[Rejected | None]:
+        async def submit(valid: list[Receipt]) -> list[Rejected | None]:
+            answers = await self._settle_at_homes(valid, settle)
+            learn(valid, answers)
+            return answers
+
+        return await submit_valid(check_items("receipts", receipts), check_receipt, submit)
+
+    async def _settle_at_homes(
+        self,
+        receipts: list[Receipt],
+        settle: Callable[[Mailbox, list[Receipt]], Awaitable[list[Rejected | None]]],
+    ) -> list[Rejected | None]:
+        """Settle each delivery where it was made; one of another client, at the mailbox that knows it."""
+        answers: dict[int, Rejected | None] = {}
+
+        async def settle_at(name: str, group: list[int]) -> None:
+            some = [receipts[index] for index in group]
+            answers.update(zip(group, await settle(self._directory.mailbox(name), some), strict=True))
+
+        groups: dict[str, list[int]] = {}
+        unknown: list[int] = []
+        for index, receipt in enumerate(receipts):
+            home = self._homes.get(receipt)
+            groups.setdefault(home, []).append(index) if home else unknown.append(index)
+        await asyncio.gather(*(settle_at(name, group) for name, group in groups.items()))
+        if unknown:
+            for name in (await self._get_members()).names:
+                group = [i for i in unknown if isinstance(answers.get(i, _UNKNOWN), NotFound)]
+                if group:
+                    await settle_at(name, group)
+        return [answers[index] for index in range(len(receipts))]
+
+    # -- administration ---
+
+    async def redrive_dead_letters(
+        self,
+        topic: str,
+        /,
+        *,
+        limit: int = 100,
+        reason: str | None = None,
+        message_ids: Sequence[str] | None = None,
+    ) -> int:
+        """Redrive dead letters; see `Mailbox.redrive_dead_letters`."""
+        check_int("limit", limit, 1)
+        redriven = 0
+
+        async def redrive(mailbox: Mailbox) -> None:
+            nonlocal redriven
+            if redriven < limit:
+                redriven += await mailbox.redrive_dead_letters(
+                    topic, limit=limit - redriven, reason=reason, message_ids=message_ids
+                )
+
+        await self._at_each_that_has_it(redrive)
+        return redriven
+
+    async def purge_topic(self, topic: str, /, *, dead: bool = True, ready: bool = False) -> int:
+        """Remove messages of a topic; see `Mailbox.purge_topic`."""
+        purged = 0
+
+        async def purge(mailbox: Mailbox) -> None:
+            nonlocal purged
+            purged += await mailbox.purge_topic(topic, dead=dead, ready=ready)
+
+        await self._at_each_that_has_it(purge)
+        return purged
+
+    async def set_topic_policy(self, topic: str, policy: TopicPolicy, /) -> None:
+        """Set the policy of a topic in all mailboxes; see `Mailbox.set_topic_policy`."""
+        check_topic(topic)
+        checked = check_type("policy", policy, TopicPolicy).validate()
+        await self._at_all(lambda mailbox: mailbox.set_topic_policy(topic, checked))
+
+    async def pause_topic(self, topic: str, /) -> None:
+        """Pause a topic in all mailboxes; see `Mailbox.pause_topic`."""
+        check_topic(topic)
+        if topic not in {each.topic for each in await self.list_topics()}:
+            raise NotFound(f"Namespace {self.name} has no topic {topic}; `list_topics` returns those it has.")
+        await self._at_all(lambda mailbox: pause_topic(mailbox, topic))
+
+    async def resume_topic(self, topic: str, /) -> None:
+        """Resume a topic in all mailboxes; see `Mailbox.resume_topic`."""
+        await self._at_each_that_has_it(lambda mailbox: mailbox.resume_topic(topic))
+
+    async def delete_old_events(self, older_than: int, /) -> int:
+        """Remove settled records of all mailboxes; see `Mailbox.delete_old_events`."""
+        return sum(await self._ask_all(lambda mailbox: mailbox.delete_old_events(older_than)))
+
+    async def _at_all(self, call: Callable[[Mailbox], Awaitable[None]]) -> None:
+        """Make a call of all mailboxes, also of those that were added meanwhile."""
+        deadline = asyncio.get_running_loop().time() + self._timeout
+        while True:
+            members = await self._get_members()
+            try:
+                with use_generation(members.generation):
+                    for name in members.names:
+                        await call(self._directory.mailbox(name))
+                return
+            except StaleMembers:
+                self._members.invalidate()
+                if asyncio.get_running_loop().time() >= deadline:
+                    raise
+                await asyncio.sleep(STALE_PAUSE_SECONDS)
+
+    async def _at_each_that_has_it(self, call: Callable[[Mailbox], Awaitable[None]]) -> None:
+        """Make a call of all mailboxes, one after the other; one of them must have the topic.
+
+        Raises: NotFound when none has it.
+        """
+        refusals: list[NotFound] = []
+        count = 0
+
+        async def unless_missing(mailbox: Mailbox) -> None:
+            nonlocal count
+            count += 1
+            try:
+                await call(mailbox)
+            except NotFound as refusal:
+                refusals.append(refusal)
+
+        await self._at_all(unless_missing)
+        if len(refusals) == count:
+            raise refusals[0]
+
+
+_UNKNOWN = NotFound("No mailbox of the namespace was asked yet.")
+
+
+def _unless_own(sent: Sent, outgoing: NewMessage, message: object) -> Sent:
+    """Return the result of a send; not as a duplicate if it is one of an earlier attempt made here."""
+    is_own_id = isinstance(message, NewMessage) and message.message_id is None
+    return Sent(
+        sent.message_id, sent.duplicate and not (is_own_id and sent.message_id == outgoing.message_id)
+    )

@@ -1,0 +1,198 @@
+"""The members of a namespace as a client uses them: only after all of them have recorded them (ADR 0063)."""
+
+import asyncio
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from postroom.application.cluster.generation import use_generation
+from postroom.application.cluster.members_history import (
+    Cutoffs,
+    read_cutoffs,
+    read_history,
+    record_cutoffs,
+    record_members,
+)
+from postroom.application.ports.mailbox import Mailbox
+from postroom.application.ports.namespace_directory import NamespaceDirectory
+from postroom.domain.errors import IdempotencyConflict, NotFound, StaleMembers, Unavailable
+from postroom.domain.namespace.members import (
+    RESERVED_TOPIC,
+    MembersRecord,
+    check_members,
+    find_predecessors,
+)
+from postroom.domain.policy import TopicPolicy
+
+REFRESH_SECONDS = 2.0
+"""How old the knowledge of the members may be; a client that sends is told of new ones at once."""
+RETRY_MS = 100
+MAX_ROUNDS = 20
+"""Attempts to record members while other clients record others."""
+
+
+class Members(NamedTuple):
+    """Members of a namespace that all of them have recorded.
+
+    Arguments:
+        names: sorted.
+        cutoffs: what is in older members of each up to these log times is received first.
+    """
+
+    names: tuple[str, ...]
+    cutoffs: Cutoffs
+
+    @property
+    def generation(self) -> int:
+        """Return the number of members."""
+        return len(self.names)
+
+    @property
+    def by_age(self) -> list[str]:
+        """Return the members, the oldest first: in an order that does not change when others are added."""
+        return sorted(self.names, key=lambda name: (len(self.cutoffs.get(name, {})), name))
+
+
+class NamespaceMembers:
+    """Finds the members of a namespace, and records those that are new in all of them."""
+
+    def __init__(self, directory: NamespaceDirectory) -> None:
+        self._directory = directory
+        self._members: Members | None = None
+        self._names: tuple[str, ...] = ()
+        self._refresh_at = 0.0
+        self._lock = asyncio.Lock()
+
+    async def get(self) -> Members:
+        """Return the members.
+
+        Raises: Unavailable when the namespace has none, or has new ones that can't be recorded in all because
+            one of them has no owner; else what a mailbox refuses the records with.
+        """
+        if self._members is not None and asyncio.get_running_loop().time() < self._refresh_at:
+            return self._members
+        async with self._lock:  # of many callers, one asks
+            if self._members is None or asyncio.get_running_loop().time() >= self._refresh_at:
+                await self._refresh()
+            assert self._members is not None, "_refresh raises if it finds no members"
+            return self._members
+
+    def invalidate(self) -> None:
+        """Look for new members before the next call."""
+        self._refresh_at = 0.0
+
+    async def _refresh(self) -> None:
+        try:
+            listed = await self._directory.list_members()
+            names = check_members({*self._names, *listed}, self._directory.namespace)
+            # A mailbox may know of members that the proxy does not know of yet: their records say so.
+            if self._members is None or names != self._members.names or self._refresh_at == 0.0:
+                if not names:
+                    raise Unavailable(
+                        f"Namespace {self._directory.namespace} has no mailbox with an owner; start a runner "
+                        f"with --mailbox {self._directory.namespace}@PROXY.",
+                        RETRY_MS,
+                    )
+                self._members = await self._join(names)
+                self._names = self._members.names
+        except Unavailable:
+            if self._members is None or self._refresh_at == 0.0:
+                raise
+        self._refresh_at = asyncio.get_running_loop().time() + REFRESH_SECONDS
+
+    async def _join(self, names: tuple[str, ...]) -> Members:
+        """Return the members, and those that mailboxes have recorded besides, once all have recorded them."""
+        for _ in range(MAX_ROUNDS):
+            histories, failure = await self._read_histories(names)
+            recorded = {
+                name for records in histories.values() for name in (records[-1].members if records else ())
+            }
+            if not recorded <= {*names}:
+                names = check_members({*names, *recorded}, self._directory.namespace)
+                continue
+            if (cutoffs := await self._find_cutoffs(names, histories)) is not None:
+                return Members(names, cutoffs)
+            if failure is not None:
+                raise failure
+            try:
+                await self._record(names, histories)
+            except (IdempotencyConflict, StaleMembers):  # another client records others
+                await asyncio.sleep(RETRY_MS / 1_000)
+                names = check_members(
+                    {*names, *await self._directory.list_members()}, self._directory.namespace
+                )
+        raise Unavailable(f"The members of namespace {self._directory.namespace} keep changing.", RETRY_MS)
+
+    async def _read_histories(
+        self, names: Sequence[str]
+    ) -> tuple[dict[str, tuple[MembersRecord, ...]], Unavailable | None]:
+        """Return the records of the mailboxes that can be reached, and the error of one that can't."""
+        failure: Unavailable | None = None
+        histories = {}
+        read = [read_history(self._directory.poller(name), self._directory.namespace) for name in names]
+        for name, answer in zip(names, await asyncio.gather(*read, return_exceptions=True), strict=True):
+            if isinstance(answer, Unavailable):
+                failure = answer
+            elif isinstance(answer, BaseException):
+                raise answer
+            else:
+                histories[name] = answer
+        return histories, failure
+
+    async def _find_cutoffs(
+        self, names: tuple[str, ...], histories: dict[str, tuple[MembersRecord, ...]]
+    ) -> Cutoffs | None:
+        """Return the cut-offs if all members have recorded these members, as one of them has recorded."""
+        reached = [name for name, records in histories.items() if records and records[-1].members == names]
+        if len(names) == 1:
+            return {} if reached else None
+        for name in reached:
+            try:
+                cutoffs = await read_cutoffs(self._directory.poller(name), len(names))
+            except Unavailable:
+                continue
+            if cutoffs is not None:
+                return cutoffs
+        return None
+
+    async def _record(self, names: tuple[str, ...], histories: dict[str, tuple[MembersRecord, ...]]) -> None:
+        """Record members in all of them; then the cut-offs, which says that it was done."""
+        with use_generation(len(names)):
+            for name in names:
+                records = histories[name]
+                if not records or records[-1].members != names:
+                    generation = records[-1].generation if records else 0
+                    await record_members(self._directory.poller(name), generation, names)
+            if len(names) == 1:
+                return
+            recorded, failure = await self._read_histories(names)
+            if failure is not None:
+                raise failure
+            if any(records[-1].members != names for records in recorded.values()):
+                return  # there are more members by now
+            cutoffs = {name: find_predecessors(name, recorded) for name in names}
+            for name in names:
+                if cutoffs[name]:
+                    await self._copy_topics(name, cutoffs[name])
+            for name in names:
+                await record_cutoffs(self._directory.poller(name), len(names), cutoffs)
+
+    async def _copy_topics(self, name: str, predecessors: dict[str, int]) -> None:
+        """Give a new member the policies and the paused topics of an older one."""
+        new, old = self._directory.poller(name), self._directory.poller(min(predecessors))
+        present = {topic.topic for topic in await new.list_topics() if topic.policy is not None}
+        for topic in await old.list_topics():
+            if topic.topic == RESERVED_TOPIC or topic.topic in present:
+                continue
+            if topic.policy is not None:
+                await new.set_topic_policy(topic.topic, topic.policy)
+            if topic.paused:
+                await pause_topic(new, topic.topic)
+
+
+async def pause_topic(mailbox: Mailbox, topic: str) -> None:
+    """Pause a topic, also one that the mailbox does not have yet: a policy makes it exist."""
+    try:
+        await mailbox.pause_topic(topic)
+    except NotFound:
+        await mailbox.set_topic_policy(topic, TopicPolicy())
+        await mailbox.pause_topic(topic)

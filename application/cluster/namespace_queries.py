@@ -1,0 +1,218 @@
+"""Queries on a namespace: the answers of its mailboxes, merged (ADR 0063)."""
+
+import asyncio
+import heapq
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from datetime import datetime
+from typing import TypeVar
+
+import msgspec
+
+from postroom.application.cluster.namespace_members import Members, NamespaceMembers
+from postroom.application.ports.mailbox import Mailbox
+from postroom.application.ports.namespace_directory import NamespaceDirectory
+from postroom.application.query_results import (
+    Backlog,
+    DeadLetter,
+    Explanation,
+    MessageDetail,
+    Moment,
+    PeekedMessage,
+)
+from postroom.domain.arguments import MAX_INT, check_int
+from postroom.domain.errors import InvalidRequest, NotFound, Unavailable
+from postroom.domain.mailbox.counts import TopicCount, TopicSummary
+from postroom.domain.namespace.members import RESERVED_TOPIC
+from postroom.domain.policy import TopicPolicy
+
+T = TypeVar("T")
+
+PLACE_BITS = 40
+"""Of a cursor of dead letters: the bits of the position; those above are the number of the mailbox."""
+MAX_LIMIT = 1_000
+
+
+class NamespaceQueries:
+    """The queries of `Mailbox` over the mailboxes of a namespace."""
+
+    _directory: NamespaceDirectory
+    _members: NamespaceMembers
+    _timeout: float
+
+    async def get_message(self, id_: str, /) -> MessageDetail:
+        """Return a message with its history, from the mailbox that has it; see `Mailbox.get_message`."""
+        return await self._ask_any(lambda mailbox: mailbox.get_message(id_))
+
+    async def explain_message(self, id_: str, /) -> Explanation:
+        """Return the explanation of a message; see `Mailbox.explain_message`."""
+        return await self._ask_any(lambda mailbox: mailbox.explain_message(id_))
+
+    async def get_backlog(self, topic: str | None = None, /, *, at: Moment | None = None) -> Backlog:
+        """Return the unsettled messages of all mailboxes; see `Mailbox.get_backlog`.
+
+        Its position is the sum of those of the mailboxes, and its epoch the greatest.
+
+        Raises: InvalidRequest for a position of a namespace with several mailboxes: only a time is the same
+            moment in all of them.
+        """
+        members = await self._get_members()
+        if at is not None and not isinstance(at, datetime):
+            check_int("at", at)
+            if len(members.names) > 1:
+                raise InvalidRequest(
+                    f"The {len(members.names)} mailboxes of the namespace have no position in common; name a "
+                    "time for at."
+                )
+        return merge_backlogs(
+            self._directory.namespace,
+            await self._ask_all(lambda mailbox: mailbox.get_backlog(topic, at=at)),
+        )
+
+    async def list_dead_letters(
+        self,
+        topic: str | None = None,
+        /,
+        *,
+        reason: str | None = None,
+        limit: int = 100,
+        cursor: int = 0,
+        at: Moment | None = None,
+    ) -> list[DeadLetter]:
+        """Return a page of dead letters, of the oldest mailbox first; see `Mailbox.list_dead_letters`.
+
+        Their positions are cursors of the namespace: 2^40 times the number of the mailbox, plus the position.
+        """
+        check_int("limit", limit, 1, MAX_LIMIT)
+        number, position = divmod(check_int("cursor", cursor, 0, MAX_INT), 1 << PLACE_BITS)
+        letters: list[DeadLetter] = []
+        for place, name in enumerate((await self._get_members()).by_age):
+            if place < number or len(letters) == limit:
+                continue
+            page = await self._directory.mailbox(name).list_dead_letters(
+                topic,
+                reason=reason,
+                limit=limit - len(letters),
+                cursor=position if place == number else 0,
+                at=at,
+            )
+            letters += [
+                msgspec.structs.replace(each, position=(place << PLACE_BITS) + each.position) for each in page
+            ]
+        return letters
+
+    async def get_topic_policy(self, topic: str, /) -> TopicPolicy | None:
+        """Return the policy set for a topic; see `Mailbox.get_topic_policy`."""
+        policies = await self._ask_all(lambda mailbox: mailbox.get_topic_policy(topic))
+        return next((policy for policy in policies if policy is not None), None)
+
+    async def list_topics(self) -> list[TopicSummary]:
+        """Return the topics of all mailboxes; see `Mailbox.list_topics`."""
+        return merge_topics(await self._ask_all(lambda mailbox: mailbox.list_topics()))
+
+    async def peek_messages(self, topic: str, /, *, limit: int = 10) -> list[PeekedMessage]:
+        """Return ready messages of all mailboxes by send time; see `Mailbox.peek_messages`."""
+        pages = await self._ask_all(lambda mailbox: mailbox.peek_messages(topic, limit=limit))
+        return list(heapq.merge(*pages, key=lambda peeked: peeked.sent_at))[:limit]
+
+    async def _get_members(self) -> Members:
+        """Return the members; ask again while they can't be found, for the time of a call."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self._timeout
+        while True:
+            try:
+                return await self._members.get()
+            except Unavailable as error:
+                pause = error.retry_after_ms / 1_000
+                if loop.time() + pause >= deadline:
+                    raise
+                await asyncio.sleep(pause)
+
+    async def _ask_all(self, query: Callable[[Mailbox], Awaitable[T]]) -> list[T]:
+        """Return the answers of all mailboxes, of the oldest first."""
+        members = await self._get_members()
+        return await asyncio.gather(*(query(self._directory.mailbox(name)) for name in members.by_age))
+
+    async def _ask_any(self, query: Callable[[Mailbox], Awaitable[T]]) -> T:
+        """Return the answer of the mailbox that has what is asked for.
+
+        Raises: Unavailable when none of those that answer has it, but one does not answer.
+        """
+        members = await self._get_members()
+        answers = await asyncio.gather(
+            *(query(self._directory.mailbox(name)) for name in members.by_age), return_exceptions=True
+        )
+        failures = [answer for answer in answers if isinstance(answer, BaseException)]
+        for answer in answers:
+            if not isinstance(answer, BaseException):
+                return answer
+        raise next((each for each in failures if not isinstance(each, NotFound)), failures[0])
+
+
+def merge_backlogs(namespace: str, backlogs: Sequence[Backlog]) -> Backlog:
+    """Return the backlog of a namespace from those of its mailboxes."""
+    if len(backlogs) == 1:
+        (only,) = backlogs
+        return msgspec.structs.replace(only, mailbox=namespace, shards=_merge_counts(only.shards))
+    latest = max(backlogs, key=lambda backlog: backlog.at)
+    return Backlog(
+        namespace,
+        sum(backlog.position for backlog in backlogs),
+        max(backlog.epoch for backlog in backlogs),
+        ", ".join(dict.fromkeys(backlog.owner for backlog in backlogs)),
+        latest.at,
+        sum(backlog.archived for backlog in backlogs),
+        max(backlog.as_of for backlog in backlogs),
+        _merge_counts(row for backlog in backlogs for row in backlog.shards),
+        sorted({topic for backlog in backlogs for topic in backlog.paused_topics}),
+        "durable" if all(backlog.dlq_profile == "durable" for backlog in backlogs) else "ephemeral",
+    )
+
+
+def _merge_counts(rows: Iterable[TopicCount]) -> list[TopicCount]:
+    merged: dict[tuple[str, int], TopicCount] = {}
+    for row in rows:
+        if row.topic == RESERVED_TOPIC:
+            continue
+        present = merged.get((row.topic, row.shard))
+        merged[row.topic, row.shard] = row if present is None else _add_counts(present, row)
+    return [merged[key] for key in sorted(merged)]
+
+
+def _add_counts(one: TopicCount, other: TopicCount) -> TopicCount:
+    return TopicCount(
+        one.topic,
+        one.shard,
+        one.ready + other.ready,
+        one.in_flight + other.in_flight,
+        one.delayed + other.delayed,
+        one.dead + other.dead,
+        _earliest(one.oldest_at, other.oldest_at),
+    )
+
+
+def merge_topics(pages: Iterable[Iterable[TopicSummary]]) -> list[TopicSummary]:
+    """Return the topics of a namespace from those of its mailboxes, by name."""
+    merged: dict[str, TopicSummary] = {}
+    for topic in (topic for page in pages for topic in page if topic.topic != RESERVED_TOPIC):
+        present = merged.get(topic.topic)
+        merged[topic.topic] = topic if present is None else _add_topics(present, topic)
+    return [merged[name] for name in sorted(merged)]
+
+
+def _add_topics(one: TopicSummary, other: TopicSummary) -> TopicSummary:
+    reasons = {*one.dead_letterings, *other.dead_letterings}
+    return TopicSummary(
+        one.topic,
+        one.paused or other.paused,
+        one.policy or other.policy,
+        one.ready + other.ready,
+        one.in_flight + other.in_flight,
+        one.delayed + other.delayed,
+        one.dead + other.dead,
+        _earliest(one.oldest_at, other.oldest_at),
+        {r: one.dead_letterings.get(r, 0) + other.dead_letterings.get(r, 0) for r in sorted(reasons)},
+    )
+
+
+def _earliest(one: int | None, other: int | None) -> int | None:
+    return min((each for each in (one, other) if each is not None), default=None)

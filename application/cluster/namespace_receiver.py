@@ -1,0 +1,232 @@
+"""Receives from the mailboxes of a namespace: fairly, in the order of keys, never more than was asked for."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from postroom.application.background import cancel_and_wait
+from postroom.application.cluster.members_history import is_drained, record_drained
+from postroom.application.cluster.namespace_members import Members
+from postroom.application.cluster.receipt_homes import ReceiptHomes
+from postroom.application.mailbox.receive import make_receive
+from postroom.application.message_stream import MAX_WAIT_MS
+from postroom.application.messages import DeliverySettler, ReceivedMessage
+from postroom.application.ports.mailbox import Mailbox
+from postroom.application.ports.namespace_directory import NamespaceDirectory
+from postroom.domain.arguments import check_int, check_items
+from postroom.domain.errors import PostroomError, Saturated, Unavailable
+from postroom.domain.mailbox.commands import Receive
+from postroom.domain.namespace.members import undrained_topics
+from postroom.domain.policy import DEFAULT_MAX_BYTES, DEFAULT_MAX_MESSAGES
+
+MIN_POLL_MS, MAX_POLL_MS = 20, 250
+"""Waits at several mailboxes at once; they end together, so a message waits for the others of its receive."""
+SINGLE_POLL_MS = 2_000
+"""Wait at a single mailbox, after which new members are looked for."""
+CHECK_SECONDS = 0.1
+PROBE_SECONDS = 0.5
+
+
+class _Source(NamedTuple):
+    mailbox: str
+    topics: tuple[str, ...]
+
+
+class NamespaceReceiver:
+    """Receives messages of the members of a namespace.
+
+    A member that fails is left out until it answers again, so that the others need not wait for it. A topic
+    of a newer member is left out until what older members had of it, up to their cut-offs, was delivered.
+
+    Arguments:
+        get_members: returns the members, or raises Unavailable when they can't be found in time.
+        settler: settles what is received.
+        timeout: seconds for which a receive waits for one of the members to answer.
+    """
+
+    def __init__(
+        self,
+        directory: NamespaceDirectory,
+        get_members: Callable[[], Awaitable[Members]],
+        homes: ReceiptHomes,
+        settler: DeliverySettler,
+        timeout: float,
+    ) -> None:
+        self._directory = directory
+        self._get_members = get_members
+        self._timeout = timeout
+        self._homes = homes
+        self._settler = settler
+        self._turn = 0
+        self._blocked: dict[str, set[str] | None] = {}
+        """Topics that wait for older members, by newer member; None while they are unknown."""
+        self._check_at: dict[str, float] = {}
+        self._failing: dict[str, PostroomError] = {}
+        self._probes: set[asyncio.Task[None]] = set()
+
+    async def close(self) -> None:
+        """End the probes of members that fail."""
+        if self._probes:
+            await cancel_and_wait(*self._probes)
+
+    async def receive_messages(
+        self,
+        topic: str | Sequence[str],
+        /,
+        *,
+        max_messages: int = DEFAULT_MAX_MESSAGES,
+        max_bytes: int = DEFAULT_MAX_BYTES,
+        visibility_ms: int | None = None,
+        consumer: str | None = None,
+        wait_ms: int = 0,
+        is_stream: bool = False,
+    ) -> list[ReceivedMessage]:
+        """Receive messages; see `Mailbox.receive_messages`."""
+        loop = asyncio.get_running_loop()
+        end = loop.time() + check_int("wait_ms", wait_ms, 0, MAX_WAIT_MS) / 1_000
+        topics = (topic,) if isinstance(topic, str) else tuple(check_items("topic", topic))
+        command = make_receive(topics, max_messages, max_bytes, visibility_ms, consumer)
+        give_up = end + self._timeout
+        poll_ms = 0
+        while True:
+            members = await self._get_members()
+            sources = await self._find_sources(members, command.topics)
+            remaining_ms = max(0, int((end - loop.time()) * 1_000))
+            if len(members.names) == 1:
+                received = await self._receive_from(
+                    self._directory.mailbox(members.names[0]), command, min(remaining_ms, SINGLE_POLL_MS)
+                )
+            elif poll_ms and sources:
+                received = await self._wait(sources, command, min(poll_ms, remaining_ms))
+            else:
+                received = await self._take(sources, command)
+            remaining_ms = max(0, int((end - loop.time()) * 1_000))
+            are_all_failing = len(self._failing) == len(members.names)
+            if received or not (remaining_ms or are_all_failing):
+                return received
+            if are_all_failing and loop.time() >= give_up:
+                raise next(iter(self._failing.values()))
+            poll_ms = min(max(MIN_POLL_MS, 2 * poll_ms), MAX_POLL_MS)
+            if not sources:
+                await asyncio.sleep(poll_ms / 1_000)
+
+    async def _take(self, sources: Sequence[_Source], command: Receive) -> list[ReceivedMessage]:
+        """Receive what is there, of one member after the other, beginning with another one each time."""
+        received: list[ReceivedMessage] = []
+        count, size = command.max_messages, command.max_bytes
+        for source in self._rotated(sources):
+            some = await self._poll(source, command, count, size, 0)
+            received += some
+            count -= len(some)
+            size -= sum(len(each.payload) for each in some)
+            if count <= 0 or size <= 0:
+                break
+        return received
+
+    async def _wait(
+        self, sources: Sequence[_Source], command: Receive, wait_ms: int
+    ) -> list[ReceivedMessage]:
+        """Wait for messages of several members at once, which together deliver no more than was asked for."""
+        asked = self._rotated(sources)[: command.max_messages]
+        share, rest = divmod(command.max_messages, len(asked))
+        size = command.max_bytes // len(asked)
+        polls = (
+            self._poll(source, command, share + (number < rest), size, wait_ms)
+            for number, source in enumerate(asked)
+        )
+        return [message for some in await asyncio.gather(*polls) for message in some]
+
+    async def _poll(
+        self, source: _Source, command: Receive, count: int, size: int, wait_ms: int
+    ) -> list[ReceivedMessage]:
+        some = msgspec.structs.replace(
+            command, topics=source.topics, max_messages=count, max_bytes=max(1, size)
+        )
+        try:
+            return await self._receive_from(self._directory.poller(source.mailbox), some, wait_ms)
+        except (Saturated, Unavailable) as error:
+            self._avoid(source.mailbox, error)
+            return []
+
+    async def _receive_from(self, mailbox: Mailbox, command: Receive, wait_ms: int) -> list[ReceivedMessage]:
+        received = await mailbox.receive_messages(
+            command.topics,
+            max_messages=command.max_messages,
+            max_bytes=command.max_bytes,
+            visibility_ms=command.visibility_ms,
+            consumer=command.consumer,
+            wait_ms=wait_ms,
+        )
+        self._homes.add((each.receipt for each in received), mailbox.name)
+        return [ReceivedMessage(each.delivery, self._settler) for each in received]
+
+    def _rotated(self, sources: Sequence[_Source]) -> list[_Source]:
+        self._turn += 1
+        start = self._turn % len(sources) if sources else 0
+        return [*sources[start:], *sources[:start]]
+
+    def _avoid(self, mailbox: str, error: PostroomError) -> None:
+        """Leave a member out until it answers again."""
+        if mailbox in self._failing:
+            return
+        self._failing[mailbox] = error
+        probe = asyncio.create_task(self._probe(mailbox))
+        self._probes.add(probe)
+        probe.add_done_callback(self._probes.discard)
+
+    async def _probe(self, mailbox: str) -> None:
+        while True:
+            await asyncio.sleep(PROBE_SECONDS)
+            try:
+                await self._directory.poller(mailbox).list_topics()
+            except Unavailable:
+                continue
+            except PostroomError:
+                pass  # a refusal is an answer, and receives report it
+            del self._failing[mailbox]
+            return
+
+    # -- order ---
+
+    async def _find_sources(self, members: Members, topics: tuple[str, ...]) -> list[_Source]:
+        """Return the members to ask, and for which topics."""
+        sources = []
+        for name in members.names:
+            if name in self._failing:
+                continue
+            blocked = await self._find_blocked(name, members)
+            if blocked is None:
+                continue
+            if open_ := tuple(topic for topic in topics if topic not in blocked):
+                sources.append(_Source(name, open_))
+        return sources
+
+    async def _find_blocked(self, name: str, members: Members) -> set[str] | None:
+        """Return the topics of a member that wait for older members; None if that can't be found out now."""
+        cutoffs = members.cutoffs.get(name, {})
+        blocked = self._blocked.get(name)
+        if not cutoffs or (blocked is not None and not blocked):
+            return set()
+        now = asyncio.get_running_loop().time()
+        if now < self._check_at.get(name, 0):
+            return blocked
+        self._check_at[name] = now + CHECK_SECONDS
+        mailbox = self._directory.poller(name)
+        try:
+            if blocked is None and await is_drained(mailbox, members.generation):
+                self._blocked[name] = set()
+                return set()
+            undrained: set[str] = set()
+            for older, cutoff in cutoffs.items():
+                backlog = await self._directory.poller(older).get_backlog()
+                undrained |= undrained_topics(backlog.shards, cutoff)
+            # What was open once stays open: nothing of before the cut-off is added to an older member.
+            blocked = undrained if blocked is None else blocked & undrained
+            if not blocked:
+                await record_drained(mailbox, members.generation)
+        except (Saturated, Unavailable):
+            return self._blocked.get(name)
+        self._blocked[name] = blocked
+        return blocked

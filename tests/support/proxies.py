@@ -1,0 +1,133 @@
+"""Proxies, and owners of mailboxes, that serve within the test's own process."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import NamedTuple
+
+from postroom.adapters.compose import Postroom, open_mailbox
+from postroom.adapters.grpc.forwarding import ForwardingHandlers, LocalMailboxes
+from postroom.adapters.grpc.handlers import MailboxHandlers
+from postroom.adapters.grpc.node_access import NodeAccess
+from postroom.adapters.grpc.owner_channels import OwnerChannels
+from postroom.adapters.grpc.proxy_service import proxy_handlers
+from postroom.adapters.grpc.server import Handlers, serve_handlers
+from postroom.adapters.sockets.address import resolve
+from postroom.application.background import background_task
+from postroom.application.cluster.proxy import Proxy
+from postroom.application.cluster.served_mailboxes import ServedMailboxes
+from postroom.application.delivery_window import DeliveryWindows
+from postroom.application.ports.control_plane import LeaseAdmin
+from postroom.application.service import OpenSession, Service, unrestricted
+from postroom.application.surface_metrics import SurfaceMetrics
+from postroom.application.write_health import WriteHealth
+from postroom.domain.errors import NotFound
+from postroom.domain.policy import TopicPolicy
+from postroom.domain.search import EventFilter, SearchPage
+from tests.support.waiting import until
+
+
+async def no_search(filter_: EventFilter) -> SearchPage:
+    raise NotFound("There are no read models.")
+
+
+def service_of(
+    mailbox: Postroom, access: Callable[[Postroom, Callable[..., Awaitable[SearchPage]]], OpenSession]
+) -> Service:
+    return Service(
+        mailbox,
+        access(mailbox, no_search),
+        TopicPolicy(),
+        asyncio.Event(),
+        DeliveryWindows(),
+        SurfaceMetrics(),
+        WriteHealth(),
+    )
+
+
+class Owner:
+    """A process that serves mailboxes in memory.
+
+    Attributes:
+        address: `host:port`.
+    """
+
+    def __init__(self, address: str, served: ServedMailboxes, stack: AsyncExitStack) -> None:
+        self.address = address
+        self._served = served
+        self._stack = stack
+        self._removals: dict[str, Callable[[], None]] = {}
+
+    async def own(self, name: str) -> Postroom:
+        """Open a mailbox, and serve it."""
+        mailbox = await self._stack.enter_async_context(open_mailbox("memory:", name))
+        self.serve(mailbox)
+        return mailbox
+
+    def serve(self, mailbox: Postroom) -> None:
+        """Serve a mailbox."""
+        self._removals[mailbox.name] = self._served.add(service_of(mailbox, unrestricted))
+
+    def stop_serving(self, name: str) -> None:
+        """Answer calls to a mailbox as a process that does not own it."""
+        self._removals.pop(name)()
+
+
+@asynccontextmanager
+async def running_owner(address: str = "127.0.0.1:0") -> AsyncIterator[Owner]:
+    """Serve mailboxes at an address."""
+    served = ServedMailboxes()
+    async with AsyncExitStack() as mailboxes:
+        handlers = MailboxHandlers(served.find, SurfaceMetrics())
+        async with serve_handlers(resolve(address), [handlers], stop_seconds=0.5) as url:
+            yield Owner(url.partition("://")[2], served, mailboxes)
+
+
+class RunningProxy(NamedTuple):
+    """A proxy that serves at an address."""
+
+    address: str
+    proxy: Proxy
+    forwarding: ForwardingHandlers
+    channels: OwnerChannels
+
+    def metric(self, name: str, **labels: str) -> float:
+        """Return the sum of the samples of a metric that have some labels."""
+        samples = [
+            sample
+            for metric in (*self.proxy.measure(), *self.forwarding.measure())
+            if metric.name == f"postroom_proxy_{name}"
+            for sample in metric.samples
+        ]
+        return sum(
+            value
+            for each, value in samples
+            if isinstance(value, int | float) and labels.items() <= each.items()
+        )
+
+
+@asynccontextmanager
+async def running_proxy(
+    control_plane: LeaseAdmin,
+    *,
+    access: NodeAccess | None = None,
+    local: LocalMailboxes | None = None,
+    waits: bool = True,
+) -> AsyncIterator[RunningProxy]:
+    """Serve a proxy.
+
+    Arguments:
+        waits: return once it has a routing table.
+    """
+    access = access or NodeAccess()
+    proxy = Proxy("proxy-1", control_plane, time.monotonic)
+    channels = OwnerChannels(lambda address: access.open_channel(address, is_shared=False))
+    forwarding = ForwardingHandlers(proxy, channels, local)
+    handlers: list[Handlers] = [forwarding, *proxy_handlers(proxy, access)]
+    async with serve_handlers(resolve("127.0.0.1:0"), handlers, stop_seconds=0.5) as url:
+        address = url.partition("://")[2]
+        async with background_task(proxy.run(address)):
+            if waits:
+                await until(lambda: proxy.is_ready)
+            yield RunningProxy(address, proxy, forwarding, channels)
