@@ -29,7 +29,6 @@ __all__ = [
     "LeaseStores",
     "LeaseStreamSettings",
     "RunningAdmin",
-    "connect_control_plane",
     "load_policies",
     "open_leases",
     "serve_admin",
