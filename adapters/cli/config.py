@@ -12,6 +12,7 @@ from postroom.adapters.cli.admin import AdminSettings
 from postroom.adapters.cli.cluster_settings import ClusterSettings
 from postroom.adapters.cli.project import SearchSettings
 from postroom.adapters.cli.proxy import ProxySettings
+from postroom.adapters.cli.runner import RunnerSection
 from postroom.adapters.cli.serve import ServeSettings
 from postroom.adapters.cli.session import ArchiveSettings, OwnerSection, RelaySettings, Session
 from postroom.adapters.cli.settings import Settings
@@ -39,6 +40,7 @@ _KINDS: Mapping[str, type[msgspec.Struct]] = {
     "tracing": TracingSettings,
     "cluster": ClusterSettings,
     "proxy": ProxySettings,
+    "runner": RunnerSection,
     "admin": AdminSettings,
 }
 _FREE = ("schedules", "streams", "consumers")

@@ -28,6 +28,7 @@ LONG_RUNNING = {
     "schedule",
     "outbox relay",
     "inbox consume",
+    "runner",
 }
 MAX_EXPOSURE = 20
 """Tenths of what `systemd-analyze security` calls the exposure level, of 100."""
