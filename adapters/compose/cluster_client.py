@@ -61,8 +61,9 @@ async def connect_cluster(
         token: sent with each call as `authorization: Bearer`.
         tls: certificates; None connects without TLS.
 
-    Raises: InvalidRequest for a malformed URL; NotFound when the URL names another mailbox; Unavailable when
-        no proxy can be reached, or a mailbox has no owner for the time of a call.
+    Raises: InvalidRequest for a malformed URL; NotFound when the URL names another mailbox than `mailbox`, or
+        one that the cluster never had; Unavailable when no proxy can be reached, or a mailbox has no owner
+        for the time of a call.
     """
     parsed = parse_cluster_url(url)
     name = parsed.mailbox or mailbox
