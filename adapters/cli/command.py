@@ -22,6 +22,7 @@ from postroom.domain.errors import PostroomError
 LONG_RUNNING = (
     "serve",
     "admin",
+    "runner",
     "work",
     "schedule",
     "ingest",

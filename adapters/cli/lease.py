@@ -11,8 +11,8 @@ from postroom.adapters.cli.cluster_settings import DEFAULT_ADMIN, ClusterSetting
 from postroom.adapters.cli.session import Session
 from postroom.adapters.cli.tables import Id, Time
 from postroom.adapters.cli.values import exact_duration, format_duration
-from postroom.adapters.compose.admin import LeaseAdmin, connect_control_plane
-from postroom.adapters.compose.cluster import check_admins
+from postroom.adapters.compose.admin import LeaseAdmin
+from postroom.adapters.compose.cluster import check_admins, connect_control_plane
 from postroom.domain.errors import InvalidRequest, NotFound
 from postroom.domain.names import check_mailbox, describe_choices
 

@@ -1,6 +1,6 @@
 """Wiring of an admin: a lease store, the control plane over it, and its gRPC services."""
 
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -29,7 +29,6 @@ __all__ = [
     "LeaseStores",
     "LeaseStreamSettings",
     "RunningAdmin",
-    "connect_control_plane",
     "load_policies",
     "open_leases",
     "serve_admin",
@@ -146,15 +145,3 @@ async def serve_admin(
         await opened.enter_async_context(control_plane.running())
         url = await opened.enter_async_context(serve_handlers(target, handlers, tls))
         yield RunningAdmin(url, control_plane)
-
-
-@asynccontextmanager
-async def connect_control_plane(
-    admins: Sequence[str], access: "NodeAccess | None" = None
-) -> AsyncIterator[LeaseAdmin]:
-    """Use the control plane of some admins for as long as the context lasts; see `connect_admins`."""
-    with explain_missing_extra("cluster"):
-        from postroom.adapters.grpc.admin_client import connect_admins
-
-    async with connect_admins(admins, access) as control_plane:
-        yield control_plane

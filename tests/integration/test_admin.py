@@ -171,6 +171,17 @@ async def test_a_client_asks_the_next_admin_when_one_is_gone_or_paused(admin, si
             await client.list_leases()
 
 
+async def test_a_caller_that_has_no_time_for_a_second_admin_asks_it_the_next_time(
+    admin, silent_address
+) -> None:
+    async with connect_admins([silent_address, address(admin)], attempt_ms=60_000) as client:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.1):
+                await client.list_leases()
+        async with asyncio.timeout(30):
+            assert await client.list_leases() == []
+
+
 @pytest.fixture(params=["sqlite", "postgresql"])
 def store_address(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """The address of a lease store that several processes may use."""
