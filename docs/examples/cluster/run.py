@@ -23,6 +23,7 @@ MAILBOX = "shop@a"
 TOPIC = "orders"
 KEYS = 8
 VISIBILITY_MS = 2_000
+POLL_SECONDS = 1.0
 SETTINGS = """
 [admin]
 ttl_ms = 4_000
@@ -206,6 +207,7 @@ async def demonstrate(cluster: Cluster, count: int) -> int:
             say(f"{before['runner']} was killed (kill -9) after {len(traffic.sent)} messages were sent.")
             after = before
             while after["status"] != "active" or after["epoch"] == before["epoch"]:
+                await asyncio.sleep(POLL_SECONDS)
                 after = await asyncio.to_thread(cluster.lease)
             say(f"The lease moved: {after['runner']} acquired it, in epoch {after['epoch']}.")
             (route,) = (await asyncio.to_thread(cluster.show, "route", "list"))["routes"]
@@ -222,7 +224,7 @@ async def demonstrate(cluster: Cluster, count: int) -> int:
 def main() -> None:
     """Run the demonstration."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--messages", type=int, default=3_000)
+    parser.add_argument("--messages", type=int, default=1_500)
     parser.add_argument("--standalone", action="store_true", help="keep leases in a file, without NATS")
     options = parser.parse_args()
     for name in [name for name in os.environ if name.startswith("POSTROOM_")]:
