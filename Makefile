@@ -66,6 +66,12 @@ SEEDS ?= 10000
 simulation: .venv ## Simulate SEEDS (10000) clusters with crashes, pauses, bad networks and bad clocks
 	@$(bin)/python -m tests.simulation.cluster --seed $(SEED) --seeds $(SEEDS)
 
+ROUNDS ?= 10
+
+.PHONY: linearizability
+linearizability: .venv ## Kill, pause and cut off processes of a cluster for ROUNDS (10), and check their histories
+	@$(bin)/python -m tests.linearizability $(ROUNDS)
+
 bench: .venv/java-ready ## Measure, and write bench.json
 	@$(with_java) $(bin)/python -m tests.benchmarks
 
