@@ -154,7 +154,6 @@ async def _serve(
             policies=policies,
             settings=ControlPlaneSettings(member_ttl_ms=settings.member_ttl_ms),
         ) as served:
-            _report(session, served)
             reloads = [_lease_policies(served, flags)]
             if protection.tls is not None:
                 from postroom.adapters.cli.serve import tls_certificates
@@ -162,6 +161,7 @@ async def _serve(
                 reloads.append(tls_certificates(protection.tls))
             with monitoring(session, metrics_port, served.control_plane.monitor):
                 async with running(session, stop.set, reloads):
+                    _report(session, served)
                     await stop.wait()
             session.out.note("Stopping.")
     finally:

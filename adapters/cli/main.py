@@ -75,6 +75,7 @@ COMMANDS: Entries = {
         OPERATIONS,
     ),
     "serve": Command("serve:serve", OPERATIONS),
+    "proxy": Command("proxy:proxy", OPERATIONS),
     "runner": Command("runner:runner", OPERATIONS),
     "admin": Command("admin:admin", OPERATIONS),
     "lease": Group(

@@ -151,16 +151,16 @@ async def _run(
         open_runner(store, settings, access, control_plane) as opened,
     ):
         number = pluralize(len(settings.mailboxes), "mailbox", "mailboxes")
-        session.out.result(
-            {"runner": settings.runner, "address": opened.url, "mailboxes": list(settings.mailboxes)},
-            f"Runner {settings.runner} of {session.shown_store} at {opened.url}, {number}.",
-        )
-        session.out.flush()
         reloads = [_policies(opened.host), *reloads]
         if isinstance(access, CheckedAccess):
             reloads.append(principal_quotas(access))
         with monitoring(session, metrics_port, opened.monitor()):
             async with running(session, opened.runner.stop, reloads):
+                session.out.result(
+                    {"runner": settings.runner, "address": opened.url, "mailboxes": list(settings.mailboxes)},
+                    f"Runner {settings.runner} of {session.shown_store} at {opened.url}, {number}.",
+                )
+                session.out.flush()
                 await opened.runner.run()
 
 

@@ -48,6 +48,7 @@ from tests.integration.ingest_world import MAILBOX, envelopes, namespace, publis
 from tests.projections import following
 from tests.support.cluster import lease_request
 from tests.support.outboxes import order_placed, record
+from tests.support.proxies import proxy_metrics
 from tests.support.servers.nats import NatsServer
 
 GOLDEN = Path(__file__).with_name("metrics.txt")
@@ -188,7 +189,8 @@ async def test_names_types_and_labels_are_those_of_the_golden_file_and_promtool_
     services: Services, messaging_database: str, tmp_path: Path
 ) -> None:
     record(messaging_database, order_placed("o-1", 1))
-    metrics = {each.name: each for each in [*await mailbox_metrics(), *await admin_metrics()]}
+    observed = [*await mailbox_metrics(), *await admin_metrics(), *await proxy_metrics()]
+    metrics = {each.name: each for each in observed}
     async with services.relay() as relay, services.inbox() as inbox, services.ingester() as ingester:
         for monitor, name in (
             (relay, "postroom_outbox_published"),
