@@ -30,10 +30,13 @@ help: ## List the targets
 # Many tests wait for servers, so a few more workers than cores are quicker.
 WORKERS ?= 4
 
-.PHONY: demo example test test-pythons bench bench-spark
+.PHONY: demo demo-cluster example test test-pythons bench bench-spark
 demo: .venv ## Send, receive, crash, rebuild and search on an empty store; without Java, all but the search
 	@scripts/ensure-java.sh || true
 	@$(with_java) $(bin)/postroom demo
+
+demo-cluster: .venv ## Kill the runner of a mailbox while messages flow: leases in three NATS servers, admins, proxies and runners
+	@$(bin)/python -m docs.examples.cluster.run
 
 example: .venv ## Place an order, crash, and see it shipped once: outbox and inbox on real servers
 	@$(bin)/python -m docs.examples.orders.run
