@@ -24,7 +24,7 @@ def plane() -> ControlPlane:
     return ControlPlane(MemoryLeaseStore(), ManualClock(), RecordedPush(), call_at_once)
 
 
-@pytest.mark.parametrize("value", VALUES, ids=repr)
+@pytest.mark.parametrize("value", VALUES, ids=lambda value: type(value).__name__)
 async def test_a_malformed_argument_is_refused_and_changes_nothing(plane: ControlPlane, value: Any) -> None:
     request = msgspec.structs.asdict(lease_request())
     heartbeat = {"mailbox": MAILBOX, "runner": "runner-1", "proxy": "proxy-1"}
