@@ -13,10 +13,14 @@ if TYPE_CHECKING:
     from postroom.adapters.compose.serve import Protection
 
 
+DEFAULT_ADMIN = "127.0.0.1:8981"
+
+
 class ClusterSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Settings of `[cluster]`: how admins, runners and proxies know each other.
 
     Arguments:
+        admin: `host:port` of the admins, with commas between them.
         node_token: secret that all of them share, 32 characters or more; None for none.
         tls: call the others with TLS; so do `ca` and `certificate`.
         ca: file in PEM of the authorities that the others' certificates may be signed by; None takes the
@@ -24,6 +28,7 @@ class ClusterSettings(msgspec.Struct, frozen=True, kw_only=True):
         certificate, key: files in PEM of the certificate with which this process calls the others.
     """
 
+    admin: str = DEFAULT_ADMIN
     node_token: str | None = None
     tls: bool = False
     ca: str | None = None

@@ -19,7 +19,16 @@ from postroom.adapters.cli.settings import InvalidSettings, Settings, load_setti
 from postroom.application.extras import explain_missing_extra
 from postroom.domain.errors import PostroomError
 
-LONG_RUNNING = ("serve", "work", "schedule", "ingest", "outbox relay", "inbox consume", "project follow")
+LONG_RUNNING = (
+    "serve",
+    "runner",
+    "work",
+    "schedule",
+    "ingest",
+    "outbox relay",
+    "inbox consume",
+    "project follow",
+)
 """Commands that export their spans; others end before it would be worth the import."""
 PANEL = "Options of every command"
 Flags = dict[str, Any]

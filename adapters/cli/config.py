@@ -8,8 +8,11 @@ import msgspec
 from typer import Argument
 
 from postroom.adapters.cli.access_settings import AccessSection
+from postroom.adapters.cli.admin import AdminSettings
 from postroom.adapters.cli.cluster_settings import ClusterSettings
 from postroom.adapters.cli.project import SearchSettings
+from postroom.adapters.cli.proxy import ProxySettings
+from postroom.adapters.cli.runner import RunnerSection
 from postroom.adapters.cli.serve import ServeSettings
 from postroom.adapters.cli.session import ArchiveSettings, OwnerSection, RelaySettings, Session
 from postroom.adapters.cli.settings import Settings
@@ -36,6 +39,9 @@ _KINDS: Mapping[str, type[msgspec.Struct]] = {
     "relay": RelaySettings,
     "tracing": TracingSettings,
     "cluster": ClusterSettings,
+    "proxy": ProxySettings,
+    "runner": RunnerSection,
+    "admin": AdminSettings,
 }
 _FREE = ("schedules", "streams", "consumers")
 """Sections whose keys are names that the user chose; only these are shown."""

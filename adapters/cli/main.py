@@ -75,6 +75,17 @@ COMMANDS: Entries = {
         OPERATIONS,
     ),
     "serve": Command("serve:serve", OPERATIONS),
+    "proxy": Command("proxy:proxy", OPERATIONS),
+    "runner": Command("runner:runner", OPERATIONS),
+    "admin": Command("admin:admin", OPERATIONS),
+    "lease": Group(
+        "Leases of the mailboxes of a cluster: list and release them.",
+        {"list": Command("lease:list_leases"), "release": Command("lease:release")},
+        OPERATIONS,
+    ),
+    "route": Group(
+        "Routes to the runners of mailboxes: list them.", {"list": Command("lease:list_routes")}, OPERATIONS
+    ),
     "mailbox": Group(
         "Mailboxes of a store: list them.", {"list": Command("mailbox:list_mailboxes")}, OPERATIONS
     ),

@@ -96,7 +96,9 @@ def serve(
             raise InvalidSettings(f"[serve]: {name} must be at least 1; it was {getattr(settings, name)}.")
     if settings.amnesia:
         session = enter_amnesia(session, settings.http, settings.grpc)
-    opening: AbstractAsyncContextManager[Access] = nullcontext(unrestricted) if dev else _open_access(session)
+    opening: AbstractAsyncContextManager[Access] = (
+        nullcontext(unrestricted) if dev else checked_access(session)
+    )
     with explain_missing_extra("serve"):
         import uvloop
     protection = settings.protection()
@@ -109,7 +111,7 @@ def serve(
     uvloop.run(_serve(session, surfaces, opening, reloads, amnesia=settings.amnesia))
 
 
-def _open_access(session: Session) -> AbstractAsyncContextManager[Access]:
+def checked_access(session: Session) -> AbstractAsyncContextManager[Access]:
     """Return access by capabilities; raise InvalidRequest when there is no key, before anything is opened."""
     section = session.settings.section("access", AccessSection)
     keys = open_key_ring(session.store, section.key_file)
@@ -118,7 +120,8 @@ def _open_access(session: Session) -> AbstractAsyncContextManager[Access]:
     return open_access(session.store, key_file=section.key_file, settings=section.control(), audit=audit)
 
 
-def _cache_ttl_ms(session: Session) -> int:
+def cache_ttl_ms(session: Session) -> int:
+    """Return how long a verified token is not verified again."""
     return session.settings.section("access", AccessSection).cap_cache_ttl_ms
 
 
@@ -160,7 +163,7 @@ async def _serve(
             default_policy=session.settings.policy,
             search=mailbox.search_unsettled if amnesia else None,
             measure=mailbox.measure,
-            cap_cache_ttl_ms=None if access is unrestricted else _cache_ttl_ms(session),
+            cap_cache_ttl_ms=None if access is unrestricted else cache_ttl_ms(session),
         ) as addresses,
     ):
         if session.out.as_json:

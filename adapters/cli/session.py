@@ -15,6 +15,7 @@ from postroom.domain.errors import InvalidRequest, NotFound
 from postroom.domain.names import describe_choices
 
 if TYPE_CHECKING:
+    from postroom.adapters.compose import OwnerSettings
     from postroom.adapters.compose.connect import SharedMailbox
     from postroom.adapters.compose.queries import Reader
     from postroom.domain.mailbox.events import MailboxMode
@@ -213,7 +214,7 @@ class Session:
 
         Raises: NotFound when they do not exist and `create` is false, or the store's folder does not exist.
         """
-        from postroom.adapters.compose import OwnerSettings, list_mailboxes
+        from postroom.adapters.compose import list_mailboxes
         from postroom.adapters.compose.connect import share_mailbox
 
         self._refuse_server()
@@ -223,18 +224,7 @@ class Session:
             self._check_folder()
         else:
             _check_mailbox(name, list_mailboxes(self.existing_store()), self.shown_store)
-        owner_settings = OwnerSettings(
-            mode=mode,
-            durability=settings.durability,
-            limits=settings.limits,
-            default_policy=settings.policy,
-            owner=f"postroom {self.command}, process {os.getpid()} on {socket.gethostname()}",
-            archive=self.archive(),
-            accept_clock=self._accept_clock,
-            outboxes=settings.section("relay", RelaySettings).databases,
-            amnesia=amnesia,
-            listen=settings.section("owner", OwnerSection).listen,
-        )
+        owner_settings = self.owner_settings()._replace(mode=mode, amnesia=amnesia)
         async with share_mailbox(
             self.store, name, timeout_ms=settings.timeout_ms, settings=owner_settings
         ) as shared:
@@ -244,6 +234,31 @@ class Session:
                 except InvalidRequest as error:
                     raise InvalidRequest(f'[topics."{topic}"] in {settings.file}: {error}') from error
             yield shared
+
+    def owner_settings(self) -> "OwnerSettings":
+        """Return how this process opens the mailboxes that it owns."""
+        from postroom.adapters.compose import OwnerSettings
+
+        settings = self.settings
+        return OwnerSettings(
+            durability=settings.durability,
+            limits=settings.limits,
+            default_policy=settings.policy,
+            owner=f"postroom {self.command}, process {os.getpid()} on {socket.gethostname()}",
+            archive=self.archive(),
+            accept_clock=self._accept_clock,
+            outboxes=settings.section("relay", RelaySettings).databases,
+            listen=settings.section("owner", OwnerSection).listen,
+        )
+
+    def writable_store(self) -> str:
+        """Return the store after checking that it can be created.
+
+        Raises: NotFound when its folder does not exist, InvalidRequest for the URL of a server.
+        """
+        self._refuse_server()
+        self._check_folder()
+        return self.store
 
     def _refuse_server(self) -> None:
         if self.is_remote:

@@ -1,5 +1,7 @@
 """Wiring of what admins, runners and proxies have in common."""
 
+from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING
 
 from postroom.adapters.compose.remote import ClientTls
@@ -9,9 +11,16 @@ from postroom.domain.errors import InvalidRequest
 from postroom.domain.names import check_address
 
 if TYPE_CHECKING:  # grpcio is an extra
+    from postroom.adapters.grpc.admin_client import ControlPlaneClient
     from postroom.adapters.grpc.node_access import NodeAccess
 
-__all__ = ["NodeAccess", "advertised_address", "check_admins", "open_node_access"]
+__all__ = [
+    "NodeAccess",
+    "advertised_address",
+    "check_admins",
+    "connect_control_plane",
+    "open_node_access",
+]
 
 WILDCARDS = ("0.0.0.0", "::")
 
@@ -22,6 +31,16 @@ def open_node_access(token: str | None, tls: ClientTls | None) -> "NodeAccess":
     from postroom.adapters.grpc.node_access import NodeAccess as NodeAccess  # what the command line names
 
     return NodeAccess(token, None if tls is None else tls.check())
+
+
+@explain_missing_extra("cluster")
+def connect_control_plane(
+    admins: Sequence[str], access: "NodeAccess | None" = None
+) -> AbstractAsyncContextManager["ControlPlaneClient"]:
+    """Use the control plane behind the addresses of admins; see `connect_admins`."""
+    from postroom.adapters.grpc.admin_client import connect_admins
+
+    return connect_admins(admins, access)
 
 
 def check_admins(text: str) -> list[str]:

@@ -61,18 +61,16 @@ async def connect_cluster(
         token: sent with each call as `authorization: Bearer`.
         tls: certificates; None connects without TLS.
 
-    Raises: InvalidRequest for a malformed URL; NotFound when the URL names another mailbox; Unavailable when
-        no proxy can be reached, or a mailbox has no owner for the time of a call.
+    Raises: InvalidRequest for a malformed URL; NotFound when the URL names another mailbox than `mailbox`, or
+        one that the cluster never had; Unavailable when no proxy can be reached, or a mailbox has no owner
+        for the time of a call.
     """
     parsed = parse_cluster_url(url)
     name = parsed.mailbox or mailbox
     if name is not None and (mailbox not in (None, name) or name.partition("@")[0] != parsed.namespace):
         raise NotFound(f"{url} names the mailbox {parsed.mailbox or parsed.namespace}, not {mailbox}.")
-    metadata = () if token is None else (("authorization", f"Bearer {token}"),)
     async with AsyncExitStack() as opened:
-        routes = OwnerRoutes(
-            parsed.proxies, parsed.namespace, lambda address: open_channel(address, tls), metadata=metadata
-        )
+        routes = OwnerRoutes(parsed.proxies, parsed.namespace, lambda address: open_channel(address, tls))
         opened.push_async_callback(routes.close)
         directory = _Directory(routes, parsed.namespace, timeout_ms, token)
         if name is not None:

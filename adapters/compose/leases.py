@@ -71,5 +71,5 @@ def _refuse_other_urls(address: str) -> None:
     if separator:
         raise InvalidRequest(
             f"The lease store begins with {scheme}://; a lease store is a file, memory: or "
-            "postgresql://user@host/database."
+            "postgresql://user@host/database. A store on JetStream has a setting of its own."
         )

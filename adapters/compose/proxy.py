@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING, NamedTuple
 
-from postroom.adapters.compose.cluster import NodeAccess, advertised_address
+from postroom.adapters.compose.cluster import advertised_address
 from postroom.adapters.sockets.protection import Protection
 from postroom.application.background import background_task
 from postroom.application.cluster.proxy import Proxy
@@ -15,8 +15,9 @@ from postroom.application.monitor import Monitor
 
 if TYPE_CHECKING:  # grpcio is an extra
     from postroom.adapters.grpc.forwarding import LocalMailboxes
+    from postroom.adapters.grpc.node_access import NodeAccess
 
-ROUTING_TABLE = "routing table"
+ROUTING_TABLE = "routing_table"
 
 
 class ServedProxy(NamedTuple):
@@ -40,7 +41,7 @@ async def serve_proxy(
     admins: Sequence[str],
     listen: str,
     *,
-    access: NodeAccess,
+    access: "NodeAccess",
     protection: Protection,
     address: str | None = None,
     local: "LocalMailboxes | None" = None,

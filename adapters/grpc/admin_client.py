@@ -178,8 +178,10 @@ class ControlPlaneClient:
                 answer = await self._attempt(self._admins[index], name, request, metadata)
             except Unavailable as error:
                 failures.append(error)
-                if self._preferred == index:  # unless a call beside this one has moved on
-                    self._preferred = (index + 1) % len(self._admins)
+                self._pass_over(index)
+            except asyncio.CancelledError:  # a heartbeat of a short lease has less time than an attempt
+                self._pass_over(index)
+                raise
             else:
                 self._preferred = index
                 return answer
@@ -187,6 +189,11 @@ class ControlPlaneClient:
             raise failures[0]
         texts = " ".join(dict.fromkeys(map(str, failures)))
         raise Unavailable(f"None of {len(failures)} admins answered: {texts}", failures[0].retry_after_ms)
+
+    def _pass_over(self, index: int) -> None:
+        """Ask the next admin first, unless a call beside this one has moved on."""
+        if self._preferred == index:
+            self._preferred = (index + 1) % len(self._admins)
 
     async def _attempt(
         self, admin: _Admin, name: str, request: Any, metadata: Metadata

@@ -42,21 +42,12 @@ class OwnerRoutes:
     Arguments:
         proxies: addresses of proxies, `host:port`.
         open_channel: opens a channel to an address.
-        metadata: of each question.
     """
 
-    def __init__(
-        self,
-        proxies: Sequence[str],
-        namespace: str,
-        open_channel: OpenChannel,
-        *,
-        metadata: tuple[tuple[str, str], ...] = (),
-    ) -> None:
+    def __init__(self, proxies: Sequence[str], namespace: str, open_channel: OpenChannel) -> None:
         self._proxies = list(proxies)
         self._namespace = namespace
         self._open_channel = open_channel
-        self._metadata = metadata
         self._channels: dict[str, grpc.aio.Channel] = {}
         self._routes: dict[str, pb.Route] = {}
         self._forgotten: set[str] = set()
@@ -81,7 +72,7 @@ class OwnerRoutes:
     async def find(self, mailbox: str) -> Target:
         """Return the server to call for a mailbox: its owner, or a proxy while the owner can't be reached.
 
-        Raises: Unavailable when nobody is known to own the mailbox.
+        Raises: Unavailable when no proxy answers either.
         """
         if mailbox not in self._routes or mailbox in self._forgotten:
             try:
@@ -90,9 +81,8 @@ class OwnerRoutes:
                 if mailbox not in self._routes:
                     raise
         route = self._routes.get(mailbox)
-        if route is None:
-            raise Unavailable(f"Mailbox {mailbox} has no owner at present; repeat the call.", RETRY_MS)
-        return await self._connect_owner(route.address) or self._target(self._proxies[0])
+        owner = None if route is None else await self._connect_owner(route.address)
+        return owner or self._target(self._proxies[0])  # which knows whether there is such a mailbox
 
     def forget(self, mailbox: str) -> None:
         """Ask for the route of a mailbox again before its next call."""
@@ -128,7 +118,7 @@ class OwnerRoutes:
             try:
                 # Both deadlines: gRPC's is not kept by a process whose threads are starved.
                 async with asyncio.timeout(2 * RESOLVE_SECONDS):
-                    response = await call(request, timeout=RESOLVE_SECONDS, metadata=self._metadata)
+                    response = await call(request, timeout=RESOLVE_SECONDS)
             except TimeoutError:
                 failure = Unavailable(f"{target.where} did not answer in time.", RETRY_MS)
             except grpc.aio.AioRpcError as error:
@@ -163,6 +153,7 @@ class OwnerRoutes:
                 await target.channel.channel_ready()
         except (TimeoutError, InvalidRequest, Unavailable):
             self._avoided[address] = now + AVOID_SECONDS
+            self._forgotten |= {name for name, route in self._routes.items() if route.address == address}
             return None
         return target
 

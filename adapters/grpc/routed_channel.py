@@ -15,6 +15,8 @@ from postroom.domain.errors import Unavailable, WrongOwner
 ATTEMPT_SECONDS = 5.0
 """Time without an answer after which an attempt is given up, and its server avoided, besides long polls."""
 MOVED_RETRY_MS = 100
+MAX_SILENCE = 2
+"""Heartbeats of a stream without which its server is avoided."""
 MAX_MOVES = 2
 """Attempts of a call while its mailbox moves; then it is repeated with a pause, by `MailboxClient`."""
 _GONE = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
@@ -31,6 +33,8 @@ class RoutedChannel:
     def __init__(self, routes: OwnerRoutes, mailbox: str) -> None:
         self._routes = routes
         self._mailbox = mailbox
+        self._methods: dict[tuple[str, str], Any] = {}
+        """Methods by the address of the server and their paths."""
 
     def unary_unary(
         self, method: str, request_serializer: Any, response_deserializer: Any
@@ -40,7 +44,10 @@ class RoutedChannel:
         async def call(request: Any, metadata: tuple[tuple[str, str], ...]) -> Any:
             for _ in range(MAX_MOVES):
                 target = await self._routes.find(self._mailbox)
-                send = target.channel.unary_unary(method, request_serializer, response_deserializer)
+                key = target.address, method
+                if (send := self._methods.get(key)) is None:
+                    send = target.channel.unary_unary(method, request_serializer, response_deserializer)
+                    self._methods[key] = send
                 try:
                     async with asyncio.timeout(ATTEMPT_SECONDS + getattr(request, "wait_ms", 0) / 1_000):
                         return await send(request, metadata=self._metadata(metadata))
@@ -69,7 +76,7 @@ class RoutedChannel:
                 send = target.channel.unary_stream(method, request_serializer, response_deserializer)
                 return target, send(request, metadata=self._metadata(metadata))
 
-            return _RoutedStream(self, start)
+            return _RoutedStream(self, start, MAX_SILENCE * request.heartbeat_ms / 1_000)
 
         return call
 
@@ -85,6 +92,10 @@ class RoutedChannel:
                 self._routes.avoid(target, self._mailbox)
         return False
 
+    def avoid(self, target: Target) -> None:
+        """Call another server than one that is silent."""
+        self._routes.avoid(target, self._mailbox)
+
     def moving(self) -> Unavailable:
         """Return the error of a call that found no owner."""
         return Unavailable(f"Mailbox {self._mailbox} is changing its owner; repeat the call.", MOVED_RETRY_MS)
@@ -95,18 +106,27 @@ class RoutedChannel:
 
 
 class _RoutedStream:
-    """A call with a stream of answers that begins when the first one is read."""
+    """A call with a stream of answers that begins when the first one is read.
 
-    def __init__(self, channel: RoutedChannel, start: Callable[[], Awaitable[tuple[Target, Any]]]) -> None:
+    Arguments:
+        silence: seconds without an answer after which a server that is left is avoided.
+    """
+
+    def __init__(
+        self, channel: RoutedChannel, start: Callable[[], Awaitable[tuple[Target, Any]]], silence: float
+    ) -> None:
         self._channel = channel
         self._start = start
+        self._silence = silence
         self._started: tuple[Target, Any] | None = None
+        self._heard_at = 0.0
 
     async def read(self) -> Any:
         """Return the next answer, or EOF."""
         if self._started is None:
             self._started = await self._start()
         target, call = self._started
+        self._heard_at = asyncio.get_running_loop().time()
         try:
             return await call.read()
         except grpc.aio.AioRpcError as error:
@@ -117,4 +137,7 @@ class _RoutedStream:
     def cancel(self) -> None:
         """End the call."""
         if self._started is not None:
-            self._started[1].cancel()
+            target, call = self._started
+            call.cancel()
+            if asyncio.get_running_loop().time() - self._heard_at > self._silence:
+                self._channel.avoid(target)

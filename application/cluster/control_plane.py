@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import TypeVar
 
 from postroom.application.background import background_task
@@ -14,6 +14,7 @@ from postroom.application.cluster.lease_policies import LeasePolicies
 from postroom.application.cluster.lease_statistics import LeaseStatistics
 from postroom.application.cluster.registered_proxies import RegisteredProxies
 from postroom.application.cluster.runners import RegisteredRunner, Runners
+from postroom.application.leases.lease_projection import LeaseProjection
 from postroom.application.leases.lease_table import LeaseTable
 from postroom.application.leases.leases import Leases
 from postroom.application.metrics import Metric
@@ -32,6 +33,7 @@ from postroom.application.ports.control_plane import (
     RunnerRegistration,
 )
 from postroom.application.ports.lease_store import LeaseStore
+from postroom.application.ports.lease_tables import LeaseTables
 from postroom.application.ports.route_push import RoutePush
 from postroom.domain.arguments import check_int, check_items
 from postroom.domain.errors import InvalidRequest, LeaseHeld, LeaseLost, Saturated, Unavailable
@@ -41,6 +43,7 @@ from postroom.domain.lease.proxy import LeaveProxy, Proxy, RegisterProxy
 from postroom.domain.message import MS
 from postroom.domain.names import check_address, check_mailbox, check_member
 
+MAX_PROXIES = 1_000
 MAX_MAILBOXES = 10_000
 """Of which a runner may say that it has the lease."""
 
@@ -56,6 +59,7 @@ class ControlPlane:
 
     Arguments:
         blocking: runs functions that block, in threads.
+        tables: RFC-049's tables, which are kept current; None for none.
     """
 
     def __init__(
@@ -66,6 +70,7 @@ class ControlPlane:
         blocking: Blocking,
         policies: LeasePolicies | None = None,
         settings: ControlPlaneSettings | None = None,
+        tables: LeaseTables | None = None,
     ) -> None:
         self._settings = settings = settings or ControlPlaneSettings()
         self._clock = clock
@@ -77,8 +82,16 @@ class ControlPlane:
         self._statistics = LeaseStatistics()
         self._runners = Runners(settings.member_ttl_ms, 3 * settings.member_interval_ms)
         self._proxies = RegisteredProxies(push, self._counts.pushes, settings.member_ttl_ms, clock.uptime)
+        projection = None if tables is None else LeaseProjection(self._leases, tables, clock.wall)
         self._follower = LeaseFollower(
-            store, self._leases, self._table, settings, blocking, self._proxies.add_changes, self._counts
+            store,
+            self._leases,
+            self._table,
+            settings,
+            blocking,
+            self._proxies.add_changes,
+            self._counts,
+            None if projection is None else projection.update,
         )
 
     @asynccontextmanager
@@ -105,7 +118,11 @@ class ControlPlane:
 
         async def collect() -> list[Metric]:
             states = Counter[str](self._state(each) for each in self._table.leases())
-            members = Counter[str](each.kind for each in await self.list_members())
+            now = self._clock.uptime()
+            members = {
+                "proxy": len(self._table.proxies()),
+                "runner": len(self._runners.alive(now)),
+            }
             return list(control_plane_metrics(self._counts, states, members, self._table.position))
 
         async def find_missing() -> list[str]:
@@ -188,9 +205,15 @@ class ControlPlane:
 
         Raises: Unavailable while a proxy of this id is alive at another address.
         """
+        check_member("The proxy id", proxy)
         check_int("position", position)
         check_address("The address of the proxy", address)
-        for each in self._table.proxies():
+        proxies = self._table.proxies()
+        if len(proxies) >= MAX_PROXIES and all(each.proxy != proxy for each in proxies):
+            raise Saturated(
+                f"The cluster has {MAX_PROXIES:,} proxies, which is the most.", self._settings.member_ttl_ms
+            )
+        for each in proxies:
             if each.proxy == proxy and each.address != address:
                 raise Unavailable(
                     f"Proxy {proxy} is registered at {each.address}; stop that process, or use another id. "
@@ -255,11 +278,14 @@ class ControlPlane:
             await self._follower.assign_partitions()
 
     async def list_leases(self, mailbox: str | None = None) -> list[LeaseSummary]:
-        """Return the leases by mailbox, also those that ended."""
+        """Return the leases by mailbox, also those that ended; the last known ones if the store is away."""
+        if mailbox is not None:
+            check_mailbox(mailbox)
+        await self._refresh()
         if mailbox is None:
             leases = self._table.leases()
         else:
-            lease = self._table.lease(check_mailbox(mailbox))
+            lease = self._table.lease(mailbox)
             leases = [] if lease is None else [lease]
         return [
             self._statistics.summarize(
@@ -269,11 +295,13 @@ class ControlPlane:
         ]
 
     async def list_routes(self) -> RoutingSnapshot:
-        """Return the routing table, by mailbox."""
+        """Return the routing table, by mailbox; the last known one if the store is away."""
+        await self._refresh()
         return self._snapshot()
 
     async def list_members(self) -> list[Member]:
         """Return the proxies and runners that are alive, by kind and id."""
+        await self._refresh()
         now = self._clock.uptime()
         runners = [
             Member(
@@ -286,6 +314,11 @@ class ControlPlane:
             for each in self._runners.alive(now)
         ]
         return [*(self._member(each, now) for each in self._table.proxies()), *runners]
+
+    async def _refresh(self) -> None:
+        """Read what other admins wrote."""
+        with suppress(Unavailable):
+            await self._follower.read()
 
     async def _change(self, work: Callable[[], T]) -> T:
         """Change a lease, count a refusal, and read the log soon."""

@@ -31,6 +31,7 @@ class LeaseFollower:
     Arguments:
         table: changed by this object only.
         on_changes: called with changes of routes, in the order of the log.
+        project: brings RFC-049's tables up to date; None for none.
     """
 
     def __init__(
@@ -42,6 +43,7 @@ class LeaseFollower:
         blocking: Blocking,
         on_changes: Callable[[Sequence[RouteChange]], None],
         counts: ControlPlaneCounts,
+        project: Callable[[], object] | None = None,
     ) -> None:
         self._store = store
         self._leases = leases
@@ -50,6 +52,7 @@ class LeaseFollower:
         self._blocking = blocking
         self._on_changes = on_changes
         self._counts = counts
+        self._project = project
         self._reading = asyncio.Lock()
         self._hint = asyncio.Event()
         self._is_complete = False
@@ -95,6 +98,7 @@ class LeaseFollower:
         async with (
             background_task(self._repeat("lease.expiry_failed", self._expire_and_wait)),
             background_task(self._repeat("lease.cleanup_failed", self._wait_and_clean_up)),
+            background_task(self._repeat("lease.projection_failed", self._project_and_wait)),
         ):
             await self._repeat("lease.read_failed", self._read_and_wait)
 
@@ -115,6 +119,11 @@ class LeaseFollower:
     async def _wait_and_clean_up(self) -> None:
         await asyncio.sleep(self._settings.cleanup_ms / 1_000)
         await self._blocking(self._store.remove_old_events)
+
+    async def _project_and_wait(self) -> None:
+        if self._project is not None:
+            await self._blocking(self._project)
+        await asyncio.sleep(self._settings.projection_ms / 1_000)
 
     async def _expire_lease(self, lease: Lease) -> None:
         logger().warning("lease.expired", mailbox=lease.mailbox, runner=lease.runner, epoch=lease.epoch)

@@ -15,6 +15,9 @@ from postroom.domain.lease.policy import MAX_LEASE_MS
 from postroom.domain.message import MAX_EPOCH
 from postroom.domain.names import check_address, check_mailbox, check_member, check_uuid, lease_stream
 
+MAX_LOG_EPOCH = MAX_EPOCH // 2
+"""Greatest epoch of a log that a runner may name: the rest is for later acquisitions, which only add one."""
+
 T = TypeVar("T", bound="LeaseEvent")
 
 
@@ -190,7 +193,7 @@ def _check(command: LeaseCommand) -> None:
             check_member("The proxy id", command.proxy)
             check_address("The address of the runner", command.address)
             check_uuid("The acquisition", command.acquisition)
-            check_int("log_epoch", command.log_epoch, 0, MAX_EPOCH - 1)
+            check_int("log_epoch", command.log_epoch, 0, MAX_LOG_EPOCH)
             check_int("ttl_ms", command.ttl_ms, 1, MAX_LEASE_MS)
             check_int("grace_ms", command.grace_ms, 0, MAX_LEASE_MS)
         case RenewLease() | ReleaseLease():
@@ -205,9 +208,7 @@ def _acquire(command: AcquireLease, lease: Lease | None, now: int, *, is_expired
     if lease is None:
         return [_acquired(command, None, now)]
     if lease.runner == command.runner and lease.acquisition == command.acquisition:
-        if (
-            not lease.is_held
-        ):  # a request that was delayed until after the release must not bring the lease back
+        if not lease.is_held:  # a request that was delayed must not bring a released lease back
             raise LeaseLost(lease.mailbox, "the lease of this acquisition has ended")
         # The holder counts its TTL from this repetition, so admins must see a new version.
         return [_next(LeaseRenewed, lease, now)]

@@ -52,7 +52,6 @@ class RoutingTable:
         ):
             return False
         self._routes[route.mailbox] = route
-        self._removals.pop(route.mailbox, None)
         return True
 
     def remove(self, mailbox: str, position: int) -> bool:

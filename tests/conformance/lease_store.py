@@ -234,3 +234,23 @@ class LeaseStoreConformance:
         assert tables[0].partitions == tables[1].partitions
         assert tables[0].partitions.proxies == ["p"]
         assert tables[0].position == tables[1].position
+
+    def test_an_admin_that_starts_after_old_events_were_removed_knows_what_the_others_know(
+        self, stores: OpenStore
+    ) -> None:
+        store = stores()
+        leases = Leases(store.recorder, lambda: 1_000)
+        leases.acquire(ACQUIRE)
+        leases.register_proxy(RegisterProxy("p", "h:1", 5_000))
+        leases.assign_partitions(AssignPartitions(("p",), 2))
+        for _ in range(10):
+            leases.renew(RenewLease("orders@p", "runner-1", 1))
+        before, after = LeaseTable(lambda: 0), LeaseTable(lambda: 0)
+        before.apply(leases.read_events(0))
+        store.remove_old_events()
+        after.apply(Leases(stores().recorder, lambda: 1_000).read_events(0))
+        assert after.leases() == before.leases()
+        assert after.proxies() == before.proxies()
+        assert (after.partitions, after.position) == (before.partitions, before.position)
+        assert [route.address for route in after.routes.routes()] == ["10.0.0.1:7070"]
+        assert leases.release(ReleaseLease("orders@p", "runner-1", 1)).version == 12

@@ -1,6 +1,8 @@
 """The lease store conformance suite on every adapter, and the library's own test cases of recorders."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -17,9 +19,20 @@ from postroom.adapters.memory.lease_store import MemoryLeaseStore
 from postroom.adapters.postgres.lease_store import PostgresLeaseStore
 from postroom.adapters.sqlite.event_log import SqliteEventLog
 from postroom.adapters.sqlite.lease_store import SqliteLeaseStore
+from postroom.application.leases.leases import Leases
 from postroom.application.ports.lease_store import LeaseStore
 from postroom.domain.errors import InvalidRequest, Unavailable
-from tests.conformance.lease_store import LeaseStoreConformance, OpenStore
+from tests.conformance.lease_store import (
+    ACQUIRE,
+    PATIENT_MS,
+    LeaseStoreConformance,
+    OpenStore,
+    everything,
+    keys,
+    stored,
+)
+from tests.support.servers.postgres_proxy import Proxy
+from tests.support.waiting import wait_until
 
 
 class TestMemoryLeaseStore(LeaseStoreConformance):
@@ -43,6 +56,24 @@ class TestPostgresLeaseStore(LeaseStoreConformance):
     @pytest.fixture
     def open_store(self, lease_database: str) -> OpenStore:
         return lambda: PostgresLeaseStore(lease_database)
+
+
+class TestRemovalByTopic:
+    """What adapters that choose the events to be removed keep besides the last ones."""
+
+    @pytest.fixture
+    def store(self, address: str) -> Iterator[LeaseStore]:
+        with closing(open_lease_store(address)) as store:
+            yield store
+
+    def test_the_last_event_that_is_no_renewal_remains(self, store: LeaseStore) -> None:
+        a, b = uuid4(), uuid4()
+        topics = ["LeaseAcquired.1", "LeaseReleased.1", "LeaseAcquired.1", *["LeaseRenewed.1"] * 5]
+        store.recorder.insert_events([stored(a, n, topic) for n, topic in enumerate(topics, 1)])
+        store.recorder.insert_events([stored(b, n, topic) for n, topic in enumerate(topics[:3], 1)])
+        assert store.remove_old_events() == 8
+        assert keys(everything(store)) == [(a, 3), (a, 8), (b, 3)]
+        assert store.remove_old_events() == 0
 
 
 class MemoryRecorder:
@@ -169,3 +200,43 @@ def test_a_lease_file_that_was_replaced_takes_no_events(tmp_path: Path) -> None:
 def test_a_database_without_the_tables_names_the_command_that_creates_them(empty_database: str) -> None:
     with pytest.raises(Unavailable, match="run `postroom migrate --leases URL`"):
         open_lease_store(empty_database)
+
+
+# -- faults of connections ---
+
+
+def test_an_acquisition_whose_answer_is_lost_is_read_back(
+    lease_database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with (
+        Proxy(lease_database) as proxy,
+        closing(PostgresLeaseStore(proxy.url)) as store,
+        closing(PostgresLeaseStore(lease_database)) as other,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        store.recorder.insert_events([stored(uuid4(), 1)])
+        insert = store.recorder.insert_events
+
+        def insert_unheard(events: Sequence[StoredEvent], **kwargs: Any) -> Sequence[int]:
+            monkeypatch.undo()
+            proxy.hold_answers()
+            return insert(events)
+
+        monkeypatch.setattr(store.recorder, "insert_events", insert_unheard)
+        acquiring = pool.submit(Leases(store.recorder, lambda: 1_000).acquire, ACQUIRE)
+        wait_until(lambda: len(everything(other)) == 2)
+        # A client that hears nothing, like one that is paused, keeps no lock.
+        other.recorder.insert_events([stored(uuid4(), 1)])
+        proxy.cut()
+        assert acquiring.result(PATIENT_MS / 1_000).epoch == 1
+        topics = [event.topic for event in everything(other)]
+        assert topics == ["LeaseAcquired.1"] * 3 + ["LeaseRenewed.1"]
+
+
+def test_a_store_goes_on_after_its_connections_were_lost(lease_database: str) -> None:
+    with Proxy(lease_database) as proxy, closing(PostgresLeaseStore(proxy.url)) as store:
+        leases = Leases(store.recorder, lambda: 1_000)
+        leases.acquire(ACQUIRE)
+        proxy.cut()
+        assert leases.acquire(ACQUIRE).epoch == 1
+        assert [event.topic for event in everything(store)] == ["LeaseAcquired.1", "LeaseRenewed.1"]

@@ -25,6 +25,7 @@ from postroom.application.ports.mailbox import Mailbox
 from postroom.domain.errors import InvalidRequest
 from tests.conformance.mailbox import MailboxConformance
 from tests.support.access import Controlled
+from tests.support.clusters import LocalCluster
 from tests.support.namespaces import open_namespace
 from tests.support.stores import MAILBOX, message
 
@@ -113,6 +114,15 @@ class TestMailboxOverNetwork(MailboxConformance):
             connect_remote(served, timeout_ms=3_000) as client,
         ):
             yield client
+
+
+class TestMailboxOfACluster(MailboxConformance):
+    @pytest.fixture
+    async def mailbox(self) -> AsyncIterator[Mailbox]:
+        async with LocalCluster() as cluster:
+            await cluster.move(MAILBOX, await cluster.add_owner())
+            async with connect_remote(f"postroom://{cluster.proxy}/{MAILBOX}", timeout_ms=3_000) as client:
+                yield client
 
 
 class Unsynced:

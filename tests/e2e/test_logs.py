@@ -125,6 +125,9 @@ subjects = ["orders.>"]
 [archive]
 folder = "archive"
 
+[cluster]
+node_token = "{TOKEN}-0123456789abcdef0123456789abcdef"
+
 [search]
 bodies = ["*"]
 
@@ -215,6 +218,9 @@ COMMANDS = {
     "backup verify": "backup verify backup",
     "restore": "restore backup --into restored.db",
     "doctor": "doctor",
+    "lease list": "lease list --admin 127.0.0.1:1",
+    "lease release": "lease release main@local --force --admin 127.0.0.1:1",
+    "route list": "route list --admin 127.0.0.1:1",
 }
 
 
@@ -229,7 +235,7 @@ def command_names(entries: Entries = TREE, path: tuple[str, ...] = ()) -> Iterat
 @pytest.mark.timeout(1_200)  # starts fifty processes, two of them with Spark
 def test_no_command_prints_a_token_or_logs_a_payload_or_principal(postroom: Postroom) -> None:
     missing = set(command_names()) - set(COMMANDS) - {"demo", "bench"}  # which send messages of their own
-    missing -= {"serve", "schedule"}  # which the next test runs until a signal
+    missing -= {"admin", "proxy", "runner", "serve", "schedule"}  # which the next test runs until a signal
     assert missing == set(), "a command is not covered"
     (postroom.folder / "archive").mkdir()
     (postroom.folder / "postroom.toml").write_text(SETTINGS)
@@ -258,11 +264,19 @@ def test_no_command_prints_a_token_or_logs_a_payload_or_principal(postroom: Post
 def test_no_service_prints_a_token_or_logs_a_payload_or_principal(postroom: Postroom) -> None:
     (postroom.folder / "postroom.toml").write_text(SETTINGS)
     address = postroom.folder / "http"
-    for command in ("schedule", f"serve --dev --http unix:{address}"):
+    runner = f"runner --dev --runner-id r1 --proxy-id p1 --admin 127.0.0.1:1 --listen unix:{address}-grpc"
+    words = {
+        "schedule": b"schedule.sent",
+        f"serve --dev --http unix:{address}": b"Serving",
+        "admin --standalone --listen 127.0.0.1:0": b"Admin at",
+        "proxy --admin 127.0.0.1:1 --proxy-id one --listen 127.0.0.1:0": b"Proxy one at",
+        runner: b"Runner",
+    }
+    for command, word in words.items():
         process = postroom.start("--log-level", "debug", "--debug", *command.split())
         try:
-            printed = read_until(b"schedule.sent" if command == "schedule" else b"Serving", process)
-            if command != "schedule":
+            printed = read_until(word, process)
+            if command.startswith("serve"):
                 assert request_over(address) == 200
             process.send_signal(signal.SIGTERM)
             printed += b"".join(process.communicate(timeout=TIMEOUT_SECONDS))

@@ -9,7 +9,8 @@ from postroom.adapters.compose.cluster_client import parse_cluster_url
 from postroom.adapters.compose.connect import connect
 from postroom.adapters.compose.remote import ClientTls
 from postroom.domain.errors import InvalidRequest, NotFound, Unavailable
-from tests.support.clusters import LocalCluster, silent_server, unused_address
+from postroom.domain.namespace.members import home_of
+from tests.support.clusters import UNUSED_ADDRESS, LocalCluster, silent_server
 from tests.support.messages import message
 
 A, B = "acme@a", "acme@b"
@@ -21,31 +22,28 @@ async def cluster() -> AsyncIterator[LocalCluster]:
         yield opened
 
 
-async def test_a_mailbox_is_called_at_its_owner_without_asking_the_proxy_each_time(
-    cluster: LocalCluster,
-) -> None:
-    await cluster.own(A, *await cluster.add_server())
+async def test_a_mailbox_is_called_at_its_owner_and_not_through_the_proxy(cluster: LocalCluster) -> None:
+    await cluster.move(A, await cluster.add_owner())
     async with connect(f"postroom://{cluster.proxy}/{A}", timeout_ms=20_000) as mailbox:
         assert mailbox.name == A
-        asked = cluster.questions
         for payload in (b"1", b"2"):
             await mailbox.send_message(message(payload))
         received = await mailbox.receive_messages("orders")
         assert [each.payload for each in received] == [b"1", b"2"]
         await received[0].ack()
-        assert cluster.questions == asked
+    assert cluster.forwarded_calls == 0
 
 
 async def test_a_call_follows_its_mailbox_to_the_next_owner(cluster: LocalCluster) -> None:
-    first, second = await cluster.add_server(), await cluster.add_server()
-    await cluster.own(A, *first)
+    first, second = await cluster.add_owner(), await cluster.add_owner()
+    await cluster.move(A, first)
     async with connect(f"postroom://{cluster.proxy}/{A}", timeout_ms=20_000) as mailbox:
         await mailbox.send_message(message(b"1"))
-        await cluster.own(A, *second)
+        await cluster.move(A, second, epoch=2)
         await mailbox.send_message(message(b"2"))
         async with mailbox.stream_messages("orders") as stream:
             assert [(await anext(stream)).payload for _ in range(2)] == [b"1", b"2"]
-            await cluster.own(A, *first)
+            await cluster.move(A, first, epoch=3)
             await mailbox.send_message(message(b"3"))
             payloads = set()
             while b"3" not in payloads:
@@ -53,29 +51,28 @@ async def test_a_call_follows_its_mailbox_to_the_next_owner(cluster: LocalCluste
 
 
 async def test_an_owner_that_cannot_be_reached_is_called_through_the_proxy(cluster: LocalCluster) -> None:
-    await cluster.own(A, unused_address(), cluster.at_proxy)
+    await cluster.move_to_proxy(A)
     async with connect(f"postroom://{cluster.proxy}/{A}", timeout_ms=20_000) as mailbox:
         await mailbox.send_message(message())
         assert len(await mailbox.receive_messages("orders")) == 1
 
 
 async def test_a_proxy_that_is_paused_or_gone_is_passed_over(cluster: LocalCluster) -> None:
-    await cluster.own(A, *await cluster.add_server())
+    await cluster.move(A, await cluster.add_owner())
     with silent_server() as paused:
-        proxies = f"{unused_address()},{paused},{cluster.proxy}"
+        proxies = f"{UNUSED_ADDRESS},{paused},{cluster.proxy}"
         async with connect(f"postroom://{proxies}/{A}", timeout_ms=30_000) as mailbox:
             await mailbox.send_message(message())
             assert len(await mailbox.receive_messages("orders")) == 1
 
 
 async def test_a_namespace_is_used_through_its_proxies(cluster: LocalCluster) -> None:
-    server = await cluster.add_server()
-    await cluster.own(A, *server)
+    await cluster.move(A, await cluster.add_owner())
     async with connect(f"postroom://{cluster.proxy}/acme", timeout_ms=20_000) as namespace:
         assert namespace.name == "acme"
         keys = [f"key {number}" for number in range(20)]
         await namespace.send_batch([message(key.encode(), sticky_key=key) for key in keys])
-        await cluster.own(B, *await cluster.add_server())
+        await cluster.move(B, await cluster.add_owner())
         # Another client learns of the second mailbox first; the owners then tell this one.
         async with connect(f"postroom://{cluster.proxy}/acme", timeout_ms=20_000) as other:
             await other.send_batch([message(key.encode(), sticky_key=key) for key in keys])
@@ -97,19 +94,39 @@ async def test_a_namespace_is_used_through_its_proxies(cluster: LocalCluster) ->
         assert sorted(payloads) == sorted([key.encode() for key in keys] * 3)
 
 
+async def test_a_namespace_is_used_while_one_of_its_mailboxes_has_no_owner(cluster: LocalCluster) -> None:
+    for name in (A, B):
+        await cluster.move(name, await cluster.add_owner())
+    url = f"postroom://{cluster.proxy}/acme"
+    async with connect(url, timeout_ms=20_000) as namespace:
+        await namespace.send_batch([message(sticky_key=f"key {number}") for number in range(20)])
+    cluster.take_down(A)
+    async with connect(url, timeout_ms=20_000) as namespace:  # which learns of it from the other one
+        key = next(key for key in map(str, range(100)) if home_of(key, [A, B]) == B)
+        await namespace.send_message(message(b"last", sticky_key=key))
+        payloads: list[bytes] = []
+        while b"last" not in payloads:
+            payloads += [each.payload for each in await namespace.receive_messages("orders", wait_ms=20_000)]
+
+
 async def test_nobody_waits_longer_than_a_call_for_a_mailbox_without_an_owner(cluster: LocalCluster) -> None:
+    await cluster.move(A, await cluster.add_owner())
+    cluster.take_down(A)
     for name in ("acme", A):
         with pytest.raises(Unavailable, match="owner"):
             async with connect(f"postroom://{cluster.proxy}/{name}", timeout_ms=300):
                 pass
     with pytest.raises(Unavailable):
-        async with connect(f"postroom://{unused_address()}/acme", timeout_ms=300):
+        async with connect(f"postroom://{UNUSED_ADDRESS}/acme", timeout_ms=300):
+            pass
+    with pytest.raises(NotFound, match=f"no mailbox {B}"):
+        async with connect(f"postroom://{cluster.proxy}/{B}", timeout_ms=20_000):
             pass
 
 
 async def test_a_receiver_of_a_namespace_waits_for_a_message_in_any_mailbox(cluster: LocalCluster) -> None:
     for name in (A, B):
-        await cluster.own(name, *await cluster.add_server())
+        await cluster.move(name, await cluster.add_owner())
     async with connect(f"postroom://{cluster.proxy}/acme", timeout_ms=20_000) as namespace:
         for key in ("one", "two", "three", "four"):
             waiting = asyncio.create_task(namespace.receive_messages("orders", wait_ms=60_000))

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from postroom.adapters.compose import open_mailbox
+from postroom.adapters.compose.admin import LeaseStores, serve_admin
 from postroom.adapters.compose.connect import connect as connect_mailbox
 from postroom.adapters.compose.connect import share_mailbox
 from postroom.adapters.compose.follow import open_follower
@@ -28,6 +29,7 @@ from postroom.adapters.compose.serve import (
     unrestricted,
 )
 from postroom.adapters.memory.event_handler import FunctionEventHandler
+from postroom.adapters.memory.lease_store import MemoryLeaseStore
 from postroom.adapters.nats.connection import connect
 from postroom.adapters.nats.settings import NatsSettings
 from postroom.adapters.postgres.messaging.settings import MessagingSettings
@@ -39,11 +41,14 @@ from postroom.application.ports.event_handler import HandlerRequest
 from postroom.application.schedule import Scheduler
 from postroom.application.surface_metrics import SurfaceMetrics
 from postroom.application.workers.worker import Worker
+from postroom.domain.errors import LeaseHeld
 from postroom.domain.policy import TopicPolicy
 from tests.integration.inbox_world import CONSUMER
 from tests.integration.ingest_world import MAILBOX, envelopes, namespace, publish
 from tests.projections import following
+from tests.support.cluster import lease_request
 from tests.support.outboxes import order_placed, record
+from tests.support.proxies import proxy_metrics
 from tests.support.servers.nats import NatsServer
 
 GOLDEN = Path(__file__).with_name("metrics.txt")
@@ -144,6 +149,15 @@ async def mailbox_metrics() -> list[Metric]:
         return [*await surfaces.collect(), *worker.collect_metrics(), *scheduler.collect_metrics()]
 
 
+async def admin_metrics() -> list[Metric]:
+    """Return the metrics of an admin that granted a lease, and refused another."""
+    async with serve_admin(LeaseStores(MemoryLeaseStore()), "127.0.0.1:0") as admin:
+        await admin.control_plane.acquire_lease(lease_request())
+        with pytest.raises(LeaseHeld):
+            await admin.control_plane.acquire_lease(lease_request(runner="runner-2"))
+        return [*await admin.control_plane.monitor.collect()]
+
+
 async def collect(monitor: Monitor, name: str) -> dict[str, Metric]:
     """Return the metrics of a command that is ready, once the one of this name has a sample."""
     async with asyncio.timeout(240):
@@ -175,7 +189,8 @@ async def test_names_types_and_labels_are_those_of_the_golden_file_and_promtool_
     services: Services, messaging_database: str, tmp_path: Path
 ) -> None:
     record(messaging_database, order_placed("o-1", 1))
-    metrics = {each.name: each for each in await mailbox_metrics()}
+    observed = [*await mailbox_metrics(), *await admin_metrics(), *await proxy_metrics()]
+    metrics = {each.name: each for each in observed}
     async with services.relay() as relay, services.inbox() as inbox, services.ingester() as ingester:
         for monitor, name in (
             (relay, "postroom_outbox_published"),

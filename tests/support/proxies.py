@@ -7,6 +7,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from typing import NamedTuple
 
 from postroom.adapters.compose import Postroom, open_mailbox
+from postroom.adapters.grpc.client import connect_grpc
 from postroom.adapters.grpc.forwarding import ForwardingHandlers, LocalMailboxes
 from postroom.adapters.grpc.handlers import MailboxHandlers
 from postroom.adapters.grpc.node_access import NodeAccess
@@ -18,6 +19,7 @@ from postroom.application.background import background_task
 from postroom.application.cluster.proxy import Proxy
 from postroom.application.cluster.served_mailboxes import ServedMailboxes
 from postroom.application.delivery_window import DeliveryWindows
+from postroom.application.metrics import Metric
 from postroom.application.ports.control_plane import LeaseAdmin
 from postroom.application.service import OpenSession, Service, unrestricted
 from postroom.application.surface_metrics import SurfaceMetrics
@@ -25,6 +27,7 @@ from postroom.application.write_health import WriteHealth
 from postroom.domain.errors import NotFound
 from postroom.domain.policy import TopicPolicy
 from postroom.domain.search import EventFilter, SearchPage
+from tests.support.control_planes import FixedControlPlane
 from tests.support.waiting import until
 
 
@@ -131,3 +134,22 @@ async def running_proxy(
             if waits:
                 await until(lambda: proxy.is_ready)
             yield RunningProxy(address, proxy, forwarding, channels)
+
+
+async def proxy_metrics() -> list[Metric]:
+    """Return the metrics of a proxy in which everything has happened that has a label of its own."""
+    control_plane = FixedControlPlane()
+    served = ServedMailboxes()
+    local = LocalMailboxes(served, MailboxHandlers(served.find, SurfaceMetrics()))
+    async with (
+        open_mailbox("memory:", "own@one") as mailbox,
+        running_owner() as owner,
+        running_proxy(control_plane, local=local) as proxy,
+    ):
+        served.add(service_of(mailbox, unrestricted))
+        await owner.own("other@one")
+        proxy.proxy.update_route(control_plane.lease("other@one", owner.address))
+        for name in ("own@one", "other@one"):
+            async with connect_grpc(proxy.address, timeout_ms=60_000, mailbox=name):
+                pass
+        return [*proxy.proxy.measure(), *proxy.forwarding.measure()]

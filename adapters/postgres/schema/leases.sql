@@ -32,7 +32,9 @@ BEGIN
     PERFORM pg_advisory_xact_lock(hashtextextended('postroom lease_events', 0));
     IF EXISTS (
         SELECT FROM unnest(aggregates, versions) AS new (aggregate, version)
-        JOIN postroom.lease_events AS old ON old.aggregate = new.aggregate AND old.version >= new.version
+        WHERE new.version <= (
+            SELECT max(old.version) FROM postroom.lease_events AS old WHERE old.aggregate = new.aggregate
+        )
     ) THEN
         RAISE unique_violation USING MESSAGE = 'an aggregate has an event of the same or a later version';
     END IF;

@@ -38,10 +38,10 @@ class DoubtfulRecorder(MemoryLeaseRecorder):
                 self._is_rival = False
         self.record_late_events()
         if not stored_events or self._random.random() >= self.doubt:
-            return super().insert_events(stored_events, **kwargs)
+            return self.record(stored_events, **kwargs)
         match self._random.choice(("lost", "done", "late")):
             case "done":
-                super().insert_events(stored_events, **kwargs)
+                self.record(stored_events, **kwargs)
             case "late":
                 self._late.append(stored_events)
         raise OperationalError("The simulated store did not answer.")
@@ -52,9 +52,13 @@ class DoubtfulRecorder(MemoryLeaseRecorder):
             self.record_late_events()
         return super().select_events(*args, **kwargs)
 
+    def record(self, stored_events: Sequence[StoredEvent], **kwargs: Any) -> Sequence[int]:
+        """Record events without a failure."""
+        return super().insert_events(stored_events, **kwargs)
+
     def record_late_events(self) -> None:
         """Record what was under way, unless its version was taken in the meantime."""
         late, self._late = self._late, []
         for events in late:
             with suppress(IntegrityError):
-                super().insert_events(events)
+                self.record(events)

@@ -91,6 +91,8 @@ def test_heartbeats_are_sent_at_the_interval_and_after_failures_with_a_backoff_u
     assert lease.next_heartbeat(0) == 4_000 * MS
     lease.renewed(4_000 * MS)
     assert lease.next_heartbeat(0) == 6_000 * MS
+    lease.failed(6_000 * MS, 1.0)
+    assert lease.next_heartbeat(0) == 6_200 * MS
 
 
 def test_an_admin_lets_a_lease_expire_when_it_saw_one_version_for_the_ttl_and_the_grace_period() -> None:

@@ -1,0 +1,173 @@
+"""`postroom runner`: own and serve mailboxes by leases of a cluster's control plane (RFC-049)."""
+
+import asyncio
+from contextlib import AbstractAsyncContextManager, nullcontext
+from typing import TYPE_CHECKING, Annotated
+
+from typer import Option
+
+from postroom.adapters.cli.cluster_settings import DEFAULT_ADMIN, ClusterSettings, ListenSettings
+from postroom.adapters.cli.monitoring import MetricsPort, monitoring
+from postroom.adapters.cli.running import Reload, running
+from postroom.adapters.cli.serve import cache_ttl_ms, checked_access, principal_quotas, tls_certificates
+from postroom.adapters.cli.session import Session
+from postroom.adapters.cli.settings import InvalidSettings, Settings
+from postroom.adapters.compose.access import Access, CheckedAccess
+from postroom.adapters.compose.cluster import check_admins, connect_control_plane
+from postroom.adapters.compose.runner import RunnerSettings, StoreHost, open_runner
+from postroom.adapters.compose.serve import Protection, unrestricted
+from postroom.application.pluralize import pluralize
+
+if TYPE_CHECKING:
+    from postroom.adapters.compose.ingest import Namespace
+
+DEFAULT_LISTEN = "127.0.0.1:8983"
+
+
+class RunnerSection(ListenSettings, frozen=True, kw_only=True):
+    """Settings of `[runner]`.
+
+    Arguments:
+        listen: `host:port` or `unix:path` of the gRPC server.
+        runner_id: name of the runner, which no other process of the cluster has.
+        proxy_id: the proxy that it belongs to.
+        mailboxes: that it always tries to own; besides, it owns those that the control plane offers.
+        namespaces: YAML file of the namespaces that are ingested into its mailboxes.
+    """
+
+    listen: str = DEFAULT_LISTEN
+    runner_id: str | None = None
+    proxy_id: str | None = None
+    mailboxes: tuple[str, ...] = ()
+    namespaces: str | None = None
+
+
+def runner(
+    session: Session,
+    admin: Annotated[
+        str | None,
+        Option(
+            "--admin",
+            metavar="HOST:PORT,...",
+            help=f"Admins of the cluster; default {DEFAULT_ADMIN}. [cluster.admin]",
+        ),
+    ] = None,
+    runner_id: Annotated[
+        str | None, Option("--runner-id", metavar="ID", help="Name of the runner, unique in the cluster.")
+    ] = None,
+    proxy_id: Annotated[
+        str | None, Option("--proxy-id", metavar="ID", help="Proxy that the runner belongs to.")
+    ] = None,
+    mailbox: Annotated[
+        list[str] | None,
+        Option(
+            "--mailbox", metavar="NAME@PROXY", help="Mailbox to own whenever its lease is free; repeatable."
+        ),
+    ] = None,
+    listen: Annotated[
+        str | None, Option(metavar="ADDRESS", help=f"gRPC address; default {DEFAULT_LISTEN}.")
+    ] = None,
+    address: Annotated[
+        str | None,
+        Option(metavar="HOST:PORT", help="Address at which others reach the runner; default: --listen."),
+    ] = None,
+    namespaces: Annotated[
+        str | None, Option(metavar="FILE", help="Namespace file (YAML) to ingest by.")
+    ] = None,
+    dev: Annotated[
+        bool, Option("--dev", help="Let every process of this machine do everything, without tokens.")
+    ] = False,
+    metrics_port: MetricsPort = None,
+) -> None:
+    """Own and serve mailboxes by leases of the control plane, until interrupted.
+
+    Every runner of a mailbox needs the same store. On SIGTERM, the runner finishes what it began and releases
+    its leases within 5 s.
+    """
+    flags: dict[str, object] = {
+        "runner_id": runner_id,
+        "proxy_id": proxy_id,
+        "mailboxes": tuple(mailbox) if mailbox else None,
+        "listen": listen,
+        "address": address,
+        "namespaces": namespaces,
+    }
+    section = session.settings.section("runner", RunnerSection, flags)
+    protection = section.protection("runner")
+    settings = _settings(session, section, protection, dev=dev)
+    opening: AbstractAsyncContextManager[Access] = (
+        nullcontext(unrestricted) if dev else checked_access(session)
+    )
+    reloads = [tls_certificates(protection.tls)] if protection.tls is not None else []
+    cluster = session.settings.section("cluster", ClusterSettings, {"admin": admin})
+    asyncio.run(_run(session, cluster, settings, opening, reloads, metrics_port))
+
+
+def _settings(
+    session: Session, section: RunnerSection, protection: Protection, *, dev: bool
+) -> RunnerSettings:
+    """Return the settings of the runner; raise InvalidRequest for one that is invalid."""
+    if section.runner_id is None or section.proxy_id is None:
+        raise InvalidSettings(
+            "A runner needs a name of its own, and that of its proxy; set --runner-id and --proxy-id, or "
+            "runner_id and proxy_id of [runner]."
+        )
+    named = section.mailboxes or ((session.settings.mailbox,) if session.settings.mailbox else ())
+    return RunnerSettings(
+        runner=section.runner_id,
+        proxy=section.proxy_id,
+        mailboxes=named,
+        listen=section.listen,
+        address=section.address,
+        owner=session.owner_settings(),
+        protection=protection,
+        topics=session.settings.topics,
+        namespaces=_namespaces(section.namespaces),
+        cap_cache_ttl_ms=None if dev else cache_ttl_ms(session),
+    ).check()
+
+
+def _namespaces(file: str | None) -> "dict[str, Namespace]":
+    """Return the namespaces of a file by their mailboxes."""
+    if file is None:
+        return {}
+    from postroom.adapters.compose.ingest import load_namespaces
+
+    return {each.mailbox: each for each in load_namespaces(file)}
+
+
+async def _run(
+    session: Session,
+    cluster: ClusterSettings,
+    settings: RunnerSettings,
+    opening: AbstractAsyncContextManager[Access],
+    reloads: list[Reload],
+    metrics_port: int | None,
+) -> None:
+    store = session.writable_store()
+    async with (
+        opening as access,
+        connect_control_plane(check_admins(cluster.admin), cluster.access()) as control_plane,
+        open_runner(store, settings, access, control_plane) as opened,
+    ):
+        number = pluralize(len(settings.mailboxes), "mailbox", "mailboxes")
+        session.out.result(
+            {"runner": settings.runner, "address": opened.url, "mailboxes": list(settings.mailboxes)},
+            f"Runner {settings.runner} of {session.shown_store} at {opened.url}, {number}.",
+        )
+        session.out.flush()
+        reloads = [_policies(opened.host), *reloads]
+        if isinstance(access, CheckedAccess):
+            reloads.append(principal_quotas(access))
+        with monitoring(session, metrics_port, opened.monitor()):
+            async with running(session, opened.runner.stop, reloads):
+                await opened.runner.run()
+
+
+def _policies(host: StoreHost) -> Reload:
+    """Return the reload of the policies of `[topics]`; those that were removed stay as they are."""
+
+    async def apply(settings: Settings) -> None:
+        await host.set_topics(settings.topics)
+
+    return Reload("topic policies", apply, ("topics",))
