@@ -70,7 +70,7 @@ bench-spark: .venv/java-ready ## Measure Spark beside its peers at 1M and 5M mes
 	@$(with_java) $(bin)/python -m tests.benchmarks spark. follow. spark.rebuild.postgres.5m --output bench-spark.json
 
 bench-cluster: .venv ## Measure leases, routes and forwarding on a cluster of this machine, and write bench-cluster.json
-	@$(bin)/python -m tests.benchmarks cluster. --output bench-cluster.json
+	@GRPC_ENABLE_FORK_SUPPORT=false $(bin)/python -m tests.benchmarks cluster. --output bench-cluster.json
 
 .PHONY: spark-bundle
 spark-bundle: .venv ## Build what a Spark cluster needs into dist/: code, packages, entry points

@@ -57,8 +57,8 @@ def verify_sync(servers: Collection[str], monitoring: Iterable[str], *, assume_s
         unknown.discard(name)
     if failures and 2 * len(unknown) >= len(servers):
         raise failures[0]
-    for error in failures:
-        logger().warning("leases.sync_not_verified", error=str(error))
+    for failure in failures:
+        logger().warning("leases.sync_not_verified", error=str(failure))
     if len(unknown) > len(failures):
         raise InvalidRequest(
             f"Nothing is known about how NATS server {', '.join(sorted(unknown))} syncs writes; name the "

@@ -7,6 +7,7 @@ processes, and belong to the other proxies. Everything shares the machine's core
 
 import asyncio
 import multiprocessing
+import os
 import random
 import time
 from collections import Counter
@@ -66,8 +67,8 @@ class Size(NamedTuple):
     processes: int = 4
     start: float = 6.0
     spread: float = 4.0
-    heartbeats: int = 10
-    interval: float = 1.0
+    heartbeats: int = 5
+    interval: float = 2.0
     settle: float = 1.0
     routes: int = 60
     expiries: int = 20
@@ -401,8 +402,11 @@ def _add_latencies(figures: Figures, name: str, values: Sequence[float], goal: f
 
 
 def _run(figures: Figures, folder: Path, _messages: int) -> None:
-    if figures.is_named("cluster"):  # it has a target of its own, `make bench-cluster`
-        measure_cluster(figures, folder / "cluster", Size())
+    if not figures.is_named("cluster"):  # it has a target of its own
+        return
+    if os.environ.get("GRPC_ENABLE_FORK_SUPPORT") != "false":
+        raise RuntimeError("Run `make bench-cluster`: gRPC's fork handlers may end processes that it starts.")
+    measure_cluster(figures, folder / "cluster", Size())
 
 
 MEASUREMENTS: dict[str, Callable[[Figures, Path, int], None]] = {"cluster.": _run}
