@@ -30,10 +30,13 @@ help: ## List the targets
 # Many tests wait for servers, so a few more workers than cores are quicker.
 WORKERS ?= 4
 
-.PHONY: demo example test test-pythons bench bench-spark bench-cluster
+.PHONY: demo demo-cluster example test test-pythons bench bench-spark bench-cluster
 demo: .venv ## Send, receive, crash, rebuild and search on an empty store; without Java, all but the search
 	@scripts/ensure-java.sh || true
 	@$(with_java) $(bin)/postroom demo
+
+demo-cluster: .venv ## Kill the runner of a mailbox while messages flow: leases in three NATS servers, admins, proxies and runners
+	@$(bin)/python -m docs.examples.cluster.run
 
 example: .venv ## Place an order, crash, and see it shipped once: outbox and inbox on real servers
 	@$(bin)/python -m docs.examples.orders.run
@@ -62,6 +65,12 @@ SEEDS ?= 10000
 .PHONY: simulation
 simulation: .venv ## Simulate SEEDS (10000) clusters with crashes, pauses, bad networks and bad clocks
 	@$(bin)/python -m tests.simulation.cluster --seed $(SEED) --seeds $(SEEDS)
+
+ROUNDS ?= 10
+
+.PHONY: linearizability
+linearizability: .venv ## Kill, pause and cut off processes of a cluster for ROUNDS (10), and check their histories
+	@$(bin)/python -m tests.linearizability $(ROUNDS)
 
 bench: .venv/java-ready ## Measure, and write bench.json
 	@$(with_java) $(bin)/python -m tests.benchmarks

@@ -142,8 +142,11 @@ async def _serve(
     stop = asyncio.Event()
     protection = settings.protection("admin")
     access = session.settings.section("cluster", ClusterSettings).access()
-    opening = open_leases(settings.check_store(), _stream(session, settings))
+    # All that may be refused is checked first, so that no store is created for a command that can't run.
+    target = protection.resolve(settings.listen)
+    access.check_address(target, protection.tls_at(target))
     policies = settings.policies()
+    opening = open_leases(settings.check_store(), _stream(session, settings))
     stores = await asyncio.to_thread(opening.__enter__)
     try:
         async with serve_admin(

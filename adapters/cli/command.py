@@ -21,6 +21,7 @@ from postroom.domain.errors import PostroomError
 
 LONG_RUNNING = (
     "serve",
+    "admin",
     "runner",
     "work",
     "schedule",

@@ -94,7 +94,7 @@ def runner(
     }
     section = session.settings.section("runner", RunnerSection, flags)
     protection = section.protection("runner")
-    settings = _settings(session, section, protection, dev=dev)
+    settings = runner_settings(session, section, protection, dev=dev)
     opening: AbstractAsyncContextManager[Access] = (
         nullcontext(unrestricted) if dev else checked_access(session)
     )
@@ -103,7 +103,7 @@ def runner(
     asyncio.run(_run(session, cluster, settings, opening, reloads, metrics_port))
 
 
-def _settings(
+def runner_settings(
     session: Session, section: RunnerSection, protection: Protection, *, dev: bool
 ) -> RunnerSettings:
     """Return the settings of the runner; raise InvalidRequest for one that is invalid."""
@@ -151,20 +151,20 @@ async def _run(
         open_runner(store, settings, access, control_plane) as opened,
     ):
         number = pluralize(len(settings.mailboxes), "mailbox", "mailboxes")
-        session.out.result(
-            {"runner": settings.runner, "address": opened.url, "mailboxes": list(settings.mailboxes)},
-            f"Runner {settings.runner} of {session.shown_store} at {opened.url}, {number}.",
-        )
-        session.out.flush()
-        reloads = [_policies(opened.host), *reloads]
+        reloads = [mailbox_policies(opened.host), *reloads]
         if isinstance(access, CheckedAccess):
             reloads.append(principal_quotas(access))
         with monitoring(session, metrics_port, opened.monitor()):
             async with running(session, opened.runner.stop, reloads):
+                session.out.result(
+                    {"runner": settings.runner, "address": opened.url, "mailboxes": list(settings.mailboxes)},
+                    f"Runner {settings.runner} of {session.shown_store} at {opened.url}, {number}.",
+                )
+                session.out.flush()
                 await opened.runner.run()
 
 
-def _policies(host: StoreHost) -> Reload:
+def mailbox_policies(host: StoreHost) -> Reload:
     """Return the reload of the policies of `[topics]`; those that were removed stay as they are."""
 
     async def apply(settings: Settings) -> None:

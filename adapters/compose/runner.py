@@ -29,7 +29,7 @@ from postroom.application.service import OpenSession, Search, Service
 from postroom.application.surface_metrics import SurfaceMetrics
 from postroom.application.telemetry import logger, summarize
 from postroom.domain.arguments import check_items
-from postroom.domain.errors import InvalidRequest, NotFound
+from postroom.domain.errors import InvalidRequest, NotFound, PostroomError
 from postroom.domain.names import check_mailbox, check_member
 from postroom.domain.policy import TopicPolicy
 
@@ -131,8 +131,6 @@ class StoreHost:
             owner = owner._replace(mode="archive", limits=limits)
         lease = LeaseTerm(epoch, may_append)
         async with own_mailbox(self._store, mailbox, owner, RELEASE_WAIT_MS, lease) as postroom:
-            for topic, policy in self.topics.items():
-                await postroom.set_topic_policy(topic, policy)
             service = make_service(
                 self._address,
                 postroom,
@@ -142,6 +140,7 @@ class StoreHost:
                 cap_cache_ttl_ms=self._settings.cap_cache_ttl_ms,
             )
             hosted = self._open[mailbox] = _Hosted(postroom, service)
+            await self._set_topics(hosted)
             remove = self.served.add(service)
             ingestion = None if namespace is None else _Ingestion(namespace, postroom)
             try:
@@ -154,12 +153,21 @@ class StoreHost:
                     await ingestion.close()
 
     async def set_topics(self, topics: Mapping[str, TopicPolicy]) -> None:
-        """Set the policies that differ from those before, of all mailboxes that are open."""
-        changes = {topic: policy for topic, policy in topics.items() if self.topics.get(topic) != policy}
+        """Set policies of topics in all mailboxes that are open, and in those that will be."""
         self.topics = topics
         for hosted in list(self._open.values()):
-            for topic, policy in changes.items():
-                await hosted.postroom.set_topic_policy(topic, policy)
+            await self._set_topics(hosted)
+
+    async def _set_topics(self, hosted: "_Hosted") -> None:
+        """Set the policies that a mailbox lacks; one that it refuses does not keep it from being served."""
+        for topic, policy in self.topics.items():
+            try:
+                if await hosted.postroom.get_topic_policy(topic) != policy:
+                    await hosted.postroom.set_topic_policy(topic, policy)
+            except PostroomError as error:
+                logger().error(
+                    "runner.policy_refused", mailbox=hosted.postroom.name, topic=topic, error=str(error)
+                )
 
     async def collect(self) -> list[Metric]:
         """Return the metrics of all mailboxes that are open, with the label `mailbox`."""

@@ -10,6 +10,7 @@ from postroom.adapters.local.server import LocalServer
 from postroom.adapters.sockets.address import join_address, listen, resolve, split_address
 from postroom.adapters.sockets.tls_listener import TlsListener
 from postroom.application.background import background_task
+from postroom.application.forks import set_close_on_fork
 from postroom.application.ports.owner_directory import OwnerAddress, OwnerDirectory
 from postroom.application.telemetry import logger
 from postroom.domain.errors import InvalidRequest, PostroomError
@@ -55,18 +56,16 @@ class RemoteServer:
         self._mailbox = mailbox
         self._directory = directory
         self._address = address
+        self._failure = ""
         self._strangers: dict[_Stranger, None] = {}  # in the order of their coming
 
     async def run(self) -> None:
         """Listen and tell the address until it is cancelled; what fails is logged and tried again."""
-        failure = ""
         while True:
             try:
                 await self._serve()
             except PostroomError as error:
-                if str(error) != failure:
-                    failure = str(error)
-                    logger().warning("mailbox.other_hosts_unanswered", mailbox=self._mailbox, error=failure)
+                self._note(error)
             except Exception:
                 logger().exception("mailbox.other_hosts_unanswered", mailbox=self._mailbox)
             await asyncio.sleep(ANNOUNCE_SECONDS)
@@ -75,6 +74,8 @@ class RemoteServer:
         context, certificate = await asyncio.to_thread(issue_certificate)
         host = await self._directory.local_host(self._mailbox)
         listener = listen(resolve(self._address or join_address(host, 0), is_protected=True))
+        descriptor = listener.fileno()
+        set_close_on_fork(descriptor, True)
         address = OwnerAddress(_shown(self._address, host, listener), certificate)
         tls = TlsListener(
             listener,
@@ -84,10 +85,22 @@ class RemoteServer:
             timeout=HANDSHAKE_SECONDS,
             ends_oldest=True,
         )
-        async with background_task(tls.run()):
-            while True:
-                await self._directory.announce(self._mailbox, address)
-                await asyncio.sleep(ANNOUNCE_SECONDS)
+        try:
+            async with background_task(tls.run()):
+                while True:
+                    try:
+                        await self._directory.announce(self._mailbox, address)
+                    except PostroomError as error:  # such as a session that is lost, until there is another
+                        self._note(error)
+                    await asyncio.sleep(ANNOUNCE_SECONDS)
+        finally:
+            set_close_on_fork(descriptor, False)
+
+    def _note(self, error: PostroomError) -> None:
+        """Log a failure, unless it is that of the attempt before."""
+        if str(error) != self._failure:
+            self._failure = str(error)
+            logger().warning("mailbox.other_hosts_unanswered", mailbox=self._mailbox, error=self._failure)
 
     # -- for strangers ---
 
@@ -124,11 +137,14 @@ class _Stranger(asyncio.Protocol):
         self._server = server
         self._received = bytearray()
         self._transport: Any = None
+        self._descriptor = -1
         self._timer: asyncio.TimerHandle | None = None
         self._admission: asyncio.Task[None] | None = None
 
     def connection_made(self, transport: Any) -> None:
         self._transport = transport
+        self._descriptor = transport.get_extra_info("socket").fileno()
+        set_close_on_fork(self._descriptor, True)
         self._timer = asyncio.get_running_loop().call_later(HANDSHAKE_SECONDS, transport.abort)
         self._server.add(self)
 
@@ -140,6 +156,7 @@ class _Stranger(asyncio.Protocol):
             self._admission = asyncio.create_task(self._admit())
 
     def connection_lost(self, error: Exception | None) -> None:
+        set_close_on_fork(self._descriptor, False)
         if self._timer is not None:
             self._timer.cancel()
         if self._admission is not None:

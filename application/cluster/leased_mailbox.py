@@ -3,7 +3,7 @@
 import asyncio
 import random
 import uuid
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from typing import NamedTuple, TypeVar
 
 from postroom.application.background import cancel_and_wait, wait_at_most
@@ -26,7 +26,7 @@ REQUEST_FRACTION = 1 / 3
 """The same for a heartbeat, of the TTL."""
 MAX_SLEEP_SECONDS = 1.0
 """Longest sleep between looks at the clock, which goes on while the machine is suspended; sleeps do not."""
-CLOSE_SECONDS = 3.0
+CLOSE_SECONDS = 2.5
 """Time for a mailbox to finish its requests when the runner stops."""
 CANCEL_SECONDS = 0.3
 RELEASE_SECONDS = 1.2
@@ -147,7 +147,7 @@ class LeasedMailbox:
             lease = await self._try_acquire()
         except LeaseHeld as error:
             self._metrics.acquisitions["held"] += 1
-            self._note("lease.held_by_another", error)
+            self._note("lease.held_by_another", error, logger().info)
             return None
         except Exception as error:  # even a defect must not end the loop
             self._metrics.acquisitions["failed"] += 1
@@ -290,11 +290,11 @@ class LeasedMailbox:
         finally:
             await cancel_and_wait(stopping)
 
-    def _note(self, event: str, error: Exception) -> None:
-        """Log a problem, unless it is still the same."""
+    def _note(self, event: str, error: Exception, log: Callable[..., None] | None = None) -> None:
+        """Log a problem, unless it is still the same; as a warning, or by `log`."""
         text = _text(error)
         if text != self._problem:
-            logger().warning(event, mailbox=self.mailbox, error=text)
+            (log or logger().warning)(event, mailbox=self.mailbox, error=text)
         self._problem = text
 
 

@@ -11,6 +11,7 @@ from datetime import UTC, datetime, timedelta
 from typing import TypeVar
 
 import msgspec
+from blake3 import blake3
 
 from postroom.application.messages import NewMessage
 from postroom.application.ports.mailbox import Mailbox
@@ -20,6 +21,7 @@ from postroom.domain.namespace.members import RESERVED_TOPIC, MembersRecord, che
 
 MEMBERS = "members"
 CUTOFFS = "cutoffs"
+DRAINED = "drained"
 MAX_RECORDS = 10_000
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -72,18 +74,18 @@ async def record_cutoffs(mailbox: Mailbox, generation: int, cutoffs: Cutoffs) ->
     await _write(mailbox, _joined_id(generation), CUTOFFS, cutoffs)
 
 
-async def is_drained(mailbox: Mailbox, generation: int) -> bool:
-    """Return whether a mailbox is recorded to be received from without waiting for older members."""
+async def is_drained(mailbox: Mailbox, generation: int, topic: str) -> bool:
+    """Return whether it is recorded that a topic of a mailbox need not wait for older members."""
     try:
-        await mailbox.get_message(_drained_id(generation))
+        await mailbox.get_message(_drained_id(generation, topic))
     except NotFound:
         return False
     return True
 
 
-async def record_drained(mailbox: Mailbox, generation: int) -> None:
-    """Record that older members of a mailbox are drained up to their cut-offs."""
-    await _write(mailbox, _drained_id(generation), MEMBERS, ())
+async def record_drained(mailbox: Mailbox, generation: int, topic: str) -> None:
+    """Record that older members of a mailbox have delivered what they had of a topic."""
+    await _write(mailbox, _drained_id(generation, topic), DRAINED, topic)
 
 
 async def settle_records(mailbox: Mailbox) -> None:
@@ -101,8 +103,8 @@ def _joined_id(generation: int) -> str:
     return f"{RESERVED_TOPIC}-joined-{generation}"
 
 
-def _drained_id(generation: int) -> str:
-    return f"{RESERVED_TOPIC}-drained-{generation}"
+def _drained_id(generation: int, topic: str) -> str:
+    return f"{RESERVED_TOPIC}-drained-{generation}-{blake3(topic.encode()).hexdigest(16)}"
 
 
 async def _write(mailbox: Mailbox, id_: str, name: str, content: object) -> None:

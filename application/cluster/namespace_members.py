@@ -14,7 +14,7 @@ from postroom.application.cluster.members_history import (
 )
 from postroom.application.ports.mailbox import Mailbox
 from postroom.application.ports.namespace_directory import NamespaceDirectory
-from postroom.domain.errors import IdempotencyConflict, NotFound, StaleMembers, Unavailable
+from postroom.domain.errors import Forbidden, IdempotencyConflict, NotFound, StaleMembers, Unavailable
 from postroom.domain.namespace.members import (
     RESERVED_TOPIC,
     MembersRecord,
@@ -26,6 +26,8 @@ from postroom.domain.policy import TopicPolicy
 REFRESH_SECONDS = 2.0
 """How old the knowledge of the members may be; a client that sends is told of new ones at once."""
 RETRY_MS = 100
+ANY_TOPIC = f"{RESERVED_TOPIC}-any"
+"""Name of a topic that only a token for all topics covers."""
 MAX_ROUNDS = 20
 """Attempts to record members while other clients record others."""
 
@@ -94,7 +96,7 @@ class NamespaceMembers:
                     )
                 self._members = await self._join(names)
                 self._names = self._members.names
-        except Unavailable:
+        except (Forbidden, Unavailable):  # it goes on with those that are recorded, while that is allowed
             if self._members is None or self._refresh_at == 0.0:
                 raise
         self._refresh_at = asyncio.get_running_loop().time() + REFRESH_SECONDS
@@ -156,6 +158,8 @@ class NamespaceMembers:
 
     async def _record(self, names: tuple[str, ...], histories: dict[str, tuple[MembersRecord, ...]]) -> None:
         """Record members in all of them; then the cut-offs, which says that it was done."""
+        if len(names) > 1:  # a client that sees only some topics would copy the policies of those alone
+            await self._directory.poller(names[0]).get_topic_policy(ANY_TOPIC)
         with use_generation(len(names)):
             for name in names:
                 records = histories[name]

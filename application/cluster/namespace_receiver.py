@@ -60,8 +60,8 @@ class NamespaceReceiver:
         self._homes = homes
         self._settler = settler
         self._turn = 0
-        self._blocked: dict[str, set[str] | None] = {}
-        """Topics that wait for older members, by newer member; None while they are unknown."""
+        self._drained: dict[str, set[str]] = {}
+        """Topics that need not wait for older members, by newer member."""
         self._check_at: dict[str, float] = {}
         self._failing: dict[str, PostroomError] = {}
         self._probes: set[asyncio.Task[None]] = set()
@@ -196,37 +196,34 @@ class NamespaceReceiver:
         for name in members.names:
             if name in self._failing:
                 continue
-            blocked = await self._find_blocked(name, members)
-            if blocked is None:
-                continue
-            if open_ := tuple(topic for topic in topics if topic not in blocked):
-                sources.append(_Source(name, open_))
+            if drained := await self._drained_topics(name, members, topics):
+                sources.append(_Source(name, drained))
         return sources
 
-    async def _find_blocked(self, name: str, members: Members) -> set[str] | None:
-        """Return the topics of a member that wait for older members; None if that can't be found out now."""
-        cutoffs = members.cutoffs.get(name, {})
-        blocked = self._blocked.get(name)
-        if not cutoffs or (blocked is not None and not blocked):
-            return set()
+    async def _drained_topics(self, name: str, members: Members, topics: tuple[str, ...]) -> tuple[str, ...]:
+        """Return the topics of a member that need not wait for older members."""
+        if not members.cutoffs.get(name):
+            return topics
+        # What was drained once stays so: nothing of before the cut-off is added to an older member.
+        drained = self._drained.setdefault(name, set())
+        waiting = [topic for topic in topics if topic not in drained]
         now = asyncio.get_running_loop().time()
-        if now < self._check_at.get(name, 0):
-            return blocked
-        self._check_at[name] = now + CHECK_SECONDS
+        if waiting and now >= self._check_at.get(name, 0):
+            self._check_at[name] = now + CHECK_SECONDS
+            answers = await asyncio.gather(*(self._is_drained(name, members, each) for each in waiting))
+            drained |= {topic for topic, answer in zip(waiting, answers, strict=True) if answer}
+        return tuple(topic for topic in topics if topic in drained)
+
+    async def _is_drained(self, name: str, members: Members, topic: str) -> bool:
         mailbox = self._directory.poller(name)
         try:
-            if blocked is None and await is_drained(mailbox, members.generation):
-                self._blocked[name] = set()
-                return set()
-            undrained: set[str] = set()
-            for older, cutoff in cutoffs.items():
-                backlog = await self._directory.poller(older).get_backlog()
-                undrained |= undrained_topics(backlog.shards, cutoff)
-            # What was open once stays open: nothing of before the cut-off is added to an older member.
-            blocked = undrained if blocked is None else blocked & undrained
-            if not blocked:
-                await record_drained(mailbox, members.generation)
+            if await is_drained(mailbox, members.generation, topic):
+                return True
+            for older, cutoff in members.cutoffs[name].items():
+                # Of a topic that the token does not cover, this raises Forbidden, and nothing is recorded.
+                if undrained_topics((await self._directory.poller(older).get_backlog(topic)).shards, cutoff):
+                    return False
+            await record_drained(mailbox, members.generation, topic)
         except (Saturated, Unavailable):
-            return self._blocked.get(name)
-        self._blocked[name] = blocked
-        return blocked
+            return False
+        return True

@@ -32,13 +32,14 @@ class RegisteredProxies:
     async def register(self, proxy: str, address: str) -> RouteQueue:
         """Note that a proxy is alive, and return the queue of its changes."""
         present = self._proxies.get(proxy)
-        if present is not None and present.queue.address != address:
-            await self.forget(proxy)
-            present = None
-        queue = (
-            RouteQueue(address, self._push, self._counts, self._uptime) if present is None else present.queue
-        )
+        if present is not None and present.queue.address == address:
+            queue, former = present.queue, None
+        else:
+            queue = RouteQueue(address, self._push, self._counts, self._uptime)
+            former = present
         self._proxies[proxy] = _RegisteredProxy(queue, self._uptime())
+        if former is not None:
+            await former.queue.close()
         return queue
 
     async def forget(self, proxy: str) -> None:

@@ -46,6 +46,7 @@ class RouteQueue:
         self._changes: dict[str, RouteChange] = {}
         self._has_changes = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
+        self._is_failing = False
 
     def add(self, changes: Iterable[RouteChange]) -> None:
         """Push changes soon."""
@@ -86,9 +87,10 @@ class RouteQueue:
                 await self._push.push(self.address, change)
         except Exception as error:  # whatever it is, the next registration repairs it
             self._counts.outcomes["failed"] += 1
-            logger().warning(
-                "route.push_failed", proxy=self.address, mailbox=change.mailbox, error=summarize(error)
-            )
+            if not self._is_failing:
+                logger().warning("route.push_failed", proxy=self.address, error=summarize(error))
+            self._is_failing = True
         else:
+            self._is_failing = False
             self._counts.outcomes["ok"] += 1
             self._counts.seconds.observe((self._uptime() - started) / 1_000_000)

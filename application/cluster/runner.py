@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from postroom.application.background import cancel_and_wait, wait_at_most
 from postroom.application.cluster.lease_metrics import LeaseMetrics
 from postroom.application.cluster.leased_mailbox import (
+    CANCEL_SECONDS,
     CLOSE_SECONDS,
     RELEASE_SECONDS,
     REQUEST_SECONDS,
@@ -22,7 +23,8 @@ from postroom.domain.errors import PostroomError
 
 MIN_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 0.25, 5.0
 """Pauses between attempts to register; they double."""
-LEAVE_SECONDS = 0.5
+STOP_SECONDS = CLOSE_SECONDS + CANCEL_SECONDS + RELEASE_SECONDS + 0.1
+LEAVE_SECONDS = 0.4
 
 
 class Runner:
@@ -76,11 +78,9 @@ class Runner:
                 self._start(mailbox)
             await self._stopping.wait()
             if self._tasks:
-                await asyncio.wait(
-                    self._tasks.values(), timeout=CLOSE_SECONDS + RELEASE_SECONDS + LEAVE_SECONDS / 2
-                )
+                await asyncio.wait(self._tasks.values(), timeout=STOP_SECONDS)
         finally:
-            await cancel_and_wait(registering, *self._tasks.values(), seconds=LEAVE_SECONDS)
+            await cancel_and_wait(registering, *self._tasks.values(), seconds=CANCEL_SECONDS)
         try:
             async with asyncio.timeout(LEAVE_SECONDS):
                 await self._admin.leave(runner=self._identity.runner)

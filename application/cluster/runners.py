@@ -28,6 +28,7 @@ class _Offer(msgspec.Struct):
     runner: str
     until: int
     declined: set[str]
+    is_made: bool = False
 
 
 class Runners:
@@ -85,6 +86,9 @@ class Runners:
             if len(offers) == MAX_OFFERS:
                 break
             if self._choose(mailbox, proxy, alive, loads, now) == runner:
+                offer = self._offers[mailbox]
+                if not offer.is_made:  # it counts from when the runner learns of it
+                    offer.is_made, offer.until = True, now + self._offer_us
                 offers.append(mailbox)
         return offers
 

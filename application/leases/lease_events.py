@@ -9,11 +9,11 @@ from eventsourcing.domain import Aggregate, DomainEventProtocol
 from eventsourcing.persistence import JSONTranscoder, Mapper, StoredEvent
 from msgspec.structs import asdict
 
-from postroom.domain.errors import BrokenLog
+from postroom.domain.errors import BrokenLog, InvalidRequest
 from postroom.domain.event import Event
 from postroom.domain.lease import lease as lease_domain
 from postroom.domain.lease import proxy as proxy_domain
-from postroom.domain.lease.lease import Lease, LeaseChange, LeaseCommand
+from postroom.domain.lease.lease import Lease, LeaseChange, LeaseCommand, LeaseEvent
 from postroom.domain.lease.proxy import (
     AssignPartitions,
     PartitionAssignment,
@@ -158,8 +158,12 @@ def _decode(stored: StoredEvent) -> LeaseLogEvent:
         fields = msgspec.json.decode(stored.state, type=dict[str, Any])
         columns = {"stream": _bytes(stored.originator_id), "version": stored.originator_version}
         event: LeaseLogEvent = msgspec.convert(fields | columns, cls)
+        if isinstance(event, LeaseEvent):
+            lease_domain.check_event(event)
+        else:
+            proxy_domain.check_event(event)
         _START + timedelta(microseconds=event.at)
-    except (msgspec.MsgspecError, ValueError, OverflowError, AttributeError) as error:
+    except (msgspec.MsgspecError, InvalidRequest, ValueError, OverflowError, RecursionError) as error:
         raise BrokenLog(
             f"{where} has an event of type {stored.topic} at version {stored.originator_version} that can't "
             f"be read: {str(error).rstrip('.')}; restore the lease store from a backup.",

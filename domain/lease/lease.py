@@ -8,7 +8,7 @@ from typing import TypeVar
 import msgspec
 
 from postroom.domain.arguments import check_int
-from postroom.domain.errors import LeaseHeld, LeaseLost
+from postroom.domain.errors import InvalidRequest, LeaseHeld, LeaseLost
 from postroom.domain.event import Event
 from postroom.domain.lease.partitions import partition_of
 from postroom.domain.lease.policy import MAX_LEASE_MS
@@ -185,17 +185,36 @@ def evolve(lease: Lease | None, event: LeaseChange) -> Lease:
     )
 
 
+def check_event(event: LeaseChange) -> None:
+    """Check an event that was read from a store.
+
+    Raises: InvalidRequest for one that `decide` can't have returned.
+    """
+    check_mailbox(event.mailbox)
+    _check_holder(event)
+    if event.stream != lease_stream(event.mailbox) or event.partition != partition_of(event.mailbox):
+        raise InvalidRequest(f"The event is not of mailbox {event.mailbox}, which it names.")
+    check_int("version", event.version, 1)
+    check_int("epoch", event.epoch, 1)
+    for name in ("at", "created_at", "acquired_at", "renewed_at"):
+        check_int(name, getattr(event, name))
+
+
+def _check_holder(holder: AcquireLease | LeaseChange) -> None:
+    check_member("The runner id", holder.runner)
+    check_member("The proxy id", holder.proxy)
+    check_address("The address of the runner", holder.address)
+    check_uuid("The acquisition", holder.acquisition)
+    check_int("ttl_ms", holder.ttl_ms, 1, MAX_LEASE_MS)
+    check_int("grace_ms", holder.grace_ms, 0, MAX_LEASE_MS)
+
+
 def _check(command: LeaseCommand) -> None:
     check_mailbox(command.mailbox)
     match command:
         case AcquireLease():
-            check_member("The runner id", command.runner)
-            check_member("The proxy id", command.proxy)
-            check_address("The address of the runner", command.address)
-            check_uuid("The acquisition", command.acquisition)
+            _check_holder(command)
             check_int("log_epoch", command.log_epoch, 0, MAX_LOG_EPOCH)
-            check_int("ttl_ms", command.ttl_ms, 1, MAX_LEASE_MS)
-            check_int("grace_ms", command.grace_ms, 0, MAX_LEASE_MS)
         case RenewLease() | ReleaseLease():
             check_member("The runner id", command.runner)
             if command.epoch is not None:

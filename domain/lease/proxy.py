@@ -5,6 +5,7 @@ from typing import Annotated
 import msgspec
 
 from postroom.domain.arguments import check_int
+from postroom.domain.errors import InvalidRequest
 from postroom.domain.event import Event
 from postroom.domain.lease.partitions import NO_PARTITIONS, PARTITIONS, PartitionMap, assign_partitions
 from postroom.domain.lease.policy import MAX_LEASE_MS
@@ -113,6 +114,27 @@ def evolve(proxy: Proxy | None, event: ProxyChange) -> Proxy:
     """Return the registration after one more event; a fold may start at any event."""
     is_live = isinstance(event, ProxyRegistered | ProxyRenewed)
     return Proxy(event.proxy, event.address, event.ttl_ms, is_live, event.version, event.joined_at)
+
+
+def check_event(event: "ProxyChange | PartitionsAssigned") -> None:
+    """Check an event that was read from a store.
+
+    Raises: InvalidRequest for one that can't have been decided.
+    """
+    if isinstance(event, PartitionsAssigned):
+        stream = partitions_stream()
+        for owner in {*event.owners} - {""}:
+            check_member("The proxy id", owner)
+        check_int("position", event.position)
+    else:
+        stream = proxy_stream(check_member("The proxy id", event.proxy))
+        check_address("The address of the proxy", event.address)
+        check_int("ttl_ms", event.ttl_ms, 1, MAX_LEASE_MS)
+        check_int("joined_at", event.joined_at)
+    if event.stream != stream:
+        raise InvalidRequest("The event is not of the aggregate that it names.")
+    check_int("version", event.version, 1)
+    check_int("at", event.at)
 
 
 class PartitionsAssigned(Event, frozen=True, gc=False):

@@ -12,7 +12,7 @@ import pytest
 
 from postroom.adapters.grpc.admin_client import connect_admins
 from postroom.application.ports.control_plane import Heartbeat
-from tests.e2e.conftest import SCRIPT, TIMEOUT_SECONDS
+from tests.e2e.conftest import SCRIPT, TIMEOUT_SECONDS, Postroom
 from tests.e2e.test_clock_jumps import LIBRARIES
 from tests.support.cluster import lease_request
 from tests.support.servers.process import ServerProcess
@@ -109,3 +109,25 @@ async def test_leases_survive_jumps_of_the_wall_clock_and_a_restart(admin: Admin
     admin.set_policy("30s")
     with admin.running() as printed:
         assert printed["leases"] == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        ((), "must say where leases are stored"),
+        (("--standalone", "--jetstream", "nats://127.0.0.1:1"), "must say where leases are stored"),
+        (("--standalone", "--store", "postgresql://x/y"), "must say where leases are stored"),
+        (("--standalone", "--listen", "0.0.0.0:0"), "needs TLS"),
+        (("--standalone", "--listen", "nonsense"), "no address"),
+        (("--standalone", "--namespaces", "none.yaml"), "can't be read"),
+        (("--jetstream", "http://127.0.0.1:1"), "begins with http://"),
+    ],
+)
+def test_what_an_admin_can_not_serve_is_refused_and_creates_no_store(
+    postroom: Postroom, arguments: tuple[str, ...], problem: str
+) -> None:
+    done = postroom("admin", *arguments)
+    assert done.code in (1, 2)
+    assert problem in done.err
+    assert len(done.err.splitlines()) == 1
+    assert [*postroom.folder.glob("*.db*")] == []

@@ -14,6 +14,7 @@ TARGETS = (
     "grpc_requests",
     "http_requests",
     "json_lines",
+    "lease_events",
     "local_frames",
     "manifests",
     "records",

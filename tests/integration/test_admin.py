@@ -182,7 +182,16 @@ async def test_a_caller_that_has_no_time_for_a_second_admin_asks_it_the_next_tim
             assert await client.list_leases() == []
 
 
-async def test_two_admins_of_one_file_agree_and_each_tells_its_proxies(tmp_path) -> None:
+@pytest.fixture(params=["sqlite", "postgresql"])
+def store_address(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """The address of a lease store that several processes may use."""
+    if request.param == "sqlite":
+        return str(tmp_path / "admin.db")
+    database: str = request.getfixturevalue("lease_database")
+    return database
+
+
+async def test_two_admins_of_one_store_agree_and_each_tells_its_proxies(store_address) -> None:
     changes: asyncio.Queue[tuple[str, int]] = asyncio.Queue()
 
     async def update(request: pb.MailboxRouteUpdate, call: NodeCall) -> pb.MailboxRouteUpdateAck:
@@ -197,11 +206,10 @@ async def test_two_admins_of_one_file_agree_and_each_tells_its_proxies(tmp_path)
     routes = NodeHandlers(
         {"update_mailbox_route": update, "remove_mailbox_route": remove}, CONTROL_PLANE, access
     )
-    path = str(tmp_path / "admin.db")
     with (
         closing(socket.create_server(("127.0.0.1", 0))) as paused,
-        open_leases(path) as one,
-        open_leases(path) as two,
+        open_leases(store_address) as one,
+        open_leases(store_address) as two,
     ):
         async with AsyncExitStack() as opened:
             enter = opened.enter_async_context

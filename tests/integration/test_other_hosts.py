@@ -6,6 +6,8 @@ A "host" is a runtime folder of its own: its processes find no socket of the oth
 import asyncio
 import os
 import socket
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, closing, contextmanager
 from pathlib import Path
@@ -22,7 +24,7 @@ from postroom.adapters.local.protocol import frame, read_hello
 from postroom.adapters.postgres.database import connect as connect_database
 from postroom.adapters.postgres.ownership import PostgresOwnership
 from postroom.application.ports.owner_directory import OwnerAddress
-from tests.support.servers.process import free_port
+from tests.support.servers.process import free_port, listens
 from tests.support.waiting import SECONDS
 
 MAILBOX = "main@local"
@@ -132,7 +134,7 @@ async def test_an_owner_that_answers_its_host_only_is_named_to_others(
 ) -> None:
     async with owned(hosts("a"), postgres_store, listen="off", owner="the other host"):
         with pytest.raises(Unavailable, match="the other host"):
-            async with connected(hosts("b"), postgres_store, timeout_ms=500):
+            async with connected(hosts("b"), postgres_store, timeout_ms=3_000):
                 pytest.fail("connected")
 
 
@@ -220,7 +222,7 @@ async def test_a_reader_of_the_database_who_may_not_write_can_not_call_the_owner
             async with owned(hosts("a"), postgres_store):
                 await address_of(postgres_store)
                 with pytest.raises(Unavailable, match="denies a privilege"):
-                    async with connected(hosts("b"), url, timeout_ms=1_500):
+                    async with connected(hosts("b"), url, timeout_ms=3_000):
                         pytest.fail("connected")
         finally:
             connection.execute(f"DROP OWNED BY {role}".encode())
@@ -243,7 +245,7 @@ async def test_an_impostor_at_the_address_gets_neither_ticket_nor_request(
         with closing(connect_database(postgres_store, "test")) as connection:
             connection.execute("UPDATE postroom.mailbox_owner SET address = %s", (f"127.0.0.1:{port}",))
         with pytest.raises(Unavailable, match="is not the owner whose certificate is in the database"):
-            async with connected(hosts("b"), postgres_store, timeout_ms=1_500):
+            async with connected(hosts("b"), postgres_store, timeout_ms=3_000):
                 pytest.fail("connected")
     assert received == b""
 
@@ -290,6 +292,40 @@ async def test_an_owner_whose_lock_has_a_new_session_tells_its_address_again(
         assert await address_of(postgres_store) == before
         async with connected(hosts("b"), postgres_store) as mailbox:
             await mailbox.send_message(ORDER)
+
+
+FORK = """
+import asyncio, os, socket, sys
+from postroom import connect, open_mailbox
+
+store, port = sys.argv[1], int(sys.argv[2])
+
+def listens():
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+async def main():
+    async with open_mailbox(store, listen=f"127.0.0.1:{port}"):
+        while not listens():
+            await asyncio.sleep(0.01)
+        if os.fork() == 0:
+            sys.stdin.read()
+        else:
+            print("forked", flush=True)
+        os._exit(0)
+
+asyncio.run(main())
+"""
+
+
+def test_a_process_that_an_owner_forked_keeps_no_port_open(postgres_store: str) -> None:
+    port = free_port()
+    command = [sys.executable, "-c", FORK, postgres_store, str(port)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as owner:
+        assert owner.stdout is not None
+        assert owner.stdout.readline() == "forked\n"
+        owner.wait(SECONDS)
+        assert not listens(port)  # although the child lives on, until its standard input ends
 
 
 async def test_doctor_shows_where_owners_answer(postgres_store: str, hosts: Any) -> None:

@@ -90,6 +90,8 @@ async def test_a_proxy_registers_forwards_and_leaves_when_it_is_told_to_stop(tmp
     ("arguments", "problem"),
     [
         ("", "needs a proxy_id"),
+        ("--admin 127.0.0.1:1 --proxy-id one --mailbox acme@one", "set runner_id, too"),
+        ("--admin 127.0.0.1:1 --proxy-id one --dev", "set runner_id, too"),
         ("--admin nowhere --proxy-id one", "must have the form host:port"),
         ("--admin 127.0.0.1:1 --proxy-id a/b", "proxy_id must be 1 to 128 characters"),
         ("--admin 127.0.0.1:1 --proxy-id one --listen 0.0.0.0:0", "needs TLS"),

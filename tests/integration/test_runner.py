@@ -1,19 +1,31 @@
 """Runners over one store and one control plane: hand-over, loss of leases, and stopping (RFC-049)."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
+from nats.aio.client import Client
 
 from postroom.adapters.compose import open_mailbox
+from postroom.adapters.compose.admin import LeaseStores, serve_admin
 from postroom.adapters.compose.runner import OpenRunner, RunnerSettings, open_runner
 from postroom.adapters.compose.serve import unrestricted
+from postroom.adapters.grpc.admin_client import connect_admins
 from postroom.adapters.grpc.client import connect_grpc
+from postroom.adapters.memory.lease_store import MemoryLeaseStore
+from postroom.adapters.system.clock import SystemClock
+from postroom.application.cluster import leased_mailbox
+from postroom.application.cluster.leased_mailbox import RunnerIdentity
+from postroom.application.cluster.runner import Runner
 from postroom.application.mailbox.client import MailboxClient
+from postroom.application.ports.control_plane import LeaseAdmin
+from postroom.application.ports.mailbox_host import MailboxReport
 from postroom.domain.errors import Fenced, InvalidRequest, PostroomError, Unavailable, WrongOwner
 from postroom.domain.policy import TopicPolicy
+from tests.integration import ingest_world
 from tests.support.control_plane import MemoryControlPlane
 from tests.support.messages import MAILBOX, message
 from tests.support.waiting import SECONDS, until
@@ -34,7 +46,7 @@ def store(tmp_path: Path) -> str:
 @asynccontextmanager
 async def running(
     store: str,
-    admin: MemoryControlPlane,
+    admin: LeaseAdmin,
     name: str = "r1",
     mailboxes: Sequence[str] = (MAILBOX,),
     **settings: object,
@@ -231,6 +243,105 @@ async def test_a_runner_stops_in_time_while_no_admin_answers(store: str, admin: 
         await served(runner)
         admin.is_away = True
     assert admin.owner(MAILBOX) == "r1"  # until the lease expires
+
+
+async def test_a_mailbox_that_can_not_be_closed_is_released_and_appends_nothing_more(
+    admin: MemoryControlPlane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(leased_mailbox, "CLOSE_SECONDS", 0.1)
+    host = HangingHost()
+    runner = Runner(RunnerIdentity("r1", "p1", "127.0.0.1:1"), [MAILBOX], admin, host, SystemClock())
+    task = asyncio.create_task(runner.run())
+    await until(lambda: host.may_append is not None and host.may_append())
+    runner.stop()
+    async with asyncio.timeout(SECONDS):
+        await task
+    assert admin.owner(MAILBOX) is None
+    assert host.may_append is not None
+    assert not host.may_append()
+
+
+class HangingHost:
+    """A host whose disk hangs when a mailbox is closed."""
+
+    may_append: Callable[[], bool] | None = None
+
+    async def log_epoch(self, mailbox: str) -> int:
+        return 0
+
+    @asynccontextmanager
+    async def open(
+        self, mailbox: str, epoch: int, may_append: Callable[[], bool]
+    ) -> AsyncIterator["HangingHost"]:
+        self.may_append = may_append
+        try:
+            yield self
+        finally:
+            await asyncio.sleep(SECONDS)
+
+    async def wait_until_lost(self) -> None:
+        await asyncio.Event().wait()
+
+    async def report(self) -> MailboxReport:
+        return MailboxReport()
+
+
+# -- with the servers of others ---
+
+
+async def test_runners_share_a_database(postgres_store: str, admin: MemoryControlPlane) -> None:
+    async with open_mailbox(postgres_store, MAILBOX, listen="off") as former:
+        await former.send_message(message(b"1"))
+        async with running(postgres_store, admin, "r1") as first:
+            await served(first)
+            with pytest.raises(Fenced):
+                await former.send_message(message())
+            async with calling(first) as client:
+                await client.send_message(message(b"2"))
+    async with running(postgres_store, admin, "r2") as second:
+        await served(second)
+        async with calling(second) as client:
+            received = await client.receive_messages("orders")
+            assert [each.payload for each in received] == [b"1", b"2"]
+            assert {each.receipt.epoch for each in received} == {3}
+
+
+async def test_runners_acquire_leases_of_admins_over_grpc(store: str) -> None:
+    async with (
+        serve_admin(LeaseStores(MemoryLeaseStore()), "127.0.0.1:0") as served_admin,
+        connect_admins([served_admin.url.partition("://")[2]]) as control_plane,
+    ):
+        async with running(store, control_plane, "r1", [MAILBOX, OTHER]) as first:
+            await served(first, MAILBOX, OTHER)
+            routes = await control_plane.list_routes()
+            address = first.url.removeprefix("grpc://")
+            assert [(each.mailbox, each.address) for each in routes.routes] == [
+                (MAILBOX, address),
+                (OTHER, address),
+            ]
+        async with running(store, control_plane, "r2") as second:
+            await served(second, MAILBOX, OTHER)  # it is offered the second
+            leases = await control_plane.list_leases()
+            assert [(each.runner, each.epoch, each.status) for each in leases] == [("r2", 2, "active")] * 2
+
+
+async def test_a_runner_ingests_into_its_mailboxes_and_the_next_one_goes_on(
+    store: str, nats_url: str, client: Client, admin: MemoryControlPlane
+) -> None:
+    archive = ingest_world.MAILBOX
+    namespaces = {archive: ingest_world.namespace(nats_url, "unused.db")}
+    for number in range(2):
+        async with running(store, admin, f"r{number}", [archive], namespaces=namespaces) as runner:
+            await served(runner, archive)
+            ids = [f"order-{number}-{each}" for each in range(50)]
+            await ingest_world.publish(client, *ingest_world.envelopes(ids))
+            await until(partial(has_stored, store, 50 * (number + 1)))
+    assert set(ingest_world.stored(store).values()) == {1}
+    assert await ingest_world.unacked(client) == 0
+
+
+def has_stored(store: str, number: int) -> bool:
+    return sum(ingest_world.stored(store).values()) == number
 
 
 # -- settings ---

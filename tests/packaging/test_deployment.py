@@ -21,6 +21,7 @@ UNITS = sorted((DEPLOY / "systemd").glob("*.service"))
 PROGRAM = "/opt/postroom/bin/postroom"
 LONG_RUNNING = {
     "serve",
+    "admin",
     "proxy",
     "project follow",
     "ingest",

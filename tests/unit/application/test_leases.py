@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
-from uuid import UUID
+from uuid import UUID, uuid4
 
 import pytest
 from eventsourcing.persistence import IntegrityError, OperationalError, StoredEvent
@@ -14,6 +14,7 @@ from postroom.application.leases.lease_table import LeaseTable, RouteRemoval
 from postroom.application.leases.leases import Leases
 from postroom.domain.errors import BrokenLog, InvalidRequest, LeaseHeld, LeaseLost, Unavailable
 from postroom.domain.lease.lease import AcquireLease, ExpireLease, ReleaseLease, RenewLease
+from postroom.domain.lease.partitions import partition_of
 from postroom.domain.lease.proxy import AssignPartitions, ExpireProxy, LeaveProxy, RegisterProxy
 from postroom.domain.lease.routing import Route
 from postroom.domain.names import lease_stream
@@ -176,6 +177,32 @@ def test_an_event_that_cannot_be_read_is_named(
         leases.read_events(0)
     with pytest.raises(BrokenLog):
         leases.acquire(ACQUIRE)
+
+
+def test_an_event_of_another_aggregate_or_partition_is_refused(
+    recorder: MemoryLeaseRecorder, leases: Leases
+) -> None:
+    leases.acquire(ACQUIRE)
+    (event,) = recorder.select_notifications(None, 1)
+    partition = f'"partition":{partition_of(MAILBOX)}'.encode()
+    assert partition in event.state
+    for id_, state in (
+        (uuid4(), event.state),
+        (event.originator_id, event.state.replace(partition, b'"partition":999')),
+        (event.originator_id, event.state.replace(b'"epoch":1', b'"epoch":0')),
+        (event.originator_id, event.state.replace(b"10.0.0.1:7070", b"nowhere")),
+    ):
+        broken = MemoryLeaseRecorder()
+        broken.insert_events([StoredEvent(id_, 1, "LeaseAcquired.1", state)])
+        with pytest.raises(BrokenLog, match="can't be read"):
+            Leases(broken, lambda: 0).read_events(0)
+
+
+def test_a_log_that_was_replaced_by_an_older_one_is_not_followed(leases: Leases) -> None:
+    leases.acquire(ACQUIRE)
+    assert leases.read_events(1) == []
+    with pytest.raises(Unavailable, match="ends at position 1, though this process has read it up to 2"):
+        leases.read_events(2)
 
 
 # -- the table ---
