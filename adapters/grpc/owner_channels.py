@@ -39,22 +39,17 @@ class Connection:
     def __init__(self, channel: grpc.aio.Channel) -> None:
         self.calls = 0
         self._channel = channel
-        self._methods: dict[str, Any] = {}
         self._changed = asyncio.Event()
         self._connecting_since: float | None = asyncio.get_running_loop().time()
         self._watch = asyncio.create_task(self._observe())
 
     def unary(self, path: str) -> Any:
         """Return a method of encoded messages with one answer."""
-        if (method := self._methods.get(path)) is None:
-            method = self._methods[path] = self._channel.unary_unary(path)
-        return method
+        return self._channel.unary_unary(path)
 
     def stream(self, path: str) -> Any:
         """Return a method of encoded messages with a stream of answers."""
-        if (method := self._methods.get(path)) is None:
-            method = self._methods[path] = self._channel.unary_stream(path)
-        return method
+        return self._channel.unary_stream(path)
 
     async def wait_until_ready(self) -> None:
         """Return when calls can be sent.

@@ -151,10 +151,16 @@ class Leases(Application[UUID]):
     def read_events(self, after: int, limit: int = PAGE) -> list[LoggedEvent]:
         """Return up to `limit` events after a position of the log, in order.
 
-        Raises: BrokenLog for an event that can't be read.
+        Raises: BrokenLog for an event that can't be read, Unavailable when the log ends before `after`.
         """
         with _persistence_errors():
             page = self.recorder.select_notifications(after, limit, inclusive_of_start=False)
+            last = page[-1].id if page else self.recorder.max_notification_id() or 0
+        if last < after:
+            raise Unavailable(
+                f"The log of leases ends at position {last}, though this process has read it up to {after}: "
+                "it was restored from a backup, or replaced. Start all admins and then all proxies again."
+            )
         return [LoggedEvent(each.id, _event(self.mapper.to_domain_event(each))) for each in page]
 
     def _change_lease(self, command: AcquireLease | RenewLease | ReleaseLease) -> Lease:

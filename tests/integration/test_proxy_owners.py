@@ -125,6 +125,21 @@ async def test_a_call_names_its_mailbox_unless_there_is_only_one(control_plane: 
                 await caller.get_name()
 
 
+async def test_a_flood_of_unknown_names_asks_admins_for_few_tables(
+    control_plane: FixedControlPlane, proxy: RunningProxy
+) -> None:
+    async with transport(proxy.address, "known@one") as caller:
+        with pytest.raises(NotFound):
+            await caller.get_name()
+    before = len(control_plane.registrations)
+    async with grpc.aio.insecure_channel(proxy.address) as channel:
+        callers = [GrpcTransport(channel, proxy.address, mailbox=f"{number}@one") for number in range(100)]
+        answers = await asyncio.gather(*(each.get_name() for each in callers), return_exceptions=True)
+    assert {type(each) for each in answers} <= {NotFound, Unavailable}
+    assert len(control_plane.registrations) - before <= 50  # as many as tenths of a second, on a slow machine
+    assert proxy.metric("routes") == 0
+
+
 async def test_a_proxy_without_a_routing_table_is_unavailable(control_plane: FixedControlPlane) -> None:
     control_plane.is_away = True
     async with running_proxy(control_plane, waits=False) as proxy, transport(proxy.address) as caller:

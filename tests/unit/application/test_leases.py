@@ -198,6 +198,13 @@ def test_an_event_of_another_aggregate_or_partition_is_refused(
             Leases(broken, lambda: 0).read_events(0)
 
 
+def test_a_log_that_was_replaced_by_an_older_one_is_not_followed(leases: Leases) -> None:
+    leases.acquire(ACQUIRE)
+    assert leases.read_events(1) == []
+    with pytest.raises(Unavailable, match="ends at position 1, though this process has read it up to 2"):
+        leases.read_events(2)
+
+
 # -- the table ---
 
 
