@@ -30,7 +30,7 @@ help: ## List the targets
 # Many tests wait for servers, so a few more workers than cores are quicker.
 WORKERS ?= 4
 
-.PHONY: demo demo-cluster example test test-pythons bench bench-spark
+.PHONY: demo demo-cluster example test test-pythons bench bench-spark bench-cluster
 demo: .venv ## Send, receive, crash, rebuild and search on an empty store; without Java, all but the search
 	@scripts/ensure-java.sh || true
 	@$(with_java) $(bin)/postroom demo
@@ -77,6 +77,9 @@ bench: .venv/java-ready ## Measure, and write bench.json
 
 bench-spark: .venv/java-ready ## Measure Spark beside its peers at 1M and 5M messages, and write bench-spark.json
 	@$(with_java) $(bin)/python -m tests.benchmarks spark. follow. spark.rebuild.postgres.5m --output bench-spark.json
+
+bench-cluster: .venv ## Measure leases, routes and forwarding on a cluster of this machine, and write bench-cluster.json
+	@GRPC_ENABLE_FORK_SUPPORT=false $(bin)/python -m tests.benchmarks cluster. --output bench-cluster.json
 
 .PHONY: spark-bundle
 spark-bundle: .venv ## Build what a Spark cluster needs into dist/: code, packages, entry points

@@ -20,7 +20,7 @@ from postroom.application.surface_metrics import SurfaceMetrics
 from postroom.application.telemetry import logger
 from postroom.application.trace_context import context_of
 from postroom.application.tracing import Span, tracer
-from postroom.domain.errors import InternalError, PostroomError, Unavailable
+from postroom.domain.errors import InternalError, NotFound, PostroomError, Unavailable
 
 CORR_ID_KEY = "x-corr-id"
 """Metadata with the correlation id of a call, of the caller and in the trailers of the answer."""
@@ -123,9 +123,11 @@ class MailboxHandlers(grpc.GenericRpcHandler):
                     served = self._find(caller)
                 except PostroomError as error:
                     return await abort(context, error, self._metrics, span, corr_id)
-                return await answer(data, context, served, span, corr_id)
+                return await answer(data, context, served, caller, span, corr_id)
 
-        async def answer(data: bytes, context: Context, served: _Served, span: Span, corr_id: str) -> Any:
+        async def answer(
+            data: bytes, context: Context, served: _Served, caller: Metadata, span: Span, corr_id: str
+        ) -> Any:
             service = served.service
             task = asyncio.current_task()
             assert task is not None
@@ -140,6 +142,7 @@ class MailboxHandlers(grpc.GenericRpcHandler):
                     return service.open_session(token)
 
                 call = Call(context, await open_session(), open_session)
+                _check_mailbox(caller, service)
                 answer = await getattr(served.calls, name)(read_request(kind, data), call)
                 service.metrics.answered_grpc(name, "OK")
                 return answer
@@ -170,6 +173,13 @@ class MailboxHandlers(grpc.GenericRpcHandler):
             return await context.abort(status_code(failure), status.message, details)
 
         return run
+
+
+def _check_mailbox(caller: Metadata, service: Service) -> None:
+    """Raise NotFound when a call names another mailbox than the only one of the server."""
+    name, own = caller.get(MAILBOX_KEY), service.mailbox.name
+    if name is not None and read_text(name) != own:
+        raise NotFound(f"The server serves the mailbox {own}, not {read_text(name)}; call another server.")
 
 
 def _authorization(context: Context) -> list[str]:

@@ -19,7 +19,9 @@ _MAX_BYTES = 1 << 20
 
 
 def verify_sync(servers: Collection[str], monitoring: Iterable[str], *, assume_sync_always: bool) -> None:
-    """Return if all servers sync every write, by their monitoring or else by the operator's statement.
+    """Return if servers sync every write, by their monitoring or else by the operator's statement.
+
+    While the monitoring of some does not answer, it is enough that most servers are verified.
 
     Arguments:
         servers: names of those that have a replica of the stream.
@@ -27,7 +29,7 @@ def verify_sync(servers: Collection[str], monitoring: Iterable[str], *, assume_s
 
     Raises:
         InvalidRequest: a server does not sync every write, or nothing is known about one.
-        Unavailable: a server's monitoring does not answer.
+        Unavailable: the monitoring of too many servers does not answer.
     """
     addresses = list(monitoring)
     if not addresses:
@@ -40,15 +42,24 @@ def verify_sync(servers: Collection[str], monitoring: Iterable[str], *, assume_s
         logger().warning("leases.sync_assumed", servers=sorted(servers))
         return
     unknown = set(servers)
+    failures: list[Unavailable] = []
     for address in addresses:
-        name, is_synced = _sync_of(address)
+        try:
+            name, is_synced = _sync_of(address)
+        except Unavailable as error:
+            failures.append(error)
+            continue
         if not is_synced:
             raise InvalidRequest(
                 f"NATS server {name} acknowledges writes that a power failure can lose; set sync_interval: "
                 "always in the section jetstream of its configuration, and restart it."
             )
         unknown.discard(name)
-    if unknown:
+    if failures and 2 * len(unknown) >= len(servers):
+        raise failures[0]
+    for failure in failures:
+        logger().warning("leases.sync_not_verified", error=str(failure))
+    if len(unknown) > len(failures):
         raise InvalidRequest(
             f"Nothing is known about how NATS server {', '.join(sorted(unknown))} syncs writes; name the "
             "monitoring address of each server that has a replica of the stream."

@@ -11,6 +11,7 @@ from typer import Argument, Option
 from postroom.adapters.cli.output import Output
 from tests.benchmarks import (
     access,
+    cluster,
     follow,
     history,
     messaging,
@@ -33,6 +34,7 @@ MEASUREMENTS: dict[str, Callable[[Figures, Path, int], None]] = {
     **workers.MEASUREMENTS,
     **access.MEASUREMENTS,
     **tokens.MEASUREMENTS,
+    **cluster.MEASUREMENTS,
 }
 
 

@@ -100,6 +100,8 @@ async def test_a_token_or_another_mailbox_that_is_missing_is_refused(
 ) -> None:
     with pytest.raises(Unauthenticated):
         await messages.send(session(), "orders", "hello")
+    with pytest.raises(Unauthenticated):  # before it is told which mailbox there is
+        await messages.send(session(mailbox="other@one"), "orders", "hello")
     monkeypatch.setenv(VARIABLE, controlled.issue())
     with pytest.raises(NotFound, match="serves the mailbox"):
         await messages.send(session(mailbox="other@one"), "orders", "hello")

@@ -18,6 +18,7 @@ import msgspec
 import uuid_utils
 
 from postroom.adapters.compose.connect import connect
+from postroom.adapters.grpc.metadata import MAILBOX_KEY
 from postroom.adapters.grpc.methods import METHODS
 from postroom.adapters.grpc.v1 import mailbox_pb2 as pb
 from postroom.adapters.local import protocol
@@ -159,12 +160,13 @@ async def open_local(address: str, topic: str) -> AsyncIterator[Caller]:
 
 
 class _GrpcCaller:
-    def __init__(self, channel: grpc.aio.Channel, topic: str) -> None:
+    def __init__(self, channel: grpc.aio.Channel, topic: str, mailbox: str | None = None) -> None:
         self._calls: dict[str, Any] = {
             name: channel.unary_unary(METHODS[name].path) for name in ("send", "recv", "ack")
         }
         self._topic = topic
         self._keys = count(time_ns())
+        self._metadata = () if mailbox is None else ((MAILBOX_KEY, mailbox),)
 
     async def send(self) -> None:
         message = pb.NewMessage(topic=self._topic, payload=PAYLOAD, idem_key=str(next(self._keys)))
@@ -185,7 +187,7 @@ class _GrpcCaller:
 
     async def _call(self, name: str, request: bytes) -> bytes:
         try:
-            answer: bytes = await self._calls[name](request)
+            answer: bytes = await self._calls[name](request, metadata=self._metadata)
         except grpc.aio.AioRpcError as error:
             if error.code() in SATURATED_CODES:
                 raise Refused(error.details()) from None
@@ -194,10 +196,14 @@ class _GrpcCaller:
 
 
 @asynccontextmanager
-async def open_grpc(address: str, topic: str) -> AsyncIterator[Caller]:
-    """Call a server over gRPC, over one channel, with the C core's client and without our own."""
+async def open_grpc(address: str, topic: str, mailbox: str | None = None) -> AsyncIterator[Caller]:
+    """Call a server over gRPC, over one channel, with the C core's client and without our own.
+
+    Arguments:
+        mailbox: which of several mailboxes; None is the server's only one.
+    """
     async with grpc.aio.insecure_channel(urlsplit(address).netloc) as channel:
-        yield _GrpcCaller(channel, topic)
+        yield _GrpcCaller(channel, topic, mailbox)
 
 
 class OwnClient:

@@ -18,7 +18,9 @@ from postroom.application.leases.leases import Leases
 from postroom.domain.errors import InvalidRequest, LeaseHeld, LeaseLost, Unavailable
 from postroom.domain.lease.lease import AcquireLease, Lease, RenewLease
 from tests.integration.jetstream.conftest import OpenLeaseStore
+from tests.support.logs import capture_logs
 from tests.support.servers.nats_cluster import NatsCluster
+from tests.support.servers.process import LOOPBACK, free_port
 from tests.support.waiting import SECONDS, wait_until
 
 MAILBOX = "orders@local"
@@ -57,12 +59,20 @@ def test_of_fifty_racers_one_acquires_the_lease(
 
 
 def test_the_servers_of_a_cluster_are_verified_by_their_monitoring(
-    nats_cluster: NatsCluster, open_store: OpenLeaseStore
+    nats_cluster: NatsCluster, open_store: OpenLeaseStore, stream: str
 ) -> None:
     addresses = tuple(server.monitoring_url for server in nats_cluster.servers)
     open_store(nats_cluster.url, assume_sync_always=False, monitoring=addresses)
     with pytest.raises(InvalidRequest, match="Nothing is known about how NATS server nats-3 syncs"):
         open_store(nats_cluster.url, assume_sync_always=False, monitoring=addresses[:2])
+    leader = nats_cluster.leader(stream)
+    next(server for server in nats_cluster.servers if server is not leader).kill()
+    with capture_logs() as logs:
+        open_store(nats_cluster.url, assume_sync_always=False, monitoring=addresses)
+    assert [each["event"] for each in logs if "sync" in each["event"]] == ["leases.sync_not_verified"]
+    gone = f"http://{LOOPBACK}:{free_port()}"
+    with pytest.raises(Unavailable, match="monitoring of a NATS server"):
+        open_store(nats_cluster.url, assume_sync_always=False, monitoring=(leader.monitoring_url, gone, gone))
 
 
 def test_a_stream_with_one_replica_is_refused_in_a_cluster(
