@@ -121,7 +121,8 @@ class Cluster:
         lost = self.random.choice(self.runners) if self.random.random() < 0.3 else None
         for process in self.processes:
             if process is lost:
-                process.crash()  # for ever: the others take over
+                process.crash()
+                process.is_gone = True  # the others take over
                 continue
             process.go_on()
             process.start()

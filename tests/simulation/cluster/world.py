@@ -70,6 +70,7 @@ class Process:
         life: counts its starts and deaths; timers and answers of an earlier life reach nobody. Even: dead.
         rate: how fast its monotonic clock runs, in millionths of true time.
         skew: error of its wall clock, in µs.
+        is_gone: whether it never starts again.
     """
 
     def __init__(self, world: World, name: str, rate: int) -> None:
@@ -78,6 +79,7 @@ class Process:
         self.life = 0
         self.rate = rate
         self.skew = 0
+        self.is_gone = False
         self._boot = world.random.randrange(100 * SECOND)
         self._rest: list[tuple[Callable[..., None], tuple[Any, ...]]] | None = None
 
@@ -124,7 +126,7 @@ class Process:
 
     def start(self) -> None:
         """Start with what is on disk only."""
-        if not self.is_alive:
+        if not self.is_alive and not self.is_gone:
             self.life += 1
             self._rest = None
             self.world.note(self.name, "starts")
