@@ -6,7 +6,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from random import Random
 from typing import NamedTuple
@@ -32,7 +32,7 @@ RUNNERS, ADMINS = 3, 2
 FAULT_SECONDS = 1.5
 PAUSE_SECONDS = (LEASE.ttl_ms + LEASE.grace_period_ms) / 1_000 + 1.5
 """Beyond the end of a lease."""
-HEAL_SECONDS = 3.0
+STREAM = "POSTROOM_LEASES"
 _RULES = "table inet faults {{\n chain output {{\n type filter hook output priority 0;\n {rules}\n }}\n}}\n"
 
 
@@ -154,6 +154,8 @@ class Cluster:
             choices += [self.kill_leader, self.pause_leader]
         if self._has_network:
             choices += [self.cut_off_runner, self.cut_off_admin]
+            if self.nats is not None:
+                choices.append(self.cut_off_leader)
         choice = self.random.choice(choices)
         self.faults[choice.__name__.replace("_", " ")] += 1
         choice()
@@ -172,13 +174,13 @@ class Cluster:
 
     def kill_leader(self) -> None:
         assert self.nats is not None
-        self.nats.leader("POSTROOM_LEASES").kill()
+        self.nats.leader(STREAM).kill()
         time.sleep(FAULT_SECONDS)
         self.nats.heal()
 
     def pause_leader(self) -> None:
         assert self.nats is not None
-        self.nats.leader("POSTROOM_LEASES").pause()
+        self.nats.leader(STREAM).pause()
         time.sleep(PAUSE_SECONDS)
         self.nats.heal()
 
@@ -194,6 +196,16 @@ class Cluster:
         with dropped(f"tcp dport {port}", f"tcp sport {port}"):
             time.sleep(PAUSE_SECONDS)
 
+    def cut_off_leader(self) -> None:
+        """Drop the packets of the connections of the stream's leader until another server leads it."""
+        assert self.nats is not None
+        nats, leader = self.nats, self.nats.leader(STREAM)
+        ports = ", ".join(map(str, sorted(_ports(leader.pid))))
+        with dropped(f"tcp dport {{ {ports} }}", f"tcp sport {{ {ports} }}"):
+            wait_until(lambda: nats.leader(STREAM) is not leader)
+            time.sleep(FAULT_SECONDS)
+        nats.wait_until_ready()
+
     def _pause(self, node: Node) -> None:
         node.process.pause()
         try:
@@ -205,6 +217,17 @@ class Cluster:
         """Return the address of an admin for one runner: of its own, so that it can be cut off."""
         port = admin.settings.listen.rpartition(":")[2]
         return f"{_network(runner)}.1:{port}" if self._has_network else f"{LOOPBACK}:{port}"
+
+
+def _ports(pid: int) -> set[int]:
+    """Return the local TCP ports of a process in this network."""
+    sockets = set()
+    for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(FileNotFoundError):
+            sockets.add(descriptor.readlink().name)
+    lines = Path(f"/proc/{pid}/net/tcp").read_text().splitlines()[1:]
+    fields = [line.split() for line in lines]
+    return {int(each[1].rpartition(":")[2], 16) for each in fields if f"socket:[{each[9]}]" in sockets}
 
 
 def _network(runner: int) -> str:
