@@ -34,10 +34,12 @@ class Connection:
 
     Arguments:
         channel: which is closed with the connection.
+        connect_seconds: time in which the owner must accept it.
     """
 
-    def __init__(self, channel: grpc.aio.Channel) -> None:
+    def __init__(self, channel: grpc.aio.Channel, connect_seconds: float) -> None:
         self.calls = 0
+        self._connect_seconds = connect_seconds
         self._channel = channel
         self._changed = asyncio.Event()
         self._connecting_since: float | None = asyncio.get_running_loop().time()
@@ -59,7 +61,7 @@ class Connection:
         loop = asyncio.get_running_loop()
         while (state := self._channel.get_state(try_to_connect=True)) is not _READY:
             since = loop.time() if self._connecting_since is None else self._connecting_since
-            left = since + CONNECT_SECONDS - loop.time()
+            left = since + self._connect_seconds - loop.time()
             if state in (_FAILED, _CLOSED) or left <= 0:
                 raise OwnerUnreachable
             self._changed.clear()
@@ -99,10 +101,12 @@ class OwnerChannels:
 
     Arguments:
         open_channel: opens a channel to an address, with a connection of its own.
+        connect_seconds: time in which an owner must accept a connection.
     """
 
-    def __init__(self, open_channel: OpenChannel) -> None:
+    def __init__(self, open_channel: OpenChannel, connect_seconds: float = CONNECT_SECONDS) -> None:
         self._open_channel = open_channel
+        self._connect_seconds = connect_seconds
         self._owners: dict[str, _Owner] = {}
 
     @property
@@ -125,7 +129,7 @@ class OwnerChannels:
                 raise Saturated(
                     f"{owner.calls} calls through this proxy to {address} are in progress; retry.", 1_000
                 )
-            connection = Connection(self._open_channel(address))
+            connection = Connection(self._open_channel(address), self._connect_seconds)
             owner.connections.append(connection)
         connection.calls += 1
         try:

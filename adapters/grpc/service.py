@@ -103,6 +103,7 @@ class MailboxService:
 
     async def recv(self, request: pb.RecvRequest, call: Call) -> pb.RecvResponse:
         """Receive messages; wait no longer than the caller does."""
+        await self._fence.check(_generation(call))
         options = messages.set_fields(request)
         topics = list(options.pop("topics", ()))
         remaining = cast("float | None", call.context.time_remaining())  # None without a deadline

@@ -126,13 +126,17 @@ class LeaseFollower:
         await asyncio.sleep(self._settings.projection_ms / 1_000)
 
     async def _expire_lease(self, lease: Lease) -> None:
-        logger().warning("lease.expired", mailbox=lease.mailbox, runner=lease.runner, epoch=lease.epoch)
-        await self._blocking(lambda: self._leases.expire(ExpireLease(lease.mailbox, lease.version)))
+        command = ExpireLease(lease.mailbox, lease.version)
+        after = await self._blocking(lambda: self._leases.expire(command))
+        if after is not None and not after.is_held:  # it was not renewed while this admin was paused
+            logger().warning("lease.expired", mailbox=lease.mailbox, runner=lease.runner, epoch=lease.epoch)
         self.hint()
 
     async def _expire_proxy(self, proxy: Proxy) -> None:
-        logger().warning("proxy.expired", proxy=proxy.proxy, address=proxy.address)
-        await self._blocking(lambda: self._leases.expire_proxy(ExpireProxy(proxy.proxy, proxy.version)))
+        command = ExpireProxy(proxy.proxy, proxy.version)
+        after = await self._blocking(lambda: self._leases.expire_proxy(command))
+        if after is not None and not after.is_live:
+            logger().warning("proxy.expired", proxy=proxy.proxy, address=proxy.address)
         await self.read()
 
     async def _repeat(self, event: str, work: Callable[[], Awaitable[None]]) -> None:

@@ -23,20 +23,20 @@ class LeaseMetrics:
             remaining: seconds until the deadline of each lease that the runner has, by mailbox.
         """
         return [
-            gauge("postroom_leases_held", "Leases that the runner has.", len(remaining)),
+            gauge("postroom_runner_leases", "Leases that the runner has.", len(remaining)),
             Metric(
-                "postroom_lease_remaining_seconds",
+                "postroom_runner_lease_remaining_seconds",
                 "gauge",
                 "Time until the runner stops to append, unless it renews the lease.",
                 [({"mailbox": mailbox}, seconds) for mailbox, seconds in sorted(remaining.items())],
             ),
-            _by_result("postroom_lease_acquisitions", "Requests for leases by result.", self.acquisitions),
-            _by_result("postroom_lease_renewals", "Heartbeats by result.", self.renewals),
+            _by_result("postroom_runner_acquisitions", "Requests for leases by result.", self.acquisitions),
+            _by_result("postroom_runner_heartbeats", "Heartbeats by result.", self.renewals),
             histogram(
-                "postroom_lease_acquire_seconds", "Time until leases were granted.", self.acquire_seconds
+                "postroom_runner_acquire_seconds", "Time until leases were granted.", self.acquire_seconds
             ),
             histogram(
-                "postroom_lease_heartbeat_seconds", "Time until leases were renewed.", self.heartbeat_seconds
+                "postroom_runner_heartbeat_seconds", "Time until leases were renewed.", self.heartbeat_seconds
             ),
         ]
 

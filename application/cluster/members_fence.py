@@ -1,17 +1,19 @@
-"""The owner's side of the members of a namespace: calls of clients that know fewer are refused (ADR 0063)."""
+"""The owner's side of the members of a namespace: it refuses calls of clients that know others (ADR 0063)."""
 
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from postroom.application.cluster.members_history import read_history
+from postroom.application.cluster.members_history import read_cutoffs, read_history, record_members
 from postroom.application.ports.mailbox import Mailbox
-from postroom.domain.errors import StaleMembers
+from postroom.domain.errors import StaleMembers, Unavailable
 from postroom.domain.namespace.members import RESERVED_TOPIC, MembersRecord
+
+RETRY_MS = 500
 
 
 class MembersFence:
-    """Admits the calls of clients that know all members which the mailbox has recorded.
+    """Admits the calls of clients that know the members which the mailbox has recorded, as all others have.
 
     While members are recorded, no other call is in progress: of the messages of a client with fewer members,
     none comes after the record.
@@ -22,7 +24,10 @@ class MembersFence:
 
     def __init__(self, mailbox: Mailbox) -> None:
         self._mailbox = mailbox
+        self._namespace = mailbox.name.partition("@")[0]
         self._records: tuple[MembersRecord, ...] | None = None
+        self._joined = 0
+        """Generation that all members are recorded to have recorded."""
         self._calls = 0
         self._recording = asyncio.Lock()
         self._idle = asyncio.Event()
@@ -35,7 +40,8 @@ class MembersFence:
             generation: number of members that the caller knows; None for a caller that named the mailbox.
             topic: of the messages that it sends.
 
-        Raises: StaleMembers when the mailbox has recorded more.
+        Raises: StaleMembers when the mailbox has recorded more; Unavailable when others may not have recorded
+            as many yet.
         """
         if topic == RESERVED_TOPIC:
             async with self._recording:
@@ -59,12 +65,36 @@ class MembersFence:
             self._calls -= 1
             self._idle.set()
 
+    async def check(self, generation: int | None) -> None:
+        """Check a call that may wait, as `admit` does when it begins."""
+        if generation is not None:
+            async with self._recording:
+                await self._check(generation)
+
     async def _check(self, generation: int) -> None:
         if self._records is None:
-            self._records = await read_history(self._mailbox, self._mailbox.name.partition("@")[0])
+            self._records = await read_history(self._mailbox, self._namespace)
+        if not self._records and generation == 1:
+            # Whoever adds another mailbox must see that this one was used alone.
+            await record_members(self._mailbox, 0, (self._mailbox.name,))
+            self._records = await read_history(self._mailbox, self._namespace)
         recorded = self._records[-1].generation if self._records else 0
+        if generation == recorded and await self._is_joined(recorded):
+            return
         if generation < recorded:
             raise StaleMembers(
-                f"The namespace of {self._mailbox.name} has {recorded} mailboxes, but the call chose one of "
+                f"Namespace {self._namespace} has {recorded} mailboxes, but the call chose one of "
                 f"{generation}; ask a proxy for its members, and choose again."
             )
+        raise Unavailable(
+            f"The {generation} mailboxes of namespace {self._namespace} have not recorded each other yet; "
+            "repeat the call, or use the namespace once with a token for all topics.",
+            RETRY_MS,
+        )
+
+    async def _is_joined(self, generation: int) -> bool:
+        if self._joined != generation and (
+            generation == 1 or await read_cutoffs(self._mailbox, generation) is not None
+        ):
+            self._joined = generation
+        return self._joined == generation

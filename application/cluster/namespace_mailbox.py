@@ -48,7 +48,9 @@ class NamespaceMailbox(NamespaceQueries):
         self._homes = ReceiptHomes()
         windows = DeliveryWindows()
         self._windows = windows
-        self._receiver = NamespaceReceiver(directory, self._get_members, self._homes, self, self._timeout)
+        self._receiver = NamespaceReceiver(
+            directory, self._get_members, self.refresh, self._homes, self, self._timeout
+        )
         self.receive_messages = self._receiver.receive_messages
         self.stream_messages = StreamMessages(self._receiver.receive_messages, self.nack_messages, windows)
 
@@ -281,6 +283,7 @@ class NamespaceMailbox(NamespaceQueries):
 
     async def resume_topic(self, topic: str, /) -> None:
         """Resume a topic in all mailboxes; see `Mailbox.resume_topic`."""
+        check_topic(topic)
         await self._at_each_that_has_it(lambda mailbox: mailbox.resume_topic(topic))
 
     async def delete_old_events(self, older_than: int, /) -> int:

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 from postroom.application.cluster.generation import use_generation
@@ -25,6 +26,8 @@ from postroom.domain.policy import TopicPolicy
 
 REFRESH_SECONDS = 2.0
 """How old the knowledge of the members may be; a client that sends is told of new ones at once."""
+REPAIR_SECONDS = 15.0
+"""When to try again to give a member the last records that it could not be given."""
 RETRY_MS = 100
 ANY_TOPIC = f"{RESERVED_TOPIC}-any"
 """Name of a topic that only a token for all topics covers."""
@@ -38,10 +41,13 @@ class Members(NamedTuple):
     Arguments:
         names: sorted.
         cutoffs: what is in older members of each up to these log times is received first.
+        refusal: why this client can't read what they have recorded; None if it can. Their owners then check
+            that all have recorded them.
     """
 
     names: tuple[str, ...]
     cutoffs: Cutoffs
+    refusal: Forbidden | None = None
 
     @property
     def generation(self) -> int:
@@ -62,6 +68,8 @@ class NamespaceMembers:
         self._members: Members | None = None
         self._names: tuple[str, ...] = ()
         self._refresh_at = 0.0
+        self._is_complete = True
+        """Whether all members are known to have the last records."""
         self._lock = asyncio.Lock()
 
     async def get(self) -> Members:
@@ -87,19 +95,25 @@ class NamespaceMembers:
             listed = await self._directory.list_members()
             names = check_members({*self._names, *listed}, self._directory.namespace)
             # A mailbox may know of members that the proxy does not know of yet: their records say so.
-            if self._members is None or names != self._members.names or self._refresh_at == 0.0:
+            is_same = self._members is not None and names == self._members.names
+            if not (is_same and self._is_complete and self._refresh_at):
                 if not names:
                     raise Unavailable(
                         f"Namespace {self._directory.namespace} has no mailbox with an owner; start a runner "
                         f"with --mailbox {self._directory.namespace}@PROXY.",
                         RETRY_MS,
                     )
-                self._members = await self._join(names)
+                try:
+                    self._members = await self._join(names)
+                except Forbidden as refusal:
+                    self._members = Members(names, {}, refusal)
+                    self._is_complete = False
                 self._names = self._members.names
-        except (Forbidden, Unavailable):  # it goes on with those that are recorded, while that is allowed
+        except Unavailable:  # it goes on with those that are recorded, while that is allowed
             if self._members is None or self._refresh_at == 0.0:
                 raise
-        self._refresh_at = asyncio.get_running_loop().time() + REFRESH_SECONDS
+        pause = REFRESH_SECONDS if self._is_complete else REPAIR_SECONDS
+        self._refresh_at = asyncio.get_running_loop().time() + pause
 
     async def _join(self, names: tuple[str, ...]) -> Members:
         """Return the members, and those that mailboxes have recorded besides, once all have recorded them."""
@@ -112,6 +126,7 @@ class NamespaceMembers:
                 names = check_members({*names, *recorded}, self._directory.namespace)
                 continue
             if (cutoffs := await self._find_cutoffs(names, histories)) is not None:
+                self._is_complete = failure is None
                 return Members(names, cutoffs)
             if failure is not None:
                 raise failure
@@ -144,41 +159,44 @@ class NamespaceMembers:
         self, names: tuple[str, ...], histories: dict[str, tuple[MembersRecord, ...]]
     ) -> Cutoffs | None:
         """Return the cut-offs if all members have recorded these members, as one of them has recorded."""
-        reached = [name for name, records in histories.items() if records and records[-1].members == names]
         if len(names) == 1:
-            return {} if reached else None
-        for name in reached:
+            return {}  # which its owner records
+        cutoffs, missing = None, []
+        for name in [each for each, records in histories.items() if records and records[-1].members == names]:
             try:
-                cutoffs = await read_cutoffs(self._directory.poller(name), len(names))
+                recorded = await read_cutoffs(self._directory.poller(name), len(names))
             except Unavailable:
                 continue
-            if cutoffs is not None:
-                return cutoffs
-        return None
+            if recorded is None:
+                missing.append(name)
+            cutoffs = cutoffs or recorded
+        if cutoffs is not None:
+            with suppress(Forbidden):
+                for name in missing:  # of a client that ended before it had recorded them everywhere
+                    await record_cutoffs(self._directory.poller(name), len(names), cutoffs)
+        return cutoffs
 
     async def _record(self, names: tuple[str, ...], histories: dict[str, tuple[MembersRecord, ...]]) -> None:
         """Record members in all of them; then the cut-offs, which says that it was done."""
-        if len(names) > 1:  # a client that sees only some topics would copy the policies of those alone
-            await self._directory.poller(names[0]).get_topic_policy(ANY_TOPIC)
+        # A client that sees only some topics would copy the policies of those alone.
+        await self._directory.poller(names[0]).get_topic_policy(ANY_TOPIC)
         with use_generation(len(names)):
             for name in names:
                 records = histories[name]
                 if not records or records[-1].members != names:
                     generation = records[-1].generation if records else 0
                     await record_members(self._directory.poller(name), generation, names)
-            if len(names) == 1:
-                return
-            recorded, failure = await self._read_histories(names)
-            if failure is not None:
-                raise failure
-            if any(records[-1].members != names for records in recorded.values()):
-                return  # there are more members by now
-            cutoffs = {name: find_predecessors(name, recorded) for name in names}
-            for name in names:
-                if cutoffs[name]:
-                    await self._copy_topics(name, cutoffs[name])
-            for name in names:
-                await record_cutoffs(self._directory.poller(name), len(names), cutoffs)
+        recorded, failure = await self._read_histories(names)
+        if failure is not None:
+            raise failure
+        if any(records[-1].members != names for records in recorded.values()):
+            return  # there are more members by now
+        cutoffs = {name: find_predecessors(name, recorded) for name in names}
+        for name in names:
+            if cutoffs[name]:
+                await self._copy_topics(name, cutoffs[name])
+        for name in names:
+            await record_cutoffs(self._directory.poller(name), len(names), cutoffs)
 
     async def _copy_topics(self, name: str, predecessors: dict[str, int]) -> None:
         """Give a new member the policies and the paused topics of an older one."""

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import msgspec
 
 from postroom.application.background import cancel_and_wait
+from postroom.application.cluster.generation import use_generation
 from postroom.application.cluster.members_history import is_drained, record_drained
 from postroom.application.cluster.namespace_members import Members
 from postroom.application.cluster.receipt_homes import ReceiptHomes
@@ -16,7 +17,7 @@ from postroom.application.messages import DeliverySettler, ReceivedMessage
 from postroom.application.ports.mailbox import Mailbox
 from postroom.application.ports.namespace_directory import NamespaceDirectory
 from postroom.domain.arguments import check_int, check_items
-from postroom.domain.errors import PostroomError, Saturated, Unavailable
+from postroom.domain.errors import PostroomError, Saturated, StaleMembers, Unavailable
 from postroom.domain.mailbox.commands import Receive
 from postroom.domain.namespace.members import undrained_topics
 from postroom.domain.policy import DEFAULT_MAX_BYTES, DEFAULT_MAX_MESSAGES
@@ -42,6 +43,7 @@ class NamespaceReceiver:
 
     Arguments:
         get_members: returns the members, or raises Unavailable when they can't be found in time.
+        refresh: makes the next call of `get_members` look for more.
         settler: settles what is received.
         timeout: seconds for which a receive waits for one of the members to answer.
     """
@@ -50,12 +52,14 @@ class NamespaceReceiver:
         self,
         directory: NamespaceDirectory,
         get_members: Callable[[], Awaitable[Members]],
+        refresh: Callable[[], None],
         homes: ReceiptHomes,
         settler: DeliverySettler,
         timeout: float,
     ) -> None:
         self._directory = directory
         self._get_members = get_members
+        self._refresh = refresh
         self._timeout = timeout
         self._homes = homes
         self._settler = settler
@@ -92,12 +96,12 @@ class NamespaceReceiver:
         poll_ms = 0
         while True:
             members = await self._get_members()
+            if members.refusal is not None and len(members.names) > 1:
+                raise members.refusal
             sources = await self._find_sources(members, command.topics)
             remaining_ms = max(0, int((end - loop.time()) * 1_000))
             if len(members.names) == 1:
-                received = await self._receive_from(
-                    self._directory.mailbox(members.names[0]), command, min(remaining_ms, SINGLE_POLL_MS)
-                )
+                received = await self._receive_alone(members, command, min(remaining_ms, SINGLE_POLL_MS))
             elif poll_ms and sources:
                 received = await self._wait(sources, command, min(poll_ms, remaining_ms))
             else:
@@ -111,6 +115,16 @@ class NamespaceReceiver:
             poll_ms = min(max(MIN_POLL_MS, 2 * poll_ms), MAX_POLL_MS)
             if not sources:
                 await asyncio.sleep(poll_ms / 1_000)
+
+    async def _receive_alone(self, members: Members, command: Receive, wait_ms: int) -> list[ReceivedMessage]:
+        """Receive of the only member; of none that has learned of others."""
+        try:
+            with use_generation(members.generation):
+                return await self._receive_from(self._directory.mailbox(members.names[0]), command, wait_ms)
+        except StaleMembers:
+            self._refresh()
+            await asyncio.sleep(MIN_POLL_MS / 1_000)
+            return []
 
     async def _take(self, sources: Sequence[_Source], command: Receive) -> list[ReceivedMessage]:
         """Receive what is there, of one member after the other, beginning with another one each time."""

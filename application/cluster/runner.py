@@ -98,8 +98,8 @@ class Runner:
 
     def find_missing(self) -> list[str]:
         """Return what it can't use: the control plane, and mailboxes whose leases it did not renew."""
-        missing = [] if self._is_registered else ["control plane"]
-        return missing + [f"mailbox {name}" for name in self.held if name not in self.served]
+        missing = [] if self._is_registered else ["control_plane"]
+        return missing + [f"lease:{name}" for name in self.held if name not in self.served]
 
     async def _stay_registered(self) -> None:
         """Register at the interval that the control plane asks for, and take its offers."""

@@ -404,10 +404,12 @@ async def test_an_owner_that_is_paused_is_unavailable_and_then_serves_again(
     monkeypatch.setattr(channels, "OPTIONS", list((dict(channels.OPTIONS) | quick).items()))
     async with owner_process() as (process, address):
         control_plane.lease(MAILBOX, address)
-        async with running_proxy(control_plane) as proxy, transport(proxy.address) as caller:
+        async with (
+            running_proxy(control_plane, connect_seconds=1) as proxy,
+            transport(proxy.address) as caller,
+        ):
             async with connect_grpc(proxy.address, timeout_ms=60_000, mailbox=MAILBOX) as client:
                 assert client.name == MAILBOX
-            monkeypatch.setattr(owner_channels, "CONNECT_SECONDS", 0.5)
             process.send_signal(signal.SIGSTOP)
             with pytest.raises(Unavailable, match="took effect is unknown"):
                 await caller.send(message())

@@ -199,7 +199,7 @@ async def test_a_runner_goes_on_without_admins_until_its_deadline(
             admin.is_away = True
             await client.send_message(message(b"2"))
             await until(lambda: not runner.runner.served)
-            assert "mailbox acme@one" in runner.runner.find_missing()
+            assert "lease:acme@one" in runner.runner.find_missing()
             with pytest.raises(Unavailable, match="lease"):
                 await runner.host.served.find(MAILBOX).mailbox.send_message(message(b"3"))
             admin.is_away = False  # within the grace period, as nobody else asked

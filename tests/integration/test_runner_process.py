@@ -122,7 +122,7 @@ async def test_a_runner_that_is_told_to_stop_releases_its_leases_and_succeeds(
             url = (await process.stderr.readline()).decode().split()[-1].rstrip(".")
         with await asyncio.to_thread(urllib.request.urlopen, url, None, SECONDS) as response:
             metrics = response.read().decode()
-        assert "postroom_leases_held 1.0" in metrics
+        assert "postroom_runner_leases 1.0" in metrics
         assert 'postroom_mailbox_epoch{mailbox="acme@one"} 1.0' in metrics
         process.terminate()
         async with asyncio.timeout(SECONDS):

@@ -6,10 +6,11 @@ from typing import Any
 
 import uuid_utils
 
-from postroom.adapters.compose import Postroom, open_mailbox
+from postroom.adapters.compose import open_mailbox
 from postroom.application.cluster.generation import current_generation
 from postroom.application.cluster.members_fence import MembersFence
 from postroom.application.cluster.namespace_mailbox import NamespaceMailbox
+from postroom.application.ports.mailbox import Mailbox
 from postroom.domain.errors import Unavailable
 
 FENCED = ("send_message", "send_batch", "set_topic_policy", "pause_topic", "resume_topic")
@@ -23,11 +24,17 @@ class Member:
         is_fenced: False for a server that forgot its fence.
     """
 
-    def __init__(self, mailbox: Postroom, *, is_fenced: bool = True) -> None:
+    def __init__(
+        self, mailbox: Mailbox, *, is_fenced: bool = True, fence: MembersFence | None = None
+    ) -> None:
         self._mailbox = mailbox
-        self._fence = MembersFence(mailbox)
+        self._fence = fence or MembersFence(mailbox)
         self._is_fenced = is_fenced
         self.is_down = False
+
+    def seen_as(self, mailbox: Mailbox) -> "Member":
+        """Return the mailbox as the bearer of a token may use it, behind the same fence."""
+        return Member(mailbox, fence=self._fence)
 
     def __getattr__(self, name: str) -> Any:
         call = getattr(self._mailbox, name)
@@ -37,6 +44,8 @@ class Member:
         async def guarded(*arguments: Any, **options: Any) -> Any:
             if self.is_down:
                 raise Unavailable(f"{self._mailbox.name} is down.", 1)
+            if name == "receive_messages":
+                await self._fence.check(current_generation())
             if name not in FENCED:
                 return await call(*arguments, **options)
             sent = arguments[0] if isinstance(arguments[0], Sequence) else [arguments[0]]

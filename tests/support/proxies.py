@@ -28,7 +28,7 @@ from postroom.domain.errors import NotFound
 from postroom.domain.policy import TopicPolicy
 from postroom.domain.search import EventFilter, SearchPage
 from tests.support.control_planes import FixedControlPlane
-from tests.support.waiting import until
+from tests.support.waiting import SECONDS, until
 
 
 async def no_search(filter_: EventFilter) -> SearchPage:
@@ -117,15 +117,17 @@ async def running_proxy(
     access: NodeAccess | None = None,
     local: LocalMailboxes | None = None,
     waits: bool = True,
+    connect_seconds: float = SECONDS,
 ) -> AsyncIterator[RunningProxy]:
     """Serve a proxy.
 
     Arguments:
         waits: return once it has a routing table.
+        connect_seconds: time in which an owner must accept a connection.
     """
     access = access or NodeAccess()
     proxy = Proxy("proxy-1", control_plane, time.monotonic)
-    channels = OwnerChannels(lambda address: access.open_channel(address, is_shared=False))
+    channels = OwnerChannels(lambda address: access.open_channel(address, is_shared=False), connect_seconds)
     forwarding = ForwardingHandlers(proxy, channels, local)
     handlers: list[Handlers] = [forwarding, *proxy_handlers(proxy, access)]
     async with serve_handlers(resolve("127.0.0.1:0"), handlers, stop_seconds=0.5) as url:

@@ -124,6 +124,25 @@ async def test_an_admin_that_did_not_read_a_renewal_can_not_let_the_lease_expire
     assert [each.status for each in await admins.two.list_leases()] == ["active"]
 
 
+async def test_an_admin_that_was_paused_reports_no_expiry_of_what_was_renewed_meanwhile(
+    admins, caplog: pytest.LogCaptureFixture
+) -> None:
+    await admins.one.acquire_lease(lease_request())
+    await admins.one.register_proxy("proxy-1", PROXY_1)
+    await admins.catch_up()
+    admins.advance(6_000)
+    await admins.one.renew_lease(heartbeat(epoch=1))
+    await admins.one.register_proxy("proxy-1", PROXY_1)
+    admins.advance(6_000)
+    await admins.two.expire()
+    assert "expired" not in caplog.text
+    await admins.catch_up()
+    admins.advance(12_000)
+    await admins.two.expire()
+    assert "lease.expired" in caplog.text
+    assert "proxy.expired" in caplog.text
+
+
 async def test_an_admin_that_starts_waits_for_the_whole_ttl_and_grace_period(admins) -> None:
     await admins.one.acquire_lease(lease_request())
     clock = ManualClock()
