@@ -95,6 +95,8 @@ class RemoteServer:
                     await asyncio.sleep(ANNOUNCE_SECONDS)
         finally:
             set_close_on_fork(descriptor, False)
+            for stranger in list(self._strangers):
+                stranger.abort()
 
     def _note(self, error: PostroomError) -> None:
         """Log a failure, unless it is that of the attempt before."""

@@ -267,6 +267,15 @@ async def test_silent_peers_keep_nobody_out(
             writer.transport.abort()
 
 
+async def test_an_owner_that_ends_closes_the_connections_of_strangers(
+    postgres_store: str, hosts: Any
+) -> None:
+    async with owned(hosts("a"), postgres_store):
+        reader, writer = await open_tls(await address_of(postgres_store))
+    assert await read_to_end(reader) == b""
+    writer.transport.abort()
+
+
 async def test_the_row_of_a_dead_owner_is_not_used(postgres_store: str, hosts: Any) -> None:
     with closing(connect_database(postgres_store, "test")) as connection:
         connection.execute(

@@ -1,6 +1,7 @@
 """The stream of leases on one NATS server: what is written, read back and refused."""
 
 import asyncio
+import base64
 import json
 import subprocess
 import threading
@@ -174,7 +175,12 @@ def test_a_message_that_another_program_published_is_an_error_that_names_it(
     aggregate = uuid4()
     recorder.insert_events([stored(aggregate, 1)])
     message = request(nats_server.url, f"$JS.API.STREAM.MSG.GET.{stream}", {"seq": 1})["message"]
-    for payload in (b"", b"junk", bytes(40), message["data"].encode()):
+    own = base64.b64decode(message["data"])
+    other = uuid4()
+    request(nats_server.url, f"{stream}.{other.hex}", own)  # of another aggregate
+    with pytest.raises(BrokenLog, match=r"Message 2 of the lease stream, .* does not match its digest"):
+        recorder.select_events(other)
+    for payload in (b"", b"junk", bytes(40), own[:-1] + b"!"):
         request(nats_server.url, f"{stream}.{aggregate.hex}", payload)
     for read in (
         lambda: recorder.select_events(aggregate),
