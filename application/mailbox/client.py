@@ -2,7 +2,7 @@
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
 from datetime import datetime
 from functools import partial
@@ -11,6 +11,7 @@ from typing import TypeVar
 
 import msgspec
 
+from postroom.application.mailbox.batches import MAX_ITEMS, split_batches
 from postroom.application.mailbox.message_factory import MessageFactory, NewId
 from postroom.application.mailbox.receive import make_receive, record_receive
 from postroom.application.mailbox.settle import check_nack, submit_valid
@@ -39,11 +40,7 @@ R = TypeVar("R", bound=Sent | Rejected)
 
 MAX_LIMIT = 1_000
 JITTER = 0.25
-MAX_ITEMS = 1_000
-"""Maximum number of messages or receipts in one request."""
 MAX_SILENT_HEARTBEATS = 3
-OVERHEAD_BYTES = 512
-"""Estimated size of a message in a batch besides its payload and attributes."""
 
 
 class MailboxClient:
@@ -110,7 +107,7 @@ class MailboxClient:
                 outgoing.append((index, self._with_id(item)))
             except Rejected as refusal:
                 answers[index] = refusal
-        for batch in _batches(outgoing, self._transport.max_batch_bytes):
+        for batch in split_batches(outgoing, self._transport.max_batch_bytes):
             results = await self._send([new for _, new in batch])
             for (index, new), result in zip(batch, results, strict=True):
                 answers[index] = _unless_own(result, new, items[index])
@@ -375,23 +372,6 @@ def _unless_own(result: R, outgoing: NewMessage, message: object) -> R | Sent:
     if is_own_id and isinstance(result, Sent) and result.message_id == outgoing.message_id:
         return Sent(result.message_id, duplicate=False)
     return result
-
-
-def _batches(
-    messages: list[tuple[int, NewMessage]], max_bytes: int
-) -> Iterator[list[tuple[int, NewMessage]]]:
-    """Yield messages in batches of up to `max_bytes`, or of one message."""
-    batch: list[tuple[int, NewMessage]] = []
-    size = 0
-    for index, message in messages:
-        added = OVERHEAD_BYTES + len(message.payload) + sum(len(k) + len(v) for k, v in message.attrs.items())
-        if batch and (size + added > max_bytes or len(batch) == MAX_ITEMS):
-            yield batch
-            batch, size = [], 0
-        batch.append((index, message))
-        size += added
-    if batch:
-        yield batch
 
 
 def _check_id(id_: object) -> str:
