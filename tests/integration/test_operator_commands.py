@@ -245,5 +245,5 @@ def test_settings_are_shown_with_their_sources_and_without_secrets(
 
 
 def test_a_section_that_does_not_exist_is_answered_with_those_that_do(session: Open) -> None:
-    with pytest.raises(WrongUsage, match=r"no section polcy; did you mean policy\?"):
+    with pytest.raises(WrongUsage, match=r"no section polcy; did you mean policy or proxy\?"):
         config.show(session(), "polcy")
