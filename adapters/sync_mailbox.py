@@ -31,6 +31,7 @@ from postroom.domain.errors import InvalidRequest, Rejected, Unavailable
 from postroom.domain.mailbox.counts import TopicSummary
 from postroom.domain.message import Receipt
 from postroom.domain.policy import DEFAULT_MAX_BYTES, DEFAULT_MAX_MESSAGES, TopicPolicy
+from postroom.domain.search import EventFilter, SearchPage
 
 T = TypeVar("T")
 
@@ -278,6 +279,10 @@ class SyncMailbox:
     def peek_messages(self, topic: str, /, *, limit: int = 10) -> list[PeekedMessage]:
         """Return ready messages without receiving them; see `Mailbox.peek_messages`."""
         return self._run(self._open.peek_messages(topic, limit=limit))
+
+    def search_messages(self, filter_: EventFilter, /) -> SearchPage:
+        """Return a page of the messages that match; see `Mailbox.search_messages`."""
+        return self._run(self._open.search_messages(filter_))
 
     @property
     def _open(self) -> Mailbox:

@@ -10,6 +10,7 @@ from enum import StrEnum
 
 import msgspec
 
+from postroom.domain.arguments import check_type
 from postroom.domain.envelope.headers import MailboxItem
 from postroom.domain.envelope.text import payload_text
 from postroom.domain.errors import InvalidRequest
@@ -28,6 +29,7 @@ __all__ = [
     "SearchPage",
     "TableStats",
     "body_words",
+    "filter_of_mailbox",
     "parse_status",
     "searchable_text",
     "searchable_words",
@@ -243,6 +245,20 @@ class EventFilter(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             if self.offset:
                 raise InvalidRequest("The filter has both a cursor and an offset; give only the cursor.")
             Cursor.decode(self.cursor)
+
+
+def filter_of_mailbox(filter_: object, mailbox: str) -> EventFilter:
+    """Return a filter limited to one mailbox.
+
+    Raises: InvalidRequest for what is no filter, or one that names another mailbox.
+    """
+    checked = check_type("The filter", filter_, EventFilter)
+    if checked.mailbox not in (None, mailbox):
+        raise InvalidRequest(
+            f"The filter names the mailbox {str(checked.mailbox)[:80]!r}, but this one is {mailbox}; leave "
+            "it out."
+        )
+    return msgspec.structs.replace(checked, mailbox=mailbox)
 
 
 class SearchPage(msgspec.Struct, frozen=True):

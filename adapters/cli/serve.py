@@ -161,7 +161,6 @@ async def _serve(
             surfaces,
             access=access,
             default_policy=session.settings.policy,
-            search=mailbox.search_unsettled if amnesia else None,
             measure=mailbox.measure,
             cap_cache_ttl_ms=None if access is unrestricted else cache_ttl_ms(session),
         ) as addresses,

@@ -4,7 +4,7 @@ import asyncio
 import os
 import socket
 from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, closing, suppress
 from pathlib import Path
 from typing import NamedTuple, get_args
 
@@ -33,6 +33,7 @@ from postroom.application.ports.clock import Clock
 from postroom.application.ports.event_log import EventLog
 from postroom.application.ports.log_archive import LogArchive
 from postroom.application.queries.owner_queries import OwnerQueries
+from postroom.application.service import Search
 from postroom.domain.arguments import (
     check_choice,
     check_int,
@@ -45,6 +46,7 @@ from postroom.domain.errors import InvalidRequest, PostroomError
 from postroom.domain.mailbox.events import MailboxMode
 from postroom.domain.names import DEFAULT_MAILBOX, check_mailbox
 from postroom.domain.policy import MAX_DURATION_MS, MailboxLimits, TopicPolicy
+from postroom.domain.search import EventFilter, SearchPage
 
 OWNERSHIP_WAIT_MS = 2_000
 
@@ -52,9 +54,15 @@ OWNERSHIP_WAIT_MS = 2_000
 class Postroom(CommandHandlers, OwnerQueries):
     """A mailbox that this process owns; see `Mailbox`."""
 
-    def __init__(self, engine: MailboxEngine, clock: Clock, archive: LogArchive | None = None) -> None:
+    def __init__(
+        self,
+        engine: MailboxEngine,
+        clock: Clock,
+        archive: LogArchive | None = None,
+        search: Search | None = None,
+    ) -> None:
         CommandHandlers.__init__(self, engine, clock.wall, uuid_utils.uuid7)
-        OwnerQueries.__init__(self, engine)
+        OwnerQueries.__init__(self, engine, search)
         self.engine = engine
         self.retention = Retention(engine, archive)
         self.delete_old_events = DeleteOldEvents(self.retention)
@@ -221,7 +229,7 @@ async def own_mailbox(
         epoch = None if lease is None else lease.epoch
         await engine.open(owner, settings.mode, accept_clock=settings.accept_clock, epoch=epoch)
         opened.push_async_callback(engine.close)
-        postroom = Postroom(engine, clock, log_archive)
+        postroom = Postroom(engine, clock, log_archive, make_search(store))
         run = postroom.retention.run() if bound is None else bound.run(engine)
         await opened.enter_async_context(background_task(run))
         await opened.enter_async_context(background_task(watch_ownership(engine)))
@@ -252,6 +260,21 @@ async def _open_log(store: Store, mailbox: str, settings: OwnerSettings) -> Even
         with suppress(PostroomError):
             (await opening).close()
         raise
+
+
+def make_search(store: Store) -> Search | None:
+    """Return the search of a store's read models; None in memory, where there are none."""
+    if store.identity == MEMORY:
+        return None
+
+    def search(filter_: EventFilter) -> SearchPage:
+        with explain_missing_extra(), closing(store.read_models()) as read_models:
+            return read_models.search(filter_)
+
+    async def search_in_thread(filter_: EventFilter) -> SearchPage:
+        return await asyncio.to_thread(search, filter_)
+
+    return search_in_thread
 
 
 def socket_path(store: Store, mailbox: str) -> Path | None:

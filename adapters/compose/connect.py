@@ -10,7 +10,7 @@ from typing import Generic, TypeVar
 
 import uuid_utils
 
-from postroom.adapters.compose import OwnerSettings, open_owner_store, own_mailbox, socket_path
+from postroom.adapters.compose import OwnerSettings, make_search, open_owner_store, own_mailbox, socket_path
 from postroom.adapters.compose.remote import ClientTls, connect_remote, is_remote
 from postroom.adapters.compose.tracing import trace_if_used
 from postroom.adapters.local.mailbox import SharedMailbox
@@ -183,7 +183,7 @@ async def share_mailbox(
     trace_if_used()
     await owner.open()
     try:
-        shared = SharedMailbox(owner, SystemClock().wall, uuid_utils.uuid7)
+        shared = SharedMailbox(owner, SystemClock().wall, uuid_utils.uuid7, make_search(place))
         if checked.mode is not None:
             await shared.check_mode(checked.mode)
         yield shared

@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 
-from postroom.adapters.compose.queries import read_projections
 from postroom.adapters.compose.store import MEMORY
 from postroom.adapters.http_server.settings import HttpSettings
 from postroom.adapters.sockets.protection import Protection
@@ -17,7 +16,6 @@ from postroom.application.service import OpenSession, Search, Service, Surface, 
 from postroom.application.surface_metrics import SurfaceMetrics
 from postroom.application.write_health import WriteHealth
 from postroom.domain.policy import TopicPolicy
-from postroom.domain.search import EventFilter, SearchPage
 
 __all__ = [
     "HttpSettings",
@@ -48,9 +46,9 @@ async def serve_mailbox(
     At the end, long polls and streams end, requests in progress finish, and all surfaces close at once.
 
     Arguments:
-        store: the store of the mailbox, for searches.
+        store: the store of the mailbox.
         access: decides what the bearer of a token may use; `unrestricted` lets every caller do everything.
-        search: searches messages; None searches the read models of the store.
+        search: searches messages in place of the mailbox.
         measure: returns the metrics of the mailbox; None for none.
         cap_cache_ttl_ms: how long `access` does not verify a token again, for the metrics.
 
@@ -91,13 +89,9 @@ def make_service(
     cap_cache_ttl_ms: int | None = None,
 ) -> Service:
     """Return what surfaces serve of a mailbox; arguments as of `serve_mailbox`."""
-
-    async def search_read_models(filter_: EventFilter) -> SearchPage:
-        return await asyncio.to_thread(_search, store, filter_)
-
     return Service(
         mailbox,
-        access(mailbox, search or search_read_models),
+        access(mailbox, search or mailbox.search_messages),
         default_policy or TopicPolicy(),
         asyncio.Event(),
         DeliveryWindows(),
@@ -122,8 +116,3 @@ def open_grpc_surface(address: str, protection: Protection | None = None) -> Sur
     from postroom.adapters.grpc.server import grpc_surface
 
     return grpc_surface(address, protection)
-
-
-def _search(store: str, filter_: EventFilter) -> SearchPage:
-    with read_projections(store) as projections:
-        return projections.search_messages(filter_)

@@ -33,6 +33,7 @@ from postroom.domain.mailbox.commands import Receive
 from postroom.domain.mailbox.counts import TopicSummary
 from postroom.domain.message import Receipt
 from postroom.domain.policy import TopicPolicy
+from postroom.domain.search import EventFilter, SearchPage
 
 UNIX = "unix:"
 MAX_BATCH_BYTES = 1 << 19
@@ -276,6 +277,12 @@ class GrpcTransport:
         """Return ready messages."""
         response = await self._call("peek", pb.PeekRequest(topic=topic, limit=limit))
         return [messages.read_result(each, PeekedMessage) for each in response.messages]
+
+    async def search_messages(self, filter_: EventFilter) -> SearchPage:
+        """Return a page of the messages that match."""
+        response = await self._call("query", messages.write_filter(filter_))
+        items = tuple(messages.read_item(item) for item in response.items)
+        return SearchPage(items, response.next_cursor if response.HasField("next_cursor") else None)
 
     async def _settle(self, call: str, request: Any) -> list[Rejected | None]:
         return [_refusal(result.error) for result in (await self._call(call, request)).results]

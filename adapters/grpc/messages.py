@@ -136,6 +136,26 @@ def write_item(result: FoundMessage, message: pb.FoundMessage) -> None:
     ParseDict(values | {"status": result.status.name.lower(), "item": item}, message)
 
 
+def read_item(message: pb.FoundMessage) -> FoundMessage:
+    """Return the search result that `write_item` wrote."""
+    values = _as_builtins(message)
+    item = values.pop("item")
+    return msgspec.convert(item | values | {"status": parse_status(values["status"])}, FoundMessage)
+
+
+def write_filter(filter_: EventFilter) -> pb.QueryRequest:
+    """Return the request of a search; the mailbox of the filter is the server's."""
+    defaults = EventFilter()
+    values = {
+        name: value
+        for name, value in msgspec.structs.asdict(filter_).items()
+        if name != "mailbox" and value != getattr(defaults, name)
+    }
+    if "statuses" in values:
+        values["statuses"] = [status.name.lower() for status in filter_.statuses]
+    return pb.QueryRequest(**values)
+
+
 def read_filter(request: pb.QueryRequest, mailbox: str) -> EventFilter:
     """Return the filter of a search in one mailbox.
 

@@ -12,8 +12,10 @@ from postroom.application.remote_errors import rebuild_error
 from postroom.domain.envelope.headers import MailboxItem
 from postroom.domain.errors import InvalidRequest, PostroomError, Rejected
 from postroom.domain.mailbox.counts import TopicSummary
+from postroom.domain.message import Status
 from postroom.domain.names import external_id
 from postroom.domain.policy import TopicPolicy
+from postroom.domain.search import FoundMessage, SearchPage
 
 T = TypeVar("T")
 
@@ -164,6 +166,25 @@ class PeekedMessages(msgspec.Struct, frozen=True):
     messages: list[PeekedMessage]
 
 
+class FoundMessages(msgspec.Struct, frozen=True):
+    """Page of a search."""
+
+    items: list[dict[str, Any]]
+    next_cursor: str | None = None
+
+    def __post_init__(self) -> None:
+        """Check the items, whose type has an envelope."""
+        self.to_page()
+
+    def to_page(self) -> SearchPage:
+        """Return it as `Mailbox.search_messages` does."""
+        items = (
+            msgspec.convert(item | {"status": _status(item), "envelope_blob": b""}, FoundMessage)
+            for item in self.items
+        )
+        return SearchPage(tuple(items), self.next_cursor)
+
+
 class Topics(msgspec.Struct, frozen=True):
     """Topics of the mailbox."""
 
@@ -217,3 +238,10 @@ def read_line(line: bytes | bytearray) -> list[MessageDelivery]:
     if other.heartbeat is None:
         raise msgspec.DecodeError("The line is neither a delivery nor a heartbeat nor an error.")
     return []
+
+
+def _status(item: dict[str, Any]) -> int:
+    try:
+        return Status[str(item.get("status")).upper()].value
+    except KeyError:
+        raise ValueError("unknown status") from None

@@ -1,7 +1,7 @@
 """HTTP client of a mailbox."""
 
 import ssl
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from datetime import datetime
 from http import HTTPStatus
@@ -35,6 +35,7 @@ from postroom.domain.mailbox.commands import Receive
 from postroom.domain.mailbox.counts import TopicSummary
 from postroom.domain.message import Receipt
 from postroom.domain.policy import TopicPolicy
+from postroom.domain.search import EventFilter, SearchPage
 
 T = TypeVar("T")
 
@@ -79,6 +80,21 @@ async def connect_http(
         transport = HttpTransport(session, address)
         async with MailboxClient.open(transport, timeout_ms, uuid_utils.uuid7) as client:
             yield client
+
+
+_PLAIN_CRITERIA = (
+    "message_id",
+    "correlation_id",
+    "trace_id",
+    "namespace",
+    "text",
+    "match",
+    "order",
+    "limit",
+    "offset",
+    "cursor",
+)
+"""Fields of a filter that are parameters of the same name."""
 
 
 class HttpTransport:
@@ -212,6 +228,10 @@ class HttpTransport:
         answer = await self._get("/v1/peek", answers.PeekedMessages, {"topic": topic, "limit": limit})
         return answer.messages
 
+    async def search_messages(self, filter_: EventFilter) -> SearchPage:
+        """Return a page of the messages that match, without their envelopes."""
+        return (await self._get("/v1/messages", answers.FoundMessages, _search_query(filter_))).to_page()
+
     async def _settle(
         self, path: str, receipts: Sequence[Receipt], options: Mapping[str, object]
     ) -> list[Rejected | None]:
@@ -251,7 +271,7 @@ class HttpTransport:
         return self._session.request(
             method,
             URL(path, encoded=True),
-            params={name: _parameter(value) for name, value in (query or {}).items() if value is not None},
+            params=[*_parameters(query or {})],
             data=None if body is None else BytesIO(msgspec.json.encode(body)),  # bytes above 1 MiB warn
             headers=_headers(body),
             allow_redirects=False,
@@ -328,5 +348,21 @@ def _segment(text: str) -> str:
     return quote(text, safe="").replace(".", "%2E")  # `.` and `..` are names here, not folders
 
 
-def _parameter(value: object) -> str:
-    return value.isoformat() if isinstance(value, datetime) else str(value)
+def _parameters(query: Mapping[str, object]) -> Iterator[tuple[str, str]]:
+    """Yield the parameters of a query: those of a list several times, those that are None not at all."""
+    for name, value in query.items():
+        for each in value if isinstance(value, list) else [value]:
+            if each is not None:
+                yield name, each.isoformat() if isinstance(each, datetime) else str(each)
+
+
+def _search_query(filter_: EventFilter) -> dict[str, object]:
+    return {
+        "start_time": filter_.start_time,
+        "end_time": filter_.end_time,
+        "topics": [*filter_.topics],
+        "principals": [*filter_.principals],
+        "statuses": [status.name.lower() for status in filter_.statuses],
+        **{f"headers[{name}]": value for name, value in filter_.headers.items()},
+        **{name: getattr(filter_, name) for name in _PLAIN_CRITERIA},
+    }

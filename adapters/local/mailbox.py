@@ -14,18 +14,23 @@ from postroom.application.query_results import (
     Moment,
     PeekedMessage,
 )
+from postroom.application.service import Search
 from postroom.domain.errors import Unavailable, WrongMode
 from postroom.domain.mailbox.counts import TopicSummary
 from postroom.domain.policy import TopicPolicy
-from postroom.domain.search import EventFilter, SearchPage
+from postroom.domain.search import EventFilter, SearchPage, filter_of_mailbox
 
 
 class SharedMailbox(CommandHandlers):
     """A mailbox whose owner is this process or another; see `Mailbox`."""
 
-    def __init__(self, owner: SharedOwner, wall: Callable[[], int], new_id: NewId) -> None:
+    def __init__(
+        self, owner: SharedOwner, wall: Callable[[], int], new_id: NewId, search: Search | None
+    ) -> None:
+        """Take the owner, clock, generator of ids, and search of the read models, if there are any."""
         super().__init__(owner, wall, new_id)
         self._owner = owner
+        self._search = search or self._search_unsettled
 
     async def delete_old_events(self, older_than: int) -> int:
         """Remove settled records; see `Mailbox.delete_old_events`."""
@@ -77,8 +82,11 @@ class SharedMailbox(CommandHandlers):
         messages: list[PeekedMessage] = await self._owner.query("peek_messages", topic, limit=limit)
         return messages
 
-    async def search_unsettled(self, filter_: EventFilter) -> SearchPage:
-        """Return the unsettled messages that match; only in the process that owns the mailbox."""
+    async def search_messages(self, filter_: EventFilter, /) -> SearchPage:
+        """Return a page of the messages that match; see `Mailbox.search_messages`."""
+        return await self._search(filter_of_mailbox(filter_, self.name))
+
+    async def _search_unsettled(self, filter_: EventFilter) -> SearchPage:
         page: SearchPage = await self._owner.query("search_unsettled", filter_)
         return page
 

@@ -131,8 +131,9 @@ class AccessControl:
             self._count_refusal,
         )
         auditor = Auditor(self._audit, access, self._mailbox.name, self._clock.wall)
+        search = AuthorizedSearch(self._search, guard, auditor)
         mailbox = AuthorizedMailbox(
-            self._mailbox, guard, auditor, self._deliveries, self._windows, self._clock.wall
+            self._mailbox, guard, auditor, self._deliveries, self._windows, self._clock.wall, search
         )
 
         def require(operation: Operation) -> None:
@@ -141,7 +142,7 @@ class AccessControl:
             guard.check_all_topics()
             guard.charge()
 
-        session = Session(mailbox, AuthorizedSearch(self._search, guard, auditor), require)
+        session = Session(mailbox, search, require)
         return _VerifiedToken(session, guard, self._clock.uptime() + self._ttl)
 
     def _count_refusal(self) -> None:

@@ -15,6 +15,7 @@ from postroom.application.mailbox.stream import StreamMessages
 from postroom.application.message_stream import HEARTBEAT_MS, MessageStream
 from postroom.application.messages import NewMessage, ReceivedMessage, Sent, check_receipt
 from postroom.application.ports.mailbox import Mailbox
+from postroom.application.service import Search
 from postroom.domain.arguments import check_items
 from postroom.domain.capability.access import uncovered_topic
 from postroom.domain.capability.rights import Operation
@@ -38,6 +39,7 @@ class AuthorizedMailbox(AuthorizedReads):
         mailbox: the mailbox, which permits everything.
         deliveries, windows: of all capabilities on the mailbox.
         wall: the wall clock in µs since 1970 UTC.
+        search: searches what the capability covers.
     """
 
     def __init__(
@@ -48,8 +50,9 @@ class AuthorizedMailbox(AuthorizedReads):
         deliveries: Deliveries,
         windows: DeliveryWindows,
         wall: Callable[[], int],
+        search: Search,
     ) -> None:
-        super().__init__(mailbox, guard, auditor)
+        super().__init__(mailbox, guard, auditor, search)
         self._deliveries = deliveries
         self._wall = wall
         self._windows = windows

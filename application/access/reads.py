@@ -17,6 +17,7 @@ from postroom.application.query_results import (
     Moment,
     PeekedMessage,
 )
+from postroom.application.service import Search
 from postroom.domain.arguments import check_int, check_text
 from postroom.domain.capability.access import uncovered_topic
 from postroom.domain.capability.rights import Operation
@@ -24,6 +25,7 @@ from postroom.domain.errors import NotFound
 from postroom.domain.mailbox.counts import TopicSummary
 from postroom.domain.names import MAX_ID_CHARS, check_topic
 from postroom.domain.policy import TopicPolicy
+from postroom.domain.search import EventFilter, SearchPage
 
 READ_HEADERS, READ_PAYLOAD = Operation.READ_HEADERS, Operation.READ_PAYLOAD
 PAGE = 1_000
@@ -36,10 +38,15 @@ class AuthorizedReads:
     Answers about all topics contain only those that the capability covers.
     """
 
-    def __init__(self, mailbox: Mailbox, guard: Guard, auditor: Auditor) -> None:
+    def __init__(self, mailbox: Mailbox, guard: Guard, auditor: Auditor, search: Search) -> None:
         self._mailbox = mailbox
         self._guard = guard
         self._auditor = auditor
+        self._search = search
+
+    async def search_messages(self, filter_: EventFilter, /) -> SearchPage:
+        """Return a page of the messages that match; see `Mailbox.search_messages`."""
+        return await self._search(filter_)
 
     async def get_message(self, id_: str, /) -> MessageDetail:
         """Return a message with its history and envelope; see `Mailbox.get_message`."""

@@ -9,6 +9,7 @@ from typing import TypeVar
 import msgspec
 
 from postroom.application.cluster.namespace_members import Members, NamespaceMembers
+from postroom.application.cluster.namespace_search import search_mailboxes
 from postroom.application.ports.mailbox import Mailbox
 from postroom.application.ports.namespace_directory import NamespaceDirectory
 from postroom.application.query_results import (
@@ -19,11 +20,12 @@ from postroom.application.query_results import (
     Moment,
     PeekedMessage,
 )
-from postroom.domain.arguments import MAX_INT, check_int
+from postroom.domain.arguments import MAX_INT, check_int, check_type
 from postroom.domain.errors import InvalidRequest, NotFound, Unavailable
 from postroom.domain.mailbox.counts import TopicCount, TopicSummary
 from postroom.domain.namespace.members import RESERVED_TOPIC
 from postroom.domain.policy import TopicPolicy
+from postroom.domain.search import EventFilter, SearchPage
 
 T = TypeVar("T")
 
@@ -113,6 +115,22 @@ class NamespaceQueries:
         """Return ready messages of all mailboxes by send time; see `Mailbox.peek_messages`."""
         pages = await self._ask_all(lambda mailbox: mailbox.peek_messages(topic, limit=limit))
         return list(heapq.merge(*pages, key=lambda peeked: peeked.sent_at))[:limit]
+
+    async def search_messages(self, filter_: EventFilter, /) -> SearchPage:
+        """Return a page of the messages of all mailboxes that match; see `Mailbox.search_messages`.
+
+        It takes no offset, and a filter that names a mailbox is answered by that one.
+        """
+        checked = check_type("The filter", filter_, EventFilter)
+        mailboxes = [self._directory.mailbox(name) for name in (await self._get_members()).by_age]
+        if checked.mailbox is not None:
+            mailboxes = [each for each in mailboxes if each.name == checked.mailbox]
+            if not mailboxes:
+                raise InvalidRequest(
+                    f"The namespace {self._directory.namespace} has no mailbox {checked.mailbox[:80]!r}; "
+                    "leave it out to search all."
+                )
+        return await search_mailboxes(checked, mailboxes)
 
     async def _get_members(self) -> Members:
         """Return the members; ask again while they can't be found, for the time of a call."""

@@ -34,6 +34,7 @@ from postroom.domain.mailbox.counts import TopicSummary
 from postroom.domain.message import Receipt
 from postroom.domain.names import check_topic
 from postroom.domain.policy import DEFAULT_MAX_BYTES, DEFAULT_MAX_MESSAGES, TopicPolicy, check_visibility
+from postroom.domain.search import EventFilter, SearchPage, filter_of_mailbox
 
 T = TypeVar("T")
 R = TypeVar("R", bound=Sent | Rejected)
@@ -272,6 +273,11 @@ class MailboxClient:
         check_topic(topic)
         check_int("limit", limit, 1, MAX_LIMIT)
         return await self._repeat(lambda: self._transport.peek_messages(topic, limit))
+
+    async def search_messages(self, filter_: EventFilter, /) -> SearchPage:
+        """Return a page of the messages that match; see `Mailbox.search_messages`."""
+        checked = filter_of_mailbox(filter_, self._name)
+        return await self._repeat(lambda: self._transport.search_messages(checked))
 
     async def _stream(self, command: Receive, heartbeat_ms: int) -> AsyncIterator[list[ReceivedMessage]]:
         """Yield the deliveries of one stream after the other, while the server can be reached."""

@@ -18,6 +18,7 @@ from postroom.domain.errors import Rejected
 from postroom.domain.mailbox.counts import TopicSummary
 from postroom.domain.message import Receipt
 from postroom.domain.policy import DEFAULT_MAX_BYTES, DEFAULT_MAX_MESSAGES, TopicPolicy
+from postroom.domain.search import EventFilter, SearchPage
 
 
 class Mailbox(Protocol):
@@ -222,3 +223,13 @@ class Mailbox(Protocol):
 
     async def peek_messages(self, topic: str, /, *, limit: int = 10) -> list[PeekedMessage]:
         """Return up to `limit` ready messages, 1 to 1,000, without receiving them; also of a paused topic."""
+
+    async def search_messages(self, filter_: EventFilter, /) -> SearchPage:
+        """Return a page of the messages of this mailbox that match (RFC-037 `QueryEvents`).
+
+        The read models are searched, which know what a rebuild or a follower has processed; of a mailbox in
+        memory, the unsettled messages. Answers over HTTP, and to callers who may not read payloads, have no
+        envelopes.
+
+        Raises: NotFound before the first rebuild; InvalidRequest for a filter that names another mailbox.
+        """

@@ -17,6 +17,7 @@ from postroom.domain.mailbox.commands import Receive
 from postroom.domain.mailbox.counts import TopicSummary
 from postroom.domain.message import Receipt
 from postroom.domain.policy import TopicPolicy
+from postroom.domain.search import EventFilter, SearchPage
 
 
 class MailboxTransport(Protocol):
@@ -117,3 +118,6 @@ class MailboxTransport(Protocol):
 
     async def peek_messages(self, topic: str, limit: int) -> list[PeekedMessage]:
         """Return ready messages."""
+
+    async def search_messages(self, filter_: EventFilter) -> SearchPage:
+        """Return a page of the messages that match."""

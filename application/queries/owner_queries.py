@@ -1,7 +1,7 @@
 """The queries on a mailbox in the process that owns it."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import ParamSpec, TypeVar
 
 from postroom.application.mailbox.engine import MailboxEngine
@@ -28,7 +28,7 @@ from postroom.application.query_results import (
 from postroom.domain.mailbox.counts import TopicSummary
 from postroom.domain.mailbox.events import MailboxMode
 from postroom.domain.policy import TopicPolicy
-from postroom.domain.search import EventFilter, SearchPage
+from postroom.domain.search import EventFilter, SearchPage, filter_of_mailbox
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -41,8 +41,12 @@ class OwnerQueries:
     log runs in a thread.
     """
 
-    def __init__(self, engine: MailboxEngine) -> None:
+    def __init__(
+        self, engine: MailboxEngine, search: Callable[[EventFilter], Awaitable[SearchPage]] | None = None
+    ) -> None:
+        """Take the engine, and the search of the store's read models; None if it has none."""
         self._engine = engine
+        self._search = search or self.search_unsettled
         log = engine.log
         dlq_profile: DlqProfile = "ephemeral" if log.durability == "nothing" else "durable"
         state_at = StateAt(log, engine.now, lambda: engine.mailbox)
@@ -103,6 +107,11 @@ class OwnerQueries:
     async def peek_messages(self, topic: str, *, limit: int = 10) -> list[PeekedMessage]:
         """Return ready messages without receiving them; see `Mailbox.peek_messages`."""
         return self._peek_messages(topic, limit=limit)
+
+    async def search_messages(self, filter_: EventFilter) -> SearchPage:
+        """Return a page of the messages that match; see `Mailbox.search_messages`."""
+        self._engine.check_process()
+        return await self._search(filter_of_mailbox(filter_, self._engine.name))
 
     async def search_unsettled(self, filter_: EventFilter) -> SearchPage:
         """Return a page of the unsettled messages that match, without read models."""

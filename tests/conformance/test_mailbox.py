@@ -24,6 +24,7 @@ from postroom.application.messages import ReceivedMessage
 from postroom.application.ports.mailbox import Mailbox
 from postroom.domain.errors import InvalidRequest
 from tests.conformance.mailbox import MailboxConformance
+from tests.conformance.mailbox_search import MailboxSearchConformance
 from tests.support.access import Controlled
 from tests.support.clusters import LocalCluster
 from tests.support.namespaces import open_namespace
@@ -64,7 +65,7 @@ class TestSharedMailboxOfAnother(MailboxConformance):
             yield shared
 
 
-class TestAuthorizedMailbox(MailboxConformance):
+class TestAuthorizedMailbox(MailboxConformance, MailboxSearchConformance):
     @pytest.fixture
     async def mailbox(self) -> AsyncIterator[Mailbox]:
         async with open_mailbox("memory:", MAILBOX) as owned:
@@ -72,7 +73,7 @@ class TestAuthorizedMailbox(MailboxConformance):
             yield (await controlled.control.open_session(controlled.issue())).mailbox
 
 
-class TestNamespaceOfOneMailbox(MailboxConformance):
+class TestNamespaceOfOneMailbox(MailboxConformance, MailboxSearchConformance):
     @pytest.fixture
     async def mailbox(self) -> AsyncIterator[Mailbox]:
         async with open_namespace(MAILBOX) as namespace:
@@ -100,7 +101,7 @@ class TestNamespaceOfSeveralMailboxes(TestNamespaceOfOneMailbox):
             await mailbox.get_backlog(at=datetime(2500, 1, 1, tzinfo=UTC))
 
 
-class TestMailboxOverNetwork(MailboxConformance):
+class TestMailboxOverNetwork(MailboxConformance, MailboxSearchConformance):
     @pytest.fixture(params=["http", "http+unix", "grpc", "grpc+unix"])
     async def mailbox(self, request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Mailbox]:
         protocol, _, is_unix = request.param.partition("+")
@@ -116,7 +117,7 @@ class TestMailboxOverNetwork(MailboxConformance):
             yield client
 
 
-class TestMailboxOfACluster(MailboxConformance):
+class TestMailboxOfACluster(MailboxConformance, MailboxSearchConformance):
     @pytest.fixture
     async def mailbox(self) -> AsyncIterator[Mailbox]:
         async with LocalCluster() as cluster:

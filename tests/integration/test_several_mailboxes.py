@@ -21,21 +21,16 @@ from postroom.application.write_health import WriteHealth
 from postroom.domain.errors import InvalidRequest, NotFound, Unavailable, WrongOwner
 from postroom.domain.mailbox.commands import Receive
 from postroom.domain.policy import TopicPolicy
-from postroom.domain.search import EventFilter, SearchPage
 from tests.support.messages import message
 from tests.support.waiting import SECONDS
 
 FIRST, SECOND = "acme@one", "köln-50%@two"
 
 
-async def no_search(filter_: EventFilter) -> SearchPage:
-    raise NotFound("There are no read models.")
-
-
 def service_of(mailbox: Postroom) -> Service:
     return Service(
         mailbox,
-        unrestricted(mailbox, no_search),
+        unrestricted(mailbox, mailbox.search_messages),
         TopicPolicy(),
         asyncio.Event(),
         DeliveryWindows(),

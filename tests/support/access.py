@@ -49,14 +49,14 @@ class Controlled(Generic[M, C]):
         self.capabilities.rotate()
         self.audit = MemoryAuditLog()
         self.filters: list[EventFilter] = []
-        self.page = SearchPage(())
+        self.page: SearchPage | None = None
         ttl_ms = (settings or AccessSettings()).cap_cache_ttl_ms
         authority = Authority(self.keys, self.capabilities, clock, ttl_ms)
         self.control = AccessControl(mailbox, self._search, authority, self.audit, clock, settings)
 
     async def _search(self, filter_: EventFilter) -> SearchPage:
         self.filters.append(filter_)
-        return self.page
+        return self.page or await self.mailbox.search_messages(filter_)
 
     def issue(
         self,

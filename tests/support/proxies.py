@@ -24,15 +24,10 @@ from postroom.application.ports.control_plane import LeaseAdmin
 from postroom.application.service import OpenSession, Service, unrestricted
 from postroom.application.surface_metrics import SurfaceMetrics
 from postroom.application.write_health import WriteHealth
-from postroom.domain.errors import NotFound
 from postroom.domain.policy import TopicPolicy
-from postroom.domain.search import EventFilter, SearchPage
+from postroom.domain.search import SearchPage
 from tests.support.control_planes import FixedControlPlane
 from tests.support.waiting import SECONDS, until
-
-
-async def no_search(filter_: EventFilter) -> SearchPage:
-    raise NotFound("There are no read models.")
 
 
 def service_of(
@@ -40,7 +35,7 @@ def service_of(
 ) -> Service:
     return Service(
         mailbox,
-        access(mailbox, no_search),
+        access(mailbox, mailbox.search_messages),
         TopicPolicy(),
         asyncio.Event(),
         DeliveryWindows(),

@@ -120,6 +120,7 @@ ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "get_topic_policy": (A,),
     "list_topics": (),
     "peek_messages": (A,),
+    "search_messages": (EventFilter(topics=(A,)),),
 }
 """Of every call of a mailbox."""
 
