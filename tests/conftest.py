@@ -62,13 +62,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(autouse=True)
 def _logging_configuration() -> Iterator[None]:
-    """Restore the configuration of logging, which commands set for their whole process."""
+    """Begin each test without a level of logging; commands set one for their process, also in fixtures."""
     root, own = logging.getLogger(), logging.getLogger("postroom")
-    handlers, levels = root.handlers[:], (root.level, own.level)
+    handlers, level = root.handlers[:], root.level
+    own.setLevel(logging.NOTSET)
     yield
     root.handlers[:] = handlers
-    root.setLevel(levels[0])
-    own.setLevel(levels[1])
+    root.setLevel(level)
+    own.setLevel(logging.NOTSET)
 
 
 @pytest.fixture
