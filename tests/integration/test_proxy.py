@@ -211,4 +211,4 @@ async def test_metadata_and_the_deadline_pass_a_proxy_unchanged() -> None:
     assert dict(answer.trailing)["end-bin"] == b"\x00\xff"
     assert {*metadata, NAME, CORR_ID, ("postroom-forwarded", "1")} <= {*probe.metadata}
     assert probe.remaining is not None
-    assert 0 < probe.remaining <= SECONDS
+    assert 0 < probe.remaining < SECONDS + 2  # gRPC rounds long deadlines up
