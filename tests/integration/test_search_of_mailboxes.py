@@ -26,8 +26,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 async def test_a_search_finds_what_a_rebuild_has_read_of_this_mailbox(store: str) -> None:
     await asyncio.to_thread(live, store, "acme@other", STORY)
     async with open_mailbox(store, MAILBOX) as owned, share_mailbox(store, MAILBOX) as shared:
-        payloads = [b"1", b"2", b"3"]
-        sent = await owned.send_batch([message(payload) for payload in payloads])
+        sent = [await owned.send_message(message(payload)) for payload in (b"1", b"2", b"3")]
         for mailbox in (owned, shared):
             with pytest.raises(NotFound):
                 await mailbox.search_messages(EventFilter())
