@@ -178,6 +178,8 @@ def test_a_connected_reader_of_postgresql_keeps_a_connection_that_holds_nothing_
         def read() -> int:
             batches = list(reader.read([Range(extent, 1, 3)], ["position"]))
             assert sum(batch.num_rows for batch in batches) == 3
+            # The session of an earlier connection may still be ending.
+            wait_until(lambda: len(server.execute(SESSIONS).fetchall()) == 1)
             (pid,) = server.execute(SESSIONS).fetchone() or (0,)
             return int(pid)
 
