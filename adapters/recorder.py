@@ -15,6 +15,7 @@ from eventsourcing.persistence import (
     StoredEvent,
 )
 
+from postroom.application.originators import check_originator
 from postroom.application.polling_subscription import PollingSubscription
 from postroom.application.ports.event_log import EventLog, Head
 from postroom.domain.errors import Unavailable, WrongPosition
@@ -116,11 +117,11 @@ class LogRecorder(ApplicationRecorder):
 
     def _refuse_conflicts(self, events: Sequence[StoredEvent]) -> None:
         versions: set[tuple[bytes, int]] = set()
-        for stream in {self._originator(event) for event in events}:
+        for stream in {check_originator(event.originator_id).bytes for event in events}:
             versions.update((stream, record.version) for record in self._log.read_stream(stream))
         for event in events:
             version = event.originator_version
-            key = (self._originator(event), version)
+            key = (check_originator(event.originator_id).bytes, version)
             if key in versions:
                 raise IntegrityError(
                     f"Aggregate {event.originator_id} already has an event of version {version}; "
@@ -135,16 +136,11 @@ class LogRecorder(ApplicationRecorder):
         for event in events:
             position += 1
             message_columns = (None, None, None, None, None)
-            stream, version = self._originator(event), event.originator_version
+            stream, version = check_originator(event.originator_id).bytes, event.originator_version
             columns = (position, stream, version, EPOCH, event.topic, at, *message_columns, event.state)
             chain = link(chain, columns, ())
             records.append(Record(*columns, chain))
         return records
-
-    def _originator(self, event: StoredEvent) -> bytes:
-        if not isinstance(event.originator_id, UUID):
-            raise ProgrammingError(f"Originator ids must be UUIDs, not {event.originator_id!r}.")
-        return event.originator_id.bytes
 
     def _stream(self, originator_id: UUID | str) -> bytes:
         if isinstance(originator_id, UUID):

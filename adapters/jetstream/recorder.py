@@ -14,13 +14,13 @@ from eventsourcing.persistence import (
     IntegrityError,
     Notification,
     OperationalError,
-    ProgrammingError,
     StoredEvent,
 )
 
 from postroom.adapters.jetstream.connection import ConnectionThread
 from postroom.adapters.jetstream.log import PAGE, LeaseLog, Outgoing
 from postroom.adapters.jetstream.messages import StreamMessage, encode, subject_of
+from postroom.application.originators import check_originator
 from postroom.application.polling_subscription import PollingSubscription
 from postroom.domain.errors import Unavailable
 
@@ -77,7 +77,7 @@ class JetStreamRecorder(ApplicationRecorder):
         messages: list[Outgoing] = []
         versions: dict[UUID, int] = {}
         for index, event in enumerate(stored_events):
-            originator = _check_originator(event.originator_id)
+            originator = check_originator(event.originator_id)
             expected = None
             if originator in versions:
                 last_version: int | None = versions[originator]
@@ -118,7 +118,7 @@ class JetStreamRecorder(ApplicationRecorder):
         Arguments:
             gt, lte: bounds of the versions.
         """
-        originator = _check_originator(originator_id)
+        originator = check_originator(originator_id)
         if desc and limit == 1 and gt is None and lte is None:
             messages = self._load_last(originator)
         else:
@@ -253,12 +253,6 @@ class JetStreamRecorder(ApplicationRecorder):
                     f"An event of aggregate {event.originator_id} has {size:,} bytes, and the server's limit "
                     f"is {limit:,}; make it smaller, or raise max_payload."
                 )
-
-
-def _check_originator(originator: UUID | str) -> UUID:
-    if not isinstance(originator, UUID):
-        raise ProgrammingError(f"Originator ids must be UUIDs, not {originator!r}.")
-    return originator
 
 
 def _after_gaps(messages: list[StreamMessage]) -> list[StreamMessage]:

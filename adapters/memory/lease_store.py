@@ -12,10 +12,10 @@ from eventsourcing.persistence import (
     ApplicationRecorder,
     IntegrityError,
     Notification,
-    ProgrammingError,
     StoredEvent,
 )
 
+from postroom.application.originators import check_originator
 from postroom.application.polling_subscription import PollingSubscription
 from postroom.application.ports.lease_store import RENEWAL
 
@@ -34,9 +34,7 @@ class MemoryLeaseRecorder(ApplicationRecorder):
         with self._changed:
             last: dict[UUID | str, int] = {}
             for event in stored_events:
-                id_ = event.originator_id
-                if not isinstance(id_, UUID):
-                    raise ProgrammingError(f"Originator ids must be UUIDs, not {id_!r}.")
+                id_ = check_originator(event.originator_id)
                 events = self._aggregates.get(id_)
                 newest = last.get(id_, events[-1].originator_version if events else -1)
                 if event.originator_version <= newest:

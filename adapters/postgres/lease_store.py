@@ -1,20 +1,16 @@
 """The lease store port over a PostgreSQL database, for any number of admins."""
 
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from threading import Condition
 from typing import Any
 from uuid import UUID
 
 import psycopg
 from eventsourcing.persistence import (
-    ApplicationRecorder,
     DataError,
     IntegrityError,
     Notification,
     OperationalError,
-    ProgrammingError,
     StoredEvent,
 )
 
@@ -27,11 +23,12 @@ from postroom.adapters.postgres.database import (
     unavailable,
 )
 from postroom.adapters.postgres.migrate import check_connection
+from postroom.adapters.sql.lease_store import SqlLeaseRecorder, SqlLeaseStore
 from postroom.adapters.sql.statements import statements
-from postroom.application.polling_subscription import PollingSubscription
+from postroom.application.originators import check_originator
 from postroom.application.ports.lease_store import RENEWAL
 from postroom.domain.arguments import MAX_INT
-from postroom.domain.errors import PostroomError, Unavailable
+from postroom.domain.errors import PostroomError
 
 TIMEOUT = "10s"
 """Time limit of a statement, the wait for the appends of others included."""
@@ -51,15 +48,15 @@ def open_session(url: str, name: str) -> Connection:
     return connection
 
 
-class PostgresLeaseRecorder(ApplicationRecorder):
+class PostgresLeaseRecorder(SqlLeaseRecorder):
     """Recorder of events in a table: one statement per insert, so that a paused process holds no lock.
 
     Reads and inserts use separate connections, which are reopened when they are lost.
     """
 
     def __init__(self, url: str) -> None:
+        super().__init__(POLL_SECONDS)
         self._url = url
-        self._appended = Condition()
         self._reader = Reconnecting(lambda: open_session(url, "postroom, reads leases"))
         self._writer = Reconnecting(lambda: open_session(url, "postroom, writes leases"))
 
@@ -67,7 +64,7 @@ class PostgresLeaseRecorder(ApplicationRecorder):
         """Append events, all or none, and return their positions; see `LeaseStore.recorder`."""
         if not stored_events:
             return []
-        ids = [_id(event.originator_id) for event in stored_events]
+        ids = [check_originator(event.originator_id) for event in stored_events]
         values = {
             "aggregates": ids,
             "versions": [event.originator_version for event in stored_events],
@@ -83,8 +80,7 @@ class PostgresLeaseRecorder(ApplicationRecorder):
                 f"Aggregate {names} already has an event of the same or a later version; load it again and "
                 "repeat the command."
             ) from error
-        with self._appended:
-            self._appended.notify_all()
+        self._note_append()
         return list(range(last - len(stored_events) + 1, last + 1))
 
     def select_events(
@@ -98,7 +94,7 @@ class PostgresLeaseRecorder(ApplicationRecorder):
     ) -> list[StoredEvent]:
         """Return events of one aggregate in the order of their versions."""
         values = {
-            "aggregate": _id(originator_id),
+            "aggregate": check_originator(originator_id),
             "gt": -MAX_INT if gt is None else gt,
             "lte": MAX_INT if lte is None else lte,
             "limit": limit,
@@ -122,25 +118,6 @@ class PostgresLeaseRecorder(ApplicationRecorder):
             "limit": limit,
         }
         return [Notification(*row) for row in self._fetch("notifications", values)]
-
-    def max_notification_id(self) -> int | None:
-        """Return the position of the last event, or None while there is none."""
-        position: int | None = self._fetch("last_position", {})[0][0]
-        return position
-
-    def subscribe(self, gt: int | None = None, topics: Sequence[str] = ()) -> PollingSubscription:
-        """Return an iterator over the events after position `gt`, including those appended later."""
-        return PollingSubscription(self, gt, topics)
-
-    def wait(self, after: int, timeout_ms: int) -> None:
-        """Return when there is an event after a position, of any process, or after the timeout."""
-        deadline = time.monotonic() + timeout_ms / 1_000
-        while (self.max_notification_id() or 0) <= after:
-            seconds = min(POLL_SECONDS, deadline - time.monotonic())
-            if seconds <= 0:
-                return
-            with self._appended:
-                self._appended.wait(seconds)
 
     def remove_old_events(self) -> int:
         """Remove events that no fold needs; see `LeaseStore.remove_old_events`."""
@@ -179,7 +156,7 @@ class PostgresLeaseRecorder(ApplicationRecorder):
             raise OperationalError(str(error)) from error
 
 
-class PostgresLeaseStore:
+class PostgresLeaseStore(SqlLeaseStore):
     """The events of leases in a PostgreSQL database."""
 
     def __init__(self, url: str) -> None:
@@ -188,32 +165,4 @@ class PostgresLeaseStore:
         Raises: Unavailable when it can't be used or is not migrated, InvalidRequest for a malformed URL.
         """
         open_session(url, "postroom, checks leases").close()
-        self.recorder = PostgresLeaseRecorder(url)
-
-    def wait(self, after: int, timeout_ms: int) -> None:
-        """Return when there is an event after a position; see `LeaseStore.wait`."""
-        with _unavailable():
-            self.recorder.wait(after, timeout_ms)
-
-    def remove_old_events(self) -> int:
-        """Remove events that no fold needs; see `LeaseStore.remove_old_events`."""
-        with _unavailable():
-            return self.recorder.remove_old_events()
-
-    def close(self) -> None:
-        """Close the connections; closing twice is fine."""
-        self.recorder.close()
-
-
-@contextmanager
-def _unavailable() -> Iterator[None]:
-    try:
-        yield
-    except OperationalError as error:
-        raise Unavailable(f"The log of leases can't be used: {error}") from error
-
-
-def _id(originator_id: UUID | str) -> UUID:
-    if not isinstance(originator_id, UUID):
-        raise ProgrammingError(f"Originator ids must be UUIDs, not {originator_id!r}.")
-    return originator_id
+        super().__init__(PostgresLeaseRecorder(url))

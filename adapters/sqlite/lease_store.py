@@ -1,28 +1,26 @@
 """The lease store port over a SQLite file, for the admins of one machine (RFC-049 Local-First Testing)."""
 
 import sqlite3
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from threading import Condition, Lock
+from threading import Lock
 from typing import Any
 from uuid import UUID
 
 import msgspec
 from eventsourcing.persistence import (
-    ApplicationRecorder,
     IntegrityError,
     Notification,
     OperationalError,
-    ProgrammingError,
     StoredEvent,
 )
 
+from postroom.adapters.sql.lease_store import SqlLeaseRecorder, SqlLeaseStore
 from postroom.adapters.sql.statements import statements
 from postroom.adapters.sqlite.database import Durability, connect, connect_reader, file_id
 from postroom.adapters.sqlite.lease_tables import create_lease_file
-from postroom.application.polling_subscription import PollingSubscription
+from postroom.application.originators import check_originator
 from postroom.application.ports.lease_store import RENEWAL
 from postroom.domain.arguments import MAX_INT
 from postroom.domain.errors import Unavailable
@@ -31,7 +29,7 @@ POLL_SECONDS = 0.02
 _SQL = statements("postroom.adapters.sqlite", "leases.sql")
 
 
-class SqliteLeaseRecorder(ApplicationRecorder):
+class SqliteLeaseRecorder(SqlLeaseRecorder):
     """Recorder of events in a SQLite file: one transaction and one sync per insert.
 
     Arguments:
@@ -39,10 +37,10 @@ class SqliteLeaseRecorder(ApplicationRecorder):
     """
 
     def __init__(self, path: Path, durability: Durability) -> None:
+        super().__init__(POLL_SECONDS)
         self._path = path
         self._file = file_id(path)
         self._write_lock, self._read_lock = Lock(), Lock()
-        self._appended = Condition()
         self._writer = connect(path, durability)
         try:
             self._reader = connect_reader(path)
@@ -63,8 +61,7 @@ class SqliteLeaseRecorder(ApplicationRecorder):
                 _SQL["append"],
                 [row | {"position": position} for row, position in zip(rows, positions, strict=True)],
             )
-        with self._appended:
-            self._appended.notify_all()
+        self._note_append()
         return list(positions)
 
     def select_events(
@@ -78,7 +75,7 @@ class SqliteLeaseRecorder(ApplicationRecorder):
     ) -> list[StoredEvent]:
         """Return events of one aggregate in the order of their versions."""
         values = {
-            "aggregate": _id(originator_id).bytes,
+            "aggregate": check_originator(originator_id).bytes,
             "gt": -MAX_INT if gt is None else gt,
             "lte": MAX_INT if lte is None else lte,
             "limit": -1 if limit is None else limit,
@@ -104,25 +101,6 @@ class SqliteLeaseRecorder(ApplicationRecorder):
         }
         rows = self._fetch("notifications", values)
         return [Notification(UUID(bytes=row[0]), *row[1:]) for row in rows]
-
-    def max_notification_id(self) -> int | None:
-        """Return the position of the last event, or None while there is none."""
-        position: int | None = self._fetch("last_position", {})[0][0]
-        return position
-
-    def subscribe(self, gt: int | None = None, topics: Sequence[str] = ()) -> PollingSubscription:
-        """Return an iterator over the events after position `gt`, including those appended later."""
-        return PollingSubscription(self, gt, topics)
-
-    def wait(self, after: int, timeout_ms: int) -> None:
-        """Return when there is an event after a position, of any process, or after the timeout."""
-        deadline = time.monotonic() + timeout_ms / 1_000
-        while (self.max_notification_id() or 0) <= after:
-            seconds = min(POLL_SECONDS, deadline - time.monotonic())
-            if seconds <= 0:
-                return
-            with self._appended:
-                self._appended.wait(seconds)
 
     def remove_old_events(self) -> int:
         """Remove events that no fold needs; see `LeaseStore.remove_old_events`."""
@@ -180,7 +158,7 @@ class SqliteLeaseRecorder(ApplicationRecorder):
             ) from error
 
 
-class SqliteLeaseStore:
+class SqliteLeaseStore(SqlLeaseStore):
     """The events of leases in a SQLite file in WAL mode, which several processes of a machine may use."""
 
     def __init__(self, path: str | Path, *, durability: Durability = "full") -> None:
@@ -194,43 +172,15 @@ class SqliteLeaseStore:
         self.path = Path(path)
         create_lease_file(self.path)
         try:
-            self.recorder = SqliteLeaseRecorder(self.path, durability)
+            super().__init__(SqliteLeaseRecorder(self.path, durability))
         except sqlite3.Error as error:
             raise Unavailable(f"The lease store {self.path} can't be opened: {error}.") from error
-
-    def wait(self, after: int, timeout_ms: int) -> None:
-        """Return when there is an event after a position; see `LeaseStore.wait`."""
-        with _unavailable():
-            self.recorder.wait(after, timeout_ms)
-
-    def remove_old_events(self) -> int:
-        """Remove events that no fold needs; see `LeaseStore.remove_old_events`."""
-        with _unavailable():
-            return self.recorder.remove_old_events()
-
-    def close(self) -> None:
-        """Close the file; closing twice is fine."""
-        self.recorder.close()
-
-
-@contextmanager
-def _unavailable() -> Iterator[None]:
-    try:
-        yield
-    except OperationalError as error:
-        raise Unavailable(f"The log of leases can't be used: {error}") from error
 
 
 def _row(event: StoredEvent) -> dict[str, Any]:
     return {
-        "aggregate": _id(event.originator_id).bytes,
+        "aggregate": check_originator(event.originator_id).bytes,
         "version": event.originator_version,
         "topic": event.topic,
         "state": event.state,
     }
-
-
-def _id(originator_id: UUID | str) -> UUID:
-    if not isinstance(originator_id, UUID):
-        raise ProgrammingError(f"Originator ids must be UUIDs, not {originator_id!r}.")
-    return originator_id

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 import msgspec
-from eventsourcing.persistence import AggregateRecorder, IntegrityError, ProgrammingError, StoredEvent
+from eventsourcing.persistence import AggregateRecorder, IntegrityError, StoredEvent
 
 from postroom.adapters.postgres.messaging.tables import Tables, messaging_statements
 from postroom.adapters.sql.transaction import DatabaseRefused, constraint_errors, execute
 from postroom.application.aggregate_codec import CODEC
+from postroom.application.originators import check_originator
 from postroom.domain.event import Event
 
 if TYPE_CHECKING:
@@ -87,7 +88,13 @@ class AggregateEvents(AggregateRecorder):
             return
         at = utc(self._wall())
         rows = [
-            StoredRow(_uuid(each.originator_id), each.originator_version, each.topic, at, each.state.hex())
+            StoredRow(
+                check_originator(each.originator_id),
+                each.originator_version,
+                each.topic,
+                at,
+                each.state.hex(),
+            )
             for each in stored_events
         ]
         execute(self._connection, self._sql["savepoint"], {})
@@ -112,7 +119,7 @@ class AggregateEvents(AggregateRecorder):
         limit: int | None = None,
     ) -> list[StoredEvent]:
         """Return events of one aggregate in the order of their versions, within the bounds `gt` and `lte`."""
-        stream = _uuid(originator_id)
+        stream = check_originator(originator_id)
         return [
             StoredEvent(stream, version, type_, bytes(state))
             for version, type_, _, state in self._select(stream, gt, lte, desc, limit)
@@ -135,9 +142,3 @@ class AggregateEvents(AggregateRecorder):
 def as_json(rows: Sequence[msgspec.Struct]) -> str:
     """Return rows as one JSON parameter, which every driver supports."""
     return msgspec.json.encode(rows).decode()
-
-
-def _uuid(originator_id: UUID | str) -> UUID:
-    if not isinstance(originator_id, UUID):
-        raise ProgrammingError(f"Originator ids must be UUIDs; {originator_id!r} is not one.")
-    return originator_id
