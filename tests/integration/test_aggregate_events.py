@@ -84,7 +84,7 @@ def test_a_refused_insert_leaves_the_users_transaction_intact(connection: psycop
 
 
 def test_an_originator_id_that_is_no_uuid_is_refused(connection: psycopg.Connection) -> None:
-    with pytest.raises(ProgrammingError, match="'order-1' is not one"):
+    with pytest.raises(ProgrammingError, match="must be UUIDs, not 'order-1'"):
         AggregateEvents(connection, CLOCK.wall).select_events("order-1")
 
 

@@ -19,6 +19,7 @@ from postroom import (
     NotFound,
     OutboxSettings,
     ReceivedMessage,
+    TopicPolicy,
     Worker,
     connect,
     open_mailbox,
@@ -89,7 +90,7 @@ async def test_a_worker_processes_a_message_in_the_trace_of_its_sender() -> None
         raise ValueError("canary-payload")
 
     with capture_spans() as spans:
-        async with open_mailbox("memory:") as mailbox:
+        async with open_mailbox("memory:", default_policy=TopicPolicy(max_attempts=1)) as mailbox:
             await mailbox.send_message(ORDER)
             await worker.run(mailbox, once=True)
     send, process, answer = (
