@@ -15,3 +15,25 @@ class Event(msgspec.Struct, frozen=True, gc=False, kw_only=False):
     stream: bytes
     version: int
     at: int
+
+    @property
+    def type_name(self) -> str:
+        """Return the name of the event, such as `MessageSent`."""
+        return type(self).__name__
+
+
+class StoredEvent(Event, frozen=True, gc=False):
+    """An event of a log that is not a mailbox's, in the encoding of whoever wrote it.
+
+    Arguments:
+        topic: name of its type.
+        state: its fields, encoded.
+    """
+
+    topic: str
+    state: bytes
+
+    @property
+    def type_name(self) -> str:
+        """Return the name of its type."""
+        return self.topic

@@ -1,13 +1,15 @@
 """Ports: the event log of one mailbox (append at an expected position, read in order)."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
+from postroom.domain.commit import Commit, IndexEntry
+from postroom.domain.event import Event
 from postroom.domain.record import Record
 
 
 class Head(NamedTuple):
-    """End of a log: position, log time (µs), chain hash and epoch of its last record."""
+    """End of a log: last position, log time (µs), chain hash and epoch of its last commit."""
 
     position: int
     at: int
@@ -16,7 +18,7 @@ class Head(NamedTuple):
 
 
 class StoredSnapshot(NamedTuple):
-    """A saved fold: the state after the record at `position`, whose chain hash is `chain`."""
+    """A saved fold: the state after the commit that ends at `position`, whose chain hash is `chain`."""
 
     position: int
     chain: bytes
@@ -31,51 +33,55 @@ class Seal(NamedTuple):
 
 
 class LogSize(NamedTuple):
-    """Size of a log in bytes: its records (an estimate), and the store's size on disk.
+    """Size of a log in bytes: its commits (an estimate), and the store's size on disk.
 
     Space freed by truncation counts in `disk` until it is reclaimed.
     """
 
-    records: int
+    commits: int
     disk: int
 
 
-class EventLogReader(Protocol):
-    """Reader of the records of one mailbox; calls block and may come from any thread."""
+class CommitReader(Protocol):
+    """Reader of the commits of one mailbox's log; calls block and may come from any thread.
+
+    A log adapter has these methods, and inherits those of `EventLogReader` from
+    `application.mailbox.records.Records`.
+    """
 
     @property
     def mailbox(self) -> str:
         """Return the name of the mailbox."""
 
-    def read(self, after: int = 0, limit: int | None = None) -> Iterator[Record]:
-        """Yield whole records in the order of their positions, starting after position `after`."""
+    def commits(self, after: int = 0, *, envelopes: bool = True) -> Iterator[Commit]:
+        """Yield the commits that end after position `after`, in order.
 
-    def replay(self, after: int = 0) -> Iterator[tuple[Any, ...]]:
-        """Yield only the columns up to `state` of each record, which suffice to fold a mailbox."""
+        Arguments:
+            envelopes: read them; otherwise, they are empty.
 
-    def read_stream(self, stream: bytes) -> list[Record]:
-        """Return the whole records of one message or of the mailbox itself, oldest first."""
+        Raises: BrokenLog when a commit can't be decompressed.
+        """
 
-    def existing_streams(self, streams: Iterable[bytes]) -> set[bytes]:
-        """Return the streams among these that have records."""
+    def commits_of(self, positions: Iterable[int], *, envelopes: bool = True) -> list[Commit]:
+        """Return the commits that hold these positions, each once and in order; missing ones are left out."""
+
+    def index_of(self, streams: Iterable[bytes]) -> list[IndexEntry]:
+        """Return the entries of these streams in the index, in the order of streams and versions."""
 
     def streams_between(self, first: bytes, last: bytes, limit: int) -> list[bytes]:
-        """Return up to `limit` streams from `first` to `last`, in order, whose first record remains."""
-
-    def replay_first(self, streams: Iterable[bytes]) -> Iterator[tuple[Any, ...]]:
-        """Yield the first record of each stream, if it remains, as `replay` does and in any order."""
-
-    def at_positions(self, positions: Sequence[int]) -> dict[int, Record]:
-        """Return the whole records at these positions, without those that are missing."""
+        """Return up to `limit` streams from `first` to `last`, in order, whose first event remains."""
 
     def head(self) -> Head | None:
         """Return the end of the log, or None while it is empty."""
 
     def first_position(self) -> int | None:
-        """Return the position of the oldest remaining record, or None while the log is empty."""
+        """Return the first position of the oldest remaining commit, or None while the log is empty."""
 
     def position_before(self, at: int) -> int:
-        """Return the position of the last record written before log time `at` (µs), or 0."""
+        """Return the last position of the last commit written before log time `at` (µs), or 0.
+
+        After truncation, the position before the oldest remaining commit takes the place of 0.
+        """
 
     def snapshots(self) -> Iterator[StoredSnapshot]:
         """Yield the saved snapshots, newest first, each read lazily."""
@@ -84,14 +90,36 @@ class EventLogReader(Protocol):
         """Return the seal that the last owner saved, or None."""
 
     def size(self) -> LogSize:
-        """Return the size of the log, indexes included."""
+        """Return the size of the log, index included."""
 
     def close(self) -> None:
         """Release connections and files; closing twice is fine."""
 
 
+class EventLogReader(CommitReader, Protocol):
+    """Reader of the records of one mailbox's log: the events of its commits."""
+
+    def read(self, after: int = 0, limit: int | None = None) -> Iterator[Record]:
+        """Yield records with their envelopes in the order of positions, starting after position `after`."""
+
+    def replay(self, after: int = 0) -> Iterator[tuple[int, Event]]:
+        """Yield positions and events without envelopes, which suffice to fold a mailbox."""
+
+    def read_stream(self, stream: bytes) -> list[Record]:
+        """Return the records of one message or of the mailbox itself, oldest first."""
+
+    def existing_streams(self, streams: Iterable[bytes]) -> set[bytes]:
+        """Return the streams among these whose first event remains."""
+
+    def replay_first(self, streams: Iterable[bytes]) -> Iterator[Event]:
+        """Yield the first event of each stream, without envelope, if it remains; in any order."""
+
+    def at_positions(self, positions: Sequence[int]) -> dict[int, Record]:
+        """Return the records at these positions, without those that are missing."""
+
+
 class EventLog(EventLogReader, Protocol):
-    """The records of one mailbox, for its owner; every adapter passes `tests/conformance/event_log.py`.
+    """The log of one mailbox, for its owner; every adapter passes `tests/conformance/event_log.py`.
 
     Writes block and may come from any thread, one at a time.
     """
@@ -100,31 +128,34 @@ class EventLog(EventLogReader, Protocol):
     def durability(self) -> str:
         """Return the failure that an append survives: `power-cut`, `process-crash` or `nothing`."""
 
-    def append(self, records: Sequence[Record]) -> None:
-        """Append records, all or none; they are durable when this returns.
+    def append(self, commits: Sequence[Commit]) -> None:
+        """Append commits, all or none; they are durable when this returns.
 
-        The first record's position implies the expected end of the log: the position before it.
+        The first commit's position implies the expected end of the log: the position before it.
 
         Raises:
             WrongPosition: the log ends elsewhere.
             Fenced: it ends elsewhere because an owner of a newer epoch wrote to it.
-            DuplicateRecord: a stream already has a record of the same version; nothing was stored.
-            Unavailable: the store failed; whether the records were stored is unknown.
+            DuplicateRecord: the index already has an entry of the same stream and version; nothing was stored.
+            Unavailable: the store failed; whether the commits were stored is unknown.
         """
 
     def truncate(self, through: int, limit: int) -> int:
-        """Remove up to `limit` of the records at or before `through`, oldest first; return how many."""
+        """Remove up to `limit` commits that end at or before `through`, oldest first.
+
+        Returns: the number of positions removed.
+        """
 
     def position_at_size(self, size: int) -> int:
-        """Return the last position through which the oldest records take about `size` bytes, or 0.
+        """Return the end of the commit through which the oldest commits take about `size` bytes, or 0.
 
-        Fast if `size` is a fraction of the log. If the first record alone is larger, returns its position.
+        Fast if `size` is a fraction of the log. If the first commit alone is larger, returns its last position.
         """
 
     def reclaim_space(self, limit: int) -> int:
         """Return up to about `limit` bytes freed by truncation to the file system; return how many.
 
-        Short enough for appends to wait for it. Space that is not reclaimed is reused for new records.
+        Short enough for appends to wait for it. Space that is not reclaimed is reused for new commits.
         """
 
     def save_snapshot(self, snapshot: StoredSnapshot) -> None:

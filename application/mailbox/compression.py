@@ -1,0 +1,49 @@
+"""Compression of the parts of a commit, in stores on disk (ADR 0066)."""
+
+import zstandard
+
+from postroom.domain.errors import BrokenLog
+
+LEVEL = 1
+MIN_BYTES = 256
+"""Size below which compression saves less than it costs."""
+MAX_BYTES = 1 << 30
+"""Maximum size of a part; no store holds larger values."""
+_MAGIC = zstandard.FRAME_HEADER if isinstance(zstandard.FRAME_HEADER, bytes) else b"\x28\xb5\x2f\xfd"
+
+
+def compress(part: bytes) -> bytes:
+    """Return a part of a commit, compressed where that makes it smaller.
+
+    What is encoded as MessagePack never begins like a compressed part.
+    """
+    if len(part) < MIN_BYTES:
+        return part
+    compressed = zstandard.ZstdCompressor(LEVEL).compress(part)
+    return compressed if len(compressed) < len(part) else part
+
+
+def decompress(part: bytes, position: int) -> bytes:
+    """Return the part that `compress` returned.
+
+    Arguments:
+        position: of the commit, for the error.
+
+    Raises: BrokenLog when it can't be decompressed, or has another size than it states.
+    """
+    if not part.startswith(_MAGIC):
+        return part
+    try:
+        size = zstandard.frame_content_size(part)
+        if not 0 <= size <= MAX_BYTES:
+            raise ValueError(f"it states a size of {size} bytes")
+        whole = zstandard.ZstdDecompressor().decompress(part, max_output_size=size, allow_extra_data=False)
+        if len(whole) != size:
+            raise ValueError(f"it has {len(whole)} bytes instead of {size}")
+        return whole
+    except (zstandard.ZstdError, ValueError, MemoryError) as error:
+        raise BrokenLog(
+            f"The commit at position {position} can't be decompressed ({error}): it was altered. Restore the "
+            "store from a backup.",
+            position,
+        ) from error
