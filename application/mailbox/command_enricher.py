@@ -11,7 +11,6 @@ from postroom.application.mailbox.committer import Committer
 from postroom.application.mailbox.envelope_cache import EnvelopeCache
 from postroom.application.mailbox.fold import fold_message
 from postroom.application.ports.event_log import EventLog
-from postroom.domain.event import Event
 from postroom.domain.mailbox.commands import Ack, Command, Extend, Nack, Receive, Send
 from postroom.domain.mailbox.decide import deliverable
 from postroom.domain.mailbox.state import Mailbox
