@@ -8,7 +8,6 @@ from math import ceil
 
 import msgspec
 
-from postroom.application.mailbox.codec import to_event, to_events
 from postroom.application.mailbox.fold import fold
 from postroom.application.ports.event_log import EventLogReader
 from postroom.application.queries.time_travel import to_us
@@ -214,7 +213,7 @@ class SimulatePolicy:
         changes = [
             (record.position, event)
             for record in self._log.read_stream(mailbox_stream(self._log.mailbox))
-            if isinstance(event := to_event(record), TopicPolicySet)
+            if isinstance(event := record.event, TopicPolicySet)
         ]
         changed_topics = {event.topic for _, event in changes}
         # Their records were removed by retention; they were not changed since.
