@@ -72,7 +72,7 @@ class Commit(NamedTuple):
     last_events: Sequence[LastEvent] = ()
 
     @property
-    def count(self) -> int:
+    def event_count(self) -> int:
         """Return the number of its events."""
         return self.last - self.first + 1
 

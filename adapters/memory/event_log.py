@@ -1,144 +1,142 @@
 """The event log port in memory: nothing is written to a disk (svc-mailbox I-9)."""
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right, insort
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import islice
 from operator import attrgetter
 from threading import Lock
-from typing import Any
 
+from postroom.application.mailbox.records import Records, stream_ids
 from postroom.application.ports.event_log import Head, LogSize, Seal, StoredSnapshot
+from postroom.domain.commit import Commit, IndexEntry
 from postroom.domain.errors import DuplicateRecord, Fenced, WrongPosition
-from postroom.domain.record import CHAIN, Record
 
-RECORD_BYTES = 1_000
-"""Estimated size of a record without its state and envelope."""
+COMMIT_BYTES = 500
+"""Estimated size of a commit besides its events and envelopes."""
+ENTRY_BYTES = 200
+"""Estimated size of an entry of the index."""
+_first, _last, _at = attrgetter("first"), attrgetter("last"), attrgetter("at")
 
 
-class MemoryEventLog:
-    """The records of a mailbox in a list."""
+class MemoryEventLog(Records):
+    """The commits of a mailbox in a list."""
 
     durability = "nothing"
 
     def __init__(self, mailbox: str) -> None:
         self.mailbox = mailbox
-        self._records: list[Record] = []
-        self._streams: defaultdict[bytes, list[Record]] = defaultdict(list)
+        self._commits: list[Commit] = []
+        self._index: defaultdict[bytes, list[IndexEntry]] = defaultdict(list)
         self._snapshots: list[StoredSnapshot] = []
         self._seal: Seal | None = None
         self._removed = 0
         self._lock = Lock()
 
-    def append(self, records: Sequence[Record]) -> None:
-        """Append records, all or none; see `EventLog.append`."""
-        if not records:
+    def append(self, commits: Sequence[Commit]) -> None:
+        """Append commits, all or none; see `EventLog.append`."""
+        if not commits:
             return
         with self._lock:
-            end = self._removed + len(self._records)
-            if records[0].position != end + 1:
-                epoch = self._records[-1].epoch if self._records else 0
-                if epoch > records[0].epoch:
-                    raise Fenced(self.mailbox, records[0].epoch, epoch)
-                raise WrongPosition(self.mailbox, records[0].position - 1, end)
-            self._refuse_duplicates(records)
-            self._records += records
-            for record in records:
-                self._streams[record.stream].append(record)
+            end = self._commits[-1].last if self._commits else self._removed
+            if commits[0].first != end + 1:
+                epoch = self._commits[-1].epoch if self._commits else 0
+                if epoch > commits[0].epoch:
+                    raise Fenced(self.mailbox, commits[0].epoch, epoch)
+                raise WrongPosition(self.mailbox, commits[0].first - 1, end)
+            entries = [entry for commit in commits for entry in commit.entries]
+            self._refuse_duplicates(entries)
+            self._commits += commits
+            for entry in entries:
+                insort(self._index[entry.stream], entry)
+            for commit in commits:
+                for stream, _, last in commit.last_events:
+                    self._index[stream] = [each._replace(last=last) for each in self._index[stream]]
 
-    def read(self, after: int = 0, limit: int | None = None) -> Iterator[Record]:
-        """Yield whole records in the order of their positions; see `EventLogReader.read`."""
-        while limit is None or limit > 0:
+    def commits(self, after: int = 0, *, envelopes: bool = True) -> Iterator[Commit]:
+        """Yield the commits that end after position `after`; see `CommitReader.commits`."""
+        while True:
             with self._lock:
-                start = max(0, after - self._removed)
-                size = 1_000 if limit is None else min(limit, 1_000)
-                records = self._records[start : start + size]
-            if not records:
+                start = bisect_right(self._commits, after, key=_last)
+                commits = self._commits[start : start + 100]
+            if not commits:
                 return
-            yield from records
-            after = records[-1].position
-            limit = None if limit is None else limit - len(records)
+            yield from commits if envelopes else map(_without_envelopes, commits)
+            after = commits[-1].last
 
-    def replay(self, after: int = 0) -> Iterator[tuple[Any, ...]]:
-        """Yield the columns up to `state` of each record; see `EventLogReader.replay`."""
-        return (record[:CHAIN] for record in self.read(after))
-
-    def read_stream(self, stream: bytes) -> list[Record]:
-        """Return the records of one stream; see `EventLogReader.read_stream`."""
+    def commits_of(self, positions: Iterable[int], *, envelopes: bool = True) -> list[Commit]:
+        """Return the commits that hold these positions; see `CommitReader.commits_of`."""
         with self._lock:
-            return list(self._streams.get(stream, ()))
+            found = {}
+            for position in positions:
+                index = bisect_left(self._commits, position, key=_last)
+                if index < len(self._commits) and self._commits[index].first <= position:
+                    found[index] = self._commits[index]
+        commits = [found[index] for index in sorted(found)]
+        return commits if envelopes else list(map(_without_envelopes, commits))
 
-    def existing_streams(self, streams: Iterable[bytes]) -> set[bytes]:
-        """Return which streams have records; see `EventLogReader.existing_streams`."""
+    def index_of(self, streams: Iterable[bytes]) -> list[IndexEntry]:
+        """Return the entries of these streams; see `CommitReader.index_of`."""
         with self._lock:
-            return {stream for stream in streams if stream in self._streams}
+            return [entry for stream in sorted(set(streams)) for entry in self._index.get(stream, ())]
 
     def streams_between(self, first: bytes, last: bytes, limit: int) -> list[bytes]:
-        """Return the streams of a range; see `EventLogReader.streams_between`."""
+        """Return the streams of a range; see `CommitReader.streams_between`."""
         with self._lock:
-            between = [s for s, each in self._streams.items() if first <= s <= last and each[0].version == 1]
+            between = [s for s, each in self._index.items() if first <= s <= last and each[0].version == 1]
         return sorted(between)[:limit]
 
-    def replay_first(self, streams: Iterable[bytes]) -> Iterator[tuple[Any, ...]]:
-        """Yield the first records of streams; see `EventLogReader.replay_first`."""
-        with self._lock:
-            first = [self._streams[stream][0] for stream in streams if stream in self._streams]
-        return (record[:CHAIN] for record in first if record.version == 1)
-
-    def at_positions(self, positions: Sequence[int]) -> dict[int, Record]:
-        """Return the records at these positions; see `EventLogReader.at_positions`."""
-        with self._lock:
-            places = ((position, position - self._removed - 1) for position in positions)
-            return {p: self._records[i] for p, i in places if 0 <= i < len(self._records)}
-
     def head(self) -> Head | None:
-        """Return the end of the log; see `EventLogReader.head`."""
+        """Return the end of the log; see `CommitReader.head`."""
         with self._lock:
-            if not self._records:
+            if not self._commits:
                 return None
-            last = self._records[-1]
-            return Head(last.position, last.at, last.chain, last.epoch)
+            last = self._commits[-1]
+            return Head(last.last, last.at, last.chain, last.epoch)
 
     def first_position(self) -> int | None:
-        """Return the position of the oldest record; see `EventLogReader.first_position`."""
+        """Return the position of the oldest event; see `CommitReader.first_position`."""
         with self._lock:
-            return self._records[0].position if self._records else None
+            return self._commits[0].first if self._commits else None
 
     def position_before(self, at: int) -> int:
-        """Return the last position before log time `at`; see `EventLogReader.position_before`."""
+        """Return the last position before log time `at`; see `CommitReader.position_before`."""
         with self._lock:
-            return self._removed + bisect_left(self._records, at, key=attrgetter("at"))
+            index = bisect_left(self._commits, at, key=_at)
+            return self._commits[index - 1].last if index else self._removed
 
     def position_at_size(self, size: int) -> int:
-        """Return where the oldest records take `size` bytes; see `EventLog.position_at_size`."""
+        """Return where the oldest commits take `size` bytes; see `EventLog.position_at_size`."""
         with self._lock:
-            for count, record in enumerate(self._records):
-                size -= _size(record)
+            through = self._removed
+            for index, commit in enumerate(self._commits):
+                size -= size_of(commit)
+                if size < 0 and index:
+                    return through
+                through = commit.last
                 if size < 0:
-                    return self._removed + max(count, 1)
-            return self._removed + len(self._records)
+                    return through
+            return through
 
     def truncate(self, through: int, limit: int) -> int:
-        """Remove the oldest records through `through`; see `EventLog.truncate`."""
+        """Remove the oldest commits through `through`; see `EventLog.truncate`."""
         with self._lock:
-            count = max(0, min(through - self._removed, limit, len(self._records)))
-            for record in islice(self._records, count):
-                records = self._streams[record.stream]
-                records.remove(record)
-                if not records:
-                    del self._streams[record.stream]
-            del self._records[:count]
-            self._removed += count
-            return count
+            count = min(bisect_right(self._commits, through, key=_last), limit)
+            removed = self._commits[:count]
+            for commit in removed:
+                self._drop_entries(commit)
+            del self._commits[:count]
+            if removed:
+                self._removed = removed[-1].last
+            return sum(commit.event_count for commit in removed)
 
     def size(self) -> LogSize:
-        """Return the estimated size of the log; see `EventLog.size`."""
+        """Return the estimated size of the log; see `CommitReader.size`."""
         with self._lock:
-            size = sum(map(_size, self._records))
+            size = sum(map(size_of, self._commits)) + ENTRY_BYTES * len(self._index)
         return LogSize(size, size)
 
     def reclaim_space(self, limit: int) -> int:
-        """Return 0: removed records are freed at once."""
+        """Return 0: removed commits are freed at once."""
         return 0
 
     def save_snapshot(self, snapshot: StoredSnapshot) -> None:
@@ -163,22 +161,34 @@ class MemoryEventLog:
         return self._seal
 
     def close(self) -> None:
-        """Do nothing: the records are freed with the last reference to the log."""
+        """Do nothing: the commits are freed with the last reference to the log."""
 
-    def _refuse_duplicates(self, records: Sequence[Record]) -> None:
-        versions = {(record.stream, record.version) for record in records}
-        has_duplicates = len(versions) < len(records) or any(
-            stored.version == record.version
-            for record in records
-            if record.stream in self._streams and self._streams[record.stream][-1].version >= record.version
-            for stored in self._streams[record.stream]
-        )
-        if has_duplicates:
+    def _drop_entries(self, commit: Commit) -> None:
+        for stream in set(stream_ids(commit)):
+            entries = [each for each in self._index.get(stream, ()) if each.position > commit.last]
+            if entries:
+                self._index[stream] = entries
+            else:
+                self._index.pop(stream, None)
+
+    def _refuse_duplicates(self, entries: Sequence[IndexEntry]) -> None:
+        versions = {(entry.stream, entry.version) for entry in entries}
+        if len(versions) < len(entries) or any(
+            stored.version == entry.version
+            for entry in entries
+            if entry.stream in self._index
+            for stored in self._index[entry.stream]
+        ):
             raise DuplicateRecord(
-                f"The log of mailbox {self.mailbox} already has a record with the same stream and "
+                f"The log of mailbox {self.mailbox} already has an event with the same stream and "
                 "version; nothing was appended."
             )
 
 
-def _size(record: Record) -> int:
-    return RECORD_BYTES + len(record.state) + len(record.envelope or b"")
+def _without_envelopes(commit: Commit) -> Commit:
+    return commit._replace(envelopes=b"")
+
+
+def size_of(commit: Commit) -> int:
+    """Return the estimated size of a commit in memory, bytes."""
+    return COMMIT_BYTES + len(commit.events) + len(commit.envelopes)

@@ -2,16 +2,20 @@
 
 import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack, closing
-from functools import lru_cache
+from contextlib import ExitStack, closing, contextmanager
 from itertools import chain
 from pathlib import Path
 from threading import Lock
 from typing import Any
 
+import msgspec
+
 from postroom.adapters.sql.statements import statements
 from postroom.adapters.sqlite.database import Durability, connect, connect_reader, create, file_id
+from postroom.application.mailbox.compression import compress, decompress
+from postroom.application.mailbox.records import Records, stream_ids
 from postroom.application.ports.event_log import Head, LogSize, Seal, StoredSnapshot
+from postroom.domain.commit import POSITIONS_PER_MAILBOX, Commit, IndexEntry
 from postroom.domain.errors import (
     DuplicateRecord,
     Fenced,
@@ -20,19 +24,17 @@ from postroom.domain.errors import (
     Unavailable,
     WrongPosition,
 )
-from postroom.domain.record import POSITIONS_PER_MAILBOX, Record
 
 _SQL = statements("postroom.adapters.sqlite", "log.sql")
-_CHUNK_ROWS = 2_000
+CHUNK_COMMITS, CHUNK_BYTES = 500, 8 << 20
+"""Bounds of the commits that one statement reads."""
 SIZE_ROWS = 1 << 12
-"""Limit on the records whose sizes one statement sums."""
-# SQLite accepts 32,766 values per statement; records of messages have the most columns.
-_MAX_ROWS = 1_024
-_COLUMNS = ("place", *Record._fields[1:])
+"""Limit on the commits whose sizes one statement reads."""
+_encode_json = msgspec.json.Encoder().encode
 
 
-class SqliteEventLog:
-    """The records of a mailbox in a SQLite file in WAL mode: one transaction and one sync per append."""
+class SqliteEventLog(Records):
+    """The commits of a mailbox in a SQLite file in WAL mode: one transaction and one sync per append."""
 
     def __init__(
         self,
@@ -69,125 +71,129 @@ class SqliteEventLog:
             if create_missing:
                 self._writer = connections.enter_context(closing(connect(self.path, durability)))
             self._reader = connections.enter_context(closing(connect_reader(self.path)))
-            self._base = self._mailbox_id() * POSITIONS_PER_MAILBOX
+            self._mailbox = self._mailbox_id()
+            self._base = self._mailbox * POSITIONS_PER_MAILBOX
             self._file = file_id(self.path)
             connections.pop_all()
-        self._bounds = {"base": self._base, "top": self._base + POSITIONS_PER_MAILBOX - 1}
+        self._bounds = {
+            "mailbox": self._mailbox,
+            "base": self._base,
+            "top": self._base + POSITIONS_PER_MAILBOX - 1,
+        }
 
     @property
     def durability(self) -> str:
         """Return what an append survives; see `EventLog.durability`."""
         return "power-cut" if self._durability == "full" else "process-crash"
 
-    def append(self, records: Sequence[Record]) -> None:
-        """Append records, all or none; see `EventLog.append`."""
-        if not records:
+    def append(self, commits: Sequence[Commit]) -> None:
+        """Append commits, all or none; see `EventLog.append`."""
+        if not commits:
             return
         writer = self._require_writer()
-        statements = inserts(self._base, records)
         with self._lock:
             try:
-                self._check_end(writer, records[0])
-                if len(statements) == 1:
-                    inserted = writer.execute(*statements[0]).rowcount  # a transaction by itself
-                else:
-                    inserted = _transact(writer, statements)
+                self._check_end(writer, commits[0])
+                appended = self._insert(writer, commits)
             except sqlite3.Error as error:
                 self._end = None
                 if isinstance(error, sqlite3.IntegrityError):
-                    self._check_end(writer, records[0])
-                    raise DuplicateRecord(f"The store {self.path} refused a record: {error}.") from error
+                    self._check_end(writer, commits[0])
+                    raise DuplicateRecord(f"The store {self.path} refused a commit: {error}.") from error
                 raise Unavailable(f"The store {self.path} can't be appended to: {error}.") from error
-            if not inserted:  # retention removed this position, so another process owns the log
+            if not appended:  # retention removed this position, so another process owns the log
                 self._end = None
-                self._check_end(writer, records[0])
+                self._check_end(writer, commits[0])
                 raise Unavailable(f"The store {self.path} rejected an append; open the mailbox again.")
             self._check_file()
-            self._end = records[-1].position
+            self._end = commits[-1].last
 
-    def read(self, after: int = 0, limit: int | None = None) -> Iterator[Record]:
-        """Yield whole records in the order of their positions; see `EventLogReader.read`."""
-        return map(Record._make, self._scan("read", after, limit))
+    def commits(self, after: int = 0, *, envelopes: bool = True) -> Iterator[Commit]:
+        """Yield the commits that end after position `after`; see `CommitReader.commits`."""
+        # In chunks: a long read transaction would prevent the WAL from being checkpointed and reused.
+        statement = "commits" if envelopes else "commits_without_envelopes"
+        while commits := self._fetch_commits(statement, after=after):
+            yield from commits
+            after = commits[-1].last
 
-    def replay(self, after: int = 0) -> Iterator[tuple[Any, ...]]:
-        """Yield the columns up to `state` of each record; see `EventLogReader.replay`."""
-        return self._scan("replay", after, None)
+    def commits_of(self, positions: Iterable[int], *, envelopes: bool = True) -> list[Commit]:
+        """Return the commits that hold these positions; see `CommitReader.commits_of`."""
+        statement = "commits" if envelopes else "commits_without_envelopes"
+        commits: list[Commit] = []
+        for position in sorted(set(positions)):
+            if position < 1 or (commits and position <= commits[-1].last):
+                continue
+            found = self._fetch_commits(statement, 1, after=position - 1)
+            commits += [commit for commit in found if commit.first <= position]
+        return commits
 
-    def read_stream(self, stream: bytes) -> list[Record]:
-        """Return the records of one stream; see `EventLogReader.read_stream`."""
-        return [Record._make(row) for row in self._fetch("read_stream", stream=stream)]
-
-    def existing_streams(self, streams: Iterable[bytes]) -> set[bytes]:
-        """Return which streams have records; see `EventLogReader.existing_streams`."""
-        return {stream for stream in streams if self._fetch("existing_streams", stream=stream)}
+    def index_of(self, streams: Iterable[bytes]) -> list[IndexEntry]:
+        """Return the entries of these streams; see `CommitReader.index_of`."""
+        rows = chain.from_iterable(self._fetch("index_of", stream=each) for each in sorted(set(streams)))
+        return [IndexEntry(*row) for row in rows]
 
     def streams_between(self, first: bytes, last: bytes, limit: int) -> list[bytes]:
-        """Return the streams of a range; see `EventLogReader.streams_between`."""
+        """Return the streams of a range; see `CommitReader.streams_between`."""
         return [row[0] for row in self._fetch("streams_between", first=first, last=last, limit=limit)]
 
-    def replay_first(self, streams: Iterable[bytes]) -> Iterator[tuple[Any, ...]]:
-        """Yield the first records of streams; see `EventLogReader.replay_first`."""
-        for stream in streams:
-            yield from self._fetch("replay_first", stream=stream)
-
-    def at_positions(self, positions: Sequence[int]) -> dict[int, Record]:
-        """Return the records at these positions; see `EventLogReader.at_positions`."""
-        records: dict[int, Record] = {}
-        for position in positions:
-            for row in self._fetch("read", after=position - 1, limit=1):
-                if row[0] == position:
-                    records[position] = Record._make(row)
-        return records
-
     def head(self) -> Head | None:
-        """Return the end of the log; see `EventLogReader.head`."""
+        """Return the end of the log; see `CommitReader.head`."""
         if self._writer is not None:
             self._check_file()
         rows = self._fetch("head")
         return Head(*rows[0]) if rows else None
 
     def first_position(self) -> int | None:
-        """Return the position of the oldest record; see `EventLogReader.first_position`."""
+        """Return the position of the oldest record; see `CommitReader.first_position`."""
         first: int | None = self._fetch("first_position")[0][0]
         return first
 
     def position_before(self, at: int) -> int:
         """Return the last position before log time `at`; a binary search, as log time never decreases."""
-        head, low = self.head(), self.first_position()
-        if head is None or low is None:
+        head, first = self.head(), self.first_position()
+        if head is None or first is None:
             return 0
-        high = head.position + 1
-        while low < high:
-            middle = (low + high) // 2
-            if self._fetch("at_position", position=middle)[0][0] < at:
-                low = middle + 1
+        through, end = first - 1, head.position
+        while through < end:
+            begin, last, time = self._fetch("commit_at", position=(through + end) // 2 + 1)[0]
+            if time < at:
+                through = last
             else:
-                high = middle
-        return low - 1
+                end = begin - 1
+        return through
 
     def position_at_size(self, size: int) -> int:
-        """Return where the oldest records take `size` bytes; see `EventLog.position_at_size`."""
-        first = self.first_position()
-        if first is None:
-            return 0
-        through, rows = first - 1, SIZE_ROWS
-        while rows:
-            last, total = self._fetch("sizes", after=through, limit=rows)[0]
-            if last is None:
-                break
-            if total <= size:
-                through, size = last, size - total
-            else:  # the limit is within this batch: use smaller ones
-                rows //= 8
-        return max(through, first)
+        """Return where the oldest commits take `size` bytes; see `EventLog.position_at_size`."""
+        through = 0
+        while rows := self._fetch("sizes", after=through, limit=SIZE_ROWS):
+            for last, commit_size in rows:
+                size -= commit_size
+                if size < 0:
+                    return through or int(last)
+                through = int(last)
+        return through
 
     def truncate(self, through: int, limit: int) -> int:
-        """Remove the oldest records through `through`; see `EventLog.truncate`."""
-        self._write("mark_removed", through=through, id=self._base // POSITIONS_PER_MAILBOX)
-        return self._write("truncate", through=through, limit=limit)
+        """Remove the oldest commits through `through`; see `EventLog.truncate`."""
+        self._write("mark_removed", through=through)
+        commits = self._fetch_commits("oldest", limit, through=through)
+        if not commits:
+            return 0
+        last = commits[-1].last
+        streams = {stream for commit in commits for stream in stream_ids(commit)}
+        entries = [{"mailbox": self._mailbox, "stream": stream, "through": last} for stream in streams]
+        writer = self._require_writer()
+        with self._lock:
+            try:
+                with transaction(writer):
+                    writer.executemany(_SQL["drop_entries"], entries)
+                    writer.execute(_SQL["truncate"], self._bounds | {"through": last})
+            except sqlite3.Error as error:
+                raise Unavailable(f"The store {self.path} can't be written: {error}.") from error
+        return last - commits[0].first + 1
 
     def size(self) -> LogSize:
-        """Return the size of the log; see `EventLog.size`.
+        """Return the size of the log; see `CommitReader.size`.
 
         The size of a file with several mailboxes is divided in proportion to their records.
         """
@@ -255,17 +261,49 @@ class SqliteEventLog:
         if file_id(self.path) != self._file:
             raise StoreReplaced(self.mailbox, self.path)
 
-    def _check_end(self, writer: sqlite3.Connection, first: Record) -> None:
+    def _insert(self, writer: sqlite3.Connection, commits: Sequence[Commit]) -> bool:
+        """Insert commits and their entries, all or none; return False if retention removed their place."""
+        with transaction(writer):
+            for commit in commits:
+                values = {
+                    "mailbox": self._mailbox,
+                    "place": self._base + commit.first,
+                    "last": commit.last,
+                    "epoch": commit.epoch,
+                    "at": commit.at,
+                    "chain": commit.chain,
+                    "events": compress(commit.events),
+                    "envelopes": compress(commit.envelopes),
+                }
+                if not writer.execute(_SQL["append"], values).rowcount:
+                    return False
+                self._insert_entries(writer, commit)
+        return True
+
+    def _insert_entries(self, writer: sqlite3.Connection, commit: Commit) -> None:
+        first = [entry for entry in commit.entries if entry.version == 1]
+        if first:
+            streams = b"".join(entry.stream for entry in first)
+            positions = _encode_json([entry.position for entry in first]).decode()
+            values = {"mailbox": self._mailbox, "streams": streams, "positions": positions}
+            writer.execute(_SQL["add_first_entries"], values)
+        for entry in commit.entries:
+            if entry.version != 1:
+                writer.execute(_SQL["add_entry"], {"mailbox": self._mailbox} | entry._asdict())
+        for update in commit.last_events:
+            writer.execute(_SQL["set_last"], {"mailbox": self._mailbox} | update._asdict())
+
+    def _check_end(self, writer: sqlite3.Connection, first: Commit) -> None:
         # Read once: afterwards, an append by another owner makes ours fail on the primary key.
         epoch = 0
         if self._end is None:
             row = writer.execute(_SQL["head"], self._bounds).fetchone()
             self._end, epoch = (row[0], row[3]) if row else (0, 0)
-        if self._end != first.position - 1:
+        if self._end != first.first - 1:
             end, self._end = self._end, None
             if epoch > first.epoch:
                 raise Fenced(self.mailbox, first.epoch, epoch)
-            raise WrongPosition(self.mailbox, first.position - 1, end)
+            raise WrongPosition(self.mailbox, first.first - 1, end)
 
     def _require_writer(self) -> sqlite3.Connection:
         if self._writer is None:
@@ -287,16 +325,22 @@ class SqliteEventLog:
             except sqlite3.Error as error:
                 raise Unavailable(f"The store {self.path} can't be written: {error}.") from error
 
-    def _scan(self, statement: str, after: int, limit: int | None) -> Iterator[tuple[Any, ...]]:
-        # In chunks: a long read transaction would prevent the WAL from being checkpointed and reused.
-        while limit is None or limit > 0:
-            size = _CHUNK_ROWS if limit is None else min(limit, _CHUNK_ROWS)
-            rows = self._fetch(statement, after=after, limit=size)
-            yield from rows
-            if len(rows) < size:
-                return
-            after = rows[-1][0]
-            limit = None if limit is None else limit - size
+    def _fetch_commits(self, statement: str, limit: int = CHUNK_COMMITS, **values: Any) -> list[Commit]:
+        """Return the next commits, up to a number and, after the first, a size."""
+        commits: list[Commit] = []
+        size = 0
+        with self._lock:
+            try:
+                with closing(self._reader.execute(_SQL[statement], self._bounds | values)) as rows:
+                    for row in rows:
+                        commit = _decompressed(Commit._make((*row, (), ())))
+                        commits.append(commit)
+                        size += len(commit.events) + len(commit.envelopes)
+                        if len(commits) >= limit or size >= CHUNK_BYTES:
+                            break
+            except sqlite3.Error as error:
+                raise Unavailable(f"The store {self.path} can't be read: {error}.") from error
+        return commits
 
 
 def _has_tables(connection: sqlite3.Connection) -> bool:
@@ -323,66 +367,20 @@ def mailbox_names(path: str | Path) -> list[str]:
         ) from error
 
 
-def inserts(base: int, records: Sequence[Record]) -> list[tuple[str, list[Any]]]:
-    """Return the statements that insert these records, with their values.
-
-    Binding a value costs as much as storing it, so a column with the same value in all rows is bound once: a
-    batch shares its time and epoch, and most headers are absent.
-    """
-    messages = [record for record in records if record.envelope is not None]
-    others = [record for record in records if record.envelope is None]
-    place = [base // POSITIONS_PER_MAILBOX, records[0].position]
-    return [
-        _insert(base, rows[start : start + _MAX_ROWS], place)
-        for rows in (messages, others)
-        for start in range(0, len(rows), _MAX_ROWS)
-    ]
-
-
-def _insert(base: int, records: Sequence[Record], place: list[int]) -> tuple[str, list[Any]]:
-    columns: list[Sequence[Any]] = list(zip(*records, strict=True))
-    columns[0] = [base + position for position in columns[0]]
-    count = len(records)
-    varying = tuple(i for i, column in enumerate(columns) if i == 0 or column.count(column[0]) < count)
-    values = [column[0] for i, column in enumerate(columns) if i not in varying]
-    values += chain.from_iterable(zip(*(columns[i] for i in varying), strict=True))
-    size = _statement_rows(count)
-    values += [None] * (len(varying) * (size - count))
-    return _insert_statement(varying, size), values + place
-
-
-def _statement_rows(count: int) -> int:
-    """Round up, by at most a quarter, to one of few sizes, so that prepared statements are reused."""
-    step = 1 << max(0, count.bit_length() - 3)
-    return -(-count // step) * step
-
-
-@lru_cache(256)
-def _insert_statement(varying: tuple[int, ...], size: int) -> str:
-    """Return an INSERT of `size` rows that skips the all-NULL rows after the last record.
-
-    One statement for all rows releases the interpreter lock from the first row to the sync; one statement per
-    row would have to reacquire it after each row.
-
-    Arguments:
-        varying: indexes of the columns that are bound per row; the others are bound once, before them.
-    """
-    selected = [f"rows.column{varying.index(i) + 1}" if i in varying else c for i, c in enumerate(_COLUMNS)]
-    shared = ", ".join(f"? AS {column}" for i, column in enumerate(_COLUMNS) if i not in varying)
-    row = f"({', '.join('?' * len(varying))})"
-    return (
-        f"INSERT INTO log ({', '.join(_COLUMNS)}) SELECT {', '.join(selected)} "
-        f"FROM (SELECT {shared or '1'}), (VALUES {', '.join([row] * size)}) AS rows "
-        "WHERE rows.column1 IS NOT NULL AND (SELECT removed_through FROM mailbox_names WHERE id = ?) < ?"
+def _decompressed(commit: Commit) -> Commit:
+    return commit._replace(
+        events=decompress(commit.events, commit.first),
+        envelopes=decompress(commit.envelopes, commit.first),
     )
 
 
-def _transact(writer: sqlite3.Connection, statements: Sequence[tuple[str, list[Any]]]) -> int:
+@contextmanager
+def transaction(writer: sqlite3.Connection) -> Iterator[None]:
+    """Execute the statements of the context in one transaction, all or none."""
     writer.execute("BEGIN IMMEDIATE")
     try:
-        inserted = sum(writer.execute(statement, values).rowcount for statement, values in statements)
+        yield
         writer.execute("COMMIT")
-        return inserted
     except BaseException:
         if writer.in_transaction:
             writer.execute("ROLLBACK")

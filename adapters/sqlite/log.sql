@@ -14,50 +14,66 @@ SELECT 1 FROM sqlite_schema LIMIT 1;
 SELECT id, name FROM mailbox_names WHERE instr(name, '@') > 0 ORDER BY name;
 
 -- name: head
-SELECT place - :base, at, chain, epoch FROM log
+SELECT last, at, chain, epoch FROM log
 WHERE place > :base AND place <= :top ORDER BY place DESC LIMIT 1;
 
 -- name: first_position
 SELECT min(place) - :base FROM log WHERE place > :base AND place <= :top;
 
--- name: at_position
-SELECT at FROM log WHERE place = :base + :position;
+-- name: commit_at
+-- The commit that holds a position, or the last one before it.
+SELECT place - :base, last, at FROM log
+WHERE place > :base AND place <= :base + :position ORDER BY place DESC LIMIT 1;
 
--- name: read
-SELECT place - :base, stream, version, epoch, type, at, topic, shard, attempt, due, reason, state, chain,
-       timestamp, message_id, content_type, schema_url, schema_version, encryption, correlation_id, principal,
-       namespace, trace_id, span_id, custom_headers, envelope
-FROM log WHERE place > :base + :after AND place <= :top ORDER BY place LIMIT :limit;
+-- name: commits
+SELECT place - :base, last, epoch, at, chain, events, envelopes FROM log
+WHERE place <= :top AND last > :after AND place >= coalesce(
+    (SELECT max(place) FROM log WHERE place > :base AND place <= :base + :after), :base
+) ORDER BY place;
 
--- name: replay
-SELECT place - :base, stream, version, epoch, type, at, topic, shard, attempt, due, reason, state
-FROM log WHERE place > :base + :after AND place <= :top ORDER BY place LIMIT :limit;
+-- name: commits_without_envelopes
+SELECT place - :base, last, epoch, at, chain, events, x'' FROM log
+WHERE place <= :top AND last > :after AND place >= coalesce(
+    (SELECT max(place) FROM log WHERE place > :base AND place <= :base + :after), :base
+) ORDER BY place;
 
--- name: read_stream
-SELECT place - :base, stream, version, epoch, type, at, topic, shard, attempt, due, reason, state, chain,
-       timestamp, message_id, content_type, schema_url, schema_version, encryption, correlation_id, principal,
-       namespace, trace_id, span_id, custom_headers, envelope
-FROM log WHERE stream = :stream AND place > :base AND place <= :top ORDER BY version;
-
--- name: existing_streams
-SELECT 1 FROM log WHERE stream = :stream AND place > :base AND place <= :top LIMIT 1;
+-- name: index_of
+SELECT stream, version, position, last FROM log_index
+WHERE mailbox = :mailbox AND stream = :stream ORDER BY version;
 
 -- name: streams_between
-SELECT stream FROM log
-WHERE stream >= :first AND stream <= :last AND version = 1 AND place > :base AND place <= :top
-ORDER BY stream LIMIT :limit;
+SELECT stream FROM log_index
+WHERE mailbox = :mailbox AND stream >= :first AND stream <= :last AND version = 1 ORDER BY stream LIMIT :limit;
 
--- name: replay_first
-SELECT place - :base, stream, version, epoch, type, at, topic, shard, attempt, due, reason, state
-FROM log WHERE stream = :stream AND version = 1 AND place > :base AND place <= :top;
+-- name: append
+-- Nothing is inserted where retention removed commits: another process owns the log.
+INSERT INTO log (place, last, epoch, at, chain, events, envelopes)
+SELECT :place, :last, :epoch, :at, :chain, :events, :envelopes
+WHERE (SELECT removed_through FROM mailbox_names WHERE id = :mailbox) < :place & 0xFFFFFFFFFF;
+
+-- name: add_first_entries
+-- All at once, as each statement takes the interpreter's lock anew. `streams` is joined, `positions` a JSON array.
+INSERT INTO log_index (mailbox, stream, version, position)
+SELECT :mailbox, substr(:streams, 16 * key + 1, 16), 1, value FROM json_each(:positions);
+
+-- name: add_entry
+INSERT INTO log_index (mailbox, stream, version, position) VALUES (:mailbox, :stream, :version, :position);
+
+-- name: set_last
+UPDATE log_index SET last = :last WHERE mailbox = :mailbox AND stream = :stream AND position = :position;
 
 -- name: mark_removed
-UPDATE mailbox_names SET removed_through = max(removed_through, :through) WHERE id = :id;
+UPDATE mailbox_names SET removed_through = max(removed_through, :through) WHERE id = :mailbox;
+
+-- name: oldest
+SELECT place - :base, last, epoch, at, chain, events, x'' FROM log
+WHERE place > :base AND place <= :base + :through AND last <= :through ORDER BY place LIMIT :limit;
 
 -- name: truncate
-DELETE FROM log WHERE place IN (
-    SELECT place FROM log WHERE place > :base AND place <= :base + :through ORDER BY place LIMIT :limit
-);
+DELETE FROM log WHERE place > :base AND place <= :base + :through;
+
+-- name: drop_entries
+DELETE FROM log_index WHERE mailbox = :mailbox AND stream = :stream AND position <= :through;
 
 -- name: size
 SELECT page_count, freelist_count, page_size,
@@ -69,11 +85,9 @@ SELECT page_count, freelist_count, page_size,
 FROM pragma_page_count, pragma_freelist_count, pragma_page_size;
 
 -- name: sizes
--- A row and its index entries take about 150 bytes in addition to its blobs.
-SELECT max(place) - :base, sum(bytes) FROM (
-    SELECT place, 150 + length(state) + coalesce(length(envelope), 0) + coalesce(length(custom_headers), 0) AS bytes
-    FROM log WHERE place > :base + :after AND place <= :top ORDER BY place LIMIT :limit
-);
+-- A row takes about 100 bytes in addition to its blobs, and an event about 15 for its part of an entry of the index.
+SELECT last, 100 + length(events) + length(envelopes) + 15 * (last - place + :base + 1) FROM log
+WHERE place > :base + :after AND place <= :top ORDER BY place LIMIT :limit;
 
 -- name: free
 SELECT page_count, page_size, freelist_count > 0 AND auto_vacuum = 2

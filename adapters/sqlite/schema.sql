@@ -1,4 +1,4 @@
--- The event log of every mailbox in this file. Rows are inserted, never updated; retention deletes ranges.
+-- The event log of every mailbox in this file. Commits are inserted, never updated; retention deletes ranges.
 
 -- `removed_through` is the last position that retention removed; appends up to it are rejected.
 CREATE TABLE IF NOT EXISTS mailbox_names (
@@ -7,38 +7,27 @@ CREATE TABLE IF NOT EXISTS mailbox_names (
     removed_through INTEGER NOT NULL DEFAULT 0
 ) STRICT;
 
--- `place` is mailbox id * 2^40 + position: one integer key clusters the records of a mailbox in order.
+-- A row is a commit: the events at the positions from `place - (mailbox id << 40)` to `last`. `place` is mailbox id *
+-- 2^40 + first position: one integer key clusters the commits of a mailbox in order.
 CREATE TABLE IF NOT EXISTS log (
-    place          INTEGER PRIMARY KEY,
-    stream         BLOB NOT NULL,
-    version        INTEGER NOT NULL,
-    epoch          INTEGER NOT NULL,
-    type           TEXT NOT NULL,
-    at             INTEGER NOT NULL,
-    topic          TEXT,
-    shard          INTEGER,
-    attempt        INTEGER,
-    due            INTEGER,
-    reason         TEXT,
-    state          BLOB NOT NULL,
-    chain          BLOB NOT NULL,
-    timestamp      INTEGER,
-    message_id     TEXT,
-    content_type   TEXT,
-    schema_url     TEXT,
-    schema_version TEXT,
-    encryption     TEXT,
-    correlation_id TEXT,
-    principal      TEXT,
-    namespace      TEXT,
-    trace_id       TEXT,
-    span_id        TEXT,
-    custom_headers TEXT,
-    envelope       BLOB
+    place     INTEGER PRIMARY KEY,
+    last      INTEGER NOT NULL,
+    epoch     INTEGER NOT NULL,
+    at        INTEGER NOT NULL,
+    chain     BLOB NOT NULL,
+    events    BLOB NOT NULL,
+    envelopes BLOB NOT NULL
 ) STRICT;
 
--- `place >> 40` is the mailbox: several mailboxes may have the same sender's id.
-CREATE UNIQUE INDEX IF NOT EXISTS log_stream ON log (stream, version, place >> 40);
+-- Where the events of a stream begin; `last` is the position of a message's last event if that is far away.
+CREATE TABLE IF NOT EXISTS log_index (
+    mailbox  INTEGER NOT NULL,
+    stream   BLOB NOT NULL,
+    version  INTEGER NOT NULL,
+    position INTEGER NOT NULL,
+    last     INTEGER,
+    PRIMARY KEY (mailbox, stream, version)
+) STRICT, WITHOUT ROWID;
 
 CREATE TABLE IF NOT EXISTS snapshot (
     place INTEGER PRIMARY KEY,

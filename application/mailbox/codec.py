@@ -80,7 +80,7 @@ def decode_runs(commit: Commit) -> list[AnyRun]:
         runs = _decode_runs(commit.events)
     except _DECODE_ERRORS as error:
         raise _undecodable(commit, error) from error
-    if sum(run.count for run in runs) != commit.count or any(run.count < 1 for run in runs):
+    if sum(run.count for run in runs) != commit.event_count or any(run.count < 1 for run in runs):
         raise _undecodable(commit, "it has another number of events than positions")
     return runs
 
@@ -137,8 +137,8 @@ def _envelopes(commit: Commit, messages: int) -> Iterator[bytes]:
 
 def _undecodable(commit: Commit, reason: object) -> BrokenLog:
     return BrokenLog(
-        f"The commit of positions {commit.first} to {commit.last} can't be decoded ({reason}): it was altered, "
-        "or a newer version of Postroom wrote it. Restore the store from a backup, or read it with that "
-        "version.",
+        f"The commit of positions {commit.first} to {commit.last} can't be decoded ({reason}): it was "
+        "altered, or a newer version of Postroom wrote it. Restore the store from a backup, or read it with "
+        "that version.",
         commit.first,
     )

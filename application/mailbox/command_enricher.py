@@ -2,11 +2,11 @@
 
 import asyncio
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from postroom.application.mailbox.codec import is_intact, to_event, to_events
+from postroom.application.mailbox.codec import is_intact
 from postroom.application.mailbox.committer import Committer
 from postroom.application.mailbox.envelope_cache import EnvelopeCache
 from postroom.application.mailbox.fold import fold_message
@@ -15,7 +15,6 @@ from postroom.domain.mailbox.commands import Ack, Command, Extend, Nack, Receive
 from postroom.domain.mailbox.decide import deliverable
 from postroom.domain.mailbox.state import Mailbox
 from postroom.domain.message import Message, MessageSent
-from postroom.domain.record import Record
 
 _SETTLING = (Ack, Nack, Extend)
 
@@ -94,20 +93,20 @@ class CommandEnricher:
     def _stored_hashes(self, streams: Sequence[bytes]) -> dict[bytes, bytes]:
         """Return the payload hash of each stored message; empty if retention removed its `MessageSent`."""
         hashes = dict.fromkeys(self._log.existing_streams(streams), b"")
-        for event in to_events(self._log.replay_first(hashes)):
+        for event in self._log.replay_first(hashes):
             if type(event) is MessageSent:
                 hashes[event.stream] = event.payload_hash
         return hashes
 
     async def load_payloads(
-        self, command: Receive, mailbox: Mailbox, now: int, unwritten: Sequence[Record]
+        self, command: Receive, mailbox: Mailbox, now: int, unwritten: Mapping[int, MessageSent]
     ) -> tuple[Receive, dict[bytes, MessageSent]]:
         """Load the messages that `command` would deliver, and mark those whose stored bytes were altered.
 
         Messages from the log are verified (svc-mailbox I-12); cached ones never left memory.
 
         Arguments:
-            unwritten: the records of the command's group.
+            unwritten: the messages that the command's group sent, by position.
         """
         messages: dict[bytes, MessageSent] = {}
         corrupt: set[bytes] = set()
@@ -124,10 +123,11 @@ class CommandEnricher:
                 return command, messages
             await self._committer.wait_until_durable()
             stored = await asyncio.to_thread(self._log.at_positions, [m.position for m in missing])
-            stored |= {record.position: record for record in unwritten}
+            intact = {
+                position: each.event for position, each in stored.items() if is_intact(each)
+            } | unwritten
             for message in missing:
-                record = stored.get(message.position)
-                event = to_event(record) if record is not None and is_intact(record) else None
+                event = intact.get(message.position)
                 if isinstance(event, MessageSent) and event.stream == message.stream:
                     messages[message.stream] = event
                 else:

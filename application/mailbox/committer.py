@@ -8,6 +8,7 @@ from time import perf_counter
 from postroom.application.mailbox.group import Group, Request
 from postroom.application.mailbox.log_writer import LogWriter
 from postroom.application.mailbox.metrics import MailboxMetrics
+from postroom.domain.commit import Commit
 from postroom.domain.errors import PostroomError
 
 APPENDS_IN_PROGRESS = 2
@@ -15,7 +16,7 @@ APPENDS_IN_PROGRESS = 2
 
 
 class Committer:
-    """Committer of groups; answers each when its records and all earlier ones are durable."""
+    """Committer of groups; answers each when its events and all earlier ones are durable."""
 
     def __init__(
         self,
@@ -36,11 +37,12 @@ class Committer:
         self._metrics = metrics
         self._in_progress: deque[asyncio.Task[None]] = deque()
 
-    def commit(self, group: Group) -> None:
-        """Start to append a group, without waiting."""
+    def commit(self, group: Group, commits: Sequence[Commit]) -> None:
+        """Start to append the commits of a group, without waiting."""
         previous = self._in_progress[-1] if self._in_progress else None
-        append = self._writer.append(group.records) if group.records else None
-        self._in_progress.append(asyncio.create_task(self._finish(group, append, previous)))
+        append = self._writer.append(commits) if commits else None
+        count = sum(commit.event_count for commit in commits)
+        self._in_progress.append(asyncio.create_task(self._finish(group, append, count, previous)))
 
     @property
     def in_progress(self) -> int:
@@ -58,7 +60,11 @@ class Committer:
             await asyncio.wait([self._in_progress[0]])
 
     async def _finish(
-        self, group: Group, append: asyncio.Future[None] | None, previous: asyncio.Task[None] | None
+        self,
+        group: Group,
+        append: asyncio.Future[None] | None,
+        count: int,
+        previous: asyncio.Task[None] | None,
     ) -> None:
         failure: PostroomError | None = None
         began = perf_counter()
@@ -66,7 +72,7 @@ class Committer:
             if append is not None:
                 await append
                 self._metrics.commit.observe(perf_counter() - began)
-                self._metrics.batch.observe(len(group.records))
+                self._metrics.batch.observe(count)
         except PostroomError as error:
             failure = error
         if previous is not None:

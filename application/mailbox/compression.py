@@ -9,7 +9,7 @@ MIN_BYTES = 256
 """Size below which compression saves less than it costs."""
 MAX_BYTES = 1 << 30
 """Maximum size of a part; no store holds larger values."""
-_MAGIC = zstandard.FRAME_HEADER if isinstance(zstandard.FRAME_HEADER, bytes) else b"\x28\xb5\x2f\xfd"
+_MAGIC = b"\x28\xb5\x2f\xfd"
 
 
 def compress(part: bytes) -> bytes:

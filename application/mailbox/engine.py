@@ -11,7 +11,7 @@ from postroom.application.mailbox.committer import Committer
 from postroom.application.mailbox.drain_rate import DrainRate
 from postroom.application.mailbox.envelope_cache import CACHE_BYTES, EnvelopeCache
 from postroom.application.mailbox.fair_queue import FairQueue
-from postroom.application.mailbox.group import Request, cost_of, refuse, topic_of
+from postroom.application.mailbox.group import Group, Request, cost_of, refuse, topic_of
 from postroom.application.mailbox.group_decider import GroupDecider
 from postroom.application.mailbox.loaded_mailbox import LoadedMailbox, load_mailbox
 from postroom.application.mailbox.log_writer import LogWriter, lease_ended
@@ -24,6 +24,7 @@ from postroom.application.ports.event_log import EventLog, Seal
 from postroom.application.ports.mailbox_owner import Answer
 from postroom.application.telemetry import logger, summarize
 from postroom.domain.arguments import check_int
+from postroom.domain.commit import Commit
 from postroom.domain.errors import (
     DuplicateRecord,
     Fenced,
@@ -38,7 +39,7 @@ from postroom.domain.mailbox.commands import Command, Receive
 from postroom.domain.mailbox.events import MailboxMode
 from postroom.domain.mailbox.log_clock import Anchor
 from postroom.domain.mailbox.state import Mailbox
-from postroom.domain.message import MAX_EPOCH
+from postroom.domain.message import MAX_EPOCH, MessageSent
 from postroom.domain.names import message_id
 from postroom.domain.policy import MailboxLimits, TopicPolicy
 
@@ -89,6 +90,8 @@ class MailboxEngine:
         cache = EnvelopeCache(cache_bytes)
         enricher = CommandEnricher(log, cache, self._committer)
         self._decider = GroupDecider(enricher, cache, self.metrics.reorder, admit)
+        self.deciding = asyncio.Lock()
+        """Held while the state is between two commits; without it, no snapshot can be taken."""
         self._long_polls = LongPolls()
         self._state: LoadedMailbox | None = None
         self._anchor = Anchor(0, 0, continues=False)
@@ -230,7 +233,8 @@ class MailboxEngine:
         """Return the id under which a message was sent; see `MailboxOwner.find_message_id`."""
         self.check_process()
         records = await asyncio.to_thread(self.log.read_stream, stream)
-        return message_id(stream, records[0].message_id if records else None)
+        sent = records[0].event if records else None
+        return message_id(stream, sent.headers.message_id if isinstance(sent, MessageSent) else None)
 
     async def wait_until_lost(self) -> None:
         """Return when another owner has taken over the mailbox."""
@@ -277,7 +281,7 @@ class MailboxEngine:
                     continue
             requests = self._take_pending()
             try:
-                group = await self._decider.decide(requests, state, self.now())
+                group, commits = await self._decide(requests, state)
                 await self._committer.wait_for_room()
             except PostroomError as error:  # the log could not be read
                 await self._fail(requests, error)
@@ -287,14 +291,36 @@ class MailboxEngine:
                 failure = Unavailable(f"Mailbox {self.log.mailbox} failed on a command: {summarize(error)}.")
                 await self._fail(requests, failure)
                 continue
+            state = group.state
             if state.failure is not None:  # an append has failed in the meantime
                 self._refuse(requests, state.failure)
                 continue
-            self._committer.commit(group)
+            self._committer.commit(group, commits)
             if state.is_snapshot_due:
                 self.writer.try_save_snapshot(state.snapshot())
             self._wake_receivers()
         await self._committer.wait_until_durable()
+
+    async def _decide(self, requests: list[Request], state: LoadedMailbox) -> tuple[Group, list[Commit]]:
+        """Decide requests, and encode their events.
+
+        If an event can't be encoded, the state is loaded again and the requests are decided once more, so
+        that only the command that caused it fails.
+        """
+        async with self.deciding:
+            group = await self._decider.decide(requests, state, self.now())
+            try:
+                return group, state.commit(group.events)
+            except Exception as error:
+                logger().exception("mailbox.encode_failed", mailbox=self.log.mailbox)
+                self._invalidate(
+                    Unavailable(f"Mailbox {self.log.mailbox} is loaded again: {summarize(error)}.")
+                )
+            recovered = await self._recover()
+            if recovered is None:
+                raise state.failure or self._lost or lease_ended(self.name)
+            group = await self._decider.decide(requests, recovered, self.now(), is_careful=True)
+            return group, recovered.commit(group.events)
 
     async def _wait_for_work(self) -> None:
         while not self._pending and not self._closing:

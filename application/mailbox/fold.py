@@ -3,11 +3,11 @@
 from collections.abc import Callable, Iterable, Iterator
 from functools import wraps
 from itertools import islice
-from typing import Any, ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar
 
-from postroom.application.mailbox.codec import to_event, to_events
 from postroom.application.ports.event_log import EventLogReader
 from postroom.domain.errors import BrokenLog, NotFound, PostroomError
+from postroom.domain.event import Event
 from postroom.domain.mailbox.snapshot import restore_snapshot
 from postroom.domain.mailbox.state import Mailbox, evolve
 from postroom.domain.message import Message, MessageSent
@@ -78,7 +78,7 @@ def fold_message(records: Iterable[Record]) -> Message | None:
     """Return a message as a fold of its records, or None if its first record is missing."""
     message: Message | None = None
     for record in records:
-        event = to_event(record)
+        event = record.event
         if message is None and not isinstance(event, MessageSent):
             return None  # retention removed the start of its history
         message = evolve_message(message, event, record.position, record.epoch)  # type: ignore[arg-type]
@@ -126,35 +126,34 @@ def refuse_altered_records(query: Callable[P, T]) -> Callable[P, T]:
     return refusing
 
 
-def _evolve_all(mailbox: Mailbox, rows: Iterable[tuple[Any, ...]]) -> None:
-    """Evolve a mailbox by the records after its position.
+def _evolve_all(mailbox: Mailbox, events: Iterable[tuple[int, Event]]) -> None:
+    """Evolve a mailbox by the events after its position.
 
-    Raises: BrokenLog naming the first record that is missing or can't be decoded or applied.
+    Raises: BrokenLog naming the first event that is missing or can't be decoded or applied.
     """
     try:
-        for event in to_events(_without_gaps(rows, mailbox)):
+        for position, event in events:
+            if position != mailbox.position + 1:
+                raise _gap(mailbox, position)
             evolve(mailbox, event)
     except PostroomError:
         raise
-    except Exception as error:  # an altered record can break `evolve` in any way
+    except Exception as error:  # an altered event can break `evolve` in any way
         position = mailbox.position
         raise BrokenLog(
-            f"The log record of mailbox {mailbox.name} at position {position} can't be applied: it or one "
-            "before it was altered. Restore the store from a backup.",
+            f"The event of mailbox {mailbox.name} at position {position} can't be applied: it or one before "
+            "it was altered. Restore the store from a backup.",
             position,
         ) from error
 
 
-def _without_gaps(rows: Iterable[tuple[Any, ...]], mailbox: Mailbox) -> Iterator[tuple[Any, ...]]:
-    """Yield records; raise `BrokenLog` at the first that does not follow the one before."""
-    for expected, row in enumerate(rows, mailbox.position + 1):
-        if row[0] != expected:
-            raise BrokenLog(
-                f"The log of mailbox {mailbox.name} has no record at position {expected}, but one at "
-                f"{row[0]}: records were removed. Restore the store from a backup.",
-                expected,
-            )
-        yield row
+def _gap(mailbox: Mailbox, position: int) -> BrokenLog:
+    expected = mailbox.position + 1
+    return BrokenLog(
+        f"The log of mailbox {mailbox.name} has no event at position {expected}, but one at {position}: "
+        "commits were removed. Restore the store from a backup.",
+        expected,
+    )
 
 
 def _from_snapshots(

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from postroom.application.mailbox.group_events import GroupEvents
 from postroom.application.mailbox.loaded_mailbox import LoadedMailbox
 from postroom.application.ports.mailbox_owner import Answer
 from postroom.domain.errors import IntegrityFailure, PostroomError
@@ -23,7 +24,6 @@ from postroom.domain.mailbox.commands import (
     SetPolicy,
 )
 from postroom.domain.message import Receipt
-from postroom.domain.record import Record
 
 
 class Request(NamedTuple):
@@ -43,7 +43,7 @@ class Request(NamedTuple):
 
 
 class Group(NamedTuple):
-    """Requests decided together, to be answered when the append of their records is durable.
+    """Requests decided together, to be answered when the append of their events is durable.
 
     Arguments:
         state: the state they were decided on; if it is void, so is the group.
@@ -53,7 +53,7 @@ class Group(NamedTuple):
     requests: list[Request]
     state: LoadedMailbox
     answers: list[list[Answer] | IntegrityFailure]
-    records: list[Record]
+    events: GroupEvents
 
     def answer(self) -> None:
         """Send every caller its answers."""

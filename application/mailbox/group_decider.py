@@ -2,10 +2,12 @@
 
 from collections.abc import Callable, Sequence
 
+from postroom.application.mailbox.codec import encode_events
 from postroom.application.mailbox.command_enricher import CommandEnricher
 from postroom.application.mailbox.drain_rate import DrainRate
 from postroom.application.mailbox.envelope_cache import EnvelopeCache
 from postroom.application.mailbox.group import Group, Request
+from postroom.application.mailbox.group_events import GroupEvents
 from postroom.application.mailbox.loaded_mailbox import LoadedMailbox
 from postroom.application.mailbox.metrics import ReorderDepth
 from postroom.application.messages import MessageDelivery
@@ -23,9 +25,8 @@ from postroom.domain.event import Event
 from postroom.domain.mailbox.commands import Command, Receive, Send, Sweep
 from postroom.domain.mailbox.decide import decide
 from postroom.domain.mailbox.shard import Shard
-from postroom.domain.mailbox.state import Mailbox
+from postroom.domain.mailbox.state import Mailbox, evolve
 from postroom.domain.message import MS, MessageAcked, MessageExpired, MessageReceived, MessageSent, Receipt
-from postroom.domain.record import Record
 
 DRAIN_RATES = 1_024
 """Maximum number of topics whose drain rate is known."""
@@ -46,20 +47,25 @@ class GroupDecider:
         self._cache = cache
         self._admit = admit
         self._drain_rates: dict[str, DrainRate] = {}
+        self._is_careful = False
 
-    async def decide(self, requests: list[Request], state: LoadedMailbox, now: int) -> Group:
+    async def decide(
+        self, requests: list[Request], state: LoadedMailbox, now: int, *, is_careful: bool = False
+    ) -> Group:
         """Decide requests, after a sweep if a timer is due.
 
         Arguments:
             now: log time, µs.
+            is_careful: encode the events of each command before they are applied. A group is decided so after
+                its events could not be encoded, so that only the command that caused it fails.
 
         Raises: Unavailable when the log could not be read; then the state is void.
         """
-        group = Group(requests, state, [], [])
+        group = Group(requests, state, [], GroupEvents())
+        self._is_careful = is_careful
         self._enricher.begin_group()
         if state.mailbox.needs_sweep(now):
-            events = decide(Sweep(), state.mailbox, now)
-            self._apply(events, state.to_records(events), group)
+            self._apply(decide(Sweep(), state.mailbox, now), group)
         for request in requests:
             # What a receiver that has given up was delivered would be hidden until its visibility timeout.
             is_void = request.answers.cancelled() and all(type(each) is Receive for each in request.commands)
@@ -102,9 +108,11 @@ class GroupDecider:
 
     async def _receive(self, command: Receive, group: Group, now: int) -> Answer:
         state = group.state
-        command, payloads = await self._enricher.load_payloads(command, state.mailbox, now, group.records)
+        command, payloads = await self._enricher.load_payloads(
+            command, state.mailbox, now, group.events.sent(state.position + 1)
+        )
         events = decide(command, state.mailbox, now)
-        self._apply(events, state.to_records(events), group)
+        self._apply(events, group)
         received = [event for event in events if type(event) is MessageReceived]
         for event in received:
             message = state.mailbox.messages[event.stream]
@@ -119,7 +127,7 @@ class GroupDecider:
         if events:
             if self._admit is not None and type(command) is Send:
                 self._admit(state.mailbox, len(command.envelope))
-            self._apply(events, state.to_records(events), group)
+            self._apply(events, group)
         return self._accepted(command, state.mailbox, events, now) if type(command) is Send else len(events)
 
     def _defect(self, command: Command, group: Group, error: Exception) -> InternalError:
@@ -131,28 +139,30 @@ class GroupDecider:
             "Report the traceback that was logged."
         )
 
-    def _apply(self, events: Sequence[Event], records: Sequence[Record], group: Group) -> None:
+    def _apply(self, events: Sequence[Event], group: Group) -> None:
         """Evolve the state by events; on failure, the state is void."""
-        state = group.state
+        if self._is_careful and events:
+            encode_events(events, [0] * len(events))
+        mailbox = group.state.mailbox
         try:
-            for event, record in zip(events, records, strict=True):
+            for event in events:
                 kind = type(event)
                 if kind is MessageAcked or kind is MessageExpired:
-                    message = state.mailbox.messages[event.stream]
+                    message = mailbox.messages[event.stream]
                     self._enricher.note_removed(message)
                     self._cache.pop(message.position)  # one that was never received
                     if kind is MessageAcked:
                         self._drain_rate(message.topic).drained(1, event.at)
-                state.evolve(event, record)
+                group.events.add(event, mailbox)
+                evolve(mailbox, event)
                 if kind is MessageSent:
-                    self._cache.put(record.position, event)  # type: ignore[arg-type]  # narrowed by `kind`
+                    self._cache.put(mailbox.position, event)  # type: ignore[arg-type]  # narrowed by `kind`
         except Exception as error:
-            logger().exception("mailbox.evolve_failed", mailbox=state.mailbox.name)
+            logger().exception("mailbox.evolve_failed", mailbox=mailbox.name)
             raise Unavailable(
-                f"Mailbox {state.mailbox.name} failed on an event ({type(error).__name__}) and is loaded "
+                f"Mailbox {mailbox.name} failed on an event ({type(error).__name__}) and is loaded "
                 "again; retry shortly."
             ) from error
-        group.records.extend(records)
 
     def _drain_rate(self, topic: str) -> DrainRate:
         rate = self._drain_rates.get(topic)

@@ -1,19 +1,18 @@
 """State of a mailbox in its owner's memory, and loading it from the log."""
 
 import asyncio
-from collections.abc import Sequence
 
-from postroom.application.mailbox.codec import to_record
+from postroom.application.mailbox.codec import make_commit
 from postroom.application.mailbox.fold import fold_from
+from postroom.application.mailbox.group_events import GroupEvents
 from postroom.application.ports.event_log import EventLogReader, StoredSnapshot
+from postroom.domain.commit import GENESIS, Commit
 from postroom.domain.errors import PostroomError
-from postroom.domain.event import Event
 from postroom.domain.mailbox.commands import TakeOwnership
 from postroom.domain.mailbox.decide import decide
 from postroom.domain.mailbox.snapshot import take_snapshot
 from postroom.domain.mailbox.state import Mailbox, evolve
 from postroom.domain.policy import MailboxLimits, TopicPolicy
-from postroom.domain.record import GENESIS, Record
 
 MIN_SNAPSHOT_EVENTS, MAX_SNAPSHOT_EVENTS = 4_000, 100_000
 """Bounds of the records between snapshots, and so of those that the next owner replays."""
@@ -25,56 +24,64 @@ class LoadedMailbox:
     """Mailbox in memory, which may be ahead of its log by the appends in progress.
 
     Arguments:
-        chain: chain hash of the last record.
+        chain: chain hash of the last commit.
         snapshot_position: position of the newest snapshot.
 
-    `epoch` is the epoch of new records. `failure` is the failed append that made the state void, as the log
+    `position` is that of the last commit: the mailbox is ahead of it while a group is decided. `epoch` is the
+    epoch of new commits. `failure` is the failed append that made the state void, as the log
     lacks events that are applied to the state.
     """
 
-    __slots__ = ("chain", "epoch", "failure", "mailbox", "snapshot_position")
+    __slots__ = ("chain", "epoch", "failure", "mailbox", "position", "snapshot_position")
 
     def __init__(self, mailbox: Mailbox, chain: bytes, snapshot_position: int) -> None:
         self.mailbox = mailbox
+        self.position = mailbox.position
         self.chain = chain
         self.snapshot_position = snapshot_position
         self.epoch = mailbox.epoch
         self.failure: PostroomError | None = None
 
-    def to_records(self, events: Sequence[Event]) -> list[Record]:
-        """Return the records of the next events, without changing the state.
+    def commit(self, events: GroupEvents) -> list[Commit]:
+        """Return the commits of the events that were applied since the last one.
 
-        Raises: see `to_record`.
+        Raises: see `make_commit`.
         """
-        records: list[Record] = []
-        chain = self.chain
-        for position, event in enumerate(events, self.mailbox.position + 1):
-            record = to_record(event, position, self.epoch, chain)
-            chain = record.chain
-            records.append(record)
-        return records
+        commits = []
+        position, chain = self.position, self.chain
+        for part in events.commits:
+            commit = make_commit(
+                part.events,
+                part.distances,
+                first=position + 1,
+                epoch=self.epoch,
+                previous=chain,
+                entries=part.entries,
+                last_events=part.last_events,
+            )
+            position, chain = commit.last, commit.chain
+            commits.append(commit)
+        self.position, self.chain = position, chain
+        return commits
 
-    def evolve(self, event: Event, record: Record) -> None:
-        """Evolve the state by an event whose record is `record`."""
-        evolve(self.mailbox, event)
-        self.chain = record.chain
-
-    def take_ownership(self, command: TakeOwnership, now: int) -> list[Record]:
-        """Evolve the state by a change of owner at `now` (µs), and return its records, to be appended.
+    def take_ownership(self, command: TakeOwnership, now: int) -> list[Commit]:
+        """Evolve the state by a change of owner at `now` (µs), and return its commits, to be appended.
 
         Raises: Fenced when the command has an epoch that is not above the log's.
         """
+        group = GroupEvents()
         events = decide(command, self.mailbox, now)
         self.epoch = self.mailbox.epoch + 1 if command.epoch is None else command.epoch
-        records = self.to_records(events)
-        for event, record in zip(events, records, strict=True):
-            self.evolve(event, record)
-        return records
+        for event in events:
+            group.add(event, self.mailbox)
+            evolve(self.mailbox, event)
+        return self.commit(group)
 
     def snapshot(self) -> StoredSnapshot:
-        """Return a snapshot of the state, to be saved."""
-        self.snapshot_position = self.mailbox.position
-        return StoredSnapshot(self.mailbox.position, self.chain, take_snapshot(self.mailbox))
+        """Return a snapshot of the state, to be saved; not while a group is decided."""
+        assert self.position == self.mailbox.position, "a snapshot was asked for within a group"
+        self.snapshot_position = self.position
+        return StoredSnapshot(self.position, self.chain, take_snapshot(self.mailbox))
 
     @property
     def records_since_snapshot(self) -> int:

@@ -8,15 +8,15 @@ from postroom.application.daemon_executor import DaemonExecutor
 from postroom.application.ports.event_log import EventLog, Seal, StoredSnapshot
 from postroom.application.ports.volatile_log import VolatileLog
 from postroom.application.telemetry import logger, summarize
+from postroom.domain.commit import Commit
 from postroom.domain.errors import PostroomError, Unavailable
-from postroom.domain.record import Record
 
 T = TypeVar("T")
 
 LEASE_RETRY_MS = 1_000
 
-TRUNCATE_ROWS = 5_000
-"""Records removed in one transaction; bounds how long an append waits for retention."""
+TRUNCATE_COMMITS = 200
+"""Commits removed in one transaction; bounds how long an append waits for retention."""
 RECLAIM_BYTES = 1 << 20
 """Bytes reclaimed in one transaction, for the same reason."""
 
@@ -33,9 +33,9 @@ class LogWriter:
         self._may_append = may_append
         self._thread = DaemonExecutor(1, "postroom-append")
 
-    def append(self, records: Sequence[Record]) -> asyncio.Future[None]:
+    def append(self, commits: Sequence[Commit]) -> asyncio.Future[None]:
         """Start an append at once and return its future."""
-        return self._start(self._append, records)
+        return self._start(self._append, commits)
 
     def try_save_snapshot(self, snapshot: StoredSnapshot) -> asyncio.Future[None]:
         """Save a snapshot; a failure is only logged, as snapshots are optional."""
@@ -50,9 +50,12 @@ class LogWriter:
         return self._start(self._try, "mailbox.seal_failed", self._log.seal, seal)
 
     async def truncate(self, through: int) -> int:
-        """Remove the records through a position in steps, between appends; return their number."""
+        """Remove the commits that end at or before `through` in steps, between appends.
+
+        Returns: the number of positions removed.
+        """
         removed = 0
-        while count := await self._start(self._log.truncate, through, TRUNCATE_ROWS):
+        while count := await self._start(self._log.truncate, through, TRUNCATE_COMMITS):
             removed += count
         return removed
 
@@ -78,11 +81,11 @@ class LogWriter:
     def _start(self, function: Callable[..., T], *arguments: object) -> asyncio.Future[T]:
         return asyncio.get_running_loop().run_in_executor(self._thread, function, *arguments)
 
-    def _append(self, records: Sequence[Record]) -> None:
+    def _append(self, commits: Sequence[Commit]) -> None:
         if not self._may_append():
             raise lease_ended(self._log.mailbox)
         try:
-            self._log.append(records)
+            self._log.append(commits)
         except PostroomError:
             raise
         except Exception as error:  # a defect of the adapter: callers still get an answer

@@ -6,14 +6,24 @@ from collections.abc import Iterable, Iterator, Sequence
 from postroom.application.mailbox.codec import decode_events, decode_runs, to_records
 from postroom.domain.commit import Commit, IndexEntry
 from postroom.domain.event import Event
-from postroom.domain.message import MessageAcked, MessageExpired, MessageSent
+from postroom.domain.message import (
+    MessageAcked,
+    MessageDeadLettered,
+    MessageExpired,
+    MessageRedriven,
+    MessageSent,
+)
 from postroom.domain.record import Record
 
 SCAN_POSITIONS = 20_000
 """Distance of a message's last event from its first above which the index has it.
 
-The events of other messages are found by reading the commits between them: some milliseconds.
+It has the last event of such a message when it is settled, dead-lettered or redriven. All other events are
+found by reading the commits between them, which takes some milliseconds.
 """
+
+_ENDS = (MessageAcked, MessageExpired, MessageDeadLettered)
+_INDEXED = (*_ENDS, MessageRedriven)
 
 
 class Records:
@@ -58,11 +68,11 @@ class Records:
         found = [record for record in records.values() if record.stream == stream]
         if not found or not isinstance(found[0].event, MessageSent):
             return found
-        if found[0].event.due is None:  # an archived message is settled from the start
-            return found
         last = entries[0].last
-        later = self._until_settled(found[0]) if last is None else self._back_from(last, found[0])
-        return [found[0], *later]
+        if last is None:
+            return [*found, *self._later(found[0], found[0])]
+        older = self._back_from(last, found[0])
+        return [*found, *older, *(self._later(found[0], older[-1]) if older else ())]
 
     def existing_streams(self, streams: Iterable[bytes]) -> set[bytes]:
         """Return which streams have records; see `EventLogReader.existing_streams`."""
@@ -86,15 +96,18 @@ class Records:
             if record.position in wanted
         }
 
-    def _until_settled(self, sent: Record) -> Iterator[Record]:
-        """Yield the later records of a message, up to the end of the log if it is unsettled."""
-        stream = sent.stream
-        for commit in self.commits(sent.position - 1, envelopes=False):
-            if stream not in commit.events:  # the ids in a commit stand in it as they are
+    def _later(self, sent: Record, start: Record) -> Iterator[Record]:
+        """Yield the records of a message after `start`, up to the end of the log if it is unsettled."""
+        is_at_rest = _ends_history(start.event)
+        for commit in self.commits(start.position, envelopes=False):
+            if is_at_rest and commit.first > sent.position + SCAN_POSITIONS:
+                return  # the index has a later event
+            if sent.stream not in commit.events:  # the ids in a commit stand in it as they are
                 continue
             for record in to_records(commit):
-                if record.stream == stream and record.position > sent.position:
+                if record.stream == sent.stream and record.position > start.position:
                     yield record
+                    is_at_rest = _ends_history(record.event)
                     if isinstance(record.event, MessageAcked | MessageExpired):
                         return
 
@@ -109,6 +122,21 @@ class Records:
             records.append(record)
             position -= record.distance
         return records[::-1]
+
+
+def is_indexed(event: Event, distance_from_sent: int) -> bool:
+    """Return whether the index has the position of a message's latest event, as it is far from the first.
+
+    Arguments:
+        event: the latest event.
+        distance_from_sent: how many positions after `MessageSent` it is.
+    """
+    return distance_from_sent > SCAN_POSITIONS and isinstance(event, _INDEXED)
+
+
+def _ends_history(event: Event) -> bool:
+    """Return whether no event follows, unless an operator redrives a dead letter."""
+    return isinstance(event, _ENDS) or (isinstance(event, MessageSent) and event.due is None)
 
 
 def stream_ids(commit: Commit) -> Iterator[bytes]:

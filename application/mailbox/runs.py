@@ -130,14 +130,14 @@ class SentRun(Run, frozen=True, tag="MessageSent.1"):
     namespaces: OptionalTexts
     trace_ids: OptionalTexts
     span_ids: OptionalTexts
-    custom_headers: dict[str, str] | None | list[dict[str, str] | None]
+    custom_headers: dict[str, str] | list[dict[str, str] | None] | None
 
     @classmethod
     def of(cls, events: Sequence[Event], distances: Sequence[int]) -> "SentRun":
         """Return the run of `MessageSent` events; it has the hashes of their envelopes."""
         fields = list(zip(*map(astuple, events), strict=True))
         payload_hashes, hash_chains, headers, envelopes, priorities = fields[9:]
-        return cls(
+        columns = (
             *_common(fields, distances),
             *map(column, fields[3:9]),
             _join(payload_hashes, HASH_BYTES),
@@ -146,6 +146,7 @@ class SentRun(Run, frozen=True, tag="MessageSent.1"):
             column(priorities),
             *map(column, zip(*map(astuple, headers), strict=True)),
         )
+        return cls(*columns)
 
     def events(self, at: int, envelopes: Iterator[bytes]) -> Iterable[Event]:
         """Return the `MessageSent` events with their envelopes; see `Run.events`."""
@@ -168,9 +169,7 @@ class SentRun(Run, frozen=True, tag="MessageSent.1"):
 
     def columns(self) -> Iterator[Iterable[Any]]:
         """Yield the values of each column; those of hashes are joined."""
-        return (
-            (each,) if type(each) is bytes else expand(each, self.count) for each in astuple(self)[4:]
-        )
+        return ((each,) if type(each) is bytes else expand(each, self.count) for each in astuple(self)[4:])
 
     def envelope_hashes(self) -> Iterable[bytes]:
         """Return the BLAKE3 hash of each envelope."""
@@ -344,7 +343,7 @@ def expand(values: Any, count: int) -> Iterable[Any]:
 
 
 def split(joined: bytes, size: int, count: int) -> list[bytes]:
-    """Return values of `size` bytes each that are stored joined; raises ValueError unless there are `count`."""
+    """Return values of `size` bytes each, stored joined; raises ValueError unless there are `count`."""
     if len(joined) != size * count:
         raise ValueError(f"a column has {len(joined)} bytes instead of {count} times {size}")
     return [joined[start : start + size] for start in range(0, len(joined), size)]

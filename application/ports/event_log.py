@@ -136,7 +136,7 @@ class EventLog(EventLogReader, Protocol):
         Raises:
             WrongPosition: the log ends elsewhere.
             Fenced: it ends elsewhere because an owner of a newer epoch wrote to it.
-            DuplicateRecord: the index already has an entry of the same stream and version; nothing was stored.
+            DuplicateRecord: the index has an entry of the same stream and version; nothing was stored.
             Unavailable: the store failed; whether the commits were stored is unknown.
         """
 
@@ -149,7 +149,7 @@ class EventLog(EventLogReader, Protocol):
     def position_at_size(self, size: int) -> int:
         """Return the end of the commit through which the oldest commits take about `size` bytes, or 0.
 
-        Fast if `size` is a fraction of the log. If the first commit alone is larger, returns its last position.
+        Fast if `size` is a fraction of the log. If the first commit alone is larger, returns its end.
         """
 
     def reclaim_space(self, limit: int) -> int:

@@ -263,30 +263,30 @@ def _received(mailbox: Mailbox, event: MessageReceived) -> None:
     shard.dequeue(message)
     shard.in_flight += 1
     mailbox.in_flight += 1
-    evolve_message(message, event, 0, mailbox.epoch)
+    evolve_message(message, event, mailbox.position, mailbox.epoch)
     mailbox.set_timer(message)
 
 
 def _extended(mailbox: Mailbox, event: MessageVisibilityExtended) -> None:
-    mailbox.set_timer(evolve_message(mailbox.messages[event.stream], event))
+    mailbox.set_timer(evolve_message(mailbox.messages[event.stream], event, mailbox.position))
 
 
 def _requeued(mailbox: Mailbox, event: MessageRequeued) -> None:
     message = _detach(mailbox, event.stream)
-    evolve_message(message, event)
+    evolve_message(message, event, mailbox.position)
     mailbox.topics[message.topic].shard(message.shard).enqueue(message, event.at)
     mailbox.set_timer(message)
 
 
 def _settled(mailbox: Mailbox, event: MessageAcked | MessageExpired) -> None:
     message = _detach(mailbox, event.stream)
-    evolve_message(message, event)  # makes its timers and queue entries stale
+    evolve_message(message, event, mailbox.position)  # makes its timers and queue entries stale
     del mailbox.messages[event.stream]
 
 
 def _dead_lettered(mailbox: Mailbox, event: MessageDeadLettered) -> None:
     message = _detach(mailbox, event.stream)
-    evolve_message(message, event)
+    evolve_message(message, event, mailbox.position)
     topic = mailbox.topics[message.topic]
     topic.dead[event.stream] = message
     topic.dead_letterings[event.reason] = topic.dead_letterings.get(event.reason, 0) + 1
@@ -297,7 +297,7 @@ def _dead_lettered(mailbox: Mailbox, event: MessageDeadLettered) -> None:
 
 def _redriven(mailbox: Mailbox, event: MessageRedriven) -> None:
     message = _detach(mailbox, event.stream)
-    evolve_message(message, event)
+    evolve_message(message, event, mailbox.position)
     mailbox.topics[message.topic].shard(message.shard).enqueue(message, event.at)
     mailbox.set_timer(message)
 

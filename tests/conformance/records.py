@@ -1,11 +1,13 @@
-"""Records of real events, chained as an engine would write them, for the suites of the storage ports."""
+"""Commits of real events, chained as an engine would write them, for the suites of the storage ports."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import groupby
 
-from postroom.application.mailbox.codec import to_record
+from postroom.application.mailbox.codec import make_commit, to_records
 from postroom.application.ports.event_log import EventLog
-from postroom.domain.event import Event
-from postroom.domain.mailbox.events import MailboxCreated, OwnershipTaken, TopicPolicySet
+from postroom.domain.commit import GENESIS, Commit, IndexEntry
+from postroom.domain.event import Event, StoredEvent
+from postroom.domain.mailbox.events import LogTruncated, MailboxCreated, OwnershipTaken, TopicPolicySet
 from postroom.domain.message import (
     Headers,
     MessageAcked,
@@ -16,7 +18,9 @@ from postroom.domain.message import (
 )
 from postroom.domain.names import mailbox_stream
 from postroom.domain.policy import TopicPolicy
-from postroom.domain.record import GENESIS, Record
+from postroom.domain.record import Record
+
+INDEXED = (MessageSent, MailboxCreated, OwnershipTaken, TopicPolicySet, LogTruncated, StoredEvent)
 
 
 def stream(number: int) -> bytes:
@@ -48,6 +52,11 @@ def sent(
 def received(number: int, *, at: int = 1_000, version: int = 2) -> MessageReceived:
     """Return the event that the message was received."""
     return MessageReceived(stream(number), version, at, version - 1, at + 5, "worker-1")
+
+
+def stored(number: int, *, version: int = 1, at: int = 1_000) -> StoredEvent:
+    """Return an event of a log that is not a mailbox's."""
+    return StoredEvent(stream(number), version, at, "notes:Dog", b'{"name": "Fido"}')
 
 
 def created(mailbox: str, *, at: int = 1_000) -> MailboxCreated:
@@ -87,21 +96,48 @@ def mixed(count: int, mailbox: str) -> list[Event]:
     return events[:count]
 
 
-def after(log: EventLog, events: Sequence[Event], *, epoch: int = 1) -> list[Record]:
-    """Return the records that append `events` to the end of `log`."""
+def commits_after(log: EventLog, groups: Iterable[Sequence[Event]], *, epoch: int = 1) -> list[Commit]:
+    """Return the commits that append each group of events, of one log time, to the end of `log`."""
     head = log.head()
-    position, chain = (0, GENESIS) if head is None else (head.position, head.chain)
-    records: list[Record] = []
-    for event in events:
-        position += 1
-        record = to_record(event, position, epoch, chain)
-        chain = record.chain
-        records.append(record)
-    return records
+    end, chain = (0, GENESIS) if head is None else (head.position, head.chain)
+    positions: dict[bytes, int] = {}
+    commits: list[Commit] = []
+    for events in groups:
+        distances = []
+        for position, event in enumerate(events, end + 1):
+            if not isinstance(event, INDEXED) and event.stream not in positions:
+                earlier = log.read_stream(event.stream)
+                positions[event.stream] = earlier[-1].position if earlier else position
+            distances.append(0 if isinstance(event, INDEXED) else position - positions[event.stream])
+            positions[event.stream] = position
+        entries = [
+            IndexEntry(event.stream, event.version, position)
+            for position, event in enumerate(events, end + 1)
+            if isinstance(event, INDEXED)
+        ]
+        commits.append(
+            make_commit(events, distances, first=end + 1, epoch=epoch, previous=chain, entries=entries)
+        )
+        end, chain = commits[-1].last, commits[-1].chain
+    return commits
+
+
+def after(log: EventLog, events: Sequence[Event], *, epoch: int = 1) -> list[Commit]:
+    """Return the commits that append `events` to the end of `log`: one for each log time."""
+    groups = [list(group) for _, group in groupby(events, lambda event: event.at)]
+    return commits_after(log, groups, epoch=epoch)
 
 
 def append(log: EventLog, events: Sequence[Event], *, epoch: int = 1) -> list[Record]:
-    """Append `events` to the end of `log` and return their records."""
-    records = after(log, events, epoch=epoch)
-    log.append(records)
-    return records
+    """Append `events` to the end of `log`, one commit for each log time; return their records."""
+    return _append(log, after(log, events, epoch=epoch))
+
+
+def append_each(log: EventLog, events: Sequence[Event], *, epoch: int = 1) -> list[Record]:
+    """Append `events` to the end of `log` at once, one commit each; return their records."""
+    return _append(log, commits_after(log, ([event] for event in events), epoch=epoch))
+
+
+def _append(log: EventLog, commits: Sequence[Commit]) -> list[Record]:
+    log.append(commits)
+    return [record for commit in commits for record in to_records(commit)]

@@ -17,7 +17,7 @@ from postroom.adapters.sqlite.event_log import SqliteEventLog, mailbox_names
 from postroom.application.ports.event_log import EventLog
 from postroom.domain.errors import NotFound, Unavailable
 from tests.conformance.event_log import ONE, TWO, EventLogConformance, Store
-from tests.conformance.records import append, mixed, sent
+from tests.conformance.records import append, append_each, mixed, sent
 
 
 class MemoryStore(Store):
@@ -221,7 +221,7 @@ def test_mailbox_names_are_sorted(sqlite_store: SqliteStore) -> None:
 def test_a_sqlite_file_that_can_shrink_gives_back_what_was_removed(tmp_path: Path) -> None:
     path = tmp_path / "store.db"
     log = SqliteEventLog(path, ONE, can_shrink=True)
-    append(log, [sent(n, envelope=bytes(10_000)) for n in range(1, 401)])
+    append_each(log, [sent(n, envelope=bytes(10_000)) for n in range(1, 401)])
     full = log.size()
     log.truncate(through=300, limit=1_000)
     assert log.size().disk == full.disk
@@ -243,18 +243,18 @@ def test_a_sqlite_file_that_cannot_shrink_uses_again_what_was_removed(tmp_path: 
     path = tmp_path / "store.db"
     SqliteEventLog(path, ONE).close()
     log = SqliteEventLog(path, ONE, can_shrink=True)  # too late for this file
-    append(log, [sent(n, envelope=bytes(10_000)) for n in range(1, 401)])
+    append_each(log, [sent(n, envelope=bytes(10_000)) for n in range(1, 401)])
     full = log.size()
     log.truncate(through=300, limit=1_000)
     assert log.reclaim_space(1 << 20) == 0
-    append(log, [sent(n, envelope=bytes(10_000)) for n in range(401, 601)])
+    append_each(log, [sent(n, envelope=bytes(10_000)) for n in range(401, 601)])
     assert log.size().disk == full.disk
     log.close()
 
 
 def test_of_a_postgresql_log_whole_partitions_go_but_for_the_newest(postgres_store: str) -> None:
     log = PostgresEventLog(postgres_store, ONE, partition_positions=100)
-    append(log, [sent(n) for n in range(1, 251)])
+    append_each(log, [sent(n) for n in range(1, 251)])
     size = log.size()
     assert log.position_at_size(1_000) == 100
     log.truncate(through=100, limit=1_000)
