@@ -37,7 +37,7 @@ class GetMessage:
                 f"Mailbox {self._log.mailbox} has no message {id_}; check the id, and the mailbox it was "
                 "sent to."
             )
-        if not sent.hash_chain:
+        if not records[0].envelope_hash:
             raise NotFound(
                 f"Message {id_} of mailbox {self._log.mailbox} is settled; in amnesia mode the content of "
                 "settled messages is forgotten."

@@ -31,7 +31,7 @@ class SearchUnsettled:
             (
                 (sent.headers.timestamp, position)
                 for position, record in records.items()
-                if isinstance(sent := record.event, MessageSent) and sent.hash_chain
+                if isinstance(sent := record.event, MessageSent) and record.envelope_hash
             ),
             reverse=newest_first,
         )
