@@ -21,7 +21,7 @@ from postroom.application.originators import check_originator
 from postroom.application.polling_subscription import PollingSubscription
 from postroom.application.ports.event_log import EventLog, Head
 from postroom.domain import event as domain
-from postroom.domain.commit import GENESIS, Commit, IndexEntry
+from postroom.domain.commit import GENESIS, Commit
 from postroom.domain.errors import Unavailable, WrongPosition
 from postroom.domain.names import message_stream
 from postroom.domain.record import Record
@@ -153,10 +153,6 @@ class LogRecorder(ApplicationRecorder):
             first=end + 1,
             epoch=EPOCH,
             previous=chain,
-            entries=[
-                IndexEntry(event.stream, event.version, position)
-                for position, event in enumerate(stored, end + 1)
-            ],
         )
 
     def _stream(self, originator_id: UUID | str) -> bytes:

@@ -7,7 +7,7 @@ import msgspec
 from postroom.application.access.audit import AuditEntry
 from postroom.application.mailbox.codec import make_commit
 from postroom.application.ports.event_log import Head
-from postroom.domain.commit import GENESIS, Commit, IndexEntry
+from postroom.domain.commit import GENESIS, Commit
 from postroom.domain.errors import BrokenLog
 from postroom.domain.event import StoredEvent
 from postroom.domain.names import AUDIT_LOG, mailbox_stream
@@ -59,7 +59,6 @@ def to_commit(events: Sequence[AuditEvent], head: Head | None, now: int) -> Comm
         first=end + 1,
         epoch=EPOCH,
         previous=chain,
-        entries=[IndexEntry(event.stream, event.version, event.version) for event in stored],
     )
 
 

@@ -35,13 +35,13 @@ def copy_store(
         loader.add_mailbox(name, max(head.first, 1), more[-1].last if more else head.position)
         for commits in _commits(snapshot.commits(name)):
             loader.append(name, commits)
-            count += sum(commit.count for commit in commits)
+            count += sum(commit.event_count for commit in commits)
             progress(count)
         for entries in _batches(snapshot.entries(name), BATCH_ROWS):
             loader.add_entries(name, entries)
         if more:
             loader.append(name, more)
-            count += sum(commit.count for commit in more)
+            count += sum(commit.event_count for commit in more)
             progress(count)
         loader.save_snapshots(name, snapshot.snapshots(name))
         seal = snapshot.seal(name)

@@ -70,9 +70,9 @@ class VerifyArchive:
                 gaps.append(Gap(last + 1, commit.first - 1))
             for record in to_records(commit):
                 check_message(record)
-            if (count + commit.count) // PROGRESS_EVENTS > count // PROGRESS_EVENTS:
+            if (count + commit.event_count) // PROGRESS_EVENTS > count // PROGRESS_EVENTS:
                 progress(commit.last)
-            first, last, count = first or commit.first, commit.last, count + commit.count
+            first, last, count = first or commit.first, commit.last, count + commit.event_count
         if log is not None:
             check_history(log, self._archive)
         if log_first is not None and log_first > last + 1:
