@@ -51,5 +51,5 @@ class LogReader(Protocol):
 
         Arguments:
             columns: the columns of `COLUMNS` to read; others are neither read nor transferred.
-            where: conditions on `STORED_COLUMNS` other than `place`; records must meet all of them.
+            where: conditions on `EVENT_COLUMNS`; records must meet all of them.
         """
