@@ -94,24 +94,10 @@ def move(log: EventLog, archive: ParquetLogArchive, records: Sequence[Record], t
     """Archive and remove what a log holds through a position, as retention does."""
     first = log.first_position() or 1
     before = GENESIS if first == 1 else records[first - 2].chain
-    archive.store(log.mailbox, records[first - 1 : through], before)
+    archive.store(log.mailbox, commits, before)
     log.truncate(through, 1_000_000)
 
 
 def rows(batches: Iterator[pa.RecordBatch]) -> list[dict[str, Any]]:
     """Return what was read, row by row."""
     return [row for batch in batches for row in batch.to_pylist()]
-
-
-def expected(extent: LogExtent, record: Record) -> dict[str, Any]:
-    """Return every column that is to be read of a record."""
-    died = record.type.startswith("MessageDeadLettered.")
-    return {
-        **record._asdict(),
-        "place": extent.id * 2**40 + record.position,
-        "mailbox_id": extent.id,
-        "mailbox": extent.name,
-        "as_of": extent.at,
-        "event": record.type.partition(".")[0],
-        "dead_letter_state": record.state if died else None,
-    }
