@@ -45,7 +45,7 @@ class MemoryEventLog(Records):
                 raise WrongPosition(self.mailbox, commits[0].first - 1, end)
             entries = [entry for commit in commits for entry in commit.entries]
             self._refuse_duplicates(entries)
-            self._commits += commits
+            self._commits += (commit._replace(entries=(), last_events=()) for commit in commits)
             for entry in entries:
                 insort(self._index[entry.stream], entry)
             for commit in commits:

@@ -195,10 +195,10 @@ class SqliteEventLog(Records):
     def size(self) -> LogSize:
         """Return the size of the log; see `CommitReader.size`.
 
-        The size of a file with several mailboxes is divided in proportion to their records.
+        The size of a file with several mailboxes is divided in proportion to their events.
         """
-        pages, free, page_bytes, records, all_records = self._fetch("size")[0]
-        return LogSize((pages - free) * page_bytes * records // max(all_records, 1), pages * page_bytes)
+        pages, free, page_bytes, events, all_events = self._fetch("size")[0]
+        return LogSize((pages - free) * page_bytes * events // max(all_events, 1), pages * page_bytes)
 
     def reclaim_space(self, limit: int) -> int:
         """Truncate the file after moving its last pages into free ones; see `EventLog.reclaim_space`."""
@@ -281,14 +281,14 @@ class SqliteEventLog(Records):
         return True
 
     def _insert_entries(self, writer: sqlite3.Connection, commit: Commit) -> None:
-        first = [entry for entry in commit.entries if entry.version == 1]
+        first = [entry for entry in commit.entries if entry.version == 1 and entry.last is None]
         if first:
             streams = b"".join(entry.stream for entry in first)
             positions = _encode_json([entry.position for entry in first]).decode()
             values = {"mailbox": self._mailbox, "streams": streams, "positions": positions}
             writer.execute(_SQL["add_first_entries"], values)
         for entry in commit.entries:
-            if entry.version != 1:
+            if entry.version != 1 or entry.last is not None:
                 writer.execute(_SQL["add_entry"], {"mailbox": self._mailbox} | entry._asdict())
         for update in commit.last_events:
             writer.execute(_SQL["set_last"], {"mailbox": self._mailbox} | update._asdict())

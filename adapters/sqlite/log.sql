@@ -57,7 +57,8 @@ INSERT INTO log_index (mailbox, stream, version, position)
 SELECT :mailbox, substr(:streams, 16 * key + 1, 16), 1, value FROM json_each(:positions);
 
 -- name: add_entry
-INSERT INTO log_index (mailbox, stream, version, position) VALUES (:mailbox, :stream, :version, :position);
+INSERT INTO log_index (mailbox, stream, version, position, last)
+VALUES (:mailbox, :stream, :version, :position, :last);
 
 -- name: set_last
 UPDATE log_index SET last = :last WHERE mailbox = :mailbox AND stream = :stream AND position = :position;
@@ -67,7 +68,7 @@ UPDATE mailbox_names SET removed_through = max(removed_through, :through) WHERE 
 
 -- name: oldest
 SELECT place - :base, last, epoch, at, chain, events, x'' FROM log
-WHERE place > :base AND place <= :base + :through AND last <= :through ORDER BY place LIMIT :limit;
+WHERE place > :base AND place <= :base + :through AND last <= :through ORDER BY place;
 
 -- name: truncate
 DELETE FROM log WHERE place > :base AND place <= :base + :through;
@@ -76,12 +77,16 @@ DELETE FROM log WHERE place > :base AND place <= :base + :through;
 DELETE FROM log_index WHERE mailbox = :mailbox AND stream = :stream AND position <= :through;
 
 -- name: size
+-- Pages of the file, and the positions of the mailbox and of all mailboxes.
+WITH extent AS (
+    SELECT id,
+        (SELECT place - (id << 40) FROM log WHERE place > id << 40 AND place < (id + 1) << 40 ORDER BY place LIMIT 1) AS first,
+        (SELECT last FROM log WHERE place > id << 40 AND place < (id + 1) << 40 ORDER BY place DESC LIMIT 1) AS last
+    FROM mailbox_names
+)
 SELECT page_count, freelist_count, page_size,
-    (SELECT coalesce(max(place) - min(place) + 1, 0) FROM log WHERE place > :base AND place <= :top),
-    (SELECT coalesce(sum(
-        (SELECT max(place) FROM log WHERE place > id << 40 AND place < (id + 1) << 40)
-        - (SELECT min(place) FROM log WHERE place > id << 40 AND place < (id + 1) << 40) + 1
-    ), 0) FROM mailbox_names)
+    (SELECT coalesce(sum(last - first + 1), 0) FROM extent WHERE id = :mailbox),
+    (SELECT coalesce(sum(last - first + 1), 0) FROM extent)
 FROM pragma_page_count, pragma_freelist_count, pragma_page_size;
 
 -- name: sizes
