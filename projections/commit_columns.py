@@ -5,7 +5,7 @@ their positions. No Python object is made for an event, only for values that dif
 """
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import reduce
 from itertools import accumulate
 from operator import and_
@@ -21,13 +21,14 @@ from postroom.domain.commit import Commit
 from postroom.domain.names import STREAM_BYTES
 from postroom.projections.log_columns import COLUMNS, EVENT_COLUMNS, arrow_schema
 from postroom.projections.log_conditions import Condition, may_match, to_arrow
-from postroom.projections.log_extent import LogExtent
+from postroom.projections.log_extent import LogExtent, Range, split
+from postroom.projections.ports.log_reader import POSITIONS_PER_READ
 
 ROWS_PER_BATCH = 20_000
 BYTES_PER_BATCH = 32 << 20
 """Size of the commits of a batch, as they are encoded."""
 
-_FIELDS = {
+FIELDS = {
     "version": "versions",
     "topic": "topics",
     "shard": "shards",
@@ -54,7 +55,7 @@ _FIELDS = {
     "custom_headers": "custom_headers",
 }
 """Fields of runs that are columns of the log."""
-_JOINED = {
+JOINED = {
     "stream": ("streams", STREAM_BYTES),
     "payload_hash": ("payload_hashes", HASH_BYTES),
     "hash_chain": ("hash_chains", HASH_BYTES),
@@ -64,6 +65,36 @@ _JOINED = {
 _EXTENT_COLUMNS = ("mailbox_id", "mailbox", "as_of")
 _decode_envelopes = msgspec.msgpack.Decoder(list[bytes]).decode
 _json = msgspec.json.Encoder().encode
+
+
+def read_ranges(
+    select: Callable[[Range], Iterator[Commit]],
+    ranges: Iterable[Range],
+    columns: Sequence[str],
+    where: Sequence[Condition],
+) -> Iterator[pa.RecordBatch]:
+    """Yield the events of ranges, in the order of their positions, by several short reads.
+
+    Arguments:
+        select: yields the commits that overlap a range, in a transaction of its own.
+        columns, where: as for `LogReader.read`.
+    """
+    for range_ in split(ranges, POSITIONS_PER_READ):
+        extent, first, last = range_
+        yield from _one_ahead(to_batches(select(range_), extent, columns, where, first=first, last=last))
+
+
+def _one_ahead(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Yield each batch after reading the next one, and the last one after the transaction has ended.
+
+    However slow the consumer is, no cursor, lock or transaction stays open between reads.
+    """
+    previous = next(batches, None)
+    for batch in batches:
+        yield previous
+        previous = batch
+    if previous is not None:
+        yield previous
 
 
 def to_batches(
@@ -102,7 +133,7 @@ def _groups(commits: Iterable[Commit]) -> Iterator[list[Commit]]:
     rows = size = 0
     for commit in commits:
         group.append(commit)
-        rows += commit.count
+        rows += commit.event_count
         size += len(commit.events) + len(commit.envelopes)
         if rows >= ROWS_PER_BATCH or size >= BYTES_PER_BATCH:
             yield group
@@ -161,7 +192,9 @@ class _Rows:
         where: runs in which no event can match are left out.
     """
 
-    def __init__(self, commits: Sequence[Commit], where: Sequence[Condition], *, needs_envelopes: bool) -> None:
+    def __init__(
+        self, commits: Sequence[Commit], where: Sequence[Condition], *, needs_envelopes: bool
+    ) -> None:
         self.groups: dict[type[Run], _Group] = {}
         self._commits = commits
         counts: list[int] = []
@@ -231,13 +264,13 @@ def _array(kind: type[Run], group: _Group, size: int, name: str, type_: pa.DataT
         return pa.repeat(pa.scalar(kind.event.__name__, type_), size)
     if name == "envelope":
         return pa.array(group.envelopes, type_) if kind is SentRun else None
-    if name in _JOINED:
-        field, width = _JOINED[name]
+    if name in JOINED:
+        field, width = JOINED[name]
         if field not in kind.__struct_fields__:
             return None
         return _split(b"".join([getattr(run, field) for run in group.runs]), width, size)
-    field = _FIELDS[name]
-    if field not in kind.__struct_fields__ or kind is StoredRun and name == "topic":
+    field = FIELDS[name]
+    if field not in kind.__struct_fields__:
         return None
     values = [getattr(run, field) for run in group.runs]
     if name == "custom_headers":

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from threading import Lock
@@ -20,10 +20,11 @@ from postroom.adapters.postgres.database import (
     unavailable,
 )
 from postroom.adapters.postgres.migrate import check_connection
-from postroom.adapters.sql.log_reader import Driver, Rows, read_commits, rows_of
+from postroom.adapters.sql.log_reader import Driver, Rows, envelopes_column, rows_of, to_commits
 from postroom.adapters.sql.statements import statements
-from postroom.domain.commit import POSITIONS_PER_MAILBOX
+from postroom.domain.commit import POSITIONS_PER_MAILBOX, Commit
 from postroom.domain.errors import Unavailable
+from postroom.projections.commit_columns import read_ranges
 from postroom.projections.log_conditions import Condition
 from postroom.projections.log_extent import LogExtent, Range
 
@@ -112,9 +113,17 @@ class PostgresLogReader:
         self, ranges: Iterable[Range], columns: Sequence[str], where: Sequence[Condition] = ()
     ) -> Iterator[pa.RecordBatch]:
         """Yield records; see `LogReader.read`."""
-        connect_ = self._adbc if self.driver != "python" and _has_adbc() else self._psycopg
-        with connect_() as run:
-            yield from read_commits(partial(_select, run), ranges, columns, where)
+        with self._connect() as run:
+            select = partial(_commits, run, envelopes="envelope" in columns)
+            yield from read_ranges(select, ranges, columns, where)
+
+    def commits(self, range_: Range, *, envelopes: bool = True) -> Iterator[Commit]:
+        """Yield the commits that overlap a range; see `LogReader.commits`."""
+        with self._connect() as run:
+            yield from _commits(run, range_, envelopes=envelopes)
+
+    def _connect(self) -> AbstractContextManager[Run]:
+        return self._adbc() if self.driver != "python" and _has_adbc() else self._psycopg()
 
     @contextmanager
     def _reader(self) -> Iterator[Connection]:
@@ -212,14 +221,13 @@ def _end(connection: Connection, which: str, mailbox: int, through: int) -> tupl
     return connection.execute(_SQL[which], bounds).fetchone()
 
 
-def _select(run: Run, range_: Range, envelopes: str) -> Rows:
-    """Select the commits of a range; see `Select`."""
+def _commits(run: Run, range_: Range, *, envelopes: bool) -> Iterator[Commit]:
     extent, first, last = range_
     base, place = extent.place(0), extent.place(first)
     # A statement of its own: constant bounds prune partitions before they are locked.
     begin = next((begin for (begin,) in run(_SQL["begin"].format(base=base, place=place))), place)
     bounds = {"base": base, "begin": begin, "end": extent.place(last)}
-    return run(_SQL["commits"].format(**bounds, envelopes=envelopes))
+    return to_commits(run(_SQL["commits"].format(**bounds, envelopes=envelopes_column(is_read=envelopes))))
 
 
 def _has_adbc() -> bool:

@@ -5,16 +5,18 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
-from postroom.adapters.sql.log_reader import Driver, Rows, read_commits, rows_of
+from postroom.adapters.sql.log_reader import Driver, Rows, envelopes_column, rows_of, to_commits
 from postroom.adapters.sql.statements import statements
 from postroom.adapters.sqlite.database import open_file
+from postroom.domain.commit import POSITIONS_PER_MAILBOX, Commit
 from postroom.domain.errors import NotFound, Unavailable
-from postroom.domain.commit import POSITIONS_PER_MAILBOX
+from postroom.projections.commit_columns import read_ranges
 from postroom.projections.log_conditions import Condition
 from postroom.projections.log_extent import LogExtent, Range
 
@@ -65,14 +67,15 @@ class SqliteLogReader:
         self, ranges: Iterable[Range], columns: Sequence[str], where: Sequence[Condition] = ()
     ) -> Iterator[pa.RecordBatch]:
         """Yield records; see `LogReader.read`."""
-        run = self._run_adbc if self._uses_adbc else self._run_sqlite3
+        select = partial(self.commits, envelopes="envelope" in columns)
+        return read_ranges(select, ranges, columns, where)
 
-        def select(range_: Range, envelopes: str) -> Rows:
-            extent, first, last = range_
-            bounds = {"base": extent.place(0), "first": first, "last": last}
-            return run(_SQL["commits"].format(**bounds, envelopes=envelopes))
-
-        return read_commits(select, ranges, columns, where)
+    def commits(self, range_: Range, *, envelopes: bool = True) -> Iterator[Commit]:
+        """Yield the commits that overlap a range; see `LogReader.commits`."""
+        extent, first, last = range_
+        bounds = {"base": extent.place(0), "first": first, "last": last}
+        statement = _SQL["commits"].format(**bounds, envelopes=envelopes_column(is_read=envelopes))
+        return to_commits((self._run_adbc if self._uses_adbc else self._run_sqlite3)(statement))
 
     @property
     def _uri(self) -> str:
