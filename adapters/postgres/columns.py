@@ -1,18 +1,15 @@
-"""Conversion of records to and from PostgreSQL: columns in its binary format, and escaped text.
+"""Conversion of columns to PostgreSQL's binary format, and of text to and from what it can store.
 
-One `INSERT ... SELECT FROM unnest(...)` appends any number of records in one round trip. Packing the arrays
-here takes a fifth of psycopg's time, which adapts items one by one (ADR 0010).
+One `INSERT ... SELECT FROM unnest(...)` inserts any number of rows in one round trip. Packing the arrays here
+takes a fifth of psycopg's time, which adapts items one by one (ADR 0010).
 """
 
 from collections.abc import Callable, Sequence
-from functools import lru_cache
 from struct import pack
-from typing import Any, NamedTuple, get_type_hints
+from typing import Any, NamedTuple
 
 from psycopg.adapt import Buffer, Dumper
 from psycopg.pq import Format
-
-from postroom.domain.record import POSITIONS_PER_MAILBOX, Record
 
 _NULL = pack("!i", -1)
 _SIZES = tuple(pack("!i", size) for size in range(4_096))
@@ -60,44 +57,8 @@ _KINDS = {
     str: Kind("text", 25, _pack_texts),
     bytes: Kind("bytea", 17, lambda values: values),
 }
-COLUMNS = ("place", *Record._fields[1:])
-KINDS = tuple(
-    next(kind for type_, kind in _KINDS.items() if hint in (type_, type_ | None))
-    for hint in get_type_hints(Record).values()
-)
-
-
-def insert(mailbox: int, records: Sequence[Record]) -> tuple[str, list[Packed]]:
-    """Return the statement that appends these records, with its values.
-
-    It inserts nothing if retention removed the first record's position. A column with the same value in all
-    rows is passed once, and omitted if it is NULL: a batch shares its time and epoch, and most headers are
-    absent.
-
-    Arguments:
-        mailbox: the mailbox's id.
-    """
-    columns: list[Sequence[Any]] = list(zip(*records, strict=True))
-    columns[0] = [mailbox * POSITIONS_PER_MAILBOX + position for position in columns[0]]
-    count = len(records)
-    is_shared = [i > 0 and column.count(column[0]) == count for i, column in enumerate(columns)]
-    varying = tuple(i for i in range(len(columns)) if not is_shared[i])
-    shared = tuple(i for i in range(len(columns)) if is_shared[i] and columns[i][0] is not None)
-    values = [Packed(KINDS[i].pack(columns[i][:1])[0]) for i in shared]
-    values += [_array(KINDS[i], columns[i]) for i in varying]
-    values += map(Packed, _KINDS[int].pack((mailbox, records[0].position)))
-    return _statement(varying, shared), values
-
-
-@lru_cache(256)
-def _statement(varying: tuple[int, ...], shared: tuple[int, ...]) -> str:
-    names = [COLUMNS[i] for i in varying]
-    return (
-        f"INSERT INTO postroom.log ({', '.join([*names, *(COLUMNS[i] for i in shared)])}) "
-        f"SELECT {', '.join(['rows.*', *(f'%s::{KINDS[i].name}' for i in shared)])} "
-        f"FROM unnest({', '.join(f'%s::{KINDS[i].name}[]' for i in varying)}) AS rows ({', '.join(names)}) "
-        "WHERE (SELECT removed_through FROM postroom.mailbox_names WHERE id = %s::bigint) < %s::bigint"
-    )
+_UUID_OID = 2950
+_UUID_SIZE = pack("!i", 16)
 
 
 def array(type_: type, values: Sequence[Any]) -> Packed:
@@ -106,6 +67,22 @@ def array(type_: type, values: Sequence[Any]) -> Packed:
     if values.count(None) == len(values):
         return Packed(pack("!iiIii", 1, 1, kind.oid, len(values), 1) + _NULL * len(values))
     return _array(kind, values)
+
+
+def integer(value: int) -> Packed:
+    """Return an integer, to be cast to `bigint`."""
+    return Packed(pack("!q", value))
+
+
+def uuid(value: bytes) -> Packed:
+    """Return a value of 16 bytes, to be cast to `uuid`."""
+    return Packed(value)
+
+
+def uuids(values: Sequence[bytes]) -> Packed:
+    """Return an array of values of 16 bytes each, to be cast to `uuid[]`."""
+    head = pack("!iiIii", 1, 0, _UUID_OID, len(values), 1)
+    return Packed(_UUID_SIZE.join((head, *values)))
 
 
 def array_head(type_: type, count: int, *, has_null: bool) -> bytes:

@@ -3,19 +3,24 @@
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
+from itertools import islice, takewhile
 from threading import Lock
 from typing import Any, Literal
 
 import psycopg
 
-from postroom.adapters.postgres.columns import insert, unescape_row
+from postroom.adapters.postgres.appends import append_statement
+from postroom.adapters.postgres.columns import uuid, uuids
 from postroom.adapters.postgres.database import connect, describe, shown, unavailable
 from postroom.adapters.postgres.log_connections import SQL, LogConnections
 from postroom.adapters.postgres.migrate import check_connection
+from postroom.application.mailbox.compression import decompress
+from postroom.application.mailbox.records import Records, stream_ids
 from postroom.application.ports.event_log import Head, LogSize, Seal, StoredSnapshot
 from postroom.application.telemetry import logger
+from postroom.domain.commit import POSITIONS_PER_MAILBOX, Commit, IndexEntry
 from postroom.domain.errors import DuplicateRecord, Fenced, NotFound, Unavailable, WrongPosition
-from postroom.domain.record import POSITIONS_PER_MAILBOX, Record
+from postroom.domain.names import STREAM_BYTES
 
 Durability = Literal["full", "relaxed"]
 
@@ -23,13 +28,13 @@ PARTITION_POSITIONS = 1 << 20
 """Positions per partition of a new mailbox: about 500 MB, so that the indexes of the newest fit in memory."""
 RETENTION_WAIT_SECONDS = 2.0
 
-_CHUNK_ROWS = 2_000
+_CHUNK_POSITIONS, _CHUNK_POSITIONS_WITHOUT_ENVELOPES = 2_000, 20_000
 SIZE_ROWS = 1 << 12
-"""Limit on the records whose sizes one statement sums."""
+"""Limit on the commits whose sizes one statement sums."""
 
 
-class PostgresEventLog:
-    """The records of a mailbox in PostgreSQL: one statement, transaction and round trip per append.
+class PostgresEventLog(Records):
+    """The commits of a mailbox in PostgreSQL: one statement, transaction and round trip per append.
 
     Appends and reads use separate connections, which are reopened when they are lost.
     """
@@ -50,7 +55,7 @@ class PostgresEventLog:
                 lose the last appends when the server crashes, but never when only this process does.
             create_missing: create the mailbox if it is missing; otherwise it must exist, and the log is
                 read-only.
-            partition_positions: records per partition of a new mailbox.
+            partition_positions: positions per partition of a new mailbox.
 
         Raises: NotFound when the mailbox is missing, Unavailable when the database can't be used or is not
             migrated.
@@ -83,97 +88,112 @@ class PostgresEventLog:
         """Return what an append survives; see `EventLog.durability`."""
         return "power-cut" if self._durability == "full" and self._db.is_synced else "process-crash"
 
-    def append(self, records: Sequence[Record]) -> None:
-        """Append records, all or none; see `EventLog.append`."""
-        if not records:
+    def append(self, commits: Sequence[Commit]) -> None:
+        """Append commits, all or none; see `EventLog.append`."""
+        if not commits:
             return
         self._refuse_reader()
-        statement, values = insert(self._id, records)
+        statement, values = append_statement(self._id, self._partition, commits)
         with self._append_lock:
-            self._check_end(records[0])
-            if records[-1].position > self._last_partitioned:
-                self._make_partitions(records[-1].position)
+            self._check_end(commits[0])
+            if commits[-1].last > self._last_partitioned:
+                self._make_partitions(commits[-1].last)
             try:
-                inserted = self._db.insert(statement, values)
+                inserted = self._db.append(statement, values)
             except psycopg.Error as error:
                 self._end = None
                 if isinstance(
                     error, psycopg.errors.IntegrityError
                 ):  # the key exists, or its partition was dropped
-                    self._check_end(records[0])
+                    self._check_end(commits[0])
                 failure = describe(error, self._url)
                 if isinstance(error, psycopg.errors.UniqueViolation):
                     failure = DuplicateRecord(str(failure))
                 raise failure from error
             if not inserted:  # retention removed this position, so another process owns the log
                 self._end = None
-                self._check_end(records[0])
+                self._check_end(commits[0])
                 raise Unavailable(
                     f"The database {shown(self._url)} rejected an append; open the mailbox again."
                 )
-            self._end = records[-1].position
+            self._end = commits[-1].last
             if self._end > self._next_partition_at:
                 self._make_partitions_ahead(self._end)
 
-    def read(self, after: int = 0, limit: int | None = None) -> Iterator[Record]:
-        """Yield whole records in the order of their positions; see `EventLogReader.read`."""
-        return map(Record._make, self._scan("read", after, limit))
+    def commits(self, after: int = 0, *, envelopes: bool = True) -> Iterator[Commit]:
+        """Yield the commits that end after position `after`; see `CommitReader.commits`."""
+        # In chunks: the snapshot of a long read would prevent VACUUM from removing old rows.
+        size = _CHUNK_POSITIONS if envelopes else _CHUNK_POSITIONS_WITHOUT_ENVELOPES
+        position = after + 1
+        if found := self._commit_at(position):
+            first, last, _ = found
+            position = first if last >= position else last + 1
+        while True:
+            commit = None
+            for commit in self._fetch_commits(position, position + size - 1, envelopes=envelopes):
+                yield commit
+            if commit is not None:
+                position = commit.last + 1
+                continue
+            # the end, or a start that retention removed
+            first_position = self.first_position()
+            if first_position is None or first_position <= position:
+                return
+            position = first_position
 
-    def replay(self, after: int = 0) -> Iterator[tuple[Any, ...]]:
-        """Yield the columns up to `state` of each record; see `EventLogReader.replay`."""
-        return self._scan("replay", after, None)
+    def commits_of(self, positions: Iterable[int], *, envelopes: bool = True) -> list[Commit]:
+        """Return the commits that hold these positions; see `CommitReader.commits_of`."""
+        wanted = sorted({position for position in positions if 0 < position < POSITIONS_PER_MAILBOX})
+        if not wanted:
+            return []
+        bounds = {"positions": wanted, "through": wanted[-1], "after": 0}
+        return [
+            commit
+            for (first,) in self._db.fetch("commits_of", **bounds)
+            for commit in self._fetch_commits(first, first, envelopes=envelopes)
+        ]
 
-    def read_stream(self, stream: bytes) -> list[Record]:
-        """Return the records of one stream; see `EventLogReader.read_stream`."""
-        return [Record._make(unescape_row(row)) for row in self._db.fetch("read_stream", stream=stream)]
-
-    def existing_streams(self, streams: Iterable[bytes]) -> set[bytes]:
-        """Return which streams have records; see `EventLogReader.existing_streams`."""
-        return {stream for (stream,) in self._db.fetch("existing_streams", streams=list(streams))}
+    def index_of(self, streams: Iterable[bytes]) -> list[IndexEntry]:
+        """Return the entries of these streams; see `CommitReader.index_of`."""
+        wanted = uuids([stream for stream in streams if len(stream) == STREAM_BYTES])
+        return [IndexEntry(*row) for row in self._db.fetch("index_of", streams=wanted)]
 
     def streams_between(self, first: bytes, last: bytes, limit: int) -> list[bytes]:
-        """Return the streams of a range; see `EventLogReader.streams_between`."""
-        return [row[0] for row in self._db.fetch("streams_between", first=first, last=last, limit=limit)]
-
-    def replay_first(self, streams: Iterable[bytes]) -> Iterator[tuple[Any, ...]]:
-        """Yield the first records of streams; see `EventLogReader.replay_first`."""
-        return map(unescape_row, self._db.fetch("replay_first", streams=list(streams)))
-
-    def at_positions(self, positions: Sequence[int]) -> dict[int, Record]:
-        """Return the records at these positions; see `EventLogReader.at_positions`."""
-        places = [self._base + position for position in positions if position > 0]
-        return {
-            row[0]: Record._make(unescape_row(row)) for row in self._db.fetch("at_positions", places=places)
-        }
+        """Return the streams of a range; see `CommitReader.streams_between`."""
+        bounds = {"first": uuid(first), "last": uuid(last)}
+        return [row[0] for row in self._db.fetch("streams_between", limit=limit, **bounds)]
 
     def head(self) -> Head | None:
-        """Return the end of the log; see `EventLogReader.head`."""
+        """Return the end of the log; see `CommitReader.head`."""
         rows = self._db.fetch("head")
         return Head(*rows[0]) if rows else None
 
     def first_position(self) -> int | None:
-        """Return the position of the oldest record; see `EventLogReader.first_position`."""
+        """Return the position of the oldest event; see `CommitReader.first_position`."""
         rows = self._db.fetch("first_position")
         return rows[0][0] if rows else None
 
     def position_before(self, at: int) -> int:
         """Return the last position before log time `at`; a binary search, as log time never decreases."""
-        head, low = self.head(), self.first_position()
-        if head is None or low is None:
+        head, first = self.head(), self.first_position()
+        if head is None or first is None:
             return 0
-        high = head.position + 1
-        while low < high:
-            middle = (low + high) // 2
-            if self._db.fetch("at_position", position=middle)[0][0] < at:
-                low = middle + 1
+        through, end = first - 1, head.position
+        while through < end:
+            found = self._commit_at((through + end) // 2 + 1)
+            if found is None:  # retention removed it meanwhile
+                return end
+            if found[2] < at:
+                through = found[1]
             else:
-                high = middle
-        return low - 1
+                end = found[0] - 1
+        return through
 
     def position_at_size(self, size: int) -> int:
-        """Return where the oldest records take `size` bytes; see `EventLog.position_at_size`.
+        """Return where the oldest commits take `size` bytes; see `EventLog.position_at_size`.
 
-        A position before the newest partition is rounded up to the end of its partition.
+        A position before the newest partition is rounded up to the end of the last commit that begins in its
+        partition.
         """
         first, head = self.first_position(), self.head()
         if first is None or head is None:
@@ -187,27 +207,37 @@ class PostgresEventLog:
                 through, size = last, size - total
             else:  # the limit is within this batch: use smaller ones
                 rows //= 8
-        through = max(through, first)
-        end = -(-through // self._partition) * self._partition
+        if through < first:
+            through = self._end_of_commit(first)
+        end = self._end_of_commit(-(-through // self._partition) * self._partition)
         return end if end < head.position else through
 
     def truncate(self, through: int, limit: int) -> int:
-        """Remove the oldest records through `through`; see `EventLog.truncate`.
+        """Remove the oldest commits through `through`; see `EventLog.truncate`.
 
-        Partitions without later records are dropped, regardless of `limit`; the last one's rows are deleted.
+        Partitions without later events are dropped, regardless of `limit`; the last one's rows are deleted.
         """
         self._refuse_reader()
-        first = self.first_position()
-        if first is None or first > through:
+        first, found = self.first_position(), self._commit_at(through)
+        if first is None or found is None:
             return 0
-        if through > self._removed_through:
-            self._write("mark_removed", through=through)
+        end = found[1] if found[1] <= through else found[0] - 1  # of the last commit to be removed
+        if end < first:
+            return 0
+        if end > self._removed_through:
+            self._write("mark_removed", through=end)
             self._wait_for_appends()
+            self._delete_entries_beyond_partition(end)
             dropped: int = self._db.call("drop_partitions")
-            self._removed_through = through
+            self._removed_through = end
             if dropped >= first:
-                return dropped - first + 1
-        return self._write("truncate", first=first, last=min(through, first + limit - 1))
+                return (self.first_position() or end + 1) - first
+        oldest = takewhile(lambda commit: commit.last <= end, self.commits(first - 1, envelopes=False))
+        removed = list(islice(oldest, limit))
+        if not removed:
+            return 0
+        self._delete("truncate", removed, first, removed[-1].last)
+        return removed[-1].last - first + 1
 
     def size(self) -> LogSize:
         """Return the size of the log; see `EventLog.size`.
@@ -247,19 +277,22 @@ class PostgresEventLog:
 
     # -- reading ---
 
-    def _scan(self, statement: str, after: int, limit: int | None) -> Iterator[tuple[Any, ...]]:
-        # In chunks: the snapshot of a long read would prevent VACUUM from removing old rows.
-        while limit is None or limit > 0:
-            size = _CHUNK_ROWS if limit is None else min(limit, _CHUNK_ROWS)
-            rows = self._db.fetch(statement, after=after, last=after + size)
-            yield from map(unescape_row, rows)
-            after += size
-            limit = None if limit is None else limit - len(rows)
-            if len(rows) < size:  # the end, or a start that retention removed
-                first = self.first_position()
-                if first is None or first <= after:
-                    return
-                after = first - 1
+    def _fetch_commits(self, first: int, through: int, *, envelopes: bool) -> Iterator[Commit]:
+        """Yield the commits that begin at the positions `first` to `through`."""
+        statement = "commits" if envelopes else "commits_without_envelopes"
+        for *numbers, chain, events, blob in self._db.fetch(statement, first=first, through=through):
+            position = numbers[0]
+            yield Commit(*numbers, chain, decompress(events, position), decompress(blob, position))
+
+    def _commit_at(self, position: int) -> tuple[int, int, int] | None:
+        """Return first, last and log time of the commit that holds a position, or of the one before."""
+        rows = self._db.fetch("commit_at", position=min(position, POSITIONS_PER_MAILBOX - 1))
+        return rows[0] if rows else None
+
+    def _end_of_commit(self, position: int) -> int:
+        """Return the last position of the commit that holds a position, or of the one before it."""
+        found = self._commit_at(position)
+        return found[1] if found else 0
 
     # -- writing ---
 
@@ -271,17 +304,32 @@ class PostgresEventLog:
         if not self._is_writable:
             raise Unavailable(f"The mailbox {self.mailbox} of {shown(self._url)} was opened read-only.")
 
-    def _check_end(self, first: Record) -> None:
+    def _delete_entries_beyond_partition(self, end: int) -> None:
+        """Delete the entries of a commit that begins in a partition to be dropped and ends beyond it."""
+        boundary = end // self._partition * self._partition
+        commits = [
+            commit
+            for commit in self.commits_of([boundary + 1], envelopes=False)
+            if commit.first <= boundary and commit.last <= end
+        ]
+        if commits:
+            self._delete("delete_entries", commits, boundary + 1, commits[-1].last)
+
+    def _delete(self, statement: str, commits: Sequence[Commit], first: int, through: int) -> None:
+        streams = uuids([stream for commit in commits for stream in stream_ids(commit)])
+        self._write(statement, streams=streams, first=first, through=through)
+
+    def _check_end(self, first: Commit) -> None:
         # Read once: afterwards, an append by another owner makes ours fail on the primary key.
         epoch = 0
         if self._end is None:
             head = self.head()
             self._end, epoch = (head.position, head.epoch) if head else (0, 0)
-        if self._end != first.position - 1:
+        if self._end != first.first - 1:
             end, self._end = self._end, None
             if epoch > first.epoch:
                 raise Fenced(self.mailbox, first.epoch, epoch)
-            raise WrongPosition(self.mailbox, first.position - 1, end)
+            raise WrongPosition(self.mailbox, first.first - 1, end)
 
     def _make_partitions(self, through: int) -> None:
         """Create the partitions for the positions up to `through` and half a partition ahead."""
@@ -299,7 +347,7 @@ class PostgresEventLog:
     def _wait_for_appends(self) -> None:
         """Wait for the appends that began before `mark_removed` was visible.
 
-        Such an append of a stale owner conflicts with records that still exist. A later one reads
+        Such an append of a stale owner conflicts with commits that still exist. A later one reads
         `removed_through` and inserts nothing.
         """
         deadline = time.monotonic() + RETENTION_WAIT_SECONDS

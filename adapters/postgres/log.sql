@@ -1,4 +1,4 @@
--- Statements of the PostgreSQL event log; `base` is the place before the mailbox's first record.
+-- Statements of the PostgreSQL event log; `base` is the place before the mailbox's first position.
 -- Reads have a range of places, so that the planner prunes the partitions of other mailboxes.
 
 -- name: configure_writer
@@ -10,7 +10,13 @@ SELECT
         WHEN %(relaxed)s THEN 'off'
         WHEN current_setting('synchronous_commit') = 'off' THEN 'on'
         ELSE current_setting('synchronous_commit')
-    END, false);
+    END, false),
+    -- New partitions have no statistics yet; every statement here has an index.
+    set_config('enable_seqscan', 'off', false),
+    set_config('enable_bitmapscan', 'off', false),
+    set_config('enable_hashjoin', 'off', false),
+    set_config('enable_mergejoin', 'off', false),
+    set_config('jit', 'off', false);
 
 -- name: session
 SELECT pid, backend_start, current_setting('fsync') = 'on' FROM pg_stat_activity WHERE pid = pg_backend_pid();
@@ -49,56 +55,42 @@ SELECT postroom.make_partitions(%(id)s, %(through)s);
 SELECT postroom.drop_partitions(%(id)s);
 
 -- name: head
-SELECT place - %(base)s, at, chain, epoch FROM postroom.log
+SELECT last, at, chain, epoch FROM postroom.log
 WHERE place > %(base)s AND place <= %(top)s ORDER BY place DESC LIMIT 1;
 
 -- name: first_position
 SELECT place - %(base)s FROM postroom.log
 WHERE place > %(base)s AND place <= %(top)s ORDER BY place LIMIT 1;
 
--- name: at_position
-SELECT at FROM postroom.log WHERE place = %(base)s + %(position)s;
+-- name: commit_at
+-- The commit that holds a position, or the last one before it.
+SELECT place - %(base)s, last, at FROM postroom.log
+WHERE place > %(base)s AND place <= %(base)s + %(position)s ORDER BY place DESC LIMIT 1;
 
--- name: read
-SELECT place - %(base)s, stream, version, epoch, type, at, topic, shard, attempt, due, reason, state, chain,
-       timestamp, message_id, content_type, schema_url, schema_version, encryption, correlation_id, principal,
-       namespace, trace_id, span_id, custom_headers, envelope
-FROM postroom.log WHERE place > %(base)s + %(after)s AND place <= %(base)s + %(last)s ORDER BY place;
+-- name: commits
+SELECT place - %(base)s, last, epoch, at, chain, events, envelopes FROM postroom.log
+WHERE place >= %(base)s + %(first)s AND place <= %(base)s + %(through)s ORDER BY place;
 
--- name: replay
-SELECT place - %(base)s, stream, version, epoch, type, at, topic, shard, attempt, due, reason, state
-FROM postroom.log WHERE place > %(base)s + %(after)s AND place <= %(base)s + %(last)s ORDER BY place;
+-- name: commits_without_envelopes
+SELECT place - %(base)s, last, epoch, at, chain, events, ''::bytea FROM postroom.log
+WHERE place >= %(base)s + %(first)s AND place <= %(base)s + %(through)s ORDER BY place;
 
--- name: at_positions
-SELECT place - %(base)s, stream, version, epoch, type, at, topic, shard, attempt, due, reason, state, chain,
-       timestamp, message_id, content_type, schema_url, schema_version, encryption, correlation_id, principal,
-       namespace, trace_id, span_id, custom_headers, envelope
-FROM postroom.log WHERE place = ANY(%(places)s);
+-- name: commits_of
+SELECT DISTINCT place - %(base)s AS first FROM unnest(%(positions)s::bigint[]) AS input (position), LATERAL (
+    SELECT place, last FROM postroom.log
+    WHERE place > %(base)s + %(after)s AND place <= %(base)s + input.position AND place <= %(base)s + %(through)s
+    ORDER BY place DESC LIMIT 1
+) AS found WHERE last >= position ORDER BY 1;
 
--- name: read_stream
-SELECT place - %(base)s, stream, version, epoch, type, at, topic, shard, attempt, due, reason, state, chain,
-       timestamp, message_id, content_type, schema_url, schema_version, encryption, correlation_id, principal,
-       namespace, trace_id, span_id, custom_headers, envelope
-FROM postroom.log
--- `version >= 0` is always true: it makes a planner without statistics prefer the index on stream and version.
-WHERE stream = %(stream)s AND version >= 0 AND place > %(base)s AND place <= %(top)s ORDER BY version;
-
--- name: existing_streams
-SELECT input.stream FROM unnest(%(streams)s::bytea[]) AS input (stream), LATERAL (
-    SELECT 1 FROM postroom.log
-    WHERE stream = input.stream AND version >= 0 AND place > %(base)s AND place <= %(top)s LIMIT 1
-) AS existing;
+-- name: index_of
+SELECT uuid_send(stream), version, place - %(base)s, last FROM postroom.log_index
+WHERE stream = ANY(%(streams)s::uuid[]) AND place > %(base)s AND place <= %(top)s ORDER BY stream, version;
 
 -- name: streams_between
-SELECT stream FROM postroom.log
-WHERE stream >= %(first)s AND stream <= %(last)s AND version = 1 AND place > %(base)s AND place <= %(top)s
+SELECT uuid_send(stream) FROM postroom.log_index
+WHERE stream >= %(first)s::uuid AND stream <= %(last)s::uuid AND version = 1
+    AND place > %(base)s AND place <= %(top)s
 ORDER BY stream LIMIT %(limit)s;
-
--- name: replay_first
-SELECT place - %(base)s, log.stream, version, epoch, type, at, topic, shard, attempt, due, reason, state
-FROM unnest(%(streams)s::bytea[]) AS input (stream)
-JOIN postroom.log ON log.stream = input.stream
-WHERE version = 1 AND place > %(base)s AND place <= %(top)s;
 
 -- name: mark_removed
 UPDATE postroom.mailbox_names SET removed_through = greatest(removed_through, %(through)s) WHERE id = %(id)s;
@@ -108,8 +100,18 @@ SELECT virtualtransaction FROM pg_locks
 WHERE relation = 'postroom.log'::regclass AND mode = 'RowExclusiveLock' AND pid <> pg_backend_pid()
     AND database = (SELECT oid FROM pg_database WHERE datname = current_database());
 
+-- name: delete_entries
+DELETE FROM postroom.log_index
+WHERE stream = ANY(%(streams)s::uuid[])
+    AND place >= %(base)s + %(first)s AND place <= %(base)s + %(through)s;
+
 -- name: truncate
-DELETE FROM postroom.log WHERE place >= %(base)s + %(first)s AND place <= %(base)s + %(last)s;
+WITH entries AS (
+    DELETE FROM postroom.log_index
+    WHERE stream = ANY(%(streams)s::uuid[])
+        AND place >= %(base)s + %(first)s AND place <= %(base)s + %(through)s
+)
+DELETE FROM postroom.log WHERE place >= %(base)s + %(first)s AND place <= %(base)s + %(through)s;
 
 -- name: size
 SELECT
@@ -120,7 +122,8 @@ FROM (
         removed_through,
         number * partition_positions AS first,
         greatest(least(%(head)s, (number + 1) * partition_positions), removed_through) AS last,
-        pg_total_relation_size(to_regclass(format('postroom.log_%%s_%%s', id, number))) AS bytes
+        pg_total_relation_size(to_regclass(format('postroom.log_%%s_%%s', id, number)))
+            + pg_total_relation_size(to_regclass(format('postroom.log_index_%%s_%%s', id, number))) AS bytes
     FROM postroom.mailbox_names, generate_series(
         removed_through / partition_positions, greatest(%(head)s - 1, removed_through) / partition_positions
     ) AS number
@@ -128,10 +131,9 @@ FROM (
 ) AS partitions;
 
 -- name: sizes
--- A row and its index entries take about 250 bytes in addition to its large values.
-SELECT max(place) - %(base)s, sum(bytes)::bigint FROM (
-    SELECT place, 250 + length(state) + coalesce(pg_column_size(envelope), 0)
-        + coalesce(pg_column_size(custom_headers), 0) AS bytes
+-- A row takes about 150 bytes besides its large values, and an entry of the index 100.
+SELECT max(last), sum(bytes)::bigint FROM (
+    SELECT last, 150 + length(events) + length(envelopes) + (last - place + %(base)s + 1) * 25 AS bytes
     FROM postroom.log WHERE place > %(base)s + %(after)s AND place <= %(top)s ORDER BY place LIMIT %(limit)s
 ) AS oldest;
 

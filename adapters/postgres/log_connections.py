@@ -1,6 +1,5 @@
 """The connections of an event log in PostgreSQL."""
 
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import psycopg
@@ -86,8 +85,8 @@ class LogConnections:
             (result,) = writer.execute(SQL[statement], self.bounds | values).fetchone() or (None,)
             return result
 
-    def insert(self, statement: str, values: Sequence[Packed]) -> int:
-        """Insert records, and return their number.
+    def append(self, statement: str, values: dict[str, Packed]) -> int:
+        """Insert commits, and return their number.
 
         Raises: psycopg.Error, as what it means depends on the end of the log.
         """
@@ -119,6 +118,7 @@ class LogConnections:
         reader = connect(self._url, f"postroom, reads {self._mailbox}")
         with unavailable(self._url), closing_on_failure(reader):
             check_connection(reader, self._url, "store")
+            reader.adapters.register_dumper(Packed, PackedDumper)
             reader.execute(SQL["configure_reader"], {"timeout": TIMEOUT})
         return reader
 

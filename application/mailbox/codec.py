@@ -50,7 +50,6 @@ def make_commit(
     first: int,
     epoch: int,
     previous: bytes,
-    entries: Sequence[IndexEntry] = (),
     last_events: Sequence[LastEvent] = (),
 ) -> Commit:
     """Return the commit of events from position `first` on.
@@ -58,7 +57,7 @@ def make_commit(
     Arguments:
         events, distances: see `encode_events`.
         previous: chain hash of the previous commit.
-        entries, last_events: see `Commit`.
+        last_events: see `Commit`.
 
     Raises: as `encode_events`.
     """
@@ -68,6 +67,11 @@ def make_commit(
     encoded, envelopes = encode_events(events, distances)
     last = first + len(events) - 1
     chain_hash = link(previous, first, last, epoch, at, encoded)
+    entries = [
+        IndexEntry(event.stream, event.version, position)
+        for position, (event, distance) in enumerate(zip(events, distances, strict=True), first)
+        if not distance
+    ]
     return Commit(first, last, epoch, at, chain_hash, encoded, envelopes, entries, last_events)
 
 

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import msgspec
 
@@ -10,6 +10,7 @@ from postroom.application.mailbox.codec import is_intact
 from postroom.application.mailbox.committer import Committer
 from postroom.application.mailbox.envelope_cache import EnvelopeCache
 from postroom.application.mailbox.fold import fold_message
+from postroom.application.mailbox.group import Group
 from postroom.application.ports.event_log import EventLog
 from postroom.domain.mailbox.commands import Ack, Command, Extend, Nack, Receive, Send
 from postroom.domain.mailbox.decide import deliverable
@@ -99,20 +100,17 @@ class CommandEnricher:
         return hashes
 
     async def load_payloads(
-        self, command: Receive, mailbox: Mailbox, now: int, unwritten: Mapping[int, MessageSent]
+        self, command: Receive, group: Group, now: int
     ) -> tuple[Receive, dict[bytes, MessageSent]]:
         """Load the messages that `command` would deliver, and mark those whose stored bytes were altered.
 
         Messages from the log are verified (svc-mailbox I-12); cached ones never left memory.
-
-        Arguments:
-            unwritten: the messages that the command's group sent, by position.
         """
         messages: dict[bytes, MessageSent] = {}
         corrupt: set[bytes] = set()
         while True:
             missing = []
-            for message in deliverable(command, mailbox, now):
+            for message in deliverable(command, group.state.mailbox, now):
                 if message.stream not in messages and message.stream not in corrupt:
                     sent = self._cache.pop(message.position)
                     if sent is not None:
@@ -123,9 +121,9 @@ class CommandEnricher:
                 return command, messages
             await self._committer.wait_until_durable()
             stored = await asyncio.to_thread(self._log.at_positions, [m.position for m in missing])
-            intact = {
-                position: each.event for position, each in stored.items() if is_intact(each)
-            } | unwritten
+            unwritten = group.events.sent(group.state.position + 1)
+            intact = {position: each.event for position, each in stored.items() if is_intact(each)}
+            intact.update(unwritten)
             for message in missing:
                 event = intact.get(message.position)
                 if isinstance(event, MessageSent) and event.stream == message.stream:

@@ -132,10 +132,11 @@ def _evolve_all(mailbox: Mailbox, events: Iterable[tuple[int, Event]]) -> None:
     Raises: BrokenLog naming the first event that is missing or can't be decoded or applied.
     """
     try:
-        for position, event in events:
-            if position != mailbox.position + 1:
-                raise _gap(mailbox, position)
-            evolve(mailbox, event)
+        with mailbox.replaying():
+            for position, event in events:
+                if position != mailbox.position + 1:
+                    raise _gap(mailbox, position)
+                evolve(mailbox, event)
     except PostroomError:
         raise
     except Exception as error:  # an altered event can break `evolve` in any way

@@ -70,6 +70,8 @@ class GroupDecider:
             # What a receiver that has given up was delivered would be hidden until its visibility timeout.
             is_void = request.answers.cancelled() and all(type(each) is Receive for each in request.commands)
             group.answers.append([] if is_void else await self._decide_request(request, group, now))
+        for topic, count in group.events.acked.items():
+            self._drain_rate(topic).drained(count, now)
         return group
 
     def forget_messages(self) -> None:
@@ -87,48 +89,57 @@ class GroupDecider:
             raise
         except Exception as error:
             return [self._defect(command, group, error) for command in request.commands]
-        return [await self._answer(command, group, now) for command in commands]
-
-    async def _answer(self, command: Command, group: Group, now: int) -> Answer:
-        """Decide a command and evolve the state; a command that is refused or fails changes nothing."""
-        try:
-            if type(command) is Receive:
-                return await self._receive(command, group, now)
-            return self._execute(command, group, now)
-        except Saturated as rejection:
-            if type(command) is Send and command.topic in self._drain_rates:
-                rejection.retry_after_ms = self._drain_rates[command.topic].retry_ms(1, now)
-            return rejection
-        except Rejected as rejection:
-            return rejection
-        except PostroomError:
-            raise
-        except Exception as error:
-            return self._defect(command, group, error)
+        return [
+            await self._receive(command, group, now)
+            if type(command) is Receive
+            else self._execute(command, group, now)
+            for command in commands
+        ]
 
     async def _receive(self, command: Receive, group: Group, now: int) -> Answer:
-        state = group.state
-        command, payloads = await self._enricher.load_payloads(
-            command, state.mailbox, now, group.events.sent(state.position + 1)
-        )
-        events = decide(command, state.mailbox, now)
-        self._apply(events, group)
+        """Decide a receive and evolve the state; a refused one changes nothing."""
+        state, mailbox = group.state, group.state.mailbox
+        try:
+            command, payloads = await self._enricher.load_payloads(command, group, now)
+            events = decide(command, mailbox, now)
+            self._apply(events, group)
+        except Exception as error:
+            return self._refusal(command, group, error, now)
         received = [event for event in events if type(event) is MessageReceived]
         for event in received:
-            message = state.mailbox.messages[event.stream]
-            if type(state.mailbox.topics[message.topic].shards[message.shard]) is Shard:
+            message = mailbox.messages[event.stream]
+            if type(mailbox.topics[message.topic].shards[message.shard]) is Shard:
                 self._reorder.delivered(message)
         return [_delivery(event, payloads[event.stream], state.epoch) for event in received]
 
     def _execute(self, command: Command, group: Group, now: int) -> Answer:
-        state = group.state
-        command = self._enricher.from_batch(command)
-        events = decide(command, state.mailbox, now)
-        if events:
-            if self._admit is not None and type(command) is Send:
-                self._admit(state.mailbox, len(command.envelope))
+        """Decide any other command and evolve the state; a refused one changes nothing."""
+        mailbox = group.state.mailbox
+        try:
+            command = self._enricher.from_batch(command)
+            events = decide(command, mailbox, now)
+            if type(command) is not Send:
+                self._apply(events, group)
+                return len(events)
+            if not events:
+                return self._duplicate(command, mailbox, now)
+            if self._admit is not None:
+                self._admit(mailbox, len(command.envelope))
             self._apply(events, group)
-        return self._accepted(command, state.mailbox, events, now) if type(command) is Send else len(events)
+        except Exception as error:
+            return self._refusal(command, group, error, now)
+        self._enricher.note_sent(command)
+        return Accepted(command.message, duplicate=False)
+
+    def _refusal(self, command: Command, group: Group, error: Exception, now: int) -> Rejected:
+        """Return the answer to a command that failed; raises an error that concerns the whole group."""
+        if isinstance(error, Rejected):
+            if isinstance(error, Saturated) and type(command) is Send and command.topic in self._drain_rates:
+                error.retry_after_ms = self._drain_rates[command.topic].retry_ms(1, now)
+            return error
+        if isinstance(error, PostroomError):
+            raise error
+        return self._defect(command, group, error)
 
     def _defect(self, command: Command, group: Group, error: Exception) -> InternalError:
         """Log a defect with its traceback, and return the answer to the failed command."""
@@ -143,20 +154,22 @@ class GroupDecider:
         """Evolve the state by events; on failure, the state is void."""
         if self._is_careful and events:
             encode_events(events, [0] * len(events))
-        mailbox = group.state.mailbox
+        mailbox, log = group.state.mailbox, group.events
         try:
             for event in events:
-                kind = type(event)
-                if kind is MessageAcked or kind is MessageExpired:
-                    message = mailbox.messages[event.stream]
+                if type(event) is MessageSent:
+                    log.add_sent(event)
+                    evolve(mailbox, event)
+                    self._cache.put(mailbox.position, event)
+                    continue
+                message = mailbox.messages.get(event.stream)
+                log.add(event, mailbox.position + 1, message)
+                evolve(mailbox, event)
+                if message is not None and isinstance(event, MessageAcked | MessageExpired):
                     self._enricher.note_removed(message)
                     self._cache.pop(message.position)  # one that was never received
-                    if kind is MessageAcked:
-                        self._drain_rate(message.topic).drained(1, event.at)
-                group.events.add(event, mailbox)
-                evolve(mailbox, event)
-                if kind is MessageSent:
-                    self._cache.put(mailbox.position, event)  # type: ignore[arg-type]  # narrowed by `kind`
+                    if type(event) is MessageAcked:
+                        log.acked[message.topic] += 1
         except Exception as error:
             logger().exception("mailbox.evolve_failed", mailbox=mailbox.name)
             raise Unavailable(
@@ -172,10 +185,8 @@ class GroupDecider:
             rate = self._drain_rates[topic] = DrainRate()
         return rate
 
-    def _accepted(self, command: Send, mailbox: Mailbox, events: Sequence[Event], now: int) -> Accepted:
-        if events:
-            self._enricher.note_sent(command)
-            return Accepted(command.message, duplicate=False)
+    def _duplicate(self, command: Send, mailbox: Mailbox, now: int) -> Accepted:
+        """Return the answer to a send whose message exists."""
         original = None
         topic = mailbox.topics.get(command.topic)
         if topic is not None and command.idem_key is not None and command.existing_hash is None:

@@ -50,13 +50,14 @@ class LoadedMailbox:
         commits = []
         position, chain = self.position, self.chain
         for part in events.commits:
+            if not part.events:
+                continue
             commit = make_commit(
                 part.events,
                 part.distances,
                 first=position + 1,
                 epoch=self.epoch,
                 previous=chain,
-                entries=part.entries,
                 last_events=part.last_events,
             )
             position, chain = commit.last, commit.chain
@@ -73,7 +74,7 @@ class LoadedMailbox:
         events = decide(command, self.mailbox, now)
         self.epoch = self.mailbox.epoch + 1 if command.epoch is None else command.epoch
         for event in events:
-            group.add(event, self.mailbox)
+            group.add(event, self.mailbox.position + 1, None)
             evolve(self.mailbox, event)
         return self.commit(group)
 

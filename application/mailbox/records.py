@@ -2,6 +2,7 @@
 
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 
 from postroom.application.mailbox.codec import decode_events, decode_runs, to_records
 from postroom.domain.commit import Commit, IndexEntry
@@ -57,9 +58,8 @@ class Records:
     def replay(self, after: int = 0) -> Iterator[tuple[int, Event]]:
         """Yield positions and events without envelopes; see `EventLogReader.replay`."""
         for commit in self.commits(after, envelopes=False):
-            for position, event in enumerate(decode_events(commit), commit.first):
-                if position > after:
-                    yield position, event
+            events = enumerate(decode_events(commit), commit.first)
+            yield from islice(events, max(0, after + 1 - commit.first), None)
 
     def read_stream(self, stream: bytes) -> list[Record]:
         """Return the records of one stream; see `EventLogReader.read_stream`."""

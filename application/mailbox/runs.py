@@ -5,6 +5,7 @@ its schema version: events whose fields change get a run with the next version, 
 `upcast` method that returns it.
 """
 
+import struct
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import repeat
 from typing import Annotated, Any, ClassVar, TypeVar
@@ -92,7 +93,7 @@ class Run(msgspec.Struct, array_like=True, frozen=True, gc=False):
         """
         return map(self.event, *self._identity(at), *self.columns())
 
-    def stream_ids(self) -> list[bytes]:
+    def stream_ids(self) -> tuple[bytes, ...]:
         """Return the stream ids; raises ValueError unless there are `count`."""
         return split(self.streams, STREAM_BYTES, self.count)
 
@@ -342,11 +343,11 @@ def expand(values: Any, count: int) -> Iterable[Any]:
     return values
 
 
-def split(joined: bytes, size: int, count: int) -> list[bytes]:
+def split(joined: bytes, size: int, count: int) -> tuple[bytes, ...]:
     """Return values of `size` bytes each, stored joined; raises ValueError unless there are `count`."""
     if len(joined) != size * count:
         raise ValueError(f"a column has {len(joined)} bytes instead of {count} times {size}")
-    return [joined[start : start + size] for start in range(0, len(joined), size)]
+    return struct.unpack(f"{size}s" * count, joined)
 
 
 def _common(fields: Sequence[Sequence[Any]], distances: Sequence[int]) -> tuple[Any, ...]:

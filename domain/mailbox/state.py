@@ -1,6 +1,7 @@
 """State of a mailbox, and `evolve(state, event) -> state`."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from itertools import islice
 from typing import Any
 
@@ -131,6 +132,7 @@ class Mailbox:
         self.policies: dict[str, TopicPolicy] = {}
         self.over_capacity: set[str] = set()
         self.paused_topics: set[str] = set()
+        self._is_replaying = False
         self._until_rebuild = TIMERS_BETWEEN_REBUILDS
         self._deadlines = Timers(_deadline_of)
         self._expiries = Timers(_expiry_of)
@@ -196,6 +198,8 @@ class Mailbox:
 
     def set_timer(self, message: Message) -> None:
         """Set the timer of the message's visibility timeout or expiry."""
+        if self._is_replaying:
+            return
         if message.status == IN_FLIGHT:
             self._deadlines.set(message.due, message)
         else:
@@ -208,9 +212,22 @@ class Mailbox:
         """Drop stale timers if they outnumber the live ones; called rarely, as it costs a scan."""
         live = len(self.messages)
         if len(self._deadlines) + len(self._expiries) > 2 * live:
-            self._deadlines.rebuild(self.messages.values())
-            self._expiries.rebuild(self.messages.values())
+            self._rebuild_timers()
         self._until_rebuild = max(TIMERS_BETWEEN_REBUILDS, live)
+
+    def _rebuild_timers(self) -> None:
+        self._deadlines.rebuild(self.messages.values())
+        self._expiries.rebuild(self.messages.values())
+
+    @contextmanager
+    def replaying(self) -> Iterator[None]:
+        """Set no timers in the context, but all of them at its end: to evolve by many events."""
+        self._is_replaying = True
+        try:
+            yield
+        finally:
+            self._is_replaying = False
+            self._rebuild_timers()
 
 
 def _deadline_of(message: Message) -> int | None:

@@ -5,7 +5,7 @@ from itertools import groupby
 
 from postroom.application.mailbox.codec import make_commit, to_records
 from postroom.application.ports.event_log import EventLog
-from postroom.domain.commit import GENESIS, Commit, IndexEntry
+from postroom.domain.commit import GENESIS, Commit
 from postroom.domain.event import Event, StoredEvent
 from postroom.domain.mailbox.events import LogTruncated, MailboxCreated, OwnershipTaken, TopicPolicySet
 from postroom.domain.message import (
@@ -20,7 +20,8 @@ from postroom.domain.names import mailbox_stream
 from postroom.domain.policy import TopicPolicy
 from postroom.domain.record import Record
 
-INDEXED = (MessageSent, MailboxCreated, OwnershipTaken, TopicPolicySet, LogTruncated, StoredEvent)
+FIRST_EVENTS = (MessageSent, MailboxCreated, OwnershipTaken, TopicPolicySet, LogTruncated, StoredEvent)
+"""Events that the index has."""
 
 
 def stream(number: int) -> bytes:
@@ -105,19 +106,12 @@ def commits_after(log: EventLog, groups: Iterable[Sequence[Event]], *, epoch: in
     for events in groups:
         distances = []
         for position, event in enumerate(events, end + 1):
-            if not isinstance(event, INDEXED) and event.stream not in positions:
+            if not isinstance(event, FIRST_EVENTS) and event.stream not in positions:
                 earlier = log.read_stream(event.stream)
-                positions[event.stream] = earlier[-1].position if earlier else position
-            distances.append(0 if isinstance(event, INDEXED) else position - positions[event.stream])
+                positions[event.stream] = earlier[-1].position if earlier else position - 1
+            distances.append(0 if isinstance(event, FIRST_EVENTS) else position - positions[event.stream])
             positions[event.stream] = position
-        entries = [
-            IndexEntry(event.stream, event.version, position)
-            for position, event in enumerate(events, end + 1)
-            if isinstance(event, INDEXED)
-        ]
-        commits.append(
-            make_commit(events, distances, first=end + 1, epoch=epoch, previous=chain, entries=entries)
-        )
+        commits.append(make_commit(events, distances, first=end + 1, epoch=epoch, previous=chain))
         end, chain = commits[-1].last, commits[-1].chain
     return commits
 

@@ -1,4 +1,4 @@
--- The event log of every mailbox of this store. Rows are only ever inserted, until retention removes whole ranges.
+-- The event log of every mailbox of this store. Commits are only ever inserted, until retention removes whole ranges.
 
 DO $$
 BEGIN
@@ -7,7 +7,7 @@ BEGIN
     END IF;
 END $$;
 
--- `removed_through` is the last position that retention removed: nobody may append there again.
+-- `removed_through` is the last position that retention removed, the end of a commit: nobody may append there again.
 -- `id` leaves room for 2^40 positions each in a bigint.
 CREATE TABLE postroom.mailbox_names (
     id                  BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY CHECK (id < 8388608),
@@ -16,37 +16,31 @@ CREATE TABLE postroom.mailbox_names (
     removed_through     BIGINT NOT NULL DEFAULT 0
 );
 
--- `place` is mailbox id * 2^40 + position: one key keeps each mailbox's records together and in order.
--- A partition holds `partition_positions` positions of one mailbox, so that retention drops it whole. There is no
--- default partition: one more is attached without a look at the rows of the others, and without waiting for appends.
+-- A row is a commit: the events at the positions up to `last`. `place` is mailbox id * 2^40 + its first position: one
+-- key keeps each mailbox's commits together and in order. `events` and `envelopes` are compressed by who writes them.
+-- A partition holds the commits that begin at `partition_positions` positions of one mailbox, so that retention drops
+-- it whole. There is no default partition: one more is attached without a look at the rows of the others, and without
+-- waiting for appends.
 CREATE TABLE postroom.log (
-    place          BIGINT NOT NULL,
-    stream         BYTEA NOT NULL,
-    version        BIGINT NOT NULL,
-    epoch          BIGINT NOT NULL,
-    type           TEXT NOT NULL,
-    at             BIGINT NOT NULL,
-    topic          TEXT,
-    shard          BIGINT,
-    attempt        BIGINT,
-    due            BIGINT,
-    reason         TEXT,
-    state          BYTEA NOT NULL,
-    chain          BYTEA NOT NULL,
-    timestamp      BIGINT,
-    message_id     TEXT,
-    content_type   TEXT,
-    schema_url     TEXT,
-    schema_version TEXT,
-    encryption     TEXT,
-    correlation_id TEXT,
-    principal      TEXT,
-    namespace      TEXT,
-    trace_id       TEXT,
-    span_id        TEXT,
-    custom_headers TEXT,
-    envelope       BYTEA,
+    place     BIGINT NOT NULL,
+    last      BIGINT NOT NULL,
+    epoch     BIGINT NOT NULL,
+    at        BIGINT NOT NULL,
+    chain     BYTEA NOT NULL,
+    events    BYTEA NOT NULL,
+    envelopes BYTEA NOT NULL,
     PRIMARY KEY (place) WITH (fillfactor = 100)
+) PARTITION BY RANGE (place);
+
+ALTER TABLE postroom.log ALTER COLUMN events SET STORAGE EXTERNAL, ALTER COLUMN envelopes SET STORAGE EXTERNAL;
+
+-- Where the events of a stream begin: `place` is mailbox id * 2^40 + position of the event, and `last` the position of
+-- a message's last event, if that is far away. Each partition has a unique index on stream and version.
+CREATE TABLE postroom.log_index (
+    place   BIGINT NOT NULL,
+    version BIGINT NOT NULL,
+    stream  UUID NOT NULL,
+    last    BIGINT
 ) PARTITION BY RANGE (place);
 
 CREATE TABLE postroom.snapshot (
@@ -70,10 +64,13 @@ SET search_path = pg_catalog, pg_temp
 SET lock_timeout = '5s'
 AS $$
 DECLARE
+    start CONSTANT BIGINT := mailbox << 40;
     size BIGINT;
     removed BIGINT;
     number BIGINT;
     partition TEXT;
+    entries TEXT;
+    bounds TEXT;
 BEGIN
     IF through >= 1::bigint << 40 THEN
         RAISE 'a mailbox holds fewer than 2^40 positions; position % was asked for', through;
@@ -84,21 +81,29 @@ BEGIN
     -- What retention dropped is not made again.
     FOR number IN SELECT generate_series(removed / size, (through - 1) / size) LOOP
         partition := format('log_%s_%s', mailbox, number);
+        entries := format('log_index_%s_%s', mailbox, number);
+        bounds := format('FROM (%s) TO (%s)', start + number * size + 1, start + (number + 1) * size + 1);
         CONTINUE WHEN to_regclass('postroom.' || partition) IS NOT NULL;
-        -- Rows stay as they are: they are vacuumed and frozen twice, when the partition is half full and when it is full.
+        -- Most rows stay as they are: they are vacuumed and frozen a few times while the partition fills.
         EXECUTE format(
             'CREATE TABLE postroom.%I (LIKE postroom.log INCLUDING ALL) WITH (autovacuum_freeze_min_age = 0,'
-            ' autovacuum_vacuum_insert_scale_factor = 0, autovacuum_vacuum_insert_threshold = %s)',
-            partition, least(size / 2, 2000000000));
-        EXECUTE format('CREATE UNIQUE INDEX ON postroom.%I (stream, version)', partition);
+            ' autovacuum_vacuum_insert_scale_factor = 0, autovacuum_vacuum_insert_threshold = %s,'
+            ' toast.autovacuum_freeze_min_age = 0, toast.autovacuum_vacuum_insert_scale_factor = 0,'
+            ' toast.autovacuum_vacuum_insert_threshold = %s)',
+            partition, least(size / 64 + 100, 2000000000), least(size / 8 + 100, 2000000000));
         EXECUTE format(
-            'ALTER TABLE postroom.log ATTACH PARTITION postroom.%I FOR VALUES FROM (%s) TO (%s)',
-            partition, (mailbox << 40) + number * size + 1, (mailbox << 40) + (number + 1) * size + 1);
+            'CREATE TABLE postroom.%I (LIKE postroom.log_index) WITH (autovacuum_freeze_min_age = 0,'
+            ' autovacuum_vacuum_insert_scale_factor = 0, autovacuum_vacuum_insert_threshold = %s)',
+            entries, least(size / 8 + 100, 2000000000));
+        EXECUTE format('CREATE UNIQUE INDEX ON postroom.%I (stream, version)', entries);
+        EXECUTE format('ALTER TABLE postroom.log ATTACH PARTITION postroom.%I FOR VALUES %s', partition, bounds);
+        EXECUTE format('ALTER TABLE postroom.log_index ATTACH PARTITION postroom.%I FOR VALUES %s', entries, bounds);
     END LOOP;
     RETURN ((through - 1) / size + 1) * size;
 END $$;
 
 -- Drop the partitions of a mailbox of which retention removed every position; return the last position dropped, or 0.
+-- Every commit that begins in them ends at or before `removed_through`.
 -- A transaction that looks at the log is waited for only shortly, as appends would wait behind; next time, then.
 CREATE FUNCTION postroom.drop_partitions(mailbox BIGINT) RETURNS BIGINT
 LANGUAGE plpgsql SECURITY DEFINER
@@ -117,7 +122,7 @@ BEGIN
     FOR number IN SELECT generate_series(0, removed / size - 1) LOOP
         partition := format('log_%s_%s', mailbox, number);
         CONTINUE WHEN to_regclass('postroom.' || partition) IS NULL;
-        EXECUTE format('DROP TABLE postroom.%I', partition);
+        EXECUTE format('DROP TABLE postroom.%I, postroom.%I', partition, format('log_index_%s_%s', mailbox, number));
         dropped := (number + 1) * size;
     END LOOP;
     RETURN dropped;
