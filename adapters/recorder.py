@@ -6,6 +6,7 @@ from threading import Lock
 from typing import Any
 from uuid import UUID
 
+import msgspec
 from eventsourcing.persistence import (
     ApplicationRecorder,
     IntegrityError,
@@ -15,22 +16,27 @@ from eventsourcing.persistence import (
     StoredEvent,
 )
 
+from postroom.application.mailbox.codec import make_commit
 from postroom.application.originators import check_originator
 from postroom.application.polling_subscription import PollingSubscription
 from postroom.application.ports.event_log import EventLog, Head
+from postroom.domain import event as domain
+from postroom.domain.commit import GENESIS, Commit
 from postroom.domain.errors import Unavailable, WrongPosition
 from postroom.domain.names import message_stream
-from postroom.domain.record import GENESIS, Record, link
+from postroom.domain.record import Record
 
 EPOCH = 0
-"""Epoch of the records written here; epochs of mailbox owners begin at 1."""
+"""Epoch of the commits written here; epochs of mailbox owners begin at 1."""
+_encode = msgspec.msgpack.Encoder().encode
 
 
 class LogRecorder(ApplicationRecorder):
     """Recorder that stores the aggregates of an `Application` in a dedicated event log.
 
-    A notification id is a log position, and records are chained as in the log of a mailbox. Over the log of
-    a mailbox it is read-only: for example, it returns the events of a message by its id.
+    A notification id is a log position, and commits are chained as in the log of a mailbox. Over the log of
+    a mailbox it is read-only: for example, it returns the events of a message by its id, whose topic is the
+    name of the event and whose state a MessagePack map of its fields.
     """
 
     def __init__(self, log: EventLog, wall: Callable[[], int]) -> None:
@@ -54,14 +60,14 @@ class LogRecorder(ApplicationRecorder):
                 head = self._log.head()
                 self._refuse_mailbox(head)
                 self._refuse_conflicts(stored_events)
-                records = self._records(stored_events, head)
+                commit = self._commit(stored_events, head)
                 try:
-                    self._log.append(records)
+                    self._log.append([commit])
                 except WrongPosition:  # another process appended meanwhile
                     continue
                 except Unavailable as error:
                     raise OperationalError(str(error)) from error
-                return [record.position for record in records]
+                return list(range(commit.first, commit.last + 1))
 
     def select_events(
         self,
@@ -100,7 +106,7 @@ class LogRecorder(ApplicationRecorder):
         return [_notification(record) for record in islice(matching, limit)]
 
     def max_notification_id(self) -> int | None:
-        """Return the position of the last record, or None while the log is empty."""
+        """Return the position of the last event, or None while the log is empty."""
         head = self._log.head()
         return None if head is None else head.position
 
@@ -116,9 +122,8 @@ class LogRecorder(ApplicationRecorder):
             )
 
     def _refuse_conflicts(self, events: Sequence[StoredEvent]) -> None:
-        versions: set[tuple[bytes, int]] = set()
-        for stream in {check_originator(event.originator_id).bytes for event in events}:
-            versions.update((stream, record.version) for record in self._log.read_stream(stream))
+        streams = {check_originator(event.originator_id).bytes for event in events}
+        versions = {(entry.stream, entry.version) for entry in self._log.index_of(streams)}
         for event in events:
             version = event.originator_version
             key = (check_originator(event.originator_id).bytes, version)
@@ -129,18 +134,26 @@ class LogRecorder(ApplicationRecorder):
                 )
             versions.add(key)
 
-    def _records(self, events: Sequence[StoredEvent], head: Head | None) -> list[Record]:
-        position, at, chain = (0, 0, GENESIS) if head is None else head[:3]
+    def _commit(self, events: Sequence[StoredEvent], head: Head | None) -> Commit:
+        end, at, chain = (0, 0, GENESIS) if head is None else head[:3]
         at = max(at, self._wall())
-        records: list[Record] = []
-        for event in events:
-            position += 1
-            message_columns = (None, None, None, None, None)
-            stream, version = check_originator(event.originator_id).bytes, event.originator_version
-            columns = (position, stream, version, EPOCH, event.topic, at, *message_columns, event.state)
-            chain = link(chain, columns, ())
-            records.append(Record(*columns, chain))
-        return records
+        stored = [
+            domain.StoredEvent(
+                check_originator(event.originator_id).bytes,
+                event.originator_version,
+                at,
+                event.topic,
+                event.state,
+            )
+            for event in events
+        ]
+        return make_commit(
+            stored,
+            [0] * len(stored),
+            first=end + 1,
+            epoch=EPOCH,
+            previous=chain,
+        )
 
     def _stream(self, originator_id: UUID | str) -> bytes:
         if isinstance(originator_id, UUID):
@@ -149,8 +162,14 @@ class LogRecorder(ApplicationRecorder):
 
 
 def _stored(record: Record) -> StoredEvent:
-    return StoredEvent(UUID(bytes=record.stream), record.version, record.type, record.state)
+    return StoredEvent(UUID(bytes=record.stream), record.version, record.type, _state(record))
 
 
 def _notification(record: Record) -> Notification:
-    return Notification(UUID(bytes=record.stream), record.version, record.type, record.state, record.position)
+    return Notification(
+        UUID(bytes=record.stream), record.version, record.type, _state(record), record.position
+    )
+
+
+def _state(record: Record) -> bytes:
+    return record.event.state if isinstance(record.event, domain.StoredEvent) else _encode(record.event)

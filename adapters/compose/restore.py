@@ -26,12 +26,12 @@ from postroom.adapters.sqlite.store import SqliteStore
 from postroom.adapters.system.clock import SystemClock
 from postroom.application.backup.comparison import Loss, check_losses, compare
 from postroom.application.backup.copy_store import copy_store
-from postroom.application.backup.fence import fencing_records
+from postroom.application.backup.fence import fencing_commits
 from postroom.application.backup.manifest import Manifest
 from postroom.application.extras import explain_missing_extra
+from postroom.domain.commit import Commit
 from postroom.domain.errors import InvalidRequest
 from postroom.domain.names import is_mailbox
-from postroom.domain.record import Record
 
 
 class Restoration(msgspec.Struct, frozen=True):
@@ -144,9 +144,9 @@ def _count_unsent(target: SqliteStoreSnapshot, backup: SqliteStoreSnapshot) -> i
 def _fence_file(snapshot: SqliteStoreSnapshot, manifest: Manifest) -> dict[str, int]:
     """Begin new epochs in the logs of a file, and return them by mailbox."""
     store, fences = SqliteStore(str(snapshot.path)), _fences(snapshot, manifest)
-    for mailbox, records in fences.items():
+    for mailbox, commits in fences.items():
         with closing(store.event_log(mailbox, durability="relaxed")) as log:
-            log.append(records)
+            log.append(commits)
     finish(snapshot.path)
     return _epochs(fences)
 
@@ -205,17 +205,17 @@ def _losses(place: Store, existing: list[str], snapshot: SqliteStoreSnapshot) ->
     return [loss for loss in losses if loss is not None]
 
 
-def _fences(snapshot: SqliteStoreSnapshot, manifest: Manifest) -> dict[str, list[Record]]:
-    """Return the records that begin new epochs, by mailbox."""
+def _fences(snapshot: SqliteStoreSnapshot, manifest: Manifest) -> dict[str, list[Commit]]:
+    """Return the commits that begin new epochs, by mailbox."""
     now_ms = SystemClock().wall() // 1_000
-    fences: dict[str, list[Record]] = {}
+    fences: dict[str, list[Commit]] = {}
     for head in manifest.mailboxes:
         with closing(snapshot.log(head.mailbox)) as log:
-            records = fencing_records(log, now_ms, "postroom restore")
-        if records:
-            fences[head.mailbox] = records
+            commits = fencing_commits(log, now_ms, "postroom restore")
+        if commits:
+            fences[head.mailbox] = commits
     return fences
 
 
-def _epochs(fences: dict[str, list[Record]]) -> dict[str, int]:
-    return {mailbox: records[-1].epoch for mailbox, records in fences.items()}
+def _epochs(fences: dict[str, list[Commit]]) -> dict[str, int]:
+    return {mailbox: commits[-1].epoch for mailbox, commits in fences.items()}

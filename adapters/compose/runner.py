@@ -191,7 +191,7 @@ class _Hosted:
         now = time.monotonic()
         if now - self._measured_at >= SIZE_SECONDS:
             self._measured_at = now
-            self._size = (await asyncio.to_thread(self.postroom.engine.log.size)).records
+            self._size = (await asyncio.to_thread(self.postroom.engine.log.size)).commits
         return MailboxReport(
             self.postroom.engine.mailbox.position,
             self.service.metrics.count_answers(QUERIES),

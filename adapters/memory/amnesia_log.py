@@ -1,127 +1,198 @@
 """The volatile log port: an event log in memory that forgets (svc-mailbox I-9)."""
 
-from collections.abc import Collection, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from itertools import islice, takewhile
+from operator import attrgetter
+
+import msgspec
 
 from postroom.adapters.memory.event_log import MemoryEventLog
+from postroom.application.mailbox.codec import encode_events, to_records
+from postroom.application.mailbox.commit_ends import ends_with
 from postroom.application.ports.event_log import LogSize, StoredSnapshot
-from postroom.domain.record import HEADERS, NO_HEADERS, Record
+from postroom.domain.commit import Commit
+from postroom.domain.event import Event
+from postroom.domain.message import (
+    Headers,
+    MessageAcked,
+    MessageExpired,
+    MessageReceived,
+    MessageRedriven,
+    MessageSent,
+)
+from postroom.domain.record import Record
 
 RECORD_BYTES = 500
-"""Estimated memory of a record without its state and envelope."""
+"""Estimated memory of a record without its envelope."""
 MESSAGE_BYTES = 700
 """Estimated memory of a message besides its records: its state, its place in a queue, and its timer."""
-_SENT = "MessageSent."
-_SETTLED = ("MessageAcked.", "MessageExpired.")
-_DELIVERY_BEGINS = ("MessageReceived.", "MessageRedriven.")
+_SETTLED = (MessageAcked, MessageExpired)
+_DELIVERY_BEGINS = (MessageReceived, MessageRedriven)
+_FORGOTTEN = Headers(0)
 
 
 class AmnesiaEventLog(MemoryEventLog):
-    """The records of a mailbox in memory, without the content of settled messages; see `VolatileLog`.
+    """The events of a mailbox in memory, without the content of settled messages; see `VolatileLog`.
 
-    Records that a compaction leaves of older messages are apart from the others, which have no gaps.
+    Its commits are kept decoded, so that one message can be forgotten, and encoded again when they are read.
+    Their chain hashes are those of the original commits, so the log can't be verified (ADR 0066).
     """
 
     def __init__(self, mailbox: str) -> None:
         super().__init__(mailbox)
-        self._older: dict[int, Record] = {}
+        self._records: dict[int, Record] = {}
+        """By position: those of the commits, and those that compactions leave of older messages."""
+        self._streams: dict[bytes, list[int]] = {}
         self._settled: set[bytes] = set()
         self._used = 0
 
     @property
     def used_bytes(self) -> int:
-        """Return about how much memory records and snapshots take; see `VolatileLog.used_bytes`."""
+        """Return about how much memory events and snapshots take; see `VolatileLog.used_bytes`."""
         return self._used
 
-    def append(self, records: Sequence[Record]) -> None:
-        """Append records, and release the content of messages that they settle; see `EventLog.append`."""
-        super().append(records)
+    def append(self, commits: Sequence[Commit]) -> None:
+        """Append commits, and release the content of messages that they settle; see `EventLog.append`."""
+        records = [record for commit in commits for record in to_records(commit)]
+        super().append([commit._replace(events=b"", envelopes=b"") for commit in commits])
         with self._lock:
             for record in records:
+                self._records[record.position] = record
+                self._streams.setdefault(record.stream, []).append(record.position)
                 self._used += memory_of(record)
-                if record.type.startswith(_SETTLED):
+                if isinstance(record.event, _SETTLED):
                     self._settled.add(record.stream)
                     self._release(record.stream)
 
+    def commits(self, after: int = 0, *, envelopes: bool = True) -> Iterator[Commit]:
+        """Yield the commits that end after position `after`; see `CommitReader.commits`."""
+        return map(self._encoded, super().commits(after))
+
+    def commits_of(self, positions: Iterable[int], *, envelopes: bool = True) -> list[Commit]:
+        """Return the commits that hold these positions; see `CommitReader.commits_of`."""
+        return [self._encoded(commit) for commit in super().commits_of(positions)]
+
+    def read(self, after: int = 0, limit: int | None = None) -> Iterator[Record]:
+        """Yield the records of the commits; see `EventLogReader.read`."""
+        positions = (
+            position
+            for commit in super().commits(after)
+            for position in range(max(commit.first, after + 1), commit.last + 1)
+        )
+        records = (self._records.get(position) for position in positions)
+        return islice(takewhile(lambda record: record is not None, records), limit)  # type: ignore[arg-type]  # no None
+
+    def replay(self, after: int = 0) -> Iterator[tuple[int, Event]]:
+        """Yield positions and events; see `EventLogReader.replay`."""
+        return ((record.position, record.event) for record in self.read(after))
+
+    def read_stream(self, stream: bytes) -> list[Record]:
+        """Return the records of one stream; see `EventLogReader.read_stream`."""
+        with self._lock:
+            return [self._records[position] for position in self._streams.get(stream, ())]
+
+    def replay_first(self, streams: Iterable[bytes]) -> Iterator[Event]:
+        """Yield the first events of streams; see `EventLogReader.replay_first`."""
+        records = (self.read_stream(stream)[:1] for stream in streams)
+        return (first.event for found in records for first in found if first.version == 1)
+
     def at_positions(self, positions: Sequence[int]) -> dict[int, Record]:
         """Return the records at these positions; see `EventLogReader.at_positions`."""
-        records = super().at_positions(positions)
         with self._lock:
-            return records | {each: self._older[each] for each in positions if each in self._older}
+            return {each: self._records[each] for each in positions if each in self._records}
 
     def compact(self, through: int, unsettled: Collection[bytes]) -> int:
-        """Forget the records before a snapshot; see `VolatileLog.compact`."""
+        """Forget the events before a snapshot; see `VolatileLog.compact`."""
         with self._lock:
-            count = max(0, min(through - self._removed - 1, len(self._records)))
-            before = len(self._older) + count
-            rest: dict[int, Record] = {}
-            for stream, records in self._streams.items():
-                older = [each for each in records if each.position < through]
+            before = len(self._records)
+            count = bisect_left(self._commits, through, key=attrgetter("last"))
+            if count:
+                self._removed = self._commits[count - 1].last
+                del self._commits[:count]
+            for stream, positions in list(self._streams.items()):
+                older = positions[: bisect_right(positions, self._removed)]
                 if stream in unsettled:
-                    older = _shorten(older, records)
-                elif stream not in self._settled:
-                    older = []
-                rest.update((each.position, each) for each in older)
-                records[:] = [*older, *(each for each in records if each.position >= through)]
-            for stream in [stream for stream, records in self._streams.items() if not records]:
-                del self._streams[stream]
-            del self._records[:count]
-            self._removed += count
-            self._older = rest
+                    needed = self._needed(positions)
+                elif stream in self._settled:
+                    continue
+                else:
+                    needed = set()
+                self._forget(stream, [each for each in older if each not in needed])
             self._settled.clear()
             self._used = self._measure()
-            return before - len(self._older)
+            return before - len(self._records)
 
     def truncate(self, through: int, limit: int) -> int:
-        """Remove the oldest records through `through`; see `EventLog.truncate`."""
+        """Remove the oldest commits through `through`; see `EventLog.truncate`."""
         count = super().truncate(through, limit)
         with self._lock:
             self._used = self._measure()
         return count
 
     def size(self) -> LogSize:
-        """Return the estimated size of the log; see `EventLog.size`."""
+        """Return the estimated size of the log; see `CommitReader.size`."""
         return LogSize(self._used, self._used)
 
     def save_snapshot(self, snapshot: StoredSnapshot) -> None:
-        """Save a snapshot in place of the former ones, unless its record was not appended."""
-        record = self.at_positions([snapshot.position]).get(snapshot.position)
-        if record is None or record.chain != snapshot.chain:
+        """Save a snapshot in place of the former ones, unless its commit was not appended."""
+        if not ends_with(self, snapshot.position, snapshot.chain):
             return
         with self._lock:
             self._used += len(snapshot.state) - sum(len(each.state) for each in self._snapshots)
             self._snapshots = [snapshot]
 
+    def _encoded(self, commit: Commit) -> Commit:
+        records = self.at_positions(range(commit.first, commit.last + 1)).values()
+        events, envelopes = encode_events(
+            [record.event for record in records], [record.distance for record in records]
+        )
+        return commit._replace(events=events, envelopes=envelopes)
+
+    def _drop_entries(self, commit: Commit) -> None:
+        for position in range(commit.first, commit.last + 1):
+            self._forget(self._records[position].stream, [position])
+
+    def _forget(self, stream: bytes, positions: Collection[int]) -> None:
+        """Drop records of a stream, and their entries in the index."""
+        for position in positions:
+            del self._records[position]
+        rest = [each for each in self._streams[stream] if each in self._records]
+        entries = [each for each in self._index.get(stream, ()) if each.position in self._records]
+        if rest:
+            self._streams[stream] = rest
+        else:
+            del self._streams[stream]
+        if entries:
+            self._index[stream] = entries
+        else:
+            self._index.pop(stream, None)
+
+    def _needed(self, positions: Sequence[int]) -> set[int]:
+        """Return the send of an unsettled message and the first and last event of its latest delivery.
+
+        An extension replaces those before it, so two events of a delivery suffice to fold the message.
+        """
+        begins = [
+            each for each in positions if isinstance(self._records[each].event, _DELIVERY_BEGINS)
+        ] or positions
+        return {positions[0], begins[-1], positions[-1]}
+
     def _release(self, stream: bytes) -> None:
         """Replace the record of a message by one without headers and envelope."""
-        records = self._streams[stream]
-        sent = records[0]
-        if sent.envelope is None:
-            return
-        self._used -= len(sent.envelope)
-        slim = Record._make((*sent[:HEADERS], *NO_HEADERS))
-        records[0] = slim
-        if sent.position in self._older:
-            self._older[sent.position] = slim
-        else:
-            self._records[sent.position - self._removed - 1] = slim
+        position = self._streams[stream][0]
+        sent = self._records[position].event
+        if isinstance(sent, MessageSent) and sent.envelope:
+            self._used -= len(sent.envelope)
+            slim = msgspec.structs.replace(sent, headers=_FORGOTTEN, envelope=b"")
+            self._records[position] = self._records[position]._replace(event=slim, envelope_hash=b"")
 
     def _measure(self) -> int:
-        records = sum(map(memory_of, self._records)) + sum(map(memory_of, self._older.values()))
+        records = sum(map(memory_of, self._records.values()))
         return records + sum(len(each.state) for each in self._snapshots)
 
 
 def memory_of(record: Record) -> int:
     """Return about how much memory a record takes, in bytes."""
-    message = MESSAGE_BYTES if record.type.startswith(_SENT) else 0
-    return RECORD_BYTES + message + len(record.state) + len(record.envelope or b"")
-
-
-def _shorten(older: list[Record], records: list[Record]) -> list[Record]:
-    """Return the send of an unsettled message and the last records of its latest delivery.
-
-    An extension replaces those before it, so two records of a delivery suffice to fold the message.
-    """
-    begins = [n for n, each in enumerate(records) if each.type.startswith(_DELIVERY_BEGINS)]
-    first = begins[-1] if begins else 0
-    positions = {records[0].position, records[first].position, records[-1].position}
-    return [each for each in older if each.position in positions]
+    sent = record.event
+    return RECORD_BYTES + (MESSAGE_BYTES + len(sent.envelope) if isinstance(sent, MessageSent) else 0)

@@ -7,16 +7,17 @@ from pathlib import Path
 
 from postroom.adapters.sql.statements import read_text, statements
 from postroom.adapters.sqlite.database import connect_reader, create_file, open_file
-from postroom.adapters.sqlite.event_log import SqliteEventLog, inserts
+from postroom.adapters.sqlite.event_log import SqliteEventLog
+from postroom.application.mailbox.compression import compress
 from postroom.application.ports.backup import MailboxHead, RecordedRow
 from postroom.application.ports.event_log import Seal, StoredSnapshot
+from postroom.domain.commit import GENESIS, POSITIONS_PER_MAILBOX, Commit, IndexEntry
 from postroom.domain.errors import NotFound, Unavailable
-from postroom.domain.record import GENESIS, POSITIONS_PER_MAILBOX, Record
 
 STEP_PAGES = 2_000
 """Pages that are copied between two calls of `progress`, 8 MB."""
 OUTBOX = "outbox_messages"
-STORE_TABLES = ("mailbox_names", "log", "snapshot", "seal", OUTBOX)
+STORE_TABLES = ("mailbox_names", "log", "log_index", "snapshot", "seal", OUTBOX)
 """Tables of Postroom; a file may have others of its user."""
 _SQL = statements("postroom.adapters.sqlite", "backup.sql")
 _CREATE_OUTBOX = statements("postroom.adapters.sql", "mailbox_outbox.sql")["create_in_sqlite"]
@@ -76,10 +77,15 @@ class SqliteStoreSnapshot:
         """Open a log for reading."""
         return SqliteEventLog(self.path, mailbox, create_missing=False)
 
-    def records(self, mailbox: str) -> Iterator[Record]:
-        """Yield the records of a log; see `StoreSnapshot.records`."""
+    def commits(self, mailbox: str) -> Iterator[Commit]:
+        """Yield the commits of a log; see `StoreSnapshot.commits`."""
         with closing(self.log(mailbox)) as log:
-            yield from log.read()
+            yield from log.commits()
+
+    def entries(self, mailbox: str) -> Iterator[IndexEntry]:
+        """Yield the entries of a log's index; see `StoreSnapshot.entries`."""
+        with self._reading() as reader:
+            yield from map(IndexEntry._make, reader.execute(_SQL["entries"], (mailbox,)))
 
     def snapshots(self, mailbox: str) -> list[StoredSnapshot]:
         """Return the saved snapshots of a mailbox; see `StoreSnapshot.snapshots`."""
@@ -120,23 +126,35 @@ class SqliteStoreLoader:
     def __init__(self, path: Path, connection: sqlite3.Connection) -> None:
         self._path = path
         self._connection = connection
-        self._bases: dict[str, int] = {}
+        self._ids: dict[str, int] = {}
 
     def add_mailbox(self, mailbox: str, first: int, last: int) -> None:
         """Create a log; see `StoreLoader.add_mailbox`."""
         with self._writing():
             ((id_,),) = self._connection.execute(_SQL["add_mailbox"], (mailbox, first - 1)).fetchall()
-        self._bases[mailbox] = id_ * POSITIONS_PER_MAILBOX
+        self._ids[mailbox] = id_
 
-    def append(self, mailbox: str, records: Sequence[Record]) -> None:
-        """Append records to a log; see `StoreLoader.append`."""
+    def append(self, mailbox: str, commits: Sequence[Commit]) -> None:
+        """Append commits to a log; see `StoreLoader.append`."""
+        base = self._base(mailbox)
+        rows = [
+            (base + first, *columns, compress(events), compress(envelopes))
+            for first, *columns, events, envelopes, _, _ in commits
+        ]
         with self._writing():
-            for statement, values in inserts(self._bases[mailbox], records):
-                self._connection.execute(statement, values)
+            self._connection.executemany(_SQL["add_commit"], rows)
+        for commit in commits:
+            self.add_entries(mailbox, commit.entries)
+
+    def add_entries(self, mailbox: str, entries: Sequence[IndexEntry]) -> None:
+        """Add entries to a log's index; see `StoreLoader.add_entries`."""
+        id_ = self._ids[mailbox]
+        with self._writing():
+            self._connection.executemany(_SQL["add_entry"], [(id_, *entry) for entry in entries])
 
     def save_snapshots(self, mailbox: str, snapshots: Sequence[StoredSnapshot]) -> None:
         """Save snapshots of a mailbox; see `StoreLoader.save_snapshots`."""
-        base = self._bases[mailbox]
+        base = self._base(mailbox)
         with self._writing():
             rows = [(base + each.position, each.chain, each.state) for each in snapshots]
             self._connection.executemany(_SQL["add_snapshot"], rows)
@@ -144,13 +162,16 @@ class SqliteStoreLoader:
     def save_seal(self, mailbox: str, seal: Seal) -> None:
         """Save the seal of a log; see `StoreLoader.save_seal`."""
         with self._writing():
-            self._connection.execute(_SQL["add_seal"], (self._bases[mailbox], *seal))
+            self._connection.execute(_SQL["add_seal"], (self._base(mailbox), *seal))
 
     def record_messages(self, rows: Sequence[RecordedRow]) -> None:
         """Insert recorded messages; see `StoreLoader.record_messages`."""
         with self._writing():
             self._connection.execute(_CREATE_OUTBOX)
             self._connection.executemany(_SQL["record_message"], rows)
+
+    def _base(self, mailbox: str) -> int:
+        return self._ids[mailbox] * POSITIONS_PER_MAILBOX
 
     @contextmanager
     def _writing(self) -> Iterator[None]:

@@ -15,6 +15,15 @@ INSERT INTO outbox_messages (id, mailbox, topic, message, error) VALUES (?, ?, ?
 -- name: add_mailbox
 INSERT INTO mailbox_names (name, removed_through) VALUES (?, ?) RETURNING id;
 
+-- name: entries
+SELECT stream, version, position, last FROM log_index WHERE mailbox = (SELECT id FROM mailbox_names WHERE name = ?);
+
+-- name: add_commit
+INSERT INTO log (place, last, epoch, at, chain, events, envelopes) VALUES (?, ?, ?, ?, ?, ?, ?);
+
+-- name: add_entry
+INSERT INTO log_index (mailbox, stream, version, position, last) VALUES (?, ?, ?, ?, ?);
+
 -- name: add_snapshot
 INSERT INTO snapshot (place, chain, state) VALUES (?, ?, ?);
 

@@ -20,7 +20,7 @@ _NO_DATABASE = b"replaced by postroom restore".ljust(100)
 _SQL = statements("postroom.adapters.sqlite", "backup.sql")
 
 Ends = Mapping[int, int | None]
-"""The place of the last record by mailbox id; None for an empty log."""
+"""The place of the last commit by mailbox id; None for an empty log."""
 
 
 def check_side_files(store: Path) -> None:

@@ -5,8 +5,9 @@ from collections.abc import Sequence
 from itertools import islice
 
 from postroom.application.access.audit import AuditEntry
-from postroom.application.access.audit_records import AuditEvent, EntriesRemoved, to_records
+from postroom.application.access.audit_records import AuditEvent, EntriesRemoved, to_commit
 from postroom.application.daemon_executor import DaemonExecutor
+from postroom.application.mailbox.commit_ends import last_commit_through
 from postroom.application.ports.clock import Clock
 from postroom.application.ports.event_log import EventLog, Head, Seal
 from postroom.application.telemetry import logger, summarize
@@ -18,8 +19,8 @@ ENTRIES_PER_APPEND = 1_000
 MAX_WAITING = 10_000
 """Maximum number of entries that wait for an append; further accesses are refused."""
 REMOVAL_INTERVAL_SECONDS = 3_600
-TRUNCATE_ROWS = 5_000
-"""Records removed in one transaction; bounds how long an append waits for retention."""
+TRUNCATE_COMMITS = 1_000
+"""Commits removed in one transaction; bounds how long an append waits for retention."""
 ATTEMPTS = 100
 """Maximum number of attempts to append while other processes append first."""
 
@@ -67,7 +68,7 @@ class StoredAuditLog:
         await recorded
 
     async def remove_expired(self) -> int:
-        """Remove the entries that are older than the retention; return the number of records.
+        """Remove the entries that are older than the retention; return the number of events.
 
         Raises: Unavailable when the log can't be written.
         """
@@ -131,14 +132,13 @@ class StoredAuditLog:
     def _append_after_others(self, events: Sequence[AuditEvent]) -> None:
         for _ in range(ATTEMPTS):
             head = self._head or self._log.head()
-            records = to_records(events, head, self._clock.wall())
+            commit = to_commit(events, head, self._clock.wall())
             try:
-                self._log.append(records)
+                self._log.append([commit])
             except WrongPosition:  # another process appended meanwhile
                 self._head = None
                 continue
-            last = records[-1]
-            self._head = Head(last.position, last.at, last.chain, last.epoch)
+            self._head = Head(commit.last, commit.at, commit.chain, commit.epoch)
             return
         raise Unavailable(f"Other processes appended to the audit log before each of {ATTEMPTS} attempts.")
 
@@ -159,15 +159,15 @@ class StoredAuditLog:
         through = self._log.position_before(self._clock.wall() - self._retention_us)
         if self._max_entries is not None:
             through = max(through, head.position - self._max_entries)
-        last_removed = self._log.at_positions([through]).get(through)
+        last_removed = last_commit_through(self._log, through)
         if last_removed is None:  # nothing to remove, or another process is removing it
             return 0
-        # First, so that the chain of the remaining records can always be verified.
-        self._append_after_others([EntriesRemoved(through, last_removed.chain)])
+        # First, so that the chain of the remaining commits can always be verified.
+        self._append_after_others([EntriesRemoved(last_removed.last, last_removed.chain)])
         removed = 0
-        while count := self._log.truncate(through, TRUNCATE_ROWS):
+        while count := self._log.truncate(last_removed.last, TRUNCATE_COMMITS):
             removed += count
-        self._first = through + 1
+        self._first = last_removed.last + 1
         return removed
 
     def _seal_and_close(self) -> None:

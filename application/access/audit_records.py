@@ -1,30 +1,33 @@
-"""Audit entries as log records, and back."""
+"""Audit entries as events of a log, and back."""
 
 from collections.abc import Sequence
 
 import msgspec
 
 from postroom.application.access.audit import AuditEntry
+from postroom.application.mailbox.codec import make_commit
 from postroom.application.ports.event_log import Head
+from postroom.domain.commit import GENESIS, Commit
 from postroom.domain.errors import BrokenLog
+from postroom.domain.event import StoredEvent
 from postroom.domain.names import AUDIT_LOG, mailbox_stream
-from postroom.domain.record import GENESIS, Record, link
+from postroom.domain.record import Record
 
 ACCESS_AUDITED = "AccessAudited.1"
 ENTRIES_REMOVED = "AuditEntriesRemoved.1"
 EPOCH = 0
-"""Epoch of the audit log's records; those of mailbox owners begin at 1."""
+"""Epoch of the audit log's commits; those of mailbox owners begin at 1."""
 _ENTRIES = mailbox_stream(AUDIT_LOG)
 REMOVALS = mailbox_stream(f"{AUDIT_LOG}/removals")
 """Stream of the removals by retention."""
 
 
 class EntriesRemoved(msgspec.Struct, frozen=True):
-    """The removal of the oldest records by retention.
+    """The removal of the oldest commits by retention.
 
     Arguments:
-        through: position of the last one.
-        link: its chain hash, from which the chain of the remaining records continues.
+        through: position at which the last one ends.
+        link: its chain hash, from which the chain of the remaining commits continues.
     """
 
     through: int
@@ -38,25 +41,32 @@ _decode_entry = msgspec.msgpack.Decoder(AuditEntry).decode
 _decode_removal = msgspec.msgpack.Decoder(EntriesRemoved).decode
 
 
-def to_records(events: Sequence[AuditEvent], head: Head | None, now: int) -> list[Record]:
-    """Return events as the records after `head`.
+def to_commit(events: Sequence[AuditEvent], head: Head | None, now: int) -> Commit:
+    """Return events as the commit after `head`.
 
     Arguments:
+        events: at least one.
         head: end of the log; None while it is empty.
         now: µs since 1970 UTC; log time never goes back.
     """
     end, at, chain = (0, 0, GENESIS) if head is None else head[:3]
     at = max(at, now)
-    records = []
-    for position, event in enumerate(events, end + 1):
-        stream, type_ = (
-            (_ENTRIES, ACCESS_AUDITED) if isinstance(event, AuditEntry) else (REMOVALS, ENTRIES_REMOVED)
-        )
-        # The position is the version, which must only be unique within the stream.
-        columns = (position, stream, position, EPOCH, type_, at, None, None, None, None, None, _encode(event))
-        chain = link(chain, columns, ())
-        records.append(Record(*columns, chain))
-    return records
+    # The position is the version, which must only be unique within the stream.
+    stored = [_to_event(event, position, at) for position, event in enumerate(events, end + 1)]
+    return make_commit(
+        stored,
+        [0] * len(stored),
+        first=end + 1,
+        epoch=EPOCH,
+        previous=chain,
+    )
+
+
+def _to_event(event: AuditEvent, position: int, at: int) -> StoredEvent:
+    stream, type_ = (
+        (_ENTRIES, ACCESS_AUDITED) if isinstance(event, AuditEntry) else (REMOVALS, ENTRIES_REMOVED)
+    )
+    return StoredEvent(stream, position, at, type_, _encode(event))
 
 
 def to_entry(record: Record) -> AuditEntry | None:
@@ -69,7 +79,7 @@ def to_entry(record: Record) -> AuditEntry | None:
     try:
         if record.type != ACCESS_AUDITED:
             raise ValueError(f"its type is {record.type!r}")
-        return msgspec.structs.replace(_decode_entry(record.state), at=record.at)
+        return msgspec.structs.replace(_decode_entry(_state(record)), at=record.at)
     except _UNREADABLE as error:
         raise _unreadable(record, error) from error
 
@@ -77,9 +87,15 @@ def to_entry(record: Record) -> AuditEntry | None:
 def to_removal(record: Record) -> EntriesRemoved:
     """Return the removal of a record; raise BrokenLog for one that was altered."""
     try:
-        return _decode_removal(record.state)
+        return _decode_removal(_state(record))
     except _UNREADABLE as error:
         raise _unreadable(record, error) from error
+
+
+def _state(record: Record) -> bytes:
+    if not isinstance(record.event, StoredEvent):
+        raise ValueError(f"it is an event of a mailbox, {record.type}")
+    return record.event.state
 
 
 def _unreadable(record: Record, error: Exception) -> BrokenLog:

@@ -6,15 +6,16 @@ from typing import NamedTuple
 from postroom.application.pluralize import pluralize
 from postroom.application.ports.event_log import EventLogReader
 from postroom.domain.errors import InvalidRequest
+from postroom.domain.message import MessageSent
 
 
 class Loss(NamedTuple):
-    """Records of a mailbox that the backup lacks.
+    """Events of a mailbox that the backup lacks.
 
     Arguments:
-        common: last position at which both logs have the same record; 0 for none.
-        records, messages: number of the mailbox's records after it, and of the messages sent by them.
-        is_diverged: whether the backup has other records after it; otherwise the mailbox only goes further.
+        common: last position through which both logs have the same commits; 0 for none.
+        records, messages: number of the mailbox's events after it, and of the messages sent by them.
+        is_diverged: whether the backup has other events after it; otherwise the mailbox only goes further.
     """
 
     mailbox: str
@@ -37,7 +38,7 @@ def compare(target: EventLogReader, backup: EventLogReader | None) -> Loss | Non
     common = 0 if backup is None or end is None else _common(target, backup, head.position, end.position)
     if common == head.position:
         return None
-    messages = sum(row[4].startswith("MessageSent.") for row in target.replay(common))
+    messages = sum(isinstance(event, MessageSent) for _, event in target.replay(common))
     is_diverged = end is not None and common < end.position
     return Loss(target.mailbox, common, head.position - common, messages, is_diverged)
 
@@ -45,7 +46,7 @@ def compare(target: EventLogReader, backup: EventLogReader | None) -> Loss | Non
 def _common(target: EventLogReader, backup: EventLogReader, last: int, end: int) -> int:
     """Return the last position at which both logs have the same chain hash, by a binary search.
 
-    A chain hash covers all records before it, so the logs are the same up to there.
+    A chain hash covers all commits before it, so the logs are the same up to there, the end of a commit.
     """
     first = max(target.first_position() or 1, backup.first_position() or 1)
     high = min(last, end)
@@ -54,8 +55,8 @@ def _common(target: EventLogReader, backup: EventLogReader, last: int, end: int)
     low = first - 1
     while low < high:
         middle = (low + high + 1) // 2
-        record, copy = (log.at_positions([middle]).get(middle) for log in (target, backup))
-        if record is not None and copy is not None and record.chain == copy.chain:
+        commit, copy = (log.commits_of([middle], envelopes=False) for log in (target, backup))
+        if commit and copy and commit[0].chain == copy[0].chain:
             low = middle
         else:
             high = middle - 1

@@ -1,16 +1,16 @@
-"""The record that ends the epochs from before a restore."""
+"""The commit that ends the epochs from before a restore."""
 
 from postroom.application.mailbox.fold import fold_from
 from postroom.application.mailbox.loaded_mailbox import LoadedMailbox
 from postroom.application.ports.event_log import EventLogReader
+from postroom.domain.commit import Commit
 from postroom.domain.mailbox.commands import TakeOwnership
 from postroom.domain.mailbox.state import Clock
 from postroom.domain.names import is_mailbox
-from postroom.domain.record import Record
 
 
-def fencing_records(log: EventLogReader, epoch: int, owner: str) -> list[Record]:
-    """Return the record that takes ownership of a restored mailbox; none for a log that is no mailbox.
+def fencing_commits(log: EventLogReader, epoch: int, owner: str) -> list[Commit]:
+    """Return the commit that takes ownership of a restored mailbox; none for a log that is no mailbox.
 
     Epochs that were handed out after the backup are unknown. Receipts of those deliveries must not fit the
     deliveries of the restored log, so the next epochs begin above all of them.
@@ -26,7 +26,7 @@ def fencing_records(log: EventLogReader, epoch: int, owner: str) -> list[Record]
     if head is None or not is_mailbox(log.mailbox):
         return []
     mailbox, position = fold_from(log)
-    # The reading of the clocks is the last owner's, as of the last record: log time stands still meanwhile.
+    # The reading of the clocks is the last owner's, as of the last commit: log time stands still meanwhile.
     clock = mailbox.clock or Clock("", 0, mailbox.at)
     uptime = clock.uptime + mailbox.at - clock.at
     command = TakeOwnership(

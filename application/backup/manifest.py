@@ -47,7 +47,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def records(self) -> int:
-        """Return the number of records in the backup."""
+        """Return the number of events in the backup."""
         return sum(each.position - each.first + 1 for each in self.mailboxes if each.first)
 
     @property

@@ -2,6 +2,7 @@
 
 import asyncio
 
+from postroom.application.mailbox.durable_snapshot import save_durable_snapshot
 from postroom.application.mailbox.engine import MailboxEngine
 from postroom.application.ports.volatile_log import VolatileLog
 from postroom.application.telemetry import logger
@@ -19,7 +20,6 @@ MAX_INTERVAL_SECONDS = 300.0
 """Interval at which settled messages are forgotten even if there is room: the default `T_replay`."""
 INTERVAL_RATIO = 4
 """A compaction that takes long is followed by a pause of this many times its duration."""
-SNAPSHOT_TRIES = 5
 
 
 class MemoryBound:
@@ -78,18 +78,9 @@ class MemoryBound:
             pause = max(INTERVAL_SECONDS, INTERVAL_RATIO * (now() - began))
 
     async def compact(self, engine: MailboxEngine) -> int:
-        """Forget settled messages and the earlier deliveries of the others; return the number of records.
-
-        The state may be ahead of the log; a snapshot of it is void until its record is appended.
-        """
-        for _ in range(SNAPSHOT_TRIES):
-            state = engine.state
-            snapshot, unsettled = state.snapshot(), frozenset(state.mailbox.messages)
-            await engine.writer.save_snapshot(snapshot)
-            stored = self._log.at_positions([snapshot.position]).get(snapshot.position)
-            if stored is not None and stored.chain == snapshot.chain:
-                return await engine.writer.compact(self._log, snapshot.position, unsettled)
-        return 0
+        """Forget settled messages and the earlier deliveries of the others; return the number of events."""
+        saved = await save_durable_snapshot(engine)
+        return 0 if saved is None else await engine.writer.compact(self._log, *saved)
 
     def _used(self, mailbox: Mailbox) -> int:
         keys = sum(len(topic.window) for topic in mailbox.topics.values())

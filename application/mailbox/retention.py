@@ -1,9 +1,11 @@
-"""Retention: removes old and excess records from the log of an open mailbox."""
+"""Retention: removes old and excess commits from the log of an open mailbox."""
 
 import asyncio
 from operator import attrgetter
 
 from postroom.application.mailbox.archiving import archive_records
+from postroom.application.mailbox.commit_ends import last_commit_through
+from postroom.application.mailbox.durable_snapshot import save_durable_snapshot
 from postroom.application.mailbox.engine import MailboxEngine
 from postroom.application.ports.log_archive import LogArchive
 from postroom.application.telemetry import logger
@@ -19,12 +21,11 @@ SIZE_SECONDS = 30.0
 HEADROOM = 20
 """A log above its limit is cut to 1/20 below it, so that it does not exceed it again at once."""
 ROUNDS = 10
-"""Record sizes are estimates, so the number of records to remove is approached in rounds."""
-SNAPSHOT_TRIES = 5
+"""Sizes of commits are estimates, so what to remove is approached in rounds."""
 
 
 class Retention:
-    """Removal of settled records from the log of an open mailbox; an archive stores them first."""
+    """Removal of settled commits from the log of an open mailbox; an archive stores them first."""
 
     def __init__(self, engine: MailboxEngine, archive: LogArchive | None = None) -> None:
         self._engine = engine
@@ -55,11 +56,11 @@ class Retention:
                 logger().warning("mailbox.retention_failed", mailbox=self._log.mailbox, error=str(error))
 
     async def enforce_age(self) -> int:
-        """Remove settled records that are older than the history retention.
+        """Remove settled commits that are older than the history retention.
 
         Does nothing during the expiry pause after a restart of log time (ADR 0029).
 
-        Returns: how many records were removed.
+        Returns: how many events were removed.
         Raises: Unavailable when something failed; nothing is removed that is not archived.
         """
         engine = self._engine
@@ -69,14 +70,14 @@ class Retention:
         return await self.remove_before(now - mailbox.limits.history_retention_ms * MS)
 
     async def remove_before(self, at: int) -> int:
-        """Remove settled records written before log time `at` (µs); see `enforce_age`."""
+        """Remove settled commits written before log time `at` (µs); see `enforce_age`."""
         self._engine.check_process()
         return await self._remove_through(await asyncio.to_thread(self._log.position_before, at))
 
     async def enforce_size(self) -> int:
-        """Remove the oldest settled records until the log is within `max_store_bytes`, and shrink the store.
+        """Remove the oldest settled commits until the log is within `max_store_bytes`, and shrink the store.
 
-        Returns: how many records were removed.
+        Returns: how many events were removed.
         Raises: Unavailable when something failed; what was removed before stays removed.
         """
         limit, log = self._engine.mailbox.limits.max_store_bytes, self._log
@@ -85,15 +86,15 @@ class Retention:
         removed = 0
         size = await asyncio.to_thread(log.size)
         for _ in range(ROUNDS):
-            if size.records <= limit:
+            if size.commits <= limit:
                 break
-            excess = size.records - limit + limit // HEADROOM
+            excess = size.commits - limit + limit // HEADROOM
             count = await self._remove_through(await asyncio.to_thread(log.position_at_size, excess))
             if not count:
                 logger().warning(
                     "mailbox.too_large",
                     mailbox=log.mailbox,
-                    bytes=size.records,
+                    bytes=size.commits,
                     limit=limit,
                     reason="unsettled",
                 )
@@ -106,16 +107,16 @@ class Retention:
                 "mailbox.shrunk",
                 mailbox=log.mailbox,
                 records=removed,
-                bytes=size.records,
+                bytes=size.commits,
                 limit=limit,
                 reclaimed=reclaimed,
             )
         return removed
 
     async def _remove_through(self, through: int) -> int:
-        """Remove the records up to a position, or up to the oldest unsettled message; return their number.
+        """Remove the commits up to a position or the oldest unsettled message; return the number of events.
 
-        The records are archived first (ADR 0032); then `LogTruncated` is appended, and a snapshot is saved.
+        The commits are archived first (ADR 0032); then `LogTruncated` is appended, and a snapshot is saved.
         """
         async with self._lock:
             return await self._truncate(self._settled_through(through))
@@ -139,17 +140,21 @@ class Retention:
 
     async def _truncate(self, through: int) -> int:
         mailbox = self._engine.mailbox
+        last = await asyncio.to_thread(last_commit_through, self._log, through)
+        through = 0 if last is None else last.last
         if self._archive is not None:
             await archive_records(self._log, self._archive, max(through, mailbox.truncated_through))
-        if through > mailbox.truncated_through:
-            record = (await asyncio.to_thread(self._log.at_positions, [through]))[through]
-            await self._engine.submit([Truncate(through, record.chain)])
+        if last is not None and through > mailbox.truncated_through:
+            await self._engine.submit([Truncate(through, last.chain)])
         through = self._engine.mailbox.truncated_through
         first = await asyncio.to_thread(self._log.first_position)
         if first is None or first > through:
             return 0
-        # After `LogTruncated`, so that the snapshot's own record is not removed.
-        await self._save_snapshot()
+        # After `LogTruncated`, so that the snapshot's own commit is not removed.
+        if await save_durable_snapshot(self._engine) is None:
+            raise Unavailable(
+                f"Mailbox {self._log.mailbox} is too busy to truncate its log now; retention will try again."
+            )
         removed = await self._engine.writer.truncate(through)
         if removed:
             logger().info(
@@ -157,36 +162,20 @@ class Retention:
             )
         return removed
 
-    async def _save_snapshot(self) -> None:
-        """Save a snapshot at a durable record, as the records before it will be removed.
-
-        The state may be ahead of the log; a snapshot is void if its record is never appended.
-        """
-        for _ in range(SNAPSHOT_TRIES):
-            snapshot = self._engine.state.snapshot()
-            await self._engine.writer.save_snapshot(snapshot)
-            stored = await asyncio.to_thread(self._log.at_positions, [snapshot.position])
-            record = stored.get(snapshot.position)
-            if record is not None and record.chain == snapshot.chain:
-                return
-        raise Unavailable(
-            f"Mailbox {self._log.mailbox} is too busy to truncate its log now; retention will try again."
-        )
-
 
 class DeleteOldEvents:
-    """Handler that removes settled records before the history retention ends (RFC-037)."""
+    """Handler that removes settled commits before the history retention ends (RFC-037)."""
 
     def __init__(self, retention: Retention) -> None:
         self._retention = retention
 
     async def __call__(self, older_than: int) -> int:
-        """Remove the records written before `older_than`, up to the oldest unsettled message.
+        """Remove the commits written before `older_than`, up to the oldest unsettled message.
 
         Arguments:
             older_than: log time, µs since 1970 UTC.
 
-        Returns: how many records were removed.
+        Returns: how many events were removed.
         Raises: InvalidRequest, Unavailable when something failed; nothing is removed that is not archived.
         """
         return await self._retention.remove_before(check_int("older_than", older_than, 0))

@@ -6,16 +6,16 @@ from typing import NamedTuple, Protocol
 import msgspec
 
 from postroom.application.ports.event_log import Seal, StoredSnapshot
-from postroom.domain.record import Record
+from postroom.domain.commit import Commit, IndexEntry
 
 
 class MailboxHead(msgspec.Struct, frozen=True):
     """The end of a log in a backup.
 
     Arguments:
-        first: position of its oldest record, 0 if it is empty.
-        position, chain, epoch: of its last record; `chain` in hex.
-        recorded_at: log time of the last record, µs since 1970 UTC.
+        first: position of its oldest event, 0 if it is empty.
+        position: of its last event.
+        chain, epoch, recorded_at: of its last commit; `chain` in hex, the time in µs since 1970 UTC.
     """
 
     mailbox: str
@@ -42,8 +42,11 @@ class StoreSnapshot(Protocol):
     def heads(self) -> list[MailboxHead]:
         """Return the ends of all logs, reserved ones included, sorted by mailbox."""
 
-    def records(self, mailbox: str) -> Iterator[Record]:
-        """Yield the records of a log in the order of their positions."""
+    def commits(self, mailbox: str) -> Iterator[Commit]:
+        """Yield the commits of a log in the order of their positions, with envelopes."""
+
+    def entries(self, mailbox: str) -> Iterator[IndexEntry]:
+        """Yield the entries of a log's index, in any order."""
 
     def snapshots(self, mailbox: str) -> list[StoredSnapshot]:
         """Return the saved snapshots of a mailbox."""
@@ -61,8 +64,11 @@ class StoreLoader(Protocol):
     def add_mailbox(self, mailbox: str, first: int, last: int) -> None:
         """Create a log that will have the positions `first` to `last`; `first` is 1 if it stays empty."""
 
-    def append(self, mailbox: str, records: Sequence[Record]) -> None:
-        """Append records to a log, in the order of their positions."""
+    def append(self, mailbox: str, commits: Sequence[Commit]) -> None:
+        """Append commits to a log, in the order of their positions, with the index entries they have."""
+
+    def add_entries(self, mailbox: str, entries: Sequence[IndexEntry]) -> None:
+        """Add entries to a log's index, as they are."""
 
     def save_snapshots(self, mailbox: str, snapshots: Sequence[StoredSnapshot]) -> None:
         """Save snapshots of a mailbox."""

@@ -2,7 +2,6 @@
 
 import msgspec
 
-from postroom.application.mailbox.codec import to_event
 from postroom.application.mailbox.fold import fold
 from postroom.application.ports.event_log import EventLogReader
 from postroom.application.ports.ownership import Ownership
@@ -48,12 +47,11 @@ class DescribeMailbox:
             await self._ownership.owner(log.mailbox),
             0 if head is None else head.epoch,
             0 if head is None or first is None else head.position - first + 1,
-            log.size().records,
+            log.size().commits,
         )
 
     def _mode(self) -> MailboxMode:
         for record in self._log.read_stream(mailbox_stream(self._log.mailbox)):
-            event = to_event(record)
-            if isinstance(event, MailboxCreated):
-                return event.mode
+            if isinstance(record.event, MailboxCreated):
+                return record.event.mode
         return fold(self._log).mode  # retention removed the first record

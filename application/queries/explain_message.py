@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterator
 from heapq import merge
 
-from postroom.application.mailbox.codec import to_event
 from postroom.application.mailbox.fold import refuse_altered_records
 from postroom.application.messages import rfc3339
 from postroom.application.ports.event_log import EventLogReader
@@ -40,15 +39,15 @@ class ExplainMessage:
         """
         log = self._log
         records = log.read_stream(message_stream(log.mailbox, id_))
-        sent = to_event(records[0]) if records else None
+        sent = records[0].event if records else None
         if not isinstance(sent, MessageSent):
             raise NotFound(
                 f"Mailbox {log.mailbox} has no message {id_}; check the id, and the mailbox it was sent to."
             )
         own = log.read_stream(mailbox_stream(log.mailbox))
         items = merge(
-            ((r.position, r.epoch, to_event(r)) for r in records),
-            ((r.position, r.epoch, to_event(r)) for r in own),
+            ((r.position, r.epoch, r.event) for r in records),
+            ((r.position, r.epoch, r.event) for r in own),
             key=lambda item: item[0],
         )
         history = trace(_with_policies(sent.topic, items))  # type: ignore[arg-type]  # `records` are one message's

@@ -1,10 +1,9 @@
 """`FindMessageIds`: the message ids that begin with a few characters, as people type them."""
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from postroom.application.mailbox.codec import to_event
 from postroom.application.messages import rfc3339
 from postroom.application.ports.event_log import EventLogReader
 from postroom.domain.message import MessageSent
@@ -42,9 +41,10 @@ class FindMessageIds:
         last = bytes.fromhex(digits.ljust(2 * STREAM_BYTES, "f"))
         return list(self._candidates(self._log.streams_between(first, last, limit)))
 
-    def _candidates(self, streams: Iterable[bytes]) -> Iterator[MessageCandidate]:
+    def _candidates(self, streams: Sequence[bytes]) -> Iterator[MessageCandidate]:
+        sent_by_stream = {event.stream: event for event in self._log.replay_first(streams)}
         for stream in streams:
-            sent = to_event(self._log.read_stream(stream)[0])
+            sent = sent_by_stream.get(stream)
             if isinstance(sent, MessageSent) and sent.headers.message_id is None:
                 yield MessageCandidate(message_id(stream), sent.topic, rfc3339(sent.at) or "")
 

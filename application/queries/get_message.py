@@ -4,16 +4,16 @@ from collections.abc import Callable
 
 import msgspec
 
-from postroom.application.mailbox.codec import is_intact, to_event
+from postroom.application.mailbox.codec import is_intact
 from postroom.application.mailbox.fold import fold_message, refuse_altered_records
 from postroom.application.messages import rfc3339
 from postroom.application.ports.event_log import EventLogReader
 from postroom.application.query_results import HistoryEntry, MessageDetail
 from postroom.domain.envelope.headers import MailboxItem
 from postroom.domain.errors import NotFound
-from postroom.domain.message import READY, Message, MessageEvent, MessageSent, Status
+from postroom.domain.message import READY, Message, MessageSent, Status
 from postroom.domain.names import message_id, message_stream
-from postroom.domain.record import HEADERS, NO_HEADERS, Record
+from postroom.domain.record import Record
 
 
 class GetMessage:
@@ -31,14 +31,13 @@ class GetMessage:
         Raises: NotFound when the log has no such message, or retention removed it.
         """
         records = self._log.read_stream(message_stream(self._log.mailbox, id_))
-        events = [to_event(record) for record in records]
-        if not events or not isinstance(events[0], MessageSent):
+        sent = records[0].event if records else None
+        if not isinstance(sent, MessageSent):
             raise NotFound(
                 f"Mailbox {self._log.mailbox} has no message {id_}; check the id, and the mailbox it was "
                 "sent to."
             )
-        sent = events[0]
-        if records[0][HEADERS:] == NO_HEADERS:
+        if not records[0].envelope_hash:
             raise NotFound(
                 f"Message {id_} of mailbox {self._log.mailbox} is settled; in amnesia mode the content of "
                 "settled messages is forgotten."
@@ -57,7 +56,7 @@ class GetMessage:
             message.last_error,
             is_intact(records[0]),
             message_item(sent),
-            [_entry(record, event) for record, event in zip(records, events, strict=True)],  # type: ignore[arg-type]
+            [_entry(record) for record in records],
         )
 
 
@@ -79,13 +78,13 @@ def message_item(sent: MessageSent) -> MailboxItem:
 _HIDDEN = {"stream", "version", "at", "envelope", "headers", "payload_hash", "hash_chain"}
 
 
-def _entry(record: Record, event: MessageEvent) -> HistoryEntry:
+def _entry(record: Record) -> HistoryEntry:
     facts = {
         name: value
-        for name, value in msgspec.structs.asdict(event).items()
+        for name, value in msgspec.structs.asdict(record.event).items()
         if name not in _HIDDEN and value is not None
     }
     for name in ("due", "expires_at"):
         if name in facts:
             facts[name] = rfc3339(facts[name])
-    return HistoryEntry(record.position, rfc3339(record.at) or "", type(event).__name__, record.epoch, facts)
+    return HistoryEntry(record.position, rfc3339(record.at) or "", record.type, record.epoch, facts)

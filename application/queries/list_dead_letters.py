@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 
-from postroom.application.mailbox.codec import to_event
 from postroom.application.mailbox.fold import refuse_altered_records
 from postroom.application.messages import rfc3339
 from postroom.application.ports.event_log import EventLogReader
@@ -67,7 +66,7 @@ class ListDeadLetters:
             raise self._removed()
         letters = []
         for message in messages:
-            sent = to_event(records[message.position])
+            sent = records[message.position].event
             own_id = sent.headers.message_id if isinstance(sent, MessageSent) else None
             letters.append(
                 DeadLetter(
@@ -90,7 +89,7 @@ class ListDeadLetters:
         """Return the error with the first position from which all dead letters can be listed."""
         own = self._log.read_stream(mailbox_stream(self._log.mailbox))
         complete_from = max(
-            (record.position for record in own if isinstance(to_event(record), LogTruncated)), default=0
+            (record.position for record in own if isinstance(record.event, LogTruncated)), default=0
         )
         return NotFound(
             f"The dead letters of mailbox {self._log.mailbox} can be listed from position {complete_from} "

@@ -1,6 +1,5 @@
 """The log time of a mailbox now, for a process that does not own it."""
 
-from postroom.application.mailbox.codec import to_event
 from postroom.application.mailbox.fold import fold
 from postroom.application.ports.clock import Clock
 from postroom.application.ports.event_log import EventLogReader
@@ -33,7 +32,7 @@ class LogTime:
 
     def _last_reading(self) -> ClockReading | None:
         for record in reversed(self._log.read_stream(mailbox_stream(self._log.mailbox))):
-            event = to_event(record)
+            event = record.event
             if isinstance(event, OwnershipTaken):
                 return ClockReading(event.boot, event.uptime, event.at)
         return fold(self._log).clock

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from postroom.application.mailbox.codec import is_intact, to_event
+from postroom.application.mailbox.codec import is_intact
 from postroom.application.mailbox.fold import refuse_altered_records
 from postroom.application.messages import rfc3339
 from postroom.application.ports.event_log import EventLogReader
@@ -101,7 +101,7 @@ def _swept(mailbox: Mailbox, now: int) -> Mailbox:
 
 
 def _describe(message: Message, record: Record) -> PeekedMessage:
-    sent = to_event(record)
+    sent = record.event
     assert isinstance(sent, MessageSent)
     content = open_envelope(sent.envelope) if is_intact(record) else None
     return PeekedMessage(

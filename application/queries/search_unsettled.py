@@ -5,7 +5,6 @@ from itertools import islice
 
 import msgspec
 
-from postroom.application.mailbox.codec import to_event
 from postroom.application.ports.event_log import EventLogReader
 from postroom.application.queries.get_message import message_item
 from postroom.domain.message import Message, MessageSent, Status
@@ -29,7 +28,11 @@ class SearchUnsettled:
         records = self._log.at_positions(list(states))
         newest_first = filter_.order == Order.NEWEST_FIRST
         places = sorted(
-            ((each.timestamp, position) for position, each in records.items() if each.timestamp is not None),
+            (
+                (sent.headers.timestamp, position)
+                for position, record in records.items()
+                if isinstance(sent := record.event, MessageSent) and record.envelope_hash
+            ),
             reverse=newest_first,
         )
         if filter_.after is not None:
@@ -38,7 +41,7 @@ class SearchUnsettled:
 
         def matches() -> Iterator[FoundMessage]:
             for _, position in places:
-                sent, state = to_event(records[position]), states[position]
+                sent, state = records[position].event, states[position]
                 if isinstance(sent, MessageSent):
                     message = _describe(self._log.mailbox, sent, state)
                     if filter_.matches(message):

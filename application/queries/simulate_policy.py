@@ -1,14 +1,13 @@
 """`SimulatePolicy`: replay history under another policy; compare dead letters, deliveries and queueing."""
 
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
-from itertools import islice, tee
 from math import ceil
 
 import msgspec
 
-from postroom.application.mailbox.codec import to_event, to_events
+from postroom.application.mailbox.codec import decode_events
 from postroom.application.mailbox.fold import fold
 from postroom.application.ports.event_log import EventLogReader
 from postroom.application.queries.time_travel import to_us
@@ -22,7 +21,7 @@ from postroom.domain.policy import TopicPolicy
 from postroom.domain.policy_simulation import Changes, Outcome, observe, simulate
 from postroom.domain.search import topic_matches
 
-PROGRESS_RECORDS = 10_000
+PROGRESS_EVENTS = 10_000
 
 ASSUMPTIONS = """\
 The n-th delivery of a message has its recorded outcome, duration and pick-up delay.
@@ -179,9 +178,9 @@ class SimulatePolicy:
         Arguments:
             start, end: include messages sent from `start` on and before `end`.
             topics: include topics that match one of these names or globs; all when empty.
-            progress: called with the position, every 10,000 records.
+            progress: called with the position, every 10,000 events.
 
-        Raises: BrokenLog when the log contains a record that this version can't read.
+        Raises: BrokenLog when the log contains a commit that this version can't read.
         """
         log = self._log
         head = log.head()
@@ -191,13 +190,12 @@ class SimulatePolicy:
         before = self._position_from(end, head.position + 1)
         histories = _Histories(first, before, tuple(topics), self._policies_before(first))
         after = first - 1
-        rows, same_rows = tee(islice(log.replay(after), max(0, head.position - after)))
-        for row, event in zip(rows, to_events(same_rows), strict=True):
-            history = histories.add(row[0], row[3], event)
+        for position, epoch, event in _events(log, after, head.position):
+            history = histories.add(position, epoch, event)
             if history is not None:
                 simulation.add(history, head.at)
-            if row[0] % PROGRESS_RECORDS == 0:
-                progress(row[0])
+            if position % PROGRESS_EVENTS == 0:
+                progress(position)
         for history in histories.unsettled.values():
             simulation.add(history, head.at)
 
@@ -214,18 +212,28 @@ class SimulatePolicy:
         changes = [
             (record.position, event)
             for record in self._log.read_stream(mailbox_stream(self._log.mailbox))
-            if isinstance(event := to_event(record), TopicPolicySet)
+            if isinstance(event := record.event, TopicPolicySet)
         ]
         changed_topics = {event.topic for _, event in changes}
-        # Their records were removed by retention; they were not changed since.
+        # Their events were removed by retention; they were not changed since.
         policies = {
             topic: policy for topic, policy in fold(self._log).policies.items() if topic not in changed_topics
         }
         return policies | {event.topic: event.policy for at, event in changes if at < position}
 
 
+def _events(log: EventLogReader, after: int, through: int) -> Iterator[tuple[int, int, Event]]:
+    """Yield position, epoch and event of the log after one position and through another."""
+    for commit in log.commits(after, envelopes=False):
+        for position, event in enumerate(decode_events(commit), commit.first):
+            if position > through:
+                return
+            if position > after:
+                yield position, commit.epoch, event
+
+
 class _Histories:
-    """Histories of the selected messages, built record by record."""
+    """Histories of the selected messages, built event by event."""
 
     def __init__(
         self, first: int, before: int, topics: tuple[str, ...], policies: dict[str, TopicPolicy]
@@ -237,7 +245,7 @@ class _Histories:
         self._policies = policies
 
     def add(self, position: int, epoch: int, event: Event) -> MessageHistory | None:
-        """Add a record; return the history of the message that it settles, if any."""
+        """Add an event; return the history of the message that it settles, if any."""
         if isinstance(event, MessageSent):
             self._begin(event, position, epoch)
         elif isinstance(event, OwnershipTaken):

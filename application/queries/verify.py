@@ -1,23 +1,27 @@
-"""`VerifyLog`: verify that no record of a log was removed, moved or altered."""
+"""`VerifyLog`: verify that no event of a log was removed, moved or altered."""
 
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import msgspec
 
-from postroom.application.mailbox.codec import is_intact, to_event
+from postroom.application.mailbox.codec import is_intact, to_records
 from postroom.application.mailbox.fold import check_seal
 from postroom.application.ports.event_log import EventLogReader
+from postroom.application.queries.verify_fold import FoldCheck
+from postroom.application.queries.verify_index import IndexCheck
+from postroom.domain.commit import GENESIS, Commit, chained
 from postroom.domain.errors import BrokenLog
 from postroom.domain.mailbox.events import LogTruncated
+from postroom.domain.message import MessageSent
 from postroom.domain.names import mailbox_stream
-from postroom.domain.record import GENESIS, Record, chained
+from postroom.domain.record import Record
 
-PROGRESS_RECORDS = 10_000
+PROGRESS_EVENTS = 10_000
 
 
 class Verification(msgspec.Struct, frozen=True):
-    """The verified records, `first` to `last`, and the chain hash of the last one in hex.
+    """The verified events, `first` to `last`, and the chain hash of the last commit in hex.
 
     Stored elsewhere, `last` and `chain` let a later verification detect a log that was rewritten or cut.
     """
@@ -30,11 +34,11 @@ class Verification(msgspec.Struct, frozen=True):
 
 
 class Removal(Protocol):
-    """Removal of the records at or before position `through`, whose chain hash is `link`."""
+    """Removal of the commits through a position; `link` is the chain hash of the last one."""
 
     @property
     def through(self) -> int:
-        """Return the position of the last removed record."""
+        """Return the position at which the last removed commit ends."""
 
     @property
     def link(self) -> bytes:
@@ -44,11 +48,14 @@ class Removal(Protocol):
 def mailbox_removals(log: EventLogReader) -> Sequence[Removal]:
     """Return the removals that the owners of a mailbox recorded."""
     records = log.read_stream(mailbox_stream(log.mailbox))
-    return [event for record in records if isinstance(event := to_event(record), LogTruncated)]
+    return [record.event for record in records if isinstance(record.event, LogTruncated)]
 
 
 class VerifyLog:
-    """A verification of every hash of a log: of its messages (svc-mailbox I-12) and of the chain."""
+    """A verification of a log: of its chain, its messages (svc-mailbox I-12), its index and its seal.
+
+    Every event must be decodable, follow from those before it, and be found by the index.
+    """
 
     def __init__(
         self,
@@ -71,23 +78,22 @@ class VerifyLog:
         Arguments:
             expected_last, expected_chain: result of an earlier verification; detects a log that was cut
                 or rewritten since.
-            progress: called with the position, every 10,000 records.
+            progress: called with the position, about every 10,000 events.
 
         Raises: BrokenLog with the first position that fails.
         """
         start, chain = self._start()
         last, messages = start, 0
-        for record in chained(self._log.read(start), chain, start + 1):
-            last, chain = record.position, record.chain
-            if last == expected_last and chain.hex() != expected_chain:
-                raise BrokenLog(
-                    f"The log record at position {last} has a different chain hash than before: the log was "
-                    "rewritten. Restore the store from a backup.",
-                    last,
-                )
-            messages += _is_intact_message(record)
-            if last % PROGRESS_RECORDS == 0:
-                progress(last)
+        fold, index = FoldCheck(self._log, start), IndexCheck(self._log)
+        for commit in chained(self._log.commits(start), chain, start + 1):
+            _check_expected(commit, expected_last, expected_chain)
+            for record in fold.applied(commit, to_records(commit)):
+                messages += check_message(record)
+                index.add(record)
+            if commit.last // PROGRESS_EVENTS > last // PROGRESS_EVENTS:
+                progress(commit.last)
+            last, chain = commit.last, commit.chain
+        index.finish(last)
         check_seal(self._log)
         if expected_last is not None and last < expected_last:
             raise BrokenLog(
@@ -113,9 +119,21 @@ class VerifyLog:
         )
 
 
-def _is_intact_message(record: Record) -> bool:
-    """Return whether a record contains a message; raise `BrokenLog` when its envelope was altered."""
-    if record.envelope is None:
+def _check_expected(commit: Commit, last: int | None, chain: str | None) -> None:
+    """Check the commit that an earlier verification ended with."""
+    if last is None or not commit.first <= last <= commit.last:
+        return
+    if (commit.last, commit.chain.hex()) != (last, chain):
+        raise BrokenLog(
+            f"The log has another commit at position {last} than before: it was rewritten. Restore the store "
+            "from a backup.",
+            last,
+        )
+
+
+def check_message(record: Record) -> bool:
+    """Return whether a record has a message; raise `BrokenLog` when its envelope was altered."""
+    if not isinstance(record.event, MessageSent):
         return False
     if not is_intact(record):
         raise BrokenLog(

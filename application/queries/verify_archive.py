@@ -5,10 +5,12 @@ from collections.abc import Callable
 import msgspec
 
 from postroom.application.mailbox.archived_log import check_history
+from postroom.application.mailbox.codec import to_records
 from postroom.application.ports.event_log import EventLogReader
 from postroom.application.ports.log_archive import LogArchive
+from postroom.application.queries.verify import check_message
 
-PROGRESS_RECORDS = 10_000
+PROGRESS_EVENTS = 10_000
 
 
 class Gap(msgspec.Struct, frozen=True):
@@ -19,11 +21,11 @@ class Gap(msgspec.Struct, frozen=True):
 
 
 class ArchiveVerification(msgspec.Struct, frozen=True):
-    """The verified records of an archive, `first` to `last` without `gaps`.
+    """The verified events of an archive, `first` to `last` without `gaps`.
 
     Arguments:
-        segments, records: their numbers; a record in several segments counts once.
-        chain: hash of the last record, as hex.
+        segments, records: the numbers of segments and events; an event in several segments counts once.
+        chain: hash of the last commit, as hex.
         log_first: first position of the mailbox's log; None when it is empty or was not compared.
     """
 
@@ -53,9 +55,9 @@ class VerifyArchive:
 
         Arguments:
             log: the mailbox's log, if it exists.
-            progress: called with the position, every 10,000 records.
+            progress: called with the position, about every 10,000 events.
 
-        Raises: BrokenLog when records are missing or altered, Unavailable when the log differs.
+        Raises: BrokenLog when events are missing or altered, Unavailable when the log differs.
         """
         log_first = None if log is None else log.first_position()
         end = self._archive.last_segment(mailbox)
@@ -63,15 +65,21 @@ class VerifyArchive:
             return None
         gaps: list[Gap] = []
         first = last = count = 0
-        for record in self._archive.read(mailbox):
-            if count and record.position > last + 1:
-                gaps.append(Gap(last + 1, record.position - 1))
-            first, last, count = first or record.position, record.position, count + 1
-            if count % PROGRESS_RECORDS == 0:
-                progress(last)
+        for commit in self._archive.commits(mailbox):
+            if count and commit.first > last + 1:
+                gaps.append(Gap(last + 1, commit.first - 1))
+            for record in to_records(commit):
+                check_message(record)
+            if (count + commit.event_count) // PROGRESS_EVENTS > count // PROGRESS_EVENTS:
+                progress(commit.last)
+            first, last, count = first or commit.first, commit.last, count + commit.event_count
         if log is not None:
             check_history(log, self._archive)
         if log_first is not None and log_first > last + 1:
             gaps.append(Gap(last + 1, log_first - 1))
-        segments = len(self._archive.segments(mailbox))
-        return ArchiveVerification(mailbox, first, last, segments, count, end.chain.hex(), log_first, gaps)
+        segments = self._archive.segments(mailbox)
+        for segment in segments:
+            self._archive.verify(segment)
+        return ArchiveVerification(
+            mailbox, first, last, len(segments), count, end.chain.hex(), log_first, gaps
+        )
