@@ -8,9 +8,10 @@ import pytest
 from postroom.adapters.memory.event_log import MemoryEventLog
 from postroom.application.mailbox import engine as engine_module
 from postroom.application.mailbox.engine import MailboxEngine
+from postroom.domain.commit import Commit
 from postroom.domain.errors import DuplicateRecord, Fenced, Unavailable, WrongPosition
 from postroom.domain.mailbox.snapshot import take_snapshot
-from postroom.domain.record import Record
+from tests.conformance.records import with_entries
 from tests.support.clocks import ManualClock
 from tests.support.stores import MAILBOX, Place, folded_whole, message, receive_one
 
@@ -19,15 +20,15 @@ HANG_SECONDS = 240
 
 
 class FailingLog(MemoryEventLog):
-    """A log whose next append fails when told to, before or after it kept the records."""
+    """A log whose next append fails when told to, before or after it kept the commits."""
 
     fails: str | None = None
 
-    def append(self, records: Sequence[Record]) -> None:
+    def append(self, commits: Sequence[Commit]) -> None:
         failure, self.fails = self.fails, None
         if failure == "before":
             raise Unavailable("The disk is full.")
-        super().append(records)
+        super().append(commits)
         if failure == "after":
             raise Unavailable("The connection was lost.")
 
@@ -46,7 +47,7 @@ async def test_a_mailbox_whose_append_failed_ends_deliveries_without_being_asked
             await mailbox.send_message(message())
         place.clock.advance(10_000)
         async with asyncio.timeout(HANG_SECONDS):
-            while all(record.type != "MessageRequeued.1" for record in log.read()):
+            while all(record.type != "MessageRequeued" for record in log.read()):
                 await asyncio.sleep(0.001)
 
 
@@ -84,11 +85,11 @@ async def test_an_append_with_a_record_that_exists_is_decided_anew_only_once() -
     class Refusing(MemoryEventLog):
         appends = 0
 
-        def append(self, records: Sequence[Record]) -> None:
+        def append(self, commits: Sequence[Commit]) -> None:
             self.appends += 1
             if self.appends > 1:  # the first is that of the owner
                 raise DuplicateRecord("The record exists.")
-            super().append(records)
+            super().append(commits)
 
     log = Refusing(MAILBOX)
     async with Place(lambda: log).open() as mailbox, asyncio.timeout(HANG_SECONDS):
@@ -113,22 +114,22 @@ async def test_an_owner_that_was_taken_over_writes_no_more_and_says_why() -> Non
 class RacedLog(MemoryEventLog):
     """A log to which somebody else appends just before the next append."""
 
-    late: Sequence[Record] = ()
+    late: Sequence[Commit] = ()
 
-    def append(self, records: Sequence[Record]) -> None:
+    def append(self, commits: Sequence[Commit]) -> None:
         late, self.late = self.late, ()
         super().append(late)
-        super().append(records)
+        super().append(commits)
 
 
 async def test_a_new_owner_reads_again_when_the_old_ones_last_batch_lands_first() -> None:
     log, ahead = RacedLog(MAILBOX), MemoryEventLog(MAILBOX)
     async with Place(lambda: log).open() as mailbox:
         await mailbox.send_message(message(b"1"))
-        ahead.append(list(log.read()))
+        ahead.append(with_entries(log.commits()))
     async with Place(lambda: ahead).open() as mailbox:
         await mailbox.send_message(message(b"2"))
-    log.late = list(ahead.read(after=3))
+    log.late = with_entries(ahead.commits(after=3))
     async with Place(lambda: log).open() as mailbox:
         assert [each.payload for each in await mailbox.receive_messages(TOPIC)] == [b"1", b"2"]
         assert mailbox.engine.mailbox.epoch == 3
@@ -136,8 +137,8 @@ async def test_a_new_owner_reads_again_when_the_old_ones_last_batch_lands_first(
 
 async def test_opening_gives_up_when_somebody_else_keeps_appending() -> None:
     class Contended(MemoryEventLog):
-        def append(self, records: Sequence[Record]) -> None:
-            raise WrongPosition(self.mailbox, records[0].position - 1, records[0].position)
+        def append(self, commits: Sequence[Commit]) -> None:
+            raise WrongPosition(self.mailbox, commits[0].first - 1, commits[0].first)
 
     with pytest.raises(WrongPosition, match="open the mailbox again"):
         await MailboxEngine(Contended(MAILBOX), ManualClock()).open("test")
