@@ -1,11 +1,14 @@
-"""Conditions on stored columns of the log, which readers translate into SQL or Arrow.
+"""Conditions on columns of the log, which readers apply to commits.
 
 As in SQL, a condition on a null is neither true nor false, and neither is its negation: such records do not
 match.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
+
+import pyarrow.compute as pc
 
 Value = int | str
 Operator = Literal["<", "<=", ">", ">="]
@@ -65,3 +68,53 @@ class Bucket:
 
 
 Condition = IsIn | StartsWith | Compare | IsNull | Not | Bucket
+
+
+def may_match(where: Iterable[Condition], event: str | None) -> bool:
+    """Return whether events of a type can meet conditions.
+
+    Arguments:
+        event: name of the type; None if it differs from event to event.
+    """
+    return event is None or all(_holds(each, event) for each in where if each.column == "event")
+
+
+def _holds(condition: Condition, event: str) -> bool:
+    match condition:
+        case IsIn(_, values):
+            return event in values
+        case StartsWith(_, prefix):
+            return event.startswith(prefix)
+        case IsNull():
+            return False
+        case Not(inner):
+            return not _holds(inner, event)
+    return True
+
+
+def to_arrow(condition: Condition) -> pc.Expression:
+    """Return a condition as an Arrow expression."""
+    field = pc.field(condition.column)
+    match condition:
+        case IsIn(_, values):
+            return field.is_valid() & field.isin(list(values))  # Arrow's isin is false for null, not null
+        case StartsWith(_, prefix):
+            return pc.starts_with(field, prefix)
+        case Compare(_, "<", value):
+            return field < value
+        case Compare(_, "<=", value):
+            return field <= value
+        case Compare(_, ">", value):
+            return field > value
+        case Compare(_, ">=", value):
+            return field >= value
+        case IsNull():
+            return field.is_null()
+        case Not(IsNull()):
+            return field.is_valid()
+        case Not(inner):
+            return field.is_valid() & ~to_arrow(inner)
+        case Bucket(_, low, high):
+            last = pc.binary_slice(field.cast("binary"), 15, 16)
+            within = last >= bytes([low])
+            return within & (last < bytes([high])) if high < 256 else within

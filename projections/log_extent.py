@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from postroom.domain.record import POSITIONS_PER_MAILBOX
+from postroom.domain.commit import POSITIONS_PER_MAILBOX
 
 
 class LogExtent(msgspec.Struct, frozen=True):

@@ -24,10 +24,10 @@ def _with_parking(projection: Projection, parked: list[ParkedRecord]) -> Project
         case EventProjection(fold=fold, reads=columns):
 
             def park_record(record: Mapping[str, Any], error: BrokenProjection) -> None:
-                parked.append(ParkedRecord(record["place"], record["type"], str(error)))
+                parked.append(ParkedRecord(record["place"], record["event"], str(error)))
 
             bisecting = _bisecting(projection, lambda frame: fold(frame.select(columns)), park_record)
-            reads = tuple(dict.fromkeys((*columns, "place", "type")))
+            reads = tuple(dict.fromkeys((*columns, "place", "event")))
             return replace(projection, reads=reads, fold=bisecting)
         case MessageProjection(derive=derive):
 

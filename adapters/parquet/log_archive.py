@@ -1,44 +1,67 @@
-"""The log archive port over a folder of Parquet files, one per segment."""
+"""The log archive port over a folder of Parquet files, one per segment (ADR 0012)."""
 
 import os
 import re
-from collections.abc import Iterator, Sequence
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from itertools import zip_longest
 from pathlib import Path
 from tempfile import mkstemp
 from typing import Any, NamedTuple
 
+import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
 from postroom.adapters.files.durable import sync
+from postroom.application.mailbox.records import SCAN_POSITIONS
 from postroom.application.ports.log_archive import Segment
+from postroom.domain.commit import Commit, IndexEntry, chained
 from postroom.domain.errors import BrokenLog, Unavailable
-from postroom.domain.record import CHAIN, Record, chained
+from postroom.domain.message import MessageAcked, MessageDeadLettered, MessageExpired, MessageSent
+from postroom.projections.commit_columns import to_batches
+from postroom.projections.log_columns import EVENT_COLUMNS
+from postroom.projections.log_extent import LogExtent
 
-FORMAT = "1"
+FORMAT = "2"
 ROW_GROUP_ROWS = 10_000
 READ_ROWS = 2_000
 _NAME = re.compile(r"(\d{13})-(\d{13})\.parquet")
 _TEMPORARY = ".tmp"
 
-_LONG, _TEXT, _BYTES = pa.int64(), pa.string(), pa.binary()
-_TYPES = {
-    **dict.fromkeys(("position", "version", "epoch", "at", "shard", "attempt", "due", "timestamp"), _LONG),
-    **dict.fromkeys(("state", "envelope"), _BYTES),
-    "stream": pa.binary(16),
-    "chain": pa.binary(32),
-}
-_REQUIRED = ("position", "stream", "version", "epoch", "type", "at", "state", "chain")
+_LAST, _COMMIT = pa.field("last", pa.int64()), pa.field("commit", pa.binary())
+_COLUMNS = ("position", *EVENT_COLUMNS)
+_REQUIRED = ("position", "stream", "version", "epoch", "event", "at", "chain")
+_WIDTHS = {"stream": 16, "chain": 32}
 SCHEMA = pa.schema(
-    pa.field(name, _TYPES.get(name, _TEXT), nullable=name not in _REQUIRED) for name in Record._fields
+    [
+        pa.field("position", pa.int64(), nullable=False),
+        *(
+            pa.field(
+                name,
+                pa.binary(_WIDTHS[name]) if name in _WIDTHS else column.arrow,
+                nullable=name not in _REQUIRED,
+            )
+            for name, column in EVENT_COLUMNS.items()
+        ),
+        _LAST,
+        _COMMIT,
+    ]
 )
-"""The columns are those of `Record`: `at` and `due` are log time in µs, `timestamp` is in ms, all UTC."""
+"""One row for each event, with the columns that log readers provide.
 
-_REPEATING = ["type", "topic", "reason", "content_type", "schema_url", "schema_version", "encryption"]
-_REPEATING += ["principal", "namespace", "custom_headers"]
+`at`, `due` and `expires_at` are log time in µs, `timestamp` is in ms, all UTC. The first event of a commit
+has the commit's last position and its encoded events, from which the other columns were made.
+"""
+
+_REPEATING = ["event", "topic", "reason", "consumer", "content_type", "schema_url", "schema_version"]
+_REPEATING += ["encryption", "principal", "namespace", "custom_headers"]
+_INDEX_COLUMNS = ("stream", "version", "position", "event")
+_ENDS = {each.__name__ for each in (MessageAcked, MessageDeadLettered, MessageExpired)}
+_encode_envelopes = msgspec.msgpack.Encoder().encode
 
 
 class Part(NamedTuple):
@@ -62,15 +85,15 @@ class ParquetLogArchive:
     def __init__(self, folder: str | Path) -> None:
         self._folder = Path(folder)
 
-    def store(self, mailbox: str, records: Sequence[Record], before: bytes | None) -> Segment:
-        """Store records as one file; see `LogArchive.store`."""
-        last = records[-1]
-        segment = Segment(mailbox, records[0].position, last.position, before, last.chain)
+    def store(self, mailbox: str, commits: Sequence[Commit], before: bytes | None) -> Segment:
+        """Store commits as one file; see `LogArchive.store`."""
+        segment = Segment(mailbox, commits[0].first, commits[-1].last, before, commits[-1].chain)
         folder = self._folder / mailbox
+        table = _table(segment, commits)
         with _unavailable(folder, "written"):
             _make_folder(folder)
             _remove_unfinished(folder)
-            _write(_table(segment, records), folder / _name(segment.first, segment.last))
+            _write(table, folder / _name(segment.first, segment.last))
         return segment
 
     def mailboxes(self) -> list[str]:
@@ -90,8 +113,8 @@ class ParquetLogArchive:
         last = max(self.files(mailbox), key=lambda file: file.last, default=None)
         return None if last is None else _segment(mailbox, last)
 
-    def read(self, mailbox: str, after: int = 0) -> Iterator[Record]:
-        """Yield the records of all files, each once, verified; see `LogArchive.read`."""
+    def commits(self, mailbox: str, after: int = 0, *, envelopes: bool = True) -> Iterator[Commit]:
+        """Yield the commits of all files, each once, verified; see `LogArchive.commits`."""
         previous: Segment | None = None
         for file in self.files(mailbox):
             if file.last <= after:
@@ -99,45 +122,67 @@ class ParquetLogArchive:
             segment = _segment(mailbox, file)
             if previous is not None:
                 _check_continues(segment, previous, file)
-            for record in _records(segment, file):
-                if previous is not None and not _same_history(record, previous):
+            for commit in _verified(segment, file, envelopes=envelopes):
+                if previous is not None and not _same_history(commit, previous):
                     raise _another_history(segment, file)
-                if record.position > after:
-                    yield record
-                    after = record.position
+                if commit.last > after:
+                    yield commit
+                    after = commit.last
             previous = segment
 
-    def replay(self, mailbox: str, after: int = 0) -> Iterator[tuple[Any, ...]]:
-        """Yield the columns up to `state` of each record; see `LogArchive.replay`."""
-        for part in self.parts(mailbox, after + 1):
-            yield from _rows(part, Record._fields[:CHAIN])
-
-    def read_stream(self, mailbox: str, stream: bytes) -> list[Record]:
-        """Return the records of one stream; see `LogArchive.read_stream`."""
-        in_stream = pc.field("stream") == pa.scalar(stream, _TYPES["stream"])
-        positions = [
-            position for part in self.parts(mailbox) for (position,) in _rows(part, ["position"], in_stream)
-        ]
-        return list(self.at_positions(mailbox, positions).values())
-
-    def at_positions(self, mailbox: str, positions: Sequence[int]) -> dict[int, Record]:
-        """Return the records at these positions; see `LogArchive.at_positions`."""
-        records: dict[int, Record] = {}
-        for part in self.parts(mailbox) if positions else ():
-            selected = [position for position in positions if part.first <= position <= part.last]
+    def commits_of(self, mailbox: str, positions: Iterable[int], *, envelopes: bool = True) -> list[Commit]:
+        """Return the commits that hold these positions; see `LogArchive.commits_of`."""
+        wanted = sorted(set(positions))
+        commits: list[Commit] = []
+        for part in self.parts(mailbox) if wanted else ():
+            selected = [position for position in wanted if part.first <= position <= part.last]
             if selected:
-                is_selected = pc.field("position").isin(selected)
-                records |= {row[0]: Record._make(row) for row in _rows(part, Record._fields, is_selected)}
-        return records
+                heads = list(_rows(part, ["position", "last"], pc.field("last").is_valid()))
+                firsts = [first for first, _ in heads]
+                found = dict(heads[bisect_right(firsts, each) - 1] for each in selected)
+                held = [each for first, last in found.items() for each in range(first, last + 1)]
+                is_held = pc.field("position").isin(held)
+                commits += _commits(part, is_held, envelopes=envelopes)
+        return commits
+
+    def index_of(self, mailbox: str, streams: Iterable[bytes]) -> list[IndexEntry]:
+        """Return the entries of streams; see `LogArchive.index_of`."""
+        wanted = pa.array(set(streams), SCHEMA.field("stream").type)
+        in_streams = pc.field("stream").isin(wanted)
+        entries: dict[tuple[bytes, int, int], IndexEntry] = {}
+        sent: dict[bytes, IndexEntry] = {}
+        for part in self.parts(mailbox) if len(wanted) else []:
+            for stream, version, position, event in _rows(part, _INDEX_COLUMNS, in_streams):
+                if event == MessageSent.__name__ or not event.startswith("Message"):
+                    sent[stream] = entries[stream, version, position] = IndexEntry(stream, version, position)
+                elif stream in sent and event in _ENDS and position > sent[stream].position + SCAN_POSITIONS:
+                    entries[sent[stream][:3]] = sent[stream]._replace(last=position)
+        return [entries[key] for key in sorted(entries)]
 
     def position_before(self, mailbox: str, at: int) -> int:
         """Return the last position before log time `at`; see `LogArchive.position_before`."""
-        is_before = pc.field("at") < at
+        is_before = (pc.field("at") < at) & pc.field("last").is_valid()
         for part in reversed(self.parts(mailbox)):  # log time never decreases
-            before = [position for (position,) in _rows(part, ["position"], is_before)]
+            before = [position for (position,) in _rows(part, ["last"], is_before)]
             if before:
                 return int(before[-1])
         return 0
+
+    def verify(self, segment: Segment) -> None:
+        """Compare the columns of a file with its commits; see `LogArchive.verify`."""
+        path = self._folder / segment.mailbox / _name(segment.first, segment.last)
+        for group in _grouped(_commits(Part(segment.first, segment.last, path))):
+            with _unavailable(path, "read"):
+                batches = scan(Part(group[0].first, group[-1].last, path), SCHEMA.names)
+                stored = pa.Table.from_batches(batches, SCHEMA)
+            expected = _rows_of(segment.mailbox, group)
+            if not stored.equals(expected):
+                position = _first_difference(stored, expected)
+                raise BrokenLog(
+                    f"The archive file {path} differs at position {position} from the commit that it holds: "
+                    "it was altered. Restore it from a backup.",
+                    position,
+                )
 
     def size(self, segment: Segment) -> int:
         """Return the size of the segment's file in bytes; see `LogArchive.size`."""
@@ -168,13 +213,13 @@ class ParquetLogArchive:
 def scan(
     part: Part, columns: Sequence[str], where: pc.Expression | None = None, rows: int = READ_ROWS
 ) -> Iterator[pa.RecordBatch]:
-    """Yield columns of the records of a part in the order of their positions, not verified.
+    """Yield columns of the events of a part in the order of their positions, not verified.
 
     Row groups and columns that can't match, by the statistics of the file, are not read.
 
     Arguments:
-        where: an expression over the columns of `SCHEMA` that selects records.
-        rows: largest number of records in a batch.
+        where: an expression over the columns of `SCHEMA` that selects rows.
+        rows: largest number of rows in a batch.
 
     Raises: Unavailable when the file can't be read.
     """
@@ -203,9 +248,7 @@ def _name(first: int, last: int) -> str:
     return f"{first:013d}-{last:013d}.parquet"
 
 
-def _table(segment: Segment, records: Sequence[Record]) -> pa.Table:
-    columns = zip(*records, strict=True)
-    arrays = [pa.array(column, field.type) for column, field in zip(columns, SCHEMA, strict=True)]
+def _table(segment: Segment, commits: Sequence[Commit]) -> pa.Table:
     metadata = {
         "postroom.format": FORMAT,
         "postroom.mailbox": segment.mailbox,
@@ -215,7 +258,20 @@ def _table(segment: Segment, records: Sequence[Record]) -> pa.Table:
     }
     if segment.before is not None:
         metadata["postroom.before"] = segment.before.hex()
-    return pa.Table.from_arrays(arrays, schema=SCHEMA.with_metadata(metadata))
+    return _rows_of(segment.mailbox, commits).replace_schema_metadata(metadata)
+
+
+def _rows_of(mailbox: str, commits: Sequence[Commit]) -> pa.Table:
+    first = commits[0].first
+    extent = LogExtent(0, mailbox, first, commits[-1].last, commits[-1].at)
+    table = pa.Table.from_batches(to_batches(commits, extent, _COLUMNS))
+    lasts: list[int | None] = [None] * table.num_rows
+    encoded: list[bytes | None] = [None] * table.num_rows
+    for commit in commits:
+        lasts[commit.first - first] = commit.last
+        encoded[commit.first - first] = commit.events
+    table = table.append_column(_LAST, pa.array(lasts, _LAST.type))
+    return table.append_column(_COMMIT, pa.array(encoded, _COMMIT.type)).cast(SCHEMA)
 
 
 def _write(table: pa.Table, path: Path) -> None:
@@ -272,19 +328,19 @@ def _segment(mailbox: str, file: Part) -> Segment:
     return segment
 
 
-def _records(segment: Segment, file: Part) -> Iterator[Record]:
-    """Yield the records of one file, verified to be complete."""
-    records = _read_records(file)
+def _verified(segment: Segment, file: Part, *, envelopes: bool) -> Iterator[Commit]:
+    """Yield the commits of one file, verified to be complete."""
+    commits = _commits(file, envelopes=envelopes)
     chain, last = segment.before, segment.first - 1
     if chain is None:
-        for record in records:  # the hash before the first record is unknown
-            yield record
-            chain, last = record.chain, record.position
+        for commit in commits:  # the hash before the first commit is unknown
+            yield commit
+            chain, last = commit.chain, commit.last
             break
     try:
-        for record in chained(records, chain or b"", last + 1):
-            yield record
-            chain, last = record.chain, record.position
+        for commit in chained(commits, chain or b"", last + 1):
+            yield commit
+            chain, last = commit.chain, commit.last
     except BrokenLog as error:
         message = f"The archive file {file.path} was altered. {error}"
         raise BrokenLog(message, error.position) from error
@@ -292,15 +348,63 @@ def _records(segment: Segment, file: Part) -> Iterator[Record]:
         raise _another_history(segment, file)
 
 
-def _read_records(file: Part) -> Iterator[Record]:
-    with _unavailable(file.path, "read"), pq.ParquetFile(file.path) as parquet:
-        for batch in parquet.iter_batches(READ_ROWS, columns=list(Record._fields)):
-            yield from map(Record._make, zip(*(column.to_pylist() for column in batch.columns), strict=True))
+def _commits(part: Part, where: pc.Expression | None = None, *, envelopes: bool = True) -> Iterator[Commit]:
+    """Yield the commits of a part, not verified.
+
+    Arguments:
+        where: an expression that selects all rows of some commits.
+    """
+    columns = ["position", "last", "epoch", "at", "chain", "commit", *(["envelope"] if envelopes else [])]
+    is_needed = pc.field("commit").is_valid()
+    if envelopes:
+        is_needed |= pc.field("envelope").is_valid()
+    found: list[bytes] = []
+    head: tuple[Any, ...] | None = None
+    for row in _rows(part, columns, is_needed if where is None else where & is_needed):
+        if row[5] is not None:
+            if head is not None:
+                yield _commit(head, found)
+            head, found = row, []
+        if envelopes and row[6] is not None:
+            found.append(row[6])
+    if head is not None:
+        yield _commit(head, found)
 
 
-def _same_history(record: Record, previous: Segment) -> bool:
-    """Return whether overlapping segments contain the same record at the end of the earlier one."""
-    return record.position != previous.last or record.chain == previous.chain
+def read_commits(part: Part, *, envelopes: bool = True) -> Iterator[Commit]:
+    """Yield the commits that hold the positions of a part, not verified; see `LogArchive.commits`."""
+    is_held = pc.field("last") >= part.first
+    heads = list(_rows(Part(1, part.last, part.path), ["position", "last"], is_held))
+    if heads:
+        yield from _commits(Part(heads[0][0], heads[-1][1], part.path), envelopes=envelopes)
+
+
+def _grouped(commits: Iterable[Commit]) -> Iterator[list[Commit]]:
+    group: list[Commit] = []
+    for commit in commits:
+        group.append(commit)
+        if commit.last - group[0].first >= READ_ROWS:
+            yield group
+            group = []
+    if group:
+        yield group
+
+
+def _first_difference(stored: pa.Table, expected: pa.Table) -> int:
+    rows = zip_longest(stored.to_pylist(), expected.to_pylist(), fillvalue={})
+    differing = next(row or other for row, other in rows if row != other)
+    return int(differing["position"])
+
+
+def _commit(head: tuple[Any, ...], envelopes: list[bytes]) -> Commit:
+    return Commit(*head[:6], _encode_envelopes(envelopes) if envelopes else b"")
+
+
+def _same_history(commit: Commit, previous: Segment) -> bool:
+    """Return whether overlapping segments contain the same commit at the end of the earlier one."""
+    if not commit.first <= previous.last <= commit.last:
+        return True
+    return (commit.last, commit.chain) == (previous.last, previous.chain)
 
 
 def _check_continues(segment: Segment, previous: Segment, file: Part) -> None:

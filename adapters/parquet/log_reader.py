@@ -3,15 +3,13 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import reduce
+from functools import partial
 from itertools import chain
-from operator import and_
 
 import pyarrow as pa
-import pyarrow.compute as pc
 from msgspec.structs import replace
 
-from postroom.adapters.parquet.log_archive import ParquetLogArchive, Part, scan
+from postroom.adapters.parquet.log_archive import ParquetLogArchive, read_commits
 from postroom.application.mailbox.archived_log import (
     Extent,
     another_history,
@@ -19,14 +17,11 @@ from postroom.application.mailbox.archived_log import (
     continues,
     missing,
 )
-from postroom.domain.record import POSITIONS_PER_MAILBOX, Record
-from postroom.projections.log_columns import DEAD_LETTERED, arrow_schema, columns_to_read, complete
-from postroom.projections.log_conditions import Bucket, Compare, Condition, IsIn, IsNull, Not, StartsWith
-from postroom.projections.log_extent import LogExtent, Range, split
-from postroom.projections.ports.log_reader import POSITIONS_PER_READ, LogReader
-
-ROWS_PER_BATCH = 20_000
-_DERIVED_FROM = {"place": ("position",), "dead_letter_state": ("type", "state")}
+from postroom.domain.commit import POSITIONS_PER_MAILBOX, Commit
+from postroom.projections.commit_columns import read_ranges
+from postroom.projections.log_conditions import Condition
+from postroom.projections.log_extent import LogExtent, Range
+from postroom.projections.ports.log_reader import LogReader
 
 
 @dataclass(frozen=True)
@@ -84,13 +79,20 @@ class ArchivedLogReader:
 
         Raises: BrokenLog when positions are missing.
         """
-        archive = ParquetLogArchive(self.folder)
-        for extent, first, last in split(ranges, POSITIONS_PER_READ):
-            for part in archive.parts(extent.name, first, last):
-                yield from self._read_stored(Range(extent, first, part.first - 1), columns, where)
-                yield from _read_part(part, extent, columns, where)
-                first = part.last + 1
-            yield from self._read_stored(Range(extent, first, last), columns, where)
+        select = partial(self.commits, envelopes="envelope" in columns)
+        return read_ranges(select, ranges, columns, where)
+
+    def commits(self, range_: Range, *, envelopes: bool = True) -> Iterator[Commit]:
+        """Yield the commits that overlap a range; see `LogReader.commits`.
+
+        Raises: BrokenLog when positions are missing.
+        """
+        extent, first, last = range_
+        for part in ParquetLogArchive(self.folder).parts(extent.name, first, last):
+            yield from self._stored(Range(extent, first, part.first - 1), envelopes=envelopes)
+            yield from read_commits(part, envelopes=envelopes)
+            first = part.last + 1
+        yield from self._stored(Range(extent, first, last), envelopes=envelopes)
 
     def _combined_extent(self, id_: int, name: str, stored: LogExtent | None) -> LogExtent | None:
         """Return the extent of archive and store together, or None if both are empty."""
@@ -109,11 +111,9 @@ class ArchivedLogReader:
         end = archive.last_segment(stored.name)
         if end is None:
             return
-        columns = ("position", *Record._fields[1:])
-        batches = self.live.read([Range(stored, end.last, end.last + 1)], columns)
-        rows = [row for batch in batches for row in zip(*batch.to_pydict().values(), strict=True)]
-        # If the store extends further but returns no rows, retention removed them, after checking the chain.
-        if stored.last < end.last or (rows and not continues(end.last, end.chain, Record(*rows[0]))):
+        held = list(self.live.commits(Range(stored, end.last, end.last + 1), envelopes=False))
+        # If the store extends further but lacks them, retention removed them, after checking the chain.
+        if stored.last < end.last or (held and not continues(end.last, end.chain, held[0])):
             raise another_history(stored.name, end.last)
 
     def _at(self, extent: LogExtent, position: int) -> int:
@@ -123,75 +123,24 @@ class ArchivedLogReader:
                 return int(at)
         raise missing(extent.name, Extent(position, position))
 
-    def _read_stored(
-        self, range_: Range, columns: Sequence[str], where: Sequence[Condition]
-    ) -> Iterator[pa.RecordBatch]:
-        """Yield records of the store, or of the archive if retention removed them during the read."""
+    def _stored(self, range_: Range, *, envelopes: bool) -> Iterator[Commit]:
+        """Yield commits of the store, or of the archive if retention removed them during the read."""
         extent, first, last = range_
         if first > last:
             return
-        batches = self.live.read([range_], tuple(dict.fromkeys(("place", *columns))), where)
-        first_batch = next((batch for batch in batches if batch.num_rows), None)
-        # The read's snapshot is fixed by now; records removed before it are in the archive.
-        stored = self.live.extents({extent.name: POSITIONS_PER_MAILBOX - 1})
-        start = min(stored[0].first if stored else last + 1, last + 1)
+        commits = self.live.commits(range_, envelopes=envelopes)
+        head = next(commits, None)
+        # The read's snapshot is fixed by now; commits removed before it are in the archive.
+        start = last + 1
+        if head is not None:
+            start = head.first
+        elif stored := self.live.extents({extent.name: POSITIONS_PER_MAILBOX - 1}):
+            start = min(start, stored[0].first)
         if start > first:
-            if first_batch is not None:
-                start = min(start, first_batch["place"][0].as_py() - extent.place(0))
             parts = ParquetLogArchive(self.folder).parts(extent.name, first, start - 1)
             if sum(part.last - part.first + 1 for part in parts) < start - first:
                 raise missing(extent.name, Extent(first, start - 1))
             for part in parts:
-                yield from _read_part(part, extent, columns, where)
-        if first_batch is not None:
-            for batch in chain([first_batch], batches):
-                yield batch.select(list(columns))
-
-
-def _read_part(
-    part: Part, extent: LogExtent, columns: Sequence[str], where: Sequence[Condition]
-) -> Iterator[pa.RecordBatch]:
-    stored = columns_to_read(columns)
-    needed = list(dict.fromkeys(source for name in stored for source in _DERIVED_FROM.get(name, (name,))))
-    conditions = reduce(and_, map(to_arrow, where)) if where else None
-    for batch in scan(part, needed, conditions, ROWS_PER_BATCH):
-        if batch.num_rows:
-            arrays = [_stored(batch, extent, name) for name in stored]
-            yield complete(pa.RecordBatch.from_arrays(arrays, schema=arrow_schema(stored)), extent, columns)
-
-
-def _stored(batch: pa.RecordBatch, extent: LogExtent, name: str) -> pa.Array:
-    """Return a column as a database stores it."""
-    if name == "place":
-        return pc.add(batch["position"], extent.place(0))
-    if name == "dead_letter_state":
-        return pc.if_else(pc.starts_with(batch["type"], DEAD_LETTERED), batch["state"], None)
-    return batch[name].cast(arrow_schema([name]).field(0).type)
-
-
-def to_arrow(condition: Condition) -> pc.Expression:
-    """Return a condition as an Arrow expression."""
-    field = pc.field(condition.column)
-    match condition:
-        case IsIn(_, values):
-            return field.is_valid() & field.isin(list(values))  # Arrow's isin is false for null, not null
-        case StartsWith(_, prefix):
-            return pc.starts_with(field, prefix)
-        case Compare(_, "<", value):
-            return field < value
-        case Compare(_, "<=", value):
-            return field <= value
-        case Compare(_, ">", value):
-            return field > value
-        case Compare(_, ">=", value):
-            return field >= value
-        case IsNull():
-            return field.is_null()
-        case Not(IsNull()):
-            return field.is_valid()
-        case Not(inner):
-            return field.is_valid() & ~to_arrow(inner)
-        case Bucket(_, low, high):
-            last = pc.binary_slice(field.cast("binary"), 15, 16)
-            within = last >= bytes([low])
-            return within & (last < bytes([high])) if high < 256 else within
+                yield from read_commits(part, envelopes=envelopes)
+        if head is not None:
+            yield from chain([head], commits)

@@ -2,18 +2,15 @@
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
-from itertools import islice
+from functools import lru_cache, partial
 from threading import Lock
 from typing import Any, TypeVar
 
 import psycopg
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from postroom.adapters.postgres.columns import ESCAPE, unescape
 from postroom.adapters.postgres.database import (
     Closable,
     Connection,
@@ -23,22 +20,25 @@ from postroom.adapters.postgres.database import (
     unavailable,
 )
 from postroom.adapters.postgres.migrate import check_connection
-from postroom.adapters.sql.log_reader import Driver, Run, read_by_sql, rows_per_batch, to_batch
+from postroom.adapters.sql.log_reader import Driver, Rows, envelopes_column, rows_of, to_commits
 from postroom.adapters.sql.statements import statements
+from postroom.domain.commit import POSITIONS_PER_MAILBOX, Commit
 from postroom.domain.errors import Unavailable
-from postroom.domain.record import POSITIONS_PER_MAILBOX
+from postroom.projections.commit_columns import read_ranges
 from postroom.projections.log_conditions import Condition
 from postroom.projections.log_extent import LogExtent, Range
 
 NAME = "postroom, reading the log"
-ROWS_PER_CHUNK = 1_000
-"""Rows per chunk that libpq fetches."""
+COMMITS_PER_CHUNK = 100
+"""Commits per chunk that libpq fetches."""
 BYTES_PER_BATCH = 16 << 20
 """Approximate bytes per batch that ADBC fetches."""
 _SQL = statements("postroom.adapters.postgres", "sql/log_reader.sql")
 
 
 C = TypeVar("C", bound=Closable)
+Run = Callable[[str], Rows]
+"""A function that runs a statement in a transaction of its own, and yields the rows."""
 
 
 class _IdleConnections:
@@ -113,10 +113,17 @@ class PostgresLogReader:
         self, ranges: Iterable[Range], columns: Sequence[str], where: Sequence[Condition] = ()
     ) -> Iterator[pa.RecordBatch]:
         """Yield records; see `LogReader.read`."""
-        connect_ = self._adbc if self.driver != "python" and _has_adbc() else self._psycopg
-        with connect_() as run:
-            for batch in read_by_sql(run, "postroom.log", _bytes_literal, ranges, columns, where):
-                yield _unescape(batch)
+        with self._connect() as run:
+            select = partial(_commits, run, envelopes="envelope" in columns)
+            yield from read_ranges(select, ranges, columns, where)
+
+    def commits(self, range_: Range, *, envelopes: bool = True) -> Iterator[Commit]:
+        """Yield the commits that overlap a range; see `LogReader.commits`."""
+        with self._connect() as run:
+            yield from _commits(run, range_, envelopes=envelopes)
+
+    def _connect(self) -> AbstractContextManager[Run]:
+        return self._adbc() if self.driver != "python" and _has_adbc() else self._psycopg()
 
     @contextmanager
     def _reader(self) -> Iterator[Connection]:
@@ -129,14 +136,13 @@ class PostgresLogReader:
     def _adbc(self) -> Iterator[Run]:
         from adbc_driver_manager import AdbcConnection, AdbcStatement, Error
 
-        def run(sql: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+        def run(sql: str) -> Rows:
             with AdbcStatement(connection) as statement:
                 statement.set_options(**{"adbc.postgresql.batch_size_hint_bytes": str(BYTES_PER_BATCH)})
                 statement.set_sql_query(sql)
                 handle, _ = statement.execute_query()
                 with pa.RecordBatchReader.from_stream(handle) as reader:
-                    for batch in reader:
-                        yield batch.cast(schema)
+                    yield from rows_of(reader)
 
         def configure(connection: Any) -> None:
             with AdbcStatement(connection) as statement:
@@ -155,11 +161,9 @@ class PostgresLogReader:
 
     @contextmanager
     def _psycopg(self) -> Iterator[Run]:
-        def run(statement: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+        def run(statement: str) -> Rows:
             with connection.cursor(binary=True) as cursor:
-                rows = cursor.stream(statement.encode(), size=ROWS_PER_CHUNK)
-                while batch := list(islice(rows, rows_per_batch(schema))):
-                    yield to_batch(batch, schema)
+                yield from cursor.stream(statement.encode(), size=COMMITS_PER_CHUNK)
 
         def configure(connection: Connection) -> None:
             connection.execute(_SQL["configure"])
@@ -213,25 +217,17 @@ def _adbc_database(url: str, process: int) -> Any:
 
 
 def _end(connection: Connection, which: str, mailbox: int, through: int) -> tuple[Any, ...] | None:
-    bounds = {"base": mailbox * POSITIONS_PER_MAILBOX, "through": mailbox * POSITIONS_PER_MAILBOX + through}
+    bounds = {"base": mailbox * POSITIONS_PER_MAILBOX, "through": through}
     return connection.execute(_SQL[which], bounds).fetchone()
 
 
-def _bytes_literal(value: bytes) -> str:
-    return f"'\\x{value.hex()}'::bytea"
-
-
-def _unescape(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Return a batch with its text unescaped."""
-    arrays = [_unescape_column(column) for column in batch.columns]
-    return pa.RecordBatch.from_arrays(arrays, schema=batch.schema)
-
-
-def _unescape_column(column: pa.Array) -> pa.Array:
-    if column.type != pa.string() or not pc.any(pc.match_substring(column, ESCAPE)).as_py():
-        return column
-    texts = (None if text is None else unescape(text) for text in column.to_pylist())
-    return pa.array(texts, pa.string())
+def _commits(run: Run, range_: Range, *, envelopes: bool) -> Iterator[Commit]:
+    extent, first, last = range_
+    base, place = extent.place(0), extent.place(first)
+    # A statement of its own: constant bounds prune partitions before they are locked.
+    begin = next((begin for (begin,) in run(_SQL["begin"].format(base=base, place=place))), place)
+    bounds = {"base": base, "begin": begin, "end": extent.place(last)}
+    return to_commits(run(_SQL["commits"].format(**bounds, envelopes=envelopes_column(is_read=envelopes))))
 
 
 def _has_adbc() -> bool:

@@ -5,21 +5,23 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
-from postroom.adapters.sql.log_reader import Driver, read_by_sql, rows_per_batch, to_batch
+from postroom.adapters.sql.log_reader import Driver, Rows, envelopes_column, rows_of, to_commits
 from postroom.adapters.sql.statements import statements
 from postroom.adapters.sqlite.database import open_file
+from postroom.domain.commit import POSITIONS_PER_MAILBOX, Commit
 from postroom.domain.errors import NotFound, Unavailable
-from postroom.domain.record import POSITIONS_PER_MAILBOX
+from postroom.projections.commit_columns import read_ranges
 from postroom.projections.log_conditions import Condition
 from postroom.projections.log_extent import LogExtent, Range
 
-# The ADBC driver infers a column's type from its first value, so the first row must have no NULL.
-_FIRST_VALUES = {pa.int64(): "0", pa.string(): "''", pa.binary(): "x''"}
+COMMITS_PER_BATCH = 100
+"""Commits per batch that ADBC fetches."""
 _SQL = statements("postroom.adapters.sqlite", "sql/log_reader.sql")
 
 
@@ -54,7 +56,7 @@ class SqliteLogReader:
         with self._open() as query:
             for name, id_ in query(_SQL["mailboxes"]):
                 end = POSITIONS_PER_MAILBOX - 1 if through is None else through.get(name, 0)
-                bounds = {"base": id_ * POSITIONS_PER_MAILBOX, "through": id_ * POSITIONS_PER_MAILBOX + end}
+                bounds = {"base": id_ * POSITIONS_PER_MAILBOX, "through": end}
                 first = query(_SQL["first"].format(**bounds)) if end else []
                 last = query(_SQL["last"].format(**bounds)) if first else []
                 if last:  # retention may empty the log in between
@@ -65,8 +67,15 @@ class SqliteLogReader:
         self, ranges: Iterable[Range], columns: Sequence[str], where: Sequence[Condition] = ()
     ) -> Iterator[pa.RecordBatch]:
         """Yield records; see `LogReader.read`."""
-        run = self._run_adbc if self._uses_adbc else self._run_sqlite3
-        return read_by_sql(run, "log", _bytes_literal, ranges, columns, where)
+        select = partial(self.commits, envelopes="envelope" in columns)
+        return read_ranges(select, ranges, columns, where)
+
+    def commits(self, range_: Range, *, envelopes: bool = True) -> Iterator[Commit]:
+        """Yield the commits that overlap a range; see `LogReader.commits`."""
+        extent, first, last = range_
+        bounds = {"base": extent.place(0), "first": first, "last": last}
+        statement = _SQL["commits"].format(**bounds, envelopes=envelopes_column(is_read=envelopes))
+        return to_commits((self._run_adbc if self._uses_adbc else self._run_sqlite3)(statement))
 
     @property
     def _uri(self) -> str:
@@ -93,20 +102,14 @@ class SqliteLogReader:
             with self._sqlite3() as connection:
                 yield lambda statement: connection.execute(statement).fetchall()
 
-    def _run_adbc(self, statement: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-        first_row = ", ".join(f"{_FIRST_VALUES[column.type]} AS {column.name}" for column in schema)
-        with self._adbc({"adbc.sqlite.query.batch_rows": str(rows_per_batch(schema))}) as cursor:
-            cursor.execute(f"SELECT {first_row} UNION ALL SELECT * FROM ({statement})")
-            skip = 1  # the first row
-            for batch in cursor.fetch_record_batch():
-                yield batch.slice(skip).cast(schema)
-                skip = 0
+    def _run_adbc(self, statement: str) -> Rows:
+        with self._adbc({"adbc.sqlite.query.batch_rows": str(COMMITS_PER_BATCH)}) as cursor:
+            cursor.execute(statement)
+            yield from rows_of(cursor.fetch_record_batch())
 
-    def _run_sqlite3(self, statement: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    def _run_sqlite3(self, statement: str) -> Rows:
         with self._sqlite3() as connection:
-            cursor = connection.execute(statement)
-            while rows := cursor.fetchmany(rows_per_batch(schema)):
-                yield to_batch(rows, schema)
+            yield from connection.execute(statement)
 
     @contextmanager
     def _adbc(self, options: Mapping[str, str] | None = None) -> Iterator[Any]:
@@ -134,10 +137,6 @@ class SqliteLogReader:
         return Unavailable(
             f"The store {self.store} can't be read: {error}. Check the path and its permissions."
         )
-
-
-def _bytes_literal(value: bytes) -> str:
-    return f"x'{value.hex()}'"
 
 
 def _has_adbc() -> bool:

@@ -1,4 +1,4 @@
-"""Archiving: stores records in consecutive segments before retention removes them."""
+"""Archiving: stores commits in consecutive segments before retention removes them."""
 
 import asyncio
 from typing import NamedTuple
@@ -7,25 +7,30 @@ from postroom.application.mailbox.archived_log import continues
 from postroom.application.ports.event_log import EventLogReader
 from postroom.application.ports.log_archive import LogArchive
 from postroom.application.telemetry import logger
+from postroom.domain.commit import GENESIS, Commit, verify_chain
 from postroom.domain.errors import Unavailable
-from postroom.domain.record import GENESIS, Record, verify_chain
 
-SEGMENT_RECORDS = 50_000
+SEGMENT_POSITIONS = 50_000
 SEGMENT_BYTES = 64 << 20
 """Maximum size of a segment, in bytes of envelopes; bounds memory usage."""
 
 
 class _End(NamedTuple):
-    """End of the archive; `chain` is None if the record was removed without being archived."""
+    """End of the archive; `chain` is None if the commit was removed without being archived."""
 
     position: int
     chain: bytes | None
 
 
 async def archive_records(log: EventLogReader, archive: LogArchive, through: int) -> int:
-    """Store the records up to a position that the archive lacks, off the event loop; return their number.
+    """Store the commits up to a position that the archive lacks, off the event loop.
 
     The next run continues an interrupted one.
+
+    Arguments:
+        through: the end of a commit.
+
+    Returns: the number of positions that were added.
 
     Raises: BrokenLog when the log was altered; Unavailable when the archive can't be used or belongs to
         another log.
@@ -56,34 +61,35 @@ def _end(log: EventLogReader, archive: LogArchive, through: int) -> _End:
 
 
 def _continues(log: EventLogReader, position: int, chain: bytes, first: int) -> bool:
-    """Return whether the log holds the record with this chain hash, or the one that follows it."""
-    at = max(position, first)
-    record = log.at_positions([at]).get(at)
-    return record is not None and continues(position, chain, record)
+    """Return whether the log holds the commit with this chain hash, or the one that follows it."""
+    held = log.commits_of([max(position, first)], envelopes=False)
+    return bool(held) and continues(position, chain, held[0])
 
 
 def _store_next(log: EventLogReader, archive: LogArchive, end: _End, through: int) -> _End:
-    records = _next_records(log, end.position, through)
-    if not records:
+    commits = _next_commits(log, end.position, through)
+    if not commits:
         raise Unavailable(
             f"The log of mailbox {log.mailbox} ends before position {through}, which should be archived; "
             "open the mailbox again."
         )
-    # Records whose chain does not verify are neither archived nor removed.
+    # Commits whose chain does not verify are neither archived nor removed.
     if end.chain is None:
-        verify_chain(records[1:], records[0].chain, records[0].position + 1)
+        verify_chain(commits[1:], commits[0].chain, commits[0].last + 1)
     else:
-        verify_chain(records, end.chain, end.position + 1)
-    segment = archive.store(log.mailbox, records, end.chain)
+        verify_chain(commits, end.chain, end.position + 1)
+    segment = archive.store(log.mailbox, commits, end.chain)
     return _End(segment.last, segment.chain)
 
 
-def _next_records(log: EventLogReader, after: int, through: int) -> list[Record]:
-    records: list[Record] = []
+def _next_commits(log: EventLogReader, after: int, through: int) -> list[Commit]:
+    """Return the next commits that end at or before `through`, at least one if there is any."""
+    commits: list[Commit] = []
     size = 0
-    for record in log.read(after, min(SEGMENT_RECORDS, through - after)):
-        records.append(record)
-        size += len(record.envelope or b"")
-        if size >= SEGMENT_BYTES:
+    for commit in log.commits(after):
+        size += len(commit.envelopes)
+        is_full = size > SEGMENT_BYTES or commit.last - after > SEGMENT_POSITIONS
+        if commit.last > through or (commits and is_full):
             break
-    return records
+        commits.append(commit)
+    return commits

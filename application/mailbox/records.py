@@ -65,14 +65,14 @@ class Records:
         """Return the records of one stream; see `EventLogReader.read_stream`."""
         entries = self.index_of([stream])
         records = self.at_positions([entry.position for entry in entries])
-        found = [record for record in records.values() if record.stream == stream]
-        if not found or not isinstance(found[0].event, MessageSent):
-            return found
-        last = entries[0].last
-        if last is None:
-            return [*found, *self._later(found[0], found[0])]
-        older = self._back_from(last, found[0])
-        return [*found, *older, *(self._later(found[0], older[-1]) if older else ())]
+        found: list[Record] = []
+        for entry in entries:
+            record = records.get(entry.position)
+            if record is not None and record.stream == stream:
+                found.append(record)
+                if isinstance(record.event, MessageSent):
+                    found += self._history(record, entry.last)
+        return found
 
     def existing_streams(self, streams: Iterable[bytes]) -> set[bytes]:
         """Return which streams have records; see `EventLogReader.existing_streams`."""
@@ -95,6 +95,13 @@ class Records:
             for record in to_records(commit)
             if record.position in wanted
         }
+
+    def _history(self, sent: Record, last: int | None) -> Iterator[Record]:
+        """Yield the later records of a message; `last` is that of its entry."""
+        older = [] if last is None else self._back_from(last, sent)
+        yield from older
+        if last is None or older:
+            yield from self._later(sent, older[-1] if older else sent)
 
     def _later(self, sent: Record, start: Record) -> Iterator[Record]:
         """Yield the records of a message after `start`, up to the end of the log if it is unsettled."""

@@ -11,11 +11,9 @@ from typing import Any, NamedTuple
 import msgspec
 import polars as pl
 
-from postroom.application.mailbox.codec import to_events
 from postroom.domain.envelope.build import without_auth_token
-from postroom.domain.errors import BrokenLog, InvalidRequest
-from postroom.domain.message import Headers, MessageDeadLettered
-from postroom.domain.record import CHAIN, NO_HEADERS, Record
+from postroom.domain.errors import InvalidRequest
+from postroom.domain.message import Headers
 from postroom.projections.log_extent import LogExtent
 from postroom.projections.projection import POLARS, Column, Projection
 
@@ -61,7 +59,7 @@ class DeadLettering(msgspec.Struct, omit_defaults=True):
 
 
 class ParkedRecord(NamedTuple):
-    """A record that can't be folded: its place, its type, and the error."""
+    """A record that can't be folded: its place, the name of its event, and the error."""
 
     place: int
     type: str
@@ -100,8 +98,8 @@ PROJECTION = Projection(
 """
 
 READS = (
-    *("place", "mailbox", "position", "stream", "version", "epoch", "type", "event", "at", "topic", "shard"),
-    *("attempt", "due", "reason", "message_id", *HEADER_COLUMNS, "envelope", "dead_letter_state"),
+    *("place", "mailbox", "position", "stream", "event", "at", "topic", "shard"),
+    *("attempt", "due", "reason", "last_error", "message_id", *HEADER_COLUMNS, "envelope"),
 )
 """The columns of the log that `fold` reads."""
 
@@ -129,7 +127,6 @@ PARTIAL: dict[str, pl.DataType] = {
 elements of a JSON array.
 """
 
-_RECORD = tuple(name for name in Record._fields[:CHAIN] if name != "state")
 SENT = "MessageSent"
 EVENTS = (SENT, *STATUS_AFTER)
 _DEAD_LETTER_EVENTS = {"MessageDeadLettered", "MessageRedriven"}
@@ -157,21 +154,20 @@ def fold(records: pl.DataFrame) -> tuple[pl.DataFrame, list[ParkedRecord]]:
     message_records = records
     if not set(records["event"].unique()) <= set(EVENTS):
         parked = [
-            ParkedRecord(place, type_, f"An event of unknown type {type_}.")
-            for place, type_ in records.filter(is_unknown()).select("place", "type").iter_rows()
+            ParkedRecord(place, event, f"An event of unknown type {event}.")
+            for place, event in records.filter(is_unknown()).select("place", "event").iter_rows()
         ]
         message_records = records.filter(pl.col("event").is_in(EVENTS))
-    dead_letterings, undecodable = _dead_letterings(message_records)
-    partials = _partials(message_records, dead_letterings)
+    partials = _partials(message_records)
     if _is_any_sent_again(partials):
         # An id may be sent again after retention removed its message; with the archive, both are folded.
         generation = (pl.col("event") == SENT).cum_sum().over(KEY)
         generations = message_records.with_columns(generation.alias("generation")).partition_by("generation")
-        partials = pl.concat([_partials(each, _dead_letterings(each)[0]) for each in generations])
-    return partials, parked + undecodable
+        partials = pl.concat(map(_partials, generations))
+    return partials, parked
 
 
-def _partials(records: pl.DataFrame, dead_letterings: pl.DataFrame) -> pl.DataFrame:
+def _partials(records: pl.DataFrame) -> pl.DataFrame:
     event = pl.col("event")
     sent = records.filter(event == SENT).select(
         *KEY,
@@ -196,7 +192,7 @@ def _partials(records: pl.DataFrame, dead_letterings: pl.DataFrame) -> pl.DataFr
         pl.col("at").last().alias("changed_at"),
         is_redriven.sum().cast(pl.Int64).alias("redriven"),
     )
-    changes = changes.join(dead_letterings, KEY, "left")
+    changes = changes.join(_dead_letterings(later), KEY, "left")
     partials = sent.join(changes, KEY, "full", coalesce=True)
     first_place = pl.min_horizontal("id", "first_place").alias("first_place")
     return partials.with_columns(first_place).select(*PARTIAL)
@@ -304,27 +300,18 @@ def as_partials(rows: pl.DataFrame) -> pl.DataFrame:
     ).select(*PARTIAL)
 
 
-def _dead_letterings(later: pl.DataFrame) -> tuple[pl.DataFrame, list[ParkedRecord]]:
-    """Return the JSON elements of each message's dead-letterings and redrives, and undecodable records."""
-    types = {"mailbox": pl.String, "stream": pl.Binary, "dead_letterings": pl.String}
-    if not _DEAD_LETTER_EVENTS & set(later["event"].unique()):
-        return pl.DataFrame(schema=types), []
+def _dead_letterings(later: pl.DataFrame) -> pl.DataFrame:
+    """Return the JSON elements of each message's dead-letterings and redrives."""
     pieces: dict[tuple[str, bytes], list[str]] = {}
-    parked: list[ParkedRecord] = []
     rows = later.filter(pl.col("event").is_in(_DEAD_LETTER_EVENTS))
-    rows = rows.select("place", "mailbox", "event", *_RECORD, "dead_letter_state")
-    for place, mailbox, event_name, *values in rows.iter_rows():
-        *columns, state = values
-        record = Record._make((*columns, state or b"", b"", *NO_HEADERS))
-        if event_name == "MessageRedriven":
-            piece: object = {"redriven_at": record.at}
-        else:
-            piece, error = dead_lettering_of(record)
-            if error is not None:
-                parked.append(ParkedRecord(place, record.type, error))
-        pieces.setdefault((mailbox, record.stream), []).append(_encode(piece).decode())
+    rows = rows.select(*KEY, "event", "at", "reason", "attempt", "last_error")
+    for mailbox, stream, event, at, reason, attempt, last_error in rows.iter_rows():
+        is_redriven = event == "MessageRedriven"
+        piece = {"redriven_at": at} if is_redriven else DeadLettering(at, reason, attempt, last_error)
+        pieces.setdefault((mailbox, stream), []).append(_encode(piece).decode())
     columns = [(*key, ",".join(each)) for key, each in pieces.items()]
-    return pl.DataFrame(columns, schema=types, orient="row"), parked
+    types = {"mailbox": pl.String, "stream": pl.Binary, "dead_letterings": pl.String}
+    return pl.DataFrame(columns, schema=types, orient="row")
 
 
 def _dead_letterings_json() -> pl.Expr:
@@ -350,18 +337,6 @@ def _join_dead_letterings(pieces: str) -> str | None:
         elif dead_letterings:
             dead_letterings[-1].redriven_at = piece["redriven_at"]
     return _encode(dead_letterings).decode() if dead_letterings else None
-
-
-def dead_lettering_of(record: Record) -> tuple[DeadLettering, str | None]:
-    """Return a dead-lettering, and None; or without its last error, and why that can't be decoded."""
-    dead_lettering = DeadLettering(record.at, record.reason or "unknown", record.attempt or 0)
-    try:
-        event = next(to_events([record]))
-    except (BrokenLog, msgspec.MsgspecError, ValueError, IndexError) as error:
-        return dead_lettering, str(error)
-    assert isinstance(event, MessageDeadLettered)
-    dead_lettering.last_error = event.last_error
-    return dead_lettering, None
 
 
 def _uuid(stream: str) -> pl.Expr:

@@ -6,6 +6,7 @@ from typing import Protocol
 
 import pyarrow as pa
 
+from postroom.domain.commit import Commit
 from postroom.projections.log_conditions import Condition
 from postroom.projections.log_extent import LogExtent, Range
 
@@ -51,5 +52,16 @@ class LogReader(Protocol):
 
         Arguments:
             columns: the columns of `COLUMNS` to read; others are neither read nor transferred.
-            where: conditions on `STORED_COLUMNS` other than `place`; records must meet all of them.
+            where: conditions on `EVENT_COLUMNS`; records must meet all of them.
+
+        Raises: BrokenLog when a commit can't be decoded.
+        """
+
+    def commits(self, range_: Range, *, envelopes: bool = True) -> Iterator[Commit]:
+        """Yield the commits that overlap a range, in order, in one read transaction.
+
+        Arguments:
+            envelopes: read them; otherwise, they are empty.
+
+        Raises: BrokenLog when a commit can't be decompressed.
         """

@@ -17,8 +17,8 @@ from pyspark.sql.datasource import (
 from pyspark.sql.datasource import IsNull as NullFilter
 from pyspark.sql.datasource import Not as NotFilter
 
-from postroom.domain.record import POSITIONS_PER_MAILBOX
-from postroom.projections.log_columns import COLUMNS, STORED_COLUMNS
+from postroom.domain.commit import POSITIONS_PER_MAILBOX
+from postroom.projections.log_columns import COLUMNS, EVENT_COLUMNS
 from postroom.projections.log_conditions import (
     Compare,
     Condition,
@@ -39,8 +39,6 @@ _OPERATORS: dict[type[Filter], Operator] = {
 }
 _MAILBOX_COLUMNS = ("mailbox", "mailbox_id")
 _NEVER_NULL = (*_MAILBOX_COLUMNS, "position", "place", "event", "as_of")
-_ESCAPED_CHARACTERS = "\x00\x1a"
-"""Characters that a store may escape (see `adapters/postgres/columns.py`)."""
 
 
 @dataclass
@@ -78,7 +76,7 @@ class Pushdown:
             case Compare("position" | "place") | IsIn("position" | "place"):
                 self._positions.append(condition)
                 return isinstance(condition, Compare) or len(condition.values) == 1
-            case _ if condition.column in STORED_COLUMNS and condition.column != "place":
+            case _ if condition.column in EVENT_COLUMNS:
                 self.where.append(condition)
                 return True
         return False
@@ -104,7 +102,7 @@ class Pushdown:
 
 
 def to_condition(filter_: Filter) -> Condition | None:
-    """Return a filter as a condition, or None when a store can't apply it exactly."""
+    """Return a filter as a condition, or None when a reader can't apply it exactly."""
     match filter_:
         case NotFilter(EqualTo((name,), value)) if _is_exact(name, [value]):
             return Not(IsIn(name, (value,)))
@@ -131,15 +129,11 @@ def to_condition(filter_: Filter) -> Condition | None:
 
 
 def _is_exact(name: str, values: Sequence[Value | None]) -> bool:
-    """Tell whether stores compare a column with these values as Spark does."""
+    """Tell whether readers compare a column with these values as Spark does."""
     if not values or name not in COLUMNS:
         return False
     kind = {"bigint": int, "string": str}.get(COLUMNS[name].spark, ())
-    return all(
-        isinstance(value, kind)
-        and not (isinstance(value, str) and any(c in value for c in _ESCAPED_CHARACTERS))
-        for value in values
-    )
+    return all(isinstance(value, kind) for value in values)
 
 
 def _holds(condition: Condition, extent: LogExtent) -> bool:

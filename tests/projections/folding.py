@@ -4,7 +4,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import polars as pl
 
@@ -23,6 +22,7 @@ from postroom.projections.log_extent import LogExtent
 from postroom.projections.models.messages import PARTIAL
 from postroom.projections.projection import Projection, load_projections
 from tests.projections.histories import Step, live, open_log, take_extents
+from tests.projections.log_rows import log_row
 from tests.projections.reference import ReadModels
 
 Logs = dict[LogExtent, list[Record]]
@@ -107,7 +107,7 @@ def ranges(logs: Logs, sizes: Sequence[int]) -> Iterator[list[tuple[LogExtent, R
 def frame(part: Sequence[tuple[LogExtent, Record]], wanted: Mapping[str, Projection]) -> pl.DataFrame:
     """Return records as the log's readers would."""
     schema = frame_schema(wanted)
-    rows = (_row(extent, record) for extent, record in part)
+    rows = (log_row(extent, record) for extent, record in part)
     return pl.DataFrame([{name: row[name] for name in schema} for row in rows], schema=schema)
 
 
@@ -116,15 +116,3 @@ def frame_schema(wanted: Mapping[str, Projection] | None = None) -> dict[str, pl
     types = {"int64": pl.Int64(), "string": pl.String(), "binary": pl.Binary()}
     wanted = load_projections() if wanted is None else wanted
     return {name: types[str(COLUMNS[name].arrow)] for name in columns_read(wanted)}
-
-
-def _row(extent: LogExtent, record: Record) -> dict[str, Any]:
-    return {
-        **record._asdict(),
-        "place": extent.place(record.position),
-        "mailbox": extent.name,
-        "mailbox_id": extent.id,
-        "as_of": extent.at,
-        "event": record.type.partition(".")[0],
-        "dead_letter_state": record.state if record.type.startswith("MessageDeadLettered.") else None,
-    }

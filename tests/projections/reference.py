@@ -11,6 +11,7 @@ from postroom.projections.log_extent import LogExtent
 from postroom.projections.models import activity, backlog, dead_letters, messages
 from postroom.projections.models.messages import DeadLettering, MessageStatus, ParkedRecord
 from postroom.projections.projection import Column, Projection, Row, load_projections
+from tests.projections.log_rows import log_row
 
 
 class ReadModels(NamedTuple):
@@ -20,7 +21,8 @@ class ReadModels(NamedTuple):
     parked: list[ParkedRecord]
 
 
-OfRecord = Callable[[LogExtent, Record], Iterable[Row]]
+OfRecord = Callable[[Row], Iterable[Row]]
+"""Returns the rows to which one row of the log adds."""
 OfMessage = Callable[[Row], Iterable[Row]]
 
 
@@ -34,46 +36,44 @@ def fold(
     Arguments:
         of_records, of_messages: references of projections that are not built in, by their names.
     """
-    read = {extent: list(records) for extent, records in logs.items()}
+    read = [
+        [log_row(extent, each) for each in records if extent.first <= each.position <= extent.last]
+        for extent, records in logs.items()
+    ]
     sent: list[Row] = []
     parked: list[ParkedRecord] = []
-    for extent, records in read.items():
-        rows, left_out = messages_of(extent, records)
-        sent += rows
+    for rows in read:
+        messages_, left_out = messages_of(rows)
+        sent += messages_
         parked += left_out
-    placed_ = [pair for extent, records in read.items() for pair in placed(extent, records)]
+    placed_ = [row for rows in read for row in placed(rows)]
     made: dict[str, Iterable[Row]] = {
         "mailbox": sent,
-        "activity": (row for pair in placed_ for row in activity_of(*pair)),
+        "activity": (row for each in placed_ for row in activity_of(each)),
         "backlog": (row for message in sent for row in backlog_of(message)),
         "dead_letters": (dead_letters.dead_letter(each) for each in sent if each["status"] == "dead"),
     }
-    made |= {name: [row for pair in placed_ for row in each(*pair)] for name, each in of_records.items()}
+    made |= {name: [row for record in placed_ for row in each(record)] for name, each in of_records.items()}
     made |= {name: [row for message in sent for row in each(message)] for name, each in of_messages.items()}
     models = load_projections()
     return ReadModels({name: merge(models[name], rows) for name, rows in made.items()}, sorted(parked))
 
 
-def placed(extent: LogExtent, records: Iterable[Record]) -> Iterator[tuple[LogExtent, Record]]:
-    """Yield records of the extent with topic and shard of their message's sending.
+def placed(records: Iterable[Row]) -> Iterator[Row]:
+    """Yield rows of one log with topic and shard of their message's sending.
 
     Records of messages that were not sent in the extent, or of unknown types, are left out.
     """
-    sent: dict[bytes, tuple[str, int]] = {}
+    sent: dict[bytes, Row] = {}
     for record in records:
-        if not extent.first <= record.position <= extent.last:
-            continue
-        event = record.type.partition(".")[0]
+        event, stream = record["event"], record["stream"]
         if event == messages.SENT:
-            assert record.topic is not None
-            assert record.shard is not None
-            sent[record.stream] = record.topic, record.shard
+            sent[stream] = record
         elif event.startswith("Message"):
-            begun = sent.get(record.stream)
-            if begun is None or event not in messages.EVENTS:
+            if stream not in sent or event not in messages.EVENTS:
                 continue
-            record = record._replace(topic=begun[0], shard=begun[1])
-        yield extent, record
+            record = record | {name: sent[stream][name] for name in ("topic", "shard")}
+        yield record
 
 
 def merge(projection: Projection, rows: Iterable[Row]) -> list[Row]:
@@ -98,18 +98,19 @@ def _merged(column: Column, earlier: Any, later: Any) -> Any:
     return how[column.merge](earlier, later)
 
 
-def activity_of(extent: LogExtent, record: Record) -> Iterator[Row]:
+def activity_of(record: Row) -> Iterator[Row]:
     """Yield what one record counts for: its hour and its day."""
+    at = record["at"]
     for period, size in activity.PERIODS.items():
         yield {
-            "mailbox": extent.name,
+            "mailbox": record["mailbox"],
             "period": period,
-            "starts_at": record.at // size * size,
-            "topic": record.topic or "",
-            "event": record.type.partition(".")[0],
+            "starts_at": at // size * size,
+            "topic": record["topic"] or "",
+            "event": record["event"],
             "events": 1,
-            "first_at": record.at,
-            "last_at": record.at,
+            "first_at": at,
+            "last_at": at,
         }
 
 
@@ -126,30 +127,22 @@ def backlog_of(message: Row) -> Iterator[Row]:
         }
 
 
-def messages_of(extent: LogExtent, records: Iterable[Record]) -> tuple[list[Row], list[ParkedRecord]]:
+def messages_of(records: Iterable[Row]) -> tuple[list[Row], list[ParkedRecord]]:
     """Return the rows of a mailbox's messages, folded record by record, and what could not be folded."""
     rows: list[Row] = []
     latest: dict[bytes, Row] = {}
     parked: list[ParkedRecord] = []
     for record in records:
-        if not extent.first <= record.position <= extent.last:
-            continue
-        event = record.type.partition(".")[0]
+        event, stream = record["event"], record["stream"]
         if event == messages.SENT:
-            latest[record.stream] = _sent_row(extent, record)
-            rows.append(latest[record.stream])
+            latest[stream] = _sent_row(record)
+            rows.append(latest[stream])
         elif event in messages.STATUS_AFTER:
-            dead_lettering, error = (
-                messages.dead_lettering_of(record) if event == "MessageDeadLettered" else (None, None)
-            )
-            if error is not None:
-                parked.append(ParkedRecord(extent.place(record.position), record.type, error))
             # Retention may have removed a message's beginning: then it is gone from the read models too.
-            if record.stream in latest:
-                _change_row(latest[record.stream], event, record, dead_lettering, extent)
+            if stream in latest:
+                _change_row(latest[stream], record)
         elif event.startswith("Message"):
-            place = extent.place(record.position)
-            parked.append(ParkedRecord(place, record.type, f"An event of unknown type {record.type}."))
+            parked.append(ParkedRecord(record["place"], event, f"An event of unknown type {event}."))
     for row in rows:
         row["dead_letterings"] = (
             msgspec.json.encode(row["dead_letterings"]).decode() if row["dead_letterings"] else None
@@ -157,45 +150,46 @@ def messages_of(extent: LogExtent, records: Iterable[Record]) -> tuple[list[Row]
     return rows, parked
 
 
-def _sent_row(extent: LogExtent, record: Record) -> Row:
+def _sent_row(record: Row) -> Row:
+    due = record["due"]
     return {
-        "id": extent.place(record.position),
-        "message_id": message_id(record.stream, record.message_id),
-        "topic": record.topic,
-        **{name: getattr(record, name) for name in messages.HEADER_COLUMNS},
-        "created_at": record.at,
-        "mailbox": extent.name,
-        "position": record.position,
-        "shard": record.shard,
-        "status": MessageStatus.ARCHIVED if record.due is None else _ready(record.due, extent),
+        "id": record["place"],
+        "message_id": message_id(record["stream"], record["message_id"]),
+        "topic": record["topic"],
+        **{name: record[name] for name in messages.HEADER_COLUMNS},
+        "created_at": record["at"],
+        "mailbox": record["mailbox"],
+        "position": record["position"],
+        "shard": record["shard"],
+        "status": MessageStatus.ARCHIVED if due is None else _ready(record),
         "attempts": 0,
         "redriven": 0,
-        "changed_at": record.at,
-        "due": record.due,
+        "changed_at": record["at"],
+        "due": due,
         "dead_letterings": [],
-        "stream": record.stream,
-        "envelope_blob": messages.without_token(record.envelope),
+        "stream": record["stream"],
+        "envelope_blob": messages.without_token(record["envelope"]),
     }
 
 
-def _change_row(
-    row: Row, event: str, record: Record, dead_lettering: DeadLettering | None, extent: LogExtent
-) -> None:
+def _change_row(row: Row, record: Row) -> None:
+    event, at, attempt = record["event"], record["at"], record["attempt"]
     status = messages.STATUS_AFTER[event]
     is_ready = status == MessageStatus.READY
-    row["status"] = _ready(record.due, extent) if is_ready else status
-    row["due"] = record.due if is_ready else None
-    row["changed_at"] = record.at
-    if record.attempt is not None:
-        row["attempts"] = record.attempt
-    if dead_lettering is not None:
-        row["dead_letterings"].append(dead_lettering)
+    row["status"] = _ready(record) if is_ready else status
+    row["due"] = record["due"] if is_ready else None
+    row["changed_at"] = at
+    if attempt is not None:
+        row["attempts"] = attempt
+    if event == "MessageDeadLettered":
+        row["dead_letterings"].append(DeadLettering(at, record["reason"], attempt, record["last_error"]))
     if event == "MessageRedriven":
         row["attempts"] = 0
         row["redriven"] += 1
         if row["dead_letterings"]:
-            row["dead_letterings"][-1].redriven_at = record.at
+            row["dead_letterings"][-1].redriven_at = at
 
 
-def _ready(due: int | None, extent: LogExtent) -> MessageStatus:
-    return MessageStatus.DELAYED if due is not None and due > extent.at else MessageStatus.READY
+def _ready(record: Row) -> MessageStatus:
+    due = record["due"]
+    return MessageStatus.DELAYED if due is not None and due > record["as_of"] else MessageStatus.READY

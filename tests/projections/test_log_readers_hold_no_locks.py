@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from datetime import datetime
 from pathlib import Path
+from random import Random
 from typing import NamedTuple
 
 import psycopg
@@ -19,10 +20,11 @@ import pytest
 from postroom.adapters.compose.store import open_store
 from postroom.adapters.postgres import log_reader as postgres
 from postroom.adapters.postgres.event_log import PostgresEventLog
-from postroom.adapters.sql import log_reader as reading
 from postroom.adapters.sql.log_reader import Driver
+from postroom.adapters.sqlite import log_reader as sqlite
 from postroom.adapters.sqlite.event_log import SqliteEventLog
 from postroom.application.ports.event_log import EventLog
+from postroom.projections import commit_columns
 from postroom.projections.log_extent import Range
 from tests.conformance.records import append, sent
 from tests.support.waiting import wait_until
@@ -30,16 +32,17 @@ from tests.support.waiting import wait_until
 MAILBOX = "acme@one"
 COUNT, PER_STATEMENT, PER_BATCH = 60, 30, 6
 ROOT = Path(__file__).parents[2]
-ENVELOPE = bytes(1_000_000)
-"""Large: a statement's rows don't fit into what ADBC and the network buffer."""
+ENVELOPE = Random(1).randbytes(1_000_000)
+"""Large and incompressible: a statement's rows don't fit into what ADBC and the network buffer."""
 
 
 @pytest.fixture(autouse=True)
 def small_statements(monkeypatch: pytest.MonkeyPatch) -> None:
     """A read takes several statements, and each of them several batches."""
-    monkeypatch.setattr(reading, "POSITIONS_PER_READ", PER_STATEMENT)
-    monkeypatch.setattr(reading, "ROWS_WITH_ENVELOPES", PER_BATCH)
-    monkeypatch.setattr(postgres, "ROWS_PER_CHUNK", 2)
+    monkeypatch.setattr(commit_columns, "POSITIONS_PER_READ", PER_STATEMENT)
+    monkeypatch.setattr(commit_columns, "ROWS_PER_BATCH", PER_BATCH)
+    monkeypatch.setattr(sqlite, "COMMITS_PER_BATCH", 2)
+    monkeypatch.setattr(postgres, "COMMITS_PER_CHUNK", 2)
     monkeypatch.setattr(postgres, "BYTES_PER_BATCH", 2 * len(ENVELOPE))
 
 
@@ -68,6 +71,7 @@ def ends_a_statement(batch: pa.RecordBatch) -> bool:
 SEND = """
 import sqlite3, sys
 from postroom.adapters.sqlite import database
+from postroom.adapters.sqlite import log_reader as sqlite
 from postroom.adapters.sqlite.event_log import SqliteEventLog
 from tests.conformance.records import append, sent
 from tests.support.waiting import wait_until

@@ -17,8 +17,16 @@ SELECT name, id FROM postroom.mailbox_names WHERE strpos(name, '@') > 0 ORDER BY
 
 -- name: first
 SELECT place - %(base)s FROM postroom.log
-WHERE place > %(base)s AND place <= %(through)s ORDER BY place LIMIT 1;
+WHERE place > %(base)s AND place <= %(base)s + %(through)s ORDER BY place LIMIT 1;
 
 -- name: last
-SELECT place - %(base)s, at FROM postroom.log
-WHERE place > %(base)s AND place <= %(through)s ORDER BY place DESC LIMIT 1;
+SELECT least(last, %(through)s), at FROM postroom.log
+WHERE place > %(base)s AND place <= %(base)s + %(through)s ORDER BY place DESC LIMIT 1;
+
+-- name: begin
+-- The commit that holds a position may begin before it.
+SELECT place FROM postroom.log WHERE place > {base} AND place <= {place} ORDER BY place DESC LIMIT 1;
+
+-- name: commits
+SELECT place - {base}, last, epoch, at, chain, events, {envelopes} FROM postroom.log
+WHERE place BETWEEN {begin} AND {end} ORDER BY place;

@@ -1,0 +1,344 @@
+"""Commits as columns: the runs of several commits, decoded into Arrow (ADR 0066).
+
+Runs of one type are joined column by column; one permutation brings the rows of all types into the order of
+their positions. No Python object is made for an event, only for values that differ within a run.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import reduce
+from itertools import accumulate
+from operator import and_
+from typing import Any, NamedTuple
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from postroom.application.mailbox.codec import decode_runs, to_records
+from postroom.application.mailbox.runs import HASH_BYTES, AnyRun, Run, SentRun, StoredRun
+from postroom.domain.commit import Commit
+from postroom.domain.names import STREAM_BYTES
+from postroom.projections.log_columns import COLUMNS, EVENT_COLUMNS, arrow_schema
+from postroom.projections.log_conditions import Condition, may_match, to_arrow
+from postroom.projections.log_extent import LogExtent, Range, split
+from postroom.projections.ports.log_reader import POSITIONS_PER_READ
+
+ROWS_PER_BATCH = 20_000
+BYTES_PER_BATCH = 32 << 20
+"""Size of the commits of a batch, as they are encoded."""
+
+FIELDS = {
+    "version": "versions",
+    "topic": "topics",
+    "shard": "shards",
+    "attempt": "attempts",
+    "due": "due",
+    "expires_at": "expires_at",
+    "reason": "reasons",
+    "last_error": "last_errors",
+    "consumer": "consumers",
+    "priority": "priorities",
+    "size": "sizes",
+    "idem_key": "idem_keys",
+    "timestamp": "timestamps",
+    "message_id": "message_ids",
+    "content_type": "content_types",
+    "schema_url": "schema_urls",
+    "schema_version": "schema_versions",
+    "encryption": "encryptions",
+    "correlation_id": "correlation_ids",
+    "principal": "principals",
+    "namespace": "namespaces",
+    "trace_id": "trace_ids",
+    "span_id": "span_ids",
+    "custom_headers": "custom_headers",
+}
+"""Fields of runs that are columns of the log."""
+JOINED = {
+    "stream": ("streams", STREAM_BYTES),
+    "payload_hash": ("payload_hashes", HASH_BYTES),
+    "hash_chain": ("hash_chains", HASH_BYTES),
+    "envelope_hash": ("envelopes_hashed", HASH_BYTES),
+}
+"""Fields of runs with values of one size that are joined, and the size."""
+_EXTENT_COLUMNS = ("mailbox_id", "mailbox", "as_of")
+_decode_envelopes = msgspec.msgpack.Decoder(list[bytes]).decode
+_json = msgspec.json.Encoder().encode
+
+
+def read_ranges(
+    select: Callable[[Range], Iterator[Commit]],
+    ranges: Iterable[Range],
+    columns: Sequence[str],
+    where: Sequence[Condition],
+) -> Iterator[pa.RecordBatch]:
+    """Yield the events of ranges, in the order of their positions, by several short reads.
+
+    Arguments:
+        select: yields the commits that overlap a range, in a transaction of its own.
+        columns, where: as for `LogReader.read`.
+    """
+    for range_ in split(ranges, POSITIONS_PER_READ):
+        extent, first, last = range_
+        yield from _one_ahead(to_batches(select(range_), extent, columns, where, first=first, last=last))
+
+
+def _one_ahead(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Yield each batch after reading the next one, and the last one after the transaction has ended.
+
+    However slow the consumer is, no cursor, lock or transaction stays open between reads.
+    """
+    previous = next(batches, None)
+    for batch in batches:
+        yield previous
+        previous = batch
+    if previous is not None:
+        yield previous
+
+
+def to_batches(
+    commits: Iterable[Commit],
+    extent: LogExtent,
+    columns: Sequence[str],
+    where: Sequence[Condition] = (),
+    *,
+    first: int = 1,
+    last: int | None = None,
+) -> Iterator[pa.RecordBatch]:
+    """Yield the events of commits, a row each, in the order of positions.
+
+    Arguments:
+        commits: of one mailbox; their envelopes are needed for the column `envelope` only.
+        extent: the extent of the mailbox.
+        columns: the columns of `COLUMNS` to return.
+        where: conditions on `EVENT_COLUMNS`; events must meet all of them.
+        first, last: positions outside are left out.
+
+    Raises: BrokenLog when a commit can't be decoded.
+    """
+    for group in _groups(commits):
+        try:
+            batch = _to_batch(group, extent, columns, where, first, last)
+        except (ValueError, TypeError, pa.ArrowException):
+            for commit in group:
+                deque(to_records(commit), 0)  # names the commit
+            raise
+        if batch is not None:
+            yield batch
+
+
+def _groups(commits: Iterable[Commit]) -> Iterator[list[Commit]]:
+    group: list[Commit] = []
+    rows = size = 0
+    for commit in commits:
+        group.append(commit)
+        rows += commit.event_count
+        size += len(commit.events) + len(commit.envelopes)
+        if rows >= ROWS_PER_BATCH or size >= BYTES_PER_BATCH:
+            yield group
+            group, rows, size = [], 0, 0
+    if group:
+        yield group
+
+
+def _to_batch(
+    commits: Sequence[Commit],
+    extent: LogExtent,
+    columns: Sequence[str],
+    where: Sequence[Condition],
+    first: int,
+    last: int | None,
+) -> pa.RecordBatch | None:
+    rows = _Rows(commits, where, needs_envelopes="envelope" in columns)
+    if not rows.groups:
+        return None
+    if commits[0].first < first or (last is not None and commits[-1].last > last):
+        rows.filter(_between(rows.positions, first, last))
+    if where:
+        names = list(dict.fromkeys(condition.column for condition in where))
+        arrays = [rows.column(name) for name in names]
+        batch = pa.RecordBatch.from_arrays(arrays, schema=arrow_schema(names))
+        rows.filter(_mask(batch, reduce(and_, map(to_arrow, where))))
+    if not len(rows.positions):
+        return None
+    arrays = [_column(rows, extent, name) for name in columns]
+    return pa.RecordBatch.from_arrays(arrays, schema=arrow_schema(columns))
+
+
+def _column(rows: "_Rows", extent: LogExtent, name: str) -> pa.Array:
+    if name == "position":
+        return rows.positions
+    if name == "place":
+        return pc.add(rows.positions, extent.place(0))
+    if name in _EXTENT_COLUMNS:
+        value = {"mailbox_id": extent.id, "mailbox": extent.name, "as_of": extent.at}[name]
+        return pa.repeat(pa.scalar(value, COLUMNS[name].arrow), len(rows.positions))
+    return rows.column(name)
+
+
+class _Group(NamedTuple):
+    """Runs of one type, with the envelopes of their messages, if they are needed."""
+
+    runs: list[AnyRun]
+    counts: list[int]
+    envelopes: list[bytes]
+
+
+class _Rows:
+    """The events of commits as rows; columns are made when they are asked for.
+
+    Arguments:
+        where: runs in which no event can match are left out.
+    """
+
+    def __init__(
+        self, commits: Sequence[Commit], where: Sequence[Condition], *, needs_envelopes: bool
+    ) -> None:
+        self.groups: dict[type[Run], _Group] = {}
+        self._commits = commits
+        counts: list[int] = []
+        positions: list[int] = []
+        numbers: list[int] = []  # of the commits
+        kinds: list[type[Run]] = []
+        starts: list[int] = []  # within the group
+        sizes: dict[type[Run], int] = {}
+        for number, commit in enumerate(commits):
+            position = commit.first
+            runs = decode_runs(commit)
+            for run in runs:
+                kind = type(run)
+                if may_match(where, None if kind is StoredRun else kind.event.__name__):
+                    group = self.groups.setdefault(kind, _Group([], [], []))
+                    group.runs.append(run)
+                    group.counts.append(run.count)
+                    counts.append(run.count)
+                    positions.append(position)
+                    numbers.append(number)
+                    kinds.append(kind)
+                    starts.append(sizes.get(kind, 0))
+                    sizes[kind] = starts[-1] + run.count
+                position += run.count
+            if needs_envelopes and SentRun in self.groups:
+                self.groups[SentRun].envelopes.extend(_envelopes(commit, runs))
+        self._sizes = sizes
+        if not counts:
+            return
+        offsets = dict(zip(sizes, accumulate(sizes.values(), initial=0), strict=False))
+        ends = pa.array(accumulate(counts), pa.int32())
+        total = ends[-1].as_py()
+        self.positions = _ramps(positions, counts, ends, total)
+        self._numbers = _repeated(pa.array(numbers, pa.int32()), ends)
+        rows = [offsets[kind] + start for kind, start in zip(kinds, starts, strict=True)]
+        self._order = _ramps(rows, counts, ends, total)
+
+    def filter(self, mask: pa.Array) -> None:
+        """Keep the rows for which the mask is true."""
+        self.positions, self._numbers, self._order = (
+            each.filter(mask) for each in (self.positions, self._numbers, self._order)
+        )
+
+    def column(self, name: str) -> pa.Array:
+        """Return a column of `EVENT_COLUMNS`."""
+        type_ = EVENT_COLUMNS[name].arrow
+        if name in ("epoch", "at", "chain"):
+            return pa.array([getattr(commit, name) for commit in self._commits], type_).take(self._numbers)
+        arrays = [
+            _array(kind, group, size, name, type_)
+            for (kind, group), size in zip(self.groups.items(), self._sizes.values(), strict=True)
+        ]
+        if all(array is None for array in arrays):
+            return pa.nulls(len(self._order), type_)
+        present = (
+            pa.nulls(size, type_) if array is None else array
+            for array, size in zip(arrays, self._sizes.values(), strict=True)
+        )
+        return pa.concat_arrays(list(present)).take(self._order)
+
+
+def _array(kind: type[Run], group: _Group, size: int, name: str, type_: pa.DataType) -> pa.Array | None:
+    """Return a column of the runs of a group, or None if they have no such field."""
+    if name == "event":
+        if kind is StoredRun:
+            return _values([run.topics for run in group.runs], group.counts, type_)  # type: ignore[union-attr]
+        return pa.repeat(pa.scalar(kind.event.__name__, type_), size)
+    if name == "envelope":
+        return pa.array(group.envelopes, type_) if kind is SentRun else None
+    if name in JOINED:
+        field, width = JOINED[name]
+        if field not in kind.__struct_fields__:
+            return None
+        return _split(b"".join([getattr(run, field) for run in group.runs]), width, size)
+    field = FIELDS[name]
+    if field not in kind.__struct_fields__:
+        return None
+    values = [getattr(run, field) for run in group.runs]
+    if name == "custom_headers":
+        values = [list(map(_text, each)) if type(each) is list else _text(each) for each in values]
+    return _values(values, group.counts, type_)
+
+
+def _values(values: Sequence[Any], counts: Sequence[int], type_: pa.DataType) -> pa.Array:
+    """Return the values of a column of several runs, each a list or one value for the whole run."""
+    if not any(type(each) is list for each in values):
+        if values.count(values[0]) == len(values):
+            return pa.repeat(pa.scalar(values[0], type_), sum(counts))
+        return _repeated(pa.array(values, type_), pa.array(accumulate(counts), pa.int32()))
+    flat: list[Any] = []
+    for each, count in zip(values, counts, strict=True):
+        if type(each) is not list:
+            flat += [each] * count
+        elif len(each) == count:
+            flat += each
+        else:
+            raise ValueError(f"a column has {len(each)} values of {count}")
+    return pa.array(flat, type_)
+
+
+def _split(joined: bytes, width: int, count: int) -> pa.Array:
+    """Return values of `width` bytes that are stored joined, without copying them."""
+    if len(joined) != width * count:
+        raise ValueError(f"a column has {len(joined)} bytes instead of {count} times {width}")
+    offsets = pa.arange(0, width * (count + 1), width).cast(pa.int32())
+    return pa.BinaryArray.from_buffers(pa.binary(), count, [None, offsets.buffers()[1], pa.py_buffer(joined)])
+
+
+def _repeated(values: pa.Array, ends: pa.Array) -> pa.Array:
+    """Return each value as often as its run is long.
+
+    Arguments:
+        ends: ends of the runs.
+    """
+    return pc.run_end_decode(pa.RunEndEncodedArray.from_arrays(ends, values))
+
+
+def _ramps(starts: Sequence[int], counts: Sequence[int], ends: pa.Array, total: int) -> pa.Array:
+    """Return the numbers from each start on, as many as its run is long."""
+    begins = accumulate(counts, initial=0)
+    shifts = [start - begin for start, begin in zip(starts, begins, strict=False)]
+    return pc.add(_repeated(pa.array(shifts, pa.int64()), ends), pa.arange(0, total))
+
+
+def _between(positions: pa.Array, first: int, last: int | None) -> pa.Array:
+    mask = pc.greater_equal(positions, first)
+    return mask if last is None else pc.and_(mask, pc.less_equal(positions, last))
+
+
+def _mask(batch: pa.RecordBatch, expression: pc.Expression) -> pa.Array:
+    numbered = batch.append_column("row", pa.arange(0, batch.num_rows))
+    rows = pa.table(numbered).filter(expression)["row"].combine_chunks()
+    return pc.is_in(numbered["row"], rows)
+
+
+def _envelopes(commit: Commit, runs: Iterable[AnyRun]) -> list[bytes]:
+    messages = sum(run.count for run in runs if type(run) is SentRun)
+    if not commit.envelopes:
+        return [b""] * messages
+    envelopes = _decode_envelopes(commit.envelopes)
+    if len(envelopes) != messages:
+        raise ValueError(f"it has {len(envelopes)} envelopes for {messages} messages")
+    return envelopes
+
+
+def _text(headers: dict[str, str] | None) -> str | None:
+    return _json(headers).decode() if headers else None
