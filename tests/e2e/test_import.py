@@ -9,7 +9,6 @@ from datetime import datetime
 from fnmatch import fnmatchcase
 
 from postroom.adapters.compose.queries import read_mailbox
-from postroom.application.mailbox.codec import to_event
 from postroom.domain.envelope.build import build_envelope, open_envelope
 from postroom.domain.envelope.v1.envelope_pb2 import PrismEnvelope
 from postroom.domain.message import MessageSent
@@ -33,7 +32,7 @@ def write(postroom, name, content):
 def archived(postroom):
     """Return the payloads of the archive, in the order of its log."""
     with read_mailbox(str(postroom.store), "archive@local") as reader:
-        events = [to_event(record) for record in reader.log.read()]
+        events = [record.event for record in reader.log.read()]
     return [open_envelope(event.envelope).payload for event in events if isinstance(event, MessageSent)]
 
 

@@ -68,7 +68,9 @@ class Ingestion:
 
     def stored_topics(self) -> list[str]:
         with read_mailbox(str(self.postroom.store), "acme@archive") as reader:
-            return [record.topic or "" for record in reader.log.read() if MessageSent.__name__ in record.type]
+            return [
+                record.event.topic for record in reader.log.read() if isinstance(record.event, MessageSent)
+            ]
 
 
 @pytest.fixture

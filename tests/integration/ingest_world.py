@@ -14,7 +14,6 @@ from postroom.adapters.compose.queries import read_mailbox
 from postroom.application.ingest.counts import IngestCounts
 from postroom.application.ingest.ingester import Ingester
 from postroom.application.ingest.namespace import Namespace, NatsSource
-from postroom.application.mailbox.codec import to_event
 from postroom.domain.envelope.validation import ValidationMode
 from postroom.domain.message import MessageSent
 from postroom.domain.names import message_id
@@ -72,7 +71,7 @@ def envelopes(ids: Iterable[str]) -> list[bytes]:
 def stored(store: str) -> Counter[str]:
     """Count how often the archive holds each message id."""
     with read_mailbox(store, MAILBOX) as reader:
-        events = map(to_event, reader.log.read())
+        events = [record.event for record in reader.log.read()]
         return Counter(
             message_id(event.stream, event.headers.message_id)
             for event in events

@@ -103,11 +103,11 @@ async def test_idempotency_keys_count_to_the_bound() -> None:
 async def test_the_content_of_a_settled_message_is_forgotten_at_once() -> None:
     async with small_mailbox() as mailbox:
         sent = await mailbox.send_message(message(PAYLOAD))
-        used = mailbox.engine.log.size().records
+        used = mailbox.engine.log.size().commits
         (received,) = await mailbox.receive_messages("orders")
         assert (await mailbox.get_message(sent.message_id)).status == "in_flight"
         await received.ack()
-        assert mailbox.engine.log.size().records < used - len(PAYLOAD) + 5_000
+        assert mailbox.engine.log.size().commits < used - len(PAYLOAD) + 5_000
         with pytest.raises(NotFound, match="amnesia mode"):
             await mailbox.get_message(sent.message_id)
         assert "acked" in (await mailbox.explain_message(sent.message_id)).now.lower()

@@ -11,8 +11,8 @@ from postroom.application.mailbox.engine import MailboxEngine
 from postroom.domain.commit import Commit
 from postroom.domain.errors import DuplicateRecord, Fenced, Unavailable, WrongPosition
 from postroom.domain.mailbox.snapshot import take_snapshot
-from tests.conformance.records import with_entries
 from tests.support.clocks import ManualClock
+from tests.support.commits import as_appended
 from tests.support.stores import MAILBOX, Place, folded_whole, message, receive_one
 
 TOPIC = "orders"
@@ -81,14 +81,14 @@ async def test_a_failed_receive_promises_nothing_and_loses_nothing() -> None:
         assert (received.attempt, received.payload) == (1, b"hello")
 
 
-async def test_an_append_with_a_record_that_exists_is_decided_anew_only_once() -> None:
+async def test_an_append_with_an_event_that_exists_is_decided_anew_only_once() -> None:
     class Refusing(MemoryEventLog):
         appends = 0
 
         def append(self, commits: Sequence[Commit]) -> None:
             self.appends += 1
             if self.appends > 1:  # the first is that of the owner
-                raise DuplicateRecord("The record exists.")
+                raise DuplicateRecord("The event exists.")
             super().append(commits)
 
     log = Refusing(MAILBOX)
@@ -126,10 +126,10 @@ async def test_a_new_owner_reads_again_when_the_old_ones_last_batch_lands_first(
     log, ahead = RacedLog(MAILBOX), MemoryEventLog(MAILBOX)
     async with Place(lambda: log).open() as mailbox:
         await mailbox.send_message(message(b"1"))
-        ahead.append(with_entries(log.commits()))
+        ahead.append(as_appended(log.commits()))
     async with Place(lambda: ahead).open() as mailbox:
         await mailbox.send_message(message(b"2"))
-    log.late = with_entries(ahead.commits(after=3))
+    log.late = as_appended(ahead.commits(after=3))
     async with Place(lambda: log).open() as mailbox:
         assert [each.payload for each in await mailbox.receive_messages(TOPIC)] == [b"1", b"2"]
         assert mailbox.engine.mailbox.epoch == 3

@@ -11,11 +11,12 @@ from postroom.adapters.memory.event_log import MemoryEventLog
 from postroom.application.mailbox import engine as engine_module
 from postroom.application.mailbox.engine import MailboxEngine
 from postroom.application.messages import read_receipt, write_receipt
+from postroom.domain.commit import Commit
 from postroom.domain.errors import Fenced, InvalidRequest, Unavailable
 from postroom.domain.mailbox.state import Mailbox
 from postroom.domain.message import MAX_EPOCH
-from postroom.domain.record import Record
 from tests.support.clocks import ManualClock
+from tests.support.commits import as_appended
 from tests.support.stores import MAILBOX, Place, message, receive_one
 from tests.support.waiting import SECONDS, until
 
@@ -73,17 +74,17 @@ async def test_an_epoch_that_is_not_above_the_logs_is_refused_and_nothing_is_wri
 
 async def test_an_epoch_that_another_owner_used_meanwhile_is_refused() -> None:
     class Raced(MemoryEventLog):
-        late: Sequence[Record] = ()
+        late: Sequence[Commit] = ()
 
-        def append(self, records: Sequence[Record]) -> None:
+        def append(self, commits: Sequence[Commit]) -> None:
             late, self.late = self.late, ()
             super().append(late)
-            super().append(records)
+            super().append(commits)
 
     ahead, log = MemoryEventLog(MAILBOX), Raced(MAILBOX)
     async with leased(ahead, Lease(), epoch=5):
         pass
-    log.late = list(ahead.read())
+    log.late = as_appended(ahead.commits())
     with pytest.raises(Fenced, match="opened with epoch 5 before"):
         await MailboxEngine(log, ManualClock()).open("test", epoch=5)
     assert list(log.read()) == list(ahead.read())
@@ -148,7 +149,7 @@ async def test_timers_wait_while_the_lease_has_ended(monkeypatch: pytest.MonkeyP
         await asyncio.sleep(0.05)
         assert log.head() == before
         lease.is_held = True
-        await until(lambda: any(record.type == "MessageRequeued.1" for record in log.read()))
+        await until(lambda: any(record.type == "MessageRequeued" for record in log.read()))
 
 
 async def test_a_group_that_was_decided_before_the_lease_ended_is_not_appended_after_it() -> None:

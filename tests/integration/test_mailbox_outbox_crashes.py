@@ -26,6 +26,7 @@ from postroom.adapters.postgres.migrate import migrate
 from postroom.adapters.sql.mailbox_outbox import MailboxOutbox
 from postroom.application.messages import NewMessage
 from postroom.domain.envelope.build import open_envelope
+from postroom.domain.message import MessageSent
 from tests.support.servers.postgres import PostgresServer
 
 TRANSACTIONS = 600
@@ -161,8 +162,10 @@ def run(store: str, shop: str, log: Path, transactions: int) -> dict[str, int]:
     finally:
         workers.close()
     with read_mailbox(store) as reader:
-        envelopes = [record.envelope for record in reader.log.read() if record.envelope is not None]
-    sent = [open_envelope(envelope).payload.decode() for envelope in envelopes]
+        events = [record.event for record in reader.log.read()]
+    sent = [
+        open_envelope(event.envelope).payload.decode() for event in events if isinstance(event, MessageSent)
+    ]
     assert {order for _, order in handled(log)} <= orders, "an order that was rolled back was handled"
     assert sorted(sent) == sorted(orders), "every order is sent once"
     asyncio.run(finish(store, log))

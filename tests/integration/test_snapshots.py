@@ -1,7 +1,6 @@
 """Snapshots: from where a log is folded, and which snapshots are passed over."""
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator
 
 import pytest
 
@@ -9,10 +8,11 @@ from postroom.adapters.memory.event_log import MemoryEventLog
 from postroom.application.mailbox import loaded_mailbox
 from postroom.application.mailbox.fold import fold
 from postroom.application.ports.event_log import StoredSnapshot
+from postroom.domain.commit import Commit
 from postroom.domain.errors import Unavailable
+from postroom.domain.event import Event
 from postroom.domain.mailbox.snapshot import take_snapshot
 from postroom.domain.policy import DAY_MS, MailboxLimits
-from postroom.domain.record import Record
 from tests.support.stores import MAILBOX, Place, folded_whole, live, message
 
 TOPIC = "orders"
@@ -23,7 +23,7 @@ class WatchedLog(MemoryEventLog):
 
     folded_after: int
 
-    def replay(self, after: int = 0) -> Iterator[tuple[Any, ...]]:
+    def replay(self, after: int = 0) -> Iterator[tuple[int, Event]]:
         self.folded_after = after
         return super().replay(after)
 
@@ -98,11 +98,12 @@ async def test_a_snapshot_that_does_not_fit_is_passed_over(damage: str) -> None:
 
 
 class LosingLog(MemoryEventLog):
-    """A log that keeps snapshots, but whose record under the newest one is never there."""
+    """A log that keeps snapshots, but whose commit under the newest one is never there."""
 
-    def at_positions(self, positions: Sequence[int]) -> dict[int, Record]:
+    def commits_of(self, positions: Iterable[int], *, envelopes: bool = True) -> list[Commit]:
         newest = max((snapshot.position for snapshot in self.snapshots()), default=0)
-        return {p: r for p, r in super().at_positions(positions).items() if p != newest}
+        found = super().commits_of(positions, envelopes=envelopes)
+        return [commit for commit in found if commit.last != newest]
 
 
 async def test_the_log_is_not_cut_by_a_snapshot_that_does_not_stand_in_it() -> None:

@@ -33,9 +33,9 @@ from postroom import (
 )
 from postroom.adapters.postgres.migrate import migrate
 from postroom.adapters.postgres.url import is_url
-from postroom.application.mailbox.codec import to_event
 from postroom.domain.envelope.build import open_envelope
 from postroom.domain.mailbox.events import OwnershipTaken
+from postroom.domain.message import MessageSent
 from postroom.domain.names import mailbox_stream
 from tests.support.servers.postgres import PostgresServer
 
@@ -148,9 +148,8 @@ def owner_pid(store: str) -> int:
     """Return the process that owns the mailbox according to its log; 0 if there is none yet."""
     with suppress(PostroomError), read_mailbox(store) as reader:
         for record in reversed(reader.log.read_stream(mailbox_stream(reader.log.mailbox))):
-            event = to_event(record)
-            if isinstance(event, OwnershipTaken):
-                return int(event.owner.split()[1])
+            if isinstance(record.event, OwnershipTaken):
+                return int(record.event.owner.split()[1])
     return 0
 
 
@@ -183,8 +182,8 @@ def check(store: str, journal: Journal, count: int) -> None:
         payloads: Counter[bytes] = Counter()
         lost = [id_ for id_ in journal.sent if reader.get_message(id_).status != "acked"]
         for record in reader.log.read():
-            if record.type.startswith("MessageSent") and record.envelope is not None:
-                payloads[open_envelope(record.envelope).payload] += 1
+            if isinstance(record.event, MessageSent):
+                payloads[open_envelope(record.event.envelope).payload] += 1
     assert not lost, f"{len(lost)} messages that were sent are not settled: {lost[:3]}"
     assert verification.messages == sum(payloads.values()) >= len(journal.sent)
     assert max(payloads.values()) == 1, payloads.most_common(3)

@@ -15,7 +15,6 @@ from postroom.adapters.memory.event_log import MemoryEventLog
 from postroom.adapters.parquet.log_archive import ParquetLogArchive
 from postroom.application.mailbox import engine
 from postroom.application.mailbox.archived_log import ArchivedEventLog
-from postroom.application.mailbox.codec import to_event
 from postroom.application.ports.event_log import EventLogReader
 from postroom.application.queries.simulate_policy import Simulation
 from postroom.domain.errors import BrokenLog, Unavailable
@@ -113,7 +112,7 @@ def answers(log: EventLogReader, past: Past, records: list[Record]) -> list[Any]
     moments = [*range(len(records) + 1), *(as_time(at) for at in {record.at for record in records})]
     told: list[Any] = [(reader.get_backlog(at=at), reader.list_dead_letters(at=at)) for at in moments]
     for record in records:
-        event = to_event(record)
+        event = record.event
         if isinstance(event, MessageSent):
             id_ = message_id(event.stream, event.headers.message_id)
             told.append((reader.explain_message(id_), reader.get_message(id_)))

@@ -11,7 +11,6 @@ from hypothesis import given, settings
 
 from postroom.adapters.compose.queries import Reader
 from postroom.application.mailbox import engine
-from postroom.application.mailbox.codec import to_event
 from postroom.application.mailbox.fold import fold_at
 from postroom.application.query_results import Moment
 from postroom.domain.errors import NotFound, Rejected
@@ -122,7 +121,7 @@ def test_every_position_is_folded_the_same_from_a_snapshot_and_from_the_start(ta
     past = live(memory_place(), taken)
     mailbox = Mailbox(MAILBOX)
     for record in past.log.read():
-        evolve(mailbox, to_event(record))
+        evolve(mailbox, record.event)
         assert told(fold_at(past.log, record.position)) == told(mailbox)
 
 

@@ -2,7 +2,6 @@
 
 from collections import defaultdict
 
-from postroom.application.mailbox.codec import to_event
 from postroom.application.ports.event_log import EventLog
 from postroom.domain.mailbox.events import OwnershipTaken, TopicPolicySet
 from postroom.domain.message import MessageEvent, MessageSent
@@ -20,7 +19,7 @@ def message_histories(log: EventLog) -> list[MessageHistory]:
     topics: dict[bytes, str] = {}
     policies: dict[str, TopicPolicy] = {}
     for record in log.read():
-        event = to_event(record)
+        event = record.event
         if isinstance(event, TopicPolicySet):
             policies[event.topic] = event.policy
         elif isinstance(event, OwnershipTaken):

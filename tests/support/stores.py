@@ -19,6 +19,7 @@ from postroom.domain.mailbox.events import MailboxMode
 from postroom.domain.mailbox.state import Mailbox
 from postroom.domain.policy import MailboxLimits, TopicPolicy
 from tests.support.clocks import ManualClock
+from tests.support.commits import as_appended
 from tests.support.messages import MAILBOX, message
 
 __all__ = [
@@ -122,5 +123,5 @@ async def live(mailbox: Postroom, count: int, topic: str = "orders") -> None:
 def folded_whole(log: MemoryEventLog) -> Mailbox:
     """Fold all of a log, as if it had no snapshot."""
     bare = MemoryEventLog(log.mailbox)
-    bare.append(list(log.read()))
+    bare.append(as_appended(log.commits()))
     return fold(bare)

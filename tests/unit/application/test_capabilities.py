@@ -13,7 +13,7 @@ from postroom.domain.capability.token import Token
 from postroom.domain.errors import InvalidRequest, NotFound, Unauthenticated
 from postroom.domain.names import CAPABILITY_LOG
 from postroom.domain.policy import DAY_MS
-from postroom.domain.record import GENESIS, verify_chain
+from postroom.domain.commit import GENESIS, verify_chain
 from tests.support.clocks import ManualClock
 
 
@@ -138,11 +138,11 @@ def test_the_log_has_neither_secrets_nor_tags(world: World) -> None:
     world.one.rotate()
     token = Token.decode(world.one.issue("shop"))
     world.one.revoke_epoch()
-    stored = b"".join(record.state for record in world.log.read())
+    stored = b"".join(commit.events for commit in world.log.commits())
     for secret in (token.tag, *(key.secret for key in world.keys.root_keys())):
         assert secret not in stored
         assert secret.hex().encode() not in stored
-    verify_chain(world.log.read(), GENESIS, 1)
+    verify_chain(world.log.commits(), GENESIS, 1)
 
 
 def test_only_live_revocations_are_remembered() -> None:
