@@ -60,7 +60,7 @@ def _index_changes(commits: Sequence[Commit]) -> tuple[list[IndexEntry], list[La
 
 
 def _partitions(size: int, positions: Sequence[int]) -> tuple[int, int]:
-    """Return the bounds of the partitions that hold these positions."""
+    """Return the first position of the partitions that hold these positions, and the first one after them."""
     if not positions:
-        return 0, 0
-    return (min(positions) - 1) // size * size, -(-max(positions) // size) * size
+        return 1, 1
+    return (min(positions) - 1) // size * size + 1, -(-max(positions) // size) * size + 1

@@ -37,7 +37,7 @@ updates AS (
     FROM guard, unnest(%(updated_places)s::bigint[], %(updated_streams)s::uuid[], %(updated_lasts)s::bigint[])
         AS rows (place, stream, last)
     WHERE entry.stream = rows.stream AND entry.place = rows.place
-        AND entry.place > {low} AND entry.place <= {high}
+        AND entry.place >= {low} AND entry.place < {high}
 )
 INSERT INTO postroom.log (place, last, epoch, at, chain, events, envelopes)
 SELECT rows.* FROM guard, unnest(

@@ -77,5 +77,9 @@ class VerifyArchive:
             check_history(log, self._archive)
         if log_first is not None and log_first > last + 1:
             gaps.append(Gap(last + 1, log_first - 1))
-        segments = len(self._archive.segments(mailbox))
-        return ArchiveVerification(mailbox, first, last, segments, count, end.chain.hex(), log_first, gaps)
+        segments = self._archive.segments(mailbox)
+        for segment in segments:
+            self._archive.verify(segment)
+        return ArchiveVerification(
+            mailbox, first, last, len(segments), count, end.chain.hex(), log_first, gaps
+        )

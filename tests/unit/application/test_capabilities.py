@@ -10,10 +10,10 @@ from postroom.application.access.revocations import Revocations
 from postroom.domain.capability.access import Access, verify
 from postroom.domain.capability.rights import Expires, MaxMessages, Operation, Rights
 from postroom.domain.capability.token import Token
+from postroom.domain.commit import GENESIS, verify_chain
 from postroom.domain.errors import InvalidRequest, NotFound, Unauthenticated
 from postroom.domain.names import CAPABILITY_LOG
 from postroom.domain.policy import DAY_MS
-from postroom.domain.commit import GENESIS, verify_chain
 from tests.support.clocks import ManualClock
 
 
