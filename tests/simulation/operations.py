@@ -101,9 +101,7 @@ class Send(Operation):
             model.send(self, answer)
 
     def look_up(self, model: Model, receipts: Receipts, written: list[Record]) -> Any:
-        stored = any(
-            r.type == "MessageSent" and str(UUID(bytes=r.stream)) == self.id for r in written
-        )
+        stored = any(r.type == "MessageSent" and str(UUID(bytes=r.stream)) == self.id for r in written)
         return ("sent", self.id, False) if stored else UNKNOWN
 
 
