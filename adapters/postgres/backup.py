@@ -1,24 +1,26 @@
 """Reading a PostgreSQL store at one moment."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
 from psycopg import IsolationLevel
 
-from postroom.adapters.postgres.columns import KINDS, unescape_row
 from postroom.adapters.postgres.database import Connection, connect, unavailable
 from postroom.adapters.postgres.migrate import check_connection
 from postroom.adapters.sql.statements import statements
+from postroom.application.mailbox.compression import decompress
 from postroom.application.ports.backup import MailboxHead, RecordedRow
 from postroom.application.ports.event_log import Seal, StoredSnapshot
-from postroom.domain.record import GENESIS, POSITIONS_PER_MAILBOX, Record
+from postroom.domain.commit import GENESIS, POSITIONS_PER_MAILBOX, Commit, IndexEntry
 
 OUTBOX = "outbox_messages"
 TABLES = ("outbox_events", "outbox_retries", "inbox_messages", "aggregate_events")
 """Tables of outbox and inbox, which only PostgreSQL has; each is a file of a backup unless it is empty."""
 SUFFIX = ".csv"
+COMMIT_TYPES = ("int8", "int8", "int8", "int8", "bytea", "bytea", "bytea")
+_ENTRY_TYPES = ("bytea", "int8", "int8", "int8")
 SQL = statements("postroom.adapters.postgres", "backup.sql")
 
 
@@ -38,17 +40,15 @@ class PostgresStoreSnapshot:
         """Return the ends of all logs; see `StoreSnapshot.heads`."""
         return [self._head(name) for name in self._ids]
 
-    def records(self, mailbox: str) -> Iterator[Record]:
-        """Yield the records of a log; see `StoreSnapshot.records`."""
-        statement = SQL["copy_records"].format(**self._bounds(mailbox))
-        with (
-            unavailable(self._url),
-            self._connection.cursor() as cursor,
-            cursor.copy(statement.encode()) as copy,
-        ):
-            copy.set_types([kind.name for kind in KINDS])
-            for row in copy.rows():
-                yield Record._make(unescape_row(row))
+    def commits(self, mailbox: str) -> Iterator[Commit]:
+        """Yield the commits of a log; see `StoreSnapshot.commits`."""
+        for *columns, events, envelopes in self._copy("copy_commits", mailbox, COMMIT_TYPES):
+            position = columns[0]
+            yield Commit(*columns, decompress(events, position), decompress(envelopes, position))
+
+    def entries(self, mailbox: str) -> Iterator[IndexEntry]:
+        """Yield the entries of a log's index; see `StoreSnapshot.entries`."""
+        return map(IndexEntry._make, self._copy("copy_entries", mailbox, _ENTRY_TYPES))
 
     def snapshots(self, mailbox: str) -> list[StoredSnapshot]:
         """Return the saved snapshots of a mailbox; see `StoreSnapshot.snapshots`."""
@@ -89,6 +89,16 @@ class PostgresStoreSnapshot:
         position, at, chain, epoch = rows[0]
         ((first,),) = self._fetch("first", mailbox)
         return MailboxHead(mailbox, first, position, chain.hex(), epoch, at)
+
+    def _copy(self, statement: str, mailbox: str, types: Sequence[str]) -> Iterator[tuple[Any, ...]]:
+        text = SQL[statement].format(**self._bounds(mailbox))
+        with (
+            unavailable(self._url),
+            self._connection.cursor() as cursor,
+            cursor.copy(text.encode()) as copy,
+        ):
+            copy.set_types(types)
+            yield from copy.rows()
 
     def _bounds(self, mailbox: str) -> dict[str, int]:
         return bounds(self._ids[mailbox])

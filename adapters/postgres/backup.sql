@@ -1,4 +1,4 @@
--- Backing up and restoring PostgreSQL stores; `base` is the place before a mailbox's first record.
+-- Backing up and restoring PostgreSQL stores; `base` is the place before a mailbox's first position.
 
 -- name: configure
 SELECT set_config('statement_timeout', '0', true), set_config('lock_timeout', '5s', true),
@@ -6,25 +6,30 @@ SELECT set_config('statement_timeout', '0', true), set_config('lock_timeout', '5
 
 -- Before the snapshot is taken, so that retention drops no partition that the snapshot shows.
 -- name: lock
-LOCK TABLE postroom.log, postroom.mailbox_names, postroom.snapshot, postroom.seal IN ACCESS SHARE MODE;
+LOCK TABLE postroom.log, postroom.log_index, postroom.mailbox_names, postroom.snapshot, postroom.seal
+IN ACCESS SHARE MODE;
 
 -- name: mailboxes
 SELECT id, name FROM postroom.mailbox_names ORDER BY name COLLATE "C";
 
 -- name: head
-SELECT place - %(base)s, at, chain, epoch FROM postroom.log
+SELECT last, at, chain, epoch FROM postroom.log
 WHERE place > %(base)s AND place <= %(top)s ORDER BY place DESC LIMIT 1;
 
 -- name: first
 SELECT place - %(base)s FROM postroom.log
 WHERE place > %(base)s AND place <= %(top)s ORDER BY place LIMIT 1;
 
--- name: copy_records
+-- name: copy_commits
 COPY (
-    SELECT place - {base}, stream, version, epoch, type, at, topic, shard, attempt, due, reason, state, chain,
-           timestamp, message_id, content_type, schema_url, schema_version, encryption, correlation_id, principal,
-           namespace, trace_id, span_id, custom_headers, envelope
+    SELECT place - {base}, last, epoch, at, chain, events, envelopes
     FROM postroom.log WHERE place > {base} AND place <= {top} ORDER BY place
+) TO STDOUT (FORMAT BINARY);
+
+-- name: copy_entries
+COPY (
+    SELECT uuid_send(stream), version, place - {base}, last
+    FROM postroom.log_index WHERE place > {base} AND place <= {top}
 ) TO STDOUT (FORMAT BINARY);
 
 -- name: snapshots
@@ -54,7 +59,7 @@ SELECT setval(pg_get_serial_sequence(%(table)s, 'position'), greatest((SELECT ma
 
 -- Nobody appends until the end, but others may read.
 -- name: lock_for_restore
-LOCK TABLE postroom.mailbox_names, postroom.log IN SHARE ROW EXCLUSIVE MODE;
+LOCK TABLE postroom.mailbox_names, postroom.log, postroom.log_index IN SHARE ROW EXCLUSIVE MODE;
 
 -- name: add_mailbox
 INSERT INTO postroom.mailbox_names (name, partition_positions, removed_through)
@@ -64,10 +69,10 @@ VALUES (%(name)s, %(positions)s, %(removed)s) RETURNING id;
 SELECT postroom.make_partitions(%(id)s, %(through)s);
 
 -- name: copy_into_log
-COPY postroom.log (place, stream, version, epoch, type, at, topic, shard, attempt, due, reason, state, chain,
-    timestamp, message_id, content_type, schema_url, schema_version, encryption, correlation_id, principal,
-    namespace, trace_id, span_id, custom_headers, envelope)
-FROM STDIN (FORMAT BINARY);
+COPY postroom.log (place, last, epoch, at, chain, events, envelopes) FROM STDIN (FORMAT BINARY);
+
+-- name: copy_into_index
+COPY postroom.log_index (stream, version, place, last) FROM STDIN (FORMAT BINARY);
 
 -- name: add_snapshot
 INSERT INTO postroom.snapshot (place, chain, state) VALUES (%s, %s, %s);
@@ -88,7 +93,7 @@ UPDATE postroom.mailbox_names AS mailbox SET removed_through = partition_positio
 -- name: drop_partitions
 SELECT postroom.drop_partitions(%(id)s);
 
--- name: count_records
+-- name: count_commits
 SELECT count(*) FROM postroom.log WHERE place > %(base)s AND place <= %(top)s;
 
 -- name: forget_snapshots

@@ -1,18 +1,31 @@
 """Loading a backup into a PostgreSQL store, in one transaction."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
+from typing import Any
+from uuid import UUID
 
-from postroom.adapters.postgres.backup import OUTBOX, SQL, SUFFIX, TABLES, bounds, has_rows, has_table
-from postroom.adapters.postgres.columns import KINDS, escape
+from postroom.adapters.postgres.backup import (
+    COMMIT_TYPES,
+    OUTBOX,
+    SQL,
+    SUFFIX,
+    TABLES,
+    bounds,
+    has_rows,
+    has_table,
+)
 from postroom.adapters.postgres.database import Connection, connect, shown, unavailable
 from postroom.adapters.postgres.event_log import PARTITION_POSITIONS
 from postroom.adapters.postgres.migrate import check_connection
+from postroom.application.mailbox.compression import compress
 from postroom.application.ports.backup import RecordedRow
 from postroom.application.ports.event_log import Seal, StoredSnapshot
+from postroom.domain.commit import Commit, IndexEntry
 from postroom.domain.errors import InvalidRequest, Unavailable
-from postroom.domain.record import Record
+
+_ENTRY_TYPES = ("uuid", "int8", "int8", "int8")
 
 
 class PostgresStoreLoader:
@@ -46,7 +59,7 @@ class PostgresStoreLoader:
             where = bounds(id_)
             run(SQL["remove_all"], where)
             run(SQL["drop_partitions"], where)
-            if run(SQL["count_records"], where).fetchone() != (0,):
+            if run(SQL["count_commits"], where).fetchone() != (0,):
                 raise Unavailable(
                     f"A session reads the log of mailbox {name} in {shown(self._url)}; end it, and "
                     "restore again."
@@ -66,14 +79,26 @@ class PostgresStoreLoader:
         self._bounds[mailbox] = bounds(row[0])
         self._connection.execute(SQL["make_partitions"], {"id": row[0], "through": max(first, last)})
 
-    def append(self, mailbox: str, records: Sequence[Record]) -> None:
-        """Append records to a log; see `StoreLoader.append`."""
+    def append(self, mailbox: str, commits: Sequence[Commit]) -> None:
+        """Append commits to a log; see `StoreLoader.append`."""
         base = self._bounds[mailbox]["base"]
-        with self._connection.cursor() as cursor, cursor.copy(SQL["copy_into_log"].encode()) as copy:
-            copy.set_types([kind.name for kind in KINDS])
-            for record in records:
-                columns = (escape(value) if isinstance(value, str) else value for value in record[1:])
-                copy.write_row((base + record.position, *columns))
+        rows = (
+            (base + first, *columns, compress(events), compress(envelopes))
+            for first, *columns, events, envelopes, _, _ in commits
+        )
+        self._copy("copy_into_log", COMMIT_TYPES, rows)
+        for commit in commits:
+            if commit.entries:
+                self.add_entries(mailbox, commit.entries)
+
+    def add_entries(self, mailbox: str, entries: Sequence[IndexEntry]) -> None:
+        """Add entries to a log's index; see `StoreLoader.add_entries`."""
+        base = self._bounds[mailbox]["base"]
+        rows = (
+            (UUID(bytes=stream), version, base + position, last)
+            for stream, version, position, last in entries
+        )
+        self._copy("copy_into_index", _ENTRY_TYPES, rows)
 
     def save_snapshots(self, mailbox: str, snapshots: Sequence[StoredSnapshot]) -> None:
         """Save snapshots of a mailbox; see `StoreLoader.save_snapshots`."""
@@ -107,6 +132,12 @@ class PostgresStoreLoader:
             if table == "outbox_events":
                 statement = SQL["restart_positions"].format(table=table)
                 self._connection.execute(statement.encode(), {"table": table})
+
+    def _copy(self, statement: str, types: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+        with self._connection.cursor() as cursor, cursor.copy(SQL[statement].encode()) as copy:
+            copy.set_types(types)
+            for row in rows:
+                copy.write_row(row)
 
     def _require_table(self, table: str) -> None:
         if not has_table(self._connection, table):
