@@ -5,7 +5,6 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-from postroom.application.mailbox.codec import to_event
 from postroom.domain.envelope.build import open_envelope
 from postroom.domain.mailbox.events import MailboxCreated, OwnershipTaken
 from postroom.domain.record import Record
@@ -35,7 +34,7 @@ def read_outcome(records: Iterable[Record]) -> Outcome:
     for record in records:
         if record.epoch != epoch:
             assert record.epoch > epoch, f"after epoch {epoch}: {record}"
-            assert isinstance(to_event(record), MailboxCreated | OwnershipTaken), record
+            assert isinstance(record.event, MailboxCreated | OwnershipTaken), record
             epoch, epochs = record.epoch, epochs + 1
         if record.type.startswith("MessageSent") and record.envelope is not None:
             payload = open_envelope(record.envelope).payload.decode()

@@ -14,8 +14,8 @@ from postroom.adapters.memory.event_log import MemoryEventLog
 from postroom.adapters.sqlite.event_log import SqliteEventLog
 from postroom.application.mailbox.engine import MailboxEngine
 from postroom.application.ports.event_log import EventLog
+from postroom.domain.commit import Commit
 from postroom.domain.errors import DuplicateRecord, Fenced, PostroomError, WrongPosition
-from postroom.domain.record import Record
 from tests.linearizability.checker import NotLinearizable, check_each
 from tests.linearizability.history import Recorder, read_histories
 from tests.linearizability.models import REFUSED, log_model
@@ -29,13 +29,13 @@ SENDS = 6
 
 
 class UnfencedLog(MemoryEventLog):
-    """A log that takes records of any owner: the defect that fencing is there to prevent."""
+    """A log that takes commits of any owner: the defect that fencing is there to prevent."""
 
-    def append(self, records: Sequence[Record]) -> None:
-        end = self._records[-1].position if self._records else 0
-        moved = [each._replace(position=end + number) for number, each in enumerate(records, 1)]
-        with suppress(DuplicateRecord):
-            super().append(moved)
+    def append(self, commits: Sequence[Commit]) -> None:
+        for commit in commits:
+            end = self._commits[-1].last if self._commits else 0
+            with suppress(DuplicateRecord):
+                super().append([commit._replace(first=end + 1, last=end + commit.event_count)])
 
 
 async def own(open_log: OpenLog, epoch: int, recorder: Recorder, seed: int) -> None:

@@ -12,7 +12,6 @@ from postroom.application.mailbox.administer import (
     ResumeTopic,
     SetTopicPolicy,
 )
-from postroom.application.mailbox.codec import to_event
 from postroom.application.mailbox.engine import MailboxEngine
 from postroom.application.mailbox.message_factory import MessageFactory
 from postroom.application.mailbox.receive import ReceiveMessages
@@ -102,9 +101,7 @@ class Send(Operation):
             model.send(self, answer)
 
     def look_up(self, model: Model, receipts: Receipts, written: list[Record]) -> Any:
-        stored = any(
-            r.type.startswith("MessageSent") and str(UUID(bytes=r.stream)) == self.id for r in written
-        )
+        stored = any(r.type == "MessageSent" and str(UUID(bytes=r.stream)) == self.id for r in written)
         return ("sent", self.id, False) if stored else UNKNOWN
 
 
@@ -133,7 +130,7 @@ class Receive(Operation):
     def look_up(self, model: Model, receipts: Receipts, written: list[Record]) -> Any:
         got = []
         for record in written:
-            event = to_event(record)
+            event = record.event
             if isinstance(event, MessageReceived) and event.consumer == self.consumer:
                 message = model.messages[str(UUID(bytes=event.stream))]
                 number = receipts.number(Receipt(event.stream, event.version, record.epoch))

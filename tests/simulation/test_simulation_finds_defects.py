@@ -3,13 +3,16 @@
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from postroom.application.mailbox import command_enricher, committer, fold, take_over
+from postroom.application.mailbox.codec import decode_runs
 from postroom.domain import message, message_decisions
-from postroom.domain.errors import Unavailable
+from postroom.domain.commit import Commit
+from postroom.domain.errors import BrokenLog, Unavailable
 from postroom.domain.mailbox import decide, snapshot, state
 from postroom.domain.mailbox.commands import Receive
 from postroom.domain.mailbox.log_clock import anchor
@@ -41,7 +44,8 @@ def defect(put_in: Defect) -> Defect:
 @pytest.mark.parametrize("put_in", DEFECTS, ids=lambda put_in: put_in.__name__)
 def test_the_simulation_finds(put_in: Defect, monkeypatch: Patch) -> None:
     put_in(monkeypatch)
-    with pytest.raises((AssertionError, Unavailable)):  # a defect may also void the state of the mailbox
+    # A defect may also void the state of the mailbox, or leave a log that can't be read.
+    with pytest.raises((AssertionError, Unavailable, BrokenLog)):
         run_state_machine_as_test(
             MailboxMachine,
             settings=settings(
@@ -100,22 +104,46 @@ def messages_that_outlive_their_ttl(patch: Patch) -> None:
 @defect
 def an_append_that_is_dropped(patch: Patch) -> None:
     append = world.Disk.append
-    patch.setattr(world.Disk, "append", lambda self, records: append(self, records) if self.end < 9 else None)
+    patch.setattr(world.Disk, "append", lambda self, commits: append(self, commits) if self.end < 9 else None)
+
+
+def damaged_by(patch: Patch, damage: Callable[[Commit, list[Any]], Commit]) -> None:
+    """Have `damage` change each commit of several events, whose runs it is given."""
+    append = world.Disk.append
+
+    def damaged(commit: Commit) -> Commit:
+        return damage(commit, decode_runs(commit)) if commit.event_count > 1 else commit
+
+    patch.setattr(world.Disk, "append", lambda self, commits: append(self, list(map(damaged, commits))))
 
 
 @defect
-def the_last_record_of_an_append_that_is_dropped(patch: Patch) -> None:
-    append = world.Disk.append
-    patch.setattr(world.Disk, "append", lambda self, records: append(self, records[:-1] or records))
+def a_commit_that_is_torn(patch: Patch) -> None:
+    damaged_by(patch, lambda commit, runs: commit._replace(events=commit.events[: len(commit.events) // 2]))
+
+
+@defect
+def an_event_that_is_dropped_from_a_commit(patch: Patch) -> None:
+    damaged_by(patch, lambda commit, runs: commit._replace(events=msgspec.msgpack.encode(runs[1:])))
+
+
+@defect
+def a_commit_that_ends_early(patch: Patch) -> None:
+    damaged_by(patch, lambda commit, runs: commit._replace(last=commit.last - 1))
+
+
+@defect
+def a_commit_whose_events_have_changed_places(patch: Patch) -> None:
+    damaged_by(patch, lambda commit, runs: commit._replace(events=msgspec.msgpack.encode(runs[::-1])))
 
 
 @defect
 def an_answer_before_the_append(patch: Patch) -> None:
     commit = committer.Committer.commit
 
-    def answer_first(self: committer.Committer, group: Any) -> None:
+    def answer_first(self: committer.Committer, group: Any, commits: Any) -> None:
         group.answer()
-        commit(self, group)
+        commit(self, group, commits)
 
     patch.setattr(committer.Committer, "commit", answer_first)
 

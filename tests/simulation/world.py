@@ -1,14 +1,16 @@
 """A small world for the mailbox to live in: time that stands still, one thread, and a disk that can fail."""
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor
 from typing import Any
 
 from postroom.adapters.memory.event_log import MemoryEventLog
+from postroom.application.mailbox.records import Records
 from postroom.application.ports.event_log import LogSize, Seal, StoredSnapshot
+from postroom.domain.commit import Commit, IndexEntry
 from postroom.domain.errors import Unavailable
-from postroom.domain.record import Record
+from tests.simulation.jobs import Job
 from tests.support.clocks import SimulatedClock
 
 MS = 1_000
@@ -36,7 +38,7 @@ class SimulatedLoop(asyncio.SelectorEventLoop):
     ) -> asyncio.Future[Any]:
         done: asyncio.Future[Any] = self.create_future()
         self._jobs += 1
-        self._after(self.TURNS, self._run_job, done, func, args)
+        self._after(self.TURNS, self._run_job, Job(done, func, args))
         return done
 
     def play(self, what: Any) -> Any:
@@ -51,21 +53,13 @@ class SimulatedLoop(asyncio.SelectorEventLoop):
             await asyncio.sleep(0)
             idle = 0 if self._jobs else idle + 1
 
-    def _run_job(self, done: asyncio.Future[Any], func: Callable[..., Any], args: tuple[Any, ...]) -> None:
-        try:
-            result, error = func(*args), None
-        except Exception as raised:
-            result, error = None, raised
-        self._after(self.TURNS, self._finish_job, done, result, error)
+    def _run_job(self, job: Job) -> None:
+        job.run()
+        self._after(self.TURNS, self._finish_job, job)
 
-    def _finish_job(self, done: asyncio.Future[Any], result: Any, error: Exception | None) -> None:
+    def _finish_job(self, job: Job) -> None:
         self._jobs -= 1
-        if done.cancelled():
-            return
-        if error is None:
-            done.set_result(result)
-        else:
-            done.set_exception(error)
+        job.finish()
 
     def _after(self, turns: int, call: Callable[..., None], *args: Any) -> None:
         if turns:
@@ -81,12 +75,12 @@ class Disk(MemoryEventLog):
         super().__init__(mailbox)
         self.end = 0
 
-    def append(self, records: Sequence[Record]) -> None:
-        super().append(records)
-        self.end += len(records)
+    def append(self, commits: Sequence[Commit]) -> None:
+        super().append(commits)
+        self.end += sum(commit.event_count for commit in commits)
 
 
-class LogHandle:
+class LogHandle(Records):
     """One process's access to the disk: it ends with the process, and an append may fail.
 
     `fail_next` makes the next append fail, `before` it took effect or `after`: the caller can't tell which.
@@ -105,36 +99,27 @@ class LogHandle:
     def kill(self) -> None:
         self._is_dead = True
 
-    def append(self, records: Sequence[Record]) -> None:
+    def append(self, commits: Sequence[Commit]) -> None:
         failure, self.fail_next = self.fail_next, None
         disk = self._alive()
         self.took_effect.append(False)
         if failure != "before":
-            disk.append(records)
+            disk.append(commits)
             self.took_effect[-1] = True
         if failure is not None:
             raise Unavailable(f"The simulated disk failed {failure} an append.")
 
-    def read(self, after: int = 0, limit: int | None = None) -> Iterator[Record]:
-        return self._alive().read(after, limit)
+    def commits(self, after: int = 0, *, envelopes: bool = True) -> Iterator[Commit]:
+        return self._alive().commits(after, envelopes=envelopes)
 
-    def replay(self, after: int = 0) -> Iterator[tuple[Any, ...]]:
-        return self._alive().replay(after)
+    def commits_of(self, positions: Iterable[int], *, envelopes: bool = True) -> list[Commit]:
+        return self._alive().commits_of(positions, envelopes=envelopes)
 
-    def read_stream(self, stream: bytes) -> list[Record]:
-        return self._alive().read_stream(stream)
-
-    def existing_streams(self, streams: Any) -> set[bytes]:
-        return self._alive().existing_streams(streams)
+    def index_of(self, streams: Iterable[bytes]) -> list[IndexEntry]:
+        return self._alive().index_of(streams)
 
     def streams_between(self, first: bytes, last: bytes, limit: int) -> list[bytes]:
         return self._alive().streams_between(first, last, limit)
-
-    def replay_first(self, streams: Any) -> Iterator[tuple[Any, ...]]:
-        return self._alive().replay_first(streams)
-
-    def at_positions(self, positions: Sequence[int]) -> dict[int, Record]:
-        return self._alive().at_positions(positions)
 
     def head(self) -> Any:
         return self._alive().head()
