@@ -20,6 +20,7 @@ def test_the_log_is_shown_as_a_table_or_as_json_lines_and_followed(postroom: Pos
     assert "MessageSent" in wrong.err
 
     process = postroom.start("log", "tail", "--limit", "1", "--follow", "--json", "--event", "MessageSent")
+    assert process.stdout is not None
     try:
         assert json.loads(process.stdout.readline()) == sent
         postroom.ok("send", "orders", "y", "--id", "order-3")

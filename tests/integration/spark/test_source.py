@@ -175,7 +175,7 @@ def test_filters_on_stored_columns_leave_only_what_is_wanted_to_be_sent(kept: Ke
     assert [(row["mailbox"], row["position"]) for row in sent] == [
         (extent.name, record.position)
         for extent, record in kept.everything()
-        if (record.topic or "").startswith("orders") and record.at > 1_050
+        if getattr(record.event, "topic", "").startswith("orders") and record.at > 1_050
     ]
 
 
