@@ -4,11 +4,10 @@ from collections.abc import Mapping
 
 import msgspec
 from blake3 import blake3
-from msgspec.structs import astuple
 
 from postroom.domain.envelope.build import open_envelope
 from postroom.domain.errors import InvalidRequest
-from postroom.domain.message import DEFAULT_PRIORITY, MessageSent
+from postroom.domain.message import MessageSent
 
 _encode = msgspec.msgpack.Encoder(order="deterministic").encode
 
@@ -35,35 +34,6 @@ def hash_chain(
         attrs: the envelope's extensions, as bytes.
     """
     return blake3(_encode((topic, timestamp_us, idem_key, payload_digest, attrs))).digest()
-
-
-def message_checksum(sent: MessageSent) -> bytes:
-    """Return the 32-byte hash of a sent message as stored, headers and envelope included.
-
-    It also covers the fields that are not part of `hash_chain`, whose input svc-mailbox I-12 defines:
-    principal, correlation id, content type and every other field of the envelope. The default priority adds
-    nothing, so that the checksums of records without priority stay valid.
-    """
-    priority = () if sent.priority == DEFAULT_PRIORITY else (sent.priority,)
-    return blake3(
-        _encode(
-            (
-                sent.stream,
-                sent.at,
-                sent.topic,
-                sent.shard,
-                sent.due,
-                sent.expires_at,
-                sent.size,
-                sent.idem_key,
-                sent.payload_hash,
-                sent.hash_chain,
-                astuple(sent.headers),
-                sent.envelope,
-                *priority,
-            )
-        )
-    ).digest()
 
 
 def b3(digest: bytes) -> str:
