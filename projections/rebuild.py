@@ -11,9 +11,9 @@ from functools import reduce
 import msgspec
 
 from postroom.application.pluralize import pluralize
+from postroom.domain.commit import POSITIONS_PER_MAILBOX
 from postroom.domain.errors import InvalidRequest, PostroomError, Unavailable
 from postroom.domain.names import describe_choices
-from postroom.domain.record import POSITIONS_PER_MAILBOX
 from postroom.domain.search import NO_BODIES, BodyRules
 from postroom.projections.fold import MESSAGES, check_folds
 from postroom.projections.follow import Follower

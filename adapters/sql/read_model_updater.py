@@ -11,8 +11,8 @@ import msgspec
 import polars as pl
 
 from postroom.adapters.sql.statements import statements
+from postroom.domain.commit import POSITIONS_PER_MAILBOX
 from postroom.domain.errors import NotFound
-from postroom.domain.record import POSITIONS_PER_MAILBOX
 from postroom.domain.search import BodyRules
 from postroom.projections.fold import MESSAGES, derive
 from postroom.projections.incremental.batch import STORED_COLUMNS, Batch, Changes, StoredRow

@@ -14,8 +14,8 @@ import polars as pl
 
 from postroom.adapters.sql.ddl import compare
 from postroom.adapters.sql.statements import statements
+from postroom.domain.commit import POSITIONS_PER_MAILBOX
 from postroom.domain.errors import NotFound, Unavailable
-from postroom.domain.record import POSITIONS_PER_MAILBOX
 from postroom.projections.comparison import describe_changes
 from postroom.projections.fold import MESSAGES
 from postroom.projections.log_extent import LogExtent

@@ -8,9 +8,9 @@ from itertools import islice
 import msgspec
 
 from postroom.application.ports.mailbox import Mailbox
+from postroom.domain.commit import POSITIONS_PER_MAILBOX
 from postroom.domain.errors import InvalidRequest
 from postroom.domain.namespace.members import RESERVED_TOPIC
-from postroom.domain.record import POSITIONS_PER_MAILBOX
 from postroom.domain.search import Cursor, EventFilter, FoundMessage, Order, SearchPage
 
 Place = tuple[int, int]

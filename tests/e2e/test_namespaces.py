@@ -96,8 +96,8 @@ def redis_namespace(postroom: Postroom, url: str, stream: str, *replacements: tu
 def stored(postroom: Postroom, mailbox: str = MAILBOX) -> list[str]:
     """Return the ids of the messages that the mailbox holds, in the order of its log."""
     with read_mailbox(str(postroom.store), mailbox) as reader:
-        records = [record for record in reader.log.read() if record.type.startswith(MessageSent.__name__)]
-    return [record.message_id or "" for record in records]
+        events = [record.event for record in reader.log.read()]
+    return [event.headers.message_id or "" for event in events if isinstance(event, MessageSent)]
 
 
 def test_the_rfc_s_file_ingests_from_nats(

@@ -400,7 +400,7 @@ def run_crashes(action: str, *arguments: str) -> list[str]:
 async def test_a_backup_that_was_interrupted_is_not_there_and_one_that_is_there_is_whole(
     store: str, action: str
 ) -> None:
-    await send(store, *(b"x" * 1_000 for _ in range(100)))
+    await send(store, *(os.urandom(1_000) for _ in range(100)))
     outcomes = run_crashes(action, "backup", store, "backup")
 
     assert outcomes[-1] == "done"
@@ -415,7 +415,7 @@ async def test_a_backup_that_was_interrupted_is_not_there_and_one_that_is_there_
 async def test_a_restore_that_was_interrupted_leaves_the_old_store_or_the_new_one(
     store: str, action: str
 ) -> None:
-    await send(store, *(b"x" * 1_000 for _ in range(100)))
+    await send(store, *(os.urandom(1_000) for _ in range(100)))
     back_up(store, Path("backup"))
     await send(store, b"newer")
     outcomes = run_crashes(action, "restore", store, "backup")

@@ -1,6 +1,7 @@
 """A log whose beginning is archived tells of every moment what the whole log tells."""
 
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -17,13 +18,16 @@ from postroom.application.mailbox import engine
 from postroom.application.mailbox.archived_log import ArchivedEventLog
 from postroom.application.ports.event_log import EventLogReader
 from postroom.application.queries.simulate_policy import Simulation
+from postroom.domain.commit import GENESIS, Commit
 from postroom.domain.errors import BrokenLog, Unavailable
+from postroom.domain.event import Event
 from postroom.domain.message import MessageSent
 from postroom.domain.names import message_id
 from postroom.domain.policy_simulation import Changes
-from postroom.domain.record import GENESIS, Record
-from tests.conformance.records import append, mixed
+from postroom.domain.record import Record
+from tests.conformance.records import append, commits_after, mixed
 from tests.properties.pasts import Past, Step, as_time, histories, live, without_retention
+from tests.support.commits import as_appended
 from tests.support.stores import MAILBOX, Place, memory_place
 
 COUNT = 40
@@ -38,21 +42,25 @@ def snapshots_of_short_logs() -> Iterator[None]:
 
 
 def archived(log: MemoryEventLog, folder: Path, cuts: Sequence[int], removed: int) -> ArchivedEventLog:
-    """Return what a log would be had retention archived it at `cuts` and removed it through `removed`."""
-    records = list(log.read())
+    """Return what a log would be had retention archived it after some commits and removed it through one.
+
+    Arguments:
+        cuts, removed: numbers of commits.
+    """
+    commits = as_appended(log.commits())
     archive = ParquetLogArchive(folder)
-    first = 1
-    for last in sorted({min(cut, len(records)) for cut in (*cuts, removed)} - {0}):
-        before = records[first - 2].chain if first > 1 else GENESIS
-        archive.store(log.mailbox, records[first - 1 : last], before)
-        first = max(1, last - 2)  # the next segment holds some of this one's records, too
+    first = 0
+    for end in sorted({min(cut, len(commits)) for cut in (*cuts, removed)} - {0}):
+        before = commits[first - 1].chain if first else GENESIS
+        archive.store(log.mailbox, commits[first:end], before)
+        first = max(0, end - 2)  # the next segment holds some of this one's commits, too
     rest = MemoryEventLog(log.mailbox)
-    rest.append(records)
+    rest.append(commits)
     for snapshot in reversed(list(log.snapshots())):
         rest.save_snapshot(snapshot)
     if (seal := log.sealed()) is not None:
         rest.seal(seal)
-    rest.truncate(removed, 10**6)
+    rest.truncate(commits[removed - 1].last if removed else 0, 10**6)
     return ArchivedEventLog(rest, archive)
 
 
@@ -63,13 +71,19 @@ def fill(events: int = COUNT) -> MemoryEventLog:
     return log
 
 
+def batched(events: Sequence[Event]) -> Iterator[Sequence[Event]]:
+    """Return events of one log time in commits of three."""
+    return (events[start : start + 3] for start in range(0, len(events), 3))
+
+
 WHOLE = fill()
+_commits = st.integers(0, len(list(WHOLE.commits())))
 _positions = st.integers(0, COUNT)
 
 
 @given(
-    cuts=st.lists(_positions, max_size=3),
-    removed=_positions,
+    cuts=st.lists(_commits, max_size=3),
+    removed=_commits,
     asked=st.lists(st.integers(-1, COUNT + 2), max_size=6),
     limit=st.none() | _positions,
     at=st.integers(990, 1_150),
@@ -100,7 +114,7 @@ def test_every_question_about_the_past_has_the_same_answer(
     past = live(memory_place(), taken)
     assert isinstance(past.log, MemoryEventLog)
     records = list(past.log.read())
-    removed = data.draw(st.integers(0, len(records) - 1), label="removed")
+    removed = data.draw(st.integers(0, len(list(past.log.commits())) - 1), label="removed")
     with TemporaryDirectory() as folder:
         log = archived(past.log, Path(folder), cuts, removed)
         assert answers(log, past, records) == answers(past.log, past, records)
@@ -145,22 +159,23 @@ def test_what_was_the_present_is_told_of_the_past_that_retention_archived(taken:
 # -- what can't be ---
 
 
-def test_records_that_neither_holds_are_named(tmp_path: Path) -> None:
-    records = list(WHOLE.read())
+def test_events_that_neither_holds_are_named(tmp_path: Path) -> None:
+    commits = list(WHOLE.commits())
     archive = ParquetLogArchive(tmp_path)
-    archive.store(MAILBOX, records[:10], GENESIS)
+    archive.store(MAILBOX, commits[:4], GENESIS)
     rest = fill()
-    rest.truncate(15, COUNT)
-    with pytest.raises(BrokenLog, match=r"lacks positions 11 to 15, .* to read from 16 on"):
+    rest.truncate(commits[5].last, COUNT)
+    lacks = f"lacks positions {commits[4].first} to {commits[5].last}, .* to read from {commits[6].first} on"
+    with pytest.raises(BrokenLog, match=lacks):
         ArchivedEventLog(rest, archive)
 
 
-@pytest.mark.parametrize("last", [10, 20, COUNT])
-def test_the_archive_of_another_log_is_refused(tmp_path: Path, last: int) -> None:
+@pytest.mark.parametrize("count", [4, 8, None])
+def test_the_archive_of_another_log_is_refused(tmp_path: Path, count: int | None) -> None:
     other = MemoryEventLog(MAILBOX)
-    records = append(other, mixed(COUNT, "acme@other"))
+    commits = commits_after(other, batched(mixed(COUNT, "acme@other")))
     archive = ParquetLogArchive(tmp_path)
-    archive.store(MAILBOX, records[:last], GENESIS)
+    archive.store(MAILBOX, commits[:count], GENESIS)
     rest = fill(COUNT - 5)
     rest.truncate(10, COUNT)
     with pytest.raises(Unavailable, match="another history than the log holds"):
@@ -168,24 +183,27 @@ def test_the_archive_of_another_log_is_refused(tmp_path: Path, last: int) -> Non
 
 
 def test_what_retention_moves_while_the_log_is_read_is_read_once(tmp_path: Path) -> None:
-    records = list(WHOLE.read())
+    commits = as_appended(WHOLE.commits())
     archive = ParquetLogArchive(tmp_path)
 
     class Paged(MemoryEventLog):
-        """A log that reads three records at a time, as databases do."""
+        """A log that reads three commits at a time, as databases do."""
 
-        def read(self, after: int = 0, limit: int | None = None) -> Iterator[Record]:
-            while page := list(super().read(after, 3)):
+        def commits(self, after: int = 0, *, envelopes: bool = True) -> Iterator[Commit]:
+            while page := list(islice(super().commits(after, envelopes=envelopes), 3)):
                 yield from page
-                after = page[-1].position
+                after = page[-1].last
 
     rest = Paged(MAILBOX)
-    rest.append(records)
+    rest.append(commits)
     found: list[Record] = []
+    number = 0
     for record in ArchivedEventLog(rest, archive).read():
         found.append(record)
-        if record.position % 4 == 0:
-            through = min(record.position + 10, COUNT)
-            archive.store(MAILBOX, records[:through], GENESIS)
-            rest.truncate(through, COUNT)
-    assert found == records
+        if record.position == commits[number].last:
+            number += 1
+            if number % 2 == 0:
+                moved = commits[: number + 3]
+                archive.store(MAILBOX, moved, GENESIS)
+                rest.truncate(moved[-1].last, COUNT)
+    assert found == list(WHOLE.read())

@@ -4,7 +4,7 @@ from hypothesis import given
 
 from postroom.adapters.compose.queries import Reader
 from postroom.application.mailbox.fold import fold
-from postroom.domain.message import DEAD, IN_FLIGHT, MessageReceived
+from postroom.domain.message import DEAD, IN_FLIGHT, MessageReceived, MessageSent
 from postroom.domain.names import mailbox_stream, message_id
 from tests.properties.pasts import Step, histories, live, without_retention
 from tests.properties.tracing import message_histories
@@ -34,9 +34,9 @@ def test_a_course_ends_where_the_message_stands(taken: list[Step]) -> None:
 def test_an_account_leaves_nothing_out(taken: list[Step]) -> None:
     past = live(memory_place(), taken)
     own = mailbox_stream(MAILBOX)
-    records = [record for record in past.log.read() if record.stream != own]
+    events = [record.event for record in past.log.read() if record.stream != own]
     reader = Reader(past.log, past.place.clock)
-    for id_ in {message_id(r.stream, r.message_id) for r in records if r.type == "MessageSent.3"}:
+    for id_ in {message_id(e.stream, e.headers.message_id) for e in events if isinstance(e, MessageSent)}:
         detail, account = reader.get_message(id_), reader.explain_message(id_)
         told = {happened.position for happened in account.story}
         assert told >= {entry.position for entry in detail.history}

@@ -100,9 +100,14 @@ def test_an_outside_id_is_another_message_in_another_mailbox() -> None:
 
 
 def test_the_links_of_the_log_are_stable() -> None:
-    first = link(GENESIS, 1, 3, 1, 1_700_000_000_000_000, b"\x90")
-    assert first.hex() == "d50766af26135301e3fcd7a521d29fd35471802f3ed761dc0a01bae7d5669ff1"
-    assert (
-        link(first, 4, 4, 2, 1_700_000_000_000_001, b"\x91\x01").hex()
-        == "089d60e40093a48ce07fe0185e4fcebea2184636cb12f8c3fe5c942614dfe48b"
-    )
+    first = link(GENESIS, 1, 3, 1, 5, b"\x90")
+    assert first.hex() == "547f6142a9e25be08b5e0780e808d3d379c6616a3ff74dc79fd571d2693ffa39"
+    later = link(b"\x01" * 32, 4, 4, 7, 1_700_000_000_000_000, b"events")
+    assert later.hex() == "6dae2c0459ce96396e546f1006264b5740824a0d57f54d850c04f7c343384001"
+
+
+@pytest.mark.parametrize("changed", range(6))
+def test_a_link_covers_each_of_its_parts(changed: int) -> None:
+    parts = [b"\x01" * 32, 4, 5, 7, 6, b"events"]
+    others = [bytes(32), 3, 6, 8, 7, b"event"]
+    assert link(*parts) != link(*parts[:changed], others[changed], *parts[changed + 1 :])  # type: ignore[arg-type]
