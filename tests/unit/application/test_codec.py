@@ -109,7 +109,7 @@ def test_the_names_and_versions_of_events_are_stable() -> None:
     assert {run.__struct_config__.tag for run in RUNS.values()} == {f"{kind.__name__}.1" for kind in RUNS}
 
 
-@given(events=st.lists(st.one_of(EVENTS.values()), min_size=1, max_size=8).map(same_time), first=counts)
+@given(events=st.lists(st.one_of(*EVENTS.values()), min_size=1, max_size=8).map(same_time), first=counts)
 def test_events_round_trip(events: list[Event], first: int) -> None:
     commit = encoded(events, first=first)
     records = list(to_records(commit))
