@@ -1,8 +1,8 @@
 """Target: commits of a log that was altered on disk.
 
 The first byte of an input chooses the commit, the second the field, and the third how it is changed and
-whether the chain hashes are computed anew, as by somebody who hides the change; the rest is the value. A field
-keeps its type, which stores enforce.
+whether the chain hashes are computed anew, as by somebody who hides the change; the rest is the value. A
+field keeps its type, which stores enforce.
 """
 
 import asyncio
