@@ -93,7 +93,7 @@ class PostgresEventLog(Records):
         if not commits:
             return
         self._refuse_reader()
-        statement, values = append_statement(self._id, self._partition, commits)
+        statement, values = append_statement(self._id, commits)
         with self._append_lock:
             self._check_end(commits[0])
             if commits[-1].last > self._last_partitioned:

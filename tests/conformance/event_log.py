@@ -109,7 +109,7 @@ class EventLogConformance:
             sent(1, at=2**62, headers=headers, envelope=bytes(range(256)) * 300),
             sent(2, at=2**62, envelope=b""),
         ]
-        own = [IndexEntry(stream(1), 1, 1, 2**39), IndexEntry(stream(2), 2**31 - 1, 2)]
+        own = [IndexEntry(stream(1), 1, 1, 2), IndexEntry(stream(2), 2**31 - 1, 2)]
         commit = make_commit(events, [0, 0], first=1, epoch=2**62, previous=b"\xff" * 32)
         commit = commit._replace(entries=own)
         log.append([commit])
