@@ -17,6 +17,7 @@ from tests.benchmarks import (
     messaging,
     peers,
     search,
+    snapshots,
     spark,
     surfaces,
     throughput,
@@ -28,6 +29,7 @@ from tests.benchmarks.figures import Figure, Figures
 MEASUREMENTS: dict[str, Callable[[Figures, Path, int], None]] = {
     **throughput.MEASUREMENTS,
     **history.MEASUREMENTS,
+    **snapshots.MEASUREMENTS,
     **peers.MEASUREMENTS,
     **messaging.MEASUREMENTS,
     **surfaces.MEASUREMENTS,
