@@ -144,8 +144,8 @@ class MemoryEventLog:
     def save_snapshot(self, snapshot: StoredSnapshot, keep_from: int = 0) -> None:
         """Save a part of a snapshot, and drop those before a position; see `EventLog.save_snapshot`."""
         with self._lock:
-            kept = [e for e in self._snapshots if e.position >= keep_from and e.position != snapshot.position]
-            self._snapshots = sorted([snapshot, *kept], key=attrgetter("position"), reverse=True)
+            rest = [e for e in self._snapshots if e.position >= keep_from and e.position != snapshot.position]
+            self._snapshots = sorted([snapshot, *rest], key=attrgetter("position"), reverse=True)
 
     def snapshots(self) -> Iterator[StoredSnapshot]:
         """Yield the saved snapshots, newest first."""

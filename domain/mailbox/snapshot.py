@@ -191,9 +191,9 @@ def _restore_head(mailbox: Mailbox, head: Head, windows: dict[str, dict[str, Rep
 
 def _window(keys: dict[str, ReplayEntry], since: int, dropped_until: int) -> ReplayWindow:
     """Return the window of the keys added after `since`; keys that were collected again came out of order."""
-    kept = [(key, entry) for key, entry in keys.items() if entry.at > since]
-    kept.sort(key=lambda item: item[1].at)
-    return ReplayWindow(dict(kept), dropped_until)
+    entries = [(key, entry) for key, entry in keys.items() if entry.at > since]
+    entries.sort(key=lambda item: item[1].at)
+    return ReplayWindow(dict(entries), dropped_until)
 
 
 def _restore_messages(mailbox: Mailbox, messages: list[Message]) -> None:

@@ -135,7 +135,7 @@ def told(mailbox: Mailbox) -> object:
     return (
         msgspec.structs.replace(part.head, topics={}),
         topics,
-        [msgspec.msgpack.decode(chunk)[0] for chunk in part.chunks],
+        [message for chunk in part.chunks for message in msgspec.msgpack.decode(chunk)[0]],
     )
 
 
