@@ -103,7 +103,7 @@ def _measure_opening_after_a_crash(figures: Figures, folder: Path, _: int) -> No
     for run in range(figures.runs):
         # Opening folds what the snapshots lack and saves another one: each run has a copy.
         copy = folder / f"crash-{run}"
-        shutil.copytree(home, copy)
+        shutil.copytree(home, copy, ignore=shutil.ignore_patterns("*-socket-*"))
 
         async def main(store: Path) -> float:
             with Stopwatch() as opening:
@@ -127,12 +127,15 @@ async def _longest_pause(is_over: asyncio.Event) -> float:
 
 def _measure_pause(figures: Figures, folder: Path, _: int) -> None:
     """Measure the loop's longest pause while few messages live beside many, and while the mailbox closes."""
-    pauses: list[float] = []
+    home = folder / "pause"
+    home.mkdir()
 
-    async def main(store: Path) -> None:
-        async with _opened(str(store)) as postroom:
+    async def build() -> None:
+        async with _opened(str(home / "store.db")) as postroom:
             await _send(postroom, KEYS, with_keys=True)
             await _settle(postroom, KEYS - UNSETTLED)
+
+    async def main(store: Path) -> float:
         is_over = asyncio.Event()
         async with _opened(str(store)) as postroom:
             looking = asyncio.create_task(_longest_pause(is_over))
@@ -142,10 +145,15 @@ def _measure_pause(figures: Figures, folder: Path, _: int) -> None:
                 taken = await postroom.receive_messages(TOPIC, max_messages=SMALL_BATCH)
                 await postroom.ack_messages([message.receipt for message in taken])
         is_over.set()
-        pauses.append(await looking)
+        return await looking
 
+    asyncio.run(build())
+    pauses = []
     for run in range(figures.runs):
-        asyncio.run(main(folder / f"pause-{run}.db"))
+        copy = folder / f"pause-{run}"
+        shutil.copytree(home, copy)
+        pauses.append(asyncio.run(main(copy / "store.db")))
+        shutil.rmtree(copy)
     figures.add("snapshot.pause", median(pauses) * 1_000, "ms", PAUSE_GOAL_MS)
 
 

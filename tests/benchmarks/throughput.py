@@ -27,7 +27,8 @@ BATCHES = {1: 5_000, 32: 50_000, 100: 100_000, 1_000: 100_000}
 """Batch sizes, and how many messages each is measured with."""
 SERIAL_SIZE, SERIAL_COUNT = 100, 40_000
 SIZE_BESIDE_BARE, COUNT_BESIDE_BARE = 100, 100_000
-BARE_GOAL = 0.5
+BARE_GOAL = 0.25
+"""Sends do more than append: they check, hash and chain each message."""
 _stores = itertools.count()
 
 Work = Callable[[Postroom], Awaitable[dict[str, float]]]
