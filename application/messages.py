@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import msgspec
 
 from postroom.application.trace_context import TraceContext, make_context
-from postroom.domain.arguments import check_any_text, check_int, check_type
+from postroom.domain.arguments import MAX_INT, check_any_text, check_int, check_type
 from postroom.domain.envelope.build import OpenedEnvelope, open_envelope, without_auth_token
 from postroom.domain.errors import InvalidRequest, Rejected
 from postroom.domain.integrity import b3
@@ -286,9 +286,10 @@ class DeliveredMessage:
         }
 
     def _open(self) -> OpenedEnvelope:
-        if self._opened is None:
-            self._opened = open_envelope(self._delivery.envelope)
-        return self._opened
+        opened = self._opened
+        if opened is None:
+            opened = self._opened = open_envelope(self._delivery.envelope)
+        return opened
 
 
 class ReceivedMessage(DeliveredMessage):
@@ -302,7 +303,8 @@ class ReceivedMessage(DeliveredMessage):
     __slots__ = ("_mailbox",)
 
     def __init__(self, delivery: MessageDelivery, mailbox: DeliverySettler) -> None:
-        super().__init__(delivery)
+        self._delivery = delivery  # not by the base class, whose call would take most of the time
+        self._opened = None
         self._mailbox = mailbox
 
     async def ack(self) -> None:
@@ -361,6 +363,16 @@ def read_receipt(token: str) -> Receipt:
 
 def check_receipt(receipt: object) -> Receipt:
     """Return a receipt, or raise `InvalidRequest` if no delivery can have it."""
+    if (
+        type(receipt) is Receipt
+        and type(receipt.message) is bytes
+        and type(receipt.delivery) is int
+        and type(receipt.epoch) is int
+        and len(receipt.message) == STREAM_BYTES
+        and 0 <= receipt.delivery <= MAX_INT
+        and 0 <= receipt.epoch <= MAX_INT
+    ):
+        return receipt
     if isinstance(receipt, str):
         raise InvalidRequest("A receipt must be of type Receipt, not str; pass read_receipt(text).")
     checked = check_type("A receipt", receipt, Receipt)

@@ -34,7 +34,9 @@ class SendMessage:
         Raises: InvalidRequest, FrameTooLarge, IdempotencyConflict, Saturated, Unavailable.
         """
         with tracer().span(SEND, topics_of((message,))) as span:
-            (result,) = await _submit(self._owner, (message,), self._factory.from_message)
+            request = self._factory.from_message(message)
+            (answer,) = await self._owner.submit((request.command,))
+            result = await _sent(request, answer, self._owner)
             if isinstance(result, Rejected):
                 raise result
             span.set("messaging.message.id", result.message_id)
@@ -56,7 +58,7 @@ class SendBatch:
         """
         items = check_items("messages", messages)
         with tracer().span(SEND, topics_of(items), count=len(items)):
-            return await _submit(self._owner, items, self._factory.from_message)
+            return await _submit(self._owner, self._factory.from_messages(items))
 
 
 class SendEnvelopes:
@@ -94,29 +96,38 @@ class SendEnvelopes:
             raise InvalidRequest(f"payloads must be a PayloadValidator, not {type(payloads).__name__}.")
         if on_problem is not None and not callable(on_problem):
             raise InvalidRequest(f"on_problem must be callable, not {type(on_problem).__name__}.")
-        index = -1
+        requests: list[SendRequest | Rejected] = []
 
         def report(problem: EnvelopeProblem) -> None:
             if on_problem is not None:
-                on_problem(index, problem)
+                on_problem(len(requests), problem)
 
-        def request(item: object) -> SendRequest:
-            nonlocal index
-            index += 1
-            blob = check_type("An envelope", item, bytes)
+        for item in items:
             try:
-                envelope = parse_envelope(blob)
-            except InvalidRequest as error:
-                report(EnvelopeProblem(ProblemKind.UNREADABLE, str(error)))
-                raise
-            problems, is_accepted = _check(envelope, mode, payloads)
-            for problem in problems:
-                report(problem)
-            if not is_accepted:
-                raise InvalidRequest(" ".join(problem.message for problem in problems))
-            return self._factory.from_envelope(blob, envelope)
+                requests.append(self._from_envelope(item, mode, payloads, report))
+            except Rejected as rejection:
+                requests.append(rejection)
+        return await _submit(self._owner, requests)
 
-        return await _submit(self._owner, items, request)
+    def _from_envelope(
+        self,
+        item: object,
+        mode: ValidationMode,
+        payloads: PayloadValidator | None,
+        report: Callable[[EnvelopeProblem], None],
+    ) -> SendRequest:
+        blob = check_type("An envelope", item, bytes)
+        try:
+            envelope = parse_envelope(blob)
+        except InvalidRequest as error:
+            report(EnvelopeProblem(ProblemKind.UNREADABLE, str(error)))
+            raise
+        problems, is_accepted = _check(envelope, mode, payloads)
+        for problem in problems:
+            report(problem)
+        if not is_accepted:
+            raise InvalidRequest(" ".join(problem.message for problem in problems))
+        return self._factory.from_envelope(blob, envelope)
 
 
 def topics_of(messages: Sequence[object]) -> Iterator[str]:
@@ -144,20 +155,21 @@ def _check(
     return result.problems + problems, payload.is_accepted
 
 
-async def _submit(
-    owner: MailboxOwner, items: Sequence[object], request: Callable[[object], SendRequest]
-) -> list[Sent | Rejected]:
-    requests: list[SendRequest | Rejected] = []
-    for item in items:
-        try:
-            requests.append(request(item))
-        except Rejected as rejection:
-            requests.append(rejection)
+async def _submit(owner: MailboxOwner, requests: Sequence[SendRequest | Rejected]) -> list[Sent | Rejected]:
+    """Submit the commands of requests that are not refused; return an answer for each request."""
     commands = [each.command for each in requests if type(each) is SendRequest]
     answers = iter(await owner.submit(commands) if commands else ())
-    return [
-        each if isinstance(each, Rejected) else await _sent(each, next(answers), owner) for each in requests
-    ]
+    results: list[Sent | Rejected] = []
+    for each in requests:
+        if isinstance(each, Rejected):
+            results.append(each)
+            continue
+        answer = next(answers)
+        if type(answer) is Accepted and answer.message == each.command.message:
+            results.append(Sent(each.message_id, answer.duplicate))
+        else:
+            results.append(await _sent(each, answer, owner))
+    return results
 
 
 async def _sent(request: SendRequest, answer: Answer, owner: MailboxOwner) -> Sent | Rejected:

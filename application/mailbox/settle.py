@@ -131,15 +131,15 @@ async def submit_valid(
     Arguments:
         check: returns what to submit for an item, or raises InvalidRequest, which is its answer.
     """
-    checked: list[T | InvalidRequest] = []
-    for item in items:
+    valid: list[T] = []
+    refused: dict[int, InvalidRequest] = {}
+    for index, item in enumerate(items):
         try:
-            checked.append(check(item))
+            valid.append(check(item))
         except InvalidRequest as refusal:
-            checked.append(refusal)
-    valid = [each for each in checked if not isinstance(each, InvalidRequest)]
+            refused[index] = refusal
     answers = iter(await submit(valid) if valid else ())
-    results = [each if isinstance(each, InvalidRequest) else next(answers) for each in checked]
+    results = [refused[index] if index in refused else next(answers) for index in range(len(items))]
     return [result if isinstance(result, Rejected) else None for result in results]
 
 
@@ -151,14 +151,12 @@ async def _settle(
     note: Callable[[list[Receipt]], None],
 ) -> list[Rejected | None]:
     """Submit a command for each receipt, and note the receipts that were valid."""
-    valid: list[Receipt] = []
 
-    def make(item: object) -> Command:
-        valid.append(check_receipt(item))
-        return command(valid[-1])
+    async def submit(valid: list[Receipt]) -> Sequence[object]:
+        answers = await owner.submit([command(receipt) for receipt in valid])
+        note(valid)
+        return answers
 
     items = check_items("receipts", receipts)
     with tracer().span(operation, count=len(items)):
-        results = await submit_valid(items, make, owner.submit)
-    note(valid)
-    return results
+        return await submit_valid(items, check_receipt, submit)
