@@ -110,4 +110,4 @@ def test_the_links_of_the_log_are_stable() -> None:
 def test_a_link_covers_each_of_its_parts(changed: int) -> None:
     parts = [b"\x01" * 32, 4, 5, 7, 6, b"events"]
     others = [bytes(32), 3, 6, 8, 7, b"event"]
-    assert link(*parts) != link(*parts[:changed], others[changed], *parts[changed + 1 :])  # type: ignore[arg-type]
+    assert link(*parts) != link(*parts[:changed], others[changed], *parts[changed + 1 :])  # type: ignore[arg-type,call-arg]
