@@ -66,12 +66,12 @@ class MemoryEventLog(Records):
     def commits_of(self, positions: Iterable[int], *, envelopes: bool = True) -> list[Commit]:
         """Return the commits that hold these positions; see `CommitReader.commits_of`."""
         with self._lock:
-            found = {}
+            by_index = {}
             for position in positions:
                 index = bisect_left(self._commits, position, key=_last)
                 if index < len(self._commits) and self._commits[index].first <= position:
-                    found[index] = self._commits[index]
-        commits = [found[index] for index in sorted(found)]
+                    by_index[index] = self._commits[index]
+        commits = [by_index[index] for index in sorted(by_index)]
         return commits if envelopes else list(map(_without_envelopes, commits))
 
     def index_of(self, streams: Iterable[bytes]) -> list[IndexEntry]:

@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
+from blake3 import blake3
 
 from postroom.adapters.files.durable import sync
 from postroom.application.mailbox.records import SCAN_POSITIONS
@@ -175,9 +176,8 @@ class ParquetLogArchive:
             with _unavailable(path, "read"):
                 batches = scan(Part(group[0].first, group[-1].last, path), SCHEMA.names)
                 stored = pa.Table.from_batches(batches, SCHEMA)
-            expected = _rows_of(segment.mailbox, group)
-            if not stored.equals(expected):
-                position = _first_difference(stored, expected)
+            position = _first_difference(stored, _rows_of(segment.mailbox, group))
+            if position is not None:
                 raise BrokenLog(
                     f"The archive file {path} differs at position {position} from the commit that it holds: "
                     "it was altered. Restore it from a backup.",
@@ -390,10 +390,17 @@ def _grouped(commits: Iterable[Commit]) -> Iterator[list[Commit]]:
         yield group
 
 
-def _first_difference(stored: pa.Table, expected: pa.Table) -> int:
-    rows = zip_longest(stored.to_pylist(), expected.to_pylist(), fillvalue={})
-    differing = next(row or other for row, other in rows if row != other)
-    return int(differing["position"])
+def _first_difference(stored: pa.Table, expected: pa.Table) -> int | None:
+    """Return the first position at which a row or the hash of its envelope differs, or None."""
+    if not stored.equals(expected):
+        rows = zip_longest(stored.to_pylist(), expected.to_pylist(), fillvalue={})
+        return next(int((row or other)["position"]) for row, other in rows if row != other)
+    names = ("position", "envelope", "envelope_hash")
+    columns = (stored[name].to_pylist() for name in names)
+    for position, envelope, envelope_hash in zip(*columns, strict=True):
+        if envelope is not None and blake3(envelope).digest() != envelope_hash:
+            return int(position)
+    return None
 
 
 def _commit(head: tuple[Any, ...], envelopes: list[bytes]) -> Commit:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from postroom.adapters.postgres.columns import Packed, array, integer, uuids
+from postroom.adapters.postgres.columns import Packed, array, integer, integers, uuids
 from postroom.adapters.sql.statements import statements
 from postroom.application.mailbox.compression import compress
 from postroom.domain.commit import POSITIONS_PER_MAILBOX, Commit, IndexEntry, LastEvent
@@ -23,10 +23,10 @@ def append_statement(
     values = {
         "id": integer(mailbox),
         "first": integer(commits[0].first),
-        "places": array(int, [base + commit.first for commit in commits]),
-        "lasts": array(int, [commit.last for commit in commits]),
-        "epochs": array(int, [commit.epoch for commit in commits]),
-        "ats": array(int, [commit.at for commit in commits]),
+        "places": integers([base + commit.first for commit in commits]),
+        "lasts": integers([commit.last for commit in commits]),
+        "epochs": integers([commit.epoch for commit in commits]),
+        "ats": integers([commit.at for commit in commits]),
         "chains": array(bytes, [commit.chain for commit in commits]),
         "events": array(bytes, [compress(commit.events) for commit in commits]),
         "envelopes": array(bytes, [compress(commit.envelopes) for commit in commits]),
@@ -34,15 +34,15 @@ def append_statement(
     entries, updates = _index_changes(commits)
     if not entries and not updates:
         return _SQL["append"], values
-    values["entry_places"] = array(int, [base + entry.position for entry in entries])
+    values["entry_places"] = integers([base + entry.position for entry in entries])
     values["streams"] = uuids([entry.stream for entry in entries])
     if not updates and all(entry.version == 1 and entry.last is None for entry in entries):
         return _SQL["append_messages"], values
-    values["versions"] = array(int, [entry.version for entry in entries])
+    values["versions"] = integers([entry.version for entry in entries])
     values["entry_lasts"] = array(int, [entry.last for entry in entries])
-    values["updated_places"] = array(int, [base + update.position for update in updates])
+    values["updated_places"] = integers([base + update.position for update in updates])
     values["updated_streams"] = uuids([update.stream for update in updates])
-    values["updated_lasts"] = array(int, [update.last for update in updates])
+    values["updated_lasts"] = integers([update.last for update in updates])
     low, high = _partitions(partition_positions, [update.position for update in updates])
     return _SQL["append_and_update"].format(low=base + low, high=base + high), values
 

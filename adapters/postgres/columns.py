@@ -5,6 +5,7 @@ takes a fifth of psycopg's time, which adapts items one by one (ADR 0010).
 """
 
 from collections.abc import Callable, Sequence
+from itertools import chain, repeat
 from struct import pack
 from typing import Any, NamedTuple
 
@@ -67,6 +68,13 @@ def array(type_: type, values: Sequence[Any]) -> Packed:
     if values.count(None) == len(values):
         return Packed(pack("!iiIii", 1, 1, kind.oid, len(values), 1) + _NULL * len(values))
     return _array(kind, values)
+
+
+def integers(values: Sequence[int]) -> Packed:
+    """Return an array of integers, to be cast to `bigint[]`."""
+    count = len(values)
+    sized = chain.from_iterable(zip(repeat(8), values, strict=False))  # the size of each in bytes
+    return Packed(pack(f"!iiIii{'iq' * count}", 1, 0, _KINDS[int].oid, count, 1, *sized))
 
 
 def integer(value: int) -> Packed:

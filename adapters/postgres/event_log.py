@@ -28,7 +28,7 @@ PARTITION_POSITIONS = 1 << 20
 """Positions per partition of a new mailbox: about 500 MB, so that the indexes of the newest fit in memory."""
 RETENTION_WAIT_SECONDS = 2.0
 
-_CHUNK_POSITIONS, _CHUNK_POSITIONS_WITHOUT_ENVELOPES = 2_000, 20_000
+_CHUNK_POSITIONS, _CHUNK_POSITIONS_WITHOUT_ENVELOPES, _CHUNK_COMMITS = 2_000, 20_000, 500
 SIZE_ROWS = 1 << 12
 """Limit on the commits whose sizes one statement sums."""
 
@@ -102,9 +102,7 @@ class PostgresEventLog(Records):
                 inserted = self._db.append(statement, values)
             except psycopg.Error as error:
                 self._end = None
-                if isinstance(
-                    error, psycopg.errors.IntegrityError
-                ):  # the key exists, or its partition was dropped
+                if isinstance(error, psycopg.errors.IntegrityError):  # its key exists, or no partition for it
                     self._check_end(commits[0])
                 failure = describe(error, self._url)
                 if isinstance(error, psycopg.errors.UniqueViolation):
@@ -144,14 +142,15 @@ class PostgresEventLog(Records):
     def commits_of(self, positions: Iterable[int], *, envelopes: bool = True) -> list[Commit]:
         """Return the commits that hold these positions; see `CommitReader.commits_of`."""
         wanted = sorted({position for position in positions if 0 < position < POSITIONS_PER_MAILBOX})
-        if not wanted:
-            return []
-        bounds = {"positions": wanted, "through": wanted[-1], "after": 0}
-        return [
-            commit
-            for (first,) in self._db.fetch("commits_of", **bounds)
-            for commit in self._fetch_commits(first, first, envelopes=envelopes)
-        ]
+        commits: list[Commit] = []
+        for start in range(0, len(wanted), _CHUNK_COMMITS):
+            chunk = wanted[start : start + _CHUNK_COMMITS]
+            found = self._find_commits(chunk, self._partition_start(chunk[0]), envelopes)
+            # Of a commit that begins in an earlier partition, the oldest positions were not found.
+            if missing := [position for position in chunk if not found or position < found[0].first]:
+                found = [*self._find_commits(missing, 0, envelopes), *found]
+            commits += found[1:] if commits and found and found[0].first == commits[-1].first else found
+        return commits
 
     def index_of(self, streams: Iterable[bytes]) -> list[IndexEntry]:
         """Return the entries of these streams; see `CommitReader.index_of`."""
@@ -280,14 +279,24 @@ class PostgresEventLog(Records):
     def _fetch_commits(self, first: int, through: int, *, envelopes: bool) -> Iterator[Commit]:
         """Yield the commits that begin at the positions `first` to `through`."""
         statement = "commits" if envelopes else "commits_without_envelopes"
-        for *numbers, chain, events, blob in self._db.fetch(statement, first=first, through=through):
-            position = numbers[0]
-            yield Commit(*numbers, chain, decompress(events, position), decompress(blob, position))
+        return map(_commit, self._db.fetch(statement, first=first, through=through))
+
+    def _find_commits(self, positions: Sequence[int], after: int, envelopes: bool) -> list[Commit]:
+        """Return the commits that hold these positions, and begin after position `after`."""
+        bounds = {"positions": positions, "after": after, "through": positions[-1]}
+        return list(map(_commit, self._db.fetch("commits_of", envelopes=envelopes, **bounds)))
 
     def _commit_at(self, position: int) -> tuple[int, int, int] | None:
         """Return first, last and log time of the commit that holds a position, or of the one before."""
-        rows = self._db.fetch("commit_at", position=min(position, POSITIONS_PER_MAILBOX - 1))
-        return rows[0] if rows else None
+        position = min(position, POSITIONS_PER_MAILBOX - 1)
+        for after in (self._partition_start(position), 0):  # it may begin in an earlier partition
+            if rows := self._db.fetch("commit_at", position=position, after=after):
+                return rows[0]
+        return None
+
+    def _partition_start(self, position: int) -> int:
+        """Return the position before the partition of a position."""
+        return (position - 1) // self._partition * self._partition
 
     def _end_of_commit(self, position: int) -> int:
         """Return the last position of the commit that holds a position, or of the one before it."""
@@ -373,6 +382,11 @@ class PostgresEventLog(Records):
             )
         id_, positions = rows[0]
         return id_, positions
+
+
+def _commit(row: tuple[Any, ...]) -> Commit:
+    first, last, epoch, at, chain, events, envelopes = row
+    return Commit(first, last, epoch, at, chain, decompress(events, first), decompress(envelopes, first))
 
 
 def mailbox_names(url: str) -> list[str]:

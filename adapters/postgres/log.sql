@@ -63,9 +63,9 @@ SELECT place - %(base)s FROM postroom.log
 WHERE place > %(base)s AND place <= %(top)s ORDER BY place LIMIT 1;
 
 -- name: commit_at
--- The commit that holds a position, or the last one before it.
+-- The commit that holds a position, or the last one before it, if it begins after a position.
 SELECT place - %(base)s, last, at FROM postroom.log
-WHERE place > %(base)s AND place <= %(base)s + %(position)s ORDER BY place DESC LIMIT 1;
+WHERE place > %(base)s + %(after)s AND place <= %(base)s + %(position)s ORDER BY place DESC LIMIT 1;
 
 -- name: commits
 SELECT place - %(base)s, last, epoch, at, chain, events, envelopes FROM postroom.log
@@ -76,11 +76,14 @@ SELECT place - %(base)s, last, epoch, at, chain, events, ''::bytea FROM postroom
 WHERE place >= %(base)s + %(first)s AND place <= %(base)s + %(through)s ORDER BY place;
 
 -- name: commits_of
-SELECT DISTINCT place - %(base)s AS first FROM unnest(%(positions)s::bigint[]) AS input (position), LATERAL (
-    SELECT place, last FROM postroom.log
-    WHERE place > %(base)s + %(after)s AND place <= %(base)s + input.position AND place <= %(base)s + %(through)s
+-- `after` and `through` are bounds of where the commits begin, so that the planner leaves out other partitions.
+SELECT DISTINCT ON (place) place - %(base)s, last, epoch, at, chain, events,
+    CASE WHEN %(envelopes)s THEN envelopes ELSE '' END
+FROM unnest(%(positions)s::bigint[]) AS input (position), LATERAL (
+    SELECT * FROM postroom.log
+    WHERE place > %(base)s + %(after)s AND place <= %(base)s + %(through)s AND place <= %(base)s + input.position
     ORDER BY place DESC LIMIT 1
-) AS found WHERE last >= position ORDER BY 1;
+) AS found WHERE last >= position ORDER BY place;
 
 -- name: index_of
 SELECT uuid_send(stream), version, place - %(base)s, last FROM postroom.log_index

@@ -123,8 +123,8 @@ class SqliteEventLog(Records):
         for position in sorted(set(positions)):
             if position < 1 or (commits and position <= commits[-1].last):
                 continue
-            found = self._fetch_commits(statement, 1, after=position - 1)
-            commits += [commit for commit in found if commit.first <= position]
+            candidates = self._fetch_commits(statement, 1, after=position - 1)
+            commits += [commit for commit in candidates if commit.first <= position]
         return commits
 
     def index_of(self, streams: Iterable[bytes]) -> list[IndexEntry]:

@@ -88,12 +88,12 @@ class Records:
 
     def at_positions(self, positions: Sequence[int]) -> dict[int, Record]:
         """Return the records at these positions; see `EventLogReader.at_positions`."""
-        wanted = set(positions)
+        chosen = set(positions)
         return {
             record.position: record
-            for commit in self.commits_of(wanted)
+            for commit in self.commits_of(chosen)
             for record in to_records(commit)
-            if record.position in wanted
+            if record.position in chosen
         }
 
     def _history(self, sent: Record, last: int | None) -> Iterator[Record]:

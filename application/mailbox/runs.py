@@ -329,8 +329,10 @@ RUNS: dict[type[Event], type[Run]] = {run.event: run for run in AnyRun.__args__}
 
 
 def column(values: Sequence[Any]) -> Any:
-    """Return a column: one value if all are the same."""
+    """Return a column: one value if all are the same; raises TypeError for a list as a value."""
     first = values[0]
+    if type(first) is list:
+        raise TypeError("a value is a list")
     return first if values.count(first) == len(values) else values
 
 

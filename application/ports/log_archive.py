@@ -68,7 +68,7 @@ class LogArchive(Protocol):
         """Return the last position of the last commit written before log time `at` (µs), or 0."""
 
     def verify(self, segment: Segment) -> None:
-        """Check that what other tools read of a segment is what its commits say.
+        """Check that what other tools read of a segment is what its commits say, envelopes included.
 
         Raises: BrokenLog naming the first position at which they differ.
         """

@@ -8,9 +8,14 @@ import pyarrow.parquet as pq
 import pytest
 
 from postroom.adapters.parquet.log_archive import SCHEMA, ParquetLogArchive
+from postroom.application.mailbox.codec import to_records
+from postroom.domain.commit import GENESIS
 from postroom.domain.errors import BrokenLog, Unavailable
-from postroom.domain.record import GENESIS, Record
-from tests.conformance.log_archive import BOX, RECORDS, LogArchiveConformance, keep
+from postroom.projections.log_extent import LogExtent
+from tests.conformance.log_archive import BOX, COMMITS, LogArchiveConformance, keep
+from tests.projections.log_rows import log_row
+
+LAST = COMMITS[9].last
 
 
 class TestParquetLogArchive(LogArchiveConformance):
@@ -26,26 +31,32 @@ def archive(tmp_path: Path) -> ParquetLogArchive:
 
 @pytest.fixture
 def file(archive: ParquetLogArchive, tmp_path: Path) -> Path:
-    """A file with the records 1 to 10."""
-    keep(archive, 1, 10)
-    return tmp_path / "archive" / BOX / "0000000000001-0000000000010.parquet"
+    """A file with the first ten commits."""
+    segment = keep(archive, 1, COMMITS[9].first)
+    return tmp_path / "archive" / BOX / f"0000000000001-{segment.last:013}.parquet"
 
 
 def test_any_parquet_reader_reads_the_columns_of_the_log(file: Path) -> None:
     table = pq.read_table(file)
-    assert tuple(table.column_names) == Record._fields
     assert table.schema.equals(SCHEMA)
-    assert [tuple(row.values()) for row in table.to_pylist()] == [tuple(record) for record in RECORDS[:10]]
+    extent = LogExtent(0, BOX, 1, LAST, 0)
+    rows = [log_row(extent, record) for commit in COMMITS[:10] for record in to_records(commit)]
+    commits = {commit.first: {"last": commit.last, "commit": commit.events} for commit in COMMITS}
+    nothing = {"last": None, "commit": None}
+    assert table.to_pylist() == [
+        {name: row[name] for name in SCHEMA.names[:-2]} | commits.get(row["position"], nothing)
+        for row in rows
+    ]
 
 
 def test_a_file_says_what_it_holds_and_what_it_is_chained_to(file: Path) -> None:
     assert pq.read_schema(file).metadata == {
-        b"postroom.format": b"1",
+        b"postroom.format": b"2",
         b"postroom.mailbox": BOX.encode(),
         b"postroom.first": b"1",
-        b"postroom.last": b"10",
+        b"postroom.last": str(LAST).encode(),
         b"postroom.before": GENESIS.hex().encode(),
-        b"postroom.chain": RECORDS[9].chain.hex().encode(),
+        b"postroom.chain": COMMITS[9].chain.hex().encode(),
     }
 
 
@@ -57,23 +68,23 @@ def test_files_and_folders_are_for_their_owner_only(file: Path) -> None:
 def test_what_a_crash_left_unfinished_is_not_read_nor_kept(archive: ParquetLogArchive, file: Path) -> None:
     unfinished = file.with_name(".abc.tmp")
     unfinished.write_bytes(file.read_bytes()[:100])
-    assert [segment.last for segment in archive.segments(BOX)] == [10]
-    keep(archive, 11, 12)
+    assert [segment.last for segment in archive.segments(BOX)] == [LAST]
+    keep(archive, LAST + 1, LAST + 2)
     assert not unfinished.exists()
 
 
 def test_a_file_of_another_name_is_refused(archive: ParquetLogArchive, file: Path) -> None:
-    file.rename(file.with_name("0000000000011-0000000000020.parquet"))
-    for ask in (archive.segments, archive.last_segment, lambda box: list(archive.read(box))):
+    file.rename(file.with_name("0000000000011-0000000000099.parquet"))
+    for ask in (archive.segments, archive.last_segment, lambda box: list(archive.commits(box))):
         with pytest.raises(BrokenLog, match="renamed or not written by Postroom"):
             ask(BOX)
 
 
 def test_a_file_that_lost_its_last_records_is_noticed(archive: ParquetLogArchive, file: Path) -> None:
     table = pq.read_table(file)
-    pq.write_table(table.slice(0, 9), file)
+    pq.write_table(table.slice(0, COMMITS[9].first - 1), file)
     with pytest.raises(BrokenLog, match="its own last hash"):
-        list(archive.read(BOX))
+        list(archive.commits(BOX))
 
 
 def test_an_edited_record_is_noticed(archive: ParquetLogArchive, file: Path) -> None:
@@ -81,8 +92,25 @@ def test_an_edited_record_is_noticed(archive: ParquetLogArchive, file: Path) -> 
     at = table.schema.get_field_index("at")
     edited = pa.array([value + 1 for value in table["at"].to_pylist()], pa.int64())
     pq.write_table(table.set_column(at, table.schema.field(at), edited), file)
-    with pytest.raises(BrokenLog, match=r"0000000000010.parquet was altered.*position 1"):
-        list(archive.read(BOX))
+    with pytest.raises(BrokenLog, match=r"parquet was altered.*positions 1 to 1 "):
+        list(archive.commits(BOX))
+
+
+@pytest.mark.parametrize(("column", "value"), [("topic", "other"), ("envelope", b"other"), ("due", 7)])
+def test_a_column_that_differs_from_its_commit_is_found_by_verifying_the_segment(
+    archive: ParquetLogArchive, file: Path, column: str, value: object
+) -> None:
+    (segment,) = archive.segments(BOX)
+    archive.verify(segment)
+    table = pq.read_table(file)
+    number = table.schema.get_field_index(column)
+    values = table[column].to_pylist()
+    position = next(at for at, each in enumerate(values, 1) if each is not None)
+    values[position - 1] = value
+    edited = pa.array(values, table.schema.field(number).type)
+    pq.write_table(table.set_column(number, table.schema.field(number), edited), file)
+    with pytest.raises(BrokenLog, match=f"differs at position {position} from the commit"):
+        archive.verify(segment)
 
 
 def test_a_damaged_file_and_a_folder_that_can_not_be_made_are_named(
@@ -90,7 +118,7 @@ def test_a_damaged_file_and_a_folder_that_can_not_be_made_are_named(
 ) -> None:
     file.write_bytes(b"PAR1 this is not what it was PAR1")
     with pytest.raises(Unavailable, match="parquet can't be read"):
-        list(archive.read(BOX))
+        list(archive.commits(BOX))
     (tmp_path / "taken").touch()
     with pytest.raises(Unavailable, match="can't be written"):
         keep(ParquetLogArchive(tmp_path / "taken"), 1, 2)

@@ -8,8 +8,6 @@ from typing import Any, cast
 import pytest
 
 from postroom.application.messages import NewMessage
-from postroom.domain.record import Record
-from postroom.projections.log_extent import LogExtent
 from postroom.projections.projection import MODULES, Row, load_projections
 from tests.e2e.conftest import Postroom
 from tests.projections.histories import STORY, Send, Store, live, model_store, reference
@@ -65,10 +63,10 @@ PROJECTION = MessageProjection(
 '''
 
 
-def retries_of(extent: LogExtent, record: Record) -> Iterator[Row]:
-    """Yield what a record counts for."""
-    if record.type.startswith("MessageRequeued."):
-        yield {"mailbox": extent.name, "topic": record.topic, "retries": 1, "last_at": record.at}
+def retries_of(record: Row) -> Iterator[Row]:
+    """Yield what a row of the log counts for."""
+    if record["event"] == "MessageRequeued":
+        yield {name: record[name] for name in ("mailbox", "topic")} | {"retries": 1, "last_at": record["at"]}
 
 
 def waiting_of(message: Row) -> Iterator[Row]:

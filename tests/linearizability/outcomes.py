@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from postroom.domain.envelope.build import open_envelope
 from postroom.domain.mailbox.events import MailboxCreated, OwnershipTaken
+from postroom.domain.message import MessageAcked, MessageSent
 from postroom.domain.record import Record
 from tests.linearizability.history import Operation, read_histories
 
@@ -36,11 +37,11 @@ def read_outcome(records: Iterable[Record]) -> Outcome:
             assert record.epoch > epoch, f"after epoch {epoch}: {record}"
             assert isinstance(record.event, MailboxCreated | OwnershipTaken), record
             epoch, epochs = record.epoch, epochs + 1
-        if record.type.startswith("MessageSent") and record.envelope is not None:
-            payload = open_envelope(record.envelope).payload.decode()
+        if isinstance(record.event, MessageSent):
+            payload = open_envelope(record.event.envelope).payload.decode()
             assert payload not in statuses, f"{payload} was stored twice"
             statuses[payload], payloads[record.stream] = "unsettled", payload
-        elif record.type.startswith("MessageAcked"):
+        elif isinstance(record.event, MessageAcked):
             statuses[payloads[record.stream]] = "acked"
     return Outcome(epochs, statuses)
 

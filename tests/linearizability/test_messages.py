@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from random import Random
-from typing import Any
 
 import pytest
 
@@ -13,6 +12,8 @@ from postroom.adapters.compose import Postroom
 from postroom.adapters.memory.event_log import MemoryEventLog
 from postroom.application.mailbox.engine import MailboxEngine
 from postroom.domain.errors import BrokenLog, StaleReceipt
+from postroom.domain.event import Event
+from postroom.domain.message import MessageAcked
 from postroom.domain.policy import TopicPolicy
 from tests.linearizability.checker import NotLinearizable, check_each
 from tests.linearizability.history import Recorder
@@ -125,8 +126,8 @@ def test_a_client_that_believes_that_a_call_without_answer_failed_is_found(tmp_p
 def test_a_mailbox_that_forgets_acks_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     replay = MemoryEventLog.replay
 
-    def forget(self: MemoryEventLog, after: int = 0) -> Iterator[tuple[Any, ...]]:
-        return (each for each in replay(self, after) if not each[4].startswith("MessageAcked"))
+    def forget(self: MemoryEventLog, after: int = 0) -> Iterator[tuple[int, Event]]:
+        return (each for each in replay(self, after) if not isinstance(each[1], MessageAcked))
 
     monkeypatch.setattr(MemoryEventLog, "replay", forget)
     with pytest.raises((NotLinearizable, BrokenLog)):

@@ -96,7 +96,8 @@ def move(log: EventLog, archive: ParquetLogArchive, records: Sequence[Record], t
     first = log.first_position() or 1
     before = GENESIS if first == 1 else records[first - 2].chain
     commits = [commit for commit in log.commits() if commit.last <= through]
-    archive.store(log.mailbox, commits, before)
+    if commits:
+        archive.store(log.mailbox, commits, before)
     log.truncate(through, 1_000_000)
 
 

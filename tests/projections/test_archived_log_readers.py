@@ -1,10 +1,9 @@
 """A log whose beginning is archived: each record once, wherever it is, and only what is wanted is read."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -14,19 +13,24 @@ from postroom.adapters.compose.store import open_log_reader, open_store
 from postroom.adapters.parquet import log_archive
 from postroom.adapters.parquet.log_archive import ParquetLogArchive
 from postroom.adapters.parquet.log_reader import ArchivedLogReader
-from postroom.adapters.sql import log_reader as reading
 from postroom.adapters.sqlite.event_log import SqliteEventLog
+from postroom.application.ports.event_log import EventLog
+from postroom.domain.commit import GENESIS, Commit
 from postroom.domain.errors import BrokenLog, Unavailable
-from postroom.domain.record import GENESIS, Record
+from postroom.domain.event import Event
+from postroom.domain.record import Record
+from postroom.projections import commit_columns
 from postroom.projections.log_columns import COLUMNS
-from postroom.projections.log_conditions import Compare, Condition, IsIn, Not, StartsWith
+from postroom.projections.log_conditions import Compare, Condition, Not, StartsWith
 from postroom.projections.log_extent import LogExtent, Range
 from postroom.projections.ports.log_reader import LogReader
-from tests.conformance.records import append
+from tests.conformance.records import append, append_each
 from tests.projections.histories import read_range
-from tests.projections.stored_logs import ONE, TWO, expected, move, past, rows
+from tests.projections.log_rows import log_row
+from tests.projections.stored_logs import ONE, TWO, move, past, rows
 
 COUNT = 30
+Append = Callable[[EventLog, Sequence[Event]], list[Record]]
 
 
 class Place:
@@ -39,18 +43,23 @@ class Place:
         self._stack = stack
         self.logs: dict[str, SqliteEventLog] = {}
         self.records: dict[str, list[Record]] = {}
+        self.commits: dict[str, list[Commit]] = {}
 
-    def write(self, mailbox: str = ONE, count: int = COUNT, skip: int = 0) -> None:
+    def write(
+        self, mailbox: str = ONE, count: int = COUNT, skip: int = 0, *, append: Append = append_each
+    ) -> None:
         if mailbox not in self.logs:
             log = SqliteEventLog(self.store, mailbox, durability="relaxed")
             self.logs[mailbox] = self._stack.enter_context(closing(log))
         self.records[mailbox] = append(self.logs[mailbox], past(mailbox, count)[skip:])
+        self.commits[mailbox] = list(self.logs[mailbox].commits())
 
     def keep(self, first: int, last: int, mailbox: str = ONE) -> None:
-        """Archive records without removing them."""
-        records = self.records[mailbox]
-        before = GENESIS if first == 1 else records[first - 2].chain
-        self.archive.store(mailbox, records[first - 1 : last], before)
+        """Archive the commits that hold positions without removing them."""
+        commits = [each for each in self.commits[mailbox] if each.last >= first and each.first <= last]
+        start = commits[0].first
+        before = GENESIS if start == 1 else self.records[mailbox][start - 2].chain
+        self.archive.store(mailbox, commits, before)
 
     def move(self, through: int, mailbox: str = ONE) -> None:
         """Archive and remove records as retention does."""
@@ -83,6 +92,7 @@ def positions(log: LogReader, extent: LogExtent, first: int = 1, last: int | Non
     kept=st.lists(st.tuples(st.integers(1, 60), st.integers(0, 30)), max_size=4),
     removed=st.integers(0, 60),
     bounds=st.tuples(st.integers(1, 80), st.integers(1, 80)).map(sorted),
+    how=st.sampled_from([append, append_each]),
 )
 @settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_segments_that_overlap_each_other_and_the_store_give_each_record_once(
@@ -90,10 +100,11 @@ def test_segments_that_overlap_each_other_and_the_store_give_each_record_once(
     kept: list[tuple[int, int]],
     removed: int,
     bounds: list[int],
+    how: Append,
 ) -> None:
     with ExitStack() as stack:
         place = Place(tmp_path_factory.mktemp("overlap"), stack)
-        place.write()
+        place.write(append=how)
         if removed:
             place.keep(1, removed)
         for first, more in kept:
@@ -108,7 +119,7 @@ def test_segments_that_overlap_each_other_and_the_store_give_each_record_once(
         )
         found = rows(read_range(place.log, extent, bounds[0], bounds[1], list(COLUMNS)))
         wanted = [
-            expected(extent, each) for each in place.records[ONE] if bounds[0] <= each.position <= bounds[1]
+            log_row(extent, each) for each in place.records[ONE] if bounds[0] <= each.position <= bounds[1]
         ]
         assert found == [{name: row[name] for name in COLUMNS} for row in wanted]
 
@@ -129,7 +140,7 @@ def test_an_archived_mailbox_that_the_store_never_had_is_left_out(place: Place, 
         other = Place(tmp_path / "archive" / "..", stack)
         assert other.folder.resolve() == place.folder.resolve()
         place.move(5)
-        other.archive.store("gone@away", place.records[ONE][:3], GENESIS)
+        other.archive.store("gone@away", place.commits[ONE][:3], GENESIS)
     assert [extent.name for extent in place.log.extents()] == [ONE]
 
 
@@ -141,7 +152,7 @@ def test_an_archive_that_is_empty_or_not_there_adds_nothing(place: Place) -> Non
 
 def test_what_went_before_there_was_an_archive_is_missing_at_the_beginning_only(place: Place) -> None:
     place.logs[ONE].truncate(10, 1_000)
-    place.archive.store(ONE, place.records[ONE][10:20], None)
+    place.archive.store(ONE, place.commits[ONE][10:20], None)
     place.logs[ONE].truncate(20, 1_000)
     (extent,) = place.log.extents()
     assert extent.first == 11
@@ -188,8 +199,7 @@ def test_a_file_that_was_damaged_is_named(place: Place) -> None:
 def test_records_that_move_to_the_archive_while_they_are_read_are_read_once(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reading, "POSITIONS_PER_READ", 5)
-    monkeypatch.setattr("postroom.adapters.parquet.log_reader.POSITIONS_PER_READ", 5)
+    monkeypatch.setattr(commit_columns, "POSITIONS_PER_READ", 5)
     log = place.log
     (extent,) = log.extents()
     found: list[int] = []
@@ -216,20 +226,18 @@ def test_records_that_moved_after_the_archive_was_looked_at_are_found_in_it(
         def __getattr__(self, name: str) -> object:
             return getattr(self.live, name)
 
-        def read(
-            self, ranges: list[Range], columns: list[str], where: list[Condition]
-        ) -> Iterator[pa.RecordBatch]:
+        def commits(self, range_: Range, *, envelopes: bool) -> Iterator[Commit]:
             place.move(through)
-            return self.live.read(ranges, columns, where)
+            return self.live.commits(range_, envelopes=envelopes)
 
     (extent,) = place.log.extents()
     log = ArchivedLogReader(Moving(open_store(place.store).log_reader()), str(place.folder))  # type: ignore[arg-type]
-    where = [Not(StartsWith("type", "MessageReceived."))]
+    where = [Not(StartsWith("event", "MessageReceived"))]
     found = rows(log.read([Range(extent, 3, extent.last)], ["position"], where))
     assert [row["position"] for row in found] == [
         each.position
         for each in place.records[ONE]
-        if each.position >= 3 and not each.type.startswith("MessageReceived.")
+        if each.position >= 3 and not each.type.startswith("MessageReceived")
     ]
 
 
@@ -264,42 +272,22 @@ def groups(place: Place, monkeypatch: pytest.MonkeyPatch) -> Place:
     return place
 
 
-def test_only_the_columns_wanted_are_read_of_a_file(groups: Place) -> None:
-    wanted = {"position", "type", "at"}
-    damage(groups.file(), columns=set(Record._fields) - wanted, groups={0, 1, 2, 3})
-    found = rows(
-        read_range(groups.log, LogExtent(1, ONE, 1, 40, 0), 1, 40, ["place", "event", "at", "mailbox"])
-    )
-    assert [row["at"] for row in found] == [each.at for each in groups.records[ONE][:40]]
+def test_envelopes_are_read_of_a_file_only_if_they_are_wanted(groups: Place) -> None:
+    read = {"position", "last", "epoch", "at", "chain", "commit"}
+    damage(groups.file(), columns=set(log_archive.SCHEMA.names) - read, groups={0, 1, 2, 3})
+    columns = [name for name in COLUMNS if name != "envelope"]
+    extent = LogExtent(1, ONE, 1, 40, 0)
+    found = rows(read_range(groups.log, extent, 1, 40, columns))
+    wanted = [log_row(extent, each) for each in groups.records[ONE][:40]]
+    assert found == [{name: row[name] for name in columns} for row in wanted]
     with pytest.raises(Unavailable, match="can't be read"):
-        rows(read_range(groups.log, LogExtent(1, ONE, 1, 40, 0), 1, 40, ["envelope"]))
+        rows(read_range(groups.log, extent, 1, 40, ["envelope"]))
 
 
-@pytest.mark.parametrize(
-    "where",
-    [
-        [],
-        [Compare("at", ">=", 1_000)],
-    ],
-)
+@pytest.mark.parametrize("where", [[], [Compare("at", ">=", 1_000)]])
 def test_only_the_row_groups_with_the_positions_wanted_are_read(
     groups: Place, where: list[Condition]
 ) -> None:
-    damage(groups.file(), columns=set(Record._fields), groups={0, 1, 3})
+    damage(groups.file(), columns=set(log_archive.SCHEMA.names), groups={0, 1, 3})
     found = rows(read_range(groups.log, LogExtent(1, ONE, 1, 40, 0), 21, 30, list(COLUMNS), where))
     assert [row["position"] for row in found] == list(range(21, 31))
-
-
-def test_only_the_row_groups_that_may_hold_what_is_wanted_are_read(groups: Place) -> None:
-    records = groups.records[ONE]
-    damage(groups.file(), columns=set(Record._fields), groups={0, 1, 3})
-    within: list[Condition] = [Compare("at", ">", records[19].at), Compare("at", "<", records[30].at)]
-    wanted = [each.position for each in records if records[19].at < each.at < records[30].at]
-    assert wanted
-    for where in ([*within], [*within, IsIn("type", ("MessageSent.3",))]):
-        found = rows(read_range(groups.log, LogExtent(1, ONE, 1, 40, 0), 1, 40, ["position", "type"], where))
-        assert found == [
-            {"position": position, "type": records[position - 1].type}
-            for position in wanted
-            if len(where) == 2 or records[position - 1].type == "MessageSent.3"
-        ]

@@ -62,8 +62,8 @@ def test_the_messages_come_first_and_the_built_in_ones_are_all_there() -> None:
             "indexes age, which is not one of its columns",
         ),
         (
-            "PROJECTION = EventProjection('counts', (NAME,), reads=('size',))",
-            "reads size, but the log only has",
+            "PROJECTION = EventProjection('counts', (NAME,), reads=('colour',))",
+            "reads colour, but the log only has",
         ),
         ("PROJECTION = EventProjection('counts', (NAME, Column('n')))", "columns without merge"),
     ],

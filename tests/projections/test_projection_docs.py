@@ -7,8 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from postroom.domain.record import Record
-from postroom.projections.log_extent import LogExtent
 from postroom.projections.projection import MODULES, Projection, Row, load_projections
 from tests.projections.histories import STORY, build_without_spark, live, model_store, reference
 
@@ -22,10 +20,10 @@ def sections() -> dict[str, str]:
     return dict(re.findall(r"^### (\w+)\n(.*?)(?=^### |\Z)", built_in, re.MULTILINE | re.DOTALL))
 
 
-def retries(extent: LogExtent, record: Record) -> Iterator[Row]:
-    """Yield the row of the documented projection for a record."""
-    if record.type.startswith("MessageRequeued."):
-        yield {"mailbox": extent.name, "topic": record.topic, "retries": 1, "last_at": record.at}
+def retries(record: Row) -> Iterator[Row]:
+    """Yield the row of the documented projection for a row of the log."""
+    if record["event"] == "MessageRequeued":
+        yield {name: record[name] for name in ("mailbox", "topic")} | {"retries": 1, "last_at": record["at"]}
 
 
 def test_every_projection_has_its_section() -> None:

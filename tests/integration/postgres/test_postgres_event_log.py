@@ -250,6 +250,10 @@ def test_a_commit_lies_in_the_partition_in_which_it_begins(open_log: Open, datab
     assert [name for (name,) in found] == ["postroom.log_1_0", "postroom.log_1_0", "postroom.log_1_4"]
     assert list(open_log().read()) == [*records[0], *records[1], *records[2]]
     assert log.at_positions([8, 9, 35]) == {n + 1: records[1][n - 5] for n in (7, 8, 34)}
+    for position, first in ((1, 1), (6, 6), (24, 6), (32, 6), (33, 6), (35, 6), (36, 36)):
+        assert [commit.first for commit in log.commits_of([position, 37])] == [first]
+        assert next(log.commits(position - 1)).first == first
+    assert [commit.first for commit in log.commits_of(range(30, 40))] == [6, 36]
     assert log.position_before(2_000) == 36
 
 

@@ -14,10 +14,10 @@ from postroom.application.cluster.runner import Runner
 from postroom.application.mailbox.engine import MailboxEngine
 from postroom.application.ports.mailbox_host import MailboxReport
 from postroom.application.ports.route_push import RouteChange
+from postroom.domain.commit import Commit
 from postroom.domain.errors import PostroomError, Unavailable
 from postroom.domain.lease.policy import LeasePolicy
 from postroom.domain.lease.routing import RoutingTable
-from postroom.domain.record import Record
 from tests.simulation.choices import LIMITS, POLICY
 from tests.simulation.cluster.doubtful_store import DoubtfulRecorder
 from tests.simulation.cluster.virtual_loop import VirtualLoop
@@ -167,11 +167,11 @@ class LeasedLogHandle(LogHandle):
     may_append: Callable[[], bool]
     refused: list[str]
 
-    def append(self, records: Sequence[Record]) -> None:
-        """Append records."""
+    def append(self, commits: Sequence[Commit]) -> None:
+        """Append commits."""
         if not self.may_append():
             self.refused.append(self.mailbox)
-        super().append(records)
+        super().append(commits)
 
 
 class Host:

@@ -1,14 +1,19 @@
-"""Events round-trip through records, of every schema version."""
+"""Events round-trip through commits; what could not be read again is never encoded."""
+
+from contextlib import suppress
 
 import msgspec
 import pytest
+import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from postroom.application.mailbox.codec import KINDS, to_event, to_events, to_record
+from postroom.application.mailbox.codec import decode_events, make_commit, to_records
+from postroom.application.mailbox.compression import compress, decompress
+from postroom.application.mailbox.runs import RUNS
+from postroom.domain.commit import GENESIS, Commit, IndexEntry, verify_chain
 from postroom.domain.errors import BrokenLog
-from postroom.domain.event import Event
-from postroom.domain.integrity import message_checksum
+from postroom.domain.event import Event, StoredEvent
 from postroom.domain.mailbox.events import (
     LogTruncated,
     MailboxCreated,
@@ -29,7 +34,6 @@ from postroom.domain.message import (
     MessageVisibilityExtended,
 )
 from postroom.domain.policy import TopicPolicy
-from postroom.domain.record import CHAIN, GENESIS, HEADERS, verify_chain
 
 streams = st.binary(min_size=16, max_size=16)
 digests = st.binary(min_size=32, max_size=32)
@@ -70,10 +74,7 @@ EVENTS: dict[type[Event], st.SearchStrategy[Event]] = {
         st.binary(min_size=1, max_size=200),
         st.integers(0, 10),
     ),
-    # An empty consumer is none.
-    MessageReceived: st.builds(
-        MessageReceived, *base, counts, times, st.none() | texts.filter(lambda text: text != "")
-    ),
+    MessageReceived: st.builds(MessageReceived, *base, counts, times, optional),
     MessageVisibilityExtended: st.builds(MessageVisibilityExtended, *base, counts, times),
     MessageAcked: st.builds(MessageAcked, *base, counts),
     MessageRequeued: st.builds(
@@ -91,117 +92,154 @@ EVENTS: dict[type[Event], st.SearchStrategy[Event]] = {
 }
 
 
-VERSIONS: dict[type[Event], int] = {MessageSent: 3, TopicPolicySet: 2}
-"""Schema versions above 1."""
+def encoded(events: list[Event], previous: bytes = GENESIS, **place: int) -> Commit:
+    """Return the commit of events; each is the second or later of its stream."""
+    return make_commit(events, [1] * len(events), first=place.get("first", 1), epoch=1, previous=previous)
+
+
+def same_time(events: list[Event]) -> list[Event]:
+    return [msgspec.structs.replace(event, at=events[0].at) for event in events]
 
 
 def test_every_event_has_a_strategy_here() -> None:
-    assert set(EVENTS) == {kind.cls for kind in KINDS}
+    assert set(EVENTS) | {StoredEvent} == set(RUNS)
 
 
-@pytest.mark.parametrize("kind", EVENTS, ids=lambda kind: kind.__name__)
-@given(data=st.data(), position=st.integers(1, 2**39), epoch=counts, previous=digests)
-def test_events_round_trip(
-    kind: type[Event], data: st.DataObject, position: int, epoch: int, previous: bytes
-) -> None:
-    event = data.draw(EVENTS[kind])
-    record = to_record(event, position, epoch, previous)
-    assert to_event(record) == event
-    assert (record.position, record.stream, record.version, record.at, record.epoch) == (
-        position,
-        event.stream,
-        event.version,
-        event.at,
-        epoch,
-    )
-    assert verify_chain([record], previous, position) == (position, record.chain)
+def test_the_names_and_versions_of_events_are_stable() -> None:
+    assert {run.__struct_config__.tag for run in RUNS.values()} == {f"{kind.__name__}.1" for kind in RUNS}
 
 
-@given(event=EVENTS[MessageSent])
-def test_folding_reads_neither_headers_nor_envelope(event: MessageSent) -> None:
-    record = to_record(event, 1, 1, GENESIS)
-    (folded,) = to_events([record[:CHAIN]])
-    assert folded == msgspec.structs.replace(event, headers=Headers(0), envelope=b"")
+@given(events=st.lists(st.one_of(*EVENTS.values()), min_size=1, max_size=8).map(same_time), first=counts)
+def test_events_round_trip(events: list[Event], first: int) -> None:
+    commit = encoded(events, first=first)
+    records = list(to_records(commit))
+    assert [record.event for record in records] == events
+    assert [record.position for record in records] == list(range(first, first + len(events)))
+    assert (commit.first, commit.last, commit.at) == (first, first + len(events) - 1, events[0].at)
+    assert verify_chain([commit], GENESIS, first) == (commit.last, commit.chain)
 
 
-@pytest.mark.parametrize(
-    "kind", [kind for kind in EVENTS if kind is not MessageSent], ids=lambda kind: kind.__name__
-)
-@given(data=st.data())
-def test_only_a_sent_message_uses_the_header_columns(kind: type[Event], data: st.DataObject) -> None:
-    record = to_record(data.draw(EVENTS[kind]), 1, 1, GENESIS)
-    assert set(record[HEADERS:]) == {None}
+@given(events=st.lists(EVENTS[MessageSent], min_size=1, max_size=4).map(same_time))
+def test_folding_reads_no_envelopes(events: list[Event]) -> None:
+    commit = encoded(events)
+    assert list(decode_events(commit._replace(envelopes=b""))) == [
+        msgspec.structs.replace(event, envelope=b"") for event in events
+    ]
 
 
-def test_type_names_are_stable() -> None:
-    assert {kind.cls.__name__: kind.name for kind in KINDS} == {
-        kind.__name__: f"{kind.__name__}.{VERSIONS.get(kind, 1)}" for kind in EVENTS
-    }
+@given(events=st.lists(EVENTS[MessageAcked], min_size=2, max_size=2).map(same_time))
+def test_events_that_are_alike_take_the_space_of_one(events: list[Event]) -> None:
+    pair = [events[0], msgspec.structs.replace(events[0], stream=events[1].stream)]
+    assert len(encoded(pair).events) == len(encoded(pair[:1]).events) + 16
 
 
-def test_an_event_of_an_unknown_type_is_named_in_the_error() -> None:
-    record = to_record(MessageAcked(bytes(16), 1, 1, 1), 7, 1, GENESIS)._replace(type="MessageAcked.2")
-    with pytest.raises(
-        BrokenLog, match=r"unknown type MessageAcked.2 at position 7; read it with the Postroom"
-    ) as error:
-        to_event(record)
+def test_the_index_has_the_first_events_of_streams() -> None:
+    sent, acked = (MessageAcked(stream * 16, 2, 5, 1) for stream in (b"a", b"b"))
+    commit = make_commit([sent, acked], [0, 7], first=9, epoch=1, previous=GENESIS)
+    assert commit.entries == [IndexEntry(b"a" * 16, 2, 9)]
+
+
+def test_a_commit_has_one_log_time() -> None:
+    with pytest.raises(ValueError, match="different log times"):
+        encoded([MessageAcked(bytes(16), 2, 5, 1), MessageAcked(bytes(16), 3, 6, 1)])
+
+
+UNREADABLE: dict[str, Event] = {
+    "a fraction": MessageAcked(bytes(16), 2, 5, 1.5),  # type: ignore[arg-type]
+    "a number beyond 64 bits": MessageAcked(bytes(16), 2, 5, 2**63),
+    "half of a surrogate pair": TopicPaused(bytes(16), 2, 5, "\ud800"),
+    "bytes for text": TopicPaused(bytes(16), 2, 5, b"orders"),  # type: ignore[arg-type]
+    "a short stream id": MessageAcked(b"short", 2, 5, 1),
+    "text for a stream id": MessageAcked("a" * 16, 2, 5, 1),  # type: ignore[arg-type]
+    "an unknown mode": MailboxCreated(bytes(16), 1, 5, "acme@one", "heap"),  # type: ignore[arg-type]
+    "a list for a number": MessageAcked(bytes(16), 2, 5, [1]),  # type: ignore[arg-type]
+}
+
+
+@pytest.mark.parametrize("event", UNREADABLE.values(), ids=UNREADABLE)
+@pytest.mark.parametrize("others", [0, 1], ids=["alone", "beside another"])
+def test_an_event_that_could_not_be_read_again_is_not_encoded(event: Event, others: int) -> None:
+    good = MessageAcked(bytes(16), 2, 5, 1)
+    with pytest.raises((TypeError, ValueError, OverflowError, msgspec.MsgspecError)):
+        encoded([good] * others + [event])
+
+
+def test_an_event_of_an_unknown_version_is_refused_with_its_position() -> None:
+    commit = encoded([MessageAcked(bytes(16), 2, 5, 1)], first=7)
+    newer = commit._replace(events=commit.events.replace(b"MessageAcked.1", b"MessageAcked.2"))
+    with pytest.raises(BrokenLog, match=r"positions 7 to 7 can't be decoded .*MessageAcked\.2") as error:
+        list(to_records(newer))
     assert error.value.position == 7
 
 
-def test_records_of_version_1_are_readable() -> None:
-    acked = (b"s" * 16, 3, 99)
-    written: dict[str, tuple[tuple[object, ...], Event]] = {
-        "MessageReceived.1": (
-            (None, None, 2, 5, None, b"\x91\xa8worker-1"),
-            MessageReceived(*acked, 2, 5, "worker-1"),
-        ),
-        "MessageAcked.1": ((None, None, 2, None, None, b"\x90"), MessageAcked(*acked, 2)),
-        "MessageRequeued.1": (
-            (None, None, 2, 5, "nacked", b"\x91\xa4boom"),
-            MessageRequeued(*acked, 2, 5, "nacked", "boom"),
-        ),
-        "MessageDeadLettered.1": (
-            (None, None, 2, None, "max_attempts", b"\x92\xc0\x07"),
-            MessageDeadLettered(*acked, 2, "max_attempts", None, 7),
-        ),
-        "MessageRedriven.1": ((None, None, None, 5, None, b"\x91\x07"), MessageRedriven(*acked, 5, 7)),
-        "MessageExpired.1": ((None, None, None, None, "purged", b"\x90"), MessageExpired(*acked, "purged")),
-        "TopicPaused.1": (("t", None, None, None, None, b"\x90"), TopicPaused(*acked, "t")),
-        "TopicResumed.1": (("t", None, None, None, None, b"\x90"), TopicResumed(*acked, "t")),
-        "LogTruncated.1": (
-            (None, None, None, None, None, b"\x92\x04\xc4\x01l"),
-            LogTruncated(*acked, 4, b"l"),
-        ),
-        "MailboxCreated.1": (
-            (None, None, None, None, None, b"\x92\xa3a@b\xa5queue"),
-            MailboxCreated(*acked, "a@b", "queue"),
-        ),
-    }
-    written["OwnershipTaken.1"] = (
-        (None, None, None, None, None, b"\x95\x02\xa2me\xa4boot\x07\xc3"),
-        OwnershipTaken(*acked, 2, "me", "boot", 7, True),
-    )
-    written["MessageSent.1"] = (
-        ("t", 4, None, 5, None, b"\x95\t\x01\xa1k\xc4\x01p\xc4\x01h"),
-        MessageSent(*acked, "t", 4, 5, 9, 1, "k", b"p", b"h", Headers(0), b""),
-    )
-    numbers = dict.fromkeys(TopicPolicy.__struct_fields__[:12], 7)  # the fields of version 1
-    written["TopicPolicySet.1"] = (
-        ("t", None, None, None, None, msgspec.msgpack.encode([numbers])),
-        TopicPolicySet(*acked, "t", msgspec.convert(numbers, TopicPolicy)),
-    )
-    for name, (columns, event) in written.items():
-        row = (1, b"s" * 16, 3, 1, name, 99, *columns)
-        assert list(to_events([row])) == [event]
-        if type(event) not in VERSIONS:
-            assert to_record(event, 1, 1, GENESIS)[:CHAIN] == row
+def runs_of(commit: Commit) -> list[list[object]]:
+    runs: list[list[object]] = msgspec.msgpack.decode(commit.events)
+    return runs
 
 
-def test_a_sent_message_of_version_2_has_the_default_priority_and_a_valid_checksum() -> None:
-    sent = MessageSent(b"s" * 16, 1, 99, "t", 4, 5, 9, 1, "k", b"p" * 32, b"h" * 32, Headers(7), b"e")
-    state = msgspec.msgpack.encode((9, 1, "k", b"p" * 32, b"h" * 32, message_checksum(sent)))
-    written = to_record(sent, 1, 1, GENESIS)._replace(type="MessageSent.2", state=state)
-    assert to_event(written) == sent
-    assert sent.priority == 5
-    # The checksum that version 2 stored of this message.
-    assert message_checksum(sent).hex() == "c4a5df1d088d98c206b2dea88334b3b7c345145d74c7a261962d23124fd34e6c"
+SENT = [
+    MessageSent(
+        bytes([n]) * 16, 1, 5, "t", 0, n, 9, 1, None, b"p" * 32, b"h" * 32, Headers(n), b"envelope %d" % n
+    )
+    for n in (1, 2, 3)
+]
+COUNT, STREAMS, VERSIONS, DUE, PAYLOAD_HASHES = 1, 2, 3, 7, 10
+LIES: dict[str, dict[int, object]] = {
+    "a greater count": {COUNT: 4},
+    "no count": {COUNT: 0},
+    "a negative count": {COUNT: -3},
+    "a huge count": {COUNT: 2**40},
+    "a stream too few": {STREAMS: bytes(32)},
+    "a byte too many": {STREAMS: bytes(49)},
+    "a short column": {DUE: [1, 2]},
+    "a long column": {DUE: [1, 2, 3, 4]},
+    "an empty column": {DUE: []},
+    "a column of text": {DUE: ["1", "2", "3"]},
+    "versions for others": {VERSIONS: [1, 1]},
+    "half a hash": {PAYLOAD_HASHES: bytes(80)},
+}
+
+
+@pytest.mark.parametrize("lies", LIES.values(), ids=LIES)
+def test_a_run_whose_columns_do_not_fit_together_is_refused(lies: dict[int, object]) -> None:
+    commit = encoded(list(SENT))
+    (run,) = runs_of(commit)
+    for field, value in lies.items():
+        run[field] = value
+    with pytest.raises(BrokenLog, match="can't be decoded"):
+        list(to_records(commit._replace(events=msgspec.msgpack.encode([run]))))
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 4])
+def test_envelopes_that_are_not_those_of_the_messages_are_refused(count: int) -> None:
+    commit = encoded(list(SENT))
+    envelopes = msgspec.msgpack.encode([b"envelope"] * count)
+    with pytest.raises(BrokenLog, match=rf"it has {count} envelopes for 3 messages"):
+        list(to_records(commit._replace(envelopes=envelopes)))
+
+
+@given(blob=st.binary(max_size=60))
+def test_any_bytes_are_decoded_or_refused(blob: bytes) -> None:
+    commit = Commit(1, 1, 1, 5, bytes(32), blob, blob)
+    with suppress(BrokenLog):
+        list(to_records(commit))
+
+
+@given(part=st.binary(max_size=2_000) | st.binary(max_size=40).map(lambda unit: unit * 500))
+def test_parts_round_trip_through_compression(part: bytes) -> None:
+    packed = msgspec.msgpack.encode([part])  # no part begins as a compressed one does
+    assert decompress(compress(packed), 1) == packed
+    assert len(compress(packed)) <= len(packed)
+
+
+def test_a_compressed_part_that_is_not_what_it_states_is_refused() -> None:
+    whole = compress(b"\x90" * 10_000)
+    bomb = zstandard.ZstdCompressor(write_content_size=False).compress(bytes(1 << 24))
+    huge = b"\x28\xb5\x2f\xfd\xe0" + (1 << 50).to_bytes(8, "little")
+    frame = zstandard.ZstdCompressor(write_checksum=False).compress(b"\x90" * 70_000)
+    small = frame.replace((70_000).to_bytes(4, "little"), (60_000).to_bytes(4, "little"))
+    assert small != frame
+    for altered in (whole[:-1], whole + b"x", whole[:6], bomb, huge, small):
+        with pytest.raises(BrokenLog, match="position 7 can't be decompressed") as error:
+            decompress(altered, 7)
+        assert error.value.position == 7
