@@ -116,6 +116,11 @@ COMMANDS: Entries = {
         },
         OPERATIONS,
     ),
+    "log": Group(
+        "Events of a mailbox's log: show them, or the last of them as they are written.",
+        {"show": Command("log:show"), "tail": Command("log:tail")},
+        OPERATIONS,
+    ),
     "archive": Group(
         "Log segments that retention archived: list and verify them.",
         {"list": Command("archive:list_segments"), "verify": Command("archive:verify")},

@@ -9,7 +9,8 @@ from itertools import chain
 import pyarrow as pa
 from msgspec.structs import replace
 
-from postroom.adapters.parquet.log_archive import ParquetLogArchive, read_commits
+from postroom.adapters.parquet.log_archive import ParquetLogArchive
+from postroom.adapters.parquet.segment_files import read_commits
 from postroom.application.mailbox.archived_log import (
     Extent,
     another_history,

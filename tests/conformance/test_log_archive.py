@@ -7,7 +7,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from postroom.adapters.parquet.log_archive import SCHEMA, ParquetLogArchive
+from postroom.adapters.parquet.log_archive import ParquetLogArchive
+from postroom.adapters.parquet.segment_files import SCHEMA
 from postroom.application.mailbox.codec import to_records
 from postroom.domain.commit import GENESIS
 from postroom.domain.errors import BrokenLog, Unavailable

@@ -147,7 +147,17 @@ def handle(data: bytes) -> None:
     raise ValueError("refused")
 """
 
-SHOWING = {"peek", "recv", "show", "search", "dlq show", "token list", "token inspect"}
+SHOWING = {
+    "peek",
+    "recv",
+    "show",
+    "search",
+    "log show",
+    "log tail",
+    "dlq show",
+    "token list",
+    "token inspect",
+}
 """Commands whose output is what was sent, or who may send it."""
 
 COMMANDS = {
@@ -166,6 +176,8 @@ COMMANDS = {
     "ingest dlq discard": "ingest dlq discard 1 --dlq dead.orders",
     "show": "show own --payload",
     "backlog": "backlog",
+    "log show": "log show",
+    "log tail": "log tail --json",
     "verify": "verify",
     "migrate": "migrate",
     "outbox relay": "outbox relay --once",

@@ -11,7 +11,17 @@ from postroom.projections.log_extent import LogExtent
 
 Row = dict[str, Any]
 
-_FIELDS = ("topic", "shard", "attempt", "due", "expires_at", "reason", "last_error", "consumer", "priority")
+_FIELDS: tuple[str, ...] = (
+    "topic",
+    "shard",
+    "attempt",
+    "due",
+    "expires_at",
+    "reason",
+    "last_error",
+    "consumer",
+    "priority",
+)
 _FIELDS += ("size", "idem_key", "payload_hash", "hash_chain", "envelope")
 
 

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from postroom.adapters.compose.store import open_log_reader, open_store
-from postroom.adapters.parquet import log_archive
+from postroom.adapters.parquet import segment_files
 from postroom.adapters.parquet.log_archive import ParquetLogArchive
 from postroom.adapters.parquet.log_reader import ArchivedLogReader
 from postroom.adapters.sqlite.event_log import SqliteEventLog
@@ -267,14 +267,14 @@ def damage(file: Path, *, columns: set[str], groups: set[int]) -> None:
 @pytest.fixture
 def groups(place: Place, monkeypatch: pytest.MonkeyPatch) -> Place:
     """A place whose archive has row groups of 10 records."""
-    monkeypatch.setattr(log_archive, "ROW_GROUP_ROWS", 10)
+    monkeypatch.setattr(segment_files, "ROW_GROUP_ROWS", 10)
     place.move(40)
     return place
 
 
 def test_envelopes_are_read_of_a_file_only_if_they_are_wanted(groups: Place) -> None:
     read = {"position", "last", "epoch", "at", "chain", "commit"}
-    damage(groups.file(), columns=set(log_archive.SCHEMA.names) - read, groups={0, 1, 2, 3})
+    damage(groups.file(), columns=set(segment_files.SCHEMA.names) - read, groups={0, 1, 2, 3})
     columns = [name for name in COLUMNS if name != "envelope"]
     extent = LogExtent(1, ONE, 1, 40, 0)
     found = rows(read_range(groups.log, extent, 1, 40, columns))
@@ -288,6 +288,6 @@ def test_envelopes_are_read_of_a_file_only_if_they_are_wanted(groups: Place) -> 
 def test_only_the_row_groups_with_the_positions_wanted_are_read(
     groups: Place, where: list[Condition]
 ) -> None:
-    damage(groups.file(), columns=set(log_archive.SCHEMA.names), groups={0, 1, 3})
+    damage(groups.file(), columns=set(segment_files.SCHEMA.names), groups={0, 1, 3})
     found = rows(read_range(groups.log, LogExtent(1, ONE, 1, 40, 0), 21, 30, list(COLUMNS), where))
     assert [row["position"] for row in found] == list(range(21, 31))

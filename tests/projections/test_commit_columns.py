@@ -72,7 +72,7 @@ def test_events_outside_the_bounds_are_left_out_however_commits_are_batched(
         (IsIn("event", ("NoSuchEvent",)), lambda row: False),
     ],
 )
-def test_conditions_leave_out_events_whatever_columns_are_wanted(condition, holds) -> None:  # type: ignore[no-untyped-def]
+def test_conditions_leave_out_events_whatever_columns_are_wanted(condition, holds) -> None:
     found = rows(list(to_batches(COMMITS, EXTENT, ["position", "envelope"], [condition])))
     assert found == [{name: row[name] for name in ("position", "envelope")} for row in ROWS if holds(row)]
 

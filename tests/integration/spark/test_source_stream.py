@@ -151,7 +151,7 @@ def test_what_retention_removed_before_a_stream_came_to_it_is_not_left_out_silen
 @pytest.mark.parametrize("text", ["[1]", '{"main@local": "x"}', "{"])
 def test_a_start_that_is_no_offset_is_refused(text: str) -> None:
     with pytest.raises(InvalidRequest, match="option start of postroom_log is not a JSON object"):
-        StoreLogSource({"store": "x", "start": text}).streamReader(StructType().add("type", "string"))
+        StoreLogSource({"store": "x", "start": text}).streamReader(StructType().add("event", "string"))
 
 
 # -- under Spark ---

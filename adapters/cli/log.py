@@ -1,0 +1,144 @@
+"""`postroom log`: the events of a mailbox's log, as a table or as JSON lines."""
+
+import time
+from collections.abc import Iterable
+from itertools import islice
+from typing import TYPE_CHECKING, Annotated
+
+from typer import Option
+
+from postroom.adapters.cli.exit_codes import NOTHING
+from postroom.adapters.cli.session import Session
+from postroom.adapters.cli.time_arguments import Archive
+from postroom.adapters.cli.values import WrongUsage
+from postroom.domain.names import describe_choices
+
+if TYPE_CHECKING:
+    from postroom.application.queries.read_events import EventFilter, LoggedEvent
+
+ROWS = 100
+"""Number of events that a table shows if no limit is given."""
+POLL_SECONDS = 0.2
+
+Topic = Annotated[
+    str | None, Option(metavar="GLOB", help="Only events of topics that match, and of their messages.")
+]
+EventNames = Annotated[
+    list[str] | None,
+    Option("--event", metavar="NAME", help="Only events of this type, such as MessageSent; may be repeated."),
+]
+MessageId = Annotated[str | None, Option("--message", metavar="ID", help="Only events of this message.")]
+
+
+def show(
+    session: Session,
+    first: Annotated[int, Option("--from", metavar="POSITION", help="First position.")] = 1,
+    through: Annotated[int | None, Option(metavar="POSITION", help="Last position.")] = None,
+    topic: Topic = None,
+    event: EventNames = None,
+    message: MessageId = None,
+    limit: Annotated[
+        int | None, Option(help="Maximum number of events; 100 by default, all with --json.")
+    ] = None,
+    archive: Archive = None,
+) -> int | None:
+    """Show the events of a log in the order of their positions: one JSON object a line with --json."""
+    from postroom.application.queries.read_events import ReadEvents
+
+    criteria = _criteria(topic, event, message)
+    if limit is not None and limit < 1:
+        raise WrongUsage(f"--limit {limit} is not a number of events; write 1 or more.")
+    rows = ROWS if limit is None and not session.out.as_json else limit
+    with session.read(session.mailbox, archive) as reader:
+        events = ReadEvents(reader.log)(criteria, max(first, 1) - 1, through)
+        count = _show(session, islice(events, rows))
+        following = next(events, None)
+    if following is not None:
+        session.out.note(f"There are more; continue with --from {following.record.position}.")
+    return None if count else NOTHING
+
+
+def tail(
+    session: Session,
+    topic: Topic = None,
+    event: EventNames = None,
+    message: MessageId = None,
+    limit: Annotated[int, Option(help="Number of events.")] = 10,
+    follow: Annotated[
+        bool, Option("--follow", help="Show new events as they are written, until it is interrupted.")
+    ] = False,
+    archive: Archive = None,
+) -> int | None:
+    """Show the last events of a log, and with --follow those that follow."""
+    from postroom.application.queries.read_events import ReadEvents
+
+    criteria = _criteria(topic, event, message)
+    if limit < 0:
+        raise WrongUsage(f"--limit {limit} is not a number of events; write 0 or more.")
+    with session.read(session.mailbox, archive) as reader:
+        query, head = ReadEvents(reader.log), reader.log.head()
+        end = 0 if head is None else head.position
+        if not follow:
+            return None if _show(session, query.last(limit, criteria)) else NOTHING
+        for each in query.last(limit, criteria):
+            end = max(end, each.record.position)
+            _follow(session, each)
+        for each in query.follow(end, lambda: time.sleep(POLL_SECONDS), criteria):
+            _follow(session, each)
+    return None
+
+
+def _criteria(topic: str | None, events: list[str] | None, message: str | None) -> "EventFilter":
+    from postroom.application.mailbox.runs import RUNS
+    from postroom.application.queries.read_events import EventFilter
+    from postroom.domain.event import StoredEvent
+
+    names = [each.__name__ for each in RUNS if each is not StoredEvent]
+    for name in events or ():
+        if name not in names:
+            raise WrongUsage(f"There is no event {name}; {describe_choices(name, names)}")
+    return EventFilter(topic, frozenset(events or ()), message)
+
+
+def _show(session: Session, events: "Iterable[LoggedEvent]") -> int:
+    """Show events, and return their number."""
+    if session.out.as_json:
+        shown = 0
+        for each in events:
+            session.out.json(each.fields())
+            shown += 1
+        return shown
+    from postroom.adapters.cli.tables import Id, Time
+
+    rows = [
+        (
+            each.record.position,
+            Time(each.record.at),
+            each.record.type,
+            each.topic,
+            Id(each.message_id or ""),
+            _details(each),
+            each.record.version,
+            each.record.epoch,
+        )
+        for each in events
+    ]
+    columns = ("position", "age", "event", "topic", "message", "details", "version", "epoch")
+    session.out.table(columns, rows, only_wide=("version", "epoch"))
+    return len(rows)
+
+
+def _follow(session: Session, each: "LoggedEvent") -> None:
+    if session.out.as_json:
+        session.out.json(each.fields())
+    else:
+        facts = each.fields()
+        texts = (facts["at"], each.record.type, each.topic, each.message_id, _details(each))
+        session.out.line("  ".join([f"{each.record.position:,}", *filter(None, texts)]))
+    session.out.flush()
+
+
+def _details(each: "LoggedEvent") -> str:
+    facts = each.fields()
+    names = ("attempt", "reason", "last_error", "consumer", "owner", "through")
+    return ", ".join(f"{name.replace('_', ' ')} {facts[name]}" for name in names if name in facts)

@@ -1,0 +1,163 @@
+"""`ReadEvents`: the events of a log in the order of their positions, with topic and id of their messages."""
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import msgspec
+
+from postroom.application.mailbox.codec import to_records
+from postroom.application.messages import rfc3339
+from postroom.application.ports.event_log import EventLogReader
+from postroom.domain.commit import Commit
+from postroom.domain.event import Event
+from postroom.domain.message import Headers, MessageAcked, MessageExpired, MessageSent
+from postroom.domain.names import message_id, message_stream
+from postroom.domain.policy import TopicPolicy
+from postroom.domain.record import Record
+from postroom.domain.search import topic_matches
+
+POSITIONS_PER_STEP = 1_000
+"""Positions of the first step backwards from the end of the log; each step is twice the one before."""
+_TIMES = ("at", "due", "expires_at")
+
+
+class EventFilter(NamedTuple):
+    """Criteria that an event must all meet; an empty filter matches every event.
+
+    Arguments:
+        topic: a topic or glob, of the event or of its message.
+        events: names of types.
+        message_id: of the message that the event is about.
+    """
+
+    topic: str | None = None
+    events: frozenset[str] = frozenset()
+    message_id: str | None = None
+
+
+EVERY_EVENT = EventFilter()
+
+
+class LoggedEvent(NamedTuple):
+    """An event, with topic and id of its message; both are None for other events without a topic."""
+
+    record: Record
+    topic: str | None
+    message_id: str | None
+
+    def fields(self) -> dict[str, Any]:
+        """Return what is known of the event but its envelope: names and values that JSON has."""
+        record, event = self.record, self.record.event
+        names = [name for name in event.__struct_fields__ if name not in _OMITTED]
+        values = ((name, _value(name, getattr(event, name))) for name in names)
+        return {
+            "position": record.position,
+            "at": rfc3339(record.at),
+            "event": record.type,
+            "topic": self.topic,
+            "message_id": self.message_id,
+            "version": record.version,
+            "epoch": record.epoch,
+            **{name: value for name, value in values if value is not None},
+        }
+
+
+_OMITTED = {*Event.__struct_fields__, "topic", "epoch", "envelope"}
+
+
+class ReadEvents:
+    """A query for the events of a log; envelopes are not read."""
+
+    def __init__(self, log: EventLogReader) -> None:
+        self._log = log
+        self._sent: dict[bytes, MessageSent] = {}
+
+    def __call__(
+        self, criteria: EventFilter = EVERY_EVENT, after: int = 0, through: int | None = None
+    ) -> Iterator[LoggedEvent]:
+        """Yield the events that match, starting after position `after`.
+
+        Arguments:
+            through: last position; None for the end of the log.
+
+        Raises: BrokenLog when a commit can't be decoded.
+        """
+        id_ = criteria.message_id
+        stream = None if id_ is None else message_stream(self._log.mailbox, id_)
+        for commit in self._log.commits(after, envelopes=False):
+            if through is not None and commit.first > through:
+                return
+            if stream is None or stream in commit.events:
+                for each in self._described(commit):
+                    position = each.record.position
+                    is_wanted = stream in (None, each.record.stream) and _matches(criteria, each)
+                    if is_wanted and position > after and (through is None or position <= through):
+                        yield each
+
+    def last(self, limit: int, criteria: EventFilter = EVERY_EVENT) -> list[LoggedEvent]:
+        """Return the last `limit` events that match, in the order of their positions."""
+        head, first = self._log.head(), self._log.first_position()
+        found: deque[LoggedEvent] = deque()
+        end, step = (0 if head is None else head.position), POSITIONS_PER_STEP
+        while first is not None and end >= first and len(found) < limit:
+            begin = max(first, end - step + 1)
+            matches = deque(self(criteria, begin - 1, end), limit - len(found))
+            found.extendleft(reversed(matches))
+            end, step = begin - 1, 2 * step
+        return list(found)
+
+    def follow(self, after: int, wait: Callable[[], None], criteria: EventFilter) -> Iterator[LoggedEvent]:
+        """Yield the events that match as they are written, without end.
+
+        Arguments:
+            after: position after which they are read.
+            wait: called when there are no new events.
+        """
+        while True:
+            head = self._log.head()
+            if head is None or head.position <= after:
+                wait()
+            else:
+                yield from self(criteria, after, head.position)
+                after = head.position
+
+    def _described(self, commit: Commit) -> Iterator[LoggedEvent]:
+        records = list(to_records(commit))
+        self._sent |= {each.stream: each.event for each in records if isinstance(each.event, MessageSent)}
+        unknown = {each.stream for each in records if _is_later(each)} - self._sent.keys()
+        if unknown:
+            found = self._log.replay_first(unknown)
+            self._sent |= {event.stream: event for event in found if isinstance(event, MessageSent)}
+        for record in records:
+            sent = self._sent.get(record.stream) if record.type.startswith("Message") else None
+            topic = sent.topic if sent is not None else getattr(record.event, "topic", None)
+            id_ = None if sent is None else message_id(sent.stream, sent.headers.message_id)
+            yield LoggedEvent(record, topic, id_)
+        for record in records:
+            if isinstance(record.event, MessageAcked | MessageExpired):
+                self._sent.pop(record.stream, None)
+
+
+def _is_later(record: Record) -> bool:
+    return record.type.startswith("Message") and not isinstance(record.event, MessageSent)
+
+
+def _matches(criteria: EventFilter, each: LoggedEvent) -> bool:
+    topic, events, _ = criteria
+    return (not events or each.record.type in events) and (
+        topic is None or (each.topic is not None and topic_matches(topic, each.topic))
+    )
+
+
+def _value(name: str, value: Any) -> Any:
+    """Return the value of a field as JSON has it."""
+    match value:
+        case bytes():
+            return value.hex()
+        case int() if name in _TIMES:
+            return rfc3339(value)
+        case Headers() | TopicPolicy():
+            facts = msgspec.to_builtins(value)
+            return {key: each for key, each in facts.items() if each is not None}
+    return value
