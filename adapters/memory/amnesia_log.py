@@ -95,7 +95,7 @@ class AmnesiaEventLog(MemoryEventLog):
     def replay_first(self, streams: Iterable[bytes]) -> Iterator[Event]:
         """Yield the first events of streams; see `EventLogReader.replay_first`."""
         records = (self.read_stream(stream)[:1] for stream in streams)
-        return (first.event for found in records for first in found if first.version == 1)
+        return (first.event for history in records for first in history if first.version == 1)
 
     def at_positions(self, positions: Sequence[int]) -> dict[int, Record]:
         """Return the records at these positions; see `EventLogReader.at_positions`."""
