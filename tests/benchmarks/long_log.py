@@ -1,8 +1,8 @@
 """Fast construction of a long log: message histories of the engine, copied in bulk.
 
 Some thousand messages live in a store of their own, through the public handlers. Their commits are then
-appended again and again, each time at the next positions, under new ids and at later times. The result is what
-the engine would have written, but for one thing: the envelopes of copies name the originals' ids.
+appended again and again, each time at the next positions, under new ids and at later times. The result is
+what the engine would have written, but for one thing: the envelopes of copies name the originals' ids.
 """
 
 import asyncio
@@ -291,7 +291,7 @@ class _Moved(NamedTuple):
         return msgspec.structs.replace(run, **changes)
 
     def _stream(self, stream: bytes) -> bytes:
-        """Return the UUIDv7 of a copy: its time as late as the copy's, and the copy's number in its chance."""
+        """Return the UUIDv7 of a copy: its time as late as the copy's, and the copy's number after it."""
         began_ms, late_ms = self.began // 1_000, self.late // 1_000
         ms = began_ms + (int.from_bytes(stream[:6], "big") - began_ms + late_ms) // self.copies
         return ms.to_bytes(6, "big") + stream[6:9] + self.copy.to_bytes(3, "big") + stream[12:]
