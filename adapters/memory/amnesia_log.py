@@ -95,7 +95,7 @@ class AmnesiaEventLog(MemoryEventLog):
     def replay_first(self, streams: Iterable[bytes]) -> Iterator[Event]:
         """Yield the first events of streams; see `EventLogReader.replay_first`."""
         records = (self.read_stream(stream)[:1] for stream in streams)
-        return (first.event for found in records for first in found if first.version == 1)
+        return (first.event for history in records for first in history if first.version == 1)
 
     def at_positions(self, positions: Sequence[int]) -> dict[int, Record]:
         """Return the records at these positions; see `EventLogReader.at_positions`."""
@@ -134,13 +134,14 @@ class AmnesiaEventLog(MemoryEventLog):
         """Return the estimated size of the log; see `CommitReader.size`."""
         return LogSize(self._used, self._used)
 
-    def save_snapshot(self, snapshot: StoredSnapshot) -> None:
-        """Save a snapshot in place of the former ones, unless its commit was not appended."""
+    def save_snapshot(self, snapshot: StoredSnapshot, keep_from: int = 0) -> None:
+        """Save a part of a snapshot, unless its commit was not appended; see `EventLog.save_snapshot`."""
         if not ends_with(self, snapshot.position, snapshot.chain):
             return
+        before = self._snapshots
+        super().save_snapshot(snapshot, keep_from)
         with self._lock:
-            self._used += len(snapshot.state) - sum(len(each.state) for each in self._snapshots)
-            self._snapshots = [snapshot]
+            self._used += sum(len(each.state) for each in self._snapshots) - sum(len(e.state) for e in before)
 
     def _encoded(self, commit: Commit) -> Commit:
         records = self.at_positions(range(commit.first, commit.last + 1)).values()

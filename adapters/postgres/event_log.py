@@ -93,7 +93,7 @@ class PostgresEventLog(Records):
         if not commits:
             return
         self._refuse_reader()
-        statement, values = append_statement(self._id, self._partition, commits)
+        statement, values = append_statement(self._id, commits)
         with self._append_lock:
             self._check_end(commits[0])
             if commits[-1].last > self._last_partitioned:
@@ -250,10 +250,10 @@ class PostgresEventLog(Records):
         """Return 0: dropping a partition frees its space at once."""
         return 0
 
-    def save_snapshot(self, snapshot: StoredSnapshot) -> None:
-        """Save a snapshot and drop all but the newest two."""
+    def save_snapshot(self, snapshot: StoredSnapshot, keep_from: int = 0) -> None:
+        """Save a part of a snapshot, and drop those before a position; see `EventLog.save_snapshot`."""
         self._write("save_snapshot", position=snapshot.position, chain=snapshot.chain, state=snapshot.state)
-        self._write("drop_old_snapshots")
+        self._write("drop_snapshots", before=keep_from)
 
     def snapshots(self) -> Iterator[StoredSnapshot]:
         """Yield the saved snapshots, newest first."""

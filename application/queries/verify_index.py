@@ -92,9 +92,9 @@ class IndexCheck:
         for entry in self._log.index_of(self._sent):
             entries.setdefault(entry.stream, []).append(entry)
         for stream, position in self._sent.items():
-            found = entries.get(stream, [])
-            self._compare(stream, {1: position}, {entry.version: entry.position for entry in found})
-            if any(entry.last is not None for entry in found):
+            own = entries.get(stream, [])
+            self._compare(stream, {1: position}, {entry.version: entry.position for entry in own})
+            if any(entry.last is not None for entry in own):
                 self._with_last.add(stream)
         self._sent.clear()
 
@@ -107,12 +107,12 @@ class IndexCheck:
             numbers = iter(self._others[stream])
             self._compare(stream, dict(zip(numbers, numbers, strict=True)), entries[stream])
 
-    def _compare(self, stream: bytes, expected: dict[int, int], found: dict[int, int]) -> None:
+    def _compare(self, stream: bytes, expected: dict[int, int], actual: dict[int, int]) -> None:
         """Compare the entries of a stream: position by version."""
-        if expected == found:
+        if expected == actual:
             return
         for version, position in expected.items():
-            other = found.get(version)
+            other = actual.get(version)
             if other != position and self._log.commits_of([position], envelopes=False):
                 leads = "no entry" if other is None else f"position {other}"
                 raise self._broken(
@@ -120,7 +120,7 @@ class IndexCheck:
                     f"position {position}",
                     position,
                 )
-        for version, position in found.items():
+        for version, position in actual.items():
             if version not in expected and self._log.commits_of([position], envelopes=False):
                 raise self._broken(
                     f"The index leads to position {position} for version {version} of stream {stream.hex()}, "
@@ -129,9 +129,9 @@ class IndexCheck:
                 )
 
     def _look_up_last(self, streams: list[bytes], end: int) -> None:
-        found = {entry.stream: entry for entry in self._log.index_of(streams) if entry.version == 1}
+        entries = {entry.stream: entry for entry in self._log.index_of(streams) if entry.version == 1}
         for stream in streams:
-            entry, expected = found.get(stream), self._last.get(stream)
+            entry, expected = entries.get(stream), self._last.get(stream)
             if entry is None or entry.last == expected or (entry.last is not None and entry.last > end):
                 continue  # right, or changed since: that there is an entry was checked
             where = "none" if entry.last is None else f"position {entry.last}"
@@ -143,12 +143,12 @@ class IndexCheck:
 
     def _check_targets(self, entries: list[IndexEntry]) -> None:
         """Check that each entry leads to an event of its stream."""
-        wanted = {entry.position for entry in entries}
+        positions = {entry.position for entry in entries}
         streams = {
             position: event.stream
-            for commit in self._log.commits_of(wanted, envelopes=False)
+            for commit in self._log.commits_of(positions, envelopes=False)
             for position, event in enumerate(decode_events(commit), commit.first)
-            if position in wanted
+            if position in positions
         }
         for entry in entries:
             if streams.get(entry.position) == entry.stream:

@@ -11,7 +11,7 @@ from contextlib import closing
 from itertools import pairwise
 from pathlib import Path
 from random import Random
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import psycopg
@@ -26,10 +26,8 @@ from postroom.application.messages import NewMessage, ReceivedMessage
 from postroom.application.ports.event_log import EventLog
 from postroom.domain.commit import Commit, IndexEntry, link
 from postroom.domain.names import DEFAULT_MAILBOX
+from tests.benchmarks.options import Interleave
 from tests.benchmarks.throughput import LIMITS, POLICY
-
-Interleave = Literal["life", "none"]
-"""`life`: sends, receives and acks mixed, a few batches apart; `none`: all sends, all receives, all acks."""
 
 ORIGINALS = 20_000
 TOPICS, PRINCIPALS = 20, 1_000

@@ -14,6 +14,7 @@ from postroom.adapters.postgres.event_log import PostgresEventLog
 from postroom.adapters.sqlite.event_log import SqliteEventLog
 from postroom.application.access.audit_log import StoredAuditLog
 from postroom.application.access.read_audit import ReadAudit, verify_audit
+from postroom.application.mailbox.compression import compress, decompress
 from postroom.application.ports.event_log import EventLog
 from postroom.domain.errors import BrokenLog, Unavailable
 from postroom.domain.names import AUDIT_LOG
@@ -67,18 +68,20 @@ class TestSqlite(AuditLogConformance):
     async def test_an_altered_entry_is_detected(
         self, audit: StoredAuditLog, log: EventLog, path: Path
     ) -> None:
-        await audit.record([entry(1), entry(2), entry(3)])
+        for number in (1, 2, 3):
+            await audit.record([entry(number)])
         with closing(sqlite3.connect(path)) as connection, connection:
-            connection.execute(
-                "UPDATE log SET state = CAST(replace(state, 'ada', 'eve') AS BLOB) WHERE place & 255 = 2"
-            )
-        with pytest.raises(BrokenLog, match="position 2 does not match its hash"):
+            (events,) = connection.execute("SELECT events FROM log WHERE place & 255 = 2").fetchone()
+            altered = compress(decompress(events, 2).replace(b"ada", b"eve"))
+            connection.execute("UPDATE log SET events = ? WHERE place & 255 = 2", (altered,))
+        with pytest.raises(BrokenLog, match="positions 2 to 2 does not match its hash"):
             verify_audit(log)()
 
     async def test_a_log_whose_end_was_cut_off_is_detected(
         self, audit: StoredAuditLog, open_log: OpenLog, path: Path
     ) -> None:
-        await audit.record([entry(1), entry(2), entry(3)])
+        for number in (1, 2, 3):
+            await audit.record([entry(number)])
         await audit.close()
         with closing(sqlite3.connect(path)) as connection, connection:
             connection.execute("DELETE FROM log WHERE place & 255 = 3")
