@@ -14,7 +14,7 @@ from postroom.adapters.postgres.columns import uuid, uuids
 from postroom.adapters.postgres.database import connect, describe, shown, unavailable
 from postroom.adapters.postgres.log_connections import SQL, LogConnections
 from postroom.adapters.postgres.migrate import check_connection
-from postroom.application.mailbox.compression import decompress
+from postroom.application.mailbox.compression import decompress, decompress_envelopes
 from postroom.application.mailbox.records import Records, stream_ids
 from postroom.application.ports.event_log import Head, LogSize, Seal, StoredSnapshot
 from postroom.application.telemetry import logger
@@ -386,7 +386,7 @@ class PostgresEventLog(Records):
 
 def _commit(row: tuple[Any, ...]) -> Commit:
     first, last, epoch, at, chain, events, envelopes = row
-    return Commit(first, last, epoch, at, chain, decompress(events, first), decompress(envelopes, first))
+    return Commit(first, last, epoch, at, chain, decompress(events, first), decompress_envelopes(envelopes))
 
 
 def mailbox_names(url: str) -> list[str]:
