@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from postroom.adapters.postgres.columns import Packed, array, integer, integers, uuids
 from postroom.adapters.sql.statements import statements
 from postroom.application.mailbox.compression import compress
-from postroom.domain.commit import POSITIONS_PER_MAILBOX, Commit, IndexEntry, LastEvent
+from postroom.domain.commit import POSITIONS_PER_MAILBOX, Commit, IndexEntry
 
 _SQL = statements("postroom.adapters.postgres", "appends.sql")
 
@@ -28,25 +28,25 @@ def append_statement(mailbox: int, commits: Sequence[Commit]) -> tuple[str, dict
         "events": array(bytes, [compress(commit.events) for commit in commits]),
         "envelopes": array(bytes, [compress(commit.envelopes) for commit in commits]),
     }
-    rows = [row for commit in commits for row in index_rows(commit.entries, commit.last_events)]
-    if not rows:
+    entries = [entry for commit in commits for entry in commit.entries]
+    last_events = [(event.stream, event.last) for commit in commits for event in commit.last_events]
+    last_events += [(entry.stream, entry.last) for entry in entries if entry.last is not None]
+    if not entries and not last_events:
         return _SQL["append"], values
-    streams, versions, positions = zip(*rows, strict=True)
+    streams = [entry.stream for entry in entries] + [stream for stream, _ in last_events]
+    positions = [entry.position for entry in entries] + [last for _, last in last_events]
+    versions = [entry.version for entry in entries]
     values["entry_places"] = integers([base + position for position in positions])
     values["streams"] = uuids(streams)
-    if versions.count(1) == len(rows):
+    if versions.count(1) == len(streams):
         return _SQL["append_first_events"], values
-    values["versions"] = array(int, versions)
+    values["versions"] = integers(versions, nulls=len(last_events))
     return _SQL["append_with_versions"], values
 
 
-def index_rows(
-    entries: Iterable[IndexEntry], last_events: Iterable[LastEvent] = ()
-) -> Iterator[tuple[bytes, int | None, int]]:
+def index_rows(entries: Iterable[IndexEntry]) -> Iterator[tuple[bytes, int | None, int]]:
     """Yield the rows of the index, as stream, version and position: without a version for last events."""
     for stream, version, position, last in entries:
         yield stream, version, position
         if last is not None:
             yield stream, None, last
-    for stream, _, last in last_events:
-        yield stream, None, last

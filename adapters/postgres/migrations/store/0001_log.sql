@@ -49,6 +49,8 @@ CREATE TABLE postroom.snapshot (
     state BYTEA NOT NULL
 );
 
+ALTER TABLE postroom.snapshot ALTER COLUMN state SET STORAGE EXTERNAL;
+
 -- Where each mailbox's log ended when its owner last left.
 CREATE TABLE postroom.seal (
     base     BIGINT PRIMARY KEY,
