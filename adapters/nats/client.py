@@ -1,15 +1,24 @@
 """A NATS client that detects stalled connections and replaces them."""
 
 import asyncio
+from collections.abc import Iterable
 from contextlib import suppress
 from ssl import SSLError
-from typing import Any
+from typing import Any, NamedTuple
 
-from nats.aio.client import Client, Srv
+from nats.aio.client import PING_PROTO, Client, Srv
 from nats.aio.msg import Msg
-from nats.errors import ConnectionReconnectingError, Error, FlushTimeoutError, NoRespondersError
+from nats.aio.subscription import Subscription
+from nats.errors import (
+    ConnectionReconnectingError,
+    Error,
+    FlushTimeoutError,
+    NoRespondersError,
+)
+from nats.errors import TimeoutError as NatsTimeoutError
 from nats.protocol.parser import PERMISSIONS_ERR
 
+from postroom.adapters.nats.parser import Deliver, FastPathParser, Wake
 from postroom.application.background import cancel_and_wait
 from postroom.application.telemetry import logger
 
@@ -17,6 +26,14 @@ FLUSH_TIMEOUT_SECONDS = 2.0
 CLOSE_TIMEOUT_SECONDS = 2.0
 SILENCE_SECONDS = 5.0
 """Time without replies to requests after which the connection is replaced."""
+_NO_RESPONDERS = b"NATS/1.0 503"
+
+
+class Reply(NamedTuple):
+    """The reply to a request, with its headers as they were received."""
+
+    headers: bytes
+    data: bytes
 
 
 class SupervisedClient(Client):
@@ -35,6 +52,22 @@ class SupervisedClient(Client):
         self._needs_tls = needs_tls
         self._is_closing = False
         self._silent_since: float | None = None
+        self._ps: FastPathParser = FastPathParser(self)
+        self._next_pong: asyncio.Future[bool] | None = None
+        self._replies: dict[bytes, asyncio.Future[Reply]] = {}
+        self._reply_prefix = b""
+        self._request_count = 0
+
+    async def subscribe_bytes(self, subject: str, deliver: Deliver, wake: Wake | None = None) -> Subscription:
+        """Subscribe to a subject, whose messages are delivered as bytes.
+
+        Arguments:
+            deliver: called with each message.
+            wake: called after all messages of one read.
+        """
+        subscription = await self.subscribe(subject)
+        self._ps.add(subscription._id, deliver, wake)
+        return subscription
 
     async def flush(self, timeout: float = FLUSH_TIMEOUT_SECONDS) -> None:  # noqa: ASYNC109  # signature of nats-py
         """Return once the server has read everything sent so far.
@@ -44,15 +77,28 @@ class SupervisedClient(Client):
 
         Raises: nats.errors.Error without a connection, or without an answer before the timeout.
         """
-        # nats-py returns while it is reconnecting, and after a timeout cancels the future of the PONG: when
-        # that PONG arrives, setting the result fails and ends the read loop.
+        # nats-py returns while it is reconnecting, sends its PING before what is pending, and after a timeout
+        # cancels the future of the PONG: when that PONG arrives, setting the result ends the read loop.
         if not self.is_connected:
             raise ConnectionReconnectingError
-        pong = asyncio.get_running_loop().create_future()
-        await self._send_ping(pong)
+        loop = asyncio.get_running_loop()
+        if self._next_pong is None:
+            self._next_pong = loop.create_future()
+            loop.call_soon(self._ping)  # one PING for all calls until then
+        pong = self._next_pong
         answered, _ = await asyncio.wait([pong], timeout=timeout)
         if not answered:
             raise FlushTimeoutError
+
+    def _ping(self) -> None:
+        """Write the pending data and a PING at once, so that its PONG confirms that data."""
+        pong, self._next_pong = self._next_pong, None
+        if pong is None or not self.is_connected or self._transport is None:
+            return  # the callers of `flush` wait for their timeouts
+        self._pongs.append(pong)
+        self._transport.writelines([*self._pending, PING_PROTO])
+        self._pending.clear()
+        self._pending_data_size = 0
 
     async def request(
         self,
@@ -83,6 +129,47 @@ class SupervisedClient(Client):
             raise
         self._silent_since = None
         return reply
+
+    async def request_bytes(self, subject: bytes, headers: bytes, payload: bytes, seconds: float) -> Reply:
+        """Send a request, and return its reply; the cost is a third of that of `request`.
+
+        Arguments:
+            headers: as they are sent, from `NATS/1.0` to the empty line.
+
+        Raises: as `request`.
+        """
+        if not self.is_connected:
+            raise ConnectionReconnectingError
+        if not self._reply_prefix:
+            self._reply_prefix = self.new_inbox().encode() + b"."
+            await self.subscribe_bytes(f"{self._reply_prefix.decode()}*", self._take_reply)
+        self._request_count += 1
+        address = b"%b%d" % (self._reply_prefix, self._request_count)
+        reply = self._replies[address] = asyncio.get_running_loop().create_future()
+        sizes = (len(headers), len(headers) + len(payload))
+        try:
+            await self._send_command(
+                b"HPUB %b %b %d %d\r\n%b%b\r\n" % (subject, address, *sizes, headers, payload)
+            )
+            if self._flush_queue is not None and self._flush_queue.empty():
+                await self._flush_pending()
+            # Only from here: nats-py drops a cancellation, such as that by a timeout, while it flushes.
+            async with asyncio.timeout(seconds):
+                answer: Reply = await reply
+        except TimeoutError:
+            await self._note_silence()
+            raise NatsTimeoutError from None
+        finally:
+            del self._replies[address]
+        self._silent_since = None
+        if answer.headers.startswith(_NO_RESPONDERS):
+            raise NoRespondersError
+        return answer
+
+    def _take_reply(self, subject: bytes, _: bytes | None, headers: bytes, data: bytes) -> None:
+        reply = self._replies.get(subject)
+        if reply is not None and not reply.done():
+            reply.set_result(Reply(headers, data))
 
     async def close(self) -> None:
         """Flush and close, within a few seconds in any state of the connection."""
@@ -148,7 +235,8 @@ class SupervisedClient(Client):
         self._abort()
         self._pending.clear()
         self._pending_data_size = 0
-        for reply in self._resp_map.values():
+        replies: Iterable[asyncio.Future[Any]] = (*self._resp_map.values(), *self._replies.values())
+        for reply in replies:
             if not reply.done():
                 reply.set_exception(Error("nats: the connection was lost before the reply"))
                 reply.exception()  # silences asyncio's 'exception was never retrieved'

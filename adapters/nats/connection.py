@@ -6,7 +6,6 @@ from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any
 
-from nats.aio.client import Client
 from nats.errors import Error
 
 from postroom.adapters.nats.access import access_options, explain
@@ -24,7 +23,7 @@ ERROR_LOG_SECONDS = 30.0
 
 
 @asynccontextmanager
-async def connect(settings: NatsSettings, name: str) -> AsyncIterator[Client]:
+async def connect(settings: NatsSettings, name: str) -> AsyncIterator[SupervisedClient]:
     """Connect to NATS while the context lasts; a lost or stalled connection is replaced.
 
     Arguments:

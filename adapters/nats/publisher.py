@@ -1,13 +1,16 @@
 """Publishing to JetStream (SDS-047 PORT-047-003 `JetStreamPublisher`)."""
 
 import asyncio
+import re
 from collections.abc import Mapping
+from functools import lru_cache
 
-from nats.aio.client import Client
-from nats.errors import BadHeaderError
+import msgspec
 from nats.errors import Error as NatsError
-from nats.js.errors import APIError, NoStreamResponseError, NotFoundError
+from nats.errors import NoRespondersError
+from nats.js.errors import NotFoundError
 
+from postroom.adapters.nats.client import SupervisedClient
 from postroom.application.ports.publisher import PublishAck
 from postroom.domain.errors import InvalidRequest, PostroomError, Unavailable
 
@@ -16,8 +19,27 @@ TIMEOUT_MS = 5_000
 # Temporary errors that NATS reports as bad requests: an account limit is reached; a message with the same id
 # is being stored.
 _TEMPORARY = (10002, 10158)
-_HEADER_LINES = len(b"NATS/1.0\r\n\r\n")
-_HEADER_EXTRA = len(b": \r\n")
+_HEADER_NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
+
+
+class _Error(msgspec.Struct):
+    """Error of JetStream; `code` is that of HTTP."""
+
+    code: int = 0
+    err_code: int = 0
+    description: str = ""
+
+
+class _Answer(msgspec.Struct):
+    """Answer of a stream to a message."""
+
+    stream: str = ""
+    seq: int = 0
+    duplicate: bool = False
+    error: _Error | None = None
+
+
+_decode = msgspec.json.Decoder(_Answer).decode
 
 
 class JetStreamPublisher:
@@ -31,7 +53,9 @@ class JetStreamPublisher:
         max_pending: maximum number of unconfirmed messages; further calls wait.
     """
 
-    def __init__(self, client: Client, timeout_ms: int = TIMEOUT_MS, max_pending: int = MAX_PENDING) -> None:
+    def __init__(
+        self, client: SupervisedClient, timeout_ms: int = TIMEOUT_MS, max_pending: int = MAX_PENDING
+    ) -> None:
         self._client = client
         self._stream = client.jetstream()
         self._timeout_ms = timeout_ms
@@ -44,47 +68,34 @@ class JetStreamPublisher:
             InvalidRequest: no stream has the subject, or the message is too large or has an invalid header.
             Unavailable: it is unknown whether the message was stored; publish it again.
         """
-        _check_subject(subject)
-        self._check_size(subject, payload, headers)
+        address, header = _encode_subject(subject), _encode_headers(subject, headers)
+        self._check_size(subject, len(header) + len(payload))
         try:
             async with self._pending:
-                stored = await self._stream.publish(
-                    subject, payload, timeout=self._timeout_ms / 1_000, headers=dict(headers)
-                )
+                reply = await self._client.request_bytes(address, header, payload, self._timeout_ms / 1_000)
+            answer = _decode(reply.data)
         except TimeoutError:
             raise Unavailable(
                 f"NATS did not confirm a message at {subject} within {self._timeout_ms:,} ms; check that the "
                 "server runs, that its replicas are up, and that publishing there is permitted."
             ) from None
-        except NoStreamResponseError:
+        except NoRespondersError:
             raise await self._explain_no_response(subject) from None
-        except APIError as error:
-            raise _from_api(subject, error) from error
-        except BadHeaderError as error:
-            raise InvalidRequest(
-                f"A message for {subject} has the header {error}, which is not valid in NATS; rename it."
-            ) from error
-        except (NatsError, OSError) as error:
+        except (NatsError, OSError, msgspec.MsgspecError) as error:
             raise Unavailable(
                 f"NATS did not confirm a message at {subject}: {str(error) or type(error).__name__}; "
                 "it is retried."
             ) from error
-        return PublishAck(stored.stream, stored.seq, bool(stored.duplicate))
+        if answer.error is not None:
+            raise _refusal(subject, answer.error)
+        return PublishAck(answer.stream, answer.seq, answer.duplicate)
 
     async def close(self) -> None:
         """Close the connection; closing twice is fine."""
         await self._client.close()
 
-    def _check_size(self, subject: str, payload: bytes, headers: Mapping[str, str]) -> None:
+    def _check_size(self, subject: str, size: int) -> None:
         # The server closes the connection after a message that is too large, and all others in flight fail.
-        size = len(payload) + _HEADER_LINES
-        for name, value in headers.items():
-            if "\r" in value or "\n" in value:
-                raise InvalidRequest(
-                    f"Header {name} of a message for {subject} has a line break, which is not valid in "
-                    "NATS; remove it."
-                )
-            size += len(name.encode()) + len(value.encode()) + _HEADER_EXTRA
         if size > self._client.max_payload:
             raise InvalidRequest(
                 f"A message for {subject} has {size:,} bytes with its headers, and the server's limit is "
@@ -108,17 +119,35 @@ class JetStreamPublisher:
         return Unavailable(f"Stream {name} has no leader, so {subject} was not published; it is retried.")
 
 
-def _check_subject(subject: str) -> None:
+@lru_cache(maxsize=4_096)
+def _encode_subject(subject: str) -> bytes:
     if any(part in ("", "*", ">") for part in subject.split(".")) or any(c.isspace() for c in subject):
         raise InvalidRequest(
             f"{subject!r} is not a subject to publish to; write tokens separated by dots, without spaces or "
             "wildcards, such as sea.event.order_placed.v1."
         )
+    return subject.encode()
 
 
-def _from_api(subject: str, error: APIError) -> PostroomError:
+def _encode_headers(subject: str, headers: Mapping[str, str]) -> bytes:
+    lines = ["NATS/1.0"]
+    for name, value in headers.items():
+        if not _HEADER_NAME.fullmatch(name):
+            raise InvalidRequest(
+                f"A message for {subject} has the header {name!r}, which is not valid in NATS; rename it."
+            )
+        if "\r" in value or "\n" in value:
+            raise InvalidRequest(
+                f"Header {name} of a message for {subject} has a line break, which is not valid in NATS; "
+                "remove it."
+            )
+        lines.append(f"{name}: {value}")
+    return "\r\n".join([*lines, "\r\n"]).encode()
+
+
+def _refusal(subject: str, error: _Error) -> PostroomError:
     reason = f"{error.description or 'no reason given'} (NATS error {error.err_code})"
-    if (error.code or 0) >= 500 or error.err_code in _TEMPORARY:
+    if error.code >= 500 or error.err_code in _TEMPORARY:
         return Unavailable(f"The stream at {subject} could not store a message: {reason}; it is retried.")
     return InvalidRequest(
         f"The stream at {subject} refuses a message: {reason}; change the message or the stream's limits."

@@ -7,13 +7,12 @@ from contextlib import AsyncExitStack, suppress
 from typing import Any
 
 import msgspec
-from nats.aio.client import Client
 from nats.errors import Error as NatsError
 from nats.js.api import ConsumerConfig
 from nats.js.errors import NotFoundError
 
+from postroom.adapters.nats.client import SupervisedClient
 from postroom.adapters.nats.connection import connect
-from postroom.adapters.nats.parser import FastPathParser
 from postroom.adapters.nats.pull_consumer import PullConsumer, find_or_create, missing_error
 from postroom.adapters.nats.settings import NatsSettings
 from postroom.application.background import wait_at_most
@@ -51,7 +50,12 @@ class JetStreamSource:
     """
 
     def __init__(
-        self, client: Client, stream: str, config: ConsumerConfig, prefetch: int, resources: AsyncExitStack
+        self,
+        client: SupervisedClient,
+        stream: str,
+        config: ConsumerConfig,
+        prefetch: int,
+        resources: AsyncExitStack,
     ) -> None:
         self._client = client
         self._stream = stream
@@ -99,7 +103,7 @@ class JetStreamSource:
             return source
 
     @property
-    def client(self) -> Client:
+    def client(self) -> SupervisedClient:
         """Return the connection."""
         return self._client
 
@@ -175,12 +179,10 @@ class JetStreamSource:
     # -- requests ---
 
     async def _listen(self) -> None:
-        self._subscription = await self._client.subscribe(f"{self._inbox}.*")
-        await self._client.flush()
-        # nats-py has no setting for its parser. Nothing is requested yet, so replacing it loses no data.
-        self._client._ps = FastPathParser(
-            self._client, self._subscription._id, self._deliver, self._arrived.set
+        self._subscription = await self._client.subscribe_bytes(
+            f"{self._inbox}.*", self._deliver, self._arrived.set
         )
+        await self._client.flush()
 
     async def _request(self, limit: int, now: float, deadline: float) -> None:
         """Request the messages that are not yet buffered or requested."""
@@ -312,7 +314,7 @@ class JetStreamSource:
         try:
             # Separate calls of `publish` would take longer than receiving the messages.
             await self._client._send_command(b"".join([b"PUB " + each.token + end for each in messages]))
-            await self._client.flush(ROUND_TRIP_SECONDS)  # type: ignore[arg-type]  # SupervisedClient accepts fractions
+            await self._client.flush(ROUND_TRIP_SECONDS)
         except (NatsError, OSError, TimeoutError) as error:
             raise self._unavailable("can't be settled", error) from error
 

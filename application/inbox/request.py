@@ -1,5 +1,6 @@
 """Conversion of messages, from a relay or any other publisher, to requests to a handler."""
 
+from functools import lru_cache
 from typing import Any
 from uuid import UUID
 
@@ -55,6 +56,7 @@ def read_request(message: SourceMessage) -> HandlerRequest:
     )
 
 
+@lru_cache(maxsize=1_024)  # a delivery asks for it several times
 def inbox_id(message_id: str) -> UUID:
     """Return the inbox id for a message id: the same UUID, or a UUID derived from other text.
 

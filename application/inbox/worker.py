@@ -92,6 +92,7 @@ class InboxWorker:
         self._holds: dict[str, dict[StreamPosition, _Hold]] = {}
         self._in_progress: dict[int, SourceMessage] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self._has_finished = asyncio.Event()
         self._stopping = False
         self.counts: Counter[DeliveryOutcome] = Counter()
         """Deliveries since the worker started, by outcome."""
@@ -131,8 +132,9 @@ class InboxWorker:
 
     async def _fetch(self, stop: asyncio.Event, wait_ms: int) -> list[SourceMessage]:
         """Fetch messages when fewer than `concurrency` are in progress."""
-        if len(self._tasks) >= self._concurrency:
-            await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
+        while len(self._tasks) >= self._concurrency:
+            self._has_finished.clear()
+            await self._has_finished.wait()
             if stop.is_set():
                 return []
         try:
@@ -153,7 +155,11 @@ class InboxWorker:
         task = asyncio.create_task(self._work(message, lanes, ahead))
         self._lanes.update(dict.fromkeys(lanes, task))
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._finish)
+
+    def _finish(self, task: "asyncio.Task[None]") -> None:
+        self._tasks.discard(task)
+        self._has_finished.set()
 
     async def _work(
         self, message: SourceMessage, lanes: Iterable[str], ahead: set[asyncio.Task[None]]

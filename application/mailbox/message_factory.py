@@ -2,14 +2,17 @@
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import Protocol
+
+import msgspec
 
 from postroom.application.correlation import current_corr_id
+from postroom.application.mailbox.outgoing import OutgoingMessage
 from postroom.application.messages import NewMessage
 from postroom.application.trace_context import SAMPLED, TraceContext
 from postroom.application.tracing import tracer
 from postroom.domain.arguments import check_any_text, check_int, check_text, check_type
-from postroom.domain.envelope.build import OpenedEnvelope, build_envelope
+from postroom.domain.envelope.build import EnvelopeTemplate, OpenedEnvelope, make_template
 from postroom.domain.envelope.headers import FIRST_SECOND, LAST_SECOND, extension_text, extract_mailbox_item
 from postroom.domain.envelope.v1.envelope_pb2 import PrismEnvelope
 from postroom.domain.errors import FrameTooLarge, InvalidRequest
@@ -36,12 +39,9 @@ NewId = Callable[[], Id]
 
 _NO_TRACE = TraceContext("", "", 0)
 _NO_ATTRS: dict[str, bytes] = {}
+_EMPTY = NewMessage(topic="", payload=b"")
 _CHECKS: dict[str, Callable[[str, object], object]] = {
-    "idem_key": partial(check_text, minimum=1),
-    "sticky_key": check_text,
-    "deliver_after_ms": partial(check_int, maximum=MAX_DURATION_MS),
     "ttl_seconds": partial(check_int, maximum=MAX_DURATION_MS // SECOND_MS),
-    "published_at_us": partial(check_int, minimum=_FIRST_US, maximum=_LAST_US),
     "priority": partial(check_int, maximum=MAX_PRIORITY),
     # Bounded only by the frame size:
     "content_type": check_any_text,
@@ -53,16 +53,50 @@ _CHECKS: dict[str, Callable[[str, object], object]] = {
     "schema_url": check_any_text,
     "schema_version": check_any_text,
 }
-_EMPTY = NewMessage(topic="", payload=b"")
-_OPTIONAL = [(name, getattr(_EMPTY, name), check) for name, check in _CHECKS.items()]
-"""Optional fields of a new message, which are checked unless they have their default values."""
+_HEADERS = [(name, getattr(_EMPTY, name), check) for name, check in _CHECKS.items()]
+"""Headers of a new message, which are checked unless they have their default values."""
 
 
-class SendRequest(NamedTuple):
+class SendRequest(msgspec.Struct, frozen=True, gc=False):
     """Command that sends a message, and the message's public id."""
 
     command: Send
     message_id: str
+
+
+class _Call(msgspec.Struct, frozen=True):
+    """What the messages of one call take from their caller."""
+
+    now: int
+    corr_id: str | None
+    trace: TraceContext | None
+
+
+class _Common(msgspec.Struct, frozen=True):
+    """What messages with the same headers have in common.
+
+    Arguments:
+        example: the first of them, without its content.
+        corr_id, trace: of the caller.
+        template, headers: of messages published at `published_at_us`; without the sender's own id and
+            attributes.
+    """
+
+    example: NewMessage
+    corr_id: str | None
+    trace: TraceContext | None
+    published_at_us: int
+    template: EnvelopeTemplate
+    headers: Headers
+
+    def at(self, published_at_us: int) -> "_Common":
+        """Return the same for messages published at another time."""
+        return msgspec.structs.replace(
+            self,
+            published_at_us=published_at_us,
+            template=self.template.at(published_at_us),
+            headers=msgspec.structs.replace(self.headers, timestamp=published_at_us // 1_000),
+        )
 
 
 class MessageFactory:
@@ -76,17 +110,20 @@ class MessageFactory:
         self._new_id = new_id
         self._valid_topics: set[str] = set()
         self._reserved = mailbox_stream(mailbox)
+        self._common: _Common | None = None
 
-    def check(self, message: object) -> NewMessage:
-        """Return a message that `from_message` accepts.
+    def prepare(self, message: object) -> OutgoingMessage:
+        """Return a message that `from_message` accepts, with an id.
 
         Raises: as `from_message`.
         """
         new = check_type("A message", message, NewMessage)
-        self._check(new)
-        if new.message_id is not None:
-            self._stream(new.message_id)
-        return new
+        self._check_headers(new)
+        _check_content(new)
+        if new.message_id is None:
+            return OutgoingMessage(msgspec.structs.replace(new, message_id=str(self._new_id())), True)
+        self._stream(new.message_id)
+        return OutgoingMessage(new, False)
 
     def from_message(self, message: object) -> SendRequest:
         """Return the command that sends a `NewMessage`.
@@ -97,24 +134,59 @@ class MessageFactory:
         Raises: InvalidRequest naming the field that is malformed, of a wrong type or out of range;
             FrameTooLarge for a payload that no frame can hold.
         """
+        return self.for_call()(message)
+
+    def for_call(self) -> Callable[[object], SendRequest]:
+        """Return `from_message` for the messages of one call, which are published at the same time."""
+        return partial(self._make, _Call(self._wall(), current_corr_id(), tracer().current()))
+
+    def _make(self, call: _Call, message: object) -> SendRequest:
         new = check_type("A message", message, NewMessage)
-        attrs = self._check(new)
+        common = self._common
+        if common is None or not _has_headers_of(new, common, call):
+            self._check_headers(new)
+            common = self._common = self._make_common(new, call)
+        attrs = _check_content(new)
+        payload = new.payload
+        published = call.now if new.published_at_us is None else new.published_at_us
+        if published is not common.published_at_us:
+            common = self._common = common.at(published)
+        headers = common.headers
         if new.message_id is None:
             id_ = self._new_id()
-            stream, shown, external = id_.bytes, str(id_), None
+            stream, shown = id_.bytes, str(id_)
         else:
             stream, shown = self._stream(new.message_id), new.message_id
-            external = external_id(shown)
-        published = new.published_at_us if new.published_at_us is not None else self._wall()
-        correlation_id = new.correlation_id or current_corr_id()
-        trace = _trace_context(new) or _NO_TRACE
-        envelope = build_envelope(
-            message_id=shown,
-            topic=new.topic,
-            namespace=self._namespace,
-            published_at_us=published,
-            payload=new.payload,
-            attrs=attrs,
+            headers = msgspec.structs.replace(headers, message_id=external_id(shown))
+        if attrs:
+            texts = {name: extension_text(value) for name, value in attrs.items()}
+            headers = msgspec.structs.replace(headers, custom_headers=texts)
+        digest = payload_hash(payload)
+        command = Send(
+            stream,
+            new.topic,
+            len(payload),
+            digest,
+            hash_chain(new.topic, published, new.idem_key, digest, attrs),
+            headers,
+            common.template.build(shown, payload, attrs),
+            new.idem_key,
+            new.sticky_key,
+            new.deliver_after_ms,
+            new.ttl_seconds * SECOND_MS if new.ttl_seconds else None,
+            new.message_id is not None,
+            None,
+            new.priority,
+        )
+        return SendRequest(command, shown)
+
+    def _make_common(self, new: NewMessage, call: _Call) -> _Common:
+        correlation_id = new.correlation_id or call.corr_id
+        trace = _trace_context(new) or call.trace or _NO_TRACE
+        template = make_template(
+            new.topic,
+            self._namespace,
+            call.now,
             content_type=new.content_type,
             correlation_id=correlation_id,
             causality_parent=new.causality_parent,
@@ -130,8 +202,8 @@ class MessageFactory:
             schema_version=new.schema_version,
         )
         headers = Headers(
-            published // 1_000,
-            external,
+            call.now // 1_000,
+            None,
             new.content_type or None,
             new.schema_url or None,
             new.schema_version or None,
@@ -141,25 +213,9 @@ class MessageFactory:
             self._namespace,
             trace.trace_id or None,
             trace.span_id or None,
-            {name: extension_text(value) for name, value in attrs.items()} if attrs else None,
         )
-        digest = payload_hash(new.payload)
-        command = Send(
-            stream,
-            new.topic,
-            len(new.payload),
-            digest,
-            hash_chain(new.topic, published, new.idem_key, digest, attrs),
-            headers,
-            envelope,
-            new.idem_key,
-            new.sticky_key,
-            new.deliver_after_ms,
-            new.ttl_seconds * SECOND_MS if new.ttl_seconds else None,
-            new.message_id is not None,
-            priority=new.priority,
-        )
-        return SendRequest(command, shown)
+        example = msgspec.structs.replace(new, payload=b"", attrs={})
+        return _Common(example, call.corr_id, call.trace, call.now, template, headers)
 
     def from_envelope(
         self,
@@ -211,19 +267,13 @@ class MessageFactory:
         )
         return SendRequest(command, item.message_id)
 
-    def _check(self, new: NewMessage) -> dict[str, bytes]:
-        """Check every field but the id, and return the attributes as bytes."""
+    def _check_headers(self, new: NewMessage) -> None:
+        """Check the topic and the headers."""
         self._check_topic(new.topic)
-        if len(check_type("payload", new.payload, bytes)) > MAX_FRAME_BYTES:
-            raise FrameTooLarge(
-                f"Message on topic {new.topic} has a payload of {len(new.payload)} bytes; a frame "
-                f"holds at most {MAX_FRAME_BYTES}. Send a reference to the data instead."
-            )
-        for name, default, check in _OPTIONAL:
+        for name, default, check in _HEADERS:
             value = getattr(new, name)
             if value is not default:
                 check(name, value)
-        return _NO_ATTRS if type(new.attrs) is dict and not new.attrs else _check_attrs(new.attrs)
 
     def _check_topic(self, topic: str) -> None:
         # A cache of checked names; members of a str enum equal their text, so the type is checked, too.
@@ -241,22 +291,62 @@ class MessageFactory:
         return stream
 
 
+def _has_headers_of(new: NewMessage, common: _Common, call: _Call) -> bool:
+    """Return whether the headers are the very objects of an earlier message: checked, and encoded."""
+    example = common.example
+    return (
+        new.topic is example.topic
+        and new.content_type is example.content_type
+        and new.correlation_id is example.correlation_id
+        and new.causality_parent is example.causality_parent
+        and new.principal is example.principal
+        and new.priority is example.priority
+        and new.ttl_seconds is example.ttl_seconds
+        and new.trace_id is example.trace_id
+        and new.span_id is example.span_id
+        and new.schema_url is example.schema_url
+        and new.schema_version is example.schema_version
+        and call.corr_id is common.corr_id
+        and call.trace is common.trace
+    )
+
+
 def _trace_context(new: NewMessage) -> TraceContext | None:
-    """Return the trace context of a new message: what its sender names counts as recorded."""
+    """Return the trace context that the sender names, if any, which counts as recorded."""
     if new.trace_id or new.span_id:
         return TraceContext(new.trace_id or "", new.span_id or "", SAMPLED if new.span_id else 0)
-    return tracer().current()
+    return None
+
+
+def _check_content(new: NewMessage) -> dict[str, bytes]:
+    """Check every other field but the id, and return the attributes as bytes."""
+    if len(check_type("payload", new.payload, bytes)) > MAX_FRAME_BYTES:
+        raise FrameTooLarge(
+            f"Message on topic {new.topic} has a payload of {len(new.payload)} bytes; a frame "
+            f"holds at most {MAX_FRAME_BYTES}. Send a reference to the data instead."
+        )
+    if new.idem_key is not None:
+        check_text("idem_key", new.idem_key, 1)
+    if new.sticky_key is not None:
+        check_text("sticky_key", new.sticky_key)
+    if new.deliver_after_ms is not _EMPTY.deliver_after_ms:
+        check_int("deliver_after_ms", new.deliver_after_ms, 0, MAX_DURATION_MS)
+    if new.published_at_us is not None:
+        check_int("published_at_us", new.published_at_us, _FIRST_US, _LAST_US)
+    return _NO_ATTRS if type(new.attrs) is dict and not new.attrs else _check_attrs(new.attrs)
 
 
 def _check_attrs(attrs: object) -> dict[str, bytes]:
-    if not isinstance(attrs, Mapping):
+    if type(attrs) is not dict and not isinstance(attrs, Mapping):
         raise InvalidRequest(f"attrs must be a mapping, not {type(attrs).__name__}.")
     values: dict[str, bytes] = {}
     size = 0
     for name, value in attrs.items():
         check_text("A name in attrs", name, 1)
         if type(value) is not bytes:
-            value = check_any_text(f"attrs[{name!r}]", value).encode()
+            if type(value) is not str or not value.isascii():
+                check_any_text(f"attrs[{name!r}]", value)
+            value = value.encode()
         values[name] = value
         size += len(name.encode()) + len(value)
     if size > MAX_ATTRS_BYTES:

@@ -1,8 +1,10 @@
 """`SendMessage`, `SendBatch` and `SendEnvelopes`: send messages (svc-mailbox C-1 `SEND`)."""
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 from postroom.application.mailbox.message_factory import MessageFactory, SendRequest
+from postroom.application.mailbox.valid_items import submit_valid
 from postroom.application.messages import NewMessage, Sent
 from postroom.application.ports.mailbox_owner import Accepted, Answer, MailboxOwner
 from postroom.application.ports.payload_validator import PayloadValidator
@@ -34,7 +36,7 @@ class SendMessage:
         Raises: InvalidRequest, FrameTooLarge, IdempotencyConflict, Saturated, Unavailable.
         """
         with tracer().span(SEND, topics_of((message,))) as span:
-            (result,) = await _submit(self._owner, (message,), self._factory.from_message)
+            (result,) = await _submit(self._owner, [self._factory.from_message(message)])
             if isinstance(result, Rejected):
                 raise result
             span.set("messaging.message.id", result.message_id)
@@ -56,7 +58,7 @@ class SendBatch:
         """
         items = check_items("messages", messages)
         with tracer().span(SEND, topics_of(items), count=len(items)):
-            return await _submit(self._owner, items, self._factory.from_message)
+            return await submit_valid(items, self._factory.for_call(), partial(_submit, self._owner))
 
 
 class SendEnvelopes:
@@ -116,7 +118,7 @@ class SendEnvelopes:
                 raise InvalidRequest(" ".join(problem.message for problem in problems))
             return self._factory.from_envelope(blob, envelope)
 
-        return await _submit(self._owner, items, request)
+        return await submit_valid(items, request, partial(_submit, self._owner))
 
 
 def topics_of(messages: Sequence[object]) -> Iterator[str]:
@@ -144,28 +146,22 @@ def _check(
     return result.problems + problems, payload.is_accepted
 
 
-async def _submit(
-    owner: MailboxOwner, items: Sequence[object], request: Callable[[object], SendRequest]
-) -> list[Sent | Rejected]:
-    requests: list[SendRequest | Rejected] = []
-    for item in items:
-        try:
-            requests.append(request(item))
-        except Rejected as rejection:
-            requests.append(rejection)
-    commands = [each.command for each in requests if type(each) is SendRequest]
-    answers = iter(await owner.submit(commands) if commands else ())
+async def _submit(owner: MailboxOwner, requests: list[SendRequest]) -> list[Sent | Rejected]:
+    """Submit the commands of requests, and return an answer for each."""
+    answers = await owner.submit([request.command for request in requests])
     return [
-        each if isinstance(each, Rejected) else await _sent(each, next(answers), owner) for each in requests
+        Sent(request.message_id, answer.duplicate)
+        if type(answer) is Accepted and answer.message == request.command.message
+        else await _original(answer, owner)
+        for request, answer in zip(requests, answers, strict=True)
     ]
 
 
-async def _sent(request: SendRequest, answer: Answer, owner: MailboxOwner) -> Sent | Rejected:
+async def _original(answer: Answer, owner: MailboxOwner) -> Sent | Rejected:
+    """Return the message of which a send was a repetition, or why the send was refused."""
     if type(answer) is not Accepted:
         assert isinstance(answer, Rejected)
         return answer
-    if answer.message == request.command.message:
-        return Sent(request.message_id, answer.duplicate)
     if is_name_based(answer.message):  # the original is durable, as answers wait for earlier appends
         return Sent(await owner.find_message_id(answer.message), answer.duplicate)
     return Sent(message_id(answer.message), answer.duplicate)

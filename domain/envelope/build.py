@@ -1,48 +1,76 @@
 """Building of envelopes for senders, and opening of envelopes for consumers.
 
-Both run once per message and are optimized for it: setting fields one by one is faster in protobuf than
-constructor arguments, and a sub-message is created only when it has a field.
+Both run once per message and are optimized for it: what messages have in common is encoded once, and an
+opened envelope decodes each header on access.
 """
 
 from collections.abc import Mapping
+from functools import lru_cache
 
-from postroom.domain.envelope.headers import (
-    FIRST_SECOND,
-    LAST_SECOND,
-    custom_headers,
-    is_valid_timestamp,
-    parse_envelope,
-)
-from postroom.domain.envelope.v1.envelope_pb2 import PrismEnvelope, PrismMetadata
-from postroom.domain.errors import InvalidRequest
-from postroom.domain.message import DEFAULT_PRIORITY, MAX_PRIORITY
+import msgspec
 
-__all__ = ["OpenedEnvelope", "build_envelope", "open_envelope", "without_auth_token"]
+from postroom.domain.envelope.headers import custom_headers, is_valid_timestamp, parse_envelope
+from postroom.domain.envelope.v1.envelope_pb2 import PrismEnvelope
+from postroom.domain.message import DEFAULT_PRIORITY
+
+__all__ = ["EnvelopeTemplate", "OpenedEnvelope", "make_template", "open_envelope", "without_auth_token"]
 
 ENVELOPE_VERSION = 1
 
 TRACE_STATE = "tracestate"
 """Label with the `tracestate` of W3C, for which an envelope has no field."""
 _NO_BAGGAGE: Mapping[str, str] = {}
+_VERSION = bytes((0x08, ENVELOPE_VERSION))
+# Tags of the maps of baggage, labels and extensions (field 99):
+_BAGGAGE, _LABEL, _EXTENSION = b"\x2a", b"\x32", b"\x9a\x06"
+_CACHED_SIZES = 4_096
 
-_FIRST_US = FIRST_SECOND * 1_000_000
-_LAST_US = LAST_SECOND * 1_000_000 + 999_999
+
+class EnvelopeTemplate(msgspec.Struct, frozen=True, gc=False):
+    """Encoder of the envelopes of messages that have the same headers; see `make_template`.
+
+    Arguments:
+        names, headers: encoded fields of the metadata before and after the time of publication.
+        contexts: encoded fields of the envelope after the payload.
+        metadata: all of the metadata but the message id.
+    """
+
+    names: bytes
+    headers: bytes
+    contexts: bytes
+    metadata: bytes = b""
+
+    def at(self, published_at_us: int) -> "EnvelopeTemplate":
+        """Return the template of messages that are published at a time, µs since 1970 UTC."""
+        seconds, microseconds = divmod(published_at_us, 1_000_000)
+        timestamp = _seconds(seconds) + _number(0x10, microseconds * 1_000)
+        metadata = b"".join((self.names, _prefix(0x22, len(timestamp)), timestamp, self.headers))
+        return EnvelopeTemplate(self.names, self.headers, self.contexts, metadata)
+
+    def build(self, message_id: str, payload: bytes, attrs: Mapping[str, bytes]) -> bytes:
+        """Return the serialized envelope of a message.
+
+        Arguments:
+            payload: opaque bytes, `Any{type_url: ""}` on the wire.
+            attrs: extensions.
+        """
+        id_, metadata = message_id.encode(), self.metadata
+        prefix = _metadata_prefix(len(id_), len(metadata))
+        parts = (prefix, id_, metadata, _payload_prefix(len(payload)), payload, self.contexts)
+        if not attrs:
+            return b"".join(parts)
+        return b"".join([*parts, *[_entry(_EXTENSION, name, attrs[name]) for name in sorted(attrs)]])
 
 
-def build_envelope(
-    *,
-    message_id: str,
+def make_template(
     topic: str,
     namespace: str,
     published_at_us: int,
-    payload: bytes,
-    attrs: Mapping[str, str | bytes],
+    *,
     content_type: str | None = None,
-    content_encoding: str | None = None,
     correlation_id: str | None = None,
     causality_parent: str | None = None,
     principal: str | None = None,
-    encryption: str | None = None,
     priority: int = DEFAULT_PRIORITY,
     ttl_seconds: int = 0,
     trace_id: str | None = None,
@@ -52,84 +80,109 @@ def build_envelope(
     baggage: Mapping[str, str] = _NO_BAGGAGE,
     schema_url: str | None = None,
     schema_version: str | None = None,
-) -> bytes:
-    """Return the serialized envelope of a message; None and empty text both omit a field.
+) -> EnvelopeTemplate:
+    """Return the encoder of the envelopes of messages with these headers, which the caller has checked.
+
+    The envelopes are what protobuf encodes, with the entries of maps in the order of their names. None and
+    empty text omit a field.
 
     Arguments:
         published_at_us: microseconds since 1970, UTC.
-        payload: opaque bytes, `Any{type_url: ""}` on the wire.
-        attrs: extensions; text is encoded as UTF-8.
-        trace_flags: of W3C: 1 if the sender records the trace.
-        trace_state: `tracestate` of W3C, kept as a label of that name.
-        baggage: entries that belong to the trace.
-        encryption: algorithm that the payload is encrypted with.
         priority: 0 to 10.
         ttl_seconds: seconds until the message expires; 0 means never.
-
-    Raises: InvalidRequest for a value of the wrong type or range.
+        trace_flags: of W3C, 0 to 255: 1 if the sender records the trace.
+        trace_state: `tracestate` of W3C, kept as a label of that name.
+        baggage: entries that belong to the trace.
     """
-    envelope = PrismEnvelope()
-    try:
-        envelope.envelope_version = ENVELOPE_VERSION
-        metadata = envelope.metadata
-        metadata.message_id = message_id
-        metadata.topic = topic
-        metadata.namespace = namespace
-        _set_numbers(metadata, published_at_us, priority, ttl_seconds)
-        envelope.payload.value = payload
-        extensions = envelope.extensions
-        for name, value in attrs.items():
-            extensions[name] = value if isinstance(value, bytes) else value.encode()
-        if content_type:
-            metadata.content_type = content_type
-        if content_encoding:
-            metadata.content_encoding = content_encoding
-        if correlation_id:
-            metadata.correlation_id = correlation_id
-        if causality_parent:
-            metadata.causality_parent = causality_parent
-        if principal:
-            envelope.security.publisher_id = principal
-        if encryption:
-            envelope.security.encryption.algorithm = encryption
-        if trace_id:
-            envelope.observability.trace_id = trace_id
-        if span_id:
-            envelope.observability.span_id = span_id
-        if trace_flags:
-            envelope.observability.trace_flags = trace_flags
-        if trace_state:
-            envelope.observability.labels[TRACE_STATE] = trace_state
-        if baggage:
-            envelope.observability.baggage.update(baggage)
-        if schema_url:
-            envelope.schema.schema_url = schema_url
-        if schema_version:
-            envelope.schema.schema_version = schema_version
-        return envelope.SerializeToString()
-    except (TypeError, ValueError, AttributeError) as error:
-        raise InvalidRequest(
-            f"The headers of message {message_id!r} can't be encoded ({error}); "
-            "send text for headers and bytes for the payload."
-        ) from error
+    headers = (
+        _text(0x2A, content_type),
+        _number(0x38, priority),
+        _number(0x40, ttl_seconds),
+        _text(0x4A, correlation_id),
+        _text(0x52, causality_parent),
+    )
+    observability = (
+        _text(0x0A, trace_id),
+        _text(0x12, span_id),
+        _number(0x20, trace_flags),
+        *(_entry(_BAGGAGE, name, baggage[name].encode()) for name in sorted(baggage)),
+        _entry(_LABEL, TRACE_STATE, trace_state.encode()) if trace_state else b"",
+    )
+    schema = (_text(0x0A, schema_url), _text(0x12, schema_version))
+    contexts = (
+        _bytes(0x22, _text(0x0A, principal)),
+        _bytes(0x2A, b"".join(observability)),
+        _bytes(0x32, b"".join(schema)),
+    )
+    names = _text(0x12, topic) + _text(0x1A, namespace)
+    return EnvelopeTemplate(names, b"".join(headers), b"".join(contexts)).at(published_at_us)
 
 
-def _set_numbers(metadata: PrismMetadata, published_at_us: int, priority: int, ttl_seconds: int) -> None:
-    if not _FIRST_US <= published_at_us <= _LAST_US:
-        raise InvalidRequest(
-            f"The publish time {published_at_us} us is outside years 1 to 9999; "
-            "give microseconds since 1970-01-01 UTC."
-        )
-    published_at = metadata.published_at
-    published_at.seconds, microseconds = divmod(published_at_us, 1_000_000)
-    published_at.nanos = microseconds * 1_000
-    if not 0 <= priority <= MAX_PRIORITY:
-        raise InvalidRequest(f"The priority is {priority}; give a number from 0 to 10.")
-    metadata.priority = priority
-    if ttl_seconds:
-        if not 0 < ttl_seconds < 1 << 63:
-            raise InvalidRequest(f"ttl_seconds is {ttl_seconds}; give whole seconds, or 0 for no expiry.")
-        metadata.ttl_seconds = ttl_seconds
+def _varint(number: int) -> bytes:
+    """Return the variable-length encoding of an integer; one below zero is encoded as 64 bits."""
+    encoded = []
+    rest = number & 0xFFFF_FFFF_FFFF_FFFF
+    while rest > 0x7F:
+        encoded.append(rest & 0x7F | 0x80)
+        rest >>= 7
+    encoded.append(rest)
+    return bytes(encoded)
+
+
+def _number(tag: int, value: int) -> bytes:
+    return bytes((tag,)) + _varint(value) if value else b""
+
+
+def _text(tag: int, value: str | None) -> bytes:
+    return _bytes(tag, value.encode()) if value else b""
+
+
+def _bytes(tag: int, value: bytes) -> bytes:
+    return _prefix(tag, len(value)) + value if value else b""
+
+
+def _entry(tag: bytes, name: str, value: bytes) -> bytes:
+    """Return an entry of a map, which has its name and its value even if they are empty."""
+    key = name.encode()
+    before_name, before_value = _entry_prefixes(len(key), len(value))
+    return b"".join((tag, before_name, key, before_value, value))
+
+
+@lru_cache(16)
+def _seconds(seconds: int) -> bytes:
+    """Return the field of the seconds of a time, which the messages of a second have in common."""
+    return _number(0x08, seconds)
+
+
+# Prefixes of fields: their tags and sizes. Most messages of a sender have the same few sizes.
+
+
+@lru_cache(_CACHED_SIZES)
+def _prefix(tag: int, size: int) -> bytes:
+    return bytes((tag,)) + _varint(size)
+
+
+@lru_cache(_CACHED_SIZES)
+def _metadata_prefix(id_size: int, size: int) -> bytes:
+    """Return what precedes a message's id: the version, the field of the metadata, and that of the id."""
+    id_ = _prefix(0x0A, id_size)
+    return _VERSION + _prefix(0x12, len(id_) + id_size + size) + id_
+
+
+@lru_cache(_CACHED_SIZES)
+def _payload_prefix(size: int) -> bytes:
+    """Return what precedes a payload: the field of the payload, and that of its value."""
+    if not size:
+        return _prefix(0x1A, 0)
+    value = _prefix(0x12, size)
+    return _prefix(0x1A, len(value) + size) + value
+
+
+@lru_cache(_CACHED_SIZES)
+def _entry_prefixes(name_size: int, value_size: int) -> tuple[bytes, bytes]:
+    """Return what precedes the name and the value of an entry of a map, after the entry's tag."""
+    name, value = _prefix(0x0A, name_size), _prefix(0x12, value_size)
+    return _varint(len(name) + name_size + len(value) + value_size) + name, value
 
 
 class OpenedEnvelope:
@@ -138,26 +191,25 @@ class OpenedEnvelope:
     Missing text is None. The auth token is not accessible.
     """
 
-    __slots__ = ("_envelope", "_metadata")
+    __slots__ = ("_envelope",)
 
     def __init__(self, envelope: PrismEnvelope) -> None:
         self._envelope = envelope
-        self._metadata = envelope.metadata
 
     @property
     def message_id(self) -> str:
         """The message id; empty when missing."""
-        return self._metadata.message_id
+        return self._envelope.metadata.message_id
 
     @property
     def topic(self) -> str:
         """The topic the message was published to; empty when missing."""
-        return self._metadata.topic
+        return self._envelope.metadata.topic
 
     @property
     def namespace(self) -> str | None:
         """The tenant."""
-        return self._metadata.namespace or None
+        return self._envelope.metadata.namespace or None
 
     @property
     def payload(self) -> bytes:
@@ -177,9 +229,10 @@ class OpenedEnvelope:
     @property
     def published_at_us(self) -> int | None:
         """Publish time in microseconds since 1970, UTC; None when missing or out of range."""
-        if not self._metadata.HasField("published_at"):
+        metadata = self._envelope.metadata
+        if not metadata.HasField("published_at"):
             return None
-        published_at = self._metadata.published_at
+        published_at = metadata.published_at
         if not is_valid_timestamp(published_at):
             return None
         return published_at.seconds * 1_000_000 + published_at.nanos // 1_000
@@ -187,32 +240,32 @@ class OpenedEnvelope:
     @property
     def content_type(self) -> str | None:
         """The payload's media type."""
-        return self._metadata.content_type or None
+        return self._envelope.metadata.content_type or None
 
     @property
     def content_encoding(self) -> str | None:
         """The payload's compression."""
-        return self._metadata.content_encoding or None
+        return self._envelope.metadata.content_encoding or None
 
     @property
     def priority(self) -> int:
         """The publisher's priority, 0 to 10."""
-        return self._metadata.priority
+        return self._envelope.metadata.priority
 
     @property
     def ttl_seconds(self) -> int:
         """Seconds from `published_at_us` to expiry; 0 or less means never."""
-        return self._metadata.ttl_seconds
+        return self._envelope.metadata.ttl_seconds
 
     @property
     def correlation_id(self) -> str | None:
         """Id shared by the messages of one request."""
-        return self._metadata.correlation_id or None
+        return self._envelope.metadata.correlation_id or None
 
     @property
     def causality_parent(self) -> str | None:
         """Id of the message that caused this one."""
-        return self._metadata.causality_parent or None
+        return self._envelope.metadata.causality_parent or None
 
     @property
     def principal(self) -> str | None:

@@ -18,11 +18,11 @@ from postroom.adapters.compose.postgres import migrate_messaging, migrate_store
 from postroom.adapters.compose.relay import NatsSettings, open_relay
 from postroom.adapters.compose.streams import open_streams
 from postroom.adapters.nats.definitions import ConsumerDefinition, StreamDefinition
-from postroom.domain.envelope.build import build_envelope
 from postroom.domain.envelope.validation import ValidationMode
 from tests.benchmarks.figures import RUNS, Figures, Stopwatch
 from tests.benchmarks.servers import nats_server, postgres_server
 from tests.benchmarks.throughput import LIMITS
+from tests.support.envelopes import build_envelope
 from tests.support.servers.nats import NatsServer
 
 EVENTS = 20_000

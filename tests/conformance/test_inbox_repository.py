@@ -8,9 +8,11 @@ import pytest
 from postroom.adapters.postgres.messaging.aggregate_events import AggregateEvents
 from postroom.adapters.postgres.messaging.inbox import PostgresInbox
 from postroom.adapters.postgres.messaging.tables import Tables
+from postroom.application.ports.inbox_repository import InboxRepository
 from postroom.domain.errors import DuplicateInboxMessage, Unavailable
 from postroom.domain.inbox import (
     InboxEvent,
+    InboxMessage,
     InboxMessageDeadLettered,
     InboxMessageFailed,
     InboxMessageProcessed,
@@ -90,6 +92,51 @@ async def test_a_message_that_a_transaction_holds_is_not_waited_for(
     assert (await inbox.insert(held, SUBJECT, NOW)).attempts == 2
 
 
+async def test_two_workers_that_receive_the_same_messages_at_once_count_each_delivery(
+    inboxes: Inboxes, messaging_database: str
+) -> None:
+    ids = [uuid4() for _ in range(200)]
+
+    async def receive(worker: InboxRepository, ids: list[UUID]) -> int:
+        outcomes = await asyncio.gather(
+            *(worker.insert(id_, SUBJECT, NOW) for id_ in ids), return_exceptions=True
+        )
+        assert {type(each) for each in outcomes if isinstance(each, BaseException)} <= {Unavailable}
+        return sum(isinstance(each, InboxMessage) for each in outcomes)
+
+    counts = await asyncio.gather(receive(inboxes(), ids), receive(inboxes(), ids[::-1]))
+    messages = await asyncio.gather(*(inboxes().insert(id_, SUBJECT, NOW) for id_ in ids[:5]))
+    assert all(message.attempts == message.version for message in messages)
+    histories = [history(messaging_database, id_) for id_ in ids]
+    assert sum(map(len, histories)) == sum(counts) + len(messages)
+    assert all([event.version for event in each] == list(range(1, len(each) + 1)) for each in histories)
+
+
+async def test_a_message_that_changed_behind_the_workers_back_is_settled_by_what_it_is_now(
+    inboxes: Inboxes, messaging_database: str
+) -> None:
+    one, other, id_ = inboxes(), inboxes(), uuid4()
+    await one.insert(id_, SUBJECT, NOW)
+    await other.record_error(id_, "HTTP 503", NOW + 1)
+    await other.insert(id_, SUBJECT, NOW + 2)
+    message = await one.mark_processed(id_, NOW + 3)
+    assert (message.attempts, message.version, message.last_error) == (2, 4, "HTTP 503")
+    assert (await other.record_error(id_, "too late", NOW + 4)).processed_at == NOW + 3
+    assert len(history(messaging_database, id_)) == 4
+
+
+async def test_a_row_inserted_by_plain_sql_is_received_like_a_new_message(
+    inboxes: Inboxes, messaging_database: str
+) -> None:
+    id_ = uuid4()
+    with psycopg.connect(messaging_database) as connection:
+        connection.execute("INSERT INTO inbox_messages (message_id, subject) VALUES (%s, 'a')", (id_,))
+    message = await inboxes().insert(id_, SUBJECT, NOW)
+    assert (message.attempts, message.version) == (1, 1)
+    assert len(history(messaging_database, id_)) == 1
+    assert (await inboxes().insert(id_, SUBJECT, NOW)).version == 2
+
+
 async def test_a_lost_connection_is_made_again(inboxes: Inboxes, messaging_database: str) -> None:
     inbox = inboxes()
     await inbox.insert(uuid4(), SUBJECT, NOW)
@@ -135,7 +182,7 @@ async def test_a_row_that_cannot_be_read_fails_no_other_message(
     inboxes: Inboxes, messaging_database: str, column: str
 ) -> None:
     inbox, bad, good = inboxes(), uuid4(), [uuid4() for _ in range(20)]
-    await inbox.insert(bad, SUBJECT, NOW)
+    await inboxes().insert(bad, SUBJECT, NOW)  # by another worker, so this one reads the row
     with psycopg.connect(messaging_database) as connection:
         connection.execute(f"UPDATE inbox_messages SET {column} WHERE message_id = %s", (bad,))
     ids = [*good[:10], bad, *good[10:]]

@@ -26,7 +26,7 @@ from postroom.domain.errors import InvalidRequest
 from tests.conformance.mailbox import MailboxConformance
 from tests.conformance.mailbox_search import MailboxSearchConformance
 from tests.support.access import Controlled
-from tests.support.clusters import LocalCluster
+from tests.support.local_cluster import LocalCluster
 from tests.support.namespaces import open_namespace
 from tests.support.stores import MAILBOX, message
 

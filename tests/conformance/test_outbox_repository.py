@@ -30,6 +30,7 @@ from tests.conformance.outbox_repository import (
 )
 from tests.support import outboxes
 from tests.support.outboxes import names, order_placed
+from tests.support.waiting import until_answer
 
 
 @pytest.fixture
@@ -140,8 +141,8 @@ async def test_a_claim_that_is_silent_for_too_long_ends_and_notes_nothing(
     async def stop_and_go_on() -> None:
         async with stopped.claim(ALL) as claim:
             found = await claim.find([id_])
-            while not await claimed(other, ALL):  # as if this process had been stopped
-                await asyncio.sleep(0.01)
+            # as if this process had been stopped
+            await until_answer(lambda: claimed(other, ALL))
             await claim.mark_published(all_decided(found, PUBLISHED))
 
     with pytest.raises(Unavailable, match="idle"):

@@ -14,7 +14,7 @@ from postroom.adapters.grpc.admin_client import connect_admins
 from postroom.application.ports.control_plane import Heartbeat
 from tests.e2e.conftest import SCRIPT, TIMEOUT_SECONDS, Postroom
 from tests.e2e.test_clock_jumps import LIBRARIES
-from tests.support.cluster import lease_request
+from tests.support.lease_requests import lease_request
 from tests.support.servers.process import ServerProcess
 from tests.support.waiting import until
 

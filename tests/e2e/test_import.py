@@ -10,10 +10,11 @@ from fnmatch import fnmatchcase
 
 from postroom.adapters.compose.queries import read_mailbox
 from postroom.application.mailbox.codec import to_event
-from postroom.domain.envelope.build import build_envelope, open_envelope
+from postroom.domain.envelope.build import open_envelope
 from postroom.domain.envelope.v1.envelope_pb2 import PrismEnvelope
 from postroom.domain.message import MessageSent
 from tests.e2e.conftest import TIMEOUT_SECONDS, read_lines
+from tests.support.envelopes import build_envelope
 
 MAPPING = ("--topic", "web.{kind}", "--header", "principal=who.login")
 

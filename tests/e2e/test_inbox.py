@@ -18,6 +18,7 @@ from fastapi import FastAPI, Request, Response
 
 from postroom.adapters.http.signature import verify_signature
 from tests.e2e.conftest import SCRIPT, TIMEOUT_SECONDS, Postroom
+from tests.support.waiting import wait_until
 
 KEY = "0123456789abcdef0123456789abcdef"
 IDS = {name: f"550e8400-e29b-41d4-a716-{n:012}" for n, name in enumerate(("fine", "known", "poison", "down"))}
@@ -45,8 +46,7 @@ class Service:
 
     def start(self) -> None:
         self._thread.start()
-        while not self._server.started:
-            time.sleep(0.01)
+        wait_until(lambda: self._server.started)
 
     def stop(self) -> None:
         self._server.should_exit = True

@@ -15,9 +15,9 @@ from grpc_tools import protoc
 from redis import Redis
 
 from postroom.adapters.compose.queries import read_mailbox
-from postroom.domain.envelope.build import build_envelope
 from postroom.domain.message import MessageSent
 from tests.e2e.conftest import Postroom
+from tests.support.envelopes import build_envelope
 
 SEED = Path(__file__).parents[1] / "unit/config/rfc-037.yaml"
 MAILBOX = "$admin@mailbox-admin"

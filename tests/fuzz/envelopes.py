@@ -4,13 +4,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from postroom.application.messages import DeliveredMessage, MessageDelivery
-from postroom.domain.envelope.build import OpenedEnvelope, build_envelope, open_envelope, without_auth_token
+from postroom.domain.envelope.build import OpenedEnvelope, open_envelope, without_auth_token
 from postroom.domain.envelope.headers import extension_bytes, extract_mailbox_item
 from postroom.domain.envelope.v1.envelope_pb2 import PrismEnvelope
 from postroom.domain.envelope.validation import ValidationMode, validate_envelope
 from postroom.domain.errors import InvalidRequest
 from postroom.domain.message import Receipt
 from tests.fuzz.target import Check
+from tests.support.envelopes import build_envelope
 
 _READERS = (extract_mailbox_item, open_envelope, without_auth_token)
 _HEADERS = [name for name, value in vars(OpenedEnvelope).items() if isinstance(value, property)]

@@ -38,7 +38,7 @@ from postroom.domain.errors import (
     Unavailable,
 )
 from postroom.domain.lease.partitions import partition_of
-from tests.support.cluster import lease_request
+from tests.support.lease_requests import lease_request
 
 MAILBOX = "orders@proxy-1"
 TOKEN = "node-" + "t" * 40

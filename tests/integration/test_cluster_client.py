@@ -10,7 +10,7 @@ from postroom.adapters.compose.connect import connect
 from postroom.adapters.compose.remote import ClientTls
 from postroom.domain.errors import InvalidRequest, NotFound, Unavailable
 from postroom.domain.namespace.members import home_of
-from tests.support.clusters import UNUSED_ADDRESS, LocalCluster, silent_server
+from tests.support.local_cluster import UNUSED_ADDRESS, LocalCluster, silent_server
 from tests.support.messages import message
 
 A, B = "acme@a", "acme@b"

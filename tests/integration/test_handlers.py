@@ -19,6 +19,7 @@ from postroom.domain.integrity import payload_hash
 from postroom.domain.message import Receipt
 from postroom.domain.policy import TopicPolicy
 from tests.support.stores import MAILBOX, envelope, message
+from tests.support.waiting import SECONDS
 
 LONG_MS = 60_000
 
@@ -114,8 +115,9 @@ async def test_a_late_ack_that_meets_a_purge_is_refused_and_harms_nobody(mailbox
     await mailbox.send_batch([message(b"1"), message(b"2", topic="invoices")])
     (late,) = await mailbox.receive_messages("orders", visibility_ms=250)
     (other,) = await mailbox.receive_messages("invoices", visibility_ms=LONG_MS)
-    while not (await mailbox.get_backlog()).ready:  # until the scanner comes by
-        await asyncio.sleep(0.01)
+    async with asyncio.timeout(SECONDS):
+        while not (await mailbox.get_backlog()).ready:  # until the scanner comes by
+            await asyncio.sleep(0.01)
     purged, refused, settled = await asyncio.gather(
         mailbox.purge_topic("orders", ready=True),
         mailbox.ack_messages([late.receipt]),

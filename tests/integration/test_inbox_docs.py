@@ -2,7 +2,6 @@
 
 import re
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ import uvicorn
 
 from postroom.adapters.http.event_handler import HttpEventHandler
 from tests.conformance.event_handler import request
+from tests.support.waiting import until
 
 PAGE = Path(__file__).parents[2] / "docs" / "inbox.md"
 KEY = "0123456789abcdef0123456789abcdef"
@@ -36,8 +36,7 @@ async def test_the_handler_of_the_documentation_handles_events_once(
     server = uvicorn.Server(uvicorn.Config(service["app"], host="127.0.0.1", port=0, log_level="critical"))
     thread = threading.Thread(target=server.run)
     thread.start()
-    while not server.started:
-        time.sleep(0.01)  # noqa: ASYNC251 - nothing else waits for this loop
+    await until(lambda: server.started)
     url = f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}/"
     outcomes = []
     for keys in (["another key, of 32 bytes or so...."], [KEY], [KEY]):

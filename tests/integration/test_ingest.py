@@ -37,7 +37,7 @@ from tests.integration.ingest_world import (
 )
 from tests.support.logs import capture_logs
 from tests.support.stores import envelope
-from tests.support.waiting import until
+from tests.support.waiting import SECONDS, until
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
@@ -210,8 +210,9 @@ async def test_a_stopped_ingester_settles_what_it_has_and_leaves_the_rest(
     await publish(client, *envelopes(ids))
     async with ingesting(namespace(nats_url, sqlite)) as ingester:
         running = asyncio.create_task(ingester.run())
-        while not ingester.counts.stored:
-            await asyncio.sleep(0)
+        async with asyncio.timeout(SECONDS):
+            while not ingester.counts.stored:
+                await asyncio.sleep(0)
         ingester.stop()
         counts = await running
     assert counts.received == counts.stored

@@ -39,7 +39,7 @@ from tests.integration.ingest_world import (
     unacked,
 )
 from tests.support.stores import envelope
-from tests.support.waiting import until
+from tests.support.waiting import SECONDS, until
 
 
 async def test_a_mailbox_taken_over_by_somebody_else_ends_the_ingester(
@@ -155,10 +155,11 @@ async def test_a_message_that_fails_alone_while_others_are_stored_is_dead_letter
     await publish(client, envelope("poison"), *envelopes(ids))
     store.fail = lambda blobs: Unavailable("does not compute") if any(map(is_poison, blobs)) else None
     running = asyncio.create_task(ingester.run(idle_ms=IDLE_MS))
-    while not ingester.counts.dead_lettered:  # it takes others to show that the store works
-        await publish(client, envelope(f"later-{store.calls}"))
-        await asyncio.sleep(0.05)
-    counts = await running
+    async with asyncio.timeout(SECONDS):
+        while not ingester.counts.dead_lettered:  # it takes others to show that the store works
+            await publish(client, envelope(f"later-{store.calls}"))
+            await asyncio.sleep(0.05)
+        counts = await running
     assert counts.dead_lettered == 1
     assert stored(sqlite).keys() >= set(ids)
     assert set(stored(sqlite).values()) == {1}
@@ -177,10 +178,11 @@ async def test_without_a_dead_letter_subject_it_is_left_to_the_source(
     await publish(client, envelope("poison"), *envelopes(["1", "2"]))
     store.fail = lambda blobs: Unavailable("does not compute") if any(map(is_poison, blobs)) else None
     running = asyncio.create_task(ingester.run(idle_ms=IDLE_MS))
-    while not ingester.counts.deferred:
-        await publish(client, envelope(f"later-{store.calls}"))
-        await asyncio.sleep(0.05)
-    await running
+    async with asyncio.timeout(SECONDS):
+        while not ingester.counts.deferred:
+            await publish(client, envelope(f"later-{store.calls}"))
+            await asyncio.sleep(0.05)
+        await running
     assert await unacked(client) == 1
     store.fail = lambda _: None
     await client.jetstream().delete_consumer(STREAM, DURABLE)  # or wait a minute

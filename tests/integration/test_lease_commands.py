@@ -15,7 +15,7 @@ from postroom.adapters.compose.admin import LeaseStores, RunningAdmin, serve_adm
 from postroom.adapters.grpc.node_access import NodeAccess
 from postroom.adapters.memory.lease_store import MemoryLeaseStore
 from postroom.domain.errors import InvalidRequest, NotFound, Unauthenticated, Unavailable
-from tests.support.cluster import lease_request
+from tests.support.lease_requests import lease_request
 
 MAILBOX = "orders@proxy-1"
 TOKEN = "node-" + "t" * 40

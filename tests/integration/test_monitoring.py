@@ -46,7 +46,7 @@ from postroom.domain.policy import TopicPolicy
 from tests.integration.inbox_world import CONSUMER
 from tests.integration.ingest_world import MAILBOX, envelopes, namespace, publish
 from tests.projections import following
-from tests.support.cluster import lease_request
+from tests.support.lease_requests import lease_request
 from tests.support.outboxes import order_placed, record
 from tests.support.proxies import proxy_metrics
 from tests.support.servers.nats import NatsServer

@@ -235,6 +235,27 @@ async def test_a_published_message_is_sent_before_the_client_closes(server: Nats
                 await asyncio.sleep(0.02)
 
 
+async def test_flushes_that_overlap_share_a_ping_that_follows_what_was_sent() -> None:
+    received: list[bytes] = []
+    async with _scripted_server([], received) as (url, _), connect(NatsSettings(url), "test") as client:
+        received.clear()
+
+        async def publish(subject: str) -> None:
+            await client._send_command(b"PUB %b 0\r\n\r\n" % subject.encode())  # nothing flushes it yet
+            await client.flush()
+
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(publish("acme.a"))
+            tasks.create_task(publish("acme.b"))
+        assert [line for line in received if line.strip()] == [
+            b"PUB acme.a 0\r\n",
+            b"PUB acme.b 0\r\n",
+            b"PING\r\n",
+        ]
+        await client.flush()
+        assert received.count(b"PING\r\n") == 2
+
+
 def _named(events: list[dict[str, Any]], name: str) -> list[dict[str, Any]]:
     return [each for each in events if each["event"] == name]
 
@@ -264,10 +285,12 @@ def _configured(server: NatsServer, tmp_path: Path, **settings: Any) -> Iterator
 
 
 @asynccontextmanager
-async def _scripted_server(lines: list[bytes]) -> AsyncIterator[tuple[str, Callable[[], int]]]:
+async def _scripted_server(
+    lines: list[bytes], received: list[bytes] | None = None
+) -> AsyncIterator[tuple[str, Callable[[], int]]]:
     """Speak NATS' protocol, and say one of `lines` on each connection as soon as it is made.
 
-    A real server never sends what these tests need.
+    What is read is added to `received`. A real server never sends what these tests need.
     """
     connections = 0
 
@@ -277,6 +300,8 @@ async def _scripted_server(lines: list[bytes]) -> AsyncIterator[tuple[str, Calla
         writer.write(b'INFO {"server_id": "test", "version": "2.11.0", "max_payload": 1048576}\r\n')
         with suppress(ConnectionError):
             while line := await reader.readline():
+                if received is not None:
+                    received.append(line)
                 if line == b"PING\r\n":
                     writer.write(b"PONG\r\n")
                     await writer.drain()

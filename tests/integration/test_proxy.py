@@ -15,7 +15,7 @@ from postroom.adapters.grpc.server import serve_handlers
 from postroom.adapters.grpc.v1 import mailbox_pb2 as pb
 from postroom.adapters.sockets.address import resolve
 from tests.support.access_matrix import grpc_cases, known_of_nothing
-from tests.support.control_planes import FixedControlPlane
+from tests.support.fixed_control_plane import FixedControlPlane
 from tests.support.messages import message
 from tests.support.proxies import Owner, RunningProxy, running_owner, running_proxy
 from tests.support.waiting import SECONDS

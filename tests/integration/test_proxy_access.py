@@ -18,7 +18,7 @@ from postroom.application.ports.route_push import RouteChange
 from postroom.domain.errors import Forbidden, InvalidRequest, PostroomError, Unauthenticated, Unavailable
 from postroom.domain.lease.routing import Route
 from tests.support.access import controlled_mailbox
-from tests.support.control_planes import FixedControlPlane
+from tests.support.fixed_control_plane import FixedControlPlane
 from tests.support.messages import MAILBOX, message
 from tests.support.proxies import RunningProxy, running_proxy
 from tests.support.surfaces import served

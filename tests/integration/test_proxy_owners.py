@@ -26,7 +26,7 @@ from postroom.application.service import unrestricted
 from postroom.application.surface_metrics import SurfaceMetrics
 from postroom.domain.errors import InvalidRequest, NotFound, PostroomError, Saturated, Unavailable, WrongOwner
 from postroom.domain.mailbox.commands import Receive
-from tests.support.control_planes import FixedControlPlane
+from tests.support.fixed_control_plane import FixedControlPlane
 from tests.support.messages import MAILBOX, message
 from tests.support.proxies import RunningProxy, running_owner, running_proxy, service_of
 from tests.support.servers.process import free_port

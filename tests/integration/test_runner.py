@@ -26,7 +26,7 @@ from postroom.application.ports.mailbox_host import MailboxReport
 from postroom.domain.errors import Fenced, InvalidRequest, PostroomError, Unavailable, WrongOwner
 from postroom.domain.policy import TopicPolicy
 from tests.integration import ingest_world
-from tests.support.control_plane import MemoryControlPlane
+from tests.support.memory_control_plane import MemoryControlPlane
 from tests.support.messages import MAILBOX, message
 from tests.support.waiting import SECONDS, until
 

@@ -22,7 +22,7 @@ from postroom.adapters.grpc.server import serve_handlers
 from postroom.adapters.sockets.address import resolve
 from postroom.adapters.sqlite.event_log import SqliteEventLog
 from postroom.domain.errors import PostroomError
-from tests.support.control_plane import MemoryControlPlane
+from tests.support.memory_control_plane import MemoryControlPlane
 from tests.support.messages import MAILBOX, message
 from tests.support.waiting import SECONDS, until
 

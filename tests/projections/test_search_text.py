@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from postroom.domain.envelope.build import build_envelope
 from postroom.domain.envelope.headers import MailboxItem, extract_mailbox_item
 from postroom.domain.search import BodyRules, searchable_text, searchable_words
 from postroom.domain.tokenizer import MAX_CHARS, MAX_WORD_CHARS
 from postroom.projections.models.messages import PROJECTION
 from postroom.projections.search_text import search_tables
+from tests.support.envelopes import build_envelope
 
 BODIES = BodyRules(topics=("open.*",))
 

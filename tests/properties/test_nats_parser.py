@@ -1,6 +1,7 @@
 """Messages come out of the socket's bytes the same, wherever reads happen to cut them."""
 
 import asyncio
+from functools import partial
 from itertools import pairwise
 
 import pytest
@@ -31,7 +32,8 @@ def on_the_wire(message: Message, subscription: int) -> bytes:
 def parse(reads: list[bytes]) -> list[Message]:
     async def run() -> list[Message]:
         found: list[Message] = []
-        parser = FastPathParser(Client(), OURS, lambda *message: found.append(message), lambda: None)
+        parser = FastPathParser(Client())
+        parser.add(OURS, lambda *message: found.append(message))
         for read in reads:
             await parser.parse(read)
         return found
@@ -50,6 +52,28 @@ def test_our_messages_come_whole_and_in_order_and_no_others(
 ) -> None:
     stream = b"".join(on_the_wire(message, OURS if is_ours else FOREIGN) for message, is_ours in sent)
     assert parse(cut(stream, places)) == [message for message, is_ours in sent if is_ours]
+
+
+def test_each_subscription_gets_its_own_messages_and_is_woken_once_a_read() -> None:
+    async def run() -> list[str]:
+        calls: list[str] = []
+
+        def deliver(id_: int, subject: bytes, reply: bytes | None, headers: bytes, data: bytes) -> None:
+            calls.append(f"{id_} {data.decode()}")
+
+        parser = FastPathParser(Client())
+        for id_ in (1, 12):
+            parser.add(id_, partial(deliver, id_), partial(calls.append, f"wake {id_}"))
+        reads = [[(1, b"a"), (12, b"b"), (1, b"c"), (2, b"d")], [(12, b"e")]]
+        for messages in reads:
+            stream = [on_the_wire((b"acme", None, b"", data), id_) for id_, data in messages]
+            await parser.parse(b"".join(stream))
+        return calls
+
+    calls = asyncio.run(run())
+    assert calls[:3] == ["1 a", "12 b", "1 c"]
+    assert sorted(calls[3:5]) == ["wake 1", "wake 12"]
+    assert calls[5:] == ["12 e", "wake 12"]
 
 
 def test_every_single_byte_may_be_a_read_of_its_own() -> None:

@@ -9,6 +9,7 @@ from postroom.adapters.memory.event_log import MemoryEventLog
 from postroom.application.ports.event_log import LogSize, Seal, StoredSnapshot
 from postroom.domain.errors import Unavailable
 from postroom.domain.record import Record
+from tests.simulation.jobs import Job
 from tests.support.clocks import SimulatedClock
 
 MS = 1_000
@@ -36,7 +37,7 @@ class SimulatedLoop(asyncio.SelectorEventLoop):
     ) -> asyncio.Future[Any]:
         done: asyncio.Future[Any] = self.create_future()
         self._jobs += 1
-        self._after(self.TURNS, self._run_job, done, func, args)
+        self._after(self.TURNS, self._run_job, Job(done, func, args))
         return done
 
     def play(self, what: Any) -> Any:
@@ -51,21 +52,13 @@ class SimulatedLoop(asyncio.SelectorEventLoop):
             await asyncio.sleep(0)
             idle = 0 if self._jobs else idle + 1
 
-    def _run_job(self, done: asyncio.Future[Any], func: Callable[..., Any], args: tuple[Any, ...]) -> None:
-        try:
-            result, error = func(*args), None
-        except Exception as raised:
-            result, error = None, raised
-        self._after(self.TURNS, self._finish_job, done, result, error)
+    def _run_job(self, job: Job) -> None:
+        job.run()
+        self._after(self.TURNS, self._finish_job, job)
 
-    def _finish_job(self, done: asyncio.Future[Any], result: Any, error: Exception | None) -> None:
+    def _finish_job(self, job: Job) -> None:
         self._jobs -= 1
-        if done.cancelled():
-            return
-        if error is None:
-            done.set_result(result)
-        else:
-            done.set_exception(error)
+        job.finish()
 
     def _after(self, turns: int, call: Callable[..., None], *args: Any) -> None:
         if turns:
@@ -157,8 +150,8 @@ class LogHandle:
     def reclaim_space(self, limit: int) -> int:
         return self._alive().reclaim_space(limit)
 
-    def save_snapshot(self, snapshot: StoredSnapshot) -> None:
-        self._alive().save_snapshot(snapshot)
+    def save_snapshot(self, snapshot: StoredSnapshot, keep_from: int = 0) -> None:
+        self._alive().save_snapshot(snapshot, keep_from)
 
     def snapshots(self) -> Iterator[StoredSnapshot]:
         return self._alive().snapshots()

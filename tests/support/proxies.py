@@ -26,7 +26,7 @@ from postroom.application.surface_metrics import SurfaceMetrics
 from postroom.application.write_health import WriteHealth
 from postroom.domain.policy import TopicPolicy
 from postroom.domain.search import SearchPage
-from tests.support.control_planes import FixedControlPlane
+from tests.support.fixed_control_plane import FixedControlPlane
 from tests.support.waiting import SECONDS, until
 
 

@@ -14,11 +14,11 @@ from postroom.application.mailbox.fold import fold
 from postroom.application.messages import ReceivedMessage
 from postroom.application.ports.event_log import EventLog
 from postroom.application.ports.log_archive import LogArchive
-from postroom.domain.envelope.build import build_envelope
 from postroom.domain.mailbox.events import MailboxMode
 from postroom.domain.mailbox.state import Mailbox
 from postroom.domain.policy import MailboxLimits, TopicPolicy
 from tests.support.clocks import ManualClock
+from tests.support.envelopes import build_envelope
 from tests.support.messages import MAILBOX, message
 
 __all__ = [

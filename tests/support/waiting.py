@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 SECONDS = 240
 """Long enough for a machine on which many other processes run."""
@@ -28,4 +28,14 @@ async def until(is_true: Callable[[], object], seconds: float = SECONDS) -> None
     """
     async with asyncio.timeout(seconds):
         while not is_true():
+            await asyncio.sleep(_PAUSE_SECONDS)
+
+
+async def until_answer(ask: Callable[[], Awaitable[object]], seconds: float = SECONDS) -> None:
+    """Return once the answer to a question is true.
+
+    Raises: TimeoutError when it is not in time.
+    """
+    async with asyncio.timeout(seconds):
+        while not await ask():
             await asyncio.sleep(_PAUSE_SECONDS)

@@ -3,7 +3,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from postroom.domain.envelope.build import build_envelope
 from postroom.domain.errors import InvalidRequest
 from postroom.domain.message import Status
 from postroom.domain.search import (
@@ -17,6 +16,7 @@ from postroom.domain.search import (
     searchable_words,
     topic_matches,
 )
+from tests.support.envelopes import build_envelope
 
 MESSAGE = FoundMessage(
     message_id="msg-1",

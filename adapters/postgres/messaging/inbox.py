@@ -13,9 +13,10 @@ import msgspec
 import psycopg
 
 from postroom.adapters.postgres.database import connect_async, describe, shown, unavailable
-from postroom.adapters.postgres.messaging.aggregate_events import as_json, micros, stored_rows, utc
+from postroom.adapters.postgres.messaging.aggregate_events import as_json, micros, utc
 from postroom.adapters.postgres.messaging.tables import Tables, messaging_statements
 from postroom.adapters.sql.transaction import for_psycopg
+from postroom.application.aggregate_codec import CODEC
 from postroom.application.ports.outbox_repository import Backlog
 from postroom.domain.errors import NotFound, PostroomError, Unavailable
 from postroom.domain.inbox import (
@@ -32,41 +33,65 @@ from postroom.domain.inbox import (
 )
 
 MAX_BATCH = 500
+MAX_KNOWN = 10_000
+"""States of messages in flight that are kept; beyond that, all are forgotten."""
+
+Connection = psycopg.AsyncConnection[tuple[Any, ...]]
+Decide = Callable[[InboxMessage | None], list[InboxEvent]]
 
 
-class _New(msgspec.Struct, frozen=True):
+class _Change(msgspec.Struct, frozen=True, gc=False):
+    """A message's new row and the event that led to it, as a JSON parameter.
+
+    Arguments:
+        expected: version of the row before the change; 0 if there was none.
+    """
+
     message_id: UUID
     subject: str
     received_at: datetime
-
-
-class _Row(msgspec.Struct, frozen=True):
-    message_id: UUID
     processed_at: datetime | None
     attempts: int
     last_error: str | None
     version: int
     dead_lettered_at: datetime | None
+    expected: int
+    stream: UUID
+    type: str
+    at: datetime
+    state: str
 
 
 class _Operation(NamedTuple):
     """A change of one message.
 
     Arguments:
-        new: the row to insert if it is missing; None requires it to exist.
-        decide: returns the new events of the history.
+        decide: returns the new event of the history, or none.
+        can_be_new: whether the message need not be in the inbox.
     """
 
     message_id: UUID
-    new: _New | None
-    decide: Callable[[InboxMessage | None], list[InboxEvent]]
+    decide: Decide
+    can_be_new: bool
     result: "asyncio.Future[InboxMessage]"
+
+    def succeed(self, message: InboxMessage) -> None:
+        """Return the message's state to the caller, unless it was cancelled."""
+        if not self.result.done():
+            self.result.set_result(message)
+
+    def fail(self, error: Exception) -> None:
+        """Raise an error at the caller, unless it was cancelled."""
+        if not self.result.done():
+            self.result.set_exception(error)
 
 
 class PostgresInbox:
     """The inbox in the service's database, on one connection that is opened on demand.
 
-    Concurrent changes are batched: a busy worker commits once for dozens of messages. A message that is
+    Concurrent changes are batched: a busy worker commits once for dozens of messages, by one statement. Rows
+    are expected to be as this inbox left them when a delivery started, and new messages to have none. Where
+    that is wrong, nothing is written; the row is read and the change decided once more. A message that is
     locked by a handler's transaction is refused as busy instead of waiting.
 
     Arguments:
@@ -80,9 +105,10 @@ class PostgresInbox:
         self._tables = tables or Tables()
         statements = messaging_statements("inbox.sql", self._tables)
         self._sql: dict[str, Any] = {name: for_psycopg(text) for name, text in statements.items()}
-        self._connection: psycopg.AsyncConnection[tuple[Any, ...]] | None = None
+        self._connection: Connection | None = None
         self._turn = asyncio.Lock()
         self._waiting: list[_Operation] = []
+        self._known: dict[UUID, InboxMessage] = {}
         self._writer: asyncio.Task[None] | None = None
 
     async def insert(
@@ -91,13 +117,11 @@ class PostgresInbox:
         """Record that a delivery of a message starts; see `InboxRepository.insert`."""
         subject = subject.replace("\x00", "")
         inbox = self._tables.inbox_messages
-        return await self._change(
-            message_id,
-            lambda message: receive(
-                message, message_id, inbox, subject, at, redrive=redrive, busy_ms=busy_ms
-            ),
-            _New(message_id, subject, utc(at)),
-        )
+
+        def decide(message: InboxMessage | None) -> list[InboxEvent]:
+            return receive(message, message_id, inbox, subject, at, redrive=redrive, busy_ms=busy_ms)
+
+        return await self._change(message_id, decide, can_be_new=True)
 
     async def mark_processed(self, message_id: UUID, at: int) -> InboxMessage:
         """Record that the handler processed the message; see `InboxRepository.mark_processed`."""
@@ -157,14 +181,9 @@ class PostgresInbox:
 
     # -- batches of changes ---
 
-    async def _change(
-        self,
-        message_id: UUID,
-        decide: Callable[[InboxMessage | None], list[InboxEvent]],
-        new: _New | None = None,
-    ) -> InboxMessage:
+    async def _change(self, message_id: UUID, decide: Decide, *, can_be_new: bool = False) -> InboxMessage:
         result: asyncio.Future[InboxMessage] = asyncio.get_running_loop().create_future()
-        self._waiting.append(_Operation(message_id, new, decide, result))
+        self._waiting.append(_Operation(message_id, decide, can_be_new, result))
         if self._writer is None or self._writer.done():
             self._writer = asyncio.create_task(self._write(), context=Context())  # of no message
         return await result
@@ -172,25 +191,19 @@ class PostgresInbox:
     async def _write(self) -> None:
         """Write pending changes, batch by batch, until there are none."""
         while self._waiting:
-            batch = self._next_batch()
-            outcomes = await self._try(batch)
-            if len(batch) > 1 and any(
-                map(_is_row_error, outcomes)
-            ):  # one invalid row must not fail the others
-                outcomes = [outcome for operation in batch for outcome in await self._try([operation])]
-            for operation, outcome in zip(batch, outcomes, strict=True):
-                if operation.result.cancelled():
-                    continue
-                if isinstance(outcome, Exception):
-                    operation.result.set_exception(outcome)
-                else:
-                    operation.result.set_result(outcome)
+            await self._answer(self._next_batch())
 
-    async def _try(self, batch: Sequence[_Operation]) -> list[InboxMessage | Exception]:
+    async def _answer(self, batch: Sequence[_Operation]) -> None:
         try:
-            return await self._apply(batch)
+            await self._apply(batch)
         except Exception as error:
-            return [error] * len(batch)
+            rest = [operation for operation in batch if not operation.result.done()]
+            if len(batch) > 1 and isinstance(error.__cause__, psycopg.DataError):
+                for operation in rest:  # one invalid row must not fail the others
+                    await self._answer([operation])
+            else:
+                for operation in rest:
+                    operation.fail(error)
 
     def _next_batch(self) -> list[_Operation]:
         """Return the next operations, at most one per message."""
@@ -204,69 +217,88 @@ class PostgresInbox:
         self._waiting = later
         return list(batch.values())
 
-    async def _apply(self, batch: Sequence[_Operation]) -> list[InboxMessage | Exception]:
-        async with self._transaction() as connection:
-            new = [operation.new for operation in batch if operation.new is not None]
-            if new:
-                await self._run(connection, "add", {"messages": as_json(new)})
-            messages = await self._load(connection, batch)
-            outcomes: list[InboxMessage | Exception] = []
-            events: list[InboxEvent] = []
-            for operation in batch:
-                outcome, following = self._outcome(operation, messages)
-                outcomes.append(outcome)
-                events += following
-            changed = {UUID(bytes=event.stream) for event in events}
-            rows = [
-                _row(outcome)
-                for outcome in outcomes
-                if isinstance(outcome, InboxMessage) and UUID(bytes=outcome.stream) in changed
-            ]
+    async def _apply(self, batch: Sequence[_Operation]) -> None:
+        async with self._connected() as connection:
+            expected: dict[UUID, InboxMessage | None] = {
+                each.message_id: self._known.pop(each.message_id, None)
+                for each in batch
+                if each.can_be_new or each.message_id in self._known
+            }
+            rest = await self._try(connection, batch, expected, is_current=False)
+            if rest:
+                rest = await self._try(connection, rest, await self._load(connection, rest), is_current=True)
+        for operation in rest:  # changed since they were read, or locked
+            operation.fail(self._busy(operation))
+
+    async def _try(
+        self,
+        connection: Connection,
+        operations: Sequence[_Operation],
+        messages: dict[UUID, InboxMessage | None],
+        *,
+        is_current: bool,
+    ) -> list[_Operation]:
+        """Change the messages whose rows are as expected; return the operations of the others.
+
+        Arguments:
+            messages: the expected states: None without a row, missing if unknown.
+            is_current: the states were just read, so operations that change nothing, or fail, are answered.
+        """
+        rest: list[_Operation] = []
+        changes: list[_Change] = []
+        changed: list[tuple[_Operation, InboxMessage]] = []
+        for operation in operations:
+            message = messages.get(operation.message_id)
+            try:
+                events = self._decide(operation, message) if operation.message_id in messages else []
+            except PostroomError as error:
+                if is_current:
+                    operation.fail(error)
+                else:
+                    rest.append(operation)
+                continue
             if events:
-                await self._run(connection, "update", {"messages": as_json(rows)})
-                await self._run(connection, "insert_events", {"events": as_json(stored_rows(events))})
-        return outcomes
+                (event,) = events
+                new = evolve(message, event)
+                changes.append(_change(0 if message is None else message.version, new, event))
+                changed.append((operation, new))
+            elif is_current and message is not None:
+                operation.succeed(message)
+            else:
+                rest.append(operation)
+        if changes:
+            written = set(await self._run(connection, "write", {"changes": as_json(changes)}))
+            for operation, new in changed:
+                if (operation.message_id,) in written:
+                    self._remember(new)
+                    operation.succeed(new)
+                else:
+                    rest.append(operation)
+        return rest
+
+    def _decide(self, operation: _Operation, message: InboxMessage | None) -> list[InboxEvent]:
+        if message is None and not operation.can_be_new:
+            raise NotFound(f"Message {operation.message_id} is not in the inbox of {shown(self._url)}.")
+        return operation.decide(message)
+
+    def _remember(self, message: InboxMessage) -> None:
+        """Keep the state of a message in flight, whose next change is the end of the delivery."""
+        if message.in_flight_since is None:
+            return
+        if len(self._known) >= MAX_KNOWN:
+            self._known.clear()
+        self._known[message.message_id] = message
 
     async def _load(
-        self, connection: "psycopg.AsyncConnection[tuple[Any, ...]]", batch: Sequence[_Operation]
+        self, connection: Connection, operations: Sequence[_Operation]
     ) -> dict[UUID, InboxMessage | None]:
-        """Lock messages and return their states: None for new rows; messages locked by others are missing."""
-        rows = await self._run(connection, "load", {"ids": [operation.message_id for operation in batch]})
-        messages = {row[0]: self._state(*row) for row in rows}
-        received = [messages.get(operation.message_id) for operation in batch if operation.new is not None]
-        unsettled = [message for message in received if message is not None and not message.is_settled]
-        if unsettled:
-            parameters = {
-                "streams": [UUID(bytes=message.stream) for message in unsettled],
-                "versions": [message.version for message in unsettled],
-            }
-            since = dict(await self._run(connection, "deliveries_in_progress", parameters))
-            for message in unsettled:
-                at = _micros(since.get(UUID(bytes=message.stream)))
-                messages[message.message_id] = msgspec.structs.replace(message, in_flight_since=at)
-        return messages
+        """Return the states of messages, None for those without a row."""
+        ids = [operation.message_id for operation in operations]
+        parameters = {"ids": ids, "streams": [self._stream(id_) for id_ in ids]}
+        rows = await self._run(connection, "load", parameters)
+        return dict.fromkeys(ids) | {row[0]: self._state(*row) for row in rows}
 
-    def _outcome(
-        self, operation: _Operation, messages: dict[UUID, InboxMessage | None]
-    ) -> tuple[InboxMessage | PostroomError, list[InboxEvent]]:
-        if operation.message_id not in messages:
-            return self._absent(operation), []
-        message = messages[operation.message_id]
-        try:
-            events = operation.decide(message)
-        except PostroomError as error:
-            return error, []
-        for event in events:
-            message = evolve(message, event)
-        assert message is not None
-        return message, events
-
-    def _absent(self, operation: _Operation) -> PostroomError:
-        if operation.new is None:
-            return NotFound(
-                f"Message {operation.message_id} is not in the inbox of {shown(self._url)}, or another "
-                "transaction has locked it; deliver it again."
-            )
+    def _busy(self, operation: _Operation) -> PostroomError:
         return Unavailable(
             f"Message {operation.message_id} is being handled by another process; deliver it again later.",
             BUSY_RETRY_MS,
@@ -282,8 +314,9 @@ class PostgresInbox:
         last_error: str | None,
         version: int,
         dead_lettered_at: datetime | None,
+        in_flight_since: datetime | None,
     ) -> InboxMessage | None:
-        if not version:  # inserted by this transaction
+        if not version:  # inserted by plain SQL
             return None
         return InboxMessage(
             self._stream(message_id).bytes,
@@ -295,6 +328,7 @@ class PostgresInbox:
             attempts,
             last_error,
             _micros(dead_lettered_at),
+            _micros(in_flight_since),
         )
 
     def _stream(self, message_id: UUID) -> UUID:
@@ -303,14 +337,13 @@ class PostgresInbox:
     # -- connection ---
 
     @asynccontextmanager
-    async def _transaction(self) -> AsyncIterator["psycopg.AsyncConnection[tuple[Any, ...]]"]:
+    async def _connected(self) -> AsyncIterator[Connection]:
         async with self._turn:
             if self._connection is None or self._connection.closed:
                 self._connection = await connect_async(self._url, "postroom inbox")
                 self._connection.prepare_threshold = None  # PgBouncer may switch server connections
             try:
-                async with self._connection.transaction():
-                    yield self._connection
+                yield self._connection
             except psycopg.errors.UndefinedTable as error:
                 raise Unavailable(
                     f"The database {shown(self._url)} has no inbox: {error.diag.message_primary}. Run "
@@ -319,19 +352,35 @@ class PostgresInbox:
             except psycopg.Error as error:
                 raise describe(error, self._url) from error
 
+    @asynccontextmanager
+    async def _transaction(self) -> AsyncIterator[Connection]:
+        async with self._connected() as connection, connection.transaction():
+            yield connection
+
     async def _run(
-        self,
-        connection: "psycopg.AsyncConnection[tuple[Any, ...]]",
-        name: str,
-        parameters: dict[str, Any],
+        self, connection: Connection, name: str, parameters: dict[str, Any]
     ) -> list[tuple[Any, ...]]:
         cursor = await connection.execute(self._sql[name], parameters)
         return await cursor.fetchall() if cursor.description is not None else []
 
 
-def _is_row_error(outcome: object) -> bool:
-    """Return whether a transaction failed because of the data of a row."""
-    return isinstance(outcome, Exception) and isinstance(outcome.__cause__, psycopg.DataError)
+def _change(expected: int, message: InboxMessage, event: InboxEvent) -> _Change:
+    type_, state = CODEC.to_row(event)
+    return _Change(
+        message.message_id,
+        message.subject,
+        utc(message.received_at),
+        _utc(message.processed_at),
+        message.attempts,
+        message.last_error,
+        message.version,
+        _utc(message.dead_lettered_at),
+        expected,
+        UUID(bytes=event.stream),
+        type_,
+        utc(event.at),
+        state.hex(),
+    )
 
 
 def _on_existing(
@@ -339,17 +388,6 @@ def _on_existing(
 ) -> list[InboxEvent]:
     assert message is not None, "a row of version 0 is never committed"
     return decide(message, **arguments)
-
-
-def _row(message: InboxMessage) -> _Row:
-    return _Row(
-        message.message_id,
-        _utc(message.processed_at),
-        message.attempts,
-        message.last_error,
-        message.version,
-        _utc(message.dead_lettered_at),
-    )
 
 
 def _utc(at: int | None) -> datetime | None:

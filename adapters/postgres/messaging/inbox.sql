@@ -19,33 +19,47 @@ SELECT stream, version, type, at, decode(state, 'hex')
 FROM jsonb_to_recordset(CAST(CAST(:events AS text) AS jsonb))
     AS event (stream uuid, version int, type text, at timestamptz, state text);
 
--- name: add
-INSERT INTO inbox_messages (message_id, subject, received_at)
-SELECT message_id, subject, received_at
-FROM jsonb_to_recordset(CAST(CAST(:messages AS text) AS jsonb))
-    AS message (message_id uuid, subject text, received_at timestamptz)
-ON CONFLICT (message_id) DO NOTHING;
-
--- name: load
-SELECT message_id, subject, received_at, processed_at, attempts, last_error, version, dead_lettered_at
-FROM inbox_messages WHERE message_id = ANY(:ids)
-FOR UPDATE SKIP LOCKED;
-
--- name: deliveries_in_progress
-SELECT stream, at
-FROM aggregate_events
-JOIN unnest(CAST(:streams AS uuid[]), CAST(:versions AS int[])) AS latest (stream, version) USING (stream, version)
-WHERE type LIKE 'InboxMessageReceived.%';
-
--- name: update
-UPDATE inbox_messages AS stored
-SET processed_at = message.processed_at, attempts = message.attempts, last_error = message.last_error,
-    version = message.version, dead_lettered_at = message.dead_lettered_at
-FROM jsonb_to_recordset(CAST(CAST(:messages AS text) AS jsonb)) AS message (
-    message_id uuid, processed_at timestamptz, attempts int, last_error text, version int,
-    dead_lettered_at timestamptz
+-- Changes whose rows are locked, or not of the expected version, are left out; the result has the others.
+-- name: write
+WITH change AS MATERIALIZED (
+    SELECT * FROM jsonb_to_recordset(CAST(CAST(:changes AS text) AS jsonb)) AS change (
+        message_id uuid, subject text, received_at timestamptz, processed_at timestamptz, attempts int, last_error text,
+        version int, dead_lettered_at timestamptz, expected int, stream uuid, type text, at timestamptz, state text
+    )
+), added AS (
+    INSERT INTO inbox_messages (message_id, subject, received_at, attempts, version)
+    SELECT message_id, subject, received_at, attempts, version FROM change WHERE expected = 0
+    ORDER BY message_id
+    ON CONFLICT (message_id) DO NOTHING
+    RETURNING message_id
+), locked AS MATERIALIZED (
+    SELECT stored.message_id FROM change JOIN inbox_messages AS stored USING (message_id)
+    WHERE stored.version = change.expected
+    FOR UPDATE OF stored SKIP LOCKED
+), updated AS (
+    UPDATE inbox_messages AS stored
+    SET processed_at = change.processed_at, attempts = change.attempts, last_error = change.last_error,
+        version = change.version, dead_lettered_at = change.dead_lettered_at
+    FROM change JOIN locked USING (message_id)
+    WHERE stored.message_id = change.message_id
+    RETURNING stored.message_id
+), written AS (
+    SELECT message_id FROM added UNION ALL SELECT message_id FROM updated
+), history AS (
+    INSERT INTO aggregate_events (stream, version, type, at, state)
+    SELECT stream, version, type, at, decode(state, 'hex') FROM change JOIN written USING (message_id)
 )
-WHERE stored.message_id = message.message_id;
+SELECT message_id FROM written;
+
+-- The time at which a delivery in progress began is that of the history's last event.
+-- name: load
+SELECT stored.message_id, stored.subject, stored.received_at, stored.processed_at, stored.attempts, stored.last_error,
+       stored.version, stored.dead_lettered_at, delivery.at
+FROM unnest(CAST(:ids AS uuid[]), CAST(:streams AS uuid[])) AS wanted (message_id, stream)
+JOIN inbox_messages AS stored USING (message_id)
+LEFT JOIN aggregate_events AS delivery
+    ON delivery.stream = wanted.stream AND delivery.version = stored.version
+    AND delivery.type LIKE 'InboxMessageReceived.%';
 
 -- name: backlog
 SELECT count(*), CAST(extract(epoch FROM min(received_at) FILTER (

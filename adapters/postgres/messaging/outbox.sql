@@ -90,27 +90,25 @@ SELECT event.id FROM outbox_retries AS retry JOIN outbox_events AS event ON even
 WHERE event.published_at IS NULL AND (retry.retry_at IS NULL OR NOT :only_parked)
 ORDER BY event.position LIMIT :limit;
 
+-- Changes of events, and the new events of their histories, are passed as JSON (see `as_json`).
 -- name: mark_published
-WITH published AS (
+WITH mark AS MATERIALIZED (
+    SELECT * FROM jsonb_to_recordset(CAST(CAST(:marks AS text) AS jsonb)) AS mark (id uuid, published_at timestamptz, attempts bigint)
+), published AS (
     UPDATE outbox_events AS event
     SET published_at = mark.published_at, publish_attempts = least(mark.attempts, 2147483647), publish_error = NULL
-    FROM unnest(CAST(:ids AS uuid[]), CAST(:published_at AS timestamptz[]), CAST(:attempts AS bigint[]))
-        AS mark (id, published_at, attempts)
-    WHERE event.id = mark.id AND event.published_at IS NULL
+    FROM mark WHERE event.id = mark.id AND event.published_at IS NULL
 ), settled AS (
-    DELETE FROM outbox_retries WHERE id = ANY(CAST(:ids AS uuid[]))
+    DELETE FROM outbox_retries WHERE id IN (SELECT id FROM mark)
 )
 INSERT INTO aggregate_events (stream, version, type, at, state)
-SELECT * FROM unnest(
-    CAST(:streams AS uuid[]), CAST(:versions AS int[]), CAST(:types AS text[]), CAST(:ats AS timestamptz[]),
-    CAST(:states AS bytea[])
-);
+SELECT stream, version, type, at, decode(state, 'hex')
+FROM jsonb_to_recordset(CAST(CAST(:events AS text) AS jsonb))
+    AS event (stream uuid, version int, type text, at timestamptz, state text);
 
 -- name: reschedule
 WITH mark AS MATERIALIZED (
-    SELECT * FROM unnest(
-        CAST(:ids AS uuid[]), CAST(:attempts AS bigint[]), CAST(:errors AS text[]), CAST(:retry_at AS timestamptz[])
-    ) AS mark (id, attempts, error, retry_at)
+    SELECT * FROM jsonb_to_recordset(CAST(CAST(:marks AS text) AS jsonb)) AS mark (id uuid, attempts bigint, error text, retry_at timestamptz)
 ), failed AS (
     UPDATE outbox_events AS event
     SET publish_attempts = least(mark.attempts, 2147483647), publish_error = mark.error
@@ -122,22 +120,22 @@ WITH mark AS MATERIALIZED (
     ON CONFLICT (id) DO UPDATE SET retry_at = excluded.retry_at
 )
 INSERT INTO aggregate_events (stream, version, type, at, state)
-SELECT * FROM unnest(
-    CAST(:streams AS uuid[]), CAST(:versions AS int[]), CAST(:types AS text[]), CAST(:ats AS timestamptz[]),
-    CAST(:states AS bytea[])
-);
+SELECT stream, version, type, at, decode(state, 'hex')
+FROM jsonb_to_recordset(CAST(CAST(:events AS text) AS jsonb))
+    AS event (stream uuid, version int, type text, at timestamptz, state text);
 
 -- name: discard
-WITH discarded AS (
-    DELETE FROM outbox_events WHERE id = ANY(CAST(:ids AS uuid[]))
+WITH mark AS MATERIALIZED (
+    SELECT * FROM jsonb_to_recordset(CAST(CAST(:marks AS text) AS jsonb)) AS mark (id uuid)
+), discarded AS (
+    DELETE FROM outbox_events WHERE id IN (SELECT id FROM mark)
 ), settled AS (
-    DELETE FROM outbox_retries WHERE id = ANY(CAST(:ids AS uuid[]))
+    DELETE FROM outbox_retries WHERE id IN (SELECT id FROM mark)
 )
 INSERT INTO aggregate_events (stream, version, type, at, state)
-SELECT * FROM unnest(
-    CAST(:streams AS uuid[]), CAST(:versions AS int[]), CAST(:types AS text[]), CAST(:ats AS timestamptz[]),
-    CAST(:states AS bytea[])
-);
+SELECT stream, version, type, at, decode(state, 'hex')
+FROM jsonb_to_recordset(CAST(CAST(:events AS text) AS jsonb))
+    AS event (stream uuid, version int, type text, at timestamptz, state text);
 
 -- name: backlog
 SELECT count(*), CAST(extract(epoch FROM min(occurred_at) FILTER (

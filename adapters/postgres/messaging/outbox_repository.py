@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from datetime import datetime
 from typing import Any, NamedTuple
 from uuid import UUID
 
@@ -9,7 +10,7 @@ import msgspec
 import psycopg
 
 from postroom.adapters.postgres.database import connect_async, describe, shown
-from postroom.adapters.postgres.messaging.aggregate_events import utc
+from postroom.adapters.postgres.messaging.aggregate_events import as_json, stored_rows, utc
 from postroom.adapters.postgres.messaging.tables import Tables, messaging_statements
 from postroom.adapters.sql.transaction import for_psycopg
 from postroom.application.aggregate_codec import CODEC
@@ -186,20 +187,15 @@ class PostgresClaim:
 
     async def mark_published(self, decisions: Sequence[Decision]) -> None:
         """Record that the stream stored events (SDS-047 CMD-050)."""
-        await self._write(
-            "mark_published",
-            decisions,
-            published_at=[utc(event.published_at or 0) for event, _ in decisions],
-            attempts=[event.publish_attempts for event, _ in decisions],
-        )
+        await self._write("mark_published", decisions)
 
     async def increment_attempts(self, decisions: Sequence[Decision]) -> None:
         """Record failed attempts, with the times of the next ones, and parked events."""
-        await self._reschedule(decisions)
+        await self._write("reschedule", decisions)
 
     async def retry(self, decisions: Sequence[Decision]) -> None:
         """Make events due at once."""
-        await self._reschedule(decisions)
+        await self._write("reschedule", decisions)
 
     async def discard(self, decisions: Sequence[Decision]) -> None:
         """Remove events without publishing them; their histories remain."""
@@ -229,29 +225,34 @@ class PostgresClaim:
             reason = f"its payload can't be read: {error.diag.message_primary or error}"
         return [row._replace(unreadable=reason) for row in await self._load([id_], with_payload=False)]
 
-    async def _reschedule(self, decisions: Sequence[Decision]) -> None:
-        await self._write(
-            "reschedule",
-            decisions,
-            attempts=[event.publish_attempts for event, _ in decisions],
-            errors=[event.publish_error for event, _ in decisions],
-            retry_at=[None if event.retry_at is None else utc(event.retry_at) for event, _ in decisions],
-        )
-
-    async def _write(self, statement: str, decisions: Sequence[Decision], **columns: list[Any]) -> None:
+    async def _write(self, statement: str, decisions: Sequence[Decision]) -> None:
         if not decisions:
             return
-        changes = [change for _, changes in decisions for change in changes]
-        rows = [CODEC.to_row(change) for change in changes]
-        history = {
-            "streams": [UUID(bytes=change.stream) for change in changes],
-            "versions": [change.version for change in changes],
-            "types": [type_ for type_, _ in rows],
-            "ats": [utc(change.at) for change in changes],
-            "states": [state for _, state in rows],
+        parameters = {
+            "marks": as_json([_mark(event) for event, _ in decisions]),
+            "events": as_json(stored_rows(change for _, changes in decisions for change in changes)),
         }
-        ids = {"ids": [event.id for event, _ in decisions]}
-        await self._connection.execute(self._sql[statement], ids | columns | history)
+        await self._connection.execute(self._sql[statement], parameters)
+
+
+class _Mark(msgspec.Struct, frozen=True, gc=False):
+    """The changed columns of an event, as a JSON parameter."""
+
+    id: UUID
+    published_at: datetime | None
+    attempts: int
+    error: str | None
+    retry_at: datetime | None
+
+
+def _mark(event: OutboxEvent) -> _Mark:
+    return _Mark(
+        event.id,
+        None if event.published_at is None else utc(event.published_at),
+        event.publish_attempts,
+        event.publish_error,
+        None if event.retry_at is None else utc(event.retry_at),
+    )
 
 
 class _Row(NamedTuple):

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from datetime import datetime, timedelta
 from typing import Any
 
-from tests.integration.http_server.test_calls import message, receive, send, topic
+from tests.support.http_messages import message, receive, send, topic
 from tests.support.servers.http import PostroomServer
 
 Line = dict[str, Any]

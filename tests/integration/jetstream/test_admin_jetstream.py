@@ -9,7 +9,7 @@ from postroom.adapters.grpc.admin_client import connect_admins
 from postroom.application.ports.control_plane import Heartbeat
 from postroom.domain.errors import LeaseHeld
 from tests.integration.jetstream.conftest import OpenLeaseStore
-from tests.support.cluster import lease_request
+from tests.support.lease_requests import lease_request
 from tests.support.servers.nats import NatsServer
 
 

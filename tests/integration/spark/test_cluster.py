@@ -3,7 +3,6 @@
 import asyncio
 import json
 import subprocess
-import time
 from collections.abc import Iterator
 from contextlib import closing, suppress
 from pathlib import Path
@@ -23,6 +22,7 @@ from tests.integration.spark.cluster import Bundle, Job
 from tests.projections.histories import STORY, VARIED, live, rebuild
 from tests.support.fixtures import CreateDatabase
 from tests.support.servers.spark import JVM_SECONDS, SparkCluster
+from tests.support.waiting import wait_until
 
 SETTLED, READY, BATCH = 20_000, 4_000, 250
 TOPIC, PASSWORD = "orders", "open-sesame"
@@ -102,9 +102,8 @@ def test_a_rebuild_loses_nothing_when_a_worker_is_killed_in_its_middle(
 ) -> None:
     victim, _ = cluster.workers
     with Job(bundle, cluster, tmp_path, "rebuild.py", "--json", store=past.store) as job:
-        while not works(victim.pid):
-            assert job.process.poll() is None, job.said()
-            time.sleep(0.02)
+        wait_until(lambda: job.process.poll() is not None or works(victim.pid))
+        assert job.process.poll() is None, job.said()
         victim.kill()
         try:
             assert job.result()["rows"]["mailbox"] > SETTLED + READY

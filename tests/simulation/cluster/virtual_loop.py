@@ -7,6 +7,8 @@ from concurrent.futures import Executor
 from random import Random
 from typing import Any
 
+from tests.simulation.jobs import Job
+
 MAX_JOB_SECONDS = 0.005
 
 
@@ -34,7 +36,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         start = max(self._now, self._free.get(executor, 0.0)) + self._random.random() * MAX_JOB_SECONDS
         if executor is not None:
             self._free[executor] = start
-        self.call_at(start, self._run_job, done, func, args)
+        self.call_at(start, self._run_job, Job(done, func, args))
         return done
 
     def _sleep(self, seconds: float | None) -> None:
@@ -42,20 +44,9 @@ class VirtualLoop(asyncio.SelectorEventLoop):
             raise AssertionError("The simulation waits for something that never happens.")
         self._now += max(seconds, 1e-6)
 
-    def _run_job(self, done: asyncio.Future[Any], func: Callable[..., Any], args: tuple[Any, ...]) -> None:
-        try:
-            result, error = func(*args), None
-        except Exception as raised:
-            result, error = None, raised
-        self.call_later(self._random.random() * MAX_JOB_SECONDS, self._finish_job, done, result, error)
-
-    def _finish_job(self, done: asyncio.Future[Any], result: Any, error: Exception | None) -> None:
-        if done.cancelled():
-            return
-        if error is None:
-            done.set_result(result)
-        else:
-            done.set_exception(error)
+    def _run_job(self, job: Job) -> None:
+        job.run()
+        self.call_later(self._random.random() * MAX_JOB_SECONDS, job.finish)
 
 
 class _Selector(selectors.DefaultSelector):

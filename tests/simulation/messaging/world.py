@@ -9,10 +9,10 @@ from typing import Any, NamedTuple, TypeVar
 from uuid import UUID
 
 import psycopg
-from nats.aio.client import Client
 from nats.errors import Error as NatsError
 from nats.js.errors import NotFoundError
 
+from postroom.adapters.nats.client import SupervisedClient
 from postroom.adapters.nats.connection import connect
 from postroom.adapters.nats.dead_letter_queue import JetStreamDeadLetterQueue
 from postroom.adapters.nats.definitions import ConsumerDefinition, StreamDefinition, with_defaults
@@ -158,7 +158,7 @@ class World:
         self._service: dict[str, psycopg.Connection[Any]] = {}
         self._is_broker_down = self._is_broker_new = False
         self._outbox = Outbox(wall=self.clock.wall)
-        self._clients: dict[str, tuple[Client, AbstractAsyncContextManager[Client]]] = {}
+        self._clients: dict[str, tuple[SupervisedClient, AbstractAsyncContextManager[SupervisedClient]]] = {}
         self.admin = psycopg.connect(servers.database, autocommit=True)
         self.admin.execute(
             "TRUNCATE outbox_events, outbox_retries, inbox_messages, aggregate_events, effects"
@@ -341,7 +341,7 @@ class World:
 
     # -- connections ---
 
-    async def _client(self, name: str) -> Client:
+    async def _client(self, name: str) -> SupervisedClient:
         """Return a process's connection: the one it has, connected again after an outage, or a new one."""
         if name not in self._clients:
             connection = connect(NatsSettings(self.url), name)

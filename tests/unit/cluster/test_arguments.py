@@ -11,7 +11,8 @@ from postroom.application.cluster.control_plane_settings import ControlPlaneSett
 from postroom.application.ports.control_plane import Heartbeat
 from postroom.domain.errors import InvalidRequest
 from tests.support.clocks import ManualClock
-from tests.support.cluster import RecordedPush, call_at_once, lease_request
+from tests.support.lease_requests import lease_request
+from tests.support.route_push import RecordedPush, call_at_once
 
 VALUES: list[Any] = [0, -1, True, 1.5, b"x", "", "\ud800", "a\0b", [], {}, object(), 1 << 64, float("nan")]
 MAILBOX = "orders@proxy-1"

@@ -13,7 +13,8 @@ from postroom.domain.errors import InvalidRequest, LeaseHeld, LeaseLost, Unavail
 from postroom.domain.lease.partitions import partition_of
 from postroom.domain.lease.policy import LeasePolicy
 from tests.support.clocks import ManualClock
-from tests.support.cluster import RecordedPush, call_at_once, lease_request
+from tests.support.lease_requests import lease_request
+from tests.support.route_push import RecordedPush, call_at_once
 
 MAILBOX, OTHER = "orders@proxy-1", "bills@proxy-2"
 POLICY = LeasePolicy(ttl_ms=10_000, heartbeat_interval_ms=2_000, grace_period_ms=2_000)

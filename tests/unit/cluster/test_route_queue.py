@@ -6,7 +6,7 @@ from postroom.application.cluster import route_queue
 from postroom.application.cluster.route_queue import PushCounts, RouteQueue
 from postroom.application.ports.route_push import RouteChange
 from tests.support.clocks import ManualClock
-from tests.support.cluster import RecordedPush
+from tests.support.route_push import RecordedPush
 from tests.support.waiting import until
 
 ADDRESS = "127.0.0.1:7101"

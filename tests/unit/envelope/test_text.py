@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from postroom.domain.envelope.build import build_envelope
 from postroom.domain.envelope.text import payload_text
 from postroom.domain.envelope.v1.envelope_pb2 import EncryptionType, PrismEnvelope
+from tests.support.envelopes import build_envelope
 
 
 def text_of(payload: bytes, **headers: Any) -> str | None:

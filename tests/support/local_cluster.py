@@ -12,7 +12,7 @@ from postroom.adapters.grpc.handlers import MailboxHandlers
 from postroom.application.cluster.served_mailboxes import ServedMailboxes
 from postroom.application.service import unrestricted
 from postroom.application.surface_metrics import SurfaceMetrics
-from tests.support.control_planes import FixedControlPlane
+from tests.support.fixed_control_plane import FixedControlPlane
 from tests.support.proxies import Owner, RunningProxy, running_owner, running_proxy, service_of
 
 UNUSED_ADDRESS = "127.0.0.1:1"

@@ -1,15 +1,12 @@
-"""Parts of a cluster that are under the control of a test."""
+"""What an admin pushes to proxies, recorded, and its blocking work done at once."""
 
 from collections.abc import Callable
 from typing import TypeVar
 
-from postroom.application.ports.control_plane import LeaseRequest
 from postroom.application.ports.route_push import RouteChange
 from postroom.domain.errors import Unavailable
 
 T = TypeVar("T")
-
-ACQUISITION = "0192d1f0-7c1a-7000-8000-{:012x}"
 
 
 async def call_at_once(work: Callable[[], T], /) -> T:
@@ -40,29 +37,3 @@ class RecordedPush:
     def mailboxes(self, address: str) -> list[str]:
         """Return the mailboxes of the changes of which a proxy was told."""
         return [each.mailbox for each in self.changes.get(address, [])]
-
-
-def lease_request(
-    mailbox: str = "orders@proxy-1",
-    runner: str = "runner-1",
-    *,
-    attempt: int = 1,
-    proxy: str = "proxy-1",
-    address: str = "127.0.0.1:7001",
-    log_epoch: int = 0,
-    ttl_ms: int | None = None,
-) -> LeaseRequest:
-    """Return a request for a lease.
-
-    Arguments:
-        attempt: number of the acquisition; the same number repeats it.
-    """
-    return LeaseRequest(
-        mailbox=mailbox,
-        runner=runner,
-        proxy=proxy,
-        address=address,
-        acquisition=ACQUISITION.format(attempt),
-        log_epoch=log_epoch,
-        ttl_ms=ttl_ms,
-    )

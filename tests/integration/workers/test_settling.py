@@ -1,0 +1,218 @@
+"""A worker settles each delivery as its handler ends: once when all is well, again after a failure."""
+
+import asyncio
+import functools
+import threading
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import msgspec
+import pytest
+
+from postroom import ReceivedMessage, Worker
+from postroom.adapters.compose import Postroom
+from tests.support.waiting import SECONDS, until
+from tests.support.worker_runs import running, send, unsettled
+
+
+class Order(msgspec.Struct):
+    id: str
+    total: int
+
+
+async def test_a_message_whose_handler_raises_is_retried_and_then_dead_lettered_with_the_error(
+    mailbox: Postroom,
+) -> None:
+    worker, attempts = Worker(), []
+
+    @worker.consumer("orders", concurrency=3)
+    async def handle(message: ReceivedMessage) -> None:
+        attempts.append((message.payload, message.attempt))
+        if message.payload == b"bad" or message.attempt == 1:
+            raise ValueError(f"no {message.payload.decode()}")
+
+    await send(mailbox, b"bad", b"good")
+    async with running(worker, mailbox) as task:
+        await until(lambda: len(attempts) == 4, SECONDS)
+    assert sorted(attempts) == [(b"bad", 1), (b"bad", 2), (b"good", 1), (b"good", 2)]
+    assert (task.result().handled, task.result().failed) == (1, 3)
+    assert await unsettled(mailbox) == {"dead": 1}
+    (dead,) = await mailbox.list_dead_letters()
+    assert dead.last_error == "ValueError: no bad"
+
+
+class NoText(Exception):
+    def __str__(self) -> str:
+        raise ValueError("no text")
+
+
+class NoException(BaseException):
+    """As pytest, trio and gevent derive theirs."""
+
+
+@pytest.mark.parametrize(
+    "error",
+    [SystemExit, asyncio.CancelledError, StopIteration, TimeoutError, KeyError, NoText, NoException],
+)
+@pytest.mark.parametrize("is_async", [True, False])
+async def test_no_exception_of_a_handler_ends_the_worker(
+    mailbox: Postroom, error: type[BaseException], is_async: bool
+) -> None:
+    worker = Worker()
+
+    async def handle_async(data: bytes) -> None:
+        if data == b"bad":
+            raise error if error is not StopIteration else RuntimeError
+
+    def handle(data: bytes) -> None:
+        if data == b"bad":
+            raise error
+
+    worker.consumer("orders")(handle_async if is_async else handle)
+    await send(mailbox, b"bad", b"good")
+    counts = await worker.run(mailbox, once=True)
+    assert (counts.handled, counts.failed >= 1) == (1, True)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, GeneratorExit])
+async def test_a_thread_that_raises_what_ends_a_loop_fails_only_its_delivery(
+    mailbox: Postroom, error: type[BaseException]
+) -> None:
+    worker = Worker()
+
+    @worker.consumer("orders")
+    def handle(data: bytes) -> None:
+        if data == b"bad":
+            raise error
+
+    await send(mailbox, b"bad", b"good")
+    assert (await worker.run(mailbox, once=True)).handled == 1
+
+
+async def test_an_error_whose_text_is_no_utf_8_is_kept(mailbox: Postroom) -> None:
+    worker = Worker()
+
+    @worker.consumer("orders")
+    async def handle(_: bytes) -> None:
+        raise ValueError("\ud800")
+
+    await send(mailbox, b"bad")
+    async with running(worker, mailbox):
+        while not (dead := await mailbox.list_dead_letters()):
+            await asyncio.sleep(0.01)
+    assert dead[0].last_error == "ValueError: \\ud800"
+
+
+async def test_a_coroutine_function_that_a_decorator_wraps_is_awaited(mailbox: Postroom) -> None:
+    worker, seen = Worker(), list[bytes]()
+
+    async def handle(data: bytes) -> None:
+        await asyncio.sleep(0)
+        seen.append(data)
+
+    @worker.consumer("orders")
+    @functools.wraps(handle)
+    def wrapper(data: bytes) -> Any:
+        return handle(data)
+
+    await send(mailbox, b"1")
+    assert (await worker.run(mailbox, once=True)).handled == 1
+    assert seen == [b"1"]
+
+
+async def test_a_handler_that_is_a_generator_fails_because_nothing_runs_it(mailbox: Postroom) -> None:
+    worker = Worker()
+
+    @worker.consumer("sync")
+    def generator(data: bytes) -> Iterator[bytes]:
+        yield data
+
+    @worker.consumer("async")
+    async def asynchronous(data: bytes) -> AsyncIterator[bytes]:
+        yield data
+
+    await send(mailbox, b"1", topic="sync")
+    await send(mailbox, b"1", topic="async")
+    counts = await worker.run(mailbox, once=True)
+    assert (counts.handled, counts.failed >= 2) == (0, True)
+
+
+async def test_a_payload_that_can_not_be_decoded_fails_its_delivery(mailbox: Postroom) -> None:
+    worker = Worker()
+
+    @worker.consumer("orders")
+    def handle(order: Order) -> None: ...
+
+    await send(mailbox, b'{"id": "a"}', b'{"id": "a", "total": 1}')
+    async with running(worker, mailbox):
+        async with asyncio.timeout(SECONDS):
+            while await unsettled(mailbox) != {"dead": 1}:
+                await asyncio.sleep(0.01)
+    (dead,) = await mailbox.list_dead_letters()
+    assert "missing required field `total`" in str(dead.last_error)
+
+
+async def test_a_handler_that_exceeds_its_time_limit_fails_its_delivery(mailbox: Postroom) -> None:
+    worker = Worker()
+
+    @worker.consumer("orders", timeout_ms=20)
+    async def handle(_: bytes) -> None:
+        await asyncio.Event().wait()
+
+    await send(mailbox, b"slow")
+    async with running(worker, mailbox):
+        await until(lambda: len(mailbox.engine.mailbox.topics["orders"].dead) == 1, SECONDS)
+    (dead,) = await mailbox.list_dead_letters()
+    assert dead.last_error == "the handler exceeded 20 ms"
+
+
+async def test_a_thread_whose_handler_exceeded_its_time_limit_gets_no_other_message_until_it_returns(
+    mailbox: Postroom,
+) -> None:
+    worker, release, attempts = Worker(), threading.Event(), []
+
+    @worker.consumer("orders", timeout_ms=20)
+    def handle(message: ReceivedMessage) -> None:
+        attempts.append(message.attempt)
+        release.wait(SECONDS)
+
+    await send(mailbox, b"slow")
+    async with running(worker, mailbox) as task:
+        async with asyncio.timeout(SECONDS):
+            while await unsettled(mailbox) != {"in_flight": 1} or attempts != [1]:
+                await asyncio.sleep(0.01)
+        await asyncio.sleep(0.2)
+        assert attempts == [1]
+        release.set()
+        await until(lambda: attempts == [1, 2], SECONDS)
+    assert (task.result().handled, task.result().failed) == (1, 1)
+
+
+async def test_a_delivery_is_extended_while_its_handler_runs(mailbox: Postroom) -> None:
+    worker, attempts = Worker(), []
+
+    @worker.consumer("orders", visibility_ms=250)
+    async def handle(message: ReceivedMessage) -> None:
+        attempts.append(message.attempt)
+        await asyncio.sleep(1)
+
+    await send(mailbox, b"1", b"2")
+    assert (await worker.run(mailbox, once=True)).handled == 2
+    assert attempts == [1, 1]
+
+
+async def test_no_more_handlers_run_at_once_than_the_concurrency(mailbox: Postroom) -> None:
+    worker, now, most = Worker(), 0, 0
+
+    @worker.consumer("orders", concurrency=7)
+    async def handle(_: bytes) -> None:
+        nonlocal now, most
+        now += 1
+        most = max(most, now)
+        await asyncio.sleep(0.01)
+        now -= 1
+
+    await send(mailbox, *[b"x"] * 100)
+    assert (await worker.run(mailbox, once=True)).handled == 100
+    assert most == 7
+    assert await unsettled(mailbox) == {}
