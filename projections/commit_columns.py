@@ -6,10 +6,11 @@ their positions. No Python object is made for an event, only for values that dif
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import reduce
 from itertools import accumulate
 from operator import and_
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 import pyarrow as pa
@@ -62,6 +63,7 @@ JOINED = {
     "envelope_hash": ("envelopes_hashed", HASH_BYTES),
 }
 """Fields of runs with values of one size that are joined, and the size."""
+_COMMIT_COLUMNS = ("epoch", "at", "chain")
 _EXTENT_COLUMNS = ("mailbox_id", "mailbox", "as_of")
 _decode_envelopes = msgspec.msgpack.Decoder(list[bytes]).decode
 _json = msgspec.json.Encoder().encode
@@ -177,12 +179,13 @@ def _column(rows: "_Rows", extent: LogExtent, name: str) -> pa.Array:
     return rows.column(name)
 
 
-class _Group(NamedTuple):
-    """Runs of one type, with the envelopes of their messages, if they are needed."""
+@dataclass
+class _Group:
+    """Runs of one type with their events, and the envelopes of their messages, if they are needed."""
 
-    runs: list[AnyRun]
-    counts: list[int]
-    envelopes: list[bytes]
+    size: int = 0
+    runs: list[AnyRun] = field(default_factory=list)
+    envelopes: list[bytes] = field(default_factory=list)
 
 
 class _Rows:
@@ -196,102 +199,110 @@ class _Rows:
         self, commits: Sequence[Commit], where: Sequence[Condition], *, needs_envelopes: bool
     ) -> None:
         self.groups: dict[type[Run], _Group] = {}
-        self._commits = commits
-        counts: list[int] = []
+        self._runs: list[AnyRun] = []
+        self._commits: list[Commit] = []  # those of the runs
         positions: list[int] = []
-        numbers: list[int] = []  # of the commits
-        kinds: list[type[Run]] = []
         starts: list[int] = []  # within the group
-        sizes: dict[type[Run], int] = {}
-        for number, commit in enumerate(commits):
+        for commit in commits:
             position = commit.first
             runs = decode_runs(commit)
             for run in runs:
                 kind = type(run)
                 if may_match(where, None if kind is StoredRun else kind.event.__name__):
-                    group = self.groups.setdefault(kind, _Group([], [], []))
-                    group.runs.append(run)
-                    group.counts.append(run.count)
-                    counts.append(run.count)
+                    group = self.groups.setdefault(kind, _Group())
+                    self._runs.append(run)
+                    self._commits.append(commit)
                     positions.append(position)
-                    numbers.append(number)
-                    kinds.append(kind)
-                    starts.append(sizes.get(kind, 0))
-                    sizes[kind] = starts[-1] + run.count
+                    starts.append(group.size)
+                    group.runs.append(run)
+                    group.size += run.count
                 position += run.count
             if needs_envelopes and SentRun in self.groups:
                 self.groups[SentRun].envelopes.extend(_envelopes(commit, runs))
-        self._sizes = sizes
-        if not counts:
+        if not self._runs:
             return
-        offsets = dict(zip(sizes, accumulate(sizes.values(), initial=0), strict=False))
+        sizes = accumulate((group.size for group in self.groups.values()), initial=0)
+        self._offsets = dict(zip(self.groups, sizes, strict=False))
+        counts = [run.count for run in self._runs]
         ends = pa.array(accumulate(counts), pa.int32())
-        total = ends[-1].as_py()
+        total = sum(counts)
         self.positions = _ramps(positions, counts, ends, total)
-        self._numbers = _repeated(pa.array(numbers, pa.int32()), ends)
-        rows = [offsets[kind] + start for kind, start in zip(kinds, starts, strict=True)]
+        self._run_numbers = _repeated(pa.arange(0, len(counts)).cast(pa.int32()), ends)
+        rows = [self._offsets[type(run)] + start for run, start in zip(self._runs, starts, strict=True)]
         self._order = _ramps(rows, counts, ends, total)
 
     def filter(self, mask: pa.Array) -> None:
         """Keep the rows for which the mask is true."""
-        self.positions, self._numbers, self._order = (
-            each.filter(mask) for each in (self.positions, self._numbers, self._order)
+        self.positions, self._run_numbers, self._order = (
+            each.filter(mask) for each in (self.positions, self._run_numbers, self._order)
         )
 
     def column(self, name: str) -> pa.Array:
         """Return a column of `EVENT_COLUMNS`."""
         type_ = EVENT_COLUMNS[name].arrow
-        if name in ("epoch", "at", "chain"):
-            return pa.array([getattr(commit, name) for commit in self._commits], type_).take(self._numbers)
-        arrays = [
-            _array(kind, group, size, name, type_)
-            for (kind, group), size in zip(self.groups.items(), self._sizes.values(), strict=True)
-        ]
-        if all(array is None for array in arrays):
+        if name in _COMMIT_COLUMNS:
+            return self._constants([getattr(commit, name) for commit in self._commits], type_)
+        if name in FIELDS or name == "event":
+            values = [_values(run, name) for run in self._runs]
+            if not any(type(each) is list for each in values):
+                return self._constants(values, type_)
+        arrays = {kind: _array(kind, group, name, type_) for kind, group in self.groups.items()}
+        present = [kind for kind, array in arrays.items() if array is not None]
+        if not present:
             return pa.nulls(len(self._order), type_)
-        present = (
-            pa.nulls(size, type_) if array is None else array
-            for array, size in zip(arrays, self._sizes.values(), strict=True)
-        )
-        return pa.concat_arrays(list(present)).take(self._order)
+        if len(present) == 1:
+            (kind,) = present
+            return arrays[kind].take(self._rows_of(kind))  # type: ignore[union-attr]  # it is present
+        return pa.concat_arrays(
+            [
+                pa.nulls(self.groups[kind].size, type_) if array is None else array
+                for kind, array in arrays.items()
+            ]
+        ).take(self._order)
+
+    def _constants(self, values: Sequence[Any], type_: pa.DataType) -> pa.Array:
+        """Return a column with one value for each run."""
+        if values.count(values[0]) == len(values):
+            return pa.repeat(pa.scalar(values[0], type_), len(self._order))
+        return pa.array(values, type_).take(self._run_numbers)
+
+    def _rows_of(self, kind: type[Run]) -> pa.Array:
+        """Return the row of each event within a group, null for events of other types."""
+        rows = pc.subtract(self._order, self._offsets[kind])
+        is_within = pc.and_(pc.greater_equal(rows, 0), pc.less(rows, self.groups[kind].size))
+        return pc.if_else(is_within, rows, None)
 
 
-def _array(kind: type[Run], group: _Group, size: int, name: str, type_: pa.DataType) -> pa.Array | None:
-    """Return a column of the runs of a group, or None if they have no such field."""
+def _values(run: AnyRun, name: str) -> Any:
+    """Return the values of a column of a run: a list, or one value; None if it has no such field."""
     if name == "event":
-        if kind is StoredRun:
-            return _values([run.topics for run in group.runs], group.counts, type_)  # type: ignore[union-attr]
-        return pa.repeat(pa.scalar(kind.event.__name__, type_), size)
+        return run.topics if type(run) is StoredRun else type(run).event.__name__
+    values = getattr(run, FIELDS[name], None)
+    if name == "custom_headers":
+        return list(map(_text, values)) if type(values) is list else _text(values)
+    return values
+
+
+def _array(kind: type[Run], group: _Group, name: str, type_: pa.DataType) -> pa.Array | None:
+    """Return a column of the runs of a group, or None if they have no such field."""
     if name == "envelope":
         return pa.array(group.envelopes, type_) if kind is SentRun else None
     if name in JOINED:
-        field, width = JOINED[name]
-        if field not in kind.__struct_fields__:
+        joined, width = JOINED[name]
+        if joined not in kind.__struct_fields__:
             return None
-        return _split(b"".join([getattr(run, field) for run in group.runs]), width, size)
-    field = FIELDS[name]
-    if field not in kind.__struct_fields__:
+        return _split(b"".join([getattr(run, joined) for run in group.runs]), width, group.size)
+    if name != "event" and FIELDS[name] not in kind.__struct_fields__:
         return None
-    values = [getattr(run, field) for run in group.runs]
-    if name == "custom_headers":
-        values = [list(map(_text, each)) if type(each) is list else _text(each) for each in values]
-    return _values(values, group.counts, type_)
-
-
-def _values(values: Sequence[Any], counts: Sequence[int], type_: pa.DataType) -> pa.Array:
-    """Return the values of a column of several runs, each a list or one value for the whole run."""
-    if not any(type(each) is list for each in values):
-        if values.count(values[0]) == len(values):
-            return pa.repeat(pa.scalar(values[0], type_), sum(counts))
-        return _repeated(pa.array(values, type_), pa.array(accumulate(counts), pa.int32()))
     flat: list[Any] = []
-    for each, count in zip(values, counts, strict=True):
-        if type(each) is not list:
-            flat += [each] * count
-        elif len(each) == count:
-            flat += each
+    for run in group.runs:
+        values = _values(run, name)
+        if type(values) is not list:
+            flat += [values] * run.count
+        elif len(values) == run.count:
+            flat += values
         else:
-            raise ValueError(f"a column has {len(each)} values of {count}")
+            raise ValueError(f"a column has {len(values)} values of {run.count}")
     return pa.array(flat, type_)
 
 

@@ -134,13 +134,14 @@ class AmnesiaEventLog(MemoryEventLog):
         """Return the estimated size of the log; see `CommitReader.size`."""
         return LogSize(self._used, self._used)
 
-    def save_snapshot(self, snapshot: StoredSnapshot) -> None:
-        """Save a snapshot in place of the former ones, unless its commit was not appended."""
+    def save_snapshot(self, snapshot: StoredSnapshot, keep_from: int = 0) -> None:
+        """Save a part of a snapshot, unless its commit was not appended; see `EventLog.save_snapshot`."""
         if not ends_with(self, snapshot.position, snapshot.chain):
             return
+        before = self._snapshots
+        super().save_snapshot(snapshot, keep_from)
         with self._lock:
-            self._used += len(snapshot.state) - sum(len(each.state) for each in self._snapshots)
-            self._snapshots = [snapshot]
+            self._used += sum(len(each.state) for each in self._snapshots) - sum(len(e.state) for e in before)
 
     def _encoded(self, commit: Commit) -> Commit:
         records = self.at_positions(range(commit.first, commit.last + 1)).values()

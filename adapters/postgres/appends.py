@@ -1,23 +1,20 @@
 """The statement that appends commits to a log in PostgreSQL, in one round trip."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from postroom.adapters.postgres.columns import Packed, array, integer, integers, uuids
 from postroom.adapters.sql.statements import statements
 from postroom.application.mailbox.compression import compress
-from postroom.domain.commit import POSITIONS_PER_MAILBOX, Commit, IndexEntry, LastEvent
+from postroom.domain.commit import POSITIONS_PER_MAILBOX, Commit, IndexEntry
 
 _SQL = statements("postroom.adapters.postgres", "appends.sql")
 
 
-def append_statement(
-    mailbox: int, partition_positions: int, commits: Sequence[Commit]
-) -> tuple[str, dict[str, Packed]]:
-    """Return the statement that appends commits and changes the index, and its values.
+def append_statement(mailbox: int, commits: Sequence[Commit]) -> tuple[str, dict[str, Packed]]:
+    """Return the statement that appends commits with their entries of the index, and its values.
 
     Arguments:
         mailbox: the mailbox's id.
-        partition_positions: number of positions in each of its partitions.
     """
     base = mailbox * POSITIONS_PER_MAILBOX
     values = {
@@ -31,36 +28,25 @@ def append_statement(
         "events": array(bytes, [compress(commit.events) for commit in commits]),
         "envelopes": array(bytes, [compress(commit.envelopes) for commit in commits]),
     }
-    entries, updates = _index_changes(commits)
-    if not entries and not updates:
-        return _SQL["append"], values
-    values["entry_places"] = integers([base + entry.position for entry in entries])
-    values["streams"] = uuids([entry.stream for entry in entries])
-    if not updates and all(entry.version == 1 and entry.last is None for entry in entries):
-        return _SQL["append_messages"], values
-    values["versions"] = integers([entry.version for entry in entries])
-    values["entry_lasts"] = array(int, [entry.last for entry in entries])
-    values["updated_places"] = integers([base + update.position for update in updates])
-    values["updated_streams"] = uuids([update.stream for update in updates])
-    values["updated_lasts"] = integers([update.last for update in updates])
-    low, high = _partitions(partition_positions, [update.position for update in updates])
-    return _SQL["append_and_update"].format(low=base + low, high=base + high), values
-
-
-def _index_changes(commits: Sequence[Commit]) -> tuple[list[IndexEntry], list[LastEvent]]:
-    """Return new entries, and updates of earlier ones: a statement can't update what it inserts."""
     entries = [entry for commit in commits for entry in commit.entries]
-    updates = {
-        (update.stream, update.position): update for commit in commits for update in commit.last_events
-    }
-    if updates:
-        latest = [updates.pop((entry.stream, entry.position), entry).last for entry in entries]
-        entries = [entry._replace(last=last) for entry, last in zip(entries, latest, strict=True)]
-    return entries, list(updates.values())
+    last_events = [(event.stream, event.last) for commit in commits for event in commit.last_events]
+    last_events += [(entry.stream, entry.last) for entry in entries if entry.last is not None]
+    if not entries and not last_events:
+        return _SQL["append"], values
+    streams = [entry.stream for entry in entries] + [stream for stream, _ in last_events]
+    positions = [entry.position for entry in entries] + [last for _, last in last_events]
+    versions = [entry.version for entry in entries]
+    values["entry_places"] = integers([base + position for position in positions])
+    values["streams"] = uuids(streams)
+    if versions.count(1) == len(streams):
+        return _SQL["append_first_events"], values
+    values["versions"] = integers(versions, nulls=len(last_events))
+    return _SQL["append_with_versions"], values
 
 
-def _partitions(size: int, positions: Sequence[int]) -> tuple[int, int]:
-    """Return the first position of the partitions that hold these positions, and the first one after them."""
-    if not positions:
-        return 1, 1
-    return (min(positions) - 1) // size * size + 1, -(-max(positions) // size) * size + 1
+def index_rows(entries: Iterable[IndexEntry]) -> Iterator[tuple[bytes, int | None, int]]:
+    """Yield the rows of the index, as stream, version and position: without a version for last events."""
+    for stream, version, position, last in entries:
+        yield stream, version, position
+        if last is not None:
+            yield stream, None, last

@@ -9,8 +9,7 @@ SELECT rows.* FROM guard, unnest(
     %(events)s::bytea[], %(envelopes)s::bytea[]
 ) AS rows;
 
--- name: append_messages
--- All entries are those of first events.
+-- name: append_first_events
 WITH guard AS (SELECT FROM postroom.mailbox_names WHERE id = %(id)s::bigint AND removed_through < %(first)s::bigint),
 entries AS (
     INSERT INTO postroom.log_index (place, version, stream)
@@ -22,22 +21,11 @@ SELECT rows.* FROM guard, unnest(
     %(events)s::bytea[], %(envelopes)s::bytea[]
 ) AS rows;
 
--- name: append_and_update
--- With the entries of any events, and updates of earlier ones. `low` and `high` are constants, so that the planner
--- leaves out the partitions that are not updated.
+-- name: append_with_versions
 WITH guard AS (SELECT FROM postroom.mailbox_names WHERE id = %(id)s::bigint AND removed_through < %(first)s::bigint),
 entries AS (
-    INSERT INTO postroom.log_index (place, version, stream, last)
-    SELECT rows.* FROM guard, unnest(
-        %(entry_places)s::bigint[], %(versions)s::bigint[], %(streams)s::uuid[], %(entry_lasts)s::bigint[]
-    ) AS rows
-),
-updates AS (
-    UPDATE postroom.log_index AS entry SET last = rows.last
-    FROM guard, unnest(%(updated_places)s::bigint[], %(updated_streams)s::uuid[], %(updated_lasts)s::bigint[])
-        AS rows (place, stream, last)
-    WHERE entry.stream = rows.stream AND entry.place = rows.place
-        AND entry.place >= {low} AND entry.place < {high}
+    INSERT INTO postroom.log_index (place, stream, version)
+    SELECT rows.* FROM guard, unnest(%(entry_places)s::bigint[], %(streams)s::uuid[], %(versions)s::bigint[]) AS rows
 )
 INSERT INTO postroom.log (place, last, epoch, at, chain, events, envelopes)
 SELECT rows.* FROM guard, unnest(

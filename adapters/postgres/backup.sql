@@ -28,8 +28,12 @@ COPY (
 
 -- name: copy_entries
 COPY (
-    SELECT uuid_send(stream), version, place - {base}, last
-    FROM postroom.log_index WHERE place > {base} AND place <= {top}
+    SELECT uuid_send(stream), version, place - {base}, CASE WHEN version = 1 AND last > place THEN last - {base} END
+    FROM postroom.log_index LEFT JOIN (
+        SELECT stream, max(place) AS last FROM postroom.log_index
+        WHERE version IS NULL AND place > {base} AND place <= {top} GROUP BY stream
+    ) AS last_events USING (stream)
+    WHERE version IS NOT NULL AND place > {base} AND place <= {top}
 ) TO STDOUT (FORMAT BINARY);
 
 -- name: snapshots
@@ -72,7 +76,7 @@ SELECT postroom.make_partitions(%(id)s, %(through)s);
 COPY postroom.log (place, last, epoch, at, chain, events, envelopes) FROM STDIN (FORMAT BINARY);
 
 -- name: copy_into_index
-COPY postroom.log_index (stream, version, place, last) FROM STDIN (FORMAT BINARY);
+COPY postroom.log_index (stream, version, place) FROM STDIN (FORMAT BINARY);
 
 -- name: add_snapshot
 INSERT INTO postroom.snapshot (place, chain, state) VALUES (%s, %s, %s);

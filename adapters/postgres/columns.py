@@ -70,11 +70,16 @@ def array(type_: type, values: Sequence[Any]) -> Packed:
     return _array(kind, values)
 
 
-def integers(values: Sequence[int]) -> Packed:
-    """Return an array of integers, to be cast to `bigint[]`."""
+def integers(values: Sequence[int], nulls: int = 0) -> Packed:
+    """Return an array of integers, to be cast to `bigint[]`.
+
+    Arguments:
+        nulls: number of NULLs after them.
+    """
     count = len(values)
     sized = chain.from_iterable(zip(repeat(8), values, strict=False))  # the size of each in bytes
-    return Packed(pack(f"!iiIii{'iq' * count}", 1, 0, _KINDS[int].oid, count, 1, *sized))
+    head = (1, nulls > 0, _KINDS[int].oid, count + nulls, 1)
+    return Packed(pack(f"!iiIii{'iq' * count}", *head, *sized) + _NULL * nulls)
 
 
 def integer(value: int) -> Packed:

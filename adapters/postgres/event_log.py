@@ -14,7 +14,7 @@ from postroom.adapters.postgres.columns import uuid, uuids
 from postroom.adapters.postgres.database import connect, describe, shown, unavailable
 from postroom.adapters.postgres.log_connections import SQL, LogConnections
 from postroom.adapters.postgres.migrate import check_connection
-from postroom.application.mailbox.compression import decompress
+from postroom.application.mailbox.compression import decompress, decompress_envelopes
 from postroom.application.mailbox.records import Records, stream_ids
 from postroom.application.ports.event_log import Head, LogSize, Seal, StoredSnapshot
 from postroom.application.telemetry import logger
@@ -93,7 +93,7 @@ class PostgresEventLog(Records):
         if not commits:
             return
         self._refuse_reader()
-        statement, values = append_statement(self._id, self._partition, commits)
+        statement, values = append_statement(self._id, commits)
         with self._append_lock:
             self._check_end(commits[0])
             if commits[-1].last > self._last_partitioned:
@@ -250,10 +250,10 @@ class PostgresEventLog(Records):
         """Return 0: dropping a partition frees its space at once."""
         return 0
 
-    def save_snapshot(self, snapshot: StoredSnapshot) -> None:
-        """Save a snapshot and drop all but the newest two."""
+    def save_snapshot(self, snapshot: StoredSnapshot, keep_from: int = 0) -> None:
+        """Save a part of a snapshot, and drop those before a position; see `EventLog.save_snapshot`."""
         self._write("save_snapshot", position=snapshot.position, chain=snapshot.chain, state=snapshot.state)
-        self._write("drop_old_snapshots")
+        self._write("drop_snapshots", before=keep_from)
 
     def snapshots(self) -> Iterator[StoredSnapshot]:
         """Yield the saved snapshots, newest first."""
@@ -386,7 +386,7 @@ class PostgresEventLog(Records):
 
 def _commit(row: tuple[Any, ...]) -> Commit:
     first, last, epoch, at, chain, events, envelopes = row
-    return Commit(first, last, epoch, at, chain, decompress(events, first), decompress(envelopes, first))
+    return Commit(first, last, epoch, at, chain, decompress(events, first), decompress_envelopes(envelopes))
 
 
 def mailbox_names(url: str) -> list[str]:

@@ -86,8 +86,12 @@ FROM unnest(%(positions)s::bigint[]) AS input (position), LATERAL (
 ) AS found WHERE last >= position ORDER BY place;
 
 -- name: index_of
-SELECT uuid_send(stream), version, place - %(base)s, last FROM postroom.log_index
-WHERE stream = ANY(%(streams)s::uuid[]) AND place > %(base)s AND place <= %(top)s ORDER BY stream, version;
+SELECT uuid_send(stream), version, place - %(base)s, CASE WHEN version = 1 AND last > place THEN last - %(base)s END
+FROM (
+    SELECT stream, version, place, max(place) FILTER (WHERE version IS NULL) OVER (PARTITION BY stream) AS last
+    FROM postroom.log_index
+    WHERE stream = ANY(%(streams)s::uuid[]) AND place > %(base)s AND place <= %(top)s
+) AS entries WHERE version IS NOT NULL ORDER BY stream, version;
 
 -- name: streams_between
 SELECT uuid_send(stream) FROM postroom.log_index
@@ -144,10 +148,8 @@ SELECT max(last), sum(bytes)::bigint FROM (
 INSERT INTO postroom.snapshot (place, chain, state) VALUES (%(base)s + %(position)s, %(chain)s, %(state)s)
 ON CONFLICT (place) DO UPDATE SET chain = excluded.chain, state = excluded.state;
 
--- name: drop_old_snapshots
-DELETE FROM postroom.snapshot WHERE place > %(base)s AND place <= %(top)s AND place NOT IN (
-    SELECT place FROM postroom.snapshot WHERE place > %(base)s AND place <= %(top)s ORDER BY place DESC LIMIT 2
-);
+-- name: drop_snapshots
+DELETE FROM postroom.snapshot WHERE place > %(base)s AND place < %(base)s + %(before)s;
 
 -- name: snapshot_positions
 SELECT place - %(base)s FROM postroom.snapshot

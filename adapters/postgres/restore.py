@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID
 
+from postroom.adapters.postgres.appends import index_rows
 from postroom.adapters.postgres.backup import (
     COMMIT_TYPES,
     OUTBOX,
@@ -25,7 +26,7 @@ from postroom.application.ports.event_log import Seal, StoredSnapshot
 from postroom.domain.commit import Commit, IndexEntry
 from postroom.domain.errors import InvalidRequest, Unavailable
 
-_ENTRY_TYPES = ("uuid", "int8", "int8", "int8")
+_ENTRY_TYPES = ("uuid", "int8", "int8")
 
 
 class PostgresStoreLoader:
@@ -95,8 +96,8 @@ class PostgresStoreLoader:
         """Add entries to a log's index; see `StoreLoader.add_entries`."""
         base = self._bounds[mailbox]["base"]
         rows = (
-            (UUID(bytes=stream), version, base + position, last)
-            for stream, version, position, last in entries
+            (UUID(bytes=stream), version, base + position)
+            for stream, version, position in index_rows(entries)
         )
         self._copy("copy_into_index", _ENTRY_TYPES, rows)
 

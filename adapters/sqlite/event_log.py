@@ -12,7 +12,7 @@ import msgspec
 
 from postroom.adapters.sql.statements import statements
 from postroom.adapters.sqlite.database import Durability, connect, connect_reader, create, file_id
-from postroom.application.mailbox.compression import compress, decompress
+from postroom.application.mailbox.compression import compress, decompress, decompress_envelopes
 from postroom.application.mailbox.records import Records, stream_ids
 from postroom.application.ports.event_log import Head, LogSize, Seal, StoredSnapshot
 from postroom.domain.commit import POSITIONS_PER_MAILBOX, Commit, IndexEntry
@@ -213,10 +213,10 @@ class SqliteEventLog(Records):
                 raise Unavailable(f"The store {self.path} can't be written: {error}.") from error
         return int((pages - self._fetch("free")[0][0]) * page_bytes)
 
-    def save_snapshot(self, snapshot: StoredSnapshot) -> None:
-        """Save a snapshot and drop all but the newest two."""
+    def save_snapshot(self, snapshot: StoredSnapshot, keep_from: int = 0) -> None:
+        """Save a part of a snapshot, and drop those before a position; see `EventLog.save_snapshot`."""
         self._write("save_snapshot", position=snapshot.position, chain=snapshot.chain, state=snapshot.state)
-        self._write("drop_old_snapshots")
+        self._write("drop_snapshots", before=keep_from)
 
     def snapshots(self) -> Iterator[StoredSnapshot]:
         """Yield the saved snapshots, newest first."""
@@ -370,7 +370,7 @@ def mailbox_names(path: str | Path) -> list[str]:
 def _decompressed(commit: Commit) -> Commit:
     return commit._replace(
         events=decompress(commit.events, commit.first),
-        envelopes=decompress(commit.envelopes, commit.first),
+        envelopes=decompress_envelopes(commit.envelopes),
     )
 
 

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from postroom.application.mailbox.durable_snapshot import save_durable_snapshot
+from postroom.application.mailbox.commit_ends import ends_with
 from postroom.application.mailbox.engine import MailboxEngine
 from postroom.application.ports.volatile_log import VolatileLog
 from postroom.application.telemetry import logger
@@ -20,6 +20,7 @@ MAX_INTERVAL_SECONDS = 300.0
 """Interval at which settled messages are forgotten even if there is room: the default `T_replay`."""
 INTERVAL_RATIO = 4
 """A compaction that takes long is followed by a pause of this many times its duration."""
+SNAPSHOT_TRIES = 5
 
 
 class MemoryBound:
@@ -78,9 +79,16 @@ class MemoryBound:
             pause = max(INTERVAL_SECONDS, INTERVAL_RATIO * (now() - began))
 
     async def compact(self, engine: MailboxEngine) -> int:
-        """Forget settled messages and the earlier deliveries of the others; return the number of events."""
-        saved = await save_durable_snapshot(engine)
-        return 0 if saved is None else await engine.writer.compact(self._log, *saved)
+        """Forget settled messages and the earlier deliveries of the others; return the number of events.
+
+        The state may be ahead of the log; a snapshot of it is void until its commit is appended.
+        """
+        for _ in range(SNAPSHOT_TRIES):
+            # One that needs no earlier part, as those have the ids of messages that settled long ago.
+            taken = await engine.take_snapshot(whole=True)
+            if ends_with(self._log, taken.position, taken.chain):
+                return await engine.writer.compact(self._log, taken.position, taken.unsettled)
+        return 0
 
     def _used(self, mailbox: Mailbox) -> int:
         keys = sum(len(topic.window) for topic in mailbox.topics.values())

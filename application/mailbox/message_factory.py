@@ -1,20 +1,21 @@
 """Factory of `Send` commands: ids, envelopes, hashes and headers of new messages."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import msgspec
 
 from postroom.application.correlation import current_corr_id
+from postroom.application.mailbox.outgoing import OutgoingMessage
 from postroom.application.messages import NewMessage
 from postroom.application.trace_context import SAMPLED, TraceContext
 from postroom.application.tracing import tracer
 from postroom.domain.arguments import check_any_text, check_int, check_text, check_type
-from postroom.domain.envelope.build import EnvelopeTemplate, OpenedEnvelope
+from postroom.domain.envelope.build import EnvelopeTemplate, OpenedEnvelope, make_template
 from postroom.domain.envelope.headers import FIRST_SECOND, LAST_SECOND, extension_text, extract_mailbox_item
 from postroom.domain.envelope.v1.envelope_pb2 import PrismEnvelope
-from postroom.domain.errors import FrameTooLarge, InvalidRequest, Rejected
+from postroom.domain.errors import FrameTooLarge, InvalidRequest
 from postroom.domain.integrity import hash_chain, payload_hash
 from postroom.domain.mailbox.commands import Send
 from postroom.domain.message import MAX_PRIORITY, Headers
@@ -38,7 +39,6 @@ NewId = Callable[[], Id]
 
 _NO_TRACE = TraceContext("", "", 0)
 _NO_ATTRS: dict[str, bytes] = {}
-_EMPTY = NewMessage(topic="", payload=b"")
 _CHECKS: dict[str, Callable[[str, object], object]] = {
     "ttl_seconds": partial(check_int, maximum=MAX_DURATION_MS // SECOND_MS),
     "priority": partial(check_int, maximum=MAX_PRIORITY),
@@ -52,7 +52,8 @@ _CHECKS: dict[str, Callable[[str, object], object]] = {
     "schema_url": check_any_text,
     "schema_version": check_any_text,
 }
-_HEADERS = [(name, getattr(_EMPTY, name), check) for name, check in _CHECKS.items()]
+_EXAMPLE = NewMessage(topic="example", payload=b"")
+_HEADERS = [(name, getattr(_EXAMPLE, name), check) for name, check in _CHECKS.items()]
 """Headers of a new message, which are checked unless they have their default values."""
 
 
@@ -63,7 +64,7 @@ class SendRequest(msgspec.Struct, frozen=True, gc=False):
     message_id: str
 
 
-class _Call(NamedTuple):
+class _Call(msgspec.Struct, frozen=True):
     """What the messages of one call take from their caller."""
 
     now: int
@@ -75,22 +76,27 @@ class _Common(msgspec.Struct, frozen=True):
     """What messages with the same headers have in common.
 
     Arguments:
-        example: the first of them, without its content.
+        example: a message with the headers, without content.
         corr_id, trace: of the caller.
-        headers: without the sender's own id and attributes, for messages published at `published_at_us`.
+        template, headers: of messages published at `published_at_us`; without the sender's own id and
+            attributes.
     """
 
     example: NewMessage
     corr_id: str | None
     trace: TraceContext | None
-    template: EnvelopeTemplate
     published_at_us: int
+    template: EnvelopeTemplate
     headers: Headers
 
     def at(self, published_at_us: int) -> "_Common":
         """Return the same for messages published at another time."""
-        headers = msgspec.structs.replace(self.headers, timestamp=published_at_us // 1_000)
-        return msgspec.structs.replace(self, published_at_us=published_at_us, headers=headers)
+        return msgspec.structs.replace(
+            self,
+            published_at_us=published_at_us,
+            template=self.template.at(published_at_us),
+            headers=msgspec.structs.replace(self.headers, timestamp=published_at_us // 1_000),
+        )
 
 
 class MessageFactory:
@@ -104,19 +110,21 @@ class MessageFactory:
         self._new_id = new_id
         self._valid_topics: set[str] = set()
         self._reserved = mailbox_stream(mailbox)
+        self._example = _EXAMPLE
         self._common: _Common | None = None
 
-    def check(self, message: object) -> NewMessage:
-        """Return a message that `from_message` accepts.
+    def prepare(self, message: object) -> OutgoingMessage:
+        """Return a message that `from_message` accepts, with an id.
 
         Raises: as `from_message`.
         """
         new = check_type("A message", message, NewMessage)
         self._check_headers(new)
         _check_content(new)
-        if new.message_id is not None:
-            self._stream(new.message_id)
-        return new
+        if new.message_id is None:
+            return OutgoingMessage(msgspec.structs.replace(new, message_id=str(self._new_id())), True)
+        self._stream(new.message_id)
+        return OutgoingMessage(new, False)
 
     def from_message(self, message: object) -> SendRequest:
         """Return the command that sends a `NewMessage`.
@@ -127,32 +135,25 @@ class MessageFactory:
         Raises: InvalidRequest naming the field that is malformed, of a wrong type or out of range;
             FrameTooLarge for a payload that no frame can hold.
         """
-        return self._make(message, self._get_call())
+        return self.for_call()(message)
 
-    def from_messages(self, messages: Sequence[object]) -> list[SendRequest | Rejected]:
-        """Return the commands that send messages, published now unless they say when; see `from_message`.
+    def for_call(self) -> Callable[[object], SendRequest]:
+        """Return `from_message` for the messages of one call, which are published at the same time."""
+        return partial(self._make, _Call(self._wall(), current_corr_id(), tracer().current()))
 
-        Returns: for each the command, or why it is refused.
-        """
-        call = self._get_call()
-        requests: list[SendRequest | Rejected] = []
-        for message in messages:
-            try:
-                requests.append(self._make(message, call))
-            except Rejected as rejection:
-                requests.append(rejection)
-        return requests
-
-    def _get_call(self) -> _Call:
-        return _Call(self._wall(), current_corr_id(), tracer().current())
-
-    def _make(self, message: object, call: _Call) -> SendRequest:
+    def _make(self, call: _Call, message: object) -> SendRequest:
         new = check_type("A message", message, NewMessage)
+        example = self._check_headers(new)
         common = self._common
-        if common is None or not _has_headers_of(new, common, call):
-            self._check_headers(new)
-            common = self._common = self._make_common(new, call)
+        if (
+            common is None
+            or common.example is not example
+            or common.corr_id is not call.corr_id
+            or common.trace is not call.trace
+        ):
+            common = self._common = self._make_common(example, call)
         attrs = _check_content(new)
+        payload = new.payload
         published = call.now if new.published_at_us is None else new.published_at_us
         if published is not common.published_at_us:
             common = self._common = common.at(published)
@@ -166,15 +167,15 @@ class MessageFactory:
         if attrs:
             texts = {name: extension_text(value) for name, value in attrs.items()}
             headers = msgspec.structs.replace(headers, custom_headers=texts)
-        digest = payload_hash(new.payload)
+        digest = payload_hash(payload)
         command = Send(
             stream,
             new.topic,
-            len(new.payload),
+            len(payload),
             digest,
             hash_chain(new.topic, published, new.idem_key, digest, attrs),
             headers,
-            common.template.build(shown, published, new.payload, attrs),
+            common.template.build(shown, payload, attrs),
             new.idem_key,
             new.sticky_key,
             new.deliver_after_ms,
@@ -188,9 +189,10 @@ class MessageFactory:
     def _make_common(self, new: NewMessage, call: _Call) -> _Common:
         correlation_id = new.correlation_id or call.corr_id
         trace = _trace_context(new) or call.trace or _NO_TRACE
-        template = EnvelopeTemplate(
+        template = make_template(
             new.topic,
             self._namespace,
+            call.now,
             content_type=new.content_type,
             correlation_id=correlation_id,
             causality_parent=new.causality_parent,
@@ -218,8 +220,7 @@ class MessageFactory:
             trace.trace_id or None,
             trace.span_id or None,
         )
-        example = msgspec.structs.replace(new, payload=b"", attrs={})
-        return _Common(example, call.corr_id, call.trace, template, call.now, headers)
+        return _Common(new, call.corr_id, call.trace, call.now, template, headers)
 
     def from_envelope(
         self,
@@ -271,13 +272,33 @@ class MessageFactory:
         )
         return SendRequest(command, item.message_id)
 
-    def _check_headers(self, new: NewMessage) -> None:
-        """Check the topic and the headers."""
+    def _check_headers(self, new: NewMessage) -> NewMessage:
+        """Check the topic and the headers, and return a message that has them but no content.
+
+        Messages of one sender often have the very same objects, which are checked once.
+        """
+        example = self._example
+        if (
+            new.topic is example.topic
+            and new.content_type is example.content_type
+            and new.correlation_id is example.correlation_id
+            and new.causality_parent is example.causality_parent
+            and new.principal is example.principal
+            and new.priority is example.priority
+            and new.ttl_seconds is example.ttl_seconds
+            and new.trace_id is example.trace_id
+            and new.span_id is example.span_id
+            and new.schema_url is example.schema_url
+            and new.schema_version is example.schema_version
+        ):
+            return example
         self._check_topic(new.topic)
         for name, default, check in _HEADERS:
             value = getattr(new, name)
             if value is not default:
                 check(name, value)
+        example = self._example = msgspec.structs.replace(new, payload=b"", attrs={})
+        return example
 
     def _check_topic(self, topic: str) -> None:
         # A cache of checked names; members of a str enum equal their text, so the type is checked, too.
@@ -293,26 +314,6 @@ class MessageFactory:
                 f"The message id {message_id} is reserved for the mailbox itself; use another."
             )
         return stream
-
-
-def _has_headers_of(new: NewMessage, common: _Common, call: _Call) -> bool:
-    """Return whether the headers are the very objects of an earlier message: checked, and encoded."""
-    example = common.example
-    return (
-        new.topic is example.topic
-        and new.content_type is example.content_type
-        and new.correlation_id is example.correlation_id
-        and new.causality_parent is example.causality_parent
-        and new.principal is example.principal
-        and new.priority is example.priority
-        and new.ttl_seconds is example.ttl_seconds
-        and new.trace_id is example.trace_id
-        and new.span_id is example.span_id
-        and new.schema_url is example.schema_url
-        and new.schema_version is example.schema_version
-        and call.corr_id is common.corr_id
-        and call.trace is common.trace
-    )
 
 
 def _trace_context(new: NewMessage) -> TraceContext | None:
@@ -333,7 +334,7 @@ def _check_content(new: NewMessage) -> dict[str, bytes]:
         check_text("idem_key", new.idem_key, 1)
     if new.sticky_key is not None:
         check_text("sticky_key", new.sticky_key)
-    if new.deliver_after_ms is not _EMPTY.deliver_after_ms:
+    if new.deliver_after_ms is not _EXAMPLE.deliver_after_ms:
         check_int("deliver_after_ms", new.deliver_after_ms, 0, MAX_DURATION_MS)
     if new.published_at_us is not None:
         check_int("published_at_us", new.published_at_us, _FIRST_US, _LAST_US)
@@ -341,14 +342,16 @@ def _check_content(new: NewMessage) -> dict[str, bytes]:
 
 
 def _check_attrs(attrs: object) -> dict[str, bytes]:
-    if not isinstance(attrs, Mapping):
+    if type(attrs) is not dict and not isinstance(attrs, Mapping):
         raise InvalidRequest(f"attrs must be a mapping, not {type(attrs).__name__}.")
     values: dict[str, bytes] = {}
     size = 0
     for name, value in attrs.items():
         check_text("A name in attrs", name, 1)
         if type(value) is not bytes:
-            value = check_any_text(f"attrs[{name!r}]", value).encode()
+            if type(value) is not str or not value.isascii():
+                check_any_text(f"attrs[{name!r}]", value)
+            value = value.encode()
         values[name] = value
         size += len(name.encode()) + len(value)
     if size > MAX_ATTRS_BYTES:

@@ -1,12 +1,13 @@
 """Retention: removes old and excess commits from the log of an open mailbox."""
 
 import asyncio
+from itertools import islice
 from operator import attrgetter
 
 from postroom.application.mailbox.archiving import archive_records
 from postroom.application.mailbox.commit_ends import last_commit_through
-from postroom.application.mailbox.durable_snapshot import save_durable_snapshot
 from postroom.application.mailbox.engine import MailboxEngine
+from postroom.application.mailbox.stored_snapshots import usable_snapshots
 from postroom.application.ports.log_archive import LogArchive
 from postroom.application.telemetry import logger
 from postroom.domain.arguments import check_int
@@ -22,6 +23,8 @@ HEADROOM = 20
 """A log above its limit is cut to 1/20 below it, so that it does not exceed it again at once."""
 ROUNDS = 10
 """Sizes of commits are estimates, so what to remove is approached in rounds."""
+
+SNAPSHOT_TRIES = 5
 
 
 class Retention:
@@ -151,16 +154,30 @@ class Retention:
         if first is None or first > through:
             return 0
         # After `LogTruncated`, so that the snapshot's own commit is not removed.
-        if await save_durable_snapshot(self._engine) is None:
-            raise Unavailable(
-                f"Mailbox {self._log.mailbox} is too busy to truncate its log now; retention will try again."
-            )
+        await self._save_snapshot()
         removed = await self._engine.writer.truncate(through)
         if removed:
             logger().info(
                 "mailbox.log_truncated", mailbox=self._log.mailbox, through=through, records=removed
             )
         return removed
+
+    async def _save_snapshot(self) -> None:
+        """Save a snapshot at a durable commit, as the commits before it will be removed.
+
+        It is read again, since it may be void, and since a former owner that was paused, or an operator, may
+        have removed parts that it needs.
+        """
+        for attempt in range(SNAPSHOT_TRIES):
+            taken = await self._engine.take_snapshot(whole=attempt > 0)
+            if await asyncio.to_thread(self._is_usable, taken.position):
+                return
+        raise Unavailable(
+            f"Mailbox {self._log.mailbox} is too busy to truncate its log now; retention will try again."
+        )
+
+    def _is_usable(self, position: int) -> bool:
+        return any(snapshot.position >= position for snapshot in islice(usable_snapshots(self._log), 1))
 
 
 class DeleteOldEvents:

@@ -2,10 +2,10 @@
 
 from collections.abc import Iterable, Iterator
 
+from postroom.application.mailbox.stored_snapshots import usable_snapshots
 from postroom.application.ports.event_log import EventLogReader
 from postroom.domain.commit import Commit
 from postroom.domain.errors import BrokenLog
-from postroom.domain.mailbox.snapshot import restore_snapshot
 from postroom.domain.mailbox.state import Mailbox, evolve
 from postroom.domain.record import Record
 
@@ -19,9 +19,8 @@ class FoldCheck:
 
     def __init__(self, log: EventLogReader, start: int) -> None:
         """Take the log, of which the events after `start` will follow."""
-        self._name = log.mailbox
         self._mailbox = Mailbox(log.mailbox) if start == 0 else None
-        self._snapshots = {} if start == 0 else {each.position: each for each in log.snapshots()}
+        self._snapshots = {} if start == 0 else {each.position: each for each in usable_snapshots(log)}
 
     def applied(self, commit: Commit, records: Iterable[Record]) -> Iterator[Record]:
         """Yield the records of the next commit, each after it was applied.
@@ -41,8 +40,8 @@ class FoldCheck:
         if mailbox is not None and mailbox.epoch != commit.epoch:
             raise _broken(commit, commit.first, f"has epoch {commit.epoch} instead of {mailbox.epoch}")
         snapshot = self._snapshots.pop(commit.last, None)
-        if self._mailbox is None and snapshot is not None and snapshot.chain == commit.chain:
-            self._mailbox = restore_snapshot(snapshot.state, self._name)
+        if self._mailbox is None and snapshot is not None:
+            self._mailbox = snapshot.restore()
 
 
 def _broken(commit: Commit, position: int, what: str) -> BrokenLog:

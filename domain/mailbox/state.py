@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from postroom.domain.event import Event
+from postroom.domain.mailbox.changes import Changes
 from postroom.domain.mailbox.events import (
     LogTruncated,
     MailboxCreated,
@@ -106,6 +107,7 @@ class Mailbox:
 
     Arguments:
         position: of the last event applied; counted, as positions have no gaps.
+        changes: what changed since it was last collected for a snapshot.
         over_capacity: names of the topics with more dead letters than their `dead_capacity`.
         paused_topics: names of the topics whose messages are not delivered.
     """
@@ -133,6 +135,7 @@ class Mailbox:
         self.over_capacity: set[str] = set()
         self.paused_topics: set[str] = set()
         self._is_replaying = False
+        self.changes = Changes()
         self._until_rebuild = TIMERS_BETWEEN_REBUILDS
         self._deadlines = Timers(_deadline_of)
         self._expiries = Timers(_expiry_of)
@@ -146,7 +149,8 @@ class Mailbox:
         """Return a topic, creating it on first use."""
         topic = self.topics.get(name)
         if topic is None:
-            topic = self.topics[name] = Topic(name, self.policies.get(name, self.default_policy))
+            policy = self.policies.get(name, self.default_policy)
+            topic = self.topics[name] = Topic(name, policy, ReplayWindow(dropped_until=self.at - 1))
         return topic
 
     def topic_names(self) -> set[str]:
@@ -197,7 +201,9 @@ class Mailbox:
         return expiry if deadline is None else min(deadline, expiry)
 
     def set_timer(self, message: Message) -> None:
-        """Set the timer of the message's visibility timeout or expiry."""
+        """Set the timer of the message's visibility timeout or expiry, which each change of it sets anew."""
+        if message.position <= self.changes.through:
+            self.changes.changed.add(message.stream)
         if self._is_replaying:
             return
         if message.status == IN_FLIGHT:
@@ -207,6 +213,11 @@ class Mailbox:
         self._until_rebuild -= 1
         if self._until_rebuild <= 0:
             self._drop_stale_timers()
+
+    def restore_timers(self) -> None:
+        """Set the timers of all messages, of which none has one."""
+        self._deadlines.rebuild(self.messages.values())
+        self._expiries.rebuild(self.messages.values())
 
     def _drop_stale_timers(self) -> None:
         """Drop stale timers if they outnumber the live ones; called rarely, as it costs a scan."""
@@ -299,6 +310,10 @@ def _settled(mailbox: Mailbox, event: MessageAcked | MessageExpired) -> None:
     message = _detach(mailbox, event.stream)
     evolve_message(message, event, mailbox.position)  # makes its timers and queue entries stale
     del mailbox.messages[event.stream]
+    changes = mailbox.changes
+    if message.position <= changes.through:
+        changes.changed.discard(event.stream)
+        changes.settled.add(event.stream)
 
 
 def _dead_lettered(mailbox: Mailbox, event: MessageDeadLettered) -> None:

@@ -1,29 +1,33 @@
 """Fast construction of a long log: message histories of the engine, copied in bulk.
 
-Some thousand messages live in a store of their own, through the public handlers. Their records are then
-inserted again and again, by one statement a copy, each time at the next positions, under new ids and at later
-times. The result is what the engine would have written, but for two things: copies keep the chain hashes of
-their originals, so that `postroom verify` refuses such a log, and their envelopes name the originals' ids.
+Some thousand messages live in a store of their own, through the public handlers. Their commits are then
+appended again and again, each time at the next positions, under new ids and at later times. The result is
+what the engine would have written, but for one thing: the envelopes of copies name the originals' ids.
 """
 
 import asyncio
-import sqlite3
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from itertools import pairwise
 from pathlib import Path
 from random import Random
-from typing import Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import psycopg
 
 from postroom.adapters.compose import Postroom, is_database, open_mailbox
+from postroom.adapters.compose.store import open_store
+from postroom.adapters.postgres.event_log import PostgresEventLog
+from postroom.adapters.sqlite.event_log import SqliteEventLog
+from postroom.application.mailbox.codec import decode_runs
+from postroom.application.mailbox.runs import AnyRun, SentRun
 from postroom.application.messages import NewMessage, ReceivedMessage
+from postroom.application.ports.event_log import EventLog
+from postroom.domain.commit import Commit, IndexEntry, link
+from postroom.domain.names import DEFAULT_MAILBOX
+from tests.benchmarks.options import Interleave
 from tests.benchmarks.throughput import LIMITS, POLICY
-
-Interleave = Literal["life", "none"]
-"""`life`: sends, receives and acks mixed, a few batches apart; `none`: all sends, all receives, all acks."""
 
 ORIGINALS = 20_000
 TOPICS, PRINCIPALS = 20, 1_000
@@ -38,16 +42,16 @@ SHARES = {NEVER: 20, LATER: 3, HELD: 2, FLAKY: 10, FAILING: 5}
 SETTLED_TOPICS = tuple(f"bench.t{n}" for n in range(TOPICS))
 REDRIVEN = 5
 """One in so many dead letters is redriven, and then acked."""
-POSITIONS = 1 << 40
+
+_encode = msgspec.msgpack.Encoder().encode
 
 Progress = Callable[[str], None]
 
 
 class Segment(NamedTuple):
-    """Records that are copied as a whole: positions `first` to `last`, log times `start` to `end` (µs)."""
+    """Commits that are copied as a whole, of the log times `start` to `end` (µs)."""
 
-    first: int
-    last: int
+    commits: Sequence[Commit]
     start: int
     end: int
 
@@ -80,14 +84,13 @@ def build_long_log(
     lived = folder / "originals.db"
     asyncio.run(_create(store))
     boundaries = asyncio.run(_live(lived, messages // copies, interleave))
-    with closing(sqlite3.connect(lived)) as connection:
-        segments = list(_segments(connection, boundaries))
+    with closing(SqliteEventLog(lived, DEFAULT_MAILBOX, create_missing=False)) as log:
+        segments = list(_segments(list(log.commits()), boundaries))
     progress(f"{messages // copies:,} messages lived ({_shares()}); now {copies} copies of them")
-    copy = _copy_in_postgres if is_database(store) else _copy_in_sqlite
-    copy(store, lived, segments, copies, progress)
+    _copy(store, segments, copies, progress)
     for file in folder.glob("originals.db*"):
         file.unlink()
-    events = sum(segment.last - segment.first + 1 for segment in segments)
+    events = sum(commit.event_count for segment in segments for commit in segment.commits)
     return LongLog(messages // copies * copies, events * copies, interleave)
 
 
@@ -199,121 +202,107 @@ async def _redrive(postroom: Postroom) -> None:
         await postroom.ack_messages([message.receipt for message in taken])
 
 
-def _segments(originals: sqlite3.Connection, boundaries: Sequence[int]) -> Iterator[Segment]:
+def _segments(commits: Sequence[Commit], boundaries: Sequence[int]) -> Iterator[Segment]:
     """Yield what lies between the boundaries, each segment ending when the next one starts."""
-    statement = _sql("segment_of_originals.sql")
     for before, last in pairwise(boundaries):
-        start, end = originals.execute(statement, {"first": before + 1, "last": last}).fetchone()
-        yield Segment(before + 1, last, start, end + 1)
+        within = [commit for commit in commits if before < commit.first <= last]
+        yield Segment(within, within[0].at, within[-1].at + 1)
 
 
 def _shares() -> str:
     return ", ".join(f"{share / 10:g} % {topic.partition('.')[2]}" for topic, share in SHARES.items())
 
 
-class _Copying:
-    """The values of the statement that inserts a copy of a segment.
+def _copy(store: str, segments: Sequence[Segment], copies: int, progress: Progress) -> None:
+    """Append so many copies of the segments.
 
     Time is pressed together: all copies take as long as the originals did, so that none is in the future.
     """
-
-    def __init__(self, segments: Sequence[Segment], copies: int, after: int) -> None:
-        self._segments = segments
-        self._copies = copies
-        self._after = after
-        self.events = sum(segment.last - segment.first + 1 for segment in segments) * copies
-
-    def values(self) -> Iterator[dict[str, int]]:
-        """Yield the values of one copy after the other; `after` is the last position before it."""
-        began, end = self._segments[0].start, self._segments[0].end
-        after = self._after
-        for first, last, start, stop in self._segments:
-            for copy in range(self._copies):
-                yield {
-                    "first": first,
-                    "last": last,
-                    "shift": after - first + 1,
-                    "copies": self._copies,
-                    "copy": copy,
-                    "began": began,
-                    "start": start,
-                    "late": (start - began) * self._copies + copy * (stop - start),
-                    "began_ms": began // 1_000,
-                    "late_ms": copy * (end - began) // 1_000,
-                }
-                after += last - first + 1
-
-
-def _copy_in_sqlite(
-    store: str, originals: Path, segments: Sequence[Segment], copies: int, progress: Progress
-) -> None:
-    statement = _sql("copy_lives_sqlite.sql")
-    with closing(sqlite3.connect(store, isolation_level=None)) as connection:
-        connection.execute("PRAGMA synchronous = OFF")
-        connection.execute("PRAGMA cache_size = -262144")
-        connection.execute("ATTACH ? AS originals", [str(originals)])
-        connection.create_function("copied_stream", 5, _copied_stream, deterministic=True)
-        place = int(connection.execute("SELECT max(place) FROM log").fetchone()[0])
-        # Both stores have one mailbox, so the places of both begin alike.
-        copying = _Copying(segments, copies, place % POSITIONS)
-        connection.execute("BEGIN IMMEDIATE")
-        written = 0
-        for values in copying.values():
-            done = connection.execute(statement, values | {"base": place - place % POSITIONS}).rowcount
-            _tell(progress, written, done, copying.events)
-            written += done
-        connection.execute("COMMIT")
-        connection.execute("ANALYZE")
-        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    began, end = segments[0].start, segments[-1].end
+    total = sum(commit.event_count for segment in segments for commit in segment.commits) * copies
+    with closing(open_store(store).existing_log(DEFAULT_MAILBOX)) as reader:
+        head = reader.head()
+    assert head is not None
+    last, chain = head.position, head.chain
+    written = 0
+    with closing(_event_log(store)) as log:
+        for segment in segments:
+            for copy in range(copies):
+                late = (segment.start - began) * copies + copy * (segment.end - segment.start)
+                copied = []
+                for commit in segment.commits:
+                    at = began + (commit.at - segment.start + late) // copies
+                    moved = _Moved(copy, copies, began, copy * (end - began), at - commit.at)
+                    copied.append(moved.commit(commit, last + 1, head.epoch, at, chain))
+                    last, chain = copied[-1].last, copied[-1].chain
+                log.append(copied)
+                done = sum(commit.event_count for commit in copied)
+                _tell(progress, written, done, total)
+                written += done
+    if is_database(store):
+        with closing(psycopg.connect(store, autocommit=True)) as connection:
+            # As it would be by now, had it taken its time.
+            connection.execute("VACUUM (FREEZE, ANALYZE) postroom.log")
+            connection.execute("CHECKPOINT")
 
 
-def _copy_in_postgres(
-    store: str, originals: Path, segments: Sequence[Segment], copies: int, progress: Progress
-) -> None:
-    statement = _sql("copy_lives_postgres.sql")
-    with closing(psycopg.connect(store, autocommit=True)) as connection:
-        row = connection.execute("SELECT max(place) FROM postroom.log").fetchone()
-        assert row is not None
-        place = int(row[0])
-        base = place - place % POSITIONS
-        copying = _Copying(segments, copies, place % POSITIONS)
-        connection.execute("CREATE TEMP TABLE original (LIKE postroom.log)")
-        with (
-            closing(sqlite3.connect(originals)) as reader,
-            connection.cursor().copy("COPY original FROM STDIN") as copy,
-        ):
-            for record in reader.execute(
-                "SELECT * FROM log WHERE place % (1 << 40) >= ?", [segments[0].first]
-            ):
-                copy.write_row((record[0] % POSITIONS, *record[1:]))
-        connection.execute("CREATE INDEX ON original (place)")
-        connection.execute("ANALYZE original")
-        connection.execute(
-            "SELECT postroom.make_partitions(%s, %s)",
-            [place // POSITIONS, place % POSITIONS + copying.events],
-        )
-        written = 0
-        for values in copying.values():
-            done = connection.execute(statement.encode(), values | {"base": base}).rowcount
-            _tell(progress, written, done, copying.events)
-            written += done
-        # As it would be by now, had it taken its time.
-        connection.execute("VACUUM (FREEZE, ANALYZE) postroom.log")
-        connection.execute("CHECKPOINT")
+def _event_log(store: str) -> EventLog:
+    if is_database(store):
+        return PostgresEventLog(store, DEFAULT_MAILBOX, durability="relaxed")
+    return SqliteEventLog(store, DEFAULT_MAILBOX, durability="relaxed")
 
 
-def _copied_stream(stream: bytes, copy: int, copies: int, began_ms: int, late_ms: int) -> bytes:
-    """Return the UUIDv7 of a copy: its time as late as the copy's, and the copy's number in its chance."""
-    sent_ms = int.from_bytes(stream[:6], "big")
-    ms = began_ms + (sent_ms - began_ms + late_ms) // copies
-    return ms.to_bytes(6, "big") + stream[6:9] + copy.to_bytes(3, "big") + stream[12:]
+class _Moved(NamedTuple):
+    """How a copy of a commit differs: its number, and what is added to its times (µs)."""
+
+    copy: int
+    copies: int
+    began: int
+    late: int
+    shift: int
+
+    def commit(self, commit: Commit, first: int, epoch: int, at: int, previous: bytes) -> Commit:
+        """Return the copy."""
+        runs = [self._run(run) for run in decode_runs(commit)]
+        events = _encode(runs)
+        last = first + commit.event_count - 1
+        position, entries = first, []
+        for run in runs:
+            if type(run) is SentRun:
+                streams = enumerate(run.stream_ids(), position)
+                entries += [IndexEntry(stream, 1, place) for place, stream in streams]
+            position += run.count
+        chain = link(previous, first, last, epoch, at, events)
+        return Commit(first, last, epoch, at, chain, events, commit.envelopes, entries)
+
+    def _run(self, run: AnyRun) -> AnyRun:
+        changes: dict[str, Any] = {"streams": b"".join(map(self._stream, run.stream_ids()))}
+        for name in ("due", "expires_at"):
+            if hasattr(run, name):
+                changes[name] = _added(getattr(run, name), self.shift)
+        if isinstance(run, SentRun):
+            changes["timestamps"] = _added(run.timestamps, self.shift // 1_000)
+            ids = run.correlation_ids
+            changes["correlation_ids"] = (
+                [f"{each}-{self.copy}" for each in ids] if isinstance(ids, list) else ids
+            )
+        return msgspec.structs.replace(run, **changes)
+
+    def _stream(self, stream: bytes) -> bytes:
+        """Return the UUIDv7 of a copy: its time as late as the copy's, and the copy's number after it."""
+        began_ms, late_ms = self.began // 1_000, self.late // 1_000
+        ms = began_ms + (int.from_bytes(stream[:6], "big") - began_ms + late_ms) // self.copies
+        return ms.to_bytes(6, "big") + stream[6:9] + self.copy.to_bytes(3, "big") + stream[12:]
+
+
+def _added(values: Any, shift: int) -> Any:
+    """Return a column of a run with a number added to each value."""
+    if isinstance(values, list):
+        return [None if value is None else value + shift for value in values]
+    return None if values is None else values + shift
 
 
 def _tell(progress: Progress, before: int, done: int, total: int) -> None:
     """Tell of every fifth of the way."""
     if 5 * (before + done) // total > 5 * before // total:
         progress(f"{before + done:,} of {total:,} events written")
-
-
-def _sql(name: str) -> str:
-    return (Path(__file__).with_name("sql") / name).read_text("utf-8")

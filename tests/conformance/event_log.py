@@ -109,7 +109,7 @@ class EventLogConformance:
             sent(1, at=2**62, headers=headers, envelope=bytes(range(256)) * 300),
             sent(2, at=2**62, envelope=b""),
         ]
-        own = [IndexEntry(stream(1), 1, 1, 2**39), IndexEntry(stream(2), 2**31 - 1, 2)]
+        own = [IndexEntry(stream(1), 1, 1, 2), IndexEntry(stream(2), 2**31 - 1, 2)]
         commit = make_commit(events, [0, 0], first=1, epoch=2**62, previous=b"\xff" * 32)
         commit = commit._replace(entries=own)
         log.append([commit])
@@ -504,16 +504,16 @@ class EventLogConformance:
         assert log.read_stream(stream(4)) == more[:1]
         assert log.streams_between(stream(0), stream(9), 9) == [stream(5)]
 
-    def test_the_newest_two_snapshots_are_kept_newest_first(self, log: EventLog) -> None:
+    def test_snapshots_come_newest_first_without_those_that_are_not_kept(self, log: EventLog) -> None:
         append(log, [sent(n) for n in range(1, 31)])
         taken = [
             StoredSnapshot(position, bytes([position]) * 32, b"\x00" * position) for position in (10, 20, 30)
         ]
         log.save_snapshot(taken[0])
-        assert list(log.snapshots()) == [taken[0]]
-        log.save_snapshot(taken[1])
-        log.save_snapshot(taken[2])
-        assert list(log.snapshots())[:2] == [taken[2], taken[1]]
+        log.save_snapshot(taken[1], keep_from=10)
+        assert list(log.snapshots()) == [taken[1], taken[0]]
+        log.save_snapshot(taken[2], keep_from=11)
+        assert list(log.snapshots()) == [taken[2], taken[1]]
 
     def test_a_snapshot_taken_again_at_its_position_replaces_the_first(self, log: EventLog) -> None:
         append(log, [sent(n) for n in range(1, 11)])

@@ -10,9 +10,9 @@ from postroom.application.mailbox import engine as engine_module
 from postroom.application.mailbox.engine import MailboxEngine
 from postroom.domain.commit import Commit
 from postroom.domain.errors import DuplicateRecord, Fenced, Unavailable, WrongPosition
-from postroom.domain.mailbox.snapshot import take_snapshot
 from tests.support.clocks import ManualClock
 from tests.support.commits import as_appended
+from tests.support.snapshots import take_snapshot
 from tests.support.stores import MAILBOX, Place, folded_whole, message, receive_one
 
 TOPIC = "orders"

@@ -34,13 +34,13 @@ CREATE TABLE postroom.log (
 
 ALTER TABLE postroom.log ALTER COLUMN events SET STORAGE EXTERNAL, ALTER COLUMN envelopes SET STORAGE EXTERNAL;
 
--- Where the events of a stream begin: `place` is mailbox id * 2^40 + position of the event, and `last` the position of
--- a message's last event, if that is far away. Each partition has a unique index on stream and version.
+-- Where the events of a stream are: `place` is mailbox id * 2^40 + position of the event. A row without a version is
+-- that of a message's last event, which is far from the first; the newest counts. So rows are never updated. Each
+-- partition has a unique index on stream and version.
 CREATE TABLE postroom.log_index (
     place   BIGINT NOT NULL,
-    version BIGINT NOT NULL,
-    stream  UUID NOT NULL,
-    last    BIGINT
+    version BIGINT,
+    stream  UUID NOT NULL
 ) PARTITION BY RANGE (place);
 
 CREATE TABLE postroom.snapshot (
@@ -48,6 +48,8 @@ CREATE TABLE postroom.snapshot (
     chain BYTEA NOT NULL,
     state BYTEA NOT NULL
 );
+
+ALTER TABLE postroom.snapshot ALTER COLUMN state SET STORAGE EXTERNAL;
 
 -- Where each mailbox's log ended when its owner last left.
 CREATE TABLE postroom.seal (
@@ -84,7 +86,7 @@ BEGIN
         entries := format('log_index_%s_%s', mailbox, number);
         bounds := format('FROM (%s) TO (%s)', start + number * size + 1, start + (number + 1) * size + 1);
         CONTINUE WHEN to_regclass('postroom.' || partition) IS NOT NULL;
-        -- Most rows stay as they are: they are vacuumed and frozen a few times while the partition fills.
+        -- Rows stay as they are: they are vacuumed and frozen a few times while the partition fills.
         EXECUTE format(
             'CREATE TABLE postroom.%I (LIKE postroom.log INCLUDING ALL) WITH (autovacuum_freeze_min_age = 0,'
             ' autovacuum_vacuum_insert_scale_factor = 0, autovacuum_vacuum_insert_threshold = %s,'
