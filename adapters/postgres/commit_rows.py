@@ -5,7 +5,7 @@ from typing import Any
 
 from postroom.adapters.postgres.columns import Packed, array, integer, integers, uuids
 from postroom.adapters.sql.statements import statements
-from postroom.application.mailbox.compression import compress, decompress
+from postroom.application.mailbox.compression import compress, decompress, decompress_envelopes
 from postroom.domain.commit import POSITIONS_PER_MAILBOX, Commit, IndexEntry
 
 _SQL = statements("postroom.adapters.postgres", "append.sql")
@@ -48,10 +48,10 @@ def append_statement(mailbox: int, commits: Sequence[Commit]) -> tuple[str, dict
 def to_commit(row: Sequence[Any]) -> Commit:
     """Return the commit of a row whose first column is its first position.
 
-    Raises: BrokenLog when it can't be decompressed.
+    Raises: BrokenLog when its events can't be decompressed.
     """
     first, last, epoch, at, chain, events, envelopes = row
-    return Commit(first, last, epoch, at, chain, decompress(events, first), decompress(envelopes, first))
+    return Commit(first, last, epoch, at, chain, decompress(events, first), decompress_envelopes(envelopes))
 
 
 def index_rows(entries: Iterable[IndexEntry]) -> Iterator[tuple[bytes, int | None, int]]:

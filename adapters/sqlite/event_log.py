@@ -12,7 +12,7 @@ import msgspec
 
 from postroom.adapters.sql.statements import statements
 from postroom.adapters.sqlite.database import Durability, connect, connect_reader, create, file_id
-from postroom.application.mailbox.compression import compress, decompress
+from postroom.application.mailbox.compression import compress, decompress, decompress_envelopes
 from postroom.application.mailbox.records import Records, stream_ids
 from postroom.application.ports.event_log import Head, LogSize, Seal, StoredSnapshot
 from postroom.domain.commit import POSITIONS_PER_MAILBOX, Commit, IndexEntry
@@ -370,7 +370,7 @@ def mailbox_names(path: str | Path) -> list[str]:
 def _decompressed(commit: Commit) -> Commit:
     return commit._replace(
         events=decompress(commit.events, commit.first),
-        envelopes=decompress(commit.envelopes, commit.first),
+        envelopes=decompress_envelopes(commit.envelopes),
     )
 
 

@@ -1,6 +1,7 @@
 """Codec: domain events to the bytes of commits and back (ADR 0066)."""
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from itertools import chain, groupby, repeat
 
 import msgspec
@@ -90,7 +91,7 @@ def decode_runs(commit: Commit) -> list[AnyRun]:
 
 
 def decode_events(commit: Commit) -> Iterator[Event]:
-    """Yield the events of a commit; without its `envelopes`, those of messages are empty.
+    """Yield the events of a commit; envelopes that were not read, or altered, are empty.
 
     Raises: BrokenLog when they can't be decoded.
     """
@@ -98,7 +99,7 @@ def decode_events(commit: Commit) -> Iterator[Event]:
 
 
 def to_records(commit: Commit) -> Iterator[Record]:
-    """Yield the records of a commit; without its `envelopes`, those of messages are empty.
+    """Yield the records of a commit; envelopes that were not read, or altered, are empty: see `is_intact`.
 
     Raises: as `decode_events`.
     """
@@ -131,12 +132,13 @@ def _runs_with_events(commit: Commit) -> Iterator[tuple[AnyRun, list[Event]]]:
 
 
 def _envelopes(commit: Commit, messages: int) -> Iterator[bytes]:
-    if not commit.envelopes:
-        return repeat(b"", messages)
-    envelopes = _decode_envelopes(commit.envelopes)
-    if len(envelopes) != messages:
-        raise ValueError(f"it has {len(envelopes)} envelopes for {messages} messages")
-    return iter(envelopes)
+    """Return the envelopes of a commit's messages; empty if they were not read, or altered."""
+    if commit.envelopes:
+        with suppress(*_DECODE_ERRORS):
+            envelopes = _decode_envelopes(commit.envelopes)
+            if len(envelopes) == messages:
+                return iter(envelopes)
+    return repeat(b"", messages)
 
 
 def _undecodable(commit: Commit, reason: object) -> BrokenLog:

@@ -65,14 +65,14 @@ class Records:
         """Return the records of one stream; see `EventLogReader.read_stream`."""
         entries = self.index_of([stream])
         records = self.at_positions([entry.position for entry in entries])
-        found: list[Record] = []
+        history: list[Record] = []
         for entry in entries:
             record = records.get(entry.position)
             if record is not None and record.stream == stream:
-                found.append(record)
+                history.append(record)
                 if isinstance(record.event, MessageSent):
-                    found += self._history(record, entry.last)
-        return found
+                    history += self._history(record, entry.last)
+        return history
 
     def existing_streams(self, streams: Iterable[bytes]) -> set[bytes]:
         """Return which streams have records; see `EventLogReader.existing_streams`."""

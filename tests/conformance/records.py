@@ -5,7 +5,7 @@ from itertools import groupby
 
 from postroom.application.mailbox.codec import make_commit, to_records
 from postroom.application.ports.event_log import EventLog
-from postroom.domain.commit import GENESIS, Commit, IndexEntry
+from postroom.domain.commit import GENESIS, Commit
 from postroom.domain.event import Event, StoredEvent
 from postroom.domain.mailbox.events import LogTruncated, MailboxCreated, OwnershipTaken, TopicPolicySet
 from postroom.domain.message import (
@@ -135,17 +135,3 @@ def append_each(log: EventLog, events: Sequence[Event], *, epoch: int = 1) -> li
 def _append(log: EventLog, commits: Sequence[Commit]) -> list[Record]:
     log.append(commits)
     return [record for commit in commits for record in to_records(commit)]
-
-
-def with_entries(commits: Iterable[Commit]) -> list[Commit]:
-    """Return commits that were read with their entries of the index, to be appended to another log."""
-    return [
-        commit._replace(
-            entries=[
-                IndexEntry(record.stream, record.version, record.position)
-                for record in to_records(commit)
-                if not record.distance
-            ]
-        )
-        for commit in commits
-    ]

@@ -1,14 +1,17 @@
-"""Records altered on disk are noticed: messages are quarantined, and a log that can't be folded is named."""
+"""Commits altered on disk are noticed: messages are quarantined, and a log that can't be folded is named."""
 
 import sqlite3
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import psycopg
 import pytest
 
+from postroom.application.mailbox.compression import compress, decompress
+from postroom.application.queries.verify import VerifyLog
 from postroom.domain.envelope.v1.envelope_pb2 import PrismEnvelope
 from postroom.domain.errors import BrokenLog
 from tests.support.stores import Place, message, postgres_place, sqlite_place
@@ -29,19 +32,28 @@ class AlteredPlace:
         self, place: Place, execute: Callable[[str, Sequence[object]], list[tuple[Any, ...]]]
     ) -> None:
         self.open = place.open
+        self._open_log = place.open_log
         self._execute = execute
 
+    def verify(self) -> None:
+        """Verify the log; raises BrokenLog."""
+        log = self._open_log()
+        try:
+            VerifyLog(log)()
+        finally:
+            log.close()
+
     def value(self, position: int, column: str) -> Any:
-        """Return a column of the record at a position."""
+        """Return a column of the commit at a position, which is its first."""
         ((value,),) = self._execute(f"SELECT {column} FROM log WHERE place & 1099511627775 = ?", (position,))
         return value
 
     def alter(self, position: int, column: str, value: object) -> None:
-        """Overwrite a column of the record at a position."""
+        """Overwrite a column of the commit at a position."""
         self._execute(f"UPDATE log SET {column} = ? WHERE place & 1099511627775 = ?", (value, position))
 
     def delete(self, position: int) -> None:
-        """Delete the record at a position."""
+        """Delete the commit at a position."""
         self._execute("DELETE FROM log WHERE place & 1099511627775 = ?", (position,))
 
 
@@ -79,41 +91,35 @@ def change(alter: Callable[[PrismEnvelope], object]) -> Callable[[bytes], bytes]
     return changed
 
 
-ALTERATIONS: dict[str, tuple[str, Callable[[Any], object]]] = {
-    "the principal of the envelope": (
-        "envelope",
-        change(lambda envelope: setattr(envelope.security, "publisher_id", "mallory")),
-    ),
-    "the correlation id of the envelope": (
-        "envelope",
-        change(lambda envelope: setattr(envelope.metadata, "correlation_id", "c-2")),
-    ),
-    "the content type of the envelope": (
-        "envelope",
-        change(lambda envelope: setattr(envelope.metadata, "content_type", "text/html")),
-    ),
-    "the priority of the envelope": (
-        "envelope",
-        change(lambda envelope: setattr(envelope.metadata, "priority", 9)),
-    ),
-    "a field that we don't read": ("envelope", lambda blob: blob + b"\xfa\x3f\x03new"),
-    "an envelope of junk": ("envelope", lambda blob: b"\xff\xff"),
-    "no envelope": ("envelope", lambda blob: None),
-    "the column of the principal": ("principal", lambda text: "mallory"),
-    "the column of the message id": ("message_id", lambda text: "own-2"),
-    "the column of custom headers": ("custom_headers", lambda text: '{"note":"other"}'),
-    "custom headers that are no JSON": ("custom_headers", lambda text: "{"),
-    "custom headers of numbers": ("custom_headers", lambda text: '{"note":1}'),
-    "no custom headers": ("custom_headers", lambda text: None),
-    "a state of another length": ("state", lambda state: b"\x90"),
-    "a state of junk": ("state", lambda state: b"\xc1\xff"),
-    "an empty state": ("state", lambda state: b""),
+ALTERATIONS: dict[str, Callable[[bytes], bytes]] = {
+    "the principal": change(lambda envelope: setattr(envelope.security, "publisher_id", "mallory")),
+    "the correlation id": change(lambda envelope: setattr(envelope.metadata, "correlation_id", "c-2")),
+    "the content type": change(lambda envelope: setattr(envelope.metadata, "content_type", "text/html")),
+    "the priority": change(lambda envelope: setattr(envelope.metadata, "priority", 9)),
+    "the payload": lambda envelope: envelope.replace(PAYLOAD, b"worthless"[:8]),
+    "a field that we don't read": lambda envelope: envelope + b"\xfa\x3f\x03new",
+    "junk": lambda envelope: b"\xff\xff",
+    "nothing": lambda envelope: b"",
+}
+PARTS: dict[str, Callable[[bytes], bytes]] = {
+    "junk": lambda part: b"\xc1\xff",
+    "nothing": lambda part: b"",
+    "an envelope too few": lambda part: msgspec.msgpack.encode(msgspec.msgpack.decode(part)[1:]),
+    "an envelope too many": lambda part: msgspec.msgpack.encode([b"", *msgspec.msgpack.decode(part)]),
+    "half of a compressed part": lambda part: compress(part * 99)[:50],
+    "a compressed part that is too large": lambda part: b"\x28\xb5\x2f\xfd\xe0" + b"\xff" * 8,
 }
 
 
-@pytest.mark.parametrize("alteration", ALTERATIONS)
+def alter_first(place: AlteredPlace, position: int, alter: Callable[[bytes], bytes]) -> None:
+    """Alter the first envelope of the commit at a position."""
+    first, *others = msgspec.msgpack.decode(decompress(place.value(position, "envelopes"), position))
+    place.alter(position, "envelopes", msgspec.msgpack.encode([alter(first), *others]))
+
+
+@pytest.mark.parametrize("alter", ALTERATIONS.values(), ids=ALTERATIONS)
 async def test_an_altered_message_is_quarantined_and_the_others_are_delivered(
-    place: AlteredPlace, alteration: str
+    place: AlteredPlace, alter: Callable[[bytes], bytes]
 ) -> None:
     sent = {"principal": "alice", "correlation_id": "c-1", "content_type": "text/plain"}
     async with place.open() as mailbox:
@@ -123,8 +129,7 @@ async def test_an_altered_message_is_quarantined_and_the_others_are_delivered(
                 message(b"other", message_id="own-3"),
             ]
         )
-    column, alter = ALTERATIONS[alteration]
-    place.alter(3, column, alter(place.value(3, column)))
+    alter_first(place, 3, alter)
 
     async with place.open() as mailbox:
         assert [each.payload for each in await mailbox.receive_messages("orders")] == [b"other"]
@@ -137,17 +142,41 @@ async def test_an_altered_message_is_quarantined_and_the_others_are_delivered(
         assert [each.reason for each in await mailbox.list_dead_letters()] == ["integrity"]
 
 
-@pytest.mark.parametrize("alteration", ALTERATIONS)
+@pytest.mark.parametrize("alter", ALTERATIONS.values(), ids=ALTERATIONS)
 async def test_a_message_altered_while_its_mailbox_is_open_is_quarantined(
-    place: AlteredPlace, alteration: str
+    place: AlteredPlace, alter: Callable[[bytes], bytes]
 ) -> None:
     async with place.open(cache_bytes=0) as mailbox:
         await mailbox.send_message(message(PAYLOAD, message_id="own-1", attrs={"note": "mine"}))
         await mailbox.send_message(message(topic="others"))  # evicts the first from the cache
-        column, alter = ALTERATIONS[alteration]
-        place.alter(3, column, alter(place.value(3, column)))
+        alter_first(place, 3, alter)
         assert await mailbox.receive_messages("orders") == []
         assert [each.reason for each in await mailbox.list_dead_letters()] == ["integrity"]
+
+
+@pytest.mark.parametrize("alter", PARTS.values(), ids=PARTS)
+async def test_the_messages_of_a_commit_whose_envelopes_cannot_be_read_are_quarantined(
+    place: AlteredPlace, alter: Callable[[bytes], bytes]
+) -> None:
+    async with place.open() as mailbox:
+        await mailbox.send_batch([message(PAYLOAD), message(PAYLOAD)])
+        await mailbox.send_message(message(b"later"))
+    place.alter(3, "envelopes", alter(decompress(place.value(3, "envelopes"), 3)))
+    async with place.open() as mailbox:
+        assert [each.payload for each in await mailbox.receive_messages("orders")] == [b"later"]
+        assert [each.reason for each in await mailbox.list_dead_letters()] == ["integrity", "integrity"]
+    with pytest.raises(BrokenLog):
+        place.verify()
+
+
+async def test_altered_headers_are_found_by_verifying_the_log(place: AlteredPlace) -> None:
+    async with place.open() as mailbox:
+        await mailbox.send_message(message(PAYLOAD, principal="alice"))
+    events = decompress(place.value(3, "events"), 3)
+    place.alter(3, "events", events.replace(b"alice", b"malet"))
+    with pytest.raises(BrokenLog, match=r"positions 3 to 3 does not match its hash") as broken:
+        place.verify()
+    assert broken.value.position == 3
 
 
 async def test_an_unaltered_message_is_delivered_with_its_headers(place: AlteredPlace) -> None:
@@ -161,36 +190,66 @@ async def test_an_unaltered_message_is_delivered_with_its_headers(place: Altered
         assert received.attrs == {"b": "2", "a": "base64:/w==", "c": "\U0001f4ee"}
 
 
-async def test_a_missing_record_in_the_middle_is_named_at_open(place: AlteredPlace) -> None:
+async def test_a_missing_commit_in_the_middle_is_named_at_open(place: AlteredPlace) -> None:
     async with place.open() as mailbox:
-        await mailbox.send_batch([message(bytes([n])) for n in range(5)])
+        for number in range(5):
+            await mailbox.send_message(message(bytes([number])))
     place.delete(5)
-    with pytest.raises(BrokenLog, match="acme@one has no record at position 5, but one at 6") as broken:
+    with pytest.raises(BrokenLog, match="acme@one has no event at position 5, but one at 6") as broken:
         async with place.open():
             pytest.fail("opened a log with a gap")
     assert broken.value.position == 5
 
 
-@pytest.mark.parametrize("state", [b"\xc1", b"", b"\x94\x01\x02\x03\x04"])
-async def test_a_record_that_decides_about_the_mailbox_and_cannot_be_decoded_is_named_at_open(
-    place: AlteredPlace, state: bytes
-) -> None:
+@pytest.mark.parametrize("events", [b"\xc1", b"", b"\x90", b"\x28\xb5\x2f\xfd", b"\x94\x01\x02\x03\x04"])
+async def test_a_commit_that_cannot_be_decoded_is_named_at_open(place: AlteredPlace, events: bytes) -> None:
     async with place.open() as mailbox:
         await mailbox.send_message(message())
         await mailbox.receive_messages("orders")
-    place.alter(4, "state", state)
-    with pytest.raises(BrokenLog, match=r"position 4 \(MessageReceived\.1\) can't be decoded") as broken:
+    place.alter(4, "events", events)
+    with pytest.raises(BrokenLog, match=r"position(s 4 to)? 4 can't be deco") as broken:
         async with place.open():
             pytest.fail("opened a log that can't be decoded")
     assert broken.value.position == 4
 
 
-async def test_a_record_that_contradicts_the_ones_before_is_named_at_open(place: AlteredPlace) -> None:
+async def test_an_event_that_contradicts_the_ones_before_is_named_at_open(place: AlteredPlace) -> None:
     async with place.open() as mailbox:
         await mailbox.send_message(message())
-        await mailbox.receive_messages("orders")
-    place.alter(4, "stream", b"another message!")
+        (received,) = await mailbox.receive_messages("orders")
+    events = decompress(place.value(4, "events"), 4)
+    place.alter(4, "events", events.replace(received.receipt.message, b"another message!"))
     with pytest.raises(BrokenLog, match="position 4 can't be applied") as broken:
         async with place.open():
             pytest.fail("opened a log that can't be folded")
     assert broken.value.position == 4
+
+
+async def test_commits_that_changed_places_are_named(place: AlteredPlace) -> None:
+    async with place.open() as mailbox:
+        await mailbox.send_message(message(b"1"))
+        await mailbox.send_message(message(b"2"))
+    third, fourth = (place.value(position, "events") for position in (3, 4))
+    place.alter(3, "events", fourth)
+    place.alter(4, "events", third)
+    with pytest.raises(BrokenLog, match=r"positions 3 to 3 does not match its hash"):
+        place.verify()
+
+
+async def test_every_byte_of_a_commit_counts(place: AlteredPlace) -> None:
+    async with place.open() as mailbox:
+        await mailbox.send_batch([message(b"1"), message(b"2", idem_key="key")])
+    for column in ("last", "epoch", "at", "chain", "events", "envelopes"):
+        value = place.value(3, column)
+        for altered in [value + 1] if isinstance(value, int) else flipped(value):
+            place.alter(3, column, altered)
+            with pytest.raises(BrokenLog):
+                place.verify()
+        place.alter(3, column, value)
+    place.verify()
+
+
+def flipped(value: bytes) -> Iterator[bytes]:
+    """Yield the bytes with one bit changed, for a part of their positions."""
+    for index in range(0, len(value), max(1, len(value) // 24)):
+        yield value[:index] + bytes([value[index] ^ 1 << index % 8]) + value[index + 1 :]
