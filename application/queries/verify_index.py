@@ -1,7 +1,7 @@
 """Verification of that by which the events of a stream are found: the log's index, and their distances."""
 
 from array import array
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from postroom.application.mailbox.codec import decode_events
 from postroom.application.mailbox.records import is_indexed
@@ -80,7 +80,7 @@ class IndexCheck:
         """
         self._look_up_messages()
         for streams in _batches(sorted(self._others)):
-            self._look_up_others(streams, end)
+            self._look_up_others(streams)
         for streams in _batches(sorted(self._with_last | self._last.keys())):
             self._look_up_last(streams, end)
         if sum(map(len, self._pages())) != self._streams:
@@ -88,29 +88,28 @@ class IndexCheck:
                 self._check_targets(self._log.index_of(streams))
 
     def _look_up_messages(self) -> None:
-        entries: dict[bytes, list[IndexEntry]] = {}
-        for entry in self._log.index_of(self._sent):
-            entries.setdefault(entry.stream, []).append(entry)
+        entries = self._entries(self._sent)
         for stream, position in self._sent.items():
-            own = entries.get(stream, [])
-            self._compare(stream, {1: position}, {entry.version: entry.position for entry in own})
-            if any(entry.last is not None for entry in own):
+            self._compare(stream, {1: position}, entries[stream])
+            if any(entry.last is not None for entry in entries[stream]):
                 self._with_last.add(stream)
         self._sent.clear()
 
-    def _look_up_others(self, streams: list[bytes], end: int) -> None:
-        entries: dict[bytes, dict[int, int]] = {stream: {} for stream in streams}
-        for entry in self._log.index_of(streams):
-            if entry.position <= end:
-                entries[entry.stream][entry.version] = entry.position
+    def _look_up_others(self, streams: list[bytes]) -> None:
+        entries = self._entries(streams)
         for stream in streams:
             numbers = iter(self._others[stream])
             self._compare(stream, dict(zip(numbers, numbers, strict=True)), entries[stream])
 
-    def _compare(self, stream: bytes, expected: dict[int, int], actual: dict[int, int]) -> None:
-        """Compare the entries of a stream: position by version."""
-        if expected == actual:
-            return
+    def _entries(self, streams: Collection[bytes]) -> dict[bytes, list[IndexEntry]]:
+        entries: dict[bytes, list[IndexEntry]] = {stream: [] for stream in streams}
+        for entry in self._log.index_of(streams):
+            entries[entry.stream].append(entry)
+        return entries
+
+    def _compare(self, stream: bytes, expected: dict[int, int], entries: list[IndexEntry]) -> None:
+        """Compare the entries of a stream with their positions by version."""
+        actual = {entry.version: entry.position for entry in entries}
         for version, position in expected.items():
             other = actual.get(version)
             if other != position and self._log.commits_of([position], envelopes=False):
@@ -120,13 +119,7 @@ class IndexCheck:
                     f"position {position}",
                     position,
                 )
-        for version, position in actual.items():
-            if version not in expected and self._log.commits_of([position], envelopes=False):
-                raise self._broken(
-                    f"The index leads to position {position} for version {version} of stream {stream.hex()}, "
-                    "which the log does not have",
-                    position,
-                )
+        self._check_targets([entry for entry in entries if entry.version not in expected])
 
     def _look_up_last(self, streams: list[bytes], end: int) -> None:
         entries = {entry.stream: entry for entry in self._log.index_of(streams) if entry.version == 1}
@@ -142,22 +135,22 @@ class IndexCheck:
             )
 
     def _check_targets(self, entries: list[IndexEntry]) -> None:
-        """Check that each entry leads to an event of its stream."""
+        """Check that each entry leads to an event of its stream and version."""
         positions = {entry.position for entry in entries}
-        streams = {
-            position: event.stream
+        targets = {
+            position: (event.stream, event.version)
             for commit in self._log.commits_of(positions, envelopes=False)
             for position, event in enumerate(decode_events(commit), commit.first)
             if position in positions
         }
         for entry in entries:
-            if streams.get(entry.position) == entry.stream:
+            if targets.get(entry.position) == entry[:2]:
                 continue
             if entry not in self._log.index_of([entry.stream]):
                 continue  # retention has removed both
             raise self._broken(
-                f"The index leads to position {entry.position} for stream {entry.stream.hex()}, but there is "
-                "no event of it",
+                f"The index leads to position {entry.position} for version {entry.version} of stream "
+                f"{entry.stream.hex()}, which is not there",
                 entry.position,
             )
 

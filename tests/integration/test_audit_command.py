@@ -21,6 +21,7 @@ from postroom.adapters.compose.store import open_store
 from postroom.application.access.audit import AuditEntry
 from postroom.domain.errors import BrokenLog, InvalidRequest, NotFound
 from tests.conformance.audit_log import entry
+from tests.support.altered_commits import alter
 from tests.support.stores import MAILBOX, message
 
 Open = Callable[..., Session]
@@ -118,7 +119,8 @@ async def test_a_store_without_audited_accesses_has_none(session: Open, capsys: 
 async def test_verification_detects_entries_that_were_altered_or_removed(
     session: Open, capsys: Captured
 ) -> None:
-    await record(entry(1), entry(2))
+    await record(entry(1))
+    await record(entry(2))
     audit.verify(session())
     expect = capsys.readouterr().out.rpartition("--expect ")[2].strip()
     inspect.verify(session(as_json=True))
@@ -128,15 +130,19 @@ async def test_verification_detects_entries_that_were_altered_or_removed(
     inspect.verify(session(as_json=True, mailbox=MAILBOX))
     assert document(capsys)["logs"] == []
     with closing(sqlite3.connect("store.db")) as connection, connection:
-        connection.execute("DELETE FROM log WHERE type = 'AccessAudited.1' AND version = 2")
+        (id_,) = connection.execute("SELECT id FROM mailbox_names WHERE name = '$audit'").fetchone()
+        connection.execute("DELETE FROM log WHERE place = ?", ((id_ << 40) + 2,))
         connection.execute("DELETE FROM seal")
+    with pytest.raises(BrokenLog, match="leads to position 2"):
+        audit.verify(session())
+    with closing(sqlite3.connect("store.db")) as connection, connection:
+        connection.execute("DELETE FROM log_index WHERE mailbox = ? AND position = 2", (id_,))
     audit.verify(session())
     with pytest.raises(BrokenLog, match="its end was cut off"):
         audit.verify(session(), expect)
-    with closing(sqlite3.connect("store.db")) as connection, connection:
-        connection.execute("UPDATE log SET state = x'80' WHERE type = 'AccessAudited.1'")
+    alter("store.db", "events", lambda events: events.replace(b"principal", b"Principal"))
     for verify in (audit.verify, inspect.verify):
-        with pytest.raises(BrokenLog, match="position 1 does not match its hash"):
+        with pytest.raises(BrokenLog, match="positions 1 to 1 does not match its hash"):
             verify(session())
     with pytest.raises(BrokenLog, match="can't be read at position 1"):
         audit.audit(session())

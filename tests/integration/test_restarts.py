@@ -1,7 +1,5 @@
 """What a mailbox is after a restart, a reboot, and a bit that was flipped on disk."""
 
-import sqlite3
-from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -11,6 +9,7 @@ from postroom.adapters.compose.queries import read_mailbox
 from postroom.application.messages import Sent
 from postroom.domain.errors import BrokenLog, StaleReceipt
 from postroom.domain.policy import TopicPolicy
+from tests.support.altered_commits import alter
 from tests.support.stores import MAILBOX, Place, message, receive_one, sqlite_place
 
 TOPIC = "orders"
@@ -95,24 +94,14 @@ async def test_a_message_that_outgrew_the_cache_is_read_from_the_log(place: Plac
         assert [each.payload for each in received] == [bytes([n]) * 600 for n in range(10)]
 
 
-def flip_a_bit(path: Path, position: int) -> None:
-    """Change one bit of a stored envelope."""
-    with closing(sqlite3.connect(path)) as connection, connection:
-        place, blob = connection.execute(
-            "SELECT place, envelope FROM log WHERE place % (1 << 40) = ?", (position,)
-        ).fetchone()
-        at = blob.index(b"precious")
-        flipped = blob[:at] + bytes([blob[at] ^ 1]) + blob[at + 1 :]
-        connection.execute("UPDATE log SET envelope = ? WHERE place = ?", (flipped, place))
-
-
 async def test_a_message_whose_bytes_were_altered_is_quarantined_and_never_delivered(tmp_path: Path) -> None:
     place = sqlite_place(tmp_path)
     async with place.open() as mailbox:
         await mailbox.send_batch(
             [message(b"precious 1", message_id="m1"), message(b"precious 2", message_id="m2")]
         )
-    flip_a_bit(tmp_path / "store.db", position=3)
+    flipped = b"qrecious 1"  # by one bit
+    alter(tmp_path / "store.db", "envelopes", lambda stored: stored.replace(b"precious 1", flipped))
     async with place.open() as mailbox:
         assert [each.message_id for each in await mailbox.receive_messages(TOPIC)] == ["m2"]
         (letter,) = await mailbox.list_dead_letters()
@@ -122,7 +111,7 @@ async def test_a_message_whose_bytes_were_altered_is_quarantined_and_never_deliv
         assert await mailbox.redrive_dead_letters(TOPIC) == 1
         assert await mailbox.receive_messages(TOPIC) == []
         assert [each.reason for each in await mailbox.list_dead_letters()] == ["integrity"]
-    broken = pytest.raises(BrokenLog, match="position 3 does not match its hash")
+    broken = pytest.raises(BrokenLog, match="message at position 3 does not match its hash")
     with read_mailbox(str(tmp_path / "store.db"), MAILBOX) as reader, broken:
         reader.verify_log()
 

@@ -20,6 +20,7 @@ from postroom.domain.names import DEFAULT_MAILBOX
 from tests.projections import following
 from tests.projections.histories import model_store, new_follower, rebuild, take_extents
 from tests.projections.local_runner import LocalRunner
+from tests.support.altered_commits import alter
 
 TIME_RANGE = """
 SELECT message_id, timestamp, topic, principal
@@ -231,13 +232,7 @@ def test_records_altered_to_the_same_id_are_reported(store: str) -> None:
     send(store, MESSAGES[0])
     following.build(store)
     send(store, MESSAGES[1])
-    statement = "UPDATE log SET message_id = 'm-1' WHERE message_id = 'm-2'"
-    if store.startswith("postgresql:"):
-        with psycopg.connect(store, options="-csearch_path=postroom") as database:
-            database.execute(statement.encode())
-    else:
-        with closing(sqlite3.connect(store)) as file, file:
-            file.execute(statement)
+    alter(store, "events", lambda events: events.replace(b"m-2", b"m-1"))
     with (
         closing(new_follower(store)) as follower,
         pytest.raises(IntegrityFailure, match="another message of its mailbox has the same id"),

@@ -102,7 +102,7 @@ def test_an_entry_that_leads_elsewhere_is_found(log: OpenLog) -> None:
 def test_an_entry_that_leads_to_nothing_is_found(log: OpenLog, position: int) -> None:
     log.index[b"nobody's stream."] = [IndexEntry(b"nobody's stream.", 1, position)]
     found = broken(log)
-    assert f"leads to position {position} for stream {b'nobody'.hex()}" in str(found)
+    assert f"leads to position {position} for version 1 of stream {b'nobody'.hex()}" in str(found)
     assert found.position == position
 
 
