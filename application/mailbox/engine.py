@@ -15,11 +15,12 @@ from postroom.application.mailbox.log_writer import LogWriter, lease_ended
 from postroom.application.mailbox.long_polling import LongPolls
 from postroom.application.mailbox.metrics import MailboxMetrics
 from postroom.application.mailbox.pending_requests import PendingRequests
+from postroom.application.mailbox.snapshot_saver import SnapshotSaver
 from postroom.application.mailbox.snapshots import Taken
 from postroom.application.mailbox.take_over import take_over
 from postroom.application.messages import MessageDelivery
 from postroom.application.ports.clock import Clock
-from postroom.application.ports.event_log import EventLog, Seal, StoredSnapshot
+from postroom.application.ports.event_log import EventLog, Seal
 from postroom.application.ports.mailbox_owner import Answer
 from postroom.application.telemetry import logger, summarize
 from postroom.domain.arguments import check_int
@@ -88,13 +89,12 @@ class MailboxEngine:
         self._anchor = Anchor(0, 0, continues=False)
         self._pending = PendingRequests(log.mailbox, clock)
         self._wake = asyncio.Event()
+        self._saver = SnapshotSaver(self.writer, self._wake)
         self._task: asyncio.Task[None] | None = None
         self._closing = False
         self._lost: PostroomError | None = None
         self._is_lost = asyncio.Event()
         self._process = os.getpid()
-
-    # -- opening and closing ---
 
     async def open(
         self,
@@ -133,15 +133,13 @@ class MailboxEngine:
             await self._task
         if (state := self._state) is not None and state.failure is None:
             if state.records_since_snapshot >= CLOSING_SNAPSHOT_EVENTS:
-                await self._finish_snapshot(state)
+                await self._saver.finish(state)
             await self.writer.try_seal(Seal(state.mailbox.position, state.chain))
         if self._state is not None:
             self._state.snapshots.refuse(
                 MailboxClosed(f"Mailbox {self.log.mailbox} is closed; open it again.")
             )
         self.writer.close()
-
-    # -- for handlers ---
 
     @property
     def name(self) -> str:
@@ -270,8 +268,6 @@ class MailboxEngine:
             self._wake.set()  # the loop must consider the next delayed message of the topics
             await self._long_polls.wait(topics, wait_ms)
 
-    # -- the loop ---
-
     async def _run(self) -> None:
         while not (self._closing and not self._pending):
             await self._wait_for_work()
@@ -300,7 +296,7 @@ class MailboxEngine:
                 self._refuse(requests, state.failure)
                 continue
             self._committer.commit(group, commits)
-            state.advance_snapshot(self._save_snapshot)
+            state.advance_snapshot(self._saver.save)
             self._long_polls.wake_for(self._deliverable)
         await self._committer.wait_until_durable()
 
@@ -354,29 +350,6 @@ class MailboxEngine:
             return 0
         return state.mailbox.count_deliverable(topic, self.now(), limit)
 
-    # -- snapshots ---
-
-    def _save_snapshot(
-        self, take: Callable[[], StoredSnapshot], keep_from: int
-    ) -> "asyncio.Future[StoredSnapshot]":
-        saving = self.writer.save_snapshot(take, keep_from)
-        saving.add_done_callback(lambda _: self._wake.set())  # the next one may have been asked for
-        return saving
-
-    async def _finish_snapshot(self, state: LoadedMailbox) -> None:
-        """Save a snapshot when nothing is decided any more; a failure is only logged, as it is optional."""
-        answer = state.snapshots.ask()
-        while not answer.done():
-            self._wake.clear()
-            if state.snapshots.is_active:
-                state.advance_snapshot(self._save_snapshot)
-                await asyncio.sleep(0)
-            else:
-                await self._wake.wait()
-        answer.exception()  # has been logged
-
-    # -- failures and recovery ---
-
     def _append_failed(self, error: PostroomError) -> None:
         logger().error("mailbox.append_refused", mailbox=self.log.mailbox, error=str(error))
         self._invalidate(error)
@@ -424,8 +397,6 @@ class MailboxEngine:
         self._state = state
         logger().info("mailbox.recovered", mailbox=self.log.mailbox, position=state.mailbox.position)
         return state
-
-    # -- loading ---
 
     async def _load(self) -> LoadedMailbox:
         self._decider.forget_messages()
