@@ -9,7 +9,9 @@ import msgspec
 
 from postroom.application.trace_context import TraceContext, make_context
 from postroom.domain.arguments import MAX_INT, check_any_text, check_int, check_type
-from postroom.domain.envelope.build import OpenedEnvelope, open_envelope, without_auth_token
+from postroom.domain.envelope.build import OpenedEnvelope, without_auth_token
+from postroom.domain.envelope.headers import parse_envelope
+from postroom.domain.envelope.v1.envelope_pb2 import PrismEnvelope
 from postroom.domain.errors import InvalidRequest, Rejected
 from postroom.domain.integrity import b3
 from postroom.domain.message import Receipt
@@ -108,11 +110,11 @@ class DeliverySettler(Protocol):
 class DeliveredMessage:
     """Message of a delivery: its payload and headers (svc-mailbox C-9)."""
 
-    __slots__ = ("_delivery", "_opened")
+    __slots__ = ("_delivery", "_parsed")
 
     def __init__(self, delivery: MessageDelivery) -> None:
         self._delivery = delivery
-        self._opened: OpenedEnvelope | None = None
+        self._parsed: PrismEnvelope | None = None
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.message_id!r}, topic={self.topic!r}, attempt={self.attempt})"
@@ -172,7 +174,7 @@ class DeliveredMessage:
     @property
     def payload(self) -> bytes:
         """Return the payload."""
-        return self._open().payload
+        return self._parse().payload.value
 
     @property
     def attrs(self) -> dict[str, str]:
@@ -286,10 +288,13 @@ class DeliveredMessage:
         }
 
     def _open(self) -> OpenedEnvelope:
-        opened = self._opened
-        if opened is None:
-            opened = self._opened = open_envelope(self._delivery.envelope)
-        return opened
+        return OpenedEnvelope(self._parse())
+
+    def _parse(self) -> PrismEnvelope:
+        parsed = self._parsed
+        if parsed is None:
+            parsed = self._parsed = parse_envelope(self._delivery.envelope)
+        return parsed
 
 
 class ReceivedMessage(DeliveredMessage):
@@ -304,7 +309,7 @@ class ReceivedMessage(DeliveredMessage):
 
     def __init__(self, delivery: MessageDelivery, mailbox: DeliverySettler) -> None:
         self._delivery = delivery  # not by the base class, whose call would take most of the time
-        self._opened = None
+        self._parsed = None
         self._mailbox = mailbox
 
     async def ack(self) -> None:

@@ -3,8 +3,6 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 
-import msgspec
-
 from postroom.application.cluster.generation import use_generation
 from postroom.application.cluster.namespace_members import Members, NamespaceMembers, pause_topic
 from postroom.application.cluster.namespace_queries import NamespaceQueries
@@ -12,8 +10,10 @@ from postroom.application.cluster.namespace_receiver import NamespaceReceiver
 from postroom.application.cluster.receipt_homes import ReceiptHomes
 from postroom.application.delivery_window import DeliveryWindows, ended, extended
 from postroom.application.mailbox.message_factory import MessageFactory, NewId
-from postroom.application.mailbox.settle import check_nack, submit_valid
+from postroom.application.mailbox.outgoing import OutgoingMessage, send_outgoing
+from postroom.application.mailbox.settle import check_nack
 from postroom.application.mailbox.stream import StreamMessages
+from postroom.application.mailbox.valid_items import submit_valid
 from postroom.application.messages import NewMessage, Sent, check_receipt
 from postroom.application.ports.mailbox import Mailbox
 from postroom.application.ports.namespace_directory import NamespaceDirectory
@@ -42,7 +42,6 @@ class NamespaceMailbox(NamespaceQueries):
     def __init__(self, directory: NamespaceDirectory, timeout_ms: int, new_id: NewId) -> None:
         self._directory = directory
         self._timeout = timeout_ms / 1_000
-        self._new_id = new_id
         self._members = NamespaceMembers(directory)
         self._messages = MessageFactory(f"{directory.namespace}@members", lambda: 0, new_id)
         self._homes = ReceiptHomes()
@@ -78,32 +77,21 @@ class NamespaceMailbox(NamespaceQueries):
 
     async def send_message(self, message: NewMessage, /) -> Sent:
         """Send a message; see `Mailbox.send_message`."""
-        outgoing = self._with_id(message)
-        (answer,) = await self._send([outgoing])
+        outgoing = self._prepare(message)
+        (answer,) = await self._send([outgoing.message])
         if isinstance(answer, Rejected):
             raise answer
-        return _unless_own(answer, outgoing, message)
+        return outgoing.result(answer)
 
     async def send_batch(self, messages: Sequence[NewMessage], /) -> list[Sent | Rejected]:
         """Send messages; see `Mailbox.send_batch`."""
-        items = check_items("messages", messages)
-        answers: list[Sent | Rejected | None] = [None] * len(items)
-        outgoing: list[tuple[int, NewMessage]] = []
-        for index, item in enumerate(items):
-            try:
-                outgoing.append((index, self._with_id(item)))
-            except Rejected as refusal:
-                answers[index] = refusal
-        results = await self._send([message for _, message in outgoing])
-        for (index, new), result in zip(outgoing, results, strict=True):
-            answers[index] = _unless_own(result, new, items[index]) if isinstance(result, Sent) else result
-        return [answer for answer in answers if answer is not None]
+        return await send_outgoing(check_items("messages", messages), self._prepare, self._send)
 
-    def _with_id(self, message: object) -> NewMessage:
-        new = self._messages.check(message)
-        if new.topic == RESERVED_TOPIC:
+    def _prepare(self, message: object) -> OutgoingMessage:
+        outgoing = self._messages.prepare(message)
+        if outgoing.message.topic == RESERVED_TOPIC:
             raise InvalidRequest(f"The topic {RESERVED_TOPIC} is reserved; send to another one.")
-        return new if new.message_id else msgspec.structs.replace(new, message_id=str(self._new_id()))
+        return outgoing
 
     async def _send(self, messages: list[NewMessage]) -> list[Sent | Rejected]:
         """Send messages to their mailboxes; again to others if there are more mailboxes than were known."""
@@ -328,11 +316,3 @@ class NamespaceMailbox(NamespaceQueries):
 
 
 _UNKNOWN = NotFound("No mailbox of the namespace was asked yet.")
-
-
-def _unless_own(sent: Sent, outgoing: NewMessage, message: object) -> Sent:
-    """Return the result of a send; not as a duplicate if it is one of an earlier attempt made here."""
-    is_own_id = isinstance(message, NewMessage) and message.message_id is None
-    return Sent(
-        sent.message_id, sent.duplicate and not (is_own_id and sent.message_id == outgoing.message_id)
-    )

@@ -1,6 +1,6 @@
 """Batches of messages that fit into one request to a server."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from postroom.application.messages import NewMessage
 
@@ -10,18 +10,16 @@ OVERHEAD_BYTES = 512
 """Estimated size of a message in a batch besides its payload and attributes."""
 
 
-def split_batches(
-    messages: list[tuple[int, NewMessage]], max_bytes: int
-) -> Iterator[list[tuple[int, NewMessage]]]:
+def split_batches(messages: Sequence[NewMessage], max_bytes: int) -> Iterator[list[NewMessage]]:
     """Yield messages in batches of up to `max_bytes`, or of one message."""
-    batch: list[tuple[int, NewMessage]] = []
+    batch: list[NewMessage] = []
     size = 0
-    for index, message in messages:
+    for message in messages:
         added = OVERHEAD_BYTES + len(message.payload) + sum(len(k) + len(v) for k, v in message.attrs.items())
         if batch and (size + added > max_bytes or len(batch) == MAX_ITEMS):
             yield batch
             batch, size = [], 0
-        batch.append((index, message))
+        batch.append(message)
         size += added
     if batch:
         yield batch

@@ -9,12 +9,12 @@ from functools import partial
 from time import time_ns
 from typing import TypeVar
 
-import msgspec
-
 from postroom.application.mailbox.batches import MAX_ITEMS, split_batches
 from postroom.application.mailbox.message_factory import MessageFactory, NewId
+from postroom.application.mailbox.outgoing import send_outgoing
 from postroom.application.mailbox.receive import make_receive, record_receive
-from postroom.application.mailbox.settle import check_nack, submit_valid
+from postroom.application.mailbox.settle import check_nack
+from postroom.application.mailbox.valid_items import submit_valid
 from postroom.application.message_stream import HEARTBEAT_MS, MAX_WAIT_MS, MessageStream, check_stream
 from postroom.application.messages import MessageDelivery, NewMessage, ReceivedMessage, Sent, check_receipt
 from postroom.application.ports.mailbox_transport import MailboxTransport
@@ -37,7 +37,6 @@ from postroom.domain.policy import DEFAULT_MAX_BYTES, DEFAULT_MAX_MESSAGES, Topi
 from postroom.domain.search import EventFilter, SearchPage, filter_of_mailbox
 
 T = TypeVar("T")
-R = TypeVar("R", bound=Sent | Rejected)
 
 MAX_LIMIT = 1_000
 JITTER = 0.25
@@ -62,7 +61,6 @@ class MailboxClient:
         self._transport = transport
         self._name = name
         self._timeout_ms = timeout_ms
-        self._new_id = new_id
         self._is_closed = False
         self._messages = MessageFactory(name, lambda: 0, new_id)
 
@@ -93,26 +91,15 @@ class MailboxClient:
 
     async def send_message(self, message: NewMessage, /) -> Sent:
         """Send a message; see `Mailbox.send_message`."""
-        outgoing = self._with_id(message)
-        with tracer().span(REMOTE_SEND, (outgoing.topic,), message_id=outgoing.message_id):
-            sent = await self._repeat(lambda: self._transport.send(outgoing))
-        return _unless_own(sent, outgoing, message)
+        outgoing = self._messages.prepare(message)
+        new = outgoing.message
+        with tracer().span(REMOTE_SEND, (new.topic,), message_id=new.message_id):
+            return outgoing.result(await self._repeat(lambda: self._transport.send(new)))
 
     async def send_batch(self, messages: Sequence[NewMessage], /) -> list[Sent | Rejected]:
         """Send messages; see `Mailbox.send_batch`."""
         items = check_items("messages", messages)
-        answers: list[Sent | Rejected | None] = [None] * len(items)
-        outgoing: list[tuple[int, NewMessage]] = []
-        for index, item in enumerate(items):
-            try:
-                outgoing.append((index, self._with_id(item)))
-            except Rejected as refusal:
-                answers[index] = refusal
-        for batch in split_batches(outgoing, self._transport.max_batch_bytes):
-            results = await self._send([new for _, new in batch])
-            for (index, new), result in zip(batch, results, strict=True):
-                answers[index] = _unless_own(result, new, items[index])
-        return [answer for answer in answers if answer is not None]
+        return await send_outgoing(items, self._messages.prepare, self._send)
 
     async def receive_messages(
         self,
@@ -308,20 +295,18 @@ class MailboxClient:
     def _closed(self) -> MailboxClosed:
         return MailboxClosed(f"The connection to {self._transport.where} is closed; connect again.")
 
-    def _with_id(self, message: object) -> NewMessage:
-        """Return a valid message with an id, by which the server recognises a repetition."""
-        new = self._messages.check(message)
-        return new if new.message_id else msgspec.structs.replace(new, message_id=str(self._new_id()))
-
-    async def _send(self, batch: list[NewMessage]) -> list[Sent | Rejected]:
-        """Send messages that fit into one request, and return an answer for each."""
-        try:
-            with tracer().span(REMOTE_SEND, (each.topic for each in batch), count=len(batch)):
-                return await self._repeat(lambda: self._transport.send_batch(batch))
-        except Rejected as refusal:
-            if len(batch) > 1:
-                raise
-            return [refusal]  # a single message may be too large for a request
+    async def _send(self, messages: list[NewMessage]) -> list[Sent | Rejected]:
+        """Send messages in batches that fit into a request, and return an answer for each."""
+        answers: list[Sent | Rejected] = []
+        for batch in split_batches(messages, self._transport.max_batch_bytes):
+            try:
+                with tracer().span(REMOTE_SEND, (each.topic for each in batch), count=len(batch)):
+                    answers += await self._repeat(partial(self._transport.send_batch, batch))
+            except Rejected as refusal:
+                if len(batch) > 1:
+                    raise
+                answers.append(refusal)  # a single message may be too large for a request
+        return answers
 
     async def _settle(
         self,
@@ -370,14 +355,6 @@ class MailboxClient:
                 if not is_repeatable or loop.time() + pause >= deadline:
                     raise
                 await asyncio.sleep(pause)
-
-
-def _unless_own(result: R, outgoing: NewMessage, message: object) -> R | Sent:
-    """Return the result of a send; not as a duplicate if it is one of an earlier attempt made here."""
-    is_own_id = isinstance(message, NewMessage) and message.message_id is None
-    if is_own_id and isinstance(result, Sent) and result.message_id == outgoing.message_id:
-        return Sent(result.message_id, duplicate=False)
-    return result
 
 
 def _check_id(id_: object) -> str:

@@ -1,20 +1,21 @@
 """Factory of `Send` commands: ids, envelopes, hashes and headers of new messages."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import msgspec
 
 from postroom.application.correlation import current_corr_id
+from postroom.application.mailbox.outgoing import OutgoingMessage
 from postroom.application.messages import NewMessage
 from postroom.application.trace_context import SAMPLED, TraceContext
 from postroom.application.tracing import tracer
 from postroom.domain.arguments import check_any_text, check_int, check_text, check_type
-from postroom.domain.envelope.build import EnvelopeTemplate, OpenedEnvelope
+from postroom.domain.envelope.build import EnvelopeTemplate, OpenedEnvelope, make_template
 from postroom.domain.envelope.headers import FIRST_SECOND, LAST_SECOND, extension_text, extract_mailbox_item
 from postroom.domain.envelope.v1.envelope_pb2 import PrismEnvelope
-from postroom.domain.errors import FrameTooLarge, InvalidRequest, Rejected
+from postroom.domain.errors import FrameTooLarge, InvalidRequest
 from postroom.domain.integrity import hash_chain, payload_hash
 from postroom.domain.mailbox.commands import Send
 from postroom.domain.message import MAX_PRIORITY, Headers
@@ -63,7 +64,7 @@ class SendRequest(msgspec.Struct, frozen=True, gc=False):
     message_id: str
 
 
-class _Call(NamedTuple):
+class _Call(msgspec.Struct, frozen=True):
     """What the messages of one call take from their caller."""
 
     now: int
@@ -77,20 +78,25 @@ class _Common(msgspec.Struct, frozen=True):
     Arguments:
         example: the first of them, without its content.
         corr_id, trace: of the caller.
-        headers: without the sender's own id and attributes, for messages published at `published_at_us`.
+        template, headers: of messages published at `published_at_us`; without the sender's own id and
+            attributes.
     """
 
     example: NewMessage
     corr_id: str | None
     trace: TraceContext | None
-    template: EnvelopeTemplate
     published_at_us: int
+    template: EnvelopeTemplate
     headers: Headers
 
     def at(self, published_at_us: int) -> "_Common":
         """Return the same for messages published at another time."""
-        headers = msgspec.structs.replace(self.headers, timestamp=published_at_us // 1_000)
-        return msgspec.structs.replace(self, published_at_us=published_at_us, headers=headers)
+        return msgspec.structs.replace(
+            self,
+            published_at_us=published_at_us,
+            template=self.template.at(published_at_us),
+            headers=msgspec.structs.replace(self.headers, timestamp=published_at_us // 1_000),
+        )
 
 
 class MessageFactory:
@@ -106,17 +112,18 @@ class MessageFactory:
         self._reserved = mailbox_stream(mailbox)
         self._common: _Common | None = None
 
-    def check(self, message: object) -> NewMessage:
-        """Return a message that `from_message` accepts.
+    def prepare(self, message: object) -> OutgoingMessage:
+        """Return a message that `from_message` accepts, with an id.
 
         Raises: as `from_message`.
         """
         new = check_type("A message", message, NewMessage)
         self._check_headers(new)
         _check_content(new)
-        if new.message_id is not None:
-            self._stream(new.message_id)
-        return new
+        if new.message_id is None:
+            return OutgoingMessage(msgspec.structs.replace(new, message_id=str(self._new_id())), True)
+        self._stream(new.message_id)
+        return OutgoingMessage(new, False)
 
     def from_message(self, message: object) -> SendRequest:
         """Return the command that sends a `NewMessage`.
@@ -127,32 +134,20 @@ class MessageFactory:
         Raises: InvalidRequest naming the field that is malformed, of a wrong type or out of range;
             FrameTooLarge for a payload that no frame can hold.
         """
-        return self._make(message, self._get_call())
+        return self.for_call()(message)
 
-    def from_messages(self, messages: Sequence[object]) -> list[SendRequest | Rejected]:
-        """Return the commands that send messages, published now unless they say when; see `from_message`.
+    def for_call(self) -> Callable[[object], SendRequest]:
+        """Return `from_message` for the messages of one call, which are published at the same time."""
+        return partial(self._make, _Call(self._wall(), current_corr_id(), tracer().current()))
 
-        Returns: for each the command, or why it is refused.
-        """
-        call = self._get_call()
-        requests: list[SendRequest | Rejected] = []
-        for message in messages:
-            try:
-                requests.append(self._make(message, call))
-            except Rejected as rejection:
-                requests.append(rejection)
-        return requests
-
-    def _get_call(self) -> _Call:
-        return _Call(self._wall(), current_corr_id(), tracer().current())
-
-    def _make(self, message: object, call: _Call) -> SendRequest:
+    def _make(self, call: _Call, message: object) -> SendRequest:
         new = check_type("A message", message, NewMessage)
         common = self._common
         if common is None or not _has_headers_of(new, common, call):
             self._check_headers(new)
             common = self._common = self._make_common(new, call)
         attrs = _check_content(new)
+        payload = new.payload
         published = call.now if new.published_at_us is None else new.published_at_us
         if published is not common.published_at_us:
             common = self._common = common.at(published)
@@ -166,15 +161,15 @@ class MessageFactory:
         if attrs:
             texts = {name: extension_text(value) for name, value in attrs.items()}
             headers = msgspec.structs.replace(headers, custom_headers=texts)
-        digest = payload_hash(new.payload)
+        digest = payload_hash(payload)
         command = Send(
             stream,
             new.topic,
-            len(new.payload),
+            len(payload),
             digest,
             hash_chain(new.topic, published, new.idem_key, digest, attrs),
             headers,
-            common.template.build(shown, published, new.payload, attrs),
+            common.template.build(shown, payload, attrs),
             new.idem_key,
             new.sticky_key,
             new.deliver_after_ms,
@@ -188,9 +183,10 @@ class MessageFactory:
     def _make_common(self, new: NewMessage, call: _Call) -> _Common:
         correlation_id = new.correlation_id or call.corr_id
         trace = _trace_context(new) or call.trace or _NO_TRACE
-        template = EnvelopeTemplate(
+        template = make_template(
             new.topic,
             self._namespace,
+            call.now,
             content_type=new.content_type,
             correlation_id=correlation_id,
             causality_parent=new.causality_parent,
@@ -219,7 +215,7 @@ class MessageFactory:
             trace.span_id or None,
         )
         example = msgspec.structs.replace(new, payload=b"", attrs={})
-        return _Common(example, call.corr_id, call.trace, template, call.now, headers)
+        return _Common(example, call.corr_id, call.trace, call.now, template, headers)
 
     def from_envelope(
         self,
@@ -341,14 +337,16 @@ def _check_content(new: NewMessage) -> dict[str, bytes]:
 
 
 def _check_attrs(attrs: object) -> dict[str, bytes]:
-    if not isinstance(attrs, Mapping):
+    if type(attrs) is not dict and not isinstance(attrs, Mapping):
         raise InvalidRequest(f"attrs must be a mapping, not {type(attrs).__name__}.")
     values: dict[str, bytes] = {}
     size = 0
     for name, value in attrs.items():
         check_text("A name in attrs", name, 1)
         if type(value) is not bytes:
-            value = check_any_text(f"attrs[{name!r}]", value).encode()
+            if type(value) is not str or not value.isascii():
+                check_any_text(f"attrs[{name!r}]", value)
+            value = value.encode()
         values[name] = value
         size += len(name.encode()) + len(value)
     if size > MAX_ATTRS_BYTES:

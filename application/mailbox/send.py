@@ -1,8 +1,10 @@
 """`SendMessage`, `SendBatch` and `SendEnvelopes`: send messages (svc-mailbox C-1 `SEND`)."""
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 from postroom.application.mailbox.message_factory import MessageFactory, SendRequest
+from postroom.application.mailbox.valid_items import submit_valid
 from postroom.application.messages import NewMessage, Sent
 from postroom.application.ports.mailbox_owner import Accepted, Answer, MailboxOwner
 from postroom.application.ports.payload_validator import PayloadValidator
@@ -34,9 +36,7 @@ class SendMessage:
         Raises: InvalidRequest, FrameTooLarge, IdempotencyConflict, Saturated, Unavailable.
         """
         with tracer().span(SEND, topics_of((message,))) as span:
-            request = self._factory.from_message(message)
-            (answer,) = await self._owner.submit((request.command,))
-            result = await _sent(request, answer, self._owner)
+            (result,) = await _submit(self._owner, [self._factory.from_message(message)])
             if isinstance(result, Rejected):
                 raise result
             span.set("messaging.message.id", result.message_id)
@@ -58,7 +58,7 @@ class SendBatch:
         """
         items = check_items("messages", messages)
         with tracer().span(SEND, topics_of(items), count=len(items)):
-            return await _submit(self._owner, self._factory.from_messages(items))
+            return await submit_valid(items, self._factory.for_call(), partial(_submit, self._owner))
 
 
 class SendEnvelopes:
@@ -96,38 +96,29 @@ class SendEnvelopes:
             raise InvalidRequest(f"payloads must be a PayloadValidator, not {type(payloads).__name__}.")
         if on_problem is not None and not callable(on_problem):
             raise InvalidRequest(f"on_problem must be callable, not {type(on_problem).__name__}.")
-        requests: list[SendRequest | Rejected] = []
+        index = -1
 
         def report(problem: EnvelopeProblem) -> None:
             if on_problem is not None:
-                on_problem(len(requests), problem)
+                on_problem(index, problem)
 
-        for item in items:
+        def request(item: object) -> SendRequest:
+            nonlocal index
+            index += 1
+            blob = check_type("An envelope", item, bytes)
             try:
-                requests.append(self._from_envelope(item, mode, payloads, report))
-            except Rejected as rejection:
-                requests.append(rejection)
-        return await _submit(self._owner, requests)
+                envelope = parse_envelope(blob)
+            except InvalidRequest as error:
+                report(EnvelopeProblem(ProblemKind.UNREADABLE, str(error)))
+                raise
+            problems, is_accepted = _check(envelope, mode, payloads)
+            for problem in problems:
+                report(problem)
+            if not is_accepted:
+                raise InvalidRequest(" ".join(problem.message for problem in problems))
+            return self._factory.from_envelope(blob, envelope)
 
-    def _from_envelope(
-        self,
-        item: object,
-        mode: ValidationMode,
-        payloads: PayloadValidator | None,
-        report: Callable[[EnvelopeProblem], None],
-    ) -> SendRequest:
-        blob = check_type("An envelope", item, bytes)
-        try:
-            envelope = parse_envelope(blob)
-        except InvalidRequest as error:
-            report(EnvelopeProblem(ProblemKind.UNREADABLE, str(error)))
-            raise
-        problems, is_accepted = _check(envelope, mode, payloads)
-        for problem in problems:
-            report(problem)
-        if not is_accepted:
-            raise InvalidRequest(" ".join(problem.message for problem in problems))
-        return self._factory.from_envelope(blob, envelope)
+        return await submit_valid(items, request, partial(_submit, self._owner))
 
 
 def topics_of(messages: Sequence[object]) -> Iterator[str]:
@@ -155,29 +146,22 @@ def _check(
     return result.problems + problems, payload.is_accepted
 
 
-async def _submit(owner: MailboxOwner, requests: Sequence[SendRequest | Rejected]) -> list[Sent | Rejected]:
-    """Submit the commands of requests that are not refused; return an answer for each request."""
-    commands = [each.command for each in requests if type(each) is SendRequest]
-    answers = iter(await owner.submit(commands) if commands else ())
-    results: list[Sent | Rejected] = []
-    for each in requests:
-        if isinstance(each, Rejected):
-            results.append(each)
-            continue
-        answer = next(answers)
-        if type(answer) is Accepted and answer.message == each.command.message:
-            results.append(Sent(each.message_id, answer.duplicate))
-        else:
-            results.append(await _sent(each, answer, owner))
-    return results
+async def _submit(owner: MailboxOwner, requests: list[SendRequest]) -> list[Sent | Rejected]:
+    """Submit the commands of requests, and return an answer for each."""
+    answers = await owner.submit([request.command for request in requests])
+    return [
+        Sent(request.message_id, answer.duplicate)
+        if type(answer) is Accepted and answer.message == request.command.message
+        else await _original(answer, owner)
+        for request, answer in zip(requests, answers, strict=True)
+    ]
 
 
-async def _sent(request: SendRequest, answer: Answer, owner: MailboxOwner) -> Sent | Rejected:
+async def _original(answer: Answer, owner: MailboxOwner) -> Sent | Rejected:
+    """Return the message of which a send was a repetition, or why the send was refused."""
     if type(answer) is not Accepted:
         assert isinstance(answer, Rejected)
         return answer
-    if answer.message == request.command.message:
-        return Sent(request.message_id, answer.duplicate)
     if is_name_based(answer.message):  # the original is durable, as answers wait for earlier appends
         return Sent(await owner.find_message_id(answer.message), answer.duplicate)
     return Sent(message_id(answer.message), answer.duplicate)

@@ -1,21 +1,19 @@
 """`AckMessages`, `NackMessages`, `ExtendVisibility`: end or extend deliveries (svc-mailbox C-1)."""
 
 import random
-from collections.abc import Awaitable, Callable, Sequence
-from typing import NamedTuple, TypeVar
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from postroom.application.delivery_window import DeliveryWindows
+from postroom.application.mailbox.valid_items import submit_valid
 from postroom.application.messages import check_receipt
 from postroom.application.ports.mailbox_owner import MailboxOwner
 from postroom.application.tracing import ACK, EXTEND, NACK, Operation, tracer
 from postroom.domain.arguments import check_any_text, check_int, check_items
-from postroom.domain.errors import InvalidRequest, Rejected
+from postroom.domain.errors import Rejected
 from postroom.domain.mailbox.commands import Ack, Command, Extend, Nack
 from postroom.domain.message import Receipt
 from postroom.domain.policy import MAX_DURATION_MS, check_visibility
-
-S = TypeVar("S")
-T = TypeVar("T")
 
 MAX_REASON_CHARS = 1_000
 """Maximum length of the stored reason of a NACK; the rest is cut off."""
@@ -121,28 +119,6 @@ def check_nack(reason: str | None, delay_ms: int | None) -> str | None:
     return None if reason is None else check_any_text("reason", reason)[:MAX_REASON_CHARS]
 
 
-async def submit_valid(
-    items: Sequence[S],
-    check: Callable[[S], T],
-    submit: Callable[[list[T]], Awaitable[Sequence[object]]],
-) -> list[Rejected | None]:
-    """Submit the valid items together; return for each item its refusal, or None.
-
-    Arguments:
-        check: returns what to submit for an item, or raises InvalidRequest, which is its answer.
-    """
-    valid: list[T] = []
-    refused: dict[int, InvalidRequest] = {}
-    for index, item in enumerate(items):
-        try:
-            valid.append(check(item))
-        except InvalidRequest as refusal:
-            refused[index] = refusal
-    answers = iter(await submit(valid) if valid else ())
-    results = [refused[index] if index in refused else next(answers) for index in range(len(items))]
-    return [result if isinstance(result, Rejected) else None for result in results]
-
-
 async def _settle(
     operation: Operation,
     owner: MailboxOwner,
@@ -152,10 +128,10 @@ async def _settle(
 ) -> list[Rejected | None]:
     """Submit a command for each receipt, and note the receipts that were valid."""
 
-    async def submit(valid: list[Receipt]) -> Sequence[object]:
-        answers = await owner.submit([command(receipt) for receipt in valid])
+    async def submit(valid: list[Receipt]) -> list[Rejected | None]:
+        answers = await owner.submit(list(map(command, valid)))
         note(valid)
-        return answers
+        return [answer if isinstance(answer, Rejected) else None for answer in answers]
 
     items = check_items("receipts", receipts)
     with tracer().span(operation, count=len(items)):

@@ -7,11 +7,13 @@ opened envelope decodes each header on access.
 from collections.abc import Mapping
 from functools import lru_cache
 
+import msgspec
+
 from postroom.domain.envelope.headers import custom_headers, is_valid_timestamp, parse_envelope
 from postroom.domain.envelope.v1.envelope_pb2 import PrismEnvelope
 from postroom.domain.message import DEFAULT_PRIORITY
 
-__all__ = ["EnvelopeTemplate", "OpenedEnvelope", "open_envelope", "without_auth_token"]
+__all__ = ["EnvelopeTemplate", "OpenedEnvelope", "make_template", "open_envelope", "without_auth_token"]
 
 ENVELOPE_VERSION = 1
 
@@ -19,99 +21,107 @@ TRACE_STATE = "tracestate"
 """Label with the `tracestate` of W3C, for which an envelope has no field."""
 _NO_BAGGAGE: Mapping[str, str] = {}
 _VERSION = bytes((0x08, ENVELOPE_VERSION))
-_EXTENSIONS = b"\x9a\x06"  # tag of field 99
+# Tags of the maps of baggage, labels and extensions (field 99):
+_BAGGAGE, _LABEL, _EXTENSION = b"\x2a", b"\x32", b"\x9a\x06"
 _CACHED_SIZES = 4_096
 
 
-class EnvelopeTemplate:
-    """Encoder of the envelopes of messages that have the same headers.
+class EnvelopeTemplate(msgspec.Struct, frozen=True, gc=False):
+    """Encoder of the envelopes of messages that have the same headers; see `make_template`.
 
-    Its envelopes are what protobuf encodes, with the entries of maps in the order of their names. All but the
-    id, time, payload and attributes of a message is encoded once. The caller checks the values; None and
+    Arguments:
+        names, headers: encoded fields of the metadata before and after the time of publication.
+        contexts: encoded fields of the envelope after the payload.
+        metadata: all of the metadata but the message id.
+    """
+
+    names: bytes
+    headers: bytes
+    contexts: bytes
+    metadata: bytes = b""
+
+    def at(self, published_at_us: int) -> "EnvelopeTemplate":
+        """Return the template of messages that are published at a time, µs since 1970 UTC."""
+        seconds, microseconds = divmod(published_at_us, 1_000_000)
+        timestamp = _seconds(seconds) + _number(0x10, microseconds * 1_000)
+        metadata = b"".join((self.names, _prefix(0x22, len(timestamp)), timestamp, self.headers))
+        return EnvelopeTemplate(self.names, self.headers, self.contexts, metadata)
+
+    def build(self, message_id: str, payload: bytes, attrs: Mapping[str, bytes]) -> bytes:
+        """Return the serialized envelope of a message.
+
+        Arguments:
+            payload: opaque bytes, `Any{type_url: ""}` on the wire.
+            attrs: extensions.
+        """
+        id_, metadata = message_id.encode(), self.metadata
+        prefix = _metadata_prefix(len(id_), len(metadata))
+        parts = (prefix, id_, metadata, _payload_prefix(len(payload)), payload, self.contexts)
+        if not attrs:
+            return b"".join(parts)
+        return b"".join([*parts, *[_entry(_EXTENSION, name, attrs[name]) for name in sorted(attrs)]])
+
+
+def make_template(
+    topic: str,
+    namespace: str,
+    published_at_us: int,
+    *,
+    content_type: str | None = None,
+    correlation_id: str | None = None,
+    causality_parent: str | None = None,
+    principal: str | None = None,
+    priority: int = DEFAULT_PRIORITY,
+    ttl_seconds: int = 0,
+    trace_id: str | None = None,
+    span_id: str | None = None,
+    trace_flags: int = 0,
+    trace_state: str = "",
+    baggage: Mapping[str, str] = _NO_BAGGAGE,
+    schema_url: str | None = None,
+    schema_version: str | None = None,
+) -> EnvelopeTemplate:
+    """Return the encoder of the envelopes of messages with these headers, which the caller has checked.
+
+    The envelopes are what protobuf encodes, with the entries of maps in the order of their names. None and
     empty text omit a field.
 
     Arguments:
+        published_at_us: microseconds since 1970, UTC.
         priority: 0 to 10.
         ttl_seconds: seconds until the message expires; 0 means never.
         trace_flags: of W3C, 0 to 255: 1 if the sender records the trace.
         trace_state: `tracestate` of W3C, kept as a label of that name.
         baggage: entries that belong to the trace.
     """
-
-    __slots__ = ("_contexts", "_headers", "_names")
-
-    def __init__(
-        self,
-        topic: str,
-        namespace: str,
-        *,
-        content_type: str | None = None,
-        correlation_id: str | None = None,
-        causality_parent: str | None = None,
-        principal: str | None = None,
-        priority: int = DEFAULT_PRIORITY,
-        ttl_seconds: int = 0,
-        trace_id: str | None = None,
-        span_id: str | None = None,
-        trace_flags: int = 0,
-        trace_state: str = "",
-        baggage: Mapping[str, str] = _NO_BAGGAGE,
-        schema_url: str | None = None,
-        schema_version: str | None = None,
-    ) -> None:
-        # Fields of PrismMetadata before and after the time of publication:
-        self._names = _text(0x12, topic) + _text(0x1A, namespace)
-        self._headers = (
-            _text(0x2A, content_type)
-            + _number(0x38, priority)
-            + _number(0x40, ttl_seconds)
-            + _text(0x4A, correlation_id)
-            + _text(0x52, causality_parent)
-        )
-        observability = (
-            _text(0x0A, trace_id)
-            + _text(0x12, span_id)
-            + _number(0x20, trace_flags)
-            + b"".join(_entry(b"\x2a", name, baggage[name].encode()) for name in sorted(baggage))
-            + (_entry(b"\x32", TRACE_STATE, trace_state.encode()) if trace_state else b"")
-        )
-        schema = _text(0x0A, schema_url) + _text(0x12, schema_version)
-        # Fields of PrismEnvelope after the payload:
-        self._contexts = (
-            _bytes(0x22, _text(0x0A, principal)) + _bytes(0x2A, observability) + _bytes(0x32, schema)
-        )
-
-    def build(
-        self, message_id: str, published_at_us: int, payload: bytes, attrs: Mapping[str, bytes]
-    ) -> bytes:
-        """Return the serialized envelope of a message.
-
-        Arguments:
-            published_at_us: microseconds since 1970, UTC.
-            payload: opaque bytes, `Any{type_url: ""}` on the wire.
-            attrs: extensions.
-        """
-        id_ = message_id.encode()
-        metadata = b"".join(
-            (_prefix(0x0A, len(id_)), id_, self._names, _published_at(published_at_us), self._headers)
-        )
-        parts = (
-            _VERSION,
-            _prefix(0x12, len(metadata)),
-            metadata,
-            _payload_prefix(len(payload)),
-            payload,
-            self._contexts,
-        )
-        if not attrs:
-            return b"".join(parts)
-        return b"".join((*parts, *(_entry(_EXTENSIONS, name, attrs[name]) for name in sorted(attrs))))
+    headers = (
+        _text(0x2A, content_type),
+        _number(0x38, priority),
+        _number(0x40, ttl_seconds),
+        _text(0x4A, correlation_id),
+        _text(0x52, causality_parent),
+    )
+    observability = (
+        _text(0x0A, trace_id),
+        _text(0x12, span_id),
+        _number(0x20, trace_flags),
+        *(_entry(_BAGGAGE, name, baggage[name].encode()) for name in sorted(baggage)),
+        _entry(_LABEL, TRACE_STATE, trace_state.encode()) if trace_state else b"",
+    )
+    schema = (_text(0x0A, schema_url), _text(0x12, schema_version))
+    contexts = (
+        _bytes(0x22, _text(0x0A, principal)),
+        _bytes(0x2A, b"".join(observability)),
+        _bytes(0x32, b"".join(schema)),
+    )
+    names = _text(0x12, topic) + _text(0x1A, namespace)
+    return EnvelopeTemplate(names, b"".join(headers), b"".join(contexts)).at(published_at_us)
 
 
 def _varint(number: int) -> bytes:
     """Return the variable-length encoding of an integer; one below zero is encoded as 64 bits."""
+    encoded = []
     rest = number & 0xFFFF_FFFF_FFFF_FFFF
-    encoded = bytearray()
     while rest > 0x7F:
         encoded.append(rest & 0x7F | 0x80)
         rest >>= 7
@@ -119,46 +129,60 @@ def _varint(number: int) -> bytes:
     return bytes(encoded)
 
 
-@lru_cache(_CACHED_SIZES)
-def _prefix(tag: int, size: int) -> bytes:
-    """Return the tag and the size of a field of bytes."""
-    return bytes((tag,)) + _varint(size)
-
-
-def _bytes(tag: int, value: bytes) -> bytes:
-    return _prefix(tag, len(value)) + value if value else b""
+def _number(tag: int, value: int) -> bytes:
+    return bytes((tag,)) + _varint(value) if value else b""
 
 
 def _text(tag: int, value: str | None) -> bytes:
     return _bytes(tag, value.encode()) if value else b""
 
 
-def _number(tag: int, value: int) -> bytes:
-    return bytes((tag,)) + _varint(value) if value else b""
+def _bytes(tag: int, value: bytes) -> bytes:
+    return _prefix(tag, len(value)) + value if value else b""
 
 
 def _entry(tag: bytes, name: str, value: bytes) -> bytes:
     """Return an entry of a map, which has its name and its value even if they are empty."""
     key = name.encode()
-    entry = _prefix(0x0A, len(key)) + key + _prefix(0x12, len(value)) + value
-    return tag + _varint(len(entry)) + entry
+    before_name, before_value = _entry_prefixes(len(key), len(value))
+    return b"".join((tag, before_name, key, before_value, value))
+
+
+@lru_cache(16)
+def _seconds(seconds: int) -> bytes:
+    """Return the field of the seconds of a time, which the messages of a second have in common."""
+    return _number(0x08, seconds)
+
+
+# Prefixes of fields: their tags and sizes. Most messages of a sender have the same few sizes.
+
+
+@lru_cache(_CACHED_SIZES)
+def _prefix(tag: int, size: int) -> bytes:
+    return bytes((tag,)) + _varint(size)
+
+
+@lru_cache(_CACHED_SIZES)
+def _metadata_prefix(id_size: int, size: int) -> bytes:
+    """Return what precedes a message's id: the version, the field of the metadata, and that of the id."""
+    id_ = _prefix(0x0A, id_size)
+    return _VERSION + _prefix(0x12, len(id_) + id_size + size) + id_
 
 
 @lru_cache(_CACHED_SIZES)
 def _payload_prefix(size: int) -> bytes:
-    """Return what precedes a payload: the field of the envelope, and the value within it."""
+    """Return what precedes a payload: the field of the payload, and that of its value."""
     if not size:
         return _prefix(0x1A, 0)
     value = _prefix(0x12, size)
     return _prefix(0x1A, len(value) + size) + value
 
 
-@lru_cache(16)
-def _published_at(time_us: int) -> bytes:
-    """Return the field of a time of publication, which the messages of a batch have in common."""
-    seconds, microseconds = divmod(time_us, 1_000_000)
-    timestamp = _number(0x08, seconds) + _number(0x10, microseconds * 1_000)
-    return _prefix(0x22, len(timestamp)) + timestamp
+@lru_cache(_CACHED_SIZES)
+def _entry_prefixes(name_size: int, value_size: int) -> tuple[bytes, bytes]:
+    """Return what precedes the name and the value of an entry of a map, after the entry's tag."""
+    name, value = _prefix(0x0A, name_size), _prefix(0x12, value_size)
+    return _varint(len(name) + name_size + len(value) + value_size) + name, value
 
 
 class OpenedEnvelope:

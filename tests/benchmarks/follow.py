@@ -28,7 +28,8 @@ from postroom.application.messages import ReceivedMessage
 from postroom.domain.errors import NotFound
 from tests.benchmarks import history
 from tests.benchmarks.figures import Figures, Stopwatch
-from tests.benchmarks.spark import Options, open_store, rebuild
+from tests.benchmarks.options import Options
+from tests.benchmarks.spark import open_store, rebuild
 from tests.benchmarks.throughput import LIMITS, POLICY, TOPIC, new_messages
 
 Engine = Literal["spark", "local"]

@@ -13,16 +13,16 @@ from contextlib import closing
 from itertools import pairwise
 from pathlib import Path
 from random import Random
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 import psycopg
 
 from postroom.adapters.compose import Postroom, is_database, open_mailbox
 from postroom.application.messages import NewMessage, ReceivedMessage
+from tests.benchmarks.options import Interleave
 from tests.benchmarks.throughput import LIMITS, POLICY
 
-Interleave = Literal["life", "none"]
 """`life`: sends, receives and acks mixed, a few batches apart; `none`: all sends, all receives, all acks."""
 
 ORIGINALS = 20_000

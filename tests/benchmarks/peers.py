@@ -18,7 +18,7 @@ from typing import Any, Protocol
 import msgspec
 
 from postroom.adapters.compose import Postroom, open_mailbox
-from tests.benchmarks.figures import RUNS, Figures, Stopwatch
+from tests.benchmarks.figures import Figures, Stopwatch
 from tests.benchmarks.servers import postgres_server
 from tests.benchmarks.throughput import CALLERS, LIMITS, POLICY, TOPIC, new_messages
 
@@ -27,8 +27,9 @@ MESSAGES = 50_000
 PAYLOAD_BYTES = 200
 VISIBILITY_S = 60
 HELD_SECONDS, FREE_SECONDS, WINDOW_SECONDS = 60, 30, 5
-HELD_GOAL = 0.95
-PGMQ_GOAL_RATIO = 2
+HELD_GOAL = 0.98
+PEER_GOALS = {("lives", "pgmq"): 1.5, ("lives", "pgmq.client"): 2.0, ("send", "pgmq"): 0.8}
+"""How many times the rate of a peer ours should be in the same run."""
 JOBS = 20_000
 
 
@@ -47,24 +48,39 @@ OpenQueue = Callable[[str], AbstractAsyncContextManager[Queue]]
 
 class _Postroom:
     def __init__(self, postroom: Postroom) -> None:
-        self._postroom = postroom
+        self.postroom = postroom
         # Without idempotency keys: the others know none.
         self._messages = [msgspec.structs.replace(new, idem_key=None) for new in new_messages(BATCH)]
 
     async def send(self) -> None:
-        for answer in await self._postroom.send_batch(self._messages):
+        for answer in await self.postroom.send_batch(self._messages):
             if isinstance(answer, Exception):
                 raise answer
 
     async def live(self) -> int:
-        taken = await self._postroom.receive_messages(
-            TOPIC, max_messages=BATCH, max_bytes=1 << 30, wait_ms=20
-        )
+        taken = await self.postroom.receive_messages(TOPIC, max_messages=BATCH, max_bytes=1 << 30, wait_ms=20)
         for message in taken:
             assert len(message.payload) == PAYLOAD_BYTES
         if taken:
-            await self._postroom.ack_messages([message.receipt for message in taken])
+            await self.postroom.ack_messages([message.receipt for message in taken])
         return len(taken)
+
+
+class _PostroomWithKeys(_Postroom):
+    """Each message has an idempotency key of its own, as those have that must be stored once."""
+
+    def __init__(self, postroom: Postroom) -> None:
+        super().__init__(postroom)
+        self._batch = 0
+
+    async def send(self) -> None:
+        self._batch += 1
+        batch = self._batch
+        self._messages = [
+            msgspec.structs.replace(new, idem_key=f"{batch}-{number}")
+            for number, new in enumerate(self._messages)
+        ]
+        await super().send()
 
 
 class _Pgmq:
@@ -118,6 +134,13 @@ async def _open_postroom(url: str) -> AsyncIterator[Queue]:
     migrate_store(url)
     async with open_mailbox(url, default_policy=POLICY, limits=LIMITS) as postroom:
         yield _Postroom(postroom)
+
+
+@asynccontextmanager
+async def _open_postroom_with_keys(url: str) -> AsyncIterator[Queue]:
+    async with _open_postroom(url) as queue:
+        assert isinstance(queue, _Postroom)
+        yield _PostroomWithKeys(queue.postroom)
 
 
 @asynccontextmanager
@@ -257,22 +280,24 @@ def _in_database(
 def _measure_stores(figures: Figures, folder: Path, _: int) -> None:
     """Measure the systems in turns, so that a slow moment of the machine hits both."""
     systems = _systems(figures)
-    rates: dict[str, list[float]] = {}
-    for _ in range(RUNS):
+    rates: dict[tuple[str, str], list[float]] = {}
+    for _ in range(figures.runs):
         for name, open_queue in systems.items():
             for stage, rate in (("send", _send_rate), ("lives", _life_rate)):
-                if figures.wants(f"{name}.{stage}.{BATCH}"):
-                    measured = _in_database(folder, open_queue, rate)
-                    rates.setdefault(f"{name}.{stage}.{BATCH}", []).append(measured)
-    for name in sorted(rates, reverse=True):
-        goal = None
-        if name == f"postgres.lives.{BATCH}" and f"pgmq.lives.{BATCH}" in rates:
-            goal = PGMQ_GOAL_RATIO * median(rates[f"pgmq.lives.{BATCH}"])
-        figures.add(name, median(rates[name]), "messages/s", goal)
+                if figures.wants(f"{name}.{stage}.{BATCH}") or figures.wants(f"postgres.{stage}.{BATCH}"):
+                    rates.setdefault((stage, name), []).append(_in_database(folder, open_queue, rate))
+    for stage, name in sorted(rates, key=lambda key: key[::-1], reverse=True):
+        figures.add(f"{name}.{stage}.{BATCH}", median(rates[stage, name]), "messages/s")
+    for (stage, peer), goal in PEER_GOALS.items():
+        if (stage, peer) in rates and (stage, "postgres") in rates:
+            pairs = zip(rates[stage, "postgres"], rates[stage, peer], strict=True)
+            ratio = median(ours / theirs for ours, theirs in pairs)
+            figures.add(f"postgres.{stage}.{BATCH}.of_{peer}", ratio, "times", goal)
 
 
 def _measure_held(figures: Figures, folder: Path, _: int) -> None:
-    for name, open_queue in _systems(figures).items():
+    systems = _systems(figures) | {"postgres.keys": _open_postroom_with_keys}
+    for name, open_queue in systems.items():
         if name == "pgmq.client" or not figures.wants(f"{name}.lives.held_snapshot"):
             continue
         held, free, windows, _free = _in_database(folder, open_queue, _rates)
@@ -280,12 +305,9 @@ def _measure_held(figures: Figures, folder: Path, _: int) -> None:
             f"{name}: lives/s while snapshots are held {', '.join(f'{w:,.0f}' for w in windows)}"
         )
         figures.add(f"{name}.lives.free_snapshot", free, "messages/s")
-        figures.add(
-            f"{name}.lives.held_snapshot",
-            held,
-            "messages/s",
-            HELD_GOAL * free if name == "postgres" else None,
-        )
+        figures.add(f"{name}.lives.held_snapshot", held, "messages/s")
+        goal = HELD_GOAL if name.startswith("postgres") else None
+        figures.add(f"{name}.lives.held_snapshot.of_free", held / free, "times", goal)
 
 
 def _measure_pgqueuer(figures: Figures, folder: Path, _: int) -> None:
@@ -316,7 +338,7 @@ def _measure_pgqueuer(figures: Figures, folder: Path, _: int) -> None:
     if not _is_here(figures, "pgqueuer", "asyncpg"):
         return
     with postgres_server(folder) as server:
-        rates = [asyncio.run(main(server.create_database())) for _ in range(RUNS)]
+        rates = [asyncio.run(main(server.create_database())) for _ in range(figures.runs)]
     figures.add("pgqueuer.jobs", median(rates), "jobs/s")
 
 
@@ -327,6 +349,7 @@ MEASUREMENTS: dict[str, Callable[[Figures, Path, int], None]] = {
     f"pgmq.lives.{BATCH}": _measure_stores,
     "pgmq.client.": _measure_stores,
     "postgres.lives.held_snapshot": _measure_held,
+    "postgres.keys.lives.held_snapshot": _measure_held,
     "pgmq.lives.held_snapshot": _measure_held,
     "pgqueuer.jobs": _measure_pgqueuer,
 }

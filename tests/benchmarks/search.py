@@ -10,7 +10,7 @@ from postroom.adapters.compose.queries import read_projections
 from postroom.domain.search import EventFilter
 from tests.benchmarks.figures import Figures, Stopwatch
 from tests.benchmarks.long_log import ORIGINALS, PRINCIPALS, TOPICS
-from tests.benchmarks.spark import Database, Options, open_store
+from tests.benchmarks.options import Database, Options
 
 SEARCHES = 1_000
 GOAL_MS = 10
@@ -61,6 +61,9 @@ def measurements(options: Options) -> dict[str, Callable[[Figures, Path, int], N
     """Return the measurement of search in PostgreSQL; SQLite's is made where its long history is."""
 
     def measure(figures: Figures, folder: Path, messages: int) -> None:
+        # Imported late: it writes logs in the format of this code; older code is searched, too.
+        from tests.benchmarks.spark import open_store
+
         with open_store("postgres", messages, options, figures, folder) as (store, log):
             rebuild_projections(store, lambda _: None, only=("search",))
             measure_search(figures, "postgres", store, min(log.messages, ORIGINALS) // 2)

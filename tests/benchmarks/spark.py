@@ -13,47 +13,28 @@ from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
+import postroom.projections
 from postroom.adapters.compose import is_database
 from postroom.adapters.compose.postgres import migrate_store
-from tests.benchmarks.figures import RUNS, Figures
-from tests.benchmarks.long_log import Interleave, LongLog, build_long_log
+from tests.benchmarks.figures import Figures
+from tests.benchmarks.long_log import LongLog, build_long_log
+from tests.benchmarks.options import LARGE, Database, Options
 from tests.benchmarks.pipeline.peer import PEERS
 from tests.benchmarks.pipeline.postgres import clean_up
 from tests.benchmarks.processes import Finished, run_program
 from tests.benchmarks.servers import postgres_server
 
-Database = Literal["sqlite", "postgres"]
-
-LARGE = 5_000_000
-"""Messages of the large store, which is measured when it is asked for by its name."""
-GOAL_RATIOS = {1_000_000: 2.0, LARGE: 1.5}
+GOAL_RATIOS = {1_000_000: 1.3, LARGE: 1.3}
 """How many times as long as its fastest peer a rebuild may take, by the number of messages."""
 MEMORY_GOAL_MIB = 4_096
 JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 """What docs/spark.md gives a JVM that only hands out tasks: `spark-submit` starts it before our code."""
-REBUILD = Path(__file__).parents[2] / "projections" / "rebuild.py"
-
-
-class Options(msgspec.Struct, frozen=True):
-    """Say how Spark is measured.
-
-    Arguments:
-        interleave: how sends, receives and acks are mixed in the log.
-        keep: directory that keeps the stores for later runs; None builds them in each run.
-        runs: how often each is run, the median counts; 0 means 3 times, and once at `LARGE`.
-    """
-
-    interleave: Interleave = "life"
-    keep: Path | None = None
-    runs: int = 0
-
-    def runs_at(self, messages: int) -> int:
-        """Return how often each is run on a store of so many messages."""
-        return self.runs or (RUNS if messages < LARGE else 1)
+REBUILD = Path(postroom.projections.__path__[0]).resolve() / "rebuild.py"
+"""That of the code that is measured, which is not always of this worktree."""
 
 
 def label(messages: int) -> str:

@@ -20,7 +20,8 @@ from tests.benchmarks.follow import (
     latencies,
     wait_until_caught_up,
 )
-from tests.benchmarks.long_log import Interleave, build_long_log
+from tests.benchmarks.long_log import build_long_log
+from tests.benchmarks.options import Interleave
 from tests.benchmarks.pipeline.postgres import clean_up
 from tests.benchmarks.spark import run_peer
 from tests.projections.histories import open_log

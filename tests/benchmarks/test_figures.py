@@ -14,6 +14,8 @@ from tests.benchmarks.figures import Figures
         (["sqlite.send.100"], "sqlite.", True),
         (["sqlite.open.1m"], "sqlite.open", True),
         (["sqlite.send.100"], "sqlite.send.1", False),
+        (["sqlite.send.1"], "sqlite.send.100", False),
+        (["sqlite.lives.100"], "sqlite.lives.100.serial", True),
         (["memory."], "sqlite.send.1", False),
     ],
 )
@@ -25,7 +27,14 @@ def test_a_measurement_runs_when_it_or_something_in_it_is_asked_for(
 
 @pytest.mark.parametrize(
     ("value", "unit", "holds"),
-    [(10, "messages/s", True), (9, "messages/s", False), (10, "ms", True), (11, "ms", False)],
+    [
+        (10, "messages/s", True),
+        (9, "messages/s", False),
+        (10, "times", True),
+        (9, "times", False),
+        (10, "ms", True),
+        (11, "ms", False),
+    ],
 )
 def test_a_rate_holds_from_its_goal_up_and_anything_else_from_it_down(
     value: float, unit: str, holds: bool

@@ -3,7 +3,9 @@
 import asyncio
 import itertools
 import random
+import sqlite3
 from collections.abc import Awaitable, Callable, Iterator
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -13,7 +15,7 @@ from postroom.adapters.compose.store import MEMORY
 from postroom.application.messages import NewMessage
 from postroom.domain.message import Receipt
 from postroom.domain.policy import MailboxLimits, TopicPolicy
-from tests.benchmarks.figures import RUNS, Figures, Stopwatch
+from tests.benchmarks.figures import Figures, Stopwatch
 
 PAYLOAD_BYTES = 200
 CALLERS = 8
@@ -23,8 +25,10 @@ POLICY = TopicPolicy(shard_capacity=10_000_000, replay_capacity=10_000_000, visi
 LIMITS = MailboxLimits(in_flight_ceiling=10_000_000, max_messages=1_000)
 BATCHES = {1: 5_000, 32: 50_000, 100: 100_000, 1_000: 100_000}
 """Batch sizes, and how many messages each is measured with."""
-GOALS = {"send.100": 50_000.0, "lives.100": 25_000.0, "send.single64": 8_000.0}
-
+SERIAL_SIZE, SERIAL_COUNT = 100, 40_000
+SIZE_BESIDE_BARE, COUNT_BESIDE_BARE = 100, 100_000
+BARE_GOAL = 0.25
+"""Sends do more than append: they check, hash and chain each message."""
 _stores = itertools.count()
 
 Work = Callable[[Postroom], Awaitable[dict[str, float]]]
@@ -125,6 +129,32 @@ async def _singles(count: int, postroom: Postroom) -> dict[str, float]:
     return {"send": count / sending.seconds}
 
 
+async def _serial_lives(count: int, size: int, postroom: Postroom) -> dict[str, float]:
+    """One caller, which sends a batch, receives it and settles it before it sends the next one."""
+    with Stopwatch() as living:
+        for batch in batches_of(new_messages(count), size):
+            for answer in await postroom.send_batch(batch):
+                if isinstance(answer, Exception):
+                    raise answer
+            taken = await postroom.receive_messages(TOPIC, max_messages=size, max_bytes=1 << 30)
+            assert len(taken) == len(batch)
+            await postroom.ack_messages([message.receipt for message in taken])
+    return {"lives": count / living.seconds}
+
+
+def bare_appends(path: Path, count: int, size: int) -> float:
+    """Return how many payloads a second SQLite itself makes durable: a row and a commit for each batch."""
+    payloads = b"".join(message.payload for message in new_messages(size))
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("PRAGMA synchronous = FULL")
+        connection.execute("CREATE TABLE log (first INTEGER PRIMARY KEY, payloads BLOB NOT NULL)")
+        with Stopwatch() as appending:
+            for first in range(0, count, size):
+                connection.execute("INSERT INTO log VALUES (?, ?)", (first, payloads))
+    return count / appending.seconds
+
+
 def _measured(store: str, folder: Path, work: Work) -> dict[str, float]:
     async def main() -> dict[str, float]:
         path = MEMORY if store == "memory" else str(folder / f"throughput-{next(_stores)}.db")
@@ -135,10 +165,21 @@ def _measured(store: str, folder: Path, work: Work) -> dict[str, float]:
 
 
 def _report(figures: Figures, store: str, folder: Path, suffix: str, work: Work) -> None:
-    runs = [_measured(store, folder, work) for _ in range(RUNS)]
+    runs = [_measured(store, folder, work) for _ in range(figures.runs)]
     for stage in runs[0]:
-        goal = GOALS.get(f"{stage}.{suffix}") if store == "sqlite" else None
-        figures.add(f"{store}.{stage}.{suffix}", median(run[stage] for run in runs), "messages/s", goal)
+        figures.add(f"{store}.{stage}.{suffix}", median(run[stage] for run in runs), "messages/s")
+
+
+def _beside_bare_appends(figures: Figures, folder: Path, _: int) -> None:
+    """Send beside SQLite's own appends of the same bytes, in turns: a slow disk slows both."""
+    rates, bare = [], []
+    for _ in range(figures.runs):
+        bare.append(bare_appends(folder / f"bare-{next(_stores)}.db", COUNT_BESIDE_BARE, SIZE_BESIDE_BARE))
+        stages = _measured("sqlite", folder, partial(_stages, COUNT_BESIDE_BARE, SIZE_BESIDE_BARE))
+        rates.append(stages["send"])
+    figures.add("sqlite.bare_append.100", median(bare), "messages/s")
+    ratio = median(ours / theirs for ours, theirs in zip(rates, bare, strict=True))
+    figures.add("sqlite.send_of_bare_append.100", ratio, "times", BARE_GOAL)
 
 
 def _of_store(store: str, sizes: dict[int, int], figures: Figures, folder: Path, _: int) -> None:
@@ -147,11 +188,18 @@ def _of_store(store: str, sizes: dict[int, int], figures: Figures, folder: Path,
             _report(figures, store, folder, str(size), partial(_stages, count, size))
         if figures.wants(f"{store}.lives.{size}"):
             _report(figures, store, folder, str(size), partial(_lives, count, size))
+    if figures.wants(f"{store}.lives.{SERIAL_SIZE}.serial"):
+        work = partial(_serial_lives, SERIAL_COUNT, SERIAL_SIZE)
+        _report(figures, store, folder, f"{SERIAL_SIZE}.serial", work)
     if figures.wants(f"{store}.send.single{SINGLE_CALLERS}"):
         _report(figures, store, folder, f"single{SINGLE_CALLERS}", partial(_singles, 20_000))
 
 
 MEASUREMENTS: dict[str, Callable[[Figures, Path, int], None]] = {
-    "sqlite.": partial(_of_store, "sqlite", BATCHES),
+    **dict.fromkeys(
+        ("sqlite.send.", "sqlite.receive.", "sqlite.ack.", "sqlite.lives."),
+        partial(_of_store, "sqlite", BATCHES),
+    ),
+    **dict.fromkeys(("sqlite.bare_append.", "sqlite.send_of_bare_append."), _beside_bare_appends),
     "memory.": partial(_of_store, "memory", {100: BATCHES[100]}),
 }

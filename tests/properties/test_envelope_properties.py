@@ -4,7 +4,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from postroom.domain.envelope.build import EnvelopeTemplate, open_envelope, without_auth_token
+from postroom.domain.envelope.build import make_template, open_envelope, without_auth_token
 from postroom.domain.envelope.headers import extension_bytes, extension_text, extract_mailbox_item
 from postroom.domain.envelope.v1.envelope_pb2 import PrismEnvelope
 from postroom.domain.envelope.validation import ValidationMode, validate_envelope
@@ -19,13 +19,14 @@ names = texts.filter(bool)
 optional_texts = st.none() | names
 int64s = st.integers(-(2**63), 2**63 - 1)
 
+times = st.integers(-62_135_596_800_000_000, 253_402_300_799_999_999)  # years 1 to 9999
+
 sent_messages = st.fixed_dictionaries(
     {
         "message_id": names,
         "topic": names,
         "namespace": names,
-        # Years 1 to 9999.
-        "published_at_us": st.integers(-62_135_596_800_000_000, 253_402_300_799_999_999),
+        "published_at_us": times,
         "payload": st.binary(max_size=100),
         "attrs": st.dictionaries(texts, texts | st.binary(max_size=20), max_size=5),
         "priority": st.integers(0, 10),
@@ -111,16 +112,18 @@ def test_what_an_envelope_is_built_from_is_what_it_opens_to_and_is_indexed_by(se
         assert getattr(item, name) == sent[name]
 
 
-@given(sent_messages, contexts, st.integers(0, 20_000))
+@given(sent_messages, contexts, st.integers(0, 20_000), times)
 def test_a_template_builds_the_bytes_of_protobuf_which_are_a_valid_envelope(
-    sent: dict[str, Any], context: dict[str, Any], more: int
+    sent: dict[str, Any], context: dict[str, Any], more: int, later_us: int
 ) -> None:
     fields = sent | context | {"encryption": None, "payload": sent["payload"] + bytes(more)}
-    of_each = {"message_id", "published_at_us", "payload", "attrs", "encryption"}
-    template = EnvelopeTemplate(**{name: value for name, value in fields.items() if name not in of_each})
+    of_each = {"message_id", "payload", "attrs", "encryption"}
+    template = make_template(**{name: value for name, value in fields.items() if name not in of_each})
     attrs = {name: v if isinstance(v, bytes) else v.encode() for name, v in fields["attrs"].items()}
-    built = template.build(fields["message_id"], fields["published_at_us"], fields["payload"], attrs)
+    built = template.build(fields["message_id"], fields["payload"], attrs)
     assert built == build_envelope(**fields)
+    later = template.at(later_us).build(fields["message_id"], fields["payload"], attrs)
+    assert later == build_envelope(**fields | {"published_at_us": later_us})
     assert validate_envelope(built).problems == ()
 
 

@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 
-from postroom.domain.envelope.build import EnvelopeTemplate, open_envelope, without_auth_token
+from postroom.domain.envelope.build import make_template, open_envelope, without_auth_token
 from postroom.domain.envelope.headers import extract_mailbox_item
 from postroom.domain.envelope.v1.envelope_pb2 import PrismEnvelope
 from postroom.domain.errors import InvalidRequest
@@ -38,9 +38,8 @@ def with_token() -> PrismEnvelope:
 
 
 def built(**headers: Any) -> bytes:
-    template = EnvelopeTemplate(PLAIN["topic"], PLAIN["namespace"], **headers)
-    attrs = {"colour": b"blue", "raw": b"\xff"}
-    return template.build(PLAIN["message_id"], PLAIN["published_at_us"], PLAIN["payload"], attrs)
+    template = make_template(PLAIN["topic"], PLAIN["namespace"], PLAIN["published_at_us"], **headers)
+    return template.build(PLAIN["message_id"], PLAIN["payload"], {"colour": b"blue", "raw": b"\xff"})
 
 
 def test_a_plain_envelope_holds_what_was_sent_and_no_sub_message_it_does_not_need() -> None:

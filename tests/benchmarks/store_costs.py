@@ -1,0 +1,168 @@
+"""What a mailbox's past costs: bytes on disk, opening after a crash, and pauses for snapshots."""
+
+import asyncio
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from statistics import median
+
+import msgspec
+import psycopg
+
+from postroom.adapters.compose import Postroom, open_mailbox
+from postroom.adapters.compose.postgres import migrate_store
+from tests.benchmarks.figures import Figures, Stopwatch
+from tests.benchmarks.history import CHUNK, generated, live
+from tests.benchmarks.servers import postgres_server
+from tests.benchmarks.throughput import LIMITS, POLICY, TOPIC, batches_of, new_messages
+
+LIVES = 50_000
+UNSETTLED, KEYS = 200_000, 500_000
+BATCH, SMALL_BATCH = 1_000, 10
+EVENTS_WITH_A_SNAPSHOT = 120_000
+"""Some parts of a snapshot are saved in the course of them."""
+TICK_SECONDS = 0.001
+BYTES_GOAL, OPEN_GOAL_MS, PAUSE_GOAL_MS = 500, 1_000, 20
+
+
+@asynccontextmanager
+async def _opened(store: str) -> AsyncIterator[Postroom]:
+    async with open_mailbox(store, default_policy=POLICY, limits=LIMITS, durability="relaxed") as postroom:
+        yield postroom
+
+
+async def _send(postroom: Postroom, count: int, *, with_keys: bool) -> None:
+    messages = new_messages(count)
+    if not with_keys:
+        messages = [msgspec.structs.replace(message, idem_key=None) for message in messages]
+    for batch in batches_of(messages, BATCH):
+        for answer in await postroom.send_batch(batch):
+            if isinstance(answer, Exception):
+                raise answer
+
+
+async def _settle(postroom: Postroom, count: int) -> None:
+    for _ in range(count // BATCH):
+        taken = await postroom.receive_messages(TOPIC, max_messages=BATCH, max_bytes=1 << 30)
+        await postroom.ack_messages([message.receipt for message in taken])
+
+
+def _live(store: str) -> None:
+    async def main() -> None:
+        async with _opened(store) as postroom:
+            for start in range(0, LIVES, CHUNK):
+                await live(postroom, generated(start, min(CHUNK, LIVES - start)))
+
+    asyncio.run(main())
+
+
+def _measure_bytes_in_sqlite(figures: Figures, folder: Path, _: int) -> None:
+    store = folder / "bytes.db"
+    _live(str(store))
+    size = sum(path.stat().st_size for path in (store, Path(f"{store}-wal")) if path.exists())
+    figures.add("sqlite.bytes.life", size / LIVES, "bytes", BYTES_GOAL)
+
+
+def _measure_bytes_in_postgres(figures: Figures, folder: Path, _: int) -> None:
+    with postgres_server(folder) as server:
+        store = server.create_database()
+        migrate_store(store)
+
+        def size() -> int:
+            with psycopg.connect(store, autocommit=True) as connection:
+                row = connection.execute("SELECT pg_database_size(current_database())").fetchone()
+                assert row is not None
+                return int(row[0])
+
+        empty = size()
+        _live(store)
+        figures.add("postgres.bytes.life", (size() - empty) / LIVES, "bytes", BYTES_GOAL)
+
+
+def crash(store: str) -> None:
+    """Send `UNSETTLED` messages, and end this process as a crash does."""
+
+    async def main() -> None:
+        async with _opened(store) as postroom:
+            await _send(postroom, UNSETTLED, with_keys=False)
+            os._exit(0)
+
+    asyncio.run(main())
+
+
+def _measure_opening_after_a_crash(figures: Figures, folder: Path, _: int) -> None:
+    home = folder / "crash"
+    home.mkdir()
+    subprocess.run([sys.executable, "-m", "tests.benchmarks.store_costs", str(home / "store.db")], check=True)
+    seconds = []
+    for run in range(figures.runs):
+        # Opening folds what the snapshots lack and saves another one: each run has a copy.
+        copy = folder / f"crash-{run}"
+        shutil.copytree(home, copy, ignore=shutil.ignore_patterns("*-socket-*"))
+
+        async def main(store: Path) -> float:
+            with Stopwatch() as opening:
+                async with _opened(str(store)):
+                    return opening.elapsed()
+
+        seconds.append(asyncio.run(main(copy / "store.db")))
+        shutil.rmtree(copy)
+    figures.add("sqlite.open.crash", median(seconds) * 1_000, "ms", OPEN_GOAL_MS)
+
+
+async def _longest_pause(is_over: asyncio.Event) -> float:
+    """Return the longest time in seconds for which the loop ran nothing else."""
+    longest = 0.0
+    while not is_over.is_set():
+        before = time.perf_counter()
+        await asyncio.sleep(TICK_SECONDS)
+        longest = max(longest, time.perf_counter() - before - TICK_SECONDS)
+    return longest
+
+
+def _measure_pause(figures: Figures, folder: Path, _: int) -> None:
+    """Measure the loop's longest pause while few messages live beside many, and while the mailbox closes."""
+    home = folder / "pause"
+    home.mkdir()
+
+    async def build() -> None:
+        async with _opened(str(home / "store.db")) as postroom:
+            await _send(postroom, KEYS, with_keys=True)
+            await _settle(postroom, KEYS - UNSETTLED)
+
+    async def main(store: Path) -> float:
+        is_over = asyncio.Event()
+        async with _opened(str(store)) as postroom:
+            looking = asyncio.create_task(_longest_pause(is_over))
+            messages = new_messages(EVENTS_WITH_A_SNAPSHOT // 3, seed=2)
+            for batch in batches_of(messages, SMALL_BATCH):
+                await postroom.send_batch(batch)
+                taken = await postroom.receive_messages(TOPIC, max_messages=SMALL_BATCH)
+                await postroom.ack_messages([message.receipt for message in taken])
+        is_over.set()
+        return await looking
+
+    asyncio.run(build())
+    pauses = []
+    for run in range(figures.runs):
+        copy = folder / f"pause-{run}"
+        shutil.copytree(home, copy)
+        pauses.append(asyncio.run(main(copy / "store.db")))
+        shutil.rmtree(copy)
+    figures.add("snapshot.pause", median(pauses) * 1_000, "ms", PAUSE_GOAL_MS)
+
+
+MEASUREMENTS: dict[str, Callable[[Figures, Path, int], None]] = {
+    "sqlite.bytes.life": _measure_bytes_in_sqlite,
+    "postgres.bytes.life": _measure_bytes_in_postgres,
+    "sqlite.open.crash": _measure_opening_after_a_crash,
+    "snapshot.pause": _measure_pause,
+}
+
+if __name__ == "__main__":
+    crash(sys.argv[1])
