@@ -131,9 +131,12 @@ class PostgresDatabase:
         )
         return [] if cursor.description is None else cursor.fetchall()
 
-    def transaction(self) -> Any:
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
         """Run the statements inside the context as one transaction."""
-        return self.connection.transaction()
+        with self.connection.transaction():
+            self.connection.execute(_SQL["wait_in_transaction"])
+            yield
 
     def tables(self) -> list[str]:
         """Return the names of all tables, without partitions."""
