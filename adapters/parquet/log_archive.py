@@ -95,26 +95,26 @@ class ParquetLogArchive:
 
     def commits_of(self, mailbox: str, positions: Iterable[int], *, envelopes: bool = True) -> list[Commit]:
         """Return the commits that hold these positions; see `LogArchive.commits_of`."""
-        wanted = sorted(set(positions))
+        targets = sorted(set(positions))
         commits: list[Commit] = []
-        for part in self.parts(mailbox) if wanted else ():
-            selected = [position for position in wanted if part.first <= position <= part.last]
-            if selected:
+        for part in self.parts(mailbox) if targets else ():
+            within = [position for position in targets if part.first <= position <= part.last]
+            if within:
                 heads = list(select(part, ["position", "last"], pc.field("last").is_valid()))
                 firsts = [first for first, _ in heads]
-                found = dict(heads[bisect_right(firsts, each) - 1] for each in selected)
-                held = [each for first, last in found.items() for each in range(first, last + 1)]
+                extents = dict(heads[bisect_right(firsts, each) - 1] for each in within)
+                held = [each for first, last in extents.items() for each in range(first, last + 1)]
                 is_held = pc.field("position").isin(held)
                 commits += commits_where(part, is_held, envelopes=envelopes)
         return commits
 
     def index_of(self, mailbox: str, streams: Iterable[bytes]) -> list[IndexEntry]:
         """Return the entries of streams; see `LogArchive.index_of`."""
-        wanted = pa.array(set(streams), SCHEMA.field("stream").type)
-        in_streams = pc.field("stream").isin(wanted)
+        targets = pa.array(set(streams), SCHEMA.field("stream").type)
+        in_streams = pc.field("stream").isin(targets)
         entries: dict[tuple[bytes, int, int], IndexEntry] = {}
         sent: dict[bytes, IndexEntry] = {}
-        for part in self.parts(mailbox) if len(wanted) else []:
+        for part in self.parts(mailbox) if len(targets) else []:
             for stream, version, position, event in select(part, _INDEX_COLUMNS, in_streams):
                 if event == MessageSent.__name__ or not event.startswith("Message"):
                     sent[stream] = entries[stream, version, position] = IndexEntry(stream, version, position)

@@ -113,17 +113,17 @@ def commits_where(
     is_needed = pc.field("commit").is_valid()
     if envelopes:
         is_needed |= pc.field("envelope").is_valid()
-    found: list[bytes] = []
+    envelopes_read: list[bytes] = []
     head: tuple[Any, ...] | None = None
     for row in select(part, columns, is_needed if where is None else where & is_needed):
         if row[5] is not None:
             if head is not None:
-                yield _commit(head, found)
-            head, found = row, []
+                yield _commit(head, envelopes_read)
+            head, envelopes_read = row, []
         if envelopes and row[6] is not None:
-            found.append(row[6])
+            envelopes_read.append(row[6])
     if head is not None:
-        yield _commit(head, found)
+        yield _commit(head, envelopes_read)
 
 
 def read_commits(part: Part, *, envelopes: bool = True) -> Iterator[Commit]:

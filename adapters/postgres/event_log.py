@@ -9,12 +9,11 @@ from typing import Any, Literal
 
 import psycopg
 
-from postroom.adapters.postgres.appends import append_statement
 from postroom.adapters.postgres.columns import uuid, uuids
+from postroom.adapters.postgres.commit_rows import append_statement, to_commit
 from postroom.adapters.postgres.database import connect, describe, shown, unavailable
 from postroom.adapters.postgres.log_connections import SQL, LogConnections
 from postroom.adapters.postgres.migrate import check_connection
-from postroom.application.mailbox.compression import decompress, decompress_envelopes
 from postroom.application.mailbox.records import Records, stream_ids
 from postroom.application.ports.event_log import Head, LogSize, Seal, StoredSnapshot
 from postroom.application.telemetry import logger
@@ -279,12 +278,12 @@ class PostgresEventLog(Records):
     def _fetch_commits(self, first: int, through: int, *, envelopes: bool) -> Iterator[Commit]:
         """Yield the commits that begin at the positions `first` to `through`."""
         statement = "commits" if envelopes else "commits_without_envelopes"
-        return map(_commit, self._db.fetch(statement, first=first, through=through))
+        return map(to_commit, self._db.fetch(statement, first=first, through=through))
 
     def _find_commits(self, positions: Sequence[int], after: int, envelopes: bool) -> list[Commit]:
         """Return the commits that hold these positions, and begin after position `after`."""
         bounds = {"positions": positions, "after": after, "through": positions[-1]}
-        return list(map(_commit, self._db.fetch("commits_of", envelopes=envelopes, **bounds)))
+        return list(map(to_commit, self._db.fetch("commits_of", envelopes=envelopes, **bounds)))
 
     def _commit_at(self, position: int) -> tuple[int, int, int] | None:
         """Return first, last and log time of the commit that holds a position, or of the one before."""
@@ -382,11 +381,6 @@ class PostgresEventLog(Records):
             )
         id_, positions = rows[0]
         return id_, positions
-
-
-def _commit(row: tuple[Any, ...]) -> Commit:
-    first, last, epoch, at, chain, events, envelopes = row
-    return Commit(first, last, epoch, at, chain, decompress(events, first), decompress_envelopes(envelopes))
 
 
 def mailbox_names(url: str) -> list[str]:

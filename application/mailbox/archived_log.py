@@ -67,17 +67,17 @@ class ArchivedEventLog(Records):
 
     def commits_of(self, positions: Iterable[int], *, envelopes: bool = True) -> list[Commit]:
         """Return the commits that hold these positions; see `CommitReader.commits_of`."""
-        wanted = set(positions)
+        rest = set(positions)
         # The log first, as retention may move commits to the archive in between.
-        in_log = self._log.commits_of(wanted, envelopes=envelopes)
-        wanted.difference_update(*(range(commit.first, commit.last + 1) for commit in in_log))
-        return self._archive.commits_of(self.mailbox, wanted, envelopes=envelopes) + in_log
+        in_log = self._log.commits_of(rest, envelopes=envelopes)
+        rest.difference_update(*(range(commit.first, commit.last + 1) for commit in in_log))
+        return self._archive.commits_of(self.mailbox, rest, envelopes=envelopes) + in_log
 
     def index_of(self, streams: Iterable[bytes]) -> list[IndexEntry]:
         """Return the entries of streams; see `CommitReader.index_of`."""
-        wanted = set(streams)
-        in_log = self._log.index_of(wanted)
-        archived = self._archive.index_of(self.mailbox, wanted)
+        rest = set(streams)
+        in_log = self._log.index_of(rest)
+        archived = self._archive.index_of(self.mailbox, rest)
         return sorted({entry.position: entry for entry in (*archived, *in_log)}.values())
 
     def streams_between(self, first: bytes, last: bytes, limit: int) -> list[bytes]:

@@ -98,14 +98,14 @@ class ReadEvents:
     def last(self, limit: int, criteria: EventFilter = EVERY_EVENT) -> list[LoggedEvent]:
         """Return the last `limit` events that match, in the order of their positions."""
         head, first = self._log.head(), self._log.first_position()
-        found: deque[LoggedEvent] = deque()
+        events: deque[LoggedEvent] = deque()
         end, step = (0 if head is None else head.position), POSITIONS_PER_STEP
-        while first is not None and end >= first and len(found) < limit:
+        while first is not None and end >= first and len(events) < limit:
             begin = max(first, end - step + 1)
-            matches = deque(self(criteria, begin - 1, end), limit - len(found))
-            found.extendleft(reversed(matches))
+            matches = deque(self(criteria, begin - 1, end), limit - len(events))
+            events.extendleft(reversed(matches))
             end, step = begin - 1, 2 * step
-        return list(found)
+        return list(events)
 
     def follow(self, after: int, wait: Callable[[], None], criteria: EventFilter) -> Iterator[LoggedEvent]:
         """Yield the events that match as they are written, without end.
@@ -127,8 +127,8 @@ class ReadEvents:
         self._sent |= {each.stream: each.event for each in records if isinstance(each.event, MessageSent)}
         unknown = {each.stream for each in records if _is_later(each)} - self._sent.keys()
         if unknown:
-            found = self._log.replay_first(unknown)
-            self._sent |= {event.stream: event for event in found if isinstance(event, MessageSent)}
+            events = self._log.replay_first(unknown)
+            self._sent |= {event.stream: event for event in events if isinstance(event, MessageSent)}
         for record in records:
             sent = self._sent.get(record.stream) if record.type.startswith("Message") else None
             topic = sent.topic if sent is not None else getattr(record.event, "topic", None)
