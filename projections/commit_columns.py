@@ -16,7 +16,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from postroom.application.mailbox.codec import decode_runs, to_records
+from postroom.application.mailbox.codec import decode_envelopes, decode_runs, to_records
 from postroom.application.mailbox.runs import HASH_BYTES, AnyRun, Run, SentRun, StoredRun
 from postroom.domain.commit import Commit
 from postroom.domain.names import STREAM_BYTES
@@ -65,7 +65,6 @@ JOINED = {
 """Fields of runs with values of one size that are joined, and the size."""
 _COMMIT_COLUMNS = ("epoch", "at", "chain")
 _EXTENT_COLUMNS = ("mailbox_id", "mailbox", "as_of")
-_decode_envelopes = msgspec.msgpack.Decoder(list[bytes]).decode
 _json = msgspec.json.Encoder().encode
 
 
@@ -218,7 +217,8 @@ class _Rows:
                     group.size += run.count
                 position += run.count
             if needs_envelopes and SentRun in self.groups:
-                self.groups[SentRun].envelopes.extend(_envelopes(commit, runs))
+                messages = sum(run.count for run in runs if type(run) is SentRun)
+                self.groups[SentRun].envelopes.extend(decode_envelopes(commit, messages))
         if not self._runs:
             return
         sizes = accumulate((group.size for group in self.groups.values()), initial=0)
@@ -339,16 +339,6 @@ def _mask(batch: pa.RecordBatch, expression: pc.Expression) -> pa.Array:
     numbered = batch.append_column("row", pa.arange(0, batch.num_rows))
     rows = pa.table(numbered).filter(expression)["row"].combine_chunks()
     return pc.is_in(numbered["row"], rows)
-
-
-def _envelopes(commit: Commit, runs: Iterable[AnyRun]) -> list[bytes]:
-    messages = sum(run.count for run in runs if type(run) is SentRun)
-    if not commit.envelopes:
-        return [b""] * messages
-    envelopes = _decode_envelopes(commit.envelopes)
-    if len(envelopes) != messages:
-        raise ValueError(f"it has {len(envelopes)} envelopes for {messages} messages")
-    return envelopes
 
 
 def _text(headers: dict[str, str] | None) -> str | None:

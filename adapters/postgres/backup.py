@@ -7,10 +7,10 @@ from typing import Any
 
 from psycopg import IsolationLevel
 
+from postroom.adapters.postgres.commit_rows import to_commit
 from postroom.adapters.postgres.database import Connection, connect, unavailable
 from postroom.adapters.postgres.migrate import check_connection
 from postroom.adapters.sql.statements import statements
-from postroom.application.mailbox.compression import decompress
 from postroom.application.ports.backup import MailboxHead, RecordedRow
 from postroom.application.ports.event_log import Seal, StoredSnapshot
 from postroom.domain.commit import GENESIS, POSITIONS_PER_MAILBOX, Commit, IndexEntry
@@ -42,9 +42,7 @@ class PostgresStoreSnapshot:
 
     def commits(self, mailbox: str) -> Iterator[Commit]:
         """Yield the commits of a log; see `StoreSnapshot.commits`."""
-        for *columns, events, envelopes in self._copy("copy_commits", mailbox, COMMIT_TYPES):
-            position = columns[0]
-            yield Commit(*columns, decompress(events, position), decompress(envelopes, position))
+        return map(to_commit, self._copy("copy_commits", mailbox, COMMIT_TYPES))
 
     def entries(self, mailbox: str) -> Iterator[IndexEntry]:
         """Yield the entries of a log's index; see `StoreSnapshot.entries`."""

@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 import pyarrow as pa
 
-from postroom.application.mailbox.compression import decompress
+from postroom.application.mailbox.compression import decompress, decompress_envelopes
 from postroom.domain.commit import Commit
 
 Driver = Literal["auto", "adbc", "python"]
@@ -23,10 +23,10 @@ def rows_of(batches: Iterable[pa.RecordBatch]) -> Rows:
 def to_commits(rows: Rows) -> Iterator[Commit]:
     """Yield commits from rows with their fields; `envelopes` may be empty.
 
-    Raises: BrokenLog when a commit can't be decompressed.
+    Raises: BrokenLog when the events of a commit can't be decompressed.
     """
     for first, last, epoch, at, chain, events, envelopes in rows:
-        whole = decompress(envelopes, first) if envelopes else b""
+        whole = decompress_envelopes(envelopes) if envelopes else b""
         yield Commit(first, last, epoch, at, chain, decompress(events, first), whole)
 
 

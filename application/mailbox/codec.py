@@ -124,14 +124,14 @@ def is_intact(record: Record) -> bool:
 def _runs_with_events(commit: Commit) -> Iterator[tuple[AnyRun, list[Event]]]:
     runs = decode_runs(commit)
     try:
-        envelopes = _envelopes(commit, sum(run.count for run in runs if type(run) is SentRun))
+        envelopes = decode_envelopes(commit, sum(run.count for run in runs if type(run) is SentRun))
         for run in runs:
             yield run, list(run.events(commit.at, envelopes))
     except _DECODE_ERRORS as error:
         raise _undecodable(commit, error) from error
 
 
-def _envelopes(commit: Commit, messages: int) -> Iterator[bytes]:
+def decode_envelopes(commit: Commit, messages: int) -> Iterator[bytes]:
     """Return the envelopes of a commit's messages; empty if they were not read, or altered."""
     if commit.envelopes:
         with suppress(*_DECODE_ERRORS):

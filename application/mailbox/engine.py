@@ -1,27 +1,26 @@
 """The mailbox engine: the only writer of a mailbox, which decides in memory and appends in groups."""
 
 import asyncio
-import math
 import os
 from collections.abc import Callable, Sequence
 
 from postroom.application.forks import check_not_forked
 from postroom.application.mailbox.command_enricher import CommandEnricher
 from postroom.application.mailbox.committer import Committer
-from postroom.application.mailbox.drain_rate import DrainRate
 from postroom.application.mailbox.envelope_cache import CACHE_BYTES, EnvelopeCache
-from postroom.application.mailbox.fair_queue import FairQueue
-from postroom.application.mailbox.group import Group, Request, cost_of, refuse, topic_of
+from postroom.application.mailbox.group import Group, Request, refuse
 from postroom.application.mailbox.group_decider import GroupDecider
 from postroom.application.mailbox.loaded_mailbox import LoadedMailbox, load_mailbox
 from postroom.application.mailbox.log_writer import LogWriter, lease_ended
 from postroom.application.mailbox.long_polling import LongPolls
 from postroom.application.mailbox.metrics import MailboxMetrics
+from postroom.application.mailbox.pending_requests import PendingRequests
+from postroom.application.mailbox.snapshot_saver import SnapshotSaver
 from postroom.application.mailbox.snapshots import Taken
 from postroom.application.mailbox.take_over import take_over
 from postroom.application.messages import MessageDelivery
 from postroom.application.ports.clock import Clock
-from postroom.application.ports.event_log import EventLog, Seal, StoredSnapshot
+from postroom.application.ports.event_log import EventLog, Seal
 from postroom.application.ports.mailbox_owner import Answer
 from postroom.application.telemetry import logger, summarize
 from postroom.domain.arguments import check_int
@@ -32,7 +31,6 @@ from postroom.domain.errors import (
     MailboxClosed,
     PostroomError,
     Rejected,
-    Saturated,
     Unavailable,
     WrongPosition,
 )
@@ -44,11 +42,6 @@ from postroom.domain.message import MAX_EPOCH, MessageSent
 from postroom.domain.names import message_id
 from postroom.domain.policy import MailboxLimits, TopicPolicy
 
-GROUP_COST = 400
-"""Cost per append: enough to amortise a sync, little enough to decide during the previous append."""
-PENDING_COST = 50_000
-TOPIC_QUANTUM = 32
-"""Cost of the commands of one topic that are decided before it is the next topic's turn."""
 CLOSING_SNAPSHOT_EVENTS = 1_000
 RECOVERY_SECONDS = 1.0
 """Pause before another attempt to load the log, if no command arrives."""
@@ -94,16 +87,14 @@ class MailboxEngine:
         self._long_polls = LongPolls()
         self._state: LoadedMailbox | None = None
         self._anchor = Anchor(0, 0, continues=False)
-        self._pending: FairQueue[Request] = FairQueue(PENDING_COST, TOPIC_QUANTUM)
-        self._drain_rate = DrainRate()
+        self._pending = PendingRequests(log.mailbox, clock)
         self._wake = asyncio.Event()
+        self._saver = SnapshotSaver(self.writer, self._wake)
         self._task: asyncio.Task[None] | None = None
         self._closing = False
         self._lost: PostroomError | None = None
         self._is_lost = asyncio.Event()
         self._process = os.getpid()
-
-    # -- opening and closing ---
 
     async def open(
         self,
@@ -142,15 +133,13 @@ class MailboxEngine:
             await self._task
         if (state := self._state) is not None and state.failure is None:
             if state.records_since_snapshot >= CLOSING_SNAPSHOT_EVENTS:
-                await self._finish_snapshot(state)
+                await self._saver.finish(state)
             await self.writer.try_seal(Seal(state.mailbox.position, state.chain))
         if self._state is not None:
             self._state.snapshots.refuse(
                 MailboxClosed(f"Mailbox {self.log.mailbox} is closed; open it again.")
             )
         self.writer.close()
-
-    # -- for handlers ---
 
     @property
     def name(self) -> str:
@@ -201,14 +190,8 @@ class MailboxEngine:
         self.check_process()
         if self._lost is not None or self._closing:
             raise self._lost or MailboxClosed(f"Mailbox {self.log.mailbox} is closed; open it again.")
-        topic, cost = topic_of(commands, self._state), cost_of(commands)
-        if not self._pending.has_room(topic, cost):
-            raise Saturated(
-                f"Mailbox {self.log.mailbox} has too many commands pending; retry shortly.",
-                self._drain_rate.retry_ms(cost, self._clock.uptime()),
-            )
         answers: asyncio.Future[list[Answer]] = asyncio.get_running_loop().create_future()
-        self._pending.push(topic, Request(commands, answers), cost)
+        self._pending.add(Request(commands, answers), self._state)
         self._wake.set()
         return await answers
 
@@ -285,20 +268,18 @@ class MailboxEngine:
             self._wake.set()  # the loop must consider the next delayed message of the topics
             await self._long_polls.wait(topics, wait_ms)
 
-    # -- the loop ---
-
     async def _run(self) -> None:
         while not (self._closing and not self._pending):
             await self._wait_for_work()
             if not self._may_append():
-                refuse(self._take_pending(math.inf), lease_ended(self.name))
+                refuse(self._pending.take_all(), lease_ended(self.name))
                 continue
             state = self._state
             if state is None or state.failure is not None:
                 state = await self._recover()
                 if state is None:
                     continue
-            requests = self._take_pending()
+            requests = self._pending.take()
             try:
                 group, commits = await self._decide(requests, state)
                 await self._committer.wait_for_room()
@@ -315,8 +296,8 @@ class MailboxEngine:
                 self._refuse(requests, state.failure)
                 continue
             self._committer.commit(group, commits)
-            state.advance_snapshot(self._save_snapshot)
-            self._wake_receivers()
+            state.advance_snapshot(self._saver.save)
+            self._long_polls.wake_for(self._deliverable)
         await self._committer.wait_until_durable()
 
     async def _decide(self, requests: list[Request], state: LoadedMailbox) -> tuple[Group, list[Commit]]:
@@ -363,47 +344,11 @@ class MailboxEngine:
         due = min((time for time in times if time is not None), default=None)
         return None if due is None else (due - self.now()) / 1_000_000
 
-    def _take_pending(self, limit: float = GROUP_COST) -> list[Request]:
-        before = self._pending.cost
-        requests = self._pending.take(limit)
-        self._drain_rate.drained(before - self._pending.cost, self._clock.uptime())
-        return requests
-
-    def _wake_receivers(self) -> None:
-        """Wake as many waiting receivers of each topic as it has deliverable messages."""
-        for topic in self._long_polls:
-            count = self._deliverable(topic, self._long_polls.count(topic))
-            if count:
-                self._long_polls.wake(topic, count)
-
     def _deliverable(self, topic: str, limit: int) -> int:
         state = self._state
         if state is None or state.failure is not None:
             return 0
         return state.mailbox.count_deliverable(topic, self.now(), limit)
-
-    # -- snapshots ---
-
-    def _save_snapshot(
-        self, take: Callable[[], StoredSnapshot], keep_from: int
-    ) -> "asyncio.Future[StoredSnapshot]":
-        saving = self.writer.save_snapshot(take, keep_from)
-        saving.add_done_callback(lambda _: self._wake.set())  # the next one may have been asked for
-        return saving
-
-    async def _finish_snapshot(self, state: LoadedMailbox) -> None:
-        """Save a snapshot when nothing is decided any more; a failure is only logged, as it is optional."""
-        answer = state.snapshots.ask()
-        while not answer.done():
-            self._wake.clear()
-            if state.snapshots.is_active:
-                state.advance_snapshot(self._save_snapshot)
-                await asyncio.sleep(0)
-            else:
-                await self._wake.wait()
-        answer.exception()  # has been logged
-
-    # -- failures and recovery ---
 
     def _append_failed(self, error: PostroomError) -> None:
         logger().error("mailbox.append_refused", mailbox=self.log.mailbox, error=str(error))
@@ -415,7 +360,7 @@ class MailboxEngine:
             if self._closing or each.is_repeated or not isinstance(failure, DuplicateRecord):
                 refuse([each], failure)
             else:
-                self._pending.push(topic_of(each.commands, None), each.repeated(), cost_of(each.commands))
+                self._pending.repeat(each)
         self._wake.set()
 
     async def _fail(self, requests: list[Request], error: PostroomError) -> None:
@@ -434,7 +379,7 @@ class MailboxEngine:
             self._closing = True
             self._wake.set()
             self._long_polls.wake_all()
-            refuse(self._take_pending(math.inf), error)
+            refuse(self._pending.take_all(), error)
 
     async def _recover(self) -> LoadedMailbox | None:
         """Load the state again, and return it; on failure, refuse the pending requests."""
@@ -446,14 +391,12 @@ class MailboxEngine:
             if self._state is not None and state.epoch > self._state.epoch:
                 raise Fenced(self.log.mailbox, self._state.epoch, state.epoch)
         except PostroomError as error:
-            refuse(self._take_pending(), error)
+            refuse(self._pending.take(), error)
             self._invalidate(error)
             return None
         self._state = state
         logger().info("mailbox.recovered", mailbox=self.log.mailbox, position=state.mailbox.position)
         return state
-
-    # -- loading ---
 
     async def _load(self) -> LoadedMailbox:
         self._decider.forget_messages()

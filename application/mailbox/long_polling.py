@@ -1,7 +1,7 @@
 """Long polling: receivers waiting for messages of topics."""
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 
 
@@ -38,6 +38,17 @@ class LongPolls:
         for waiter, topics in list(islice(self._by_topic.get(topic, {}).items(), count)):
             self._remove(topics, waiter)
             waiter.set_result(None)
+
+    def wake_for(self, deliverable: Callable[[str, int], int]) -> None:
+        """Wake as many receivers of each topic as it has deliverable messages.
+
+        Arguments:
+            deliverable: returns the number of messages of a topic, up to a limit.
+        """
+        for topic in self:
+            count = deliverable(topic, self.count(topic))
+            if count:
+                self.wake(topic, count)
 
     def wake_all(self) -> None:
         """Wake every receiver."""

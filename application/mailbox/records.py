@@ -71,7 +71,7 @@ class Records:
             if record is not None and record.stream == stream:
                 history.append(record)
                 if isinstance(record.event, MessageSent):
-                    history += self._history(record, entry.last)
+                    history += self._later_records(record, entry.last)
         return history
 
     def existing_streams(self, streams: Iterable[bytes]) -> set[bytes]:
@@ -88,15 +88,15 @@ class Records:
 
     def at_positions(self, positions: Sequence[int]) -> dict[int, Record]:
         """Return the records at these positions; see `EventLogReader.at_positions`."""
-        chosen = set(positions)
+        distinct = set(positions)
         return {
             record.position: record
-            for commit in self.commits_of(chosen)
+            for commit in self.commits_of(distinct)
             for record in to_records(commit)
-            if record.position in chosen
+            if record.position in distinct
         }
 
-    def _history(self, sent: Record, last: int | None) -> Iterator[Record]:
+    def _later_records(self, sent: Record, last: int | None) -> Iterator[Record]:
         """Yield the later records of a message; `last` is that of its entry."""
         older = [] if last is None else self._back_from(last, sent)
         yield from older

@@ -8,7 +8,8 @@ import msgspec
 from postroom.application.mailbox.metrics import MailboxMetrics
 from postroom.application.metrics import OTHERS, Metric, counter, gauge
 from postroom.application.query_results import DlqProfile
-from postroom.domain.mailbox.state import Mailbox, Topic
+from postroom.domain.mailbox.state import Mailbox
+from postroom.domain.mailbox.topic import Topic
 from postroom.domain.policy import MIN_VISIBILITY_MS, SECOND_MS, TopicPolicy
 
 MAX_TOPICS = 100

@@ -5,7 +5,8 @@ from typing import NamedTuple, TypeVar
 
 from postroom.domain.mailbox.replay import ReplayEntry
 from postroom.domain.mailbox.snapshot import VERSION, Chunk, Head, SnapshotPart, encode_chunk
-from postroom.domain.mailbox.state import Mailbox, Topic
+from postroom.domain.mailbox.state import Mailbox
+from postroom.domain.mailbox.topic import Topic
 from postroom.domain.message import MS, Message
 
 T = TypeVar("T")

@@ -35,7 +35,8 @@ from postroom.domain.mailbox.commands import (
     Truncate,
 )
 from postroom.domain.mailbox.events import LogTruncated, MailboxCreated, OwnershipTaken
-from postroom.domain.mailbox.state import Mailbox, Topic
+from postroom.domain.mailbox.state import Mailbox
+from postroom.domain.mailbox.topic import Topic
 from postroom.domain.mailbox.topic_decisions import find_topic, pause, resume, set_policy
 from postroom.domain.message import (
     DEAD,

@@ -9,7 +9,8 @@ from blake3 import blake3
 
 from postroom.domain.mailbox.events import MailboxMode
 from postroom.domain.mailbox.replay import ReplayEntry, ReplayWindow
-from postroom.domain.mailbox.state import Clock, Mailbox, Topic
+from postroom.domain.mailbox.state import Clock, Mailbox
+from postroom.domain.mailbox.topic import Topic
 from postroom.domain.message import DEAD, IN_FLIGHT, MS, READY, Message
 from postroom.domain.policy import MailboxLimits, TopicPolicy
 

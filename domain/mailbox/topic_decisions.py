@@ -3,7 +3,8 @@
 from postroom.domain.errors import InvalidRequest, NotFound, Saturated
 from postroom.domain.mailbox.commands import Pause, Resume, SetPolicy
 from postroom.domain.mailbox.events import TopicPaused, TopicPolicySet, TopicResumed
-from postroom.domain.mailbox.state import Mailbox, Topic
+from postroom.domain.mailbox.state import Mailbox
+from postroom.domain.mailbox.topic import Topic
 from postroom.domain.names import describe_choices, mailbox_stream
 from postroom.domain.policy import SATURATED_RETRY_MS
 

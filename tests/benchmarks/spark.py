@@ -101,7 +101,7 @@ def run_peer(peer: str, store: str, target: Path) -> tuple[Finished, dict[str, f
 
 def _present(figures: Figures) -> list[str]:
     """Return the peers that are installed; DuckDB need not be (dependency group `dev`)."""
-    present = [peer for peer in PEERS if peer in ("sql", "floor") or find_spec(peer)]
+    present = [peer for peer in PEERS if peer == "floor" or find_spec(peer)]
     if missing := sorted(set(PEERS) - set(present)):
         figures.progress(f"not measured, for want of {', '.join(missing)}")
     return present

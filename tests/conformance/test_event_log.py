@@ -16,7 +16,8 @@ from postroom.adapters.sqlite.database import Durability, connect
 from postroom.adapters.sqlite.event_log import SqliteEventLog, mailbox_names
 from postroom.application.ports.event_log import EventLog
 from postroom.domain.errors import NotFound, Unavailable
-from tests.conformance.event_log import ONE, TWO, EventLogConformance, Store
+from tests.conformance.event_log import EventLogConformance
+from tests.conformance.log_store import ONE, TWO, Store
 from tests.conformance.records import append, append_each, mixed, sent
 
 

@@ -93,9 +93,16 @@ def test_a_commit_whose_columns_do_not_fit_together_is_named() -> None:
     log = MemoryEventLog(MAILBOX)
     (commit,) = after(log, [sent(1), sent(2)])
     for broken in (
-        commit._replace(envelopes=b"\x91\xc4\x00"),
         commit._replace(events=b"\xc1"),
         commit._replace(events=commit.events.replace(b"\x02", b"\x01", 1)),
     ):
         with pytest.raises(BrokenLog, match="The commit of positions 1 to 2 can't be decoded"):
             list(to_batches([broken], EXTENT, list(COLUMNS)))
+
+
+def test_altered_envelopes_are_empty_as_they_are_for_every_reader() -> None:
+    log = MemoryEventLog(MAILBOX)
+    (commit,) = after(log, [sent(1), sent(2)])
+    altered = commit._replace(envelopes=b"\x91\xc4\x00")
+    found = rows(list(to_batches([altered], EXTENT, ["position", "envelope"])))
+    assert found == [{"position": 1, "envelope": b""}, {"position": 2, "envelope": b""}]

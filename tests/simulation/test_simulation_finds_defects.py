@@ -13,7 +13,7 @@ from postroom.application.mailbox.codec import decode_runs
 from postroom.domain import message, message_decisions
 from postroom.domain.commit import Commit
 from postroom.domain.errors import BrokenLog, Unavailable
-from postroom.domain.mailbox import decide, snapshot, state
+from postroom.domain.mailbox import decide, snapshot, state, topic
 from postroom.domain.mailbox.commands import Receive
 from postroom.domain.mailbox.log_clock import anchor
 from postroom.domain.mailbox.priority_shard import PriorityShard
@@ -259,7 +259,7 @@ def a_redelivery_that_starts_to_age_anew(patch: Patch) -> None:
 
 @defect
 def a_policy_that_leaves_the_old_order(patch: Patch) -> None:
-    patch.setattr(state.Topic, "reorder", lambda self, messages, now: None)
+    patch.setattr(topic.Topic, "reorder", lambda self, messages, now: None)
 
 
 @defect

@@ -1,6 +1,5 @@
 """The fold of a log that was read into Arrow tables, by polars and by DuckDB."""
 
-import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -14,8 +13,8 @@ HEADERS = (
     *("principal", "namespace", "trace_id", "span_id", "custom_headers"),
 )
 SENT = ("place", "stream", "at", "topic", "shard", "due", "message_id", *HEADERS, "envelope")
-LATER = ("place", "stream", "version", "type", "at", "attempt", "due")
-FATES = ("stream", "place", "type", "at", "reason", "attempt", "state")
+LATER = ("place", "stream", "version", "event", "at", "attempt", "due")
+FATES = ("stream", "place", "event", "at", "reason", "attempt", "last_error")
 SEARCHED = (
     *("message_id", "topic", "content_type", "schema_url", "schema_version", "encryption"),
     *("correlation_id", "principal", "namespace", "trace_id", "span_id"),
@@ -23,22 +22,17 @@ SEARCHED = (
 WORDED = tuple(
     name for name in SEARCHED if name not in ("message_id", "correlation_id", "trace_id", "span_id")
 )
-SENT_WHERE = "type = 'MessageSent.3'"
-LATER_WHERE = "type >= 'Message' AND type < 'Messagf' AND type <> 'MessageSent.3'"
-FATES_WHERE = "type IN ('MessageDeadLettered.1', 'MessageRedriven.1')"
 STATUS = {
-    "MessageAcked.1": "acked",
-    "MessageReceived.1": "in_flight",
-    "MessageVisibilityExtended.1": "in_flight",
-    "MessageDeadLettered.1": "dead",
-    "MessageExpired.1": "expired",
+    "MessageAcked": "acked",
+    "MessageReceived": "in_flight",
+    "MessageVisibilityExtended": "in_flight",
+    "MessageDeadLettered": "dead",
+    "MessageExpired": "expired",
 }
-READY_AGAIN = ("MessageRequeued.1", "MessageRedriven.1")
+READY_AGAIN = ("MessageRequeued", "MessageRedriven")
 POSITIONS = 1 << 40
 
-_NO_WORD = re.compile("[^a-z0-9_]")
 _json = msgspec.json.Encoder().encode
-_state = msgspec.msgpack.Decoder(tuple[str | None, int]).decode
 _custom = msgspec.json.Decoder(dict[str, str]).decode
 
 
@@ -63,16 +57,6 @@ class Rows(NamedTuple):
 Fold = Callable[[Read], Rows]
 
 
-def last_error(state: bytes) -> str | None:
-    """Return the error in the encoded state of a `MessageDeadLettered`."""
-    return _state(state)[0]
-
-
-def words(text: str) -> str:
-    """Return a text of ASCII with a blank in place of whatever is in no word."""
-    return _NO_WORD.sub(" ", text.lower())
-
-
 def fold_with_polars(read: Read) -> Rows:
     """Return the search model of a log, folded by polars."""
     import polars as pl
@@ -80,22 +64,22 @@ def fold_with_polars(read: Read) -> Rows:
     def mailbox_id() -> pl.Expr:
         return (pl.col("place") // POSITIONS).alias("mailbox_id")
 
-    type_ = pl.col("type")
+    event = pl.col("event")
     later = (
         pl.DataFrame(pl.from_arrow(read.later))
         .lazy()
         .group_by(mailbox_id(), "stream")
         .agg(
-            type_.last(),
+            event.last(),
             pl.col("due").last().alias("later_due"),
-            pl.when(type_ == "MessageRedriven.1")
+            pl.when(event == "MessageRedriven")
             .then(0)
             .otherwise(pl.col("attempt"))
             .drop_nulls()
             .last()
             .alias("attempts"),
             pl.col("at").last().alias("changed_at"),
-            (type_ == "MessageRedriven.1").sum().cast(pl.Int64).alias("redriven"),
+            (event == "MessageRedriven").sum().cast(pl.Int64).alias("redriven"),
         )
     )
     cut = pl.LazyFrame(
@@ -104,15 +88,15 @@ def fold_with_polars(read: Read) -> Rows:
     dead_letterings = pl.DataFrame(pl.from_arrow(_dead_letterings(read.fates))).lazy()
     digits = pl.col("stream").bin.encode("hex")
     parts = (digits.str.slice(start, size) for start, size in ((0, 8), (8, 4), (12, 4), (16, 4), (20, 12)))
-    due = pl.when(type_.is_null()).then("due").when(type_.is_in(READY_AGAIN)).then("later_due")
+    due = pl.when(event.is_null()).then("due").when(event.is_in(READY_AGAIN)).then("later_due")
     ready = pl.when(pl.col("due") > pl.col("cut_at")).then(pl.lit("delayed")).otherwise(pl.lit("ready"))
-    is_archived = type_.is_null() & pl.col("due").is_null()
+    is_archived = event.is_null() & pl.col("due").is_null()
     status = (
         pl.when(is_archived)
         .then(pl.lit("archived"))
-        .when(type_.is_null() | type_.is_in(READY_AGAIN))
+        .when(event.is_null() | event.is_in(READY_AGAIN))
         .then(ready)
-        .otherwise(type_.replace_strict(STATUS, default=None, return_dtype=pl.String))
+        .otherwise(event.replace_strict(STATUS, default=None, return_dtype=pl.String))
     )
     key = ["mailbox_id", "stream"]
     mailbox = (
@@ -215,8 +199,8 @@ def _dead_letterings(fates: "pa.Table") -> "pa.Table":
     by_stream: dict[tuple[int, bytes], list[dict[str, Any]]] = {}
     for row in sorted(fates.to_pylist(), key=lambda row: row["place"]):
         dead_letterings = by_stream.setdefault((row["place"] // POSITIONS, row["stream"]), [])
-        if row["type"] == "MessageDeadLettered.1":
-            error = last_error(row["state"])
+        if row["event"] == "MessageDeadLettered":
+            error = row["last_error"]
             dead_lettering = {"at": row["at"], "reason": row["reason"], "attempt": row["attempt"]}
             dead_letterings.append(
                 dead_lettering if error is None else dead_lettering | {"last_error": error}

@@ -13,7 +13,7 @@ import msgspec
 from tests.benchmarks.pipeline.clock import Clock
 from tests.benchmarks.pipeline.frames import fold_with_duckdb, fold_with_polars
 
-PEERS = ("sql", "polars", "duckdb", "floor")
+PEERS = ("polars", "duckdb", "floor")
 """What is measured beside the rebuild; `floor` folds nothing: it is what none can be much faster than."""
 _FOLDS = {"polars": fold_with_polars, "duckdb": fold_with_duckdb}
 
@@ -31,8 +31,6 @@ def make(peer: str, store: str, target: Path) -> dict[str, float]:
         from tests.benchmarks.pipeline import postgres
 
         match peer:
-            case "sql":
-                postgres.by_sql(store, clock)
             case "floor":
                 postgres.floor(store, clock)
             case _:
@@ -41,8 +39,6 @@ def make(peer: str, store: str, target: Path) -> dict[str, float]:
         from tests.benchmarks.pipeline import sqlite
 
         match peer:
-            case "sql":
-                sqlite.by_sql(store, target, clock)
             case "floor":
                 sqlite.floor(store, target, clock)
             case _:

@@ -10,17 +10,9 @@ import psycopg
 from psycopg import sql
 
 from tests.benchmarks.pipeline.clock import Clock
-from tests.benchmarks.pipeline.frames import (
-    FATES,
-    FATES_WHERE,
-    LATER,
-    LATER_WHERE,
-    SENT,
-    SENT_WHERE,
-    Fold,
-    Read,
-)
-from tests.benchmarks.pipeline.script import script, statements
+from tests.benchmarks.pipeline.frames import Fold
+from tests.benchmarks.pipeline.log import read_log
+from tests.benchmarks.pipeline.script import script
 
 TABLES = ("mailbox", "header", "topic", "text")
 CONNECTIONS = 2
@@ -29,30 +21,15 @@ CONNECTIONS = 2
 Connection = psycopg.Connection[tuple[Any, ...]]
 
 
-def by_sql(store: str, clock: Clock) -> None:
-    """Fold in the database: one statement for the mailbox rows, one each for what is searched beside them."""
-    with closing(_connect(store)) as connection:
-        indexes = _prepare(connection)
-        with clock.phase("fold"):
-            connection.execute(script("fold_postgres.sql").encode())
-    with clock.phase("index"):
-        _run_all(store, [*statements("search_postgres.sql")])
-        _index(store, indexes)
-
-
 def by_frames(store: str, clock: Clock, fold: Fold) -> None:
-    """Read by ADBC, fold in this process, load by ADBC."""
+    """Read by the rebuild's reader, fold in this process, load by ADBC."""
     with closing(_connect(store)) as connection:
         indexes = _prepare(connection)
-        cut = connection.execute(script("cut_postgres.sql").encode()).fetchall()
-    with clock.phase("read"), ThreadPoolExecutor(CONNECTIONS) as pool:
-        sent = pool.submit(_read, store, SENT, SENT_WHERE)
-        later = pool.submit(_read, store, LATER, LATER_WHERE)
-        fates = pool.submit(_read, store, FATES, FATES_WHERE)
-        read = Read(sent.result(), later.result(), fates.result(), cut)
+    with clock.phase("read"):
+        read = read_log(store)
     with clock.phase("fold"):
         rows = fold(read)
-        del read, sent, later
+        del read
     with clock.phase("load"), ThreadPoolExecutor(CONNECTIONS) as pool:
         half = -(-rows.mailbox.num_rows // CONNECTIONS)
         loading = [
@@ -147,14 +124,6 @@ def _run_all(store: str, work: list[str]) -> None:
     with ThreadPoolExecutor(CONNECTIONS) as pool:
         for each in [pool.submit(run) for _ in range(CONNECTIONS)]:
             each.result()
-
-
-def _read(store: str, columns: tuple[str, ...], where: str) -> Any:
-    from adbc_driver_postgresql import dbapi
-
-    with dbapi.connect(store, autocommit=True) as connection, connection.cursor() as cursor:
-        cursor.execute(f"SELECT {', '.join(columns)} FROM postroom.log WHERE {where} ORDER BY place")
-        return cursor.fetch_arrow_table()
 
 
 def _load(store: str, table: str, rows: Any) -> None:

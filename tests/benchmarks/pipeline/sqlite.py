@@ -8,54 +8,21 @@ from collections.abc import Iterable, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
-from uuid import UUID
 
 from tests.benchmarks.pipeline.clock import Clock
-from tests.benchmarks.pipeline.frames import (
-    FATES,
-    FATES_WHERE,
-    LATER,
-    LATER_WHERE,
-    SENT,
-    SENT_WHERE,
-    Fold,
-    Read,
-    last_error,
-    words,
-)
-from tests.benchmarks.pipeline.script import script, statements
+from tests.benchmarks.pipeline.frames import Fold
+from tests.benchmarks.pipeline.log import read_commits, read_log
+from tests.benchmarks.pipeline.script import script
 
 TABLES = ("mailbox", "header", "topic", "text")
 BATCH = 50_000
-INTEGERS = ("place", "version", "epoch", "at", "shard", "attempt", "due", "timestamp")
-QUOTES = "''"
-BYTES = ("stream", "state", "chain", "envelope")
-
-
-def by_sql(store: str, target: Path, clock: Clock) -> None:
-    """Fold in SQLite: one statement for the mailbox rows, one each for what is searched beside them."""
-    version, indexes = _prepare(store, target)
-    with closing(_connect(target)) as connection:
-        connection.execute("ATTACH ? AS store", [f"{Path(store).absolute().as_uri()}?mode=ro"])
-        connection.create_function("last_error", 1, last_error, deterministic=True)
-        connection.create_function("uuid", 1, lambda stream: str(UUID(bytes=stream)), deterministic=True)
-        connection.create_function("words", 1, words, deterministic=True)
-        with clock.phase("fold"):
-            connection.execute(script("fold_sqlite.sql").replace("{version}", str(version)))
-        with clock.phase("index"):
-            for statement in (*statements("search_sqlite.sql"), *indexes):
-                connection.execute(statement.replace("{version}", str(version)))
 
 
 def by_frames(store: str, target: Path, clock: Clock, fold: Fold) -> None:
-    """Read by ADBC, fold in this process, load by `sqlite3`, which alone makes what ours is."""
+    """Read by the rebuild's reader, fold in this process, load by `sqlite3`, which makes what ours is."""
     version, indexes = _prepare(store, target)
     with clock.phase("read"):
-        sent = _read(store, SENT, SENT_WHERE)
-        later = _read(store, LATER, LATER_WHERE)
-        fates = _read(store, FATES, FATES_WHERE)
-        read = Read(sent, later, fates, _cut(store))
-        del sent, later
+        read = read_log(store)
     with clock.phase("fold"):
         rows = fold(read)
         del read
@@ -79,7 +46,7 @@ def floor(store: str, target: Path, clock: Clock) -> None:
                 cursor = views.execute(f"SELECT * FROM {name}_v{version}")
                 tables[name] = ([column[0] for column in cursor.description], cursor.fetchall())
     with clock.phase("read"):
-        _read(store, dict.fromkeys((*SENT, *LATER, *FATES, "epoch", "chain")), "true")
+        read_commits(store)
     with closing(_connect(target)) as connection:
         with clock.phase("load"):
             for name, (columns, rows) in tables.items():
@@ -126,30 +93,3 @@ def _insert(
 def _rows(table: Any) -> Iterator[Iterator[tuple[Any, ...]]]:
     for batch in table.to_batches(BATCH):
         yield zip(*(column.to_pylist() for column in batch.columns), strict=True)
-
-
-def _read(store: str, columns: Iterable[str], where: str) -> Any:
-    """Return records in order, after a row that shows the driver the columns' types, as NULLs would not."""
-    from adbc_driver_sqlite import dbapi
-
-    names = ", ".join(columns)
-    typed = ", ".join(
-        f"{'0' if name in INTEGERS else 'x' + QUOTES if name in BYTES else QUOTES} AS {name}"
-        for name in columns
-    )
-    with (
-        dbapi.connect(f"{Path(store).absolute().as_uri()}?mode=ro", autocommit=True) as connection,
-        connection.cursor(adbc_stmt_kwargs={"adbc.sqlite.query.batch_rows": "50000"}) as cursor,
-    ):
-        cursor.execute(f"SELECT {typed} UNION ALL SELECT {names} FROM log WHERE {where}")
-        return cursor.fetch_arrow_table().slice(1)
-
-
-def _cut(store: str) -> list[tuple[int, str, int]]:
-    from adbc_driver_sqlite import dbapi
-
-    uri = f"{Path(store).absolute().as_uri()}?mode=ro"
-    with dbapi.connect(uri, autocommit=True) as connection, connection.cursor() as cursor:
-        cursor.execute(script("cut_sqlite.sql"))
-        rows: list[tuple[int, str, int]] = cursor.fetchall()
-        return rows

@@ -12,20 +12,20 @@ SELECT
     sent.place & ((1::BIGINT << 40) - 1) AS position,
     sent.shard,
     CASE
-        WHEN folded.type IS NULL AND sent.due IS NULL THEN 'archived'
-        WHEN coalesce(folded.type, '') IN ('', 'MessageRequeued.1', 'MessageRedriven.1')
+        WHEN folded.event IS NULL AND sent.due IS NULL THEN 'archived'
+        WHEN coalesce(folded.event, '') IN ('', 'MessageRequeued', 'MessageRedriven')
             THEN CASE WHEN coalesce(folded.due, sent.due) > cut."at" THEN 'delayed' ELSE 'ready' END
-        WHEN folded.type = 'MessageAcked.1' THEN 'acked'
-        WHEN folded.type IN ('MessageReceived.1', 'MessageVisibilityExtended.1') THEN 'in_flight'
-        WHEN folded.type = 'MessageDeadLettered.1' THEN 'dead'
-        WHEN folded.type = 'MessageExpired.1' THEN 'expired'
+        WHEN folded.event = 'MessageAcked' THEN 'acked'
+        WHEN folded.event IN ('MessageReceived', 'MessageVisibilityExtended') THEN 'in_flight'
+        WHEN folded.event = 'MessageDeadLettered' THEN 'dead'
+        WHEN folded.event = 'MessageExpired' THEN 'expired'
     END AS status,
     coalesce(folded.attempts, 0) AS attempts,
     coalesce(folded.redriven, 0)::BIGINT AS redriven,
     coalesce(folded.changed_at, sent."at") AS changed_at,
     CASE
-        WHEN folded.type IS NULL THEN sent.due
-        WHEN folded.type IN ('MessageRequeued.1', 'MessageRedriven.1') THEN folded.due
+        WHEN folded.event IS NULL THEN sent.due
+        WHEN folded.event IN ('MessageRequeued', 'MessageRedriven') THEN folded.due
     END AS due,
     dead_lettering.dead_letterings,
     sent.stream,
@@ -36,11 +36,11 @@ LEFT JOIN (
     SELECT
         place >> 40 AS mailbox_id,
         stream,
-        arg_max(type, version) AS type,
+        arg_max(event, version) AS event,
         arg_max_null(due, version) AS due,
-        arg_max(CASE WHEN type = 'MessageRedriven.1' THEN 0 ELSE attempt END, version) AS attempts,
+        arg_max(CASE WHEN event = 'MessageRedriven' THEN 0 ELSE attempt END, version) AS attempts,
         max("at") AS changed_at,
-        count(*) FILTER (type = 'MessageRedriven.1') AS redriven
+        count(*) FILTER (event = 'MessageRedriven') AS redriven
     FROM later
     GROUP BY ALL
 ) AS folded ON folded.mailbox_id = sent.place >> 40 AND folded.stream = sent.stream

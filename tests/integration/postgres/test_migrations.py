@@ -19,7 +19,7 @@ from postroom.adapters.postgres.event_log import PostgresEventLog
 from postroom.adapters.postgres.migrate import SCHEMAS, Migration, check, migrate, migrations
 from postroom.adapters.sql.transaction import for_psycopg
 from postroom.domain.errors import InvalidRequest, PostroomError, Unavailable
-from tests.conformance.event_log import ONE
+from tests.conformance.log_store import ONE
 from tests.conformance.records import append, mixed
 from tests.support.fixtures import CreateDatabase
 

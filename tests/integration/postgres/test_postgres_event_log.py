@@ -19,7 +19,7 @@ from postroom.application.mailbox.codec import to_records
 from postroom.domain.commit import GENESIS, Commit, IndexEntry, LastEvent, verify_chain
 from postroom.domain.errors import BrokenLog, DuplicateRecord, Fenced, NotFound, Unavailable, WrongPosition
 from postroom.domain.message import MessageAcked
-from tests.conformance.event_log import ONE, TWO
+from tests.conformance.log_store import ONE, TWO
 from tests.conformance.records import after, append, append_each, commits_after, mixed, received, sent, stream
 from tests.support.servers.postgres_proxy import Proxy
 

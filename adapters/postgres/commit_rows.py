@@ -1,13 +1,14 @@
-"""The statement that appends commits to a log in PostgreSQL, in one round trip."""
+"""Commits to and from the rows of a log in PostgreSQL, and their rows in its index."""
 
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 from postroom.adapters.postgres.columns import Packed, array, integer, integers, uuids
 from postroom.adapters.sql.statements import statements
-from postroom.application.mailbox.compression import compress
+from postroom.application.mailbox.compression import compress, decompress, decompress_envelopes
 from postroom.domain.commit import POSITIONS_PER_MAILBOX, Commit, IndexEntry
 
-_SQL = statements("postroom.adapters.postgres", "appends.sql")
+_SQL = statements("postroom.adapters.postgres", "append.sql")
 
 
 def append_statement(mailbox: int, commits: Sequence[Commit]) -> tuple[str, dict[str, Packed]]:
@@ -42,6 +43,15 @@ def append_statement(mailbox: int, commits: Sequence[Commit]) -> tuple[str, dict
         return _SQL["append_first_events"], values
     values["versions"] = integers(versions, nulls=len(last_events))
     return _SQL["append_with_versions"], values
+
+
+def to_commit(row: Sequence[Any]) -> Commit:
+    """Return the commit of a row whose first column is its first position.
+
+    Raises: BrokenLog when its events can't be decompressed.
+    """
+    first, last, epoch, at, chain, events, envelopes = row
+    return Commit(first, last, epoch, at, chain, decompress(events, first), decompress_envelopes(envelopes))
 
 
 def index_rows(entries: Iterable[IndexEntry]) -> Iterator[tuple[bytes, int | None, int]]:
