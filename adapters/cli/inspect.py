@@ -108,7 +108,7 @@ def verify(
     expect: Expect = None,
     archive: Archive = None,
 ) -> None:
-    """Recompute the hashes of all log records, and report the range that is intact.
+    """Recompute the hashes of all logs, check their events and indexes, and report the range that is intact.
 
     Without --mailbox, the logs of audited accesses and of capabilities are verified as well.
     """

@@ -122,8 +122,8 @@ class PostgresEventLog(Records):
         # In chunks: the snapshot of a long read would prevent VACUUM from removing old rows.
         size = _CHUNK_POSITIONS if envelopes else _CHUNK_POSITIONS_WITHOUT_ENVELOPES
         position = after + 1
-        if found := self._commit_at(position):
-            first, last, _ = found
+        if extent := self._commit_at(position):
+            first, last, _ = extent
             position = first if last >= position else last + 1
         while True:
             commit = None
@@ -140,21 +140,21 @@ class PostgresEventLog(Records):
 
     def commits_of(self, positions: Iterable[int], *, envelopes: bool = True) -> list[Commit]:
         """Return the commits that hold these positions; see `CommitReader.commits_of`."""
-        wanted = sorted({position for position in positions if 0 < position < POSITIONS_PER_MAILBOX})
+        distinct = sorted({position for position in positions if 0 < position < POSITIONS_PER_MAILBOX})
         commits: list[Commit] = []
-        for start in range(0, len(wanted), _CHUNK_COMMITS):
-            chunk = wanted[start : start + _CHUNK_COMMITS]
-            found = self._find_commits(chunk, self._partition_start(chunk[0]), envelopes)
+        for start in range(0, len(distinct), _CHUNK_COMMITS):
+            chunk = distinct[start : start + _CHUNK_COMMITS]
+            batch = self._find_commits(chunk, self._partition_start(chunk[0]), envelopes)
             # Of a commit that begins in an earlier partition, the oldest positions were not found.
-            if missing := [position for position in chunk if not found or position < found[0].first]:
-                found = [*self._find_commits(missing, 0, envelopes), *found]
-            commits += found[1:] if commits and found and found[0].first == commits[-1].first else found
+            if missing := [position for position in chunk if not batch or position < batch[0].first]:
+                batch = [*self._find_commits(missing, 0, envelopes), *batch]
+            commits += batch[1:] if commits and batch and batch[0].first == commits[-1].first else batch
         return commits
 
     def index_of(self, streams: Iterable[bytes]) -> list[IndexEntry]:
         """Return the entries of these streams; see `CommitReader.index_of`."""
-        wanted = uuids([stream for stream in streams if len(stream) == STREAM_BYTES])
-        return [IndexEntry(*row) for row in self._db.fetch("index_of", streams=wanted)]
+        ids = uuids([stream for stream in streams if len(stream) == STREAM_BYTES])
+        return [IndexEntry(*row) for row in self._db.fetch("index_of", streams=ids)]
 
     def streams_between(self, first: bytes, last: bytes, limit: int) -> list[bytes]:
         """Return the streams of a range; see `CommitReader.streams_between`."""
@@ -178,13 +178,13 @@ class PostgresEventLog(Records):
             return 0
         through, end = first - 1, head.position
         while through < end:
-            found = self._commit_at((through + end) // 2 + 1)
-            if found is None:  # retention removed it meanwhile
+            extent = self._commit_at((through + end) // 2 + 1)
+            if extent is None:  # retention removed it meanwhile
                 return end
-            if found[2] < at:
-                through = found[1]
+            if extent[2] < at:
+                through = extent[1]
             else:
-                end = found[0] - 1
+                end = extent[0] - 1
         return through
 
     def position_at_size(self, size: int) -> int:
@@ -216,10 +216,10 @@ class PostgresEventLog(Records):
         Partitions without later events are dropped, regardless of `limit`; the last one's rows are deleted.
         """
         self._refuse_reader()
-        first, found = self.first_position(), self._commit_at(through)
-        if first is None or found is None:
+        first, extent = self.first_position(), self._commit_at(through)
+        if first is None or extent is None:
             return 0
-        end = found[1] if found[1] <= through else found[0] - 1  # of the last commit to be removed
+        end = extent[1] if extent[1] <= through else extent[0] - 1  # of the last commit to be removed
         if end < first:
             return 0
         if end > self._removed_through:
@@ -299,8 +299,8 @@ class PostgresEventLog(Records):
 
     def _end_of_commit(self, position: int) -> int:
         """Return the last position of the commit that holds a position, or of the one before it."""
-        found = self._commit_at(position)
-        return found[1] if found else 0
+        extent = self._commit_at(position)
+        return extent[1] if extent else 0
 
     # -- writing ---
 

@@ -24,7 +24,7 @@ Save = Callable[[Callable[[], StoredSnapshot], int], asyncio.Future[StoredSnapsh
 
 
 class Taken(NamedTuple):
-    """A snapshot that is in the store, if the append of its record has succeeded.
+    """A snapshot that is in the store, if the append of the commit at its position has succeeded.
 
     Arguments:
         unsettled: streams of the messages at its position, if a whole one was asked for.
@@ -89,7 +89,7 @@ class Snapshots:
         To be called when the mailbox is at the end of a group of events.
 
         Arguments:
-            chain: chain hash of the last record.
+            chain: chain hash of the last commit.
             save: starts to save what a function returns, and to remove the parts before a position.
         """
         if self._is_saving:

@@ -93,7 +93,6 @@ class VerifyLog:
             if commit.last // PROGRESS_EVENTS > last // PROGRESS_EVENTS:
                 progress(commit.last)
             last, chain = commit.last, commit.chain
-        index.finish(last)
         check_seal(self._log)
         if expected_last is not None and last < expected_last:
             raise BrokenLog(
@@ -101,10 +100,11 @@ class VerifyLog:
                 f"{expected_last} before: its end was cut off. Restore the store from a backup.",
                 last + 1,
             )
+        index.finish(last)
         return Verification(self._log.mailbox, start + 1, last, messages, chain.hex())
 
     def _start(self) -> tuple[int, bytes]:
-        """Return the position before the first record, and the chain hash to continue from."""
+        """Return the position before the first commit, and the chain hash to continue from."""
         first = self._log.first_position()
         if first is None or first == 1:
             return 0, GENESIS

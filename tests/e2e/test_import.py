@@ -261,11 +261,11 @@ def _time(text):
 
 
 def _wait_for_records(store, count):
-    """Return once the log holds `count` records."""
+    """Return once the log has `count` events."""
     while True:
         try:
             with closing(sqlite3.connect(f"file:{store}?mode=ro", uri=True)) as connection:
-                (found,) = connection.execute("SELECT count(*) FROM log").fetchone()
+                (found,) = connection.execute("SELECT coalesce(max(last), 0) FROM log").fetchone()
         except sqlite3.OperationalError:  # the store is being made
             found = 0
         if found >= count:
