@@ -175,7 +175,8 @@ def _size_of(mailbox: Mailbox) -> int:
 def _superfluous(parts: Sequence[SavedPart], size: int) -> int:
     """Return how many of the oldest parts to give up, for a mailbox of `size` messages and keys.
 
-    So few at a time that the next part, which takes what is still needed of them, does not get large.
+    Few at a time, as the next part takes what is still needed of them; but more than one, so that they become
+    fewer.
     """
     weight = sum(part.items + PART_WEIGHT for part in parts)
     if weight <= 2 * size + ALLOWED_WEIGHT:
@@ -183,7 +184,7 @@ def _superfluous(parts: Sequence[SavedPart], size: int) -> int:
     items = 0
     for count, part in enumerate(parts):
         items += part.items
-        if weight <= (3 * size + ALLOWED_WEIGHT) // 2 or (count and items > 2 * PART_EVENTS):
+        if weight <= (3 * size + ALLOWED_WEIGHT) // 2 or (count > 1 and items > 2 * PART_EVENTS):
             return count
         weight -= part.items + PART_WEIGHT
     return len(parts)
