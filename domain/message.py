@@ -162,6 +162,7 @@ class Message(msgspec.Struct, gc=False, array_like=True, eq=False):
         hidden: visibility timeout of its latest RECV or EXTEND, µs; restarted when log time is.
         priority: 0 to 10; obeyed if the topic's policy asks for it.
         ready_at: µs from which it could first be delivered since it was sent or redriven.
+        last: position of its latest event in the log.
     """
 
     stream: bytes
@@ -186,6 +187,7 @@ class Message(msgspec.Struct, gc=False, array_like=True, eq=False):
     hidden: int = 0
     priority: int = DEFAULT_PRIORITY
     ready_at: int = 0
+    last: int = 0
 
     @property
     def receipt(self) -> Receipt:
@@ -217,6 +219,7 @@ def evolve(message: Message | None, event: MessageEvent, position: int = 0, epoc
     assert message is not None, f"{kind.__name__} came before MessageSent"
     message.version = event.version
     message.changed_at = event.at
+    message.last = position
     _EVOLVE[kind](message, event, epoch)
     return message
 
@@ -237,6 +240,7 @@ def _sent(event: MessageSent, position: int) -> Message:
         changed_at=event.at,
         priority=event.priority,
         ready_at=event.due or 0,
+        last=position,
     )
 
 

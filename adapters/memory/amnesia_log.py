@@ -82,14 +82,15 @@ class AmnesiaEventLog(MemoryEventLog):
         """Return the estimated size of the log; see `EventLog.size`."""
         return LogSize(self._used, self._used)
 
-    def save_snapshot(self, snapshot: StoredSnapshot) -> None:
-        """Save a snapshot in place of the former ones, unless its record was not appended."""
+    def save_snapshot(self, snapshot: StoredSnapshot, keep_from: int = 0) -> None:
+        """Save a part of a snapshot, unless its record was not appended; see `EventLog.save_snapshot`."""
         record = self.at_positions([snapshot.position]).get(snapshot.position)
         if record is None or record.chain != snapshot.chain:
             return
+        before = self._snapshots
+        super().save_snapshot(snapshot, keep_from)
         with self._lock:
-            self._used += len(snapshot.state) - sum(len(each.state) for each in self._snapshots)
-            self._snapshots = [snapshot]
+            self._used += sum(len(each.state) for each in self._snapshots) - sum(len(e.state) for e in before)
 
     def _release(self, stream: bytes) -> None:
         """Replace the record of a message by one without headers and envelope."""

@@ -141,11 +141,11 @@ class MemoryEventLog:
         """Return 0: removed records are freed at once."""
         return 0
 
-    def save_snapshot(self, snapshot: StoredSnapshot) -> None:
-        """Save a snapshot and drop all but the newest two."""
+    def save_snapshot(self, snapshot: StoredSnapshot, keep_from: int = 0) -> None:
+        """Save a part of a snapshot, and drop those before a position; see `EventLog.save_snapshot`."""
         with self._lock:
-            older = [each for each in self._snapshots if each.position < snapshot.position]
-            self._snapshots = [snapshot, *older[:1]]
+            rest = [e for e in self._snapshots if e.position >= keep_from and e.position != snapshot.position]
+            self._snapshots = sorted([snapshot, *rest], key=attrgetter("position"), reverse=True)
 
     def snapshots(self) -> Iterator[StoredSnapshot]:
         """Yield the saved snapshots, newest first."""

@@ -139,10 +139,8 @@ SELECT max(place) - %(base)s, sum(bytes)::bigint FROM (
 INSERT INTO postroom.snapshot (place, chain, state) VALUES (%(base)s + %(position)s, %(chain)s, %(state)s)
 ON CONFLICT (place) DO UPDATE SET chain = excluded.chain, state = excluded.state;
 
--- name: drop_old_snapshots
-DELETE FROM postroom.snapshot WHERE place > %(base)s AND place <= %(top)s AND place NOT IN (
-    SELECT place FROM postroom.snapshot WHERE place > %(base)s AND place <= %(top)s ORDER BY place DESC LIMIT 2
-);
+-- name: drop_snapshots
+DELETE FROM postroom.snapshot WHERE place > %(base)s AND place < %(base)s + %(before)s;
 
 -- name: snapshot_positions
 SELECT place - %(base)s FROM postroom.snapshot

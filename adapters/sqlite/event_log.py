@@ -207,10 +207,10 @@ class SqliteEventLog:
                 raise Unavailable(f"The store {self.path} can't be written: {error}.") from error
         return int((pages - self._fetch("free")[0][0]) * page_bytes)
 
-    def save_snapshot(self, snapshot: StoredSnapshot) -> None:
-        """Save a snapshot and drop all but the newest two."""
+    def save_snapshot(self, snapshot: StoredSnapshot, keep_from: int = 0) -> None:
+        """Save a part of a snapshot, and drop those before a position; see `EventLog.save_snapshot`."""
         self._write("save_snapshot", position=snapshot.position, chain=snapshot.chain, state=snapshot.state)
-        self._write("drop_old_snapshots")
+        self._write("drop_snapshots", before=keep_from)
 
     def snapshots(self) -> Iterator[StoredSnapshot]:
         """Yield the saved snapshots, newest first."""

@@ -82,10 +82,8 @@ FROM pragma_page_count, pragma_page_size, pragma_freelist_count, pragma_auto_vac
 -- name: save_snapshot
 INSERT OR REPLACE INTO snapshot (place, chain, state) VALUES (:base + :position, :chain, :state);
 
--- name: drop_old_snapshots
-DELETE FROM snapshot WHERE place > :base AND place <= :top AND place NOT IN (
-    SELECT place FROM snapshot WHERE place > :base AND place <= :top ORDER BY place DESC LIMIT 2
-);
+-- name: drop_snapshots
+DELETE FROM snapshot WHERE place > :base AND place < :base + :before;
 
 -- name: snapshot_positions
 SELECT place - :base FROM snapshot WHERE place > :base AND place <= :top ORDER BY place DESC;

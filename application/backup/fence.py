@@ -25,7 +25,7 @@ def fencing_records(log: EventLogReader, epoch: int, owner: str) -> list[Record]
     head = log.head()
     if head is None or not is_mailbox(log.mailbox):
         return []
-    mailbox, position = fold_from(log)
+    mailbox, _ = fold_from(log)
     # The reading of the clocks is the last owner's, as of the last record: log time stands still meanwhile.
     clock = mailbox.clock or Clock("", 0, mailbox.at)
     uptime = clock.uptime + mailbox.at - clock.at
@@ -38,4 +38,4 @@ def fencing_records(log: EventLogReader, epoch: int, owner: str) -> list[Record]
         clock_continues=True,
         epoch=max(epoch, mailbox.epoch + 1),
     )
-    return LoadedMailbox(mailbox, head.chain, position).take_ownership(command, mailbox.at)
+    return LoadedMailbox(mailbox, head.chain).take_ownership(command, mailbox.at)

@@ -17,10 +17,11 @@ from postroom.application.mailbox.loaded_mailbox import LoadedMailbox, load_mail
 from postroom.application.mailbox.log_writer import LogWriter, lease_ended
 from postroom.application.mailbox.long_polling import LongPolls
 from postroom.application.mailbox.metrics import MailboxMetrics
+from postroom.application.mailbox.snapshots import Taken
 from postroom.application.mailbox.take_over import take_over
 from postroom.application.messages import MessageDelivery
 from postroom.application.ports.clock import Clock
-from postroom.application.ports.event_log import EventLog, Seal
+from postroom.application.ports.event_log import EventLog, Seal, StoredSnapshot
 from postroom.application.ports.mailbox_owner import Answer
 from postroom.application.telemetry import logger, summarize
 from postroom.domain.arguments import check_int
@@ -140,8 +141,12 @@ class MailboxEngine:
             await self._task
         if (state := self._state) is not None and state.failure is None:
             if state.records_since_snapshot >= CLOSING_SNAPSHOT_EVENTS:
-                await self.writer.try_save_snapshot(state.snapshot())
+                await self._finish_snapshot(state)
             await self.writer.try_seal(Seal(state.mailbox.position, state.chain))
+        if self._state is not None:
+            self._state.snapshots.refuse(
+                MailboxClosed(f"Mailbox {self.log.mailbox} is closed; open it again.")
+            )
         self.writer.close()
 
     # -- for handlers ---
@@ -254,6 +259,22 @@ class MailboxEngine:
             self._invalidate(fenced)
             raise fenced
 
+    async def take_snapshot(self, *, whole: bool = False) -> Taken:
+        """Save a snapshot of the mailbox as of now or later, in steps between groups of commands.
+
+        The state may be ahead of the log; a snapshot is void if its record is never appended.
+
+        Arguments:
+            whole: give up all earlier snapshots.
+
+        Raises: Unavailable when it can't be saved, or as `state`; MailboxClosed.
+        """
+        if self._closing:
+            raise MailboxClosed(f"Mailbox {self.log.mailbox} is closed; open it again.")
+        answer = self.state.snapshots.ask(whole=whole)
+        self._wake.set()
+        return await answer
+
     async def _wait_for_messages(self, topics: Sequence[str], wait_ms: int) -> None:
         """Return when a message of one of `topics` may be ready, or after `wait_ms`."""
         if self._lost is not None:
@@ -291,8 +312,7 @@ class MailboxEngine:
                 self._refuse(requests, state.failure)
                 continue
             self._committer.commit(group)
-            if state.is_snapshot_due:
-                self.writer.try_save_snapshot(state.snapshot())
+            state.advance_snapshot(self._save_snapshot)
             self._wake_receivers()
         await self._committer.wait_until_durable()
 
@@ -316,7 +336,7 @@ class MailboxEngine:
         state = self._state
         if state is None or state.failure is not None:
             return RECOVERY_SECONDS
-        if state.mailbox.over_capacity:
+        if state.mailbox.over_capacity or state.snapshots.is_active:
             return 0
         times = [state.mailbox.next_timer(), *map(state.mailbox.next_due, self._long_polls)]
         due = min((time for time in times if time is not None), default=None)
@@ -340,6 +360,27 @@ class MailboxEngine:
         if state is None or state.failure is not None:
             return 0
         return state.mailbox.count_deliverable(topic, self.now(), limit)
+
+    # -- snapshots ---
+
+    def _save_snapshot(
+        self, take: Callable[[], StoredSnapshot], keep_from: int
+    ) -> "asyncio.Future[StoredSnapshot]":
+        saving = self.writer.save_snapshot(take, keep_from)
+        saving.add_done_callback(lambda _: self._wake.set())  # the next one may have been asked for
+        return saving
+
+    async def _finish_snapshot(self, state: LoadedMailbox) -> None:
+        """Save a snapshot when nothing is decided any more; a failure is only logged, as it is optional."""
+        answer = state.snapshots.ask()
+        while not answer.done():
+            self._wake.clear()
+            if state.snapshots.is_active:
+                state.advance_snapshot(self._save_snapshot)
+                await asyncio.sleep(0)
+            else:
+                await self._wake.wait()
+        answer.exception()  # has been logged
 
     # -- failures and recovery ---
 
@@ -365,6 +406,7 @@ class MailboxEngine:
         """Mark the state void; if another owner took over, refuse all further requests."""
         if self._state is not None:
             self._state.failure = error
+            self._state.snapshots.refuse(error)
         if isinstance(error, Fenced | WrongPosition):
             self._lost = error
             self._is_lost.set()

@@ -6,9 +6,9 @@ from itertools import islice
 from typing import Any, ParamSpec, TypeVar
 
 from postroom.application.mailbox.codec import to_event, to_events
+from postroom.application.mailbox.stored_snapshots import SavedPart, usable_snapshots
 from postroom.application.ports.event_log import EventLogReader
 from postroom.domain.errors import BrokenLog, NotFound, PostroomError
-from postroom.domain.mailbox.snapshot import restore_snapshot
 from postroom.domain.mailbox.state import Mailbox, evolve
 from postroom.domain.message import Message, MessageSent
 from postroom.domain.message import evolve as evolve_message
@@ -34,11 +34,15 @@ def fold(
 
 def fold_from(
     log: EventLogReader, limits: MailboxLimits | None = None, default_policy: TopicPolicy | None = None
-) -> tuple[Mailbox, int]:
-    """Return the mailbox as `fold` does, and the position of the snapshot that was used, or 0."""
+) -> tuple[Mailbox, list[SavedPart]]:
+    """Return the mailbox as `fold` does, and the parts of the snapshot that was used, oldest first."""
     check_seal(log)
-    empty = Mailbox(log.mailbox, limits, default_policy)
-    mailbox = next(_from_snapshots(log, limits, default_policy), empty)
+    mailbox, parts = Mailbox(log.mailbox, limits, default_policy), list[SavedPart]()
+    for snapshot in usable_snapshots(log):
+        restored = snapshot.restore(limits, default_policy)
+        if restored is not None:
+            mailbox, parts = restored, snapshot.parts
+            break
     start = mailbox.position
     first = log.first_position()
     if first is not None and first > mailbox.position + 1:
@@ -48,7 +52,7 @@ def fold_from(
             first,
         )
     _evolve_all(mailbox, log.replay(start))
-    return mailbox, start
+    return mailbox, parts
 
 
 def fold_at(log: EventLogReader, position: int) -> Mailbox:
@@ -62,10 +66,11 @@ def fold_at(log: EventLogReader, position: int) -> Mailbox:
     last = head.position if head is not None else 0
     if not 0 <= position <= last:
         raise NotFound(f"The log of mailbox {log.mailbox} ends at position {last}; it has no {position}.")
-    mailbox = next(_from_snapshots(log, through=position), Mailbox(log.mailbox))
+    restored = (snapshot.restore() for snapshot in usable_snapshots(log, position))
+    mailbox = next((each for each in restored if each is not None), Mailbox(log.mailbox))
     first = log.first_position() or 1
     if first > mailbox.position + 1:
-        oldest = min((snapshot.position for snapshot in _from_snapshots(log)), default=first)
+        oldest = min((snapshot.position for snapshot in usable_snapshots(log)), default=first)
         raise NotFound(
             f"The history of mailbox {log.mailbox} begins at position {oldest}, after {position}: retention "
             "removed the records before it."
@@ -155,20 +160,3 @@ def _without_gaps(rows: Iterable[tuple[Any, ...]], mailbox: Mailbox) -> Iterator
                 expected,
             )
         yield row
-
-
-def _from_snapshots(
-    log: EventLogReader,
-    limits: MailboxLimits | None = None,
-    default_policy: TopicPolicy | None = None,
-    through: int | None = None,
-) -> Iterator[Mailbox]:
-    """Yield the mailbox from each valid snapshot at or before `through`, newest first."""
-    for snapshot in log.snapshots():
-        if through is not None and snapshot.position > through:
-            continue
-        record = log.at_positions([snapshot.position]).get(snapshot.position)
-        if record is not None and record.chain == snapshot.chain:
-            mailbox = restore_snapshot(snapshot.state, log.mailbox, limits, default_policy)
-            if mailbox is not None:
-                yield mailbox

@@ -5,20 +5,16 @@ from collections.abc import Sequence
 
 from postroom.application.mailbox.codec import to_record
 from postroom.application.mailbox.fold import fold_from
-from postroom.application.ports.event_log import EventLogReader, StoredSnapshot
+from postroom.application.mailbox.snapshots import Save, Snapshots
+from postroom.application.mailbox.stored_snapshots import SavedPart
+from postroom.application.ports.event_log import EventLogReader
 from postroom.domain.errors import PostroomError
 from postroom.domain.event import Event
 from postroom.domain.mailbox.commands import TakeOwnership
 from postroom.domain.mailbox.decide import decide
-from postroom.domain.mailbox.snapshot import take_snapshot
 from postroom.domain.mailbox.state import Mailbox, evolve
 from postroom.domain.policy import MailboxLimits, TopicPolicy
 from postroom.domain.record import GENESIS, Record
-
-MIN_SNAPSHOT_EVENTS, MAX_SNAPSHOT_EVENTS = 4_000, 100_000
-"""Bounds of the records between snapshots, and so of those that the next owner replays."""
-SNAPSHOT_RATIO = 2
-"""Records between snapshots for each message and key in them; bounds what snapshots cost a record."""
 
 
 class LoadedMailbox:
@@ -26,18 +22,18 @@ class LoadedMailbox:
 
     Arguments:
         chain: chain hash of the last record.
-        snapshot_position: position of the newest snapshot.
+        parts: those of the snapshot from which it was loaded, oldest first.
 
     `epoch` is the epoch of new records. `failure` is the failed append that made the state void, as the log
     lacks events that are applied to the state.
     """
 
-    __slots__ = ("chain", "epoch", "failure", "mailbox", "snapshot_position")
+    __slots__ = ("chain", "epoch", "failure", "mailbox", "snapshots")
 
-    def __init__(self, mailbox: Mailbox, chain: bytes, snapshot_position: int) -> None:
+    def __init__(self, mailbox: Mailbox, chain: bytes, parts: Sequence[SavedPart] = ()) -> None:
         self.mailbox = mailbox
         self.chain = chain
-        self.snapshot_position = snapshot_position
+        self.snapshots = Snapshots(parts)
         self.epoch = mailbox.epoch
         self.failure: PostroomError | None = None
 
@@ -71,24 +67,14 @@ class LoadedMailbox:
             self.evolve(event, record)
         return records
 
-    def snapshot(self) -> StoredSnapshot:
-        """Return a snapshot of the state, to be saved."""
-        self.snapshot_position = self.mailbox.position
-        return StoredSnapshot(self.mailbox.position, self.chain, take_snapshot(self.mailbox))
+    def advance_snapshot(self, save: Save) -> None:
+        """Do a step of the next snapshot, if it is time; see `Snapshots.advance`."""
+        self.snapshots.advance(self.mailbox, self.chain, save)
 
     @property
     def records_since_snapshot(self) -> int:
         """Return the number of records after the newest snapshot."""
-        return self.mailbox.position - self.snapshot_position
-
-    @property
-    def is_snapshot_due(self) -> bool:
-        """Return whether the next owner would replay many records, compared to the size of a snapshot."""
-        records = self.records_since_snapshot
-        if not MIN_SNAPSHOT_EVENTS <= records < MAX_SNAPSHOT_EVENTS:
-            return records >= MAX_SNAPSHOT_EVENTS
-        keys = sum(len(topic.window) for topic in self.mailbox.topics.values())
-        return records >= SNAPSHOT_RATIO * (len(self.mailbox.messages) + keys)
+        return self.mailbox.position - self.snapshots.position
 
 
 async def load_mailbox(
@@ -100,8 +86,8 @@ async def load_mailbox(
     """
 
     def load() -> LoadedMailbox:
-        mailbox, snapshot_position = fold_from(log, limits, default_policy)
+        mailbox, parts = fold_from(log, limits, default_policy)
         head = log.head()
-        return LoadedMailbox(mailbox, head.chain if head is not None else GENESIS, snapshot_position)
+        return LoadedMailbox(mailbox, head.chain if head is not None else GENESIS, parts)
 
     return await asyncio.to_thread(load)

@@ -37,13 +37,11 @@ class LogWriter:
         """Start an append at once and return its future."""
         return self._start(self._append, records)
 
-    def try_save_snapshot(self, snapshot: StoredSnapshot) -> asyncio.Future[None]:
-        """Save a snapshot; a failure is only logged, as snapshots are optional."""
-        return self._start(self._try, "mailbox.snapshot_failed", self._log.save_snapshot, snapshot)
-
-    def save_snapshot(self, snapshot: StoredSnapshot) -> asyncio.Future[None]:
-        """Save a snapshot."""
-        return self._start(self._log.save_snapshot, snapshot)
+    def save_snapshot(
+        self, take: Callable[[], StoredSnapshot], keep_from: int
+    ) -> asyncio.Future[StoredSnapshot]:
+        """Save what `take` returns, which is called in the thread; see `EventLog.save_snapshot`."""
+        return self._start(self._save_snapshot, take, keep_from)
 
     def try_seal(self, seal: Seal) -> asyncio.Future[None]:
         """Seal the end of the log; a failure is only logged, as the previous seal remains valid."""
@@ -90,6 +88,15 @@ class LogWriter:
             raise Unavailable(
                 f"The log of mailbox {self._log.mailbox} failed: {summarize(error)}."
             ) from error
+
+    def _save_snapshot(self, take: Callable[[], StoredSnapshot], keep_from: int) -> StoredSnapshot:
+        try:
+            snapshot = take()
+            self._log.save_snapshot(snapshot, keep_from)
+        except PostroomError as error:
+            logger().warning("mailbox.snapshot_failed", mailbox=self._log.mailbox, error=str(error))
+            raise
+        return snapshot
 
     def _try(self, failure: str, write: Callable[[T], None], what: T) -> None:
         try:

@@ -83,12 +83,11 @@ class MemoryBound:
         The state may be ahead of the log; a snapshot of it is void until its record is appended.
         """
         for _ in range(SNAPSHOT_TRIES):
-            state = engine.state
-            snapshot, unsettled = state.snapshot(), frozenset(state.mailbox.messages)
-            await engine.writer.save_snapshot(snapshot)
-            stored = self._log.at_positions([snapshot.position]).get(snapshot.position)
-            if stored is not None and stored.chain == snapshot.chain:
-                return await engine.writer.compact(self._log, snapshot.position, unsettled)
+            # One that needs no earlier part, as those have the ids of messages that settled long ago.
+            taken = await engine.take_snapshot(whole=True)
+            stored = self._log.at_positions([taken.position]).get(taken.position)
+            if stored is not None and stored.chain == taken.chain:
+                return await engine.writer.compact(self._log, taken.position, taken.unsettled)
         return 0
 
     def _used(self, mailbox: Mailbox) -> int:

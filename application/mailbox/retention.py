@@ -1,10 +1,12 @@
 """Retention: removes old and excess records from the log of an open mailbox."""
 
 import asyncio
+from itertools import islice
 from operator import attrgetter
 
 from postroom.application.mailbox.archiving import archive_records
 from postroom.application.mailbox.engine import MailboxEngine
+from postroom.application.mailbox.stored_snapshots import usable_snapshots
 from postroom.application.ports.log_archive import LogArchive
 from postroom.application.telemetry import logger
 from postroom.domain.arguments import check_int
@@ -160,18 +162,19 @@ class Retention:
     async def _save_snapshot(self) -> None:
         """Save a snapshot at a durable record, as the records before it will be removed.
 
-        The state may be ahead of the log; a snapshot is void if its record is never appended.
+        It is read again, since it may be void, and since a former owner that was paused, or an operator, may
+        have removed parts that it needs.
         """
-        for _ in range(SNAPSHOT_TRIES):
-            snapshot = self._engine.state.snapshot()
-            await self._engine.writer.save_snapshot(snapshot)
-            stored = await asyncio.to_thread(self._log.at_positions, [snapshot.position])
-            record = stored.get(snapshot.position)
-            if record is not None and record.chain == snapshot.chain:
+        for attempt in range(SNAPSHOT_TRIES):
+            taken = await self._engine.take_snapshot(whole=attempt > 0)
+            if await asyncio.to_thread(self._is_usable, taken.position):
                 return
         raise Unavailable(
             f"Mailbox {self._log.mailbox} is too busy to truncate its log now; retention will try again."
         )
+
+    def _is_usable(self, position: int) -> bool:
+        return any(snapshot.position >= position for snapshot in islice(usable_snapshots(self._log), 1))
 
 
 class DeleteOldEvents:

@@ -16,7 +16,7 @@ class Head(NamedTuple):
 
 
 class StoredSnapshot(NamedTuple):
-    """A saved fold: the state after the record at `position`, whose chain hash is `chain`."""
+    """A part of a saved fold, up to the record at `position`, whose chain hash is `chain`."""
 
     position: int
     chain: bytes
@@ -78,7 +78,7 @@ class EventLogReader(Protocol):
         """Return the position of the last record written before log time `at` (µs), or 0."""
 
     def snapshots(self) -> Iterator[StoredSnapshot]:
-        """Yield the saved snapshots, newest first, each read lazily."""
+        """Yield the saved parts of snapshots, newest first, each read lazily."""
 
     def sealed(self) -> Seal | None:
         """Return the seal that the last owner saved, or None."""
@@ -127,8 +127,8 @@ class EventLog(EventLogReader, Protocol):
         Short enough for appends to wait for it. Space that is not reclaimed is reused for new records.
         """
 
-    def save_snapshot(self, snapshot: StoredSnapshot) -> None:
-        """Save a snapshot; all but the newest two may be dropped."""
+    def save_snapshot(self, snapshot: StoredSnapshot, keep_from: int = 0) -> None:
+        """Save a part of a snapshot in place of one at the same position; drop those before `keep_from`."""
 
     def seal(self, seal: Seal) -> None:
         """Save the end of the log, unless the saved seal has a later position."""

@@ -1,6 +1,7 @@
 """Shards of topics whose policy has priorities."""
 
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
 from heapq import merge
 from operator import attrgetter
 
@@ -34,10 +35,15 @@ class PriorityShard:
 
     def enqueue(self, message: Message, now: int) -> None:
         """Add a message to the queue, delayed if its `due` is after `now` (µs)."""
-        queue = self._queues.get(message.priority)
-        if queue is None:
-            queue = self._queues[message.priority] = Shard(_by_ready_time)
-        queue.enqueue(message, now)
+        self._queue(message.priority).enqueue(message, now)
+
+    def restore(self, messages: Iterable[Message], now: int) -> None:
+        """Add messages, in the order of their positions, to an empty queue as `enqueue` does one by one."""
+        by_priority: defaultdict[int, list[Message]] = defaultdict(list)
+        for message in messages:
+            by_priority[message.priority].append(message)
+        for priority, some in by_priority.items():
+            self._queue(priority).restore(some, now)
 
     def dequeue(self, message: Message) -> None:
         """Remove a waiting message."""
@@ -51,6 +57,12 @@ class PriorityShard:
         """Return the µs at which the first delayed message becomes ready, or None."""
         times = (queue.next_due() for queue in self._queues.values())
         return min((time for time in times if time is not None), default=None)
+
+    def _queue(self, priority: int) -> Shard:
+        queue = self._queues.get(priority)
+        if queue is None:
+            queue = self._queues[priority] = Shard(_by_ready_time)
+        return queue
 
     def _rank(self, message: Message) -> tuple[int, int]:
         return message.ready_at - message.priority * self._aging, message.position

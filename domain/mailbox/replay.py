@@ -1,6 +1,7 @@
 """The replay window: recent idempotency keys of a topic, with the hashes of their payloads."""
 
 from collections import OrderedDict
+from collections.abc import Iterable
 from itertools import islice
 
 import msgspec
@@ -21,12 +22,18 @@ class ReplayWindow:
 
     A key is never evicted within the window; when the table is full of unexpired keys, new ones are refused.
     Entries are ordered by time, so expired ones come first.
+
+    Arguments:
+        keys: the entries, in the order of time.
+        dropped_until: µs; keys of this time and before were dropped, or are of a former topic of the name.
     """
 
-    __slots__ = ("_keys",)
+    __slots__ = ("_keys", "_uncollected", "dropped_until")
 
-    def __init__(self, keys: dict[str, ReplayEntry] | None = None) -> None:
+    def __init__(self, keys: dict[str, ReplayEntry] | None = None, dropped_until: int = -1) -> None:
         self._keys: OrderedDict[str, ReplayEntry] = OrderedDict(keys or {})
+        self._uncollected = 0
+        self.dropped_until = dropped_until
 
     def __len__(self) -> int:
         return len(self._keys)
@@ -73,9 +80,11 @@ class ReplayWindow:
         if key in keys:  # reused after its window: move the entry to the end
             del keys[key]
         keys[key] = entry
+        self._uncollected += 1
 
     def drop_until(self, time: int) -> None:
         """Drop the keys added at or before `time` (µs)."""
+        self.dropped_until = max(self.dropped_until, time)
         keys = self._keys
         while keys and next(iter(keys.values())).at <= time:
             keys.popitem(last=False)
@@ -88,7 +97,27 @@ class ReplayWindow:
         """Restart every key's window at `at` (µs), because the elapsed time is unknown."""
         for key, entry in self._keys.items():
             self._keys[key] = ReplayEntry(entry.message, entry.payload_hash, at)
+        self._uncollected = len(self._keys)
 
-    def since(self, time: int) -> dict[str, ReplayEntry]:
-        """Return the keys added after `time` (µs), oldest first."""
-        return {key: entry for key, entry in self._keys.items() if entry.at > time}
+    # -- for snapshots ---
+
+    @property
+    def oldest_at(self) -> int | None:
+        """Return the time of the oldest key (µs), or None without keys."""
+        return next(iter(self._keys.values())).at if self._keys else None
+
+    def keys(self) -> list[str]:
+        """Return the keys, oldest first."""
+        return list(self._keys)
+
+    def take_uncollected(self) -> list[str]:
+        """Return the keys that were added since this was last called, oldest first."""
+        newest = list(islice(reversed(self._keys), self._uncollected))
+        newest.reverse()
+        self._uncollected = 0
+        return newest
+
+    def entries(self, keys: Iterable[str], since: int) -> dict[str, ReplayEntry]:
+        """Return the entries of those of `keys` that were added after `since` (µs)."""
+        entries = ((key, self._keys.get(key)) for key in keys)
+        return {key: entry for key, entry in entries if entry is not None and entry.at > since}

@@ -3,7 +3,7 @@
 import heapq
 from bisect import bisect_left, insort
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from heapq import merge
 from operator import attrgetter
 from typing import Any
@@ -54,6 +54,23 @@ class Shard:
         else:
             insort(self._returned, message, key=self._order)
             self._waiting[message.stream] = self._returned
+
+    def restore(self, messages: Iterable[Message], now: int) -> None:
+        """Add messages, in the order of their positions, to an empty queue as `enqueue` does one by one."""
+        for message in messages:
+            if message.due > now:
+                self._delayed.append((message.due, message.position, message))
+            elif message.version == 1 and message.due <= message.sent_at:
+                self._fresh.append(message)
+            else:
+                self._returned.append(message)
+        heapq.heapify(self._delayed)
+        self._returned.sort(key=self._order)
+        self._waiting = {
+            **{entry[2].stream: self._delayed for entry in self._delayed},
+            **{each.stream: self._fresh for each in self._fresh},
+            **{each.stream: self._returned for each in self._returned},
+        }
 
     def dequeue(self, message: Message) -> None:
         """Remove a waiting message; in the middle of `_fresh` or `_delayed`, its entry becomes stale."""

@@ -1,8 +1,11 @@
-"""Snapshots: serialised states of a mailbox, which shorten the part of the log to replay."""
+"""Snapshots: a mailbox in parts, each of which holds what changed since the part before (ADR 0067)."""
 
+from collections import defaultdict
+from collections.abc import Sequence
 from operator import attrgetter
 
 import msgspec
+from blake3 import blake3
 
 from postroom.domain.mailbox.events import MailboxMode
 from postroom.domain.mailbox.replay import ReplayEntry, ReplayWindow
@@ -10,19 +13,35 @@ from postroom.domain.mailbox.state import Clock, Mailbox, Topic
 from postroom.domain.message import DEAD, IN_FLIGHT, MS, READY, Message
 from postroom.domain.policy import MailboxLimits, TopicPolicy
 
-VERSION = 3
-"""Increment when fields of `Snapshot` or `Message` change; snapshots of unreadable versions are ignored.
-
-Fields with defaults may be appended: snapshots without them stay readable.
-"""
-_WITHOUT_PRIORITIES = 2
-_READABLE = (_WITHOUT_PRIORITIES, VERSION)
+VERSION = 4
+"""Increment when fields of these structs or `Message` change; parts of other versions are ignored."""
+DIGEST_BYTES = 32
+_by_position, _by_last = attrgetter("position"), attrgetter("last")
 
 
-class Snapshot(msgspec.Struct, frozen=True, array_like=True):
-    """State of a mailbox after the event at `position`; queues and timers are rebuilt from the messages."""
+class Chunk(msgspec.Struct, frozen=True, array_like=True):
+    """Some of what changed: first messages settled, then others changed; and keys were added by topic."""
 
-    version: int
+    messages: list[Message] = []
+    settled: list[bytes] = []
+    keys: dict[str, dict[str, ReplayEntry]] = {}
+
+    @property
+    def items(self) -> int:
+        """Return the number of messages and keys."""
+        return len(self.messages) + len(self.settled) + sum(map(len, self.keys.values()))
+
+
+class TopicHead(msgspec.Struct, frozen=True, array_like=True):
+    """State of a topic besides its messages and keys; keys of `dropped_until` (µs) and before are void."""
+
+    dropped_until: int
+    dead_letterings: dict[str, int]
+
+
+class Head(msgspec.Struct, frozen=True, array_like=True):
+    """State of a mailbox besides its messages and keys, after the event at `position`."""
+
     position: int
     mailbox_version: int
     epoch: int
@@ -32,27 +51,19 @@ class Snapshot(msgspec.Struct, frozen=True, array_like=True):
     mode: MailboxMode
     truncated_through: int
     archived: int
+    expiry_resumes_at: int
     policies: dict[str, TopicPolicy]
-    messages: list[Message]
-    windows: dict[str, dict[str, ReplayEntry]]
-    expiry_resumes_at: int = 0
-    paused_topics: list[str] = []
-    dead_letterings: dict[str, dict[str, int]] = {}
+    paused_topics: list[str]
+    topics: dict[str, TopicHead]
 
-
-_encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(Snapshot).decode
-
-
-def take_snapshot(mailbox: Mailbox) -> bytes:
-    """Return the mailbox's state as bytes."""
-    windows = {
-        name: topic.window.since(mailbox.at - topic.policy.replay_window_ms * MS)
-        for name, topic in mailbox.topics.items()
-    }
-    return _encode(
-        Snapshot(
-            VERSION,
+    @classmethod
+    def of(cls, mailbox: Mailbox) -> "Head":
+        """Return the head of a mailbox as it is."""
+        topics = {
+            name: TopicHead(topic.window.dropped_until, dict(topic.dead_letterings))
+            for name, topic in mailbox.topics.items()
+        }
+        return cls(
             mailbox.position,
             mailbox.version,
             mailbox.epoch,
@@ -62,67 +73,147 @@ def take_snapshot(mailbox: Mailbox) -> bytes:
             mailbox.mode,
             mailbox.truncated_through,
             mailbox.archived,
-            mailbox.policies,
-            _ordered_messages(mailbox),
-            windows,
             mailbox.expiry_resumes_at,
+            dict(mailbox.policies),
             sorted(mailbox.paused_topics),
-            {name: each.dead_letterings for name, each in mailbox.topics.items() if each.dead_letterings},
+            topics,
         )
-    )
 
 
-def _ordered_messages(mailbox: Mailbox) -> list[Message]:
-    """Return the live messages in send order, then the dead letters in the order in which they expire."""
-    live = [message for message in mailbox.messages.values() if message.status != DEAD]
-    live.sort(key=attrgetter("position"))
-    return [*live, *(message for topic in mailbox.topics.values() for message in topic.dead.values())]
+class SnapshotPart(msgspec.Struct, frozen=True, array_like=True):
+    """What changed in a mailbox since the part before; with the parts from `since` on, a snapshot.
+
+    Arguments:
+        since: position of the first part that is needed; 0 if this one needs none before it.
+        previous: digest of the part before; empty if none is needed.
+        head: of the mailbox at this part; those of the parts before are not needed.
+        chunks: encoded `Chunk`s, oldest first.
+    """
+
+    version: int
+    since: int
+    previous: bytes
+    head: Head
+    chunks: list[bytes]
+
+    @property
+    def items(self) -> int:
+        """Return the number of messages and keys; raises MsgspecError for a damaged part."""
+        return sum(_decode_chunk(chunk).items for chunk in self.chunks)
+
+
+encode_chunk = msgspec.msgpack.Encoder().encode
+_decode_chunk = msgspec.msgpack.Decoder(Chunk).decode
+_encode_part = msgspec.msgpack.Encoder().encode
+_decode_part = msgspec.msgpack.Decoder(SnapshotPart).decode
+
+
+def encode_part(part: SnapshotPart) -> bytes:
+    """Return the bytes of a part, which begin with its digest."""
+    encoded = _encode_part(part)
+    return blake3(encoded).digest() + encoded
+
+
+def digest_of(state: bytes) -> bytes:
+    """Return the digest of an encoded part."""
+    return state[:DIGEST_BYTES]
+
+
+def decode_part(state: bytes) -> SnapshotPart | None:
+    """Return the part that these bytes hold; None if they are damaged or of another version."""
+    encoded = memoryview(state)[DIGEST_BYTES:]
+    if blake3(encoded).digest() != digest_of(state):
+        return None
+    try:
+        part = _decode_part(encoded)
+    except msgspec.MsgspecError:
+        return None
+    return part if part.version == VERSION else None
 
 
 def restore_snapshot(
-    state: bytes, name: str, limits: MailboxLimits | None = None, default_policy: TopicPolicy | None = None
+    parts: Sequence[SnapshotPart],
+    name: str,
+    limits: MailboxLimits | None = None,
+    default_policy: TopicPolicy | None = None,
 ) -> Mailbox | None:
-    """Return the mailbox of a snapshot, or None if its version is not supported."""
+    """Return the mailbox of a snapshot, or None if a part of it is damaged.
+
+    Arguments:
+        parts: all parts of the snapshot, oldest first.
+    """
+    messages: dict[bytes, Message] = {}
+    windows: defaultdict[str, dict[str, ReplayEntry]] = defaultdict(dict)
     try:
-        saved = _decode(state)
+        for part in parts:
+            for encoded in part.chunks:
+                chunk = _decode_chunk(encoded)
+                for stream in chunk.settled:
+                    messages.pop(stream, None)
+                messages.update((message.stream, message) for message in chunk.messages)
+                for topic, keys in chunk.keys.items():
+                    _add_keys(windows[topic], keys)
     except msgspec.MsgspecError:
         return None
-    if saved.version not in _READABLE:
-        return None
     mailbox = Mailbox(name, limits, default_policy)
-    mailbox.position = saved.position
-    mailbox.version = saved.mailbox_version
-    mailbox.epoch = saved.epoch
-    mailbox.owner = saved.owner
-    mailbox.at = saved.at
-    mailbox.clock = saved.clock
-    mailbox.mode = saved.mode
-    mailbox.truncated_through = saved.truncated_through
-    mailbox.archived = saved.archived
-    mailbox.expiry_resumes_at = saved.expiry_resumes_at
-    mailbox.policies = saved.policies
-    mailbox.paused_topics = set(saved.paused_topics)
-    for topic_name, keys in saved.windows.items():
-        mailbox.topics[topic_name] = Topic(topic_name, mailbox.policy(topic_name), ReplayWindow(keys))
-    for topic_name, counts in saved.dead_letterings.items():
-        mailbox.topic(topic_name).dead_letterings = counts
-    for message in saved.messages:
-        if saved.version == _WITHOUT_PRIORITIES:
-            message.ready_at = message.due if message.version == 1 else message.sent_at
-        _restore_message(mailbox, message)
+    _restore_head(mailbox, parts[-1].head, windows)
+    _restore_messages(mailbox, sorted(messages.values(), key=_by_position))
+    mailbox.changes.through = mailbox.position
     return mailbox
 
 
-def _restore_message(mailbox: Mailbox, message: Message) -> None:
-    mailbox.messages[message.stream] = message
-    topic = mailbox.topic(message.topic)
-    if message.status == READY:
-        topic.shard(message.shard).enqueue(message, mailbox.at)
-    elif message.status == IN_FLIGHT:
-        topic.shard(message.shard).in_flight += 1
-        mailbox.in_flight += 1
-    elif message.status == DEAD:
+def _add_keys(window: dict[str, ReplayEntry], keys: dict[str, ReplayEntry]) -> None:
+    for key in window.keys() & keys.keys():
+        del window[key]  # so that it moves to the end
+    window.update(keys)
+
+
+def _restore_head(mailbox: Mailbox, head: Head, windows: dict[str, dict[str, ReplayEntry]]) -> None:
+    mailbox.position = head.position
+    mailbox.version = head.mailbox_version
+    mailbox.epoch = head.epoch
+    mailbox.owner = head.owner
+    mailbox.at = head.at
+    mailbox.clock = head.clock
+    mailbox.mode = head.mode
+    mailbox.truncated_through = head.truncated_through
+    mailbox.archived = head.archived
+    mailbox.expiry_resumes_at = head.expiry_resumes_at
+    mailbox.policies = head.policies
+    mailbox.paused_topics = set(head.paused_topics)
+    for name, saved in head.topics.items():
+        policy = mailbox.policies.get(name, mailbox.default_policy)
+        since = max(saved.dropped_until, mailbox.at - policy.replay_window_ms * MS)
+        topic = Topic(name, policy, _window(windows.get(name, {}), since, saved.dropped_until))
+        topic.dead_letterings = saved.dead_letterings
+        mailbox.topics[name] = topic
+
+
+def _window(keys: dict[str, ReplayEntry], since: int, dropped_until: int) -> ReplayWindow:
+    """Return the window of the keys added after `since`; keys that were collected again came out of order."""
+    entries = [(key, entry) for key, entry in keys.items() if entry.at > since]
+    entries.sort(key=lambda item: item[1].at)
+    return ReplayWindow(dict(entries), dropped_until)
+
+
+def _restore_messages(mailbox: Mailbox, messages: list[Message]) -> None:
+    """Add the messages, in the order of their positions, to their queues."""
+    mailbox.messages = {message.stream: message for message in messages}
+    ready: defaultdict[tuple[str, int], list[Message]] = defaultdict(list)
+    dead: list[Message] = []
+    for message in messages:
+        if message.status == READY:
+            ready[message.topic, message.shard].append(message)
+        elif message.status == IN_FLIGHT:
+            mailbox.topic(message.topic).shard(message.shard).in_flight += 1
+            mailbox.in_flight += 1
+        elif message.status == DEAD:
+            dead.append(message)
+    for (name, number), some in ready.items():
+        mailbox.topic(name).shard(number).restore(some, mailbox.at)
+    for message in sorted(dead, key=_by_last):  # the order in which they expire
+        topic = mailbox.topic(message.topic)
         topic.dead[message.stream] = message
         if len(topic.dead) > topic.policy.dead_capacity:
             mailbox.over_capacity.add(topic.name)
-    mailbox.set_timer(message)
+    mailbox.restore_timers()

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from postroom.domain.event import Event
+from postroom.domain.mailbox.changes import Changes
 from postroom.domain.mailbox.events import (
     LogTruncated,
     MailboxCreated,
@@ -105,6 +106,7 @@ class Mailbox:
 
     Arguments:
         position: of the last event applied; counted, as positions have no gaps.
+        changes: what changed since it was last collected for a snapshot.
         over_capacity: names of the topics with more dead letters than their `dead_capacity`.
         paused_topics: names of the topics whose messages are not delivered.
     """
@@ -131,6 +133,7 @@ class Mailbox:
         self.policies: dict[str, TopicPolicy] = {}
         self.over_capacity: set[str] = set()
         self.paused_topics: set[str] = set()
+        self.changes = Changes()
         self._until_rebuild = TIMERS_BETWEEN_REBUILDS
         self._deadlines = Timers(_deadline_of)
         self._expiries = Timers(_expiry_of)
@@ -144,7 +147,8 @@ class Mailbox:
         """Return a topic, creating it on first use."""
         topic = self.topics.get(name)
         if topic is None:
-            topic = self.topics[name] = Topic(name, self.policies.get(name, self.default_policy))
+            policy = self.policies.get(name, self.default_policy)
+            topic = self.topics[name] = Topic(name, policy, ReplayWindow(dropped_until=self.at - 1))
         return topic
 
     def topic_names(self) -> set[str]:
@@ -195,7 +199,9 @@ class Mailbox:
         return expiry if deadline is None else min(deadline, expiry)
 
     def set_timer(self, message: Message) -> None:
-        """Set the timer of the message's visibility timeout or expiry."""
+        """Set the timer of the message's visibility timeout or expiry, which each change of it sets anew."""
+        if message.position <= self.changes.through:
+            self.changes.changed.add(message.stream)
         if message.status == IN_FLIGHT:
             self._deadlines.set(message.due, message)
         else:
@@ -203,6 +209,11 @@ class Mailbox:
         self._until_rebuild -= 1
         if self._until_rebuild <= 0:
             self._drop_stale_timers()
+
+    def restore_timers(self) -> None:
+        """Set the timers of all messages, of which none has one."""
+        self._deadlines.rebuild(self.messages.values())
+        self._expiries.rebuild(self.messages.values())
 
     def _drop_stale_timers(self) -> None:
         """Drop stale timers if they outnumber the live ones; called rarely, as it costs a scan."""
@@ -263,30 +274,34 @@ def _received(mailbox: Mailbox, event: MessageReceived) -> None:
     shard.dequeue(message)
     shard.in_flight += 1
     mailbox.in_flight += 1
-    evolve_message(message, event, 0, mailbox.epoch)
+    evolve_message(message, event, mailbox.position, mailbox.epoch)
     mailbox.set_timer(message)
 
 
 def _extended(mailbox: Mailbox, event: MessageVisibilityExtended) -> None:
-    mailbox.set_timer(evolve_message(mailbox.messages[event.stream], event))
+    mailbox.set_timer(evolve_message(mailbox.messages[event.stream], event, mailbox.position))
 
 
 def _requeued(mailbox: Mailbox, event: MessageRequeued) -> None:
     message = _detach(mailbox, event.stream)
-    evolve_message(message, event)
+    evolve_message(message, event, mailbox.position)
     mailbox.topics[message.topic].shard(message.shard).enqueue(message, event.at)
     mailbox.set_timer(message)
 
 
 def _settled(mailbox: Mailbox, event: MessageAcked | MessageExpired) -> None:
     message = _detach(mailbox, event.stream)
-    evolve_message(message, event)  # makes its timers and queue entries stale
+    evolve_message(message, event, mailbox.position)  # makes its timers and queue entries stale
     del mailbox.messages[event.stream]
+    changes = mailbox.changes
+    if message.position <= changes.through:
+        changes.changed.discard(event.stream)
+        changes.settled.add(event.stream)
 
 
 def _dead_lettered(mailbox: Mailbox, event: MessageDeadLettered) -> None:
     message = _detach(mailbox, event.stream)
-    evolve_message(message, event)
+    evolve_message(message, event, mailbox.position)
     topic = mailbox.topics[message.topic]
     topic.dead[event.stream] = message
     topic.dead_letterings[event.reason] = topic.dead_letterings.get(event.reason, 0) + 1
@@ -297,7 +312,7 @@ def _dead_lettered(mailbox: Mailbox, event: MessageDeadLettered) -> None:
 
 def _redriven(mailbox: Mailbox, event: MessageRedriven) -> None:
     message = _detach(mailbox, event.stream)
-    evolve_message(message, event)
+    evolve_message(message, event, mailbox.position)
     mailbox.topics[message.topic].shard(message.shard).enqueue(message, event.at)
     mailbox.set_timer(message)
 

@@ -67,5 +67,6 @@ class Timers:
     def rebuild(self, messages: Iterable[Message]) -> None:
         """Drop the stale entries."""
         live = [(at, m.position, m) for m in messages if (at := self._time_of(m)) is not None]
-        self._ordered = deque(sorted(live, key=lambda entry: entry[:2]))
+        live.sort()  # never compares messages, whose positions differ
+        self._ordered = deque(live)
         self._heap = []

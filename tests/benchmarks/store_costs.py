@@ -25,7 +25,7 @@ LIVES = 50_000
 UNSETTLED, KEYS = 200_000, 500_000
 BATCH, SMALL_BATCH = 1_000, 10
 EVENTS_WITH_A_SNAPSHOT = 120_000
-"""A snapshot is taken after at most 100,000 events."""
+"""Some parts of a snapshot are saved in the course of them."""
 TICK_SECONDS = 0.001
 BYTES_GOAL, OPEN_GOAL_MS, PAUSE_GOAL_MS = 500, 1_000, 20
 

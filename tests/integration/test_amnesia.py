@@ -11,10 +11,10 @@ from postroom.application.mailbox.fold import fold
 from postroom.application.mailbox.memory_bound import MemoryBound
 from postroom.application.messages import Sent
 from postroom.domain.errors import InvalidRequest, NotFound, Saturated
-from postroom.domain.mailbox.snapshot import take_snapshot
 from postroom.domain.message import Status
 from postroom.domain.policy import MailboxLimits, TopicPolicy
 from postroom.domain.search import EventFilter, Order
+from tests.support.snapshots import take_snapshot
 from tests.support.stores import MAILBOX, Place, envelope, message
 
 PAYLOAD = bytes(10_000)

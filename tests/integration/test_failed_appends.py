@@ -9,9 +9,9 @@ from postroom.adapters.memory.event_log import MemoryEventLog
 from postroom.application.mailbox import engine as engine_module
 from postroom.application.mailbox.engine import MailboxEngine
 from postroom.domain.errors import DuplicateRecord, Fenced, Unavailable, WrongPosition
-from postroom.domain.mailbox.snapshot import take_snapshot
 from postroom.domain.record import Record
 from tests.support.clocks import ManualClock
+from tests.support.snapshots import take_snapshot
 from tests.support.stores import MAILBOX, Place, folded_whole, message, receive_one
 
 TOPIC = "orders"

@@ -15,10 +15,10 @@ from postroom.application.mailbox import retention as retention_module
 from postroom.application.mailbox.fold import fold
 from postroom.application.messages import NewMessage
 from postroom.domain.errors import BrokenLog, ImplausibleClock, InvalidRequest, NotFound
-from postroom.domain.mailbox.snapshot import take_snapshot
 from postroom.domain.mailbox.state import EXPIRY_GRACE_MS
 from postroom.domain.policy import DAY_MS, MailboxLimits
 from tests.support.logs import capture_logs
+from tests.support.snapshots import take_snapshot
 from tests.support.stores import MAILBOX, Place, live, memory_place, message, receive_one, sqlite_place
 
 TOPIC = "orders"

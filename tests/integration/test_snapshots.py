@@ -1,19 +1,31 @@
 """Snapshots: from where a log is folded, and which snapshots are passed over."""
 
-from collections.abc import Iterator, Sequence
+import asyncio
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
+from itertools import islice
 from typing import Any
+from uuid import uuid4
 
+import msgspec
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from postroom.adapters.compose import Postroom
 from postroom.adapters.memory.event_log import MemoryEventLog
-from postroom.application.mailbox import loaded_mailbox
-from postroom.application.mailbox.fold import fold
+from postroom.application.mailbox import snapshots
+from postroom.application.mailbox.fold import fold, fold_at
+from postroom.application.mailbox.stored_snapshots import UsableSnapshot, usable_snapshots
 from postroom.application.ports.event_log import StoredSnapshot
-from postroom.domain.errors import Unavailable
-from postroom.domain.mailbox.snapshot import take_snapshot
-from postroom.domain.policy import DAY_MS, MailboxLimits
+from postroom.domain.errors import MailboxClosed, Unavailable
+from postroom.domain.mailbox import collect
+from postroom.domain.mailbox.snapshot import VERSION, decode_part, encode_part
+from postroom.domain.policy import DAY_MS, MailboxLimits, TopicPolicy
 from postroom.domain.record import Record
-from tests.support.stores import MAILBOX, Place, folded_whole, live, message
+from tests.support.snapshots import take_snapshot
+from tests.support.stores import MAILBOX, Place, folded_whole, live, memory_place, message
+from tests.support.waiting import until
 
 TOPIC = "orders"
 
@@ -26,6 +38,34 @@ class WatchedLog(MemoryEventLog):
     def replay(self, after: int = 0) -> Iterator[tuple[Any, ...]]:
         self.folded_after = after
         return super().replay(after)
+
+
+@pytest.fixture
+def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let mailboxes of some hundred messages have parts of several steps, and give old ones up."""
+    monkeypatch.setattr(snapshots, "PART_EVENTS", 100)
+    monkeypatch.setattr(snapshots, "STEP_CHUNKS", 1)
+    monkeypatch.setattr(snapshots, "PART_WEIGHT", 10)
+    monkeypatch.setattr(snapshots, "ALLOWED_WEIGHT", 200)
+    monkeypatch.setattr(collect, "CHUNK_ITEMS", 25)
+
+
+def newest(log: MemoryEventLog) -> UsableSnapshot:
+    """Return the newest snapshot that can be used."""
+    return next(usable_snapshots(log))
+
+
+def reached(log: MemoryEventLog) -> int:
+    """Return the position of the newest snapshot, or 0."""
+    return max((snapshot.position for snapshot in islice(usable_snapshots(log), 1)), default=0)
+
+
+async def batches(mailbox: Postroom, count: int) -> None:
+    """Send, receive and ack batches of 50 messages with idempotency keys."""
+    for _ in range(count):
+        await mailbox.send_batch([message(idem_key=str(uuid4())) for _ in range(50)])
+        received = await mailbox.receive_messages(TOPIC, max_messages=50)
+        await mailbox.ack_messages([each.receipt for each in received])
 
 
 async def test_reopening_folds_only_what_came_after_the_snapshot() -> None:
@@ -49,52 +89,171 @@ async def test_a_log_that_grew_little_is_not_worth_a_snapshot() -> None:
     assert list(log.snapshots()) == []
 
 
-async def test_the_next_owner_of_one_that_was_killed_replays_few_records(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(loaded_mailbox, "MIN_SNAPSHOT_EVENTS", 100)
+@pytest.mark.usefixtures("small_steps")
+async def test_the_next_owner_of_one_that_was_killed_replays_few_records() -> None:
     log = WatchedLog(MAILBOX)
     async with Place(lambda: log).open() as mailbox:
-        for _ in range(10):
-            await mailbox.send_batch([message()] * 50)
-            received = await mailbox.receive_messages("orders", max_messages=50)
-            await mailbox.ack_messages([each.receipt for each in received])
-        newest, _ = log.snapshots()
-        assert mailbox.engine.mailbox.position - newest.position < 500
+        await live(mailbox, 200)
+        for _ in range(20):
+            await batches(mailbox, 1)
+            position = mailbox.engine.mailbox.position
+            await until(partial(lambda last: reached(log) > last - 200, position))
+            restored = newest(log).restore()
+            assert restored is not None
+            assert take_snapshot(restored) == take_snapshot(fold_at(folded_log(log), restored.position))
+    assert take_snapshot(fold(log)) == take_snapshot(folded_whole(log))
 
 
-async def test_a_large_backlog_is_not_saved_more_often_than_it_changes(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(loaded_mailbox, "MIN_SNAPSHOT_EVENTS", 100)
-    log = WatchedLog(MAILBOX)
-    async with Place(lambda: log).open() as mailbox:
-        for _ in range(10):
-            await mailbox.send_batch([message()] * 100)
-        assert list(log.snapshots()) == []
-        await mailbox.purge_topic("orders", ready=True)
-        await mailbox.send_message(message())  # written after the snapshot
-        assert len(list(log.snapshots())) == 1
+@pytest.mark.usefixtures("small_steps")
+async def test_a_large_backlog_is_not_saved_again_with_each_part() -> None:
+    log = MemoryEventLog(MAILBOX)
+    async with Place(lambda: log).open(limits=MailboxLimits(topics=10)) as mailbox:
+        await mailbox.send_batch([message(topic="backlog") for _ in range(1_000)])
+        await mailbox.engine.take_snapshot()
+        before = sum(len(each.state) for each in log.snapshots())
+        for _ in range(5):
+            await batches(mailbox, 1)
+            await mailbox.engine.take_snapshot()
+        assert len(newest(log).parts) > 3
+        assert sum(len(each.state) for each in log.snapshots()) < 2 * before
 
 
-@pytest.mark.parametrize("damage", ["corrupt", "foreign version", "of another log", "beyond the end"])
-async def test_a_snapshot_that_does_not_fit_is_passed_over(damage: str) -> None:
+@pytest.mark.usefixtures("small_steps")
+async def test_snapshots_take_room_in_proportion_to_the_mailbox() -> None:
+    log = MemoryEventLog(MAILBOX)
+    place, policy = Place(lambda: log), TopicPolicy(replay_window_ms=1)
+    async with place.open(policy=policy) as mailbox:
+        await live(mailbox, 100)
+        for _ in range(60):
+            place.clock.advance(10)
+            await batches(mailbox, 1)
+            await mailbox.engine.take_snapshot()
+        restored = newest(log).restore(None, policy)
+        assert restored is not None
+        assert take_snapshot(restored) == take_snapshot(mailbox.engine.mailbox)
+    parts = newest(log).parts
+    assert sum(each.items for each in parts) < 600
+    assert len(list(log.snapshots())) < 3 * len(parts) + 10
+
+
+@pytest.mark.usefixtures("small_steps")
+@pytest.mark.parametrize("damage", ["corrupt", "foreign version", "of another log", "missing"])
+@pytest.mark.parametrize("which", [0, 1, -1], ids=["newest", "second", "oldest"])
+async def test_a_damaged_part_is_passed_over_with_what_needs_it(damage: str, which: int) -> None:
     log = WatchedLog(MAILBOX)
     place = Place(lambda: log)
     async with place.open() as mailbox:
+        await live(mailbox, 200)
+        await batches(mailbox, 12)
+    expected = take_snapshot(folded_whole(log))
+    stored = list(log.snapshots())
+    good = stored[which]
+    part = decode_part(good.state)
+    assert part is not None
+    foreign = encode_part(msgspec.structs.replace(part, version=VERSION + 1))
+    stored[which] = {
+        "corrupt": StoredSnapshot(good.position, good.chain, good.state[:-1]),
+        "foreign version": StoredSnapshot(good.position, good.chain, foreign),
+        "of another log": StoredSnapshot(good.position, bytes(32), good.state),
+        "missing": stored[which - 1],
+    }[damage]
+    damaged = with_snapshots(log, stored)
+    assert take_snapshot(fold(damaged)) == expected
+    async with Place(lambda: damaged).open() as mailbox:
+        await batches(mailbox, 5)
+    assert take_snapshot(fold(damaged)) == take_snapshot(folded_whole(damaged))
+
+
+@pytest.mark.usefixtures("small_steps")
+@settings(max_examples=10)
+@given(kept=st.sets(st.integers(0, 30)))
+async def test_whichever_parts_are_left_the_state_is_that_of_the_log(kept: set[int]) -> None:
+    log = await log_with_parts()
+    damaged = with_snapshots(log, [each for n, each in enumerate(log.snapshots()) if n in kept])
+    assert take_snapshot(fold(damaged)) == take_snapshot(folded_whole(log))
+
+
+async def test_a_snapshot_beyond_the_end_of_the_log_is_passed_over() -> None:
+    log = WatchedLog(MAILBOX)
+    async with Place(lambda: log).open() as mailbox:
         await live(mailbox, 600)
     (good,) = log.snapshots()
     head = log.head()
     assert head is not None
-    damaged = {
-        "corrupt": StoredSnapshot(head.position, head.chain, good.state[:-1]),
-        "foreign version": StoredSnapshot(head.position, head.chain, b"\x9d\x7f" + good.state[2:]),
-        "of another log": StoredSnapshot(head.position, bytes(32), good.state),
-        "beyond the end": StoredSnapshot(head.position + 1, head.chain, good.state),
-    }[damage]
-    log.save_snapshot(damaged)
-    async with place.open() as mailbox:
-        assert take_snapshot(mailbox.engine.mailbox) == take_snapshot(folded_whole(log))
+    log.save_snapshot(StoredSnapshot(head.position + 1, head.chain, good.state))
+    assert take_snapshot(fold(log)) == take_snapshot(folded_whole(log))
+
+
+class RefusingLog(MemoryEventLog):
+    """A log that refuses some snapshots."""
+
+    refused = 0
+
+    def save_snapshot(self, snapshot: StoredSnapshot, keep_from: int = 0) -> None:
+        if self.refused:
+            self.refused -= 1
+            raise Unavailable("The disk is full.")
+        super().save_snapshot(snapshot, keep_from)
+
+
+@pytest.mark.usefixtures("small_steps")
+async def test_after_a_snapshot_that_could_not_be_saved_the_next_one_is_whole() -> None:
+    log = RefusingLog(MAILBOX)
+    async with Place(lambda: log).open() as mailbox:
+        await live(mailbox, 200)
+        log.refused = 1
+        with pytest.raises(Unavailable, match="The disk is full"):
+            await mailbox.engine.take_snapshot()
+        assert reached(log) == 0
+        await batches(mailbox, 4)
+        await until(lambda: reached(log) > 600)
+    assert take_snapshot(fold(log)) == take_snapshot(folded_whole(log))
+
+
+@pytest.mark.usefixtures("small_steps")
+async def test_a_mailbox_that_changes_all_the_time_gets_its_snapshot() -> None:
+    log = MemoryEventLog(MAILBOX)
+    async with Place(lambda: log).open() as mailbox:
+        await live(mailbox, 500)
+        busy = asyncio.create_task(batches(mailbox, 1_000))
+        taken = [await mailbox.engine.take_snapshot(whole=n % 2 == 0) for n in range(4)]
+        assert not busy.done()
+        busy.cancel()
+        assert [each.unsettled != frozenset() for each in taken] == [True, False, True, False]
+        restored = newest(log).restore()
+        assert restored is not None
+        assert restored.position >= taken[-1].position
+        assert take_snapshot(restored) == take_snapshot(fold_at(folded_log(log), restored.position))
+
+
+async def test_no_snapshot_is_taken_of_a_mailbox_that_is_closed() -> None:
+    async with memory_place().open() as mailbox:
+        await live(mailbox, 10)
+    with pytest.raises(MailboxClosed):
+        await mailbox.engine.take_snapshot()
+
+
+async def log_with_parts() -> MemoryEventLog:
+    log = MemoryEventLog(MAILBOX)
+    async with Place(lambda: log).open() as mailbox:
+        await live(mailbox, 120)
+        await batches(mailbox, 6)
+    return log
+
+
+def with_snapshots(log: MemoryEventLog, stored: Iterable[StoredSnapshot]) -> MemoryEventLog:
+    """Return the same log with other snapshots."""
+    copy = folded_log(log)
+    for each in stored:
+        copy.save_snapshot(each)
+    return copy
+
+
+def folded_log(log: MemoryEventLog) -> MemoryEventLog:
+    """Return the same log without snapshots."""
+    copy = MemoryEventLog(log.mailbox)
+    copy.append(list(log.read()))
+    return copy
 
 
 class LosingLog(MemoryEventLog):

@@ -1,6 +1,7 @@
 """The state machine: commands, time, faults and crashes in any order, the real mailbox against the model."""
 
 import asyncio
+from contextlib import suppress
 from typing import Any
 from uuid import UUID
 
@@ -9,13 +10,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from postroom.application.mailbox.engine import MailboxEngine
 from postroom.application.mailbox.fold import fold
-from postroom.application.ports.event_log import StoredSnapshot
 from postroom.application.queries.get_backlog import GetBacklog
 from postroom.application.queries.list_dead_letters import ListDeadLetters
 from postroom.application.queries.time_travel import StateAt
 from postroom.application.queries.verify import VerifyLog
 from postroom.domain.errors import PostroomError, Rejected, Unavailable
-from postroom.domain.mailbox.snapshot import take_snapshot
 from postroom.domain.message import Status
 from tests.simulation.choices import (
     LIMITS,
@@ -134,7 +133,7 @@ class MailboxMachine(RuleBasedStateMachine):
         """What is sent is received when it is resumed, though the process crashes in between."""
         self._do([Pause(topic)])
         if has_snapshot:
-            self.save_a_snapshot()
+            self.save_a_snapshot(whole=False)
         if down_ms is not None:
             self.crash(down_ms)
         self.send_and_receive(data, topic)
@@ -205,11 +204,10 @@ class MailboxMachine(RuleBasedStateMachine):
     def the_wall_clock_is_set(self, skew_ms: int) -> None:
         self.clock.skew = skew_ms * MS
 
-    @rule()
-    def save_a_snapshot(self) -> None:
-        head = self.disk.head()
-        assert head is not None
-        self.disk.save_snapshot(StoredSnapshot(head.position, head.chain, take_snapshot(self.engine.mailbox)))
+    @rule(whole=st.booleans())
+    def save_a_snapshot(self, whole: bool) -> None:
+        with suppress(Unavailable):  # the state may be void
+            self.loop.play(self.engine.take_snapshot(whole=whole))
 
     # -- what must hold after every step ---
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from postroom.application.mailbox import command_enricher, committer, fold, take_over
+from postroom.application.mailbox import command_enricher, committer, stored_snapshots, take_over
 from postroom.domain import message, message_decisions
 from postroom.domain.errors import Unavailable
 from postroom.domain.mailbox import decide, snapshot, state
@@ -273,17 +273,17 @@ def an_extension_that_does_nothing(patch: Patch) -> None:
 
 @defect
 def a_snapshot_without_the_dead_letters(patch: Patch) -> None:
-    restore_message = snapshot._restore_message
+    restore = snapshot._restore_messages
     patch.setattr(
         snapshot,
-        "_restore_message",
-        lambda mailbox, m: None if m.status == message.DEAD else restore_message(mailbox, m),
+        "_restore_messages",
+        lambda mailbox, some: restore(mailbox, [each for each in some if each.status != message.DEAD]),
     )
 
 
 @defect
 def a_snapshot_without_the_keys(patch: Patch) -> None:
-    patch.setattr(ReplayWindow, "since", lambda self, time: {})
+    patch.setattr(ReplayWindow, "entries", lambda self, keys, since: {})
 
 
 @defect
@@ -303,14 +303,14 @@ def a_window_that_a_jump_of_the_clock_shortens(patch: Patch) -> None:
 
 @defect
 def a_snapshot_that_forgets_pauses(patch: Patch) -> None:
-    def forget(state: bytes, *names: Any) -> Any:
-        mailbox = restore(state, *names)
+    def forget(parts: Any, *names: Any) -> Any:
+        mailbox = restore(parts, *names)
         if mailbox is not None:
             mailbox.paused_topics.clear()
         return mailbox
 
     restore = snapshot.restore_snapshot
-    patch.setattr(fold, "restore_snapshot", forget)
+    patch.setattr(stored_snapshots, "restore_snapshot", forget)
 
 
 @defect

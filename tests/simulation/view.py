@@ -36,7 +36,7 @@ def _topic_view(topic: Any, now: int) -> dict[str, Any]:
         "policy": topic.policy,
         "dead, oldest first": list(topic.dead),
         "dead_letterings": topic.dead_letterings,
-        "keys": topic.window.since(now - topic.policy.replay_window_ms * MS),
+        "keys": topic.window.entries(topic.window.keys(), now - topic.policy.replay_window_ms * MS),
         "shards": {
             number: (shard.size, shard.in_flight, [message.stream for message in shard.ready(now)])
             for number, shard in topic.shards.items()

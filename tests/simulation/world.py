@@ -150,8 +150,8 @@ class LogHandle:
     def reclaim_space(self, limit: int) -> int:
         return self._alive().reclaim_space(limit)
 
-    def save_snapshot(self, snapshot: StoredSnapshot) -> None:
-        self._alive().save_snapshot(snapshot)
+    def save_snapshot(self, snapshot: StoredSnapshot, keep_from: int = 0) -> None:
+        self._alive().save_snapshot(snapshot, keep_from)
 
     def snapshots(self) -> Iterator[StoredSnapshot]:
         return self._alive().snapshots()

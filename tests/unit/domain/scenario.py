@@ -13,7 +13,6 @@ from postroom.domain.integrity import payload_hash
 from postroom.domain.mailbox.commands import Command, Send
 from postroom.domain.mailbox.decide import decide, shard_of
 from postroom.domain.mailbox.events import MailboxCreated, MailboxMode, OwnershipTaken, TopicPolicySet
-from postroom.domain.mailbox.snapshot import take_snapshot
 from postroom.domain.mailbox.state import Mailbox, evolve
 from postroom.domain.message import (
     DEFAULT_PRIORITY,
@@ -34,6 +33,7 @@ from postroom.domain.message import (
 )
 from postroom.domain.names import mailbox_stream
 from postroom.domain.policy import MailboxLimits, TopicPolicy
+from tests.support.snapshots import take_snapshot
 
 NAME = "acme@one"
 TOPIC = "orders"

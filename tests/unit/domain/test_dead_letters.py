@@ -5,8 +5,8 @@ import pytest
 from postroom.domain.errors import NotFound, Saturated
 from postroom.domain.event import Event
 from postroom.domain.mailbox.commands import Purge, Receive, Redrive, Sweep
-from postroom.domain.mailbox.snapshot import restore_snapshot, take_snapshot
 from postroom.domain.policy import DAY_MS, TopicPolicy
+from tests.support.snapshots import restore, take_snapshot
 from tests.unit.domain.scenario import NAME, NOTHING, TOPIC, Given, Life, given, policy_set
 
 ONCE = TopicPolicy(max_attempts=1)
@@ -118,7 +118,7 @@ def test_dead_letters_beyond_their_capacity_expire_oldest_first() -> None:
 
 def test_the_order_of_dead_letters_survives_a_restart() -> None:
     scenario, (_, b, _) = dead_letters_over_capacity()
-    reopened = restore_snapshot(take_snapshot(scenario.mailbox), NAME, None, scenario.mailbox.default_policy)
+    reopened = restore(take_snapshot(scenario.mailbox), NAME, None, scenario.mailbox.default_policy)
     assert reopened is not None
     Given(reopened).when(Sweep(), at=4).then([b.expired(at=4, reason="capacity")])
 

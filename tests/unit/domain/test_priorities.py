@@ -7,13 +7,12 @@ import pytest
 from hypothesis import given as given_
 from hypothesis import strategies as st
 
-from postroom.domain.mailbox import snapshot
 from postroom.domain.mailbox.commands import Receive, Redrive, SetPolicy, Sweep
 from postroom.domain.mailbox.decide import decide
-from postroom.domain.mailbox.snapshot import restore_snapshot, take_snapshot
 from postroom.domain.mailbox.state import Mailbox, evolve
 from postroom.domain.message import MS
 from postroom.domain.policy import TopicPolicy
+from tests.support.snapshots import restore, take_snapshot
 from tests.unit.domain.scenario import NAME, NOTHING, TOPIC, Given, Life, given, policy_set
 
 AGING = 1_000
@@ -113,17 +112,6 @@ def test_another_aging_reorders_the_messages_that_wait() -> None:
     assert delivered(changed, at=5_000) == "ou"
 
 
-def test_a_snapshot_of_version_2_is_restored_with_default_priorities() -> None:
-    fields = msgspec.msgpack.decode(take_snapshot(given([message("a").sent(at=3, priority=9)]).mailbox))
-    assert (fields[0], snapshot.VERSION) == (3, 3)
-    fields[0] = 2
-    fields[11] = [each[:-2] for each in fields[11]]  # messages had neither priority nor ready time
-    restored = restore_snapshot(msgspec.msgpack.encode(fields), NAME)
-    assert restored is not None
-    (old,) = restored.messages.values()
-    assert (old.priority, old.ready_at) == (5, 3 * MS)
-
-
 # -- for any messages ---
 
 
@@ -170,7 +158,7 @@ def test_messages_are_delivered_by_their_age_and_priority_and_those_of_one_prior
 
 
 def assert_restored_mailbox_delivers_the_same(mailbox: Mailbox, now: int) -> None:
-    restored = restore_snapshot(take_snapshot(mailbox), NAME, mailbox.limits, mailbox.default_policy)
+    restored = restore(take_snapshot(mailbox), NAME, mailbox.limits, mailbox.default_policy)
     assert restored is not None
     for later in (now, now + 700, now + 10_000):
         command = Receive((TOPIC,), 100, 1 << 20)

@@ -3,11 +3,11 @@
 import msgspec
 
 from postroom.domain.event import Event
-from postroom.domain.mailbox import snapshot
 from postroom.domain.mailbox.commands import Ack, Command, Receive, Redrive, Send, Sweep
 from postroom.domain.mailbox.counts import count
-from postroom.domain.mailbox.snapshot import restore_snapshot, take_snapshot
+from postroom.domain.mailbox.snapshot import VERSION, decode_part, encode_part
 from postroom.domain.policy import TopicPolicy
+from tests.support.snapshots import restore, take_snapshot
 from tests.unit.domain.scenario import NAME, TOPIC, Given, Life, given, policy_set
 
 POLICY = TopicPolicy(max_attempts=2, shard_capacity=50)
@@ -35,7 +35,7 @@ def busy() -> tuple[Given, dict[str, Life]]:
 
 
 def reopened(scenario: Given) -> Given:
-    mailbox = restore_snapshot(take_snapshot(scenario.mailbox), NAME)
+    mailbox = restore(take_snapshot(scenario.mailbox), NAME)
     assert mailbox is not None
     return Given(mailbox)
 
@@ -77,7 +77,9 @@ def test_an_expired_key_is_not_stored() -> None:
 
 def test_a_snapshot_of_another_version_or_with_invalid_bytes_is_ignored() -> None:
     state = take_snapshot(busy()[0].mailbox)
-    foreign = msgspec.msgpack.decode(state)
-    foreign[0] = snapshot.VERSION + 1
-    for unreadable in (msgspec.msgpack.encode(foreign), b"", b"nonsense", state[:-1], state[1:]):
-        assert restore_snapshot(unreadable, NAME) is None
+    part = decode_part(state)
+    assert part is not None
+    foreign = encode_part(msgspec.structs.replace(part, version=VERSION + 1))
+    altered = bytes([*state[:-1], state[-1] ^ 1])
+    for unreadable in (foreign, altered, b"", b"nonsense", state[:-1], state[1:]):
+        assert decode_part(unreadable) is None

@@ -1,0 +1,184 @@
+"""Snapshots of an open mailbox: taken part by part, and each part in steps between groups of commands."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from postroom.application.mailbox.stored_snapshots import SavedPart
+from postroom.application.ports.event_log import StoredSnapshot
+from postroom.domain.errors import PostroomError
+from postroom.domain.mailbox.collect import EVER, NEVER, Collector, Moment
+from postroom.domain.mailbox.snapshot import SnapshotPart, digest_of, encode_part
+from postroom.domain.mailbox.state import Mailbox
+
+PART_EVENTS = 20_000
+"""Events between parts, and so about those that the next owner replays."""
+STEP_CHUNKS = 4
+"""Chunks that are collected between two groups of commands."""
+PART_WEIGHT = 1_000
+"""Items as costly to read as one more part."""
+ALLOWED_WEIGHT = 64 * PART_WEIGHT
+"""Weight of the parts of a mailbox that is empty at which older ones are given up."""
+
+Save = Callable[[Callable[[], StoredSnapshot], int], asyncio.Future[StoredSnapshot]]
+
+
+class Taken(NamedTuple):
+    """A snapshot that is in the store, if the append of its record has succeeded.
+
+    Arguments:
+        unsettled: streams of the messages at its position, if a whole one was asked for.
+    """
+
+    position: int
+    chain: bytes
+    unsettled: frozenset[bytes]
+
+
+class Snapshots:
+    """Parts of a mailbox's snapshots, of which a new one holds what changed since the one before.
+
+    When the parts hold more than twice as much as the mailbox, what is still needed of the oldest ones is
+    collected again, and they are given up. They remain in the store until that happens once more, so that
+    there are older snapshots if a part is damaged.
+
+    Arguments:
+        parts: those of the snapshot from which the mailbox was loaded, oldest first.
+    """
+
+    def __init__(self, parts: Sequence[SavedPart] = ()) -> None:
+        self._parts = list(parts)
+        self._kept_from = 0
+        self._collector: Collector | None = None
+        self._given_up = 0
+        self._is_saving = False
+        self._asked: list[asyncio.Future[Taken]] = []
+        self._is_whole_asked = False
+
+    @property
+    def position(self) -> int:
+        """Return the position of the newest snapshot, or 0."""
+        return self._parts[-1].moment.position if self._parts else 0
+
+    @property
+    def is_active(self) -> bool:
+        """Return whether `advance` has something to do, also if nothing happens to the mailbox."""
+        return not self._is_saving and (self._collector is not None or bool(self._asked))
+
+    def ask(self, *, whole: bool = False) -> "asyncio.Future[Taken]":
+        """Ask for a snapshot of the mailbox as of now or later.
+
+        Arguments:
+            whole: need no earlier part, and give all up.
+        """
+        answer: asyncio.Future[Taken] = asyncio.get_running_loop().create_future()
+        self._asked.append(answer)
+        self._is_whole_asked |= whole
+        return answer
+
+    def refuse(self, error: PostroomError) -> None:
+        """Answer all that asked for a snapshot with an error."""
+        asked, self._asked = self._asked, []
+        for answer in asked:
+            if not answer.done():
+                answer.set_exception(error)
+
+    def advance(self, mailbox: Mailbox, chain: bytes, save: Save) -> None:
+        """Do a step of the part that is due or was asked for, if any; start to save it when it is complete.
+
+        To be called when the mailbox is at the end of a group of events.
+
+        Arguments:
+            chain: chain hash of the last record.
+            save: starts to save what a function returns, and to remove the parts before a position.
+        """
+        if self._is_saving:
+            return
+        if self._collector is None or (self._is_whole_asked and not self._collector.is_whole):
+            if not self._asked and mailbox.position - self.position < PART_EVENTS:
+                return
+            if mailbox.position == self.position and not self._is_whole_asked:
+                self._answer(self._take_asked(mailbox, chain))
+                return
+            self._begin(mailbox)
+        assert self._collector is not None, "it has just begun"
+        # What changes faster than it is collected is collected in ever larger steps.
+        haste = self._collector.items // (2 * _size_of(mailbox) + PART_EVENTS)
+        if self._collector.step(STEP_CHUNKS << min(haste, 16)):
+            self._complete(self._collector, mailbox, chain, save)
+
+    def _begin(self, mailbox: Mailbox) -> None:
+        if not self._parts or self._is_whole_asked:
+            self._parts = []
+            self._given_up = 0
+            self._collector = Collector(mailbox, EVER)
+        else:
+            self._given_up = _superfluous(self._parts, _size_of(mailbox))
+            rewritten = self._parts[self._given_up - 1].moment if self._given_up else NEVER
+            self._collector = Collector(mailbox, rewritten)
+
+    def _complete(self, collector: Collector, mailbox: Mailbox, chain: bytes, save: Save) -> None:
+        remaining = self._parts[self._given_up :]
+        first = remaining[0].moment.position if remaining else 0
+        part = collector.finish(first, remaining[-1].digest if remaining else b"")
+        moment = Moment(mailbox.position, mailbox.at)
+        kept_from = self._kept_from
+        if self._given_up or not remaining:
+            kept_from = self._parts[0].moment.position if self._parts else first or moment.position
+        asked = self._take_asked(mailbox, chain)
+        self._collector, self._is_saving = None, True
+
+        def saved(saving: asyncio.Future[StoredSnapshot]) -> None:
+            self._is_saving = False
+            error = saving.exception()
+            if error is None:
+                digest = digest_of(saving.result().state)
+                added = SavedPart(moment, collector.items, first or moment.position, digest)
+                self._parts, self._kept_from = [*remaining, added], kept_from
+            else:
+                self._parts = []  # what this part holds is in none now: the next one is whole
+            self._answer(asked, error)
+
+        save(lambda: _stored(part, chain), kept_from).add_done_callback(saved)
+
+    def _take_asked(self, mailbox: Mailbox, chain: bytes) -> "_Asked":
+        unsettled = frozenset(mailbox.messages) if self._is_whole_asked else frozenset[bytes]()
+        asked = _Asked(self._asked, Taken(mailbox.position, chain, unsettled))
+        self._asked, self._is_whole_asked = [], False
+        return asked
+
+    def _answer(self, asked: "_Asked", error: BaseException | None = None) -> None:
+        for answer in asked.answers:
+            if answer.done():
+                continue
+            if error is None:
+                answer.set_result(asked.taken)
+            else:
+                answer.set_exception(error)
+
+
+class _Asked(NamedTuple):
+    """Those who asked for a snapshot, and what they get if it is saved."""
+
+    answers: list["asyncio.Future[Taken]"]
+    taken: Taken
+
+
+def _stored(part: SnapshotPart, chain: bytes) -> StoredSnapshot:
+    return StoredSnapshot(part.head.position, chain, encode_part(part))
+
+
+def _size_of(mailbox: Mailbox) -> int:
+    return len(mailbox.messages) + sum(len(topic.window) for topic in mailbox.topics.values())
+
+
+def _superfluous(parts: Sequence[SavedPart], size: int) -> int:
+    """Return how many of the oldest parts to give up, for a mailbox of `size` messages and keys."""
+    weight = sum(part.items + PART_WEIGHT for part in parts)
+    if weight <= 2 * size + ALLOWED_WEIGHT:
+        return 0
+    for count, part in enumerate(parts):
+        if weight <= (3 * size + ALLOWED_WEIGHT) // 2:
+            return count
+        weight -= part.items + PART_WEIGHT
+    return len(parts)

@@ -1,0 +1,28 @@
+"""Whole snapshots of mailboxes: to compare states, and to put into a log."""
+
+from postroom.domain.mailbox.collect import EVER, chunks_through
+from postroom.domain.mailbox.snapshot import (
+    VERSION,
+    Head,
+    SnapshotPart,
+    decode_part,
+    encode_chunk,
+    encode_part,
+    restore_snapshot,
+)
+from postroom.domain.mailbox.state import Mailbox
+from postroom.domain.policy import MailboxLimits, TopicPolicy
+
+
+def take_snapshot(mailbox: Mailbox) -> bytes:
+    """Return a snapshot of a mailbox in one part; equal states have equal bytes."""
+    chunks = [encode_chunk(chunk) for chunk in chunks_through(mailbox, EVER) if chunk.items]
+    return encode_part(SnapshotPart(VERSION, 0, b"", Head.of(mailbox), chunks))
+
+
+def restore(
+    state: bytes, name: str, limits: MailboxLimits | None = None, default_policy: TopicPolicy | None = None
+) -> Mailbox | None:
+    """Return the mailbox of a snapshot in one part, or None if it can't be read."""
+    part = decode_part(state)
+    return None if part is None else restore_snapshot([part], name, limits, default_policy)
