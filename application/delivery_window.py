@@ -10,6 +10,7 @@ from postroom.domain.errors import NotFound, Rejected, StaleReceipt
 from postroom.domain.message import Receipt
 
 MIN_WAIT_SECONDS = 0.05
+_NEVER = 1 << 63
 
 
 class DeliveryWindow:
@@ -25,6 +26,8 @@ class DeliveryWindow:
         self._capacity = capacity
         self._due: dict[Receipt, int] = {}
         """Visibility deadline (µs) by receipt."""
+        self._next_due = _NEVER
+        """Time (µs) before which no deadline passes."""
         self.settled = asyncio.Event()
         """Set when a delivery is settled."""
 
@@ -32,7 +35,9 @@ class DeliveryWindow:
     def room(self) -> int:
         """Return how many messages may be delivered now."""
         now = _now_us()
-        self._due = {receipt: due for receipt, due in self._due.items() if due > now}
+        if now >= self._next_due:
+            self._due = {receipt: due for receipt, due in self._due.items() if due > now}
+            self._next_due = min(self._due.values(), default=_NEVER)
         return self._capacity - len(self._due)
 
     @property
@@ -42,7 +47,8 @@ class DeliveryWindow:
 
     def add(self, messages: Iterable[ReceivedMessage]) -> None:
         """Count what is about to be delivered."""
-        self._due |= {message.receipt: message.visible_at_us for message in messages}
+        for message in messages:
+            self._set_due(message.receipt, message.visible_at_us)
 
     def settle(self, receipt: Receipt) -> None:
         """Count a delivery no longer."""
@@ -52,7 +58,7 @@ class DeliveryWindow:
     def extend(self, receipt: Receipt, visibility_ms: int) -> None:
         """Count a delivery for longer."""
         if receipt in self._due:
-            self._due[receipt] = _now_us() + visibility_ms * 1_000
+            self._set_due(receipt, _now_us() + visibility_ms * 1_000)
 
     def seconds_until_room(self, most: float) -> float:
         """Return how long to wait for `settled` before looking again, while there is no room.
@@ -62,6 +68,10 @@ class DeliveryWindow:
         """
         next_due = (min(self._due.values(), default=0) - _now_us()) / 1e6
         return min(most, max(next_due, MIN_WAIT_SECONDS))
+
+    def _set_due(self, receipt: Receipt, due: int) -> None:
+        self._due[receipt] = due
+        self._next_due = min(self._next_due, due)
 
 
 class DeliveryWindows:

@@ -22,7 +22,14 @@ from postroom.projections.fold import MESSAGES, columns_read
 from postroom.projections.incremental.batch import Batch
 from postroom.projections.incremental.counts import FollowCounts
 from postroom.projections.incremental.cursors import Cursor, Head, Step, Version
-from postroom.projections.incremental.sizing import MAX_EVENTS, BatchSize, Positions, next_ranges
+from postroom.projections.incremental.sizing import (
+    MAX_BYTES,
+    MAX_EVENTS,
+    BatchSize,
+    Positions,
+    next_ranges,
+    through_record,
+)
 from postroom.projections.log_columns import arrow_schema
 from postroom.projections.log_extent import LogExtent, Range
 from postroom.projections.ports.log_reader import LogReader
@@ -57,6 +64,7 @@ class Follower:
         version: the version to advance; None for the version that is active at the time of each batch.
         max_events: maximum number of records in a batch.
         few_events: batches with more records are folded ahead.
+        max_bytes: reading a batch ends with the records whose envelopes exceed it.
     """
 
     def __init__(
@@ -67,6 +75,7 @@ class Follower:
         version: int | None = None,
         max_events: int = MAX_EVENTS,
         few_events: int = FEW_EVENTS,
+        max_bytes: int = MAX_BYTES,
     ) -> None:
         if max_events < 1:
             raise InvalidRequest(f"The batch size is {max_events}; give at least 1 record.")
@@ -84,6 +93,7 @@ class Follower:
         self._cursors: dict[int, Cursor] = {}
         self._first: dict[int, int] = {}
         self._few_events = few_events
+        self._max_bytes = max_bytes
         self._size = BatchSize(max_events)
         self._pool = ThreadPoolExecutor(1, "follow")
         self._next_fold: tuple[list[Range], Future[_PreparedBatch]] | None = None
@@ -269,13 +279,19 @@ class Follower:
         return self._log
 
     def _fold(self, log: LogReader, ranges: Sequence[Range], cursors: Mapping[int, Cursor]) -> _PreparedBatch:
-        """Read and fold ranges that begin at the cursors."""
+        """Read and fold ranges that begin at the cursors, or their beginning if the envelopes are large."""
         columns = columns_read(self._projections)
-        batches = log.read(ranges, columns)
+        batches, size = [], 0
+        for each in log.read(ranges, columns):
+            batches.append(each)
+            size += each["envelope"].nbytes
+            if size > self._max_bytes:
+                break
         records = pl.DataFrame(pa.Table.from_batches(batches, arrow_schema(columns)))
+        if size > self._max_bytes:
+            ranges = through_record(ranges, *records.select("mailbox", "position").row(-1))
         at = dict(records.group_by("mailbox").agg(pl.col("at").max()).iter_rows())
         steps = [_step(each, cursors, at.get(each.extent.name)) for each in ranges]
-        size = int(records["envelope"].bin.size().sum())
         batch = Batch([step.extent for step in steps], records, self._projections)
         return _PreparedBatch(steps, batch, size)
 

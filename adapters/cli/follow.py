@@ -26,7 +26,7 @@ async def follow(
     once: Annotated[bool, Option("--once", help="Catch up with the log, then exit.")] = False,
     batch: Annotated[
         int, Option(metavar="N", min=1, help="Maximum number of log records in a batch.")
-    ] = 50_000,
+    ] = 300_000,
     checkpoint: Annotated[
         str | None, Option(metavar="FOLDER", help="Spark's checkpoint directory; safe to delete.")
     ] = None,

@@ -145,7 +145,9 @@ class SupervisedClient(Client):
             await self.subscribe_bytes(f"{self._reply_prefix.decode()}*", self._take_reply)
         self._request_count += 1
         address = b"%b%d" % (self._reply_prefix, self._request_count)
-        reply = self._replies[address] = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        reply: asyncio.Future[Reply] = loop.create_future()
+        self._replies[address] = reply
         sizes = (len(headers), len(headers) + len(payload))
         try:
             await self._send_command(
@@ -153,9 +155,11 @@ class SupervisedClient(Client):
             )
             if self._flush_queue is not None and self._flush_queue.empty():
                 await self._flush_pending()
-            # Only from here: nats-py drops a cancellation, such as that by a timeout, while it flushes.
-            async with asyncio.timeout(seconds):
+            timer = loop.call_later(seconds, _expire, reply)
+            try:
                 answer: Reply = await reply
+            finally:
+                timer.cancel()
         except TimeoutError:
             await self._note_silence()
             raise NatsTimeoutError from None
@@ -261,6 +265,11 @@ class SupervisedClient(Client):
         writer: asyncio.StreamWriter | None = getattr(self._transport, "_io_writer", None)
         if writer is not None:
             writer.transport.abort()
+
+
+def _expire(reply: asyncio.Future[Reply]) -> None:
+    if not reply.done():
+        reply.set_exception(TimeoutError())
 
 
 def _end_if_cancelled() -> None:

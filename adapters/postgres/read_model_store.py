@@ -13,7 +13,7 @@ import psycopg
 from psycopg import sql
 from psycopg.rows import tuple_row
 
-from postroom.adapters.postgres.columns import INDEXED_CHARS, escape
+from postroom.adapters.postgres.columns import INDEXED_BYTES, INDEXED_CHARS, escape
 from postroom.adapters.postgres.database import Connection, connect, shown, unavailable
 from postroom.adapters.postgres.migrate import check_connection
 from postroom.adapters.postgres.read_model_writer import PostgresRowReader, PostgresWriter, unescape_frame
@@ -131,9 +131,12 @@ class PostgresDatabase:
         )
         return [] if cursor.description is None else cursor.fetchall()
 
-    def transaction(self) -> Any:
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
         """Run the statements inside the context as one transaction."""
-        return self.connection.transaction()
+        with self.connection.transaction():
+            self.connection.execute(_SQL["wait_in_transaction"])
+            yield
 
     def tables(self) -> list[str]:
         """Return the names of all tables, without partitions."""
@@ -211,7 +214,8 @@ class PostgresBuild(CatalogBuild):
     def index(self, progress: OnProgress) -> None:
         """Build indexes on two connections; see `Build.index`."""
         unique = "UNIQUE" if self.plan.has_unique_ids else ""
-        values = {"version": self.version, "indexed_chars": INDEXED_CHARS, "unique": unique}
+        limits = {"indexed_chars": INDEXED_CHARS, "indexed_bytes": INDEXED_BYTES}
+        values = {"version": self.version, "unique": unique, **limits}
         run: list[str] = []
         if MESSAGES in self.plan.models:
             run += statements(POSTGRES, "search_indexes.sql", **values)

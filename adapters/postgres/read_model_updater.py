@@ -1,7 +1,8 @@
 """The read model updater port over the database of a PostgreSQL log."""
 
-import struct
-from collections.abc import Iterable, Iterator
+import sys
+from array import array as array_of
+from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from typing import Any
 
@@ -30,6 +31,8 @@ _TYPES: dict[Any, type] = {pl.Int64: int, pl.String: str, pl.Binary: bytes, pl.N
 
 BULK_ROWS = 100
 """Columns with fewer rows are packed value by value, which has less overhead."""
+
+ROWS_PER_STATEMENT = 4_000
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 
@@ -105,7 +108,8 @@ class PostgresReadModelUpdater(SqlReadModelUpdater):
 
     def _write(self, statement: str, rows: pl.DataFrame) -> None:
         with self._connection() as db:
-            db.execute(_with_rows(statement, rows).encode(), _arrays(rows))
+            for chunk in rows.iter_slices(ROWS_PER_STATEMENT):
+                db.execute(_with_rows(statement, chunk).encode(), _arrays(chunk))
 
     def _fetch(self, statement: str, rows: pl.DataFrame) -> list[tuple[Any, ...]]:
         with self._connection() as db:
@@ -142,7 +146,6 @@ def pack_column(column: pl.Series) -> Packed:
     type_ = _TYPES[column.dtype.base_type()]
     if type_ is str and column.str.contains("[\0\x1a]").any():
         return array(str, column.to_list())  # rare: text to be escaped
-    sizes: Iterable[int]
     if type_ is int:
         sizes = column.is_null().replace_strict({True: -1, False: 8}, return_dtype=pl.Int32)
         values = _pack_integers("q", column.fill_null(0)).cast(pa.large_binary())
@@ -160,10 +163,16 @@ def pack_column(column: pl.Series) -> Packed:
     return Packed(array_head(type_, len(column), has_null=column.has_nulls()) + data)
 
 
-def _pack_integers(format_: str, values: Iterable[int]) -> pa.Array:
-    """Pack integers in network byte order."""
-    items = list(values)
-    data = struct.pack(f"!{len(items)}{format_}", *items)
-    return pa.Array.from_buffers(
-        pa.binary(struct.calcsize(f"!{format_}")), len(items), [None, pa.py_buffer(data)]
-    )
+def _pack_integers(type_code: str, values: pl.Series) -> pa.Array:
+    """Pack integers in network byte order, each as a binary value.
+
+    Arguments:
+        type_code: of `array`, with the size of the values.
+    """
+    integers = array_of(type_code)
+    source = values.to_arrow()
+    size = integers.itemsize
+    integers.frombytes(source.buffers()[1][source.offset * size : (source.offset + len(source)) * size])
+    if sys.byteorder == "little":
+        integers.byteswap()
+    return pa.Array.from_buffers(pa.binary(size), len(source), [None, pa.py_buffer(integers)])

@@ -210,15 +210,8 @@ class SqlReadModelUpdater(ABC):
 
     def _move(self, version: Version, steps: Sequence[Step]) -> None:
         moves = [
-            (
-                version.number,
-                step.extent.id,
-                step.extent.name,
-                step.start.position,
-                step.extent.last,
-                step.extent.at,
-            )
-            for step in steps
+            (version.number, extent.id, extent.name, start.position, extent.last, extent.at)
+            for start, extent in steps
         ]
         names = ("version", "mailbox_id", "mailbox", "expected", "position", "at")
         cursors = _frame(moves, names)
@@ -337,6 +330,8 @@ class SqlReadModelUpdater(ABC):
             self._write_rows("park", _frame(rows, names))
 
     def _insert(self, table: str, rows: pl.DataFrame) -> None:
+        # Most headers are absent from all messages.
+        rows = rows.select(column for column in rows if column.null_count() < rows.height)
         self._write_rows("insert", rows, table=table, columns=", ".join(rows.columns))
 
     def _delete(self, table: str, key: Sequence[str], rows: pl.DataFrame) -> None:

@@ -39,7 +39,6 @@ NewId = Callable[[], Id]
 
 _NO_TRACE = TraceContext("", "", 0)
 _NO_ATTRS: dict[str, bytes] = {}
-_EMPTY = NewMessage(topic="", payload=b"")
 _CHECKS: dict[str, Callable[[str, object], object]] = {
     "ttl_seconds": partial(check_int, maximum=MAX_DURATION_MS // SECOND_MS),
     "priority": partial(check_int, maximum=MAX_PRIORITY),
@@ -53,7 +52,8 @@ _CHECKS: dict[str, Callable[[str, object], object]] = {
     "schema_url": check_any_text,
     "schema_version": check_any_text,
 }
-_HEADERS = [(name, getattr(_EMPTY, name), check) for name, check in _CHECKS.items()]
+_EXAMPLE = NewMessage(topic="example", payload=b"")
+_HEADERS = [(name, getattr(_EXAMPLE, name), check) for name, check in _CHECKS.items()]
 """Headers of a new message, which are checked unless they have their default values."""
 
 
@@ -76,7 +76,7 @@ class _Common(msgspec.Struct, frozen=True):
     """What messages with the same headers have in common.
 
     Arguments:
-        example: the first of them, without its content.
+        example: a message with the headers, without content.
         corr_id, trace: of the caller.
         template, headers: of messages published at `published_at_us`; without the sender's own id and
             attributes.
@@ -110,6 +110,7 @@ class MessageFactory:
         self._new_id = new_id
         self._valid_topics: set[str] = set()
         self._reserved = mailbox_stream(mailbox)
+        self._example = _EXAMPLE
         self._common: _Common | None = None
 
     def prepare(self, message: object) -> OutgoingMessage:
@@ -142,10 +143,15 @@ class MessageFactory:
 
     def _make(self, call: _Call, message: object) -> SendRequest:
         new = check_type("A message", message, NewMessage)
+        example = self._check_headers(new)
         common = self._common
-        if common is None or not _has_headers_of(new, common, call):
-            self._check_headers(new)
-            common = self._common = self._make_common(new, call)
+        if (
+            common is None
+            or common.example is not example
+            or common.corr_id is not call.corr_id
+            or common.trace is not call.trace
+        ):
+            common = self._common = self._make_common(example, call)
         attrs = _check_content(new)
         payload = new.payload
         published = call.now if new.published_at_us is None else new.published_at_us
@@ -214,8 +220,7 @@ class MessageFactory:
             trace.trace_id or None,
             trace.span_id or None,
         )
-        example = msgspec.structs.replace(new, payload=b"", attrs={})
-        return _Common(example, call.corr_id, call.trace, call.now, template, headers)
+        return _Common(new, call.corr_id, call.trace, call.now, template, headers)
 
     def from_envelope(
         self,
@@ -267,13 +272,33 @@ class MessageFactory:
         )
         return SendRequest(command, item.message_id)
 
-    def _check_headers(self, new: NewMessage) -> None:
-        """Check the topic and the headers."""
+    def _check_headers(self, new: NewMessage) -> NewMessage:
+        """Check the topic and the headers, and return a message that has them but no content.
+
+        Messages of one sender often have the very same objects, which are checked once.
+        """
+        example = self._example
+        if (
+            new.topic is example.topic
+            and new.content_type is example.content_type
+            and new.correlation_id is example.correlation_id
+            and new.causality_parent is example.causality_parent
+            and new.principal is example.principal
+            and new.priority is example.priority
+            and new.ttl_seconds is example.ttl_seconds
+            and new.trace_id is example.trace_id
+            and new.span_id is example.span_id
+            and new.schema_url is example.schema_url
+            and new.schema_version is example.schema_version
+        ):
+            return example
         self._check_topic(new.topic)
         for name, default, check in _HEADERS:
             value = getattr(new, name)
             if value is not default:
                 check(name, value)
+        example = self._example = msgspec.structs.replace(new, payload=b"", attrs={})
+        return example
 
     def _check_topic(self, topic: str) -> None:
         # A cache of checked names; members of a str enum equal their text, so the type is checked, too.
@@ -289,26 +314,6 @@ class MessageFactory:
                 f"The message id {message_id} is reserved for the mailbox itself; use another."
             )
         return stream
-
-
-def _has_headers_of(new: NewMessage, common: _Common, call: _Call) -> bool:
-    """Return whether the headers are the very objects of an earlier message: checked, and encoded."""
-    example = common.example
-    return (
-        new.topic is example.topic
-        and new.content_type is example.content_type
-        and new.correlation_id is example.correlation_id
-        and new.causality_parent is example.causality_parent
-        and new.principal is example.principal
-        and new.priority is example.priority
-        and new.ttl_seconds is example.ttl_seconds
-        and new.trace_id is example.trace_id
-        and new.span_id is example.span_id
-        and new.schema_url is example.schema_url
-        and new.schema_version is example.schema_version
-        and call.corr_id is common.corr_id
-        and call.trace is common.trace
-    )
 
 
 def _trace_context(new: NewMessage) -> TraceContext | None:
@@ -329,7 +334,7 @@ def _check_content(new: NewMessage) -> dict[str, bytes]:
         check_text("idem_key", new.idem_key, 1)
     if new.sticky_key is not None:
         check_text("sticky_key", new.sticky_key)
-    if new.deliver_after_ms is not _EMPTY.deliver_after_ms:
+    if new.deliver_after_ms is not _EXAMPLE.deliver_after_ms:
         check_int("deliver_after_ms", new.deliver_after_ms, 0, MAX_DURATION_MS)
     if new.published_at_us is not None:
         check_int("published_at_us", new.published_at_us, _FIRST_US, _LAST_US)

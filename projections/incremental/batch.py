@@ -99,8 +99,8 @@ class Batch:
         rows_before = derive(before, self._projections)
         complete_rows = [self._result.rows[MESSAGES]] if MESSAGES in self._result.rows else []
         return Changes(
-            pl.concat([*complete_rows, rows.filter(~is_stored)]),
-            rows.filter(is_stored).select("id", *CHANGEABLE_COLUMNS),
+            pl.concat([*complete_rows, rows.filter(~is_stored)]).sort("id"),
+            rows.filter(is_stored).select("id", *CHANGEABLE_COLUMNS).sort("id"),
             rows_before,
             {name: rest.rows[name] for name in rows_before},
             merge_results([self._result, rest], event_projections),

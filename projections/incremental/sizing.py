@@ -5,12 +5,14 @@ from collections.abc import Mapping, Sequence
 from postroom.projections.incremental.cursors import Cursor, Head
 from postroom.projections.log_extent import LogExtent, Range
 
-MAX_EVENTS = 50_000
-"""Maximum number of records in a batch."""
+MAX_EVENTS = 300_000
+"""Maximum number of records in a batch; a message that is sent and settled within one is written once."""
 INITIAL_EVENTS, MIN_EVENTS = 10_000, 1_000
 """The initial limit, and the lowest that it is reduced to."""
-TARGET_SECONDS, MAX_BYTES = 2.0, 64 << 20
-"""Duration and envelope size of a batch above which the limit is reduced."""
+TARGET_SECONDS = 10.0
+"""Duration of a batch that the limit aims at; progress becomes visible, and a stop possible, at its end."""
+MAX_BYTES = 128 << 20
+"""Envelopes of a batch: reading ends with the records that exceed it."""
 
 Positions = Mapping[str, int]
 """The last position to cover, by mailbox."""
@@ -28,17 +30,18 @@ class BatchSize:
         self.events = min(max_events, INITIAL_EVENTS)
 
     def adapt(self, events: int, size: int, seconds: float) -> None:
-        """Halve the limit after a slow or large batch, or double it after a full batch that was neither.
+        """Set the limit to what keeps to `TARGET_SECONDS` and `MAX_BYTES` at the rate of a batch.
+
+        A batch that was not full only lowers the limit.
 
         Arguments:
             events: number of records in the batch.
             size: total size of its envelopes in bytes.
             seconds: its duration.
         """
-        if seconds > TARGET_SECONDS or size > MAX_BYTES:
-            self.events = max(min(MIN_EVENTS, self._max_events), self.events // 2)
-        elif seconds < TARGET_SECONDS / 2 and size < MAX_BYTES // 2 and events >= self.events:
-            self.events = min(self._max_events, self.events * 2)
+        share = max(seconds / TARGET_SECONDS, size / MAX_BYTES, 1e-6)
+        if share > 1 or events >= self.events:
+            self.events = min(self._max_events, max(MIN_EVENTS, int(events / share)))
 
 
 def next_ranges(
@@ -66,3 +69,14 @@ def next_ranges(
         if limit <= 0:
             break
     return sorted(ranges, key=lambda range_: range_.extent.id)
+
+
+def through_record(ranges: Sequence[Range], mailbox: str, position: int) -> list[Range]:
+    """Return the ranges up to a record of one of them.
+
+    Arguments:
+        mailbox, position: of the record, in the last range that is returned.
+    """
+    names = [each.extent.name for each in ranges]
+    *earlier, (extent, first, _) = ranges[: names.index(mailbox) + 1]
+    return [*earlier, Range(extent, first, position)]

@@ -42,6 +42,8 @@ TURN_SECONDS = 3 * LIVES_PER_TURN / EVENTS_PER_SECOND
 SAMPLED_TURNS = 3
 """One message of every so many turns is awaited."""
 QUESTION_SECONDS = 0.005
+STATUS_SECONDS = 0.1
+"""How often a catch-up is looked at: each look takes several queries from the machine that is measured."""
 BEHIND = 100_000
 """How many lives a follower is behind when it has to catch up."""
 PATIENCE_SECONDS = 120
@@ -200,7 +202,7 @@ def catch_up(store: str, engine: Engine) -> tuple[float, float]:
                 check()
                 if catching_up.elapsed() > PATIENCE_SECONDS:
                     raise TimeoutError(f"The follower was still behind after {PATIENCE_SECONDS} s.")
-                time.sleep(0.02)
+                time.sleep(STATUS_SECONDS)
                 left = lag(projections)
                 if left < behind:
                     samples.append((time.monotonic(), left))

@@ -6,6 +6,8 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -19,6 +21,7 @@ from postroom.application.messages import NewMessage
 from postroom.domain.errors import Unavailable
 from postroom.domain.search import EventFilter
 from tests.conformance.read_model_store import MAILBOX, OpenStore, ReadModelStoreConformance, fill, rows
+from tests.projections import following
 from tests.projections.histories import (
     Store,
     begin,
@@ -32,6 +35,7 @@ from tests.projections.histories import (
 )
 from tests.support.fixtures import CreateDatabase, OpenReadModels
 from tests.support.stores import copy_store
+from tests.support.waiting import SECONDS, wait_until
 
 
 @pytest.fixture(scope="module")
@@ -288,3 +292,25 @@ def all_tables(store: Store) -> set[str]:
             return {name for (name,) in found}
     with closing(sqlite3.connect(views_path(store))) as connection:
         return {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+
+
+def test_a_switch_of_versions_waits_for_the_batch_that_a_follower_applies(
+    create_database: CreateDatabase, postgres_past: str
+) -> None:
+    store = create_database(postgres_past)
+    following.build(store)
+    lock = "SELECT FROM postroom.projection WHERE status = 'active' FOR SHARE"
+    waiting = "SELECT FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+    with closing(connect(store, "follower")) as follower, closing(connect(store, "observer")) as observer:
+        pool = ThreadPoolExecutor(1)
+        with follower.transaction():
+            follower.execute(lock)
+            build = pool.submit(following.build, store)
+            wait_until(lambda: observer.execute(waiting).fetchone() is not None)
+            time.sleep(2.5)  # longer than a rebuild waits for other locks
+            assert not build.done()
+        version = build.result(SECONDS)
+        pool.shutdown()
+    active = model_store(store).active_version()
+    assert active is not None
+    assert active.version == version

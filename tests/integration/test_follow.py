@@ -66,6 +66,20 @@ def test_once_it_ends_where_the_log_ended(store: Store) -> None:
         assert follower.counts.events == take_extents(store)[0].last
 
 
+def test_a_batch_ends_where_its_envelopes_take_too_much_memory(store: Store) -> None:
+    live(store, "box0@test", STORY)
+    live(store, "box1@test", VARIED, mode="archive")
+    first, second = take_extents(store)
+    following.build(store, ())
+    with closing(new_follower(store, max_bytes=1)) as follower:
+        assert follower.step()
+        assert follower.positions() == {first.name: first.last}
+        follower.advance()
+        assert follower.positions() == {first.name: first.last, second.name: second.last}
+        assert follower.counts.batches == 2
+    assert following.rows(store) == reference(store).rows
+
+
 def test_of_two_that_apply_at_once_no_record_is_applied_twice(store: Store) -> None:
     live(store, "box0@test", STORY)
     live(store, "box1@test", VARIED, mode="archive")

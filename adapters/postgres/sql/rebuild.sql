@@ -16,6 +16,10 @@ SELECT
 -- name: wait_for_locks
 SET lock_timeout = 0;
 
+-- name: wait_in_transaction
+-- A follower locks its version for a batch, and queries lock the view.
+SET LOCAL lock_timeout = '60s';
+
 -- name: configure_writer
 SELECT
     set_config('application_name', 'postroom, writing read models', false),
