@@ -19,7 +19,7 @@ SET LOCAL statement_timeout = 0;
 -- name: heads
 -- Logs whose names have no @ are not those of mailboxes.
 SELECT name, coalesce((
-    SELECT place & 1099511627775 FROM postroom.log
+    SELECT last FROM postroom.log
     WHERE place > mailbox_names.id << 40 AND place < (mailbox_names.id + 1) << 40
     ORDER BY place DESC LIMIT 1
 ), 0)
@@ -31,10 +31,13 @@ WHERE relnamespace = 'postroom'::regnamespace AND relkind = 'r'
     AND relname ~ '^(mailbox|backlog|dead_letters|header|topic|text)_v[0-9]+$';
 
 -- name: at
-SELECT at FROM postroom.log
-WHERE place > (SELECT id << 40 FROM postroom.mailbox_names WHERE name = %(mailbox)s) + %(position)s
-    AND place < (SELECT (id + 1) << 40 FROM postroom.mailbox_names WHERE name = %(mailbox)s)
-ORDER BY place LIMIT 1;
+-- The commit that holds the next position, if it is there.
+SELECT at FROM (
+    SELECT at, last FROM postroom.log
+    WHERE place > (SELECT id << 40 FROM postroom.mailbox_names WHERE name = %(mailbox)s)
+        AND place <= (SELECT id << 40 FROM postroom.mailbox_names WHERE name = %(mailbox)s) + %(position)s + 1
+    ORDER BY place DESC LIMIT 1
+) AS next WHERE last > %(position)s;
 
 -- name: is_locked
 SELECT EXISTS (

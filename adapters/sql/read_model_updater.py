@@ -139,15 +139,15 @@ class SqlReadModelUpdater(ABC):
             self._sql(
                 "head",
                 id=id_,
-                after=id_ * POSITIONS_PER_MAILBOX + position,
+                base=id_ * POSITIONS_PER_MAILBOX,
                 end=(id_ + 1) * POSITIONS_PER_MAILBOX,
             ).rstrip(";")
-            for id_, position in positions.items()
+            for id_ in positions
         ]
         ends = {
-            id_: (removed_through, positions[id_] if place is None else place % POSITIONS_PER_MAILBOX)
+            id_: (removed_through, positions[id_] if last is None else last)
             for start in range(0, len(queries), HEADS_PER_READ)
-            for id_, removed_through, place in self._read_log(
+            for id_, removed_through, last in self._read_log(
                 " UNION ALL ".join(queries[start : start + HEADS_PER_READ])
             )
         }

@@ -19,7 +19,7 @@ SELECT id, name FROM {mailbox_names} WHERE replace(name, '@', '') <> name ORDER 
 
 -- name: head
 SELECT {id}, (SELECT removed_through FROM {mailbox_names} WHERE id = {id}),
-    (SELECT place FROM {log} WHERE place > {after} AND place < {end} ORDER BY place DESC LIMIT 1);
+    (SELECT last FROM {log} WHERE place > {base} AND place < {end} ORDER BY place DESC LIMIT 1);
 
 -- name: begin_cursors
 INSERT INTO {projection_cursor} (version, mailbox_id, mailbox, position, at)
