@@ -242,7 +242,7 @@ class IntegrityFailure(PostroomError):
 
 
 class BrokenLog(IntegrityFailure):
-    """The log's hash chain is broken at `position`: a record was removed, moved or altered."""
+    """The log's hash chain is broken at `position`: a commit was removed, moved or altered."""
 
     def __init__(self, message: str, position: int) -> None:
         super().__init__(message)

@@ -198,10 +198,8 @@ class MailboxEngine:
     async def receive(
         self, command: Receive, wait_ms: int, *, is_stream: bool = False
     ) -> list[MessageDelivery]:
-        """Deliver ready messages; see `MailboxOwner.receive`.
-
-        A stream in the owner's own process ends with it, so `is_stream` changes nothing.
-        """
+        """Deliver ready messages; see `MailboxOwner.receive`."""
+        # A stream in the owner's own process ends with it, so `is_stream` changes nothing.
         self.check_process()
         loop = asyncio.get_running_loop()
         deadline = loop.time() + wait_ms / 1_000
@@ -247,7 +245,7 @@ class MailboxEngine:
     async def take_snapshot(self, *, whole: bool = False) -> Taken:
         """Save a snapshot of the mailbox as of now or later, in steps between groups of commands.
 
-        The state may be ahead of the log; a snapshot is void if its record is never appended.
+        The state may be ahead of the log; a snapshot is void if the commit at its position is never appended.
 
         Arguments:
             whole: give up all earlier snapshots.

@@ -24,7 +24,7 @@ def fold(
 ) -> Mailbox:
     """Return the mailbox as a fold of its log; requires no ownership.
 
-    A snapshot is used only if its record is still in the log with the same chain hash.
+    A snapshot is used only if the commit at its end is still in the log with the same chain hash.
 
     Raises: BrokenLog when the start of the log is missing and no snapshot covers it, or its end is missing.
     """
@@ -91,7 +91,7 @@ def fold_message(records: Iterable[Record]) -> Message | None:
 
 
 def check_seal(log: EventLogReader) -> None:
-    """Check that the log still holds the record that the last owner sealed.
+    """Check that the log still holds the commit that the last owner sealed.
 
     Raises: BrokenLog when it does not.
     """
@@ -106,8 +106,8 @@ def check_seal(log: EventLogReader) -> None:
         return  # retention removed it
     raise BrokenLog(
         f"The log of mailbox {log.mailbox} reached position {seal.position} when it was last closed, but "
-        "that record is missing or altered: the end of the log was cut off or rewritten. Restore the store "
-        "from a backup.",
+        "the commit there is missing or altered: the end of the log was cut off or rewritten. Restore the "
+        "store from a backup.",
         seal.position,
     )
 

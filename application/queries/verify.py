@@ -104,7 +104,7 @@ class VerifyLog:
         return Verification(self._log.mailbox, start + 1, last, messages, chain.hex())
 
     def _start(self) -> tuple[int, bytes]:
-        """Return the position before the first record, and the chain hash to continue from."""
+        """Return the position before the first commit, and the chain hash to continue from."""
         first = self._log.first_position()
         if first is None or first == 1:
             return 0, GENESIS

@@ -162,7 +162,7 @@ class TakeOwnership(msgspec.Struct, frozen=True, gc=False):
 
 
 class Truncate(msgspec.Struct, frozen=True, gc=False):
-    """Command to remove the log's records up to `through`, whose chain hash is `link`."""
+    """Command to remove the commits up to `through`; `link` is the chain hash of the last one."""
 
     through: int
     link: bytes

@@ -52,7 +52,7 @@ class TopicResumed(Event, frozen=True, gc=False):
 
 
 class LogTruncated(Event, frozen=True, gc=False):
-    """Retention removed the records up to and including `through`, whose chain hash was `link`."""
+    """Retention removed the commits up to `through`; `link` is the chain hash of the last one."""
 
     through: int
     link: bytes
