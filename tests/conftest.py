@@ -4,6 +4,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -47,17 +48,47 @@ settings.register_profile(
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
 
+# Files whose tests use the fixture `spark`, in halves that take about as long. The first two start Spark's
+# processes of their own as well.
+SPARK_FILES = {
+    "tests/integration/spark/test_cluster.py": "spark 1",
+    "tests/integration/spark/test_rebuild_crashes.py": "spark 1",
+    "tests/benchmarks/test_comparison.py": "spark 1",
+    "tests/integration/spark/test_follow_spark.py": "spark 2",
+    "tests/integration/spark/test_rebuild.py": "spark 2",
+    "tests/integration/spark/test_source.py": "spark 2",
+    "tests/integration/spark/test_source_stream.py": "spark 2",
+    "tests/integration/spark/test_verify.py": "spark 2",
+    "tests/properties/test_spark_agrees_with_reference.py": "spark 2",
+}
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run simulations first, which are long, and unit tests last, which are short.
+    """Run Spark's tests first and simulations next, which are long, and unit tests last, which are short.
 
     So all workers of `make test` end at the same time.
     """
     items.sort(
         key=lambda item: (
             item.nodeid.startswith("tests/unit/"),
+            item.nodeid.partition("::")[0] not in SPARK_FILES,
             not item.nodeid.startswith("tests/simulation/"),
         )
     )
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
+    """Keep the tests of a file on one worker, and those with Spark on two, each of which starts it once.
+
+    Markers of groups would say the same, but xdist 3.8 does not see them with pytest 9.2.
+    """
+    if config.getvalue("dist") != "loadfile":
+        return None
+    scheduler = import_module("xdist.scheduler").LoadFileScheduling(config, log)
+    group_of = scheduler._split_scope
+    scheduler._split_scope = lambda nodeid: SPARK_FILES.get(group_of(nodeid), group_of(nodeid))
+    return scheduler
 
 
 @pytest.fixture(autouse=True)

@@ -18,7 +18,9 @@ _SIZES = tuple(pack("!i", size) for size in range(4_096))
 # PostgreSQL's text can't contain U+0000. It is escaped as two characters, and so is the escape character.
 ESCAPE = "\x1a"
 INDEXED_CHARS = 255
-"""Length of the prefix of long text in indexes of the read models, whose entries are limited in size."""
+"""Length of the prefix of custom headers in their index, whose entries are limited in size."""
+INDEXED_BYTES = 1_000
+"""Size up to which values of the other unbounded headers are in B-tree indexes."""
 _ESCAPED_NUL, _ESCAPED_ESCAPE = f"{ESCAPE}0", f"{ESCAPE}1"
 
 

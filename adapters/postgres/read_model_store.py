@@ -13,7 +13,7 @@ import psycopg
 from psycopg import sql
 from psycopg.rows import tuple_row
 
-from postroom.adapters.postgres.columns import INDEXED_CHARS, escape
+from postroom.adapters.postgres.columns import INDEXED_BYTES, INDEXED_CHARS, escape
 from postroom.adapters.postgres.database import Connection, connect, shown, unavailable
 from postroom.adapters.postgres.migrate import check_connection
 from postroom.adapters.postgres.read_model_writer import PostgresRowReader, PostgresWriter, unescape_frame
@@ -214,7 +214,8 @@ class PostgresBuild(CatalogBuild):
     def index(self, progress: OnProgress) -> None:
         """Build indexes on two connections; see `Build.index`."""
         unique = "UNIQUE" if self.plan.has_unique_ids else ""
-        values = {"version": self.version, "indexed_chars": INDEXED_CHARS, "unique": unique}
+        limits = {"indexed_chars": INDEXED_CHARS, "indexed_bytes": INDEXED_BYTES}
+        values = {"version": self.version, "unique": unique, **limits}
         run: list[str] = []
         if MESSAGES in self.plan.models:
             run += statements(POSTGRES, "search_indexes.sql", **values)

@@ -23,7 +23,7 @@ from sqlalchemy import (
 from sqlalchemy.dialects.postgresql import ARRAY, TSQUERY
 from sqlalchemy.exc import DBAPIError
 
-from postroom.adapters.postgres.columns import ESCAPE, INDEXED_CHARS, escape, unescape
+from postroom.adapters.postgres.columns import ESCAPE, INDEXED_BYTES, INDEXED_CHARS, escape, unescape
 from postroom.adapters.postgres.database import connect, describe, shown
 from postroom.adapters.sql.read_models import SqlReadModels
 from postroom.adapters.sql.statements import statements
@@ -32,8 +32,10 @@ from postroom.domain.errors import Unavailable
 from postroom.domain.tokenizer import Word
 
 STATEMENT_TIMEOUT = "60s"
-UNBOUNDED = ("principal", "correlation_id", "trace_id", "namespace", "name", "value")
+INDEXED_BY_PREFIX = ("name", "value")
 """Columns whose text may exceed the size of an index entry, and is indexed by its first characters."""
+INDEXED_IF_SHORT = ("principal", "correlation_id", "trace_id", "namespace")
+"""Columns whose text may exceed the size of an index entry, and is in a B-tree if it does not."""
 
 _SQL = statements("postroom.adapters.postgres", "read_models.sql")
 
@@ -145,7 +147,9 @@ class _PostgresDialect:
     text = StoredText
 
     def equals(self, column: ColumnElement[Any], value: str) -> ColumnElement[bool]:
-        if column.key not in UNBOUNDED:
+        if column.key in INDEXED_IF_SHORT and _fits(value):
+            return (column == value) & _is_short(column)
+        if column.key not in INDEXED_BY_PREFIX:
             return column == value
         stored = escape(value)
         starts = _indexed_prefix(column) == stored[:INDEXED_CHARS]
@@ -153,10 +157,8 @@ class _PostgresDialect:
 
     def among(self, column: ColumnElement[Any], values: Sequence[str]) -> ColumnElement[bool]:
         is_any: ColumnElement[bool] = column == any_(literal(list(values), ARRAY(StoredText)))
-        if column.key not in UNBOUNDED:
-            return is_any
-        starts = [escape(value)[:INDEXED_CHARS] for value in values]
-        return (_indexed_prefix(column) == any_(literal(starts, ARRAY(Text)))) & is_any
+        is_indexed = column.key in INDEXED_IF_SHORT and all(map(_fits, values))
+        return is_any & _is_short(column) if is_indexed else is_any
 
     def is_any(self, column: ColumnElement[Any], ids: Sequence[int]) -> ColumnElement[bool]:
         has_id: ColumnElement[bool] = column == any_(literal(list(ids), ARRAY(BigInteger)))
@@ -169,6 +171,9 @@ class _PostgresDialect:
         text = tables.text.c
         return select(text.id).where(*(text.text.contains(part, autoescape=True) for part in parts))
 
+    def allow_unordered(self, db: Connection) -> None:
+        db.exec_driver_sql(_SQL["allow_bitmap_scans"])
+
     def with_words(self, tables: ReadModelTables, words: Sequence[Word]) -> Select[Any]:
         # A cast instead of to_tsquery, which would parse and stem words.
         query = " & ".join(f"'{word.text}'{':*' if word.is_prefix else ''}" for word in words)
@@ -177,6 +182,15 @@ class _PostgresDialect:
             func.array_remove(func.string_to_array(text.words, literal_column("' '")), literal_column("''"))
         )
         return select(text.id).where(lexemes.op("@@")(cast(query, TSQUERY)))
+
+
+def _fits(value: str) -> bool:
+    return len(escape(value).encode()) <= INDEXED_BYTES
+
+
+def _is_short(column: ColumnElement[Any]) -> ColumnElement[bool]:
+    """Return the condition of the partial indexes on a column, as their definition spells it."""
+    return func.octet_length(column) <= literal_column(str(INDEXED_BYTES))
 
 
 def _indexed_prefix(column: ColumnElement[Any]) -> ColumnElement[str]:

@@ -6,7 +6,12 @@ SELECT
     set_config('statement_timeout', %(timeout)s, false),
     -- Custom plans use the values of each query, and cost little.
     set_config('plan_cache_mode', 'force_custom_plan', false),
+    -- Estimates of combined conditions are rough: without this, all rows of an index may be read and sorted for a page.
+    set_config('enable_bitmapscan', 'off', false),
     set_config('jit', 'off', false);
+
+-- name: allow_bitmap_scans
+SET LOCAL enable_bitmapscan = on;
 
 -- name: disable_timeout
 SET LOCAL statement_timeout = 0;

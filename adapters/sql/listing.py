@@ -1,6 +1,6 @@
 """Queries on backlog, dead letters and activity with keyset pagination."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import msgspec
@@ -19,7 +19,7 @@ from postroom.domain.search import Cursor
 
 
 def backlog_page(
-    filter_: BacklogFilter, tables: ReadModelTables, topics: list[str] | None, dialect: Dialect
+    filter_: BacklogFilter, tables: ReadModelTables, topics: Collection[str] | None, dialect: Dialect
 ) -> Select[Any]:
     """Return the statement for a page of the backlog plus one row."""
     table = tables.backlog
@@ -33,7 +33,7 @@ def backlog_page(
 
 
 def dead_letter_page(
-    filter_: DeadLetterFilter, tables: ReadModelTables, topics: list[str] | None, dialect: Dialect
+    filter_: DeadLetterFilter, tables: ReadModelTables, topics: Collection[str] | None, dialect: Dialect
 ) -> Select[Any]:
     """Return the statement for a page of dead letters, newest first, plus one row."""
     table = tables.dead_letters
@@ -53,7 +53,7 @@ def dead_letter_page(
 
 
 def activity_page(
-    filter_: ActivityFilter, tables: ReadModelTables, topics: list[str] | None, dialect: Dialect
+    filter_: ActivityFilter, tables: ReadModelTables, topics: Collection[str] | None, dialect: Dialect
 ) -> Select[Any]:
     """Return the statement for a page of activity over all mailboxes, newest first, plus one row."""
     table = tables.activity
@@ -80,10 +80,10 @@ def activity_page(
 def _common(
     filter_: ActivityFilter | BacklogFilter | DeadLetterFilter,
     table: Table,
-    topics: list[str] | None,
+    topics: Collection[str] | None,
     dialect: Dialect,
 ) -> Iterator[ColumnElement[bool]]:
     if filter_.mailbox is not None:
         yield table.c.mailbox == filter_.mailbox
     if topics is not None:
-        yield dialect.among(table.c.topic, topics)
+        yield dialect.among(table.c.topic, list(topics))

@@ -7,12 +7,13 @@ chosen, by counting its rows up to a limit. Text indexes return unordered rows, 
 match few messages, by the ids of these.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from sqlalchemy import (
     BigInteger,
     ColumnElement,
+    Connection,
     FromClause,
     Select,
     Table,
@@ -56,6 +57,9 @@ class Dialect(Protocol):
     def with_words(self, tables: ReadModelTables, words: Sequence[Word]) -> Select[Any]:
         """Return the ids of messages that have these words."""
 
+    def allow_unordered(self, db: Connection) -> None:
+        """Let the statements of this transaction read indexes that return rows in no order."""
+
 
 class Branch(NamedTuple):
     """Rows that an index returns in search order: a table with `timestamp` and `id`, and conditions."""
@@ -69,10 +73,12 @@ class Lead(NamedTuple):
 
     Arguments:
         field: the filter's field, whose condition needs no check on these rows.
+        rows: the number of rows, or None if it must be counted.
     """
 
     field: str
     branches: list[Branch]
+    rows: int | None = None
 
 
 class Candidates(NamedTuple):
@@ -90,22 +96,28 @@ class SearchQuery:
     """The statements for one filter on one version of the read models.
 
     Arguments:
-        topics: the topics that match the filter's names and globs; None when it has none.
+        topics: the topics that match the filter's names and globs, each with its number of messages if that
+            is known; None when it has none.
     """
 
     def __init__(
-        self, filter_: EventFilter, tables: ReadModelTables, topics: Sequence[str] | None, dialect: Dialect
+        self,
+        filter_: EventFilter,
+        tables: ReadModelTables,
+        topics: Mapping[str, int | None] | None,
+        dialect: Dialect,
     ) -> None:
         self._filter = filter_
         self._tables = tables
         self._messages = tables.mailbox
-        self._dialect = dialect
+        self.dialect = dialect
         self._words = filter_.words
         self._values: dict[str, tuple[str, ...]] = {
             name: (value,) for name in _EQUAL_FIELDS if (value := getattr(filter_, name)) is not None
         }
         if topics is not None:
             self._values["topic"] = tuple(topics)
+        self._topics = topics or {}
         if filter_.principals:
             self._values["principal"] = tuple(dict.fromkeys(filter_.principals))
         if filter_.statuses:
@@ -119,8 +131,8 @@ class SearchQuery:
             for name, value in self._filter.headers.items()
         ]
         if self._words:
-            leads.append(Candidates("match", self._dialect.with_words(self._tables, self._words)))
-        if (with_parts := self._dialect.with_parts(self._tables, self._filter.parts)) is not None:
+            leads.append(Candidates("match", self.dialect.with_words(self._tables, self._words)))
+        if (with_parts := self.dialect.with_parts(self._tables, self._filter.parts)) is not None:
             leads.append(Candidates("candidates", with_parts))
         fields = (*_EQUAL_FIELDS[:3], "principal", "topic", "status", *_EQUAL_FIELDS[3:])
         leads += [self._column_lead(field, self._values[field]) for field in fields if field in self._values]
@@ -133,7 +145,7 @@ class SearchQuery:
 
     def by_id(self, field: str, ids: Sequence[int]) -> Lead:
         """Return the access path of a field whose condition only these messages satisfy."""
-        return Lead(field, [Branch(self._messages, (self._dialect.is_any(self._messages.c.id, ids),))])
+        return Lead(field, [Branch(self._messages, (self.dialect.is_any(self._messages.c.id, ids),))])
 
     def count(self, lead: Lead, limit: int) -> Select[Any]:
         """Return the statement that counts the rows of a lead within the filter's times, up to `limit`."""
@@ -150,6 +162,8 @@ class SearchQuery:
     def page(self, lead: Lead) -> Select[Any]:
         """Return the statement for the page plus one row, which shows whether another page follows."""
         filter_ = self._filter
+        if not filter_.offset and [branch.table for branch in lead.branches] == [self._messages]:
+            return self.all_rows(lead).limit(filter_.limit + 1)
         size = filter_.limit + 1 + filter_.offset
         branches = [self._branch(lead, branch, size) for branch in lead.branches]
         matches = union_all(*(select(each.c.timestamp, each.c.id) for each in branches)).subquery("matches")
@@ -157,10 +171,11 @@ class SearchQuery:
         return self._sorted(select(self._messages).where(self._messages.c.id.in_(page)), self._messages)
 
     def all_rows(self, lead: Lead) -> Select[Any]:
-        """Return the statement for all matching rows, in search order."""
+        """Return the statement for all matching rows after the cursor, in search order."""
         messages = self._messages
         if [branch.table for branch in lead.branches] == [messages]:
-            conditions = (*lead.branches[0].conditions, *self._times(messages), *self._checks(lead))
+            bounds = (*self._times(messages), *self._after(messages))
+            conditions = (*lead.branches[0].conditions, *bounds, *self._checks(lead))
         else:
             branches = [self._branch(lead, branch, None) for branch in lead.branches]
             conditions = (messages.c.id.in_(union_all(*(select(each.c.id) for each in branches))),)
@@ -178,9 +193,16 @@ class SearchQuery:
     def _column_lead(self, field: str, values: tuple[str, ...]) -> Lead | Candidates:
         column = self._messages.c[field]
         if len(values) <= MAX_BRANCHES:
-            equals = self._dialect.equals
-            return Lead(field, [Branch(self._messages, (equals(column, value),)) for value in values])
-        return Candidates(field, select(self._messages.c.id).where(self._dialect.among(column, values)))
+            equals = self.dialect.equals
+            branches = [Branch(self._messages, (equals(column, value),)) for value in values]
+            return Lead(field, branches, self._rows_of_topics() if field == "topic" else None)
+        return Candidates(field, select(self._messages.c.id).where(self.dialect.among(column, values)))
+
+    def _rows_of_topics(self) -> int | None:
+        """Return the number of messages of the topics; None if it is unknown, or the times exclude some."""
+        has_times = self._filter.start_time is not None or self._filter.end_time is not None
+        counts = [count for count in self._topics.values() if count is not None]
+        return None if has_times or len(counts) < len(self._topics) else sum(counts)
 
     def _checks(self, lead: Lead) -> Iterator[ColumnElement[bool]]:
         """Yield the conditions to check on the rows of a lead."""
@@ -189,7 +211,7 @@ class SearchQuery:
             if field != lead.field:
                 # Concatenation with '' prevents the planner from using this column's index.
                 column = messages.c[field].concat("")
-                yield column == values[0] if len(values) == 1 else self._dialect.among(column, values)
+                yield column == values[0] if len(values) == 1 else self.dialect.among(column, values)
         for name, value in self._filter.headers.items():
             if lead.field != f"header:{name}":
                 header = self._tables.header.alias()
@@ -208,7 +230,7 @@ class SearchQuery:
             yield select(text.c.id).where(text.c.id == messages.c.id, *conditions).exists()
 
     def _is_header(self, header: FromClause, name: str, value: str) -> tuple[ColumnElement[bool], ...]:
-        return self._dialect.equals(header.c.name, name), self._dialect.equals(header.c.value, value)
+        return self.dialect.equals(header.c.name, name), self.dialect.equals(header.c.value, value)
 
     def _times(self, table: FromClause) -> Iterator[ColumnElement[bool]]:
         if self._filter.start_time is not None:

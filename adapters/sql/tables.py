@@ -63,6 +63,9 @@ _COLUMNS = {
 }
 
 
+MESSAGE_COLUMNS = tuple(column.partition(":")[0] for column in _COLUMNS["mailbox"].split())
+"""The columns of messages, in the order in which they are read."""
+
 _OF_MESSAGES = ("header", "topic", "text", "text_index", "word_index")
 """Additional tables of the model `mailbox`."""
 

@@ -198,10 +198,8 @@ class MailboxEngine:
     async def receive(
         self, command: Receive, wait_ms: int, *, is_stream: bool = False
     ) -> list[MessageDelivery]:
-        """Deliver ready messages; see `MailboxOwner.receive`.
-
-        A stream in the owner's own process ends with it, so `is_stream` changes nothing.
-        """
+        """Deliver ready messages; see `MailboxOwner.receive`."""
+        # A stream in the owner's own process ends with it, so `is_stream` changes nothing.
         self.check_process()
         loop = asyncio.get_running_loop()
         deadline = loop.time() + wait_ms / 1_000

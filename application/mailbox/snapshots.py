@@ -173,12 +173,18 @@ def _size_of(mailbox: Mailbox) -> int:
 
 
 def _superfluous(parts: Sequence[SavedPart], size: int) -> int:
-    """Return how many of the oldest parts to give up, for a mailbox of `size` messages and keys."""
+    """Return how many of the oldest parts to give up, for a mailbox of `size` messages and keys.
+
+    Few at a time, as the next part takes what is still needed of them; but more than one, so that they become
+    fewer.
+    """
     weight = sum(part.items + PART_WEIGHT for part in parts)
     if weight <= 2 * size + ALLOWED_WEIGHT:
         return 0
+    items = 0
     for count, part in enumerate(parts):
-        if weight <= (3 * size + ALLOWED_WEIGHT) // 2:
+        items += part.items
+        if weight <= (3 * size + ALLOWED_WEIGHT) // 2 or (count > 1 and items > 2 * PART_EVENTS):
             return count
         weight -= part.items + PART_WEIGHT
     return len(parts)

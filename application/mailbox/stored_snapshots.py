@@ -1,6 +1,8 @@
 """Snapshots as they are stored: which of a log's parts make one, and the mailbox that it holds."""
 
+import gc
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
 from postroom.application.mailbox.commit_ends import ends_with
@@ -52,7 +54,20 @@ class UsableSnapshot:
     ) -> Mailbox | None:
         """Return the mailbox that it holds, or None if it can't be decoded."""
         parts = [row.part for row in self._rows if row.part is not None]
-        return restore_snapshot(parts, self._mailbox, limits, default_policy)
+        with _without_gc():
+            return restore_snapshot(parts, self._mailbox, limits, default_policy)
+
+
+@contextmanager
+def _without_gc() -> Iterator[None]:
+    """Switch off the garbage collector: nothing is freed, and its passes take a fifth of the time."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 class _Row:

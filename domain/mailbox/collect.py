@@ -1,6 +1,8 @@
 """Collecting what changed in a mailbox, in steps between which it goes on to change."""
 
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
+from operator import attrgetter
 from typing import NamedTuple, TypeVar
 
 from postroom.domain.mailbox.replay import ReplayEntry
@@ -10,6 +12,7 @@ from postroom.domain.mailbox.topic import Topic
 from postroom.domain.message import MS, Message
 
 T = TypeVar("T")
+_by_position = attrgetter("position")
 
 CHUNK_ITEMS = 500
 """Messages or keys that are collected without a break; a few tenths of a millisecond's work."""
@@ -89,7 +92,8 @@ class Collector:
 def chunks_through(mailbox: Mailbox, moment: Moment) -> Iterator[Chunk]:
     """Yield the messages and keys of a mailbox that last changed at or before a moment, in order."""
     messages, position = mailbox.messages, moment.position
-    for batch in _batches(list(messages.values()) if position else []):
+    sent = list(messages.values()) if position else []
+    for batch in _batches(sent[: bisect_right(sent, position, key=_by_position)]):
         yield Chunk([m for m in batch if m.last <= position and messages.get(m.stream) is m])
     for topic in list(mailbox.topics.values()):
         oldest = topic.window.oldest_at

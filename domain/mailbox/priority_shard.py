@@ -1,7 +1,7 @@
 """Shards of topics whose policy has priorities."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from heapq import merge
 from operator import attrgetter
 
@@ -37,7 +37,7 @@ class PriorityShard:
         """Add a message to the queue, delayed if its `due` is after `now` (µs)."""
         self._queue(message.priority).enqueue(message, now)
 
-    def restore(self, messages: Iterable[Message], now: int) -> None:
+    def restore(self, messages: Sequence[Message], now: int) -> None:
         """Add messages, in the order of their positions, to an empty queue as `enqueue` does one by one."""
         by_priority: defaultdict[int, list[Message]] = defaultdict(list)
         for message in messages:

@@ -1,6 +1,6 @@
 """The replay window: recent idempotency keys of a topic, with the hashes of their payloads."""
 
-from collections import OrderedDict
+from collections import deque
 from collections.abc import Iterable
 from itertools import islice
 
@@ -28,10 +28,12 @@ class ReplayWindow:
         dropped_until: µs; keys of this time and before were dropped, or are of a former topic of the name.
     """
 
-    __slots__ = ("_keys", "_uncollected", "dropped_until")
+    __slots__ = ("_keys", "_order", "_uncollected", "dropped_until")
 
     def __init__(self, keys: dict[str, ReplayEntry] | None = None, dropped_until: int = -1) -> None:
-        self._keys: OrderedDict[str, ReplayEntry] = OrderedDict(keys or {})
+        self._keys: dict[str, ReplayEntry] = {} if keys is None else keys
+        # The keys, oldest first; copied in milliseconds, where an OrderedDict of 500,000 takes 170.
+        self._order: deque[str] = deque(self._keys)
         self._uncollected = 0
         self.dropped_until = dropped_until
 
@@ -64,7 +66,7 @@ class ReplayWindow:
             )
         if len(self._keys) >= capacity:
             # There are more keys than `capacity` if that was lowered; count from the newest.
-            oldest = next(islice(self._keys.values(), len(self._keys) - capacity, None))
+            oldest = self._keys[next(islice(self._order, len(self._keys) - capacity, None))]
             if oldest.at > now - window:
                 raise Saturated(
                     f"Topic {topic} remembers its limit of {capacity} idempotency keys; retry later or raise "
@@ -76,22 +78,22 @@ class ReplayWindow:
     def add(self, key: str, entry: ReplayEntry, window: int) -> None:
         """Add a key, and drop the keys that have expired by its time."""
         self.drop_until(entry.at - window)
-        keys = self._keys
-        if key in keys:  # reused after its window: move the entry to the end
-            del keys[key]
-        keys[key] = entry
+        if key in self._keys:  # reused in what is a window only by a policy that came later
+            self._order.remove(key)
+        self._keys[key] = entry
+        self._order.append(key)
         self._uncollected += 1
 
     def drop_until(self, time: int) -> None:
         """Drop the keys added at or before `time` (µs)."""
         self.dropped_until = max(self.dropped_until, time)
-        keys = self._keys
-        while keys and next(iter(keys.values())).at <= time:
-            keys.popitem(last=False)
+        keys, order = self._keys, self._order
+        while order and keys[order[0]].at <= time:
+            del keys[order.popleft()]
 
     def is_expired(self, time: int) -> bool:
         """Return whether all keys were added at or before `time` (µs)."""
-        return not self._keys or next(reversed(self._keys.values())).at <= time
+        return not self._order or self._keys[self._order[-1]].at <= time
 
     def restart(self, at: int) -> None:
         """Restart every key's window at `at` (µs), because the elapsed time is unknown."""
@@ -104,15 +106,15 @@ class ReplayWindow:
     @property
     def oldest_at(self) -> int | None:
         """Return the time of the oldest key (µs), or None without keys."""
-        return next(iter(self._keys.values())).at if self._keys else None
+        return self._keys[self._order[0]].at if self._order else None
 
     def keys(self) -> list[str]:
         """Return the keys, oldest first."""
-        return list(self._keys)
+        return list(self._order)
 
     def take_uncollected(self) -> list[str]:
         """Return the keys that were added since this was last called, oldest first."""
-        newest = list(islice(reversed(self._keys), self._uncollected))
+        newest = list(islice(reversed(self._order), self._uncollected))
         newest.reverse()
         self._uncollected = 0
         return newest

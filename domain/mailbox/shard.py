@@ -3,14 +3,14 @@
 import heapq
 from bisect import bisect_left, insort
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from heapq import merge
 from operator import attrgetter
 from typing import Any
 
 from postroom.domain.message import Message
 
-_by_position = attrgetter("position")
+_by_position, _by_stream = attrgetter("position"), attrgetter("stream")
 
 
 class Shard:
@@ -55,22 +55,20 @@ class Shard:
             insort(self._returned, message, key=self._order)
             self._waiting[message.stream] = self._returned
 
-    def restore(self, messages: Iterable[Message], now: int) -> None:
+    def restore(self, messages: Sequence[Message], now: int) -> None:
         """Add messages, in the order of their positions, to an empty queue as `enqueue` does one by one."""
-        for message in messages:
-            if message.due > now:
-                self._delayed.append((message.due, message.position, message))
-            elif message.version == 1 and message.due <= message.sent_at:
-                self._fresh.append(message)
-            else:
-                self._returned.append(message)
+        ready = [each for each in messages if each.due <= now]
+        fresh = [each for each in ready if each.version == 1 and each.due <= each.sent_at]
+        delayed = [each for each in messages if each.due > now]
+        self._fresh.extend(fresh)
+        self._waiting = dict.fromkeys(map(_by_stream, fresh), self._fresh)
+        if len(fresh) < len(ready):
+            returned = [each for each in ready if each.version > 1 or each.due > each.sent_at]
+            self._returned.extend(sorted(returned, key=self._order))
+            self._waiting |= dict.fromkeys(map(_by_stream, returned), self._returned)
+        self._delayed.extend((each.due, each.position, each) for each in delayed)
         heapq.heapify(self._delayed)
-        self._returned.sort(key=self._order)
-        self._waiting = {
-            **{entry[2].stream: self._delayed for entry in self._delayed},
-            **{each.stream: self._fresh for each in self._fresh},
-            **{each.stream: self._returned for each in self._returned},
-        }
+        self._waiting |= dict.fromkeys(map(_by_stream, delayed), self._delayed)
 
     def dequeue(self, message: Message) -> None:
         """Remove a waiting message; in the middle of `_fresh` or `_delayed`, its entry becomes stale."""

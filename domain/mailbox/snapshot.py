@@ -1,7 +1,9 @@
 """Snapshots: a mailbox in parts, each of which holds what changed since the part before (ADR 0067)."""
 
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Sequence
+from itertools import islice
 from operator import attrgetter
 
 import msgspec
@@ -158,14 +160,15 @@ def restore_snapshot(
         return None
     mailbox = Mailbox(name, limits, default_policy)
     _restore_head(mailbox, parts[-1].head, windows)
-    _restore_messages(mailbox, sorted(messages.values(), key=_by_position))
+    _restore_messages(mailbox, messages)
     mailbox.changes.through = mailbox.position
     return mailbox
 
 
 def _add_keys(window: dict[str, ReplayEntry], keys: dict[str, ReplayEntry]) -> None:
-    for key in window.keys() & keys.keys():
-        del window[key]  # so that it moves to the end
+    if not window.keys().isdisjoint(keys.keys()):
+        for key in keys:
+            window.pop(key, None)  # so that it moves to the end
     window.update(keys)
 
 
@@ -192,14 +195,23 @@ def _restore_head(mailbox: Mailbox, head: Head, windows: dict[str, dict[str, Rep
 
 def _window(keys: dict[str, ReplayEntry], since: int, dropped_until: int) -> ReplayWindow:
     """Return the window of the keys added after `since`; keys that were collected again came out of order."""
-    entries = [(key, entry) for key, entry in keys.items() if entry.at > since]
-    entries.sort(key=lambda item: item[1].at)
-    return ReplayWindow(dict(entries), dropped_until)
+    times = [entry.at for entry in keys.values()]
+    if times != sorted(times):
+        keys = dict(sorted(keys.items(), key=lambda item: item[1].at))
+        times.sort()
+    if times and times[0] <= since:
+        keys = dict(islice(keys.items(), bisect_right(times, since), None))
+    return ReplayWindow(keys, dropped_until)
 
 
-def _restore_messages(mailbox: Mailbox, messages: list[Message]) -> None:
+def _restore_messages(mailbox: Mailbox, by_stream: dict[bytes, Message]) -> None:
     """Add the messages, in the order of their positions, to their queues."""
-    mailbox.messages = {message.stream: message for message in messages}
+    messages = list(by_stream.values())
+    positions = [message.position for message in messages]
+    if positions != sorted(positions):
+        messages.sort(key=_by_position)
+        by_stream = {message.stream: message for message in messages}
+    mailbox.messages = by_stream
     ready: defaultdict[tuple[str, int], list[Message]] = defaultdict(list)
     dead: list[Message] = []
     for message in messages:

@@ -169,7 +169,8 @@ class Mailbox:
 
     def restore_timers(self) -> None:
         """Set the timers of all messages, of which none has one."""
-        self._deadlines.rebuild(self.messages.values())
+        if self.in_flight:
+            self._deadlines.rebuild(self.messages.values())
         self._expiries.rebuild(self.messages.values())
 
     def _drop_stale_timers(self) -> None:

@@ -180,7 +180,7 @@ except SystemExit as end:
 
     assert code == "0"
     typer = {"annotated_doc", "shellingham", "typer", "typing_extensions"}
-    assert packages <= {"blake3", "google", "msgspec", "postroom", "uuid_utils", *typer}
+    assert packages <= {"blake3", "google", "msgspec", "postroom", "uuid_utils", "zstandard", *typer}
     assert not {*loaded} & {"importlib.resources", "tomllib"}
     assert {name for name in own if name.startswith("adapters.cli.")} == {
         f"adapters.cli.{name}"

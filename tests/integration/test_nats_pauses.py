@@ -47,8 +47,9 @@ def server(tmp_path: Path) -> Iterator[NatsServer]:
 class Load:
     """Traffic through relay, worker and ingester of one server, and what came of it."""
 
-    def __init__(self, server: NatsServer, database: str, store: str) -> None:
+    def __init__(self, server: NatsServer, database: str, store: str, pause_seconds: float) -> None:
         self.nats = NatsSettings(server.url)
+        self.interval_seconds = max(0.05, pause_seconds / 100)  # a longer pause leaves no larger backlog
         self.database = database
         self.store = store
         self.stop = asyncio.Event()
@@ -69,7 +70,7 @@ class Load:
                 return
             events = [order_placed(f"order-{n % 100}-{k}", n) for k in range(5)]
             self.recorded += map(str, await asyncio.to_thread(record, self.database, *events))
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(self.interval_seconds)
 
     async def publish_envelopes(self) -> None:
         async with connect(self.nats, "test publisher") as client:
@@ -80,7 +81,7 @@ class Load:
                 ids = [f"e-{n}-{k}" for k in range(25)]
                 await asyncio.gather(*(self._publish_envelope(publisher, id_) for id_ in ids))
                 self.envelopes += ids
-                await asyncio.sleep(0.05)
+                await asyncio.sleep(self.interval_seconds)
 
     async def _publish_envelope(self, publisher: JetStreamPublisher, id_: str) -> None:
         while True:
@@ -141,7 +142,7 @@ class Load:
 async def test_after_a_pause_of_the_server_everything_published_is_dealt_with_once(
     server: NatsServer, messaging_database: str, tmp_path: Path, seconds: float
 ) -> None:
-    load = Load(server, messaging_database, str(tmp_path / "store.db"))
+    load = Load(server, messaging_database, str(tmp_path / "store.db"), seconds)
     await load.make_streams()
     async with AsyncExitStack() as running:
         for each in (load.relaying, load.working, load.ingesting):

@@ -74,13 +74,12 @@ from postroom.adapters.sqlite import database
 from postroom.adapters.sqlite import log_reader as sqlite
 from postroom.adapters.sqlite.event_log import SqliteEventLog
 from tests.conformance.records import append, sent
-from tests.support.waiting import wait_until
 
 database.BUSY_TIMEOUT_MS = 0  # who would have to wait fails
 log = SqliteEventLog(sys.argv[1], sys.argv[2], durability="relaxed")
 append(log, [sent(10**6 + int(sys.argv[3]))])
 log.close()
-connection = sqlite3.connect(sys.argv[1], isolation_level=None)
+connection = sqlite3.connect(sys.argv[1], timeout=0, isolation_level=None)
 print(connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0])
 """
 

@@ -305,7 +305,9 @@ def a_snapshot_without_the_dead_letters(patch: Patch) -> None:
     patch.setattr(
         snapshot,
         "_restore_messages",
-        lambda mailbox, some: restore(mailbox, [each for each in some if each.status != message.DEAD]),
+        lambda mailbox, some: restore(
+            mailbox, {stream: each for stream, each in some.items() if each.status != message.DEAD}
+        ),
     )
 
 

@@ -22,7 +22,9 @@ from postroom.projections import plan
 from postroom.projections.spark import runner
 plan.POSITIONS = ({POSITIONS}, {POSITIONS})
 plan.POSITIONS_PER_BUCKET = {POSITIONS_PER_BUCKET}
-store, phase, unit, done = sys.argv[1:]
+from tests.projections.local_runner import LocalRunner
+
+store, phase, unit, done, is_on_spark = sys.argv[1:]
 # So that nothing is loaded before all is folded, or else that no part goes unseen.
 runner.POLL_SECONDS = 60 if phase == "load" else 0.01
 
@@ -30,7 +32,7 @@ def die_at(at):
     if (at.phase, unit) in ((phase, at.unit), (phase, "")) and at.done >= int(done):
         os.kill(os.getpid(), signal.SIGKILL)
 
-rebuild_projections(store, progress=die_at)
+rebuild_projections(store, progress=die_at, runner=None if int(is_on_spark) else LocalRunner())
 os.kill(os.getpid(), signal.SIGKILL)
 """
 STEPS = {
@@ -46,6 +48,9 @@ STEPS = {
     "before the flip": ("flip", "", 0),
     "after the flip": ("never", "", 0),
 }
+# While its tasks run, Spark's processes outlive the driver; at the other steps there are none, and a driver
+# without Spark dies as well.
+ON_SPARK = {"between parts", "between buckets", "while parts are loaded"}
 # In PostgreSQL tasks load the parts. Steps at which the same is resumed are tried once, in one of the stores.
 IN_POSTGRES = [
     "when it has begun",
@@ -106,7 +111,7 @@ def assert_finished(store: Store, read_models: OpenReadModels, step: str) -> Non
 def kill_at(store: Store, step: str) -> None:
     """Run a rebuild in a process of its own, and kill it."""
     killed = subprocess.run(
-        [sys.executable, "-c", DRIVER, str(store), *map(str, STEPS[step])],
+        [sys.executable, "-c", DRIVER, str(store), *map(str, STEPS[step]), str(int(step in ON_SPARK))],
         env={**os.environ, "PYSPARK_SUBMIT_ARGS": "--master local[1] pyspark-shell"},
         check=False,
     )
