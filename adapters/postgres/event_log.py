@@ -132,11 +132,11 @@ class PostgresEventLog(Records):
             if commit is not None:
                 position = commit.last + 1
                 continue
-            # the end, or a start that retention removed
-            first_position = self.first_position()
-            if first_position is None or first_position <= position:
+            # the end, or what retention removed, or an attacker: readers must not take a gap for the end
+            rows = self._db.fetch("next_position", position=position)
+            if not rows:
                 return
-            position = first_position
+            position = rows[0][0]
 
     def commits_of(self, positions: Iterable[int], *, envelopes: bool = True) -> list[Commit]:
         """Return the commits that hold these positions; see `CommitReader.commits_of`."""
@@ -180,7 +180,7 @@ class PostgresEventLog(Records):
         while through < end:
             extent = self._commit_at((through + end) // 2 + 1)
             if extent is None:  # retention removed it meanwhile
-                return end
+                return self.position_before(at)
             if extent[2] < at:
                 through = extent[1]
             else:

@@ -62,6 +62,10 @@ WHERE place > %(base)s AND place <= %(top)s ORDER BY place DESC LIMIT 1;
 SELECT place - %(base)s FROM postroom.log
 WHERE place > %(base)s AND place <= %(top)s ORDER BY place LIMIT 1;
 
+-- name: next_position
+SELECT place - %(base)s FROM postroom.log
+WHERE place >= %(base)s + %(position)s AND place <= %(top)s ORDER BY place LIMIT 1;
+
 -- name: commit_at
 -- The commit that holds a position, or the last one before it, if it begins after a position.
 SELECT place - %(base)s, last, at FROM postroom.log

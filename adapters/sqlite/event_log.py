@@ -155,7 +155,10 @@ class SqliteEventLog(Records):
             return 0
         through, end = first - 1, head.position
         while through < end:
-            begin, last, time = self._fetch("commit_at", position=(through + end) // 2 + 1)[0]
+            rows = self._fetch("commit_at", position=(through + end) // 2 + 1)
+            if not rows:  # retention removed it meanwhile
+                return self.position_before(at)
+            begin, last, time = rows[0]
             if time < at:
                 through = last
             else:

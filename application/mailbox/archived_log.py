@@ -8,6 +8,9 @@ from postroom.application.ports.event_log import EventLogReader, Head, LogSize, 
 from postroom.application.ports.log_archive import LogArchive
 from postroom.domain.commit import Commit, IndexEntry, chained
 from postroom.domain.errors import BrokenLog, Unavailable
+from postroom.domain.event import Event
+from postroom.domain.message import MessageDeadLettered
+from postroom.domain.record import Record
 
 
 class Extent(NamedTuple):
@@ -79,6 +82,14 @@ class ArchivedEventLog(Records):
         in_log = self._log.index_of(rest)
         archived = self._archive.index_of(self.mailbox, rest)
         return sorted({entry.position: entry for entry in (*archived, *in_log)}.values())
+
+    def _is_at_rest(self, sent: Record, latest: Event) -> bool:
+        # When retention removes a message, its entry goes, and the archive has none of later segments. By
+        # then, a dead letter has been settled, so that events follow it.
+        if isinstance(latest, MessageDeadLettered):
+            first = self._log.first_position()
+            return first is not None and sent.position >= first
+        return super()._is_at_rest(sent, latest)
 
     def streams_between(self, first: bytes, last: bytes, limit: int) -> list[bytes]:
         """Return the streams of a range, without those that only the archive has."""

@@ -13,6 +13,7 @@ from postroom.domain.errors import BrokenLog
 from postroom.domain.event import Event
 from postroom.domain.integrity import has_intact_payload
 from postroom.domain.message import MessageSent
+from postroom.domain.names import STREAM_BYTES
 from postroom.domain.record import Record
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -85,7 +86,9 @@ def decode_runs(commit: Commit) -> list[AnyRun]:
         runs = _decode_runs(commit.events)
     except _DECODE_ERRORS as error:
         raise _undecodable(commit, error) from error
-    if sum(run.count for run in runs) != commit.event_count or any(run.count < 1 for run in runs):
+    if sum(run.count for run in runs) != commit.event_count or any(
+        run.count < 1 or len(run.streams) != STREAM_BYTES * run.count for run in runs
+    ):
         raise _undecodable(commit, "it has another number of events than positions")
     return runs
 
@@ -105,8 +108,11 @@ def to_records(commit: Commit) -> Iterator[Record]:
     """
     position = commit.first
     for run, events in _runs_with_events(commit):
-        distances = expand(run.distances, run.count)
-        for event, distance, envelope_hash in zip(events, distances, run.envelope_hashes(), strict=True):
+        try:
+            distances, hashes = expand(run.distances, run.count), run.envelope_hashes()
+        except ValueError as error:
+            raise _undecodable(commit, error) from error
+        for event, distance, envelope_hash in zip(events, distances, hashes, strict=False):
             yield Record(position, commit.epoch, commit.chain, event, distance, envelope_hash)
             position += 1
 

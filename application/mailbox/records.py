@@ -23,6 +23,9 @@ It has the last event of such a message when it is settled, dead-lettered or red
 found by reading the commits between them, which takes some milliseconds.
 """
 
+POSITIONS_AT_ONCE = 200
+"""Positions whose commits, of up to 16 MiB each, are in memory at a time."""
+
 _ENDS = (MessageAcked, MessageExpired, MessageDeadLettered)
 _INDEXED = (*_ENDS, MessageRedriven)
 
@@ -64,7 +67,9 @@ class Records:
     def read_stream(self, stream: bytes) -> list[Record]:
         """Return the records of one stream; see `EventLogReader.read_stream`."""
         entries = self.index_of([stream])
-        records = self.at_positions([entry.position for entry in entries])
+        # The mailbox's own events are many, and stand among messages. Only messages have version 1 alone.
+        has_envelopes = all(entry.version == 1 for entry in entries)
+        records = self._at_positions([entry.position for entry in entries], envelopes=has_envelopes)
         history: list[Record] = []
         for entry in entries:
             record = records.get(entry.position)
@@ -88,13 +93,18 @@ class Records:
 
     def at_positions(self, positions: Sequence[int]) -> dict[int, Record]:
         """Return the records at these positions; see `EventLogReader.at_positions`."""
-        distinct = set(positions)
-        return {
-            record.position: record
-            for commit in self.commits_of(distinct)
-            for record in to_records(commit)
-            if record.position in distinct
-        }
+        return self._at_positions(positions)
+
+    def _at_positions(self, positions: Iterable[int], *, envelopes: bool = True) -> dict[int, Record]:
+        distinct = sorted(set(positions))
+        records: dict[int, Record] = {}
+        for start in range(0, len(distinct), POSITIONS_AT_ONCE):
+            wanted = frozenset(distinct[start : start + POSITIONS_AT_ONCE])
+            for commit in self.commits_of(wanted, envelopes=envelopes):
+                records.update(
+                    (each.position, each) for each in to_records(commit) if each.position in wanted
+                )
+        return records
 
     def _later_records(self, sent: Record, last: int | None) -> Iterator[Record]:
         """Yield the later records of a message; `last` is that of its entry."""
@@ -105,7 +115,7 @@ class Records:
 
     def _later(self, sent: Record, start: Record) -> Iterator[Record]:
         """Yield the records of a message after `start`, up to the end of the log if it is unsettled."""
-        is_at_rest = _ends_history(start.event)
+        is_at_rest = self._is_at_rest(sent, start.event)
         for commit in self.commits(start.position, envelopes=False):
             if is_at_rest and commit.first > sent.position + SCAN_POSITIONS:
                 return  # the index has a later event
@@ -113,22 +123,33 @@ class Records:
                 continue
             for record in to_records(commit):
                 if record.stream == sent.stream and record.position > start.position:
+                    if isinstance(record.event, MessageSent):
+                        return  # sent again, after retention had removed the message from the log
                     yield record
-                    is_at_rest = _ends_history(record.event)
+                    is_at_rest = self._is_at_rest(sent, record.event)
                     if isinstance(record.event, MessageAcked | MessageExpired):
                         return
+
+    def _is_at_rest(self, sent: Record, latest: Event) -> bool:
+        """Return whether the index has whatever follows the latest event of a message far from its first."""
+        return ends_history(latest)
 
     def _back_from(self, last: int, sent: Record) -> list[Record]:
         """Return the later records of a message, from its last one backwards, oldest first."""
         records: list[Record] = []
         position = last
         while position > sent.position:
-            record = self.at_positions([position]).get(position)
+            record = self._at_positions([position], envelopes=False).get(position)
             if record is None or record.stream != sent.stream or record.distance < 1:
                 break  # the log was altered
             records.append(record)
             position -= record.distance
         return records[::-1]
+
+
+def ends_history(event: Event) -> bool:
+    """Return whether no event follows, unless an operator redrives a dead letter."""
+    return isinstance(event, _ENDS) or (isinstance(event, MessageSent) and event.due is None)
 
 
 def is_indexed(event: Event, distance_from_sent: int) -> bool:
@@ -139,11 +160,6 @@ def is_indexed(event: Event, distance_from_sent: int) -> bool:
         distance_from_sent: how many positions after `MessageSent` it is.
     """
     return distance_from_sent > SCAN_POSITIONS and isinstance(event, _INDEXED)
-
-
-def _ends_history(event: Event) -> bool:
-    """Return whether no event follows, unless an operator redrives a dead letter."""
-    return isinstance(event, _ENDS) or (isinstance(event, MessageSent) and event.due is None)
 
 
 def stream_ids(commit: Commit) -> Iterator[bytes]:

@@ -12,6 +12,7 @@ from postroom.application.mailbox.archived_log import ArchivedEventLog
 from postroom.application.ports.log_archive import LogArchive, Segment
 from postroom.domain.commit import GENESIS, Commit, verify_chain
 from postroom.domain.errors import BrokenLog
+from postroom.domain.message import MessageAcked, MessageRedriven
 from tests.conformance.records import append, append_each, life, mixed, received, sent, stream
 
 BOX, OTHER = "acme@one", "acme@two"
@@ -210,3 +211,26 @@ class LogArchiveConformance:
         for number in (1, 2, 3, 4):
             expected = [each for each in records if each.stream == stream(number)]
             assert whole.read_stream(stream(number)) == expected
+
+    @pytest.mark.parametrize("archived", [1, 5, 6])
+    def test_what_follows_a_dead_letter_is_found_behind_the_archive(
+        self, archive: LogArchive, monkeypatch: pytest.MonkeyPatch, archived: int
+    ) -> None:
+        monkeypatch.setattr(reading, "SCAN_POSITIONS", 5)
+        log = MemoryEventLog(BOX)
+        redriven = MessageRedriven(stream(1), 6, 1_000, 1_001, 2_000)
+        append_each(log, life(1))
+        append_each(log, [sent(number) for number in range(2, 9)])
+        append_each(log, [redriven, received(1, version=7), MessageAcked(stream(1), 8, 1_000, 1)])
+        records = log.read_stream(stream(1))
+        assert [each.version for each in records] == [
+            1,
+            2,
+            3,
+            4,
+            5,
+        ]  # the test's log was not told of the last
+        records = [each for each in log.read() if each.stream == stream(1)]
+        archive.store(BOX, list(log.commits())[:archived], GENESIS)
+        log.truncate(archived, 100)
+        assert ArchivedEventLog(log, archive).read_stream(stream(1)) == records

@@ -587,3 +587,15 @@ def test_mailboxes_are_sorted_by_name(open_log: Open, url: str) -> None:
     open_log(TWO)
     open_log(ONE)
     assert mailbox_names(url) == list_mailboxes(url) == [ONE, TWO]
+
+
+def test_a_gap_that_is_longer_than_what_is_read_at_once_is_not_taken_for_the_end(
+    open_log: Open, database: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(event_log, "_CHUNK_POSITIONS", 3)
+    log = open_log()
+    append_each(log, sents(20))
+    database.execute("DELETE FROM postroom.log WHERE last BETWEEN 5 AND 15")
+    assert [commit.last for commit in log.commits()] == [*range(1, 5), *range(16, 21)]
+    with pytest.raises(BrokenLog, match="jumps from position 4 to 16"):
+        verify_chain(log.commits(), GENESIS, 1)

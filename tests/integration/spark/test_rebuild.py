@@ -21,6 +21,7 @@ from postroom.adapters.sqlite.event_log import SqliteEventLog
 from postroom.adapters.sqlite.read_model_file import views_path
 from postroom.application.messages import NewMessage
 from postroom.domain.errors import InvalidRequest, Unavailable
+from postroom.domain.event import StoredEvent
 from postroom.domain.record import Record
 from postroom.domain.search import EventFilter
 from postroom.projections.log_extent import LogExtent, encode_extents
@@ -28,6 +29,7 @@ from postroom.projections.progress import Progress
 from postroom.projections.projection import load_projections
 from postroom.projections.spark.source import read_log
 from tests.conformance.read_model_store import rows
+from tests.conformance.records import append
 from tests.conformance.test_read_model_store import tables
 from tests.projections.histories import (
     STORY,
@@ -168,9 +170,10 @@ def test_messages_that_retention_removes_meanwhile_are_not_served_half(either: S
 
 
 def test_what_cannot_be_folded_is_left_out_and_counted(store: Path) -> None:
-    with closing(sqlite3.connect(store)) as writer:
-        writer.execute("UPDATE log SET type = 'MessageTeleported.1' WHERE type = 'MessageAcked.1'")
-        writer.commit()
+    with closing(SqliteEventLog(store, MAILBOX)) as log:
+        head = log.head()
+        assert head is not None
+        append(log, [StoredEvent(bytes(16), 1, head.at, "MessageTeleported", b"")], epoch=head.epoch)
     report = rebuild(store)
     assert report.parked == len(reference(store).parked) > 0
     assert rows(model_store(store)) == reference(store).rows
@@ -181,9 +184,9 @@ def test_a_rebuild_that_fails_leaves_what_is_served_and_says_why(
 ) -> None:
     before = rebuild(store).version
     with closing(sqlite3.connect(store)) as writer:
-        writer.execute("ALTER TABLE log RENAME COLUMN principal TO nobody")
+        writer.execute("ALTER TABLE log RENAME COLUMN epoch TO nobody")
         writer.commit()
-    with pytest.raises(Unavailable, match=r"can't be read: .*no such column: principal"):
+    with pytest.raises(Unavailable, match=r"can't be read: .*no such column: epoch"):
         rebuild(store)
     status = read_models(store).status()
     assert status.active is not None

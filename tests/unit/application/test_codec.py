@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from postroom.application.mailbox.codec import decode_events, is_intact, make_commit, to_records
 from postroom.application.mailbox.compression import compress, decompress
+from postroom.application.mailbox.records import stream_ids
 from postroom.application.mailbox.runs import RUNS
 from postroom.domain.commit import GENESIS, Commit, IndexEntry, verify_chain
 from postroom.domain.errors import BrokenLog
@@ -164,6 +165,14 @@ def test_an_event_that_could_not_be_read_again_is_not_encoded(event: Event, othe
         encoded([good] * others + [event])
 
 
+def test_a_run_with_too_few_streams_has_no_stream_ids() -> None:
+    commit = encoded([MessageAcked(bytes(16), 2, 5, 1)])
+    (run,) = runs_of(commit)
+    run[STREAMS] = bytes(8)
+    with pytest.raises(BrokenLog, match="can't be decoded"):
+        list(stream_ids(commit._replace(events=msgspec.msgpack.encode([run]))))
+
+
 def test_an_event_of_an_unknown_version_is_refused_with_its_position() -> None:
     commit = encoded([MessageAcked(bytes(16), 2, 5, 1)], first=7)
     newer = commit._replace(events=commit.events.replace(b"MessageAcked.1", b"MessageAcked.2"))
@@ -183,7 +192,7 @@ SENT = [
     )
     for n in (1, 2, 3)
 ]
-COUNT, STREAMS, VERSIONS, DUE, PAYLOAD_HASHES = 1, 2, 3, 7, 10
+COUNT, STREAMS, VERSIONS, DISTANCES, DUE, PAYLOAD_HASHES, ENVELOPE_HASHES = 1, 2, 3, 4, 7, 10, 12
 LIES: dict[str, dict[int, object]] = {
     "a greater count": {COUNT: 4},
     "no count": {COUNT: 0},
@@ -197,6 +206,8 @@ LIES: dict[str, dict[int, object]] = {
     "a column of text": {DUE: ["1", "2", "3"]},
     "versions for others": {VERSIONS: [1, 1]},
     "half a hash": {PAYLOAD_HASHES: bytes(80)},
+    "distances for others": {DISTANCES: [0, 0]},
+    "an envelope's hash too few": {ENVELOPE_HASHES: bytes(64)},
 }
 
 
