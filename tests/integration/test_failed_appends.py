@@ -9,6 +9,8 @@ import pytest
 from postroom.adapters.memory.event_log import MemoryEventLog
 from postroom.application.mailbox import engine as engine_module
 from postroom.application.mailbox.engine import MailboxEngine
+from postroom.application.mailbox.fold import fold
+from postroom.application.mailbox.retention import Retention
 from postroom.domain.commit import Commit
 from postroom.domain.errors import DuplicateRecord, Fenced, InternalError, Unavailable, WrongPosition
 from postroom.domain.mailbox.commands import SetPolicy
@@ -179,3 +181,19 @@ async def test_an_event_that_cannot_be_encoded_fails_its_own_command_only() -> N
         "orders",
         "invoices",
     ]
+
+
+async def test_a_snapshot_whose_commit_was_not_appended_replaces_none() -> None:
+    log, clock = FailingLog(MAILBOX), ManualClock()
+    engine = MailboxEngine(log, clock)
+    await engine.open("process 1")
+    await engine.submit([SetPolicy(TOPIC, TopicPolicy())])
+    clock.advance(10_000)
+    assert await Retention(engine).remove_before(engine.now()) == 3
+    log.fails = "before"
+    failed = engine.submit([SetPolicy("invoices", TopicPolicy())])
+    results = await asyncio.gather(failed, engine.take_snapshot(whole=True), return_exceptions=True)
+    assert [type(result) for result in results] == [Unavailable, Unavailable]
+    assert await engine.submit([SetPolicy("invoices", TopicPolicy())]) == [1]
+    await engine.close()
+    assert set(fold(log).policies) == {TOPIC, "invoices"}
