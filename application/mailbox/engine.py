@@ -309,6 +309,7 @@ class MailboxEngine:
             return group, state.commit(group.events)
         except Exception as error:
             logger().exception("mailbox.encode_failed", mailbox=self.log.mailbox)
+            await self._committer.wait_until_durable()  # earlier groups are stored, and answered so
             self._invalidate(Unavailable(f"Mailbox {self.log.mailbox} is loaded again: {summarize(error)}."))
         recovered = await self._recover()
         if recovered is None:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import TypeVar
 
 from postroom.application.daemon_executor import DaemonExecutor
+from postroom.application.mailbox.commit_ends import ends_with
 from postroom.application.ports.event_log import EventLog, Seal, StoredSnapshot
 from postroom.application.ports.volatile_log import VolatileLog
 from postroom.application.telemetry import logger, summarize
@@ -95,6 +96,12 @@ class LogWriter:
     def _save_snapshot(self, take: Callable[[], StoredSnapshot], keep_from: int) -> StoredSnapshot:
         try:
             snapshot = take()
+            # Those that it replaces may be needed to read a truncated log.
+            if not ends_with(self._log, snapshot.position, snapshot.chain):
+                raise Unavailable(
+                    f"A snapshot of mailbox {self._log.mailbox} was not saved, as the commit that ends at "
+                    f"position {snapshot.position} was not appended; retry shortly."
+                )
             self._log.save_snapshot(snapshot, keep_from)
         except PostroomError as error:
             logger().warning("mailbox.snapshot_failed", mailbox=self._log.mailbox, error=str(error))

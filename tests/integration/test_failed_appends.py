@@ -2,18 +2,25 @@
 
 import asyncio
 from collections.abc import Sequence
+from threading import Event
 
 import pytest
 
 from postroom.adapters.memory.event_log import MemoryEventLog
 from postroom.application.mailbox import engine as engine_module
 from postroom.application.mailbox.engine import MailboxEngine
+from postroom.application.mailbox.fold import fold
+from postroom.application.mailbox.retention import Retention
 from postroom.domain.commit import Commit
-from postroom.domain.errors import DuplicateRecord, Fenced, Unavailable, WrongPosition
+from postroom.domain.errors import DuplicateRecord, Fenced, InternalError, Unavailable, WrongPosition
+from postroom.domain.mailbox.commands import SetPolicy
+from postroom.domain.mailbox.events import TopicPolicySet
+from postroom.domain.policy import TopicPolicy
 from tests.support.clocks import ManualClock
 from tests.support.commits import as_appended
 from tests.support.snapshots import take_snapshot
 from tests.support.stores import MAILBOX, Place, folded_whole, message, receive_one
+from tests.support.waiting import until
 
 TOPIC = "orders"
 HANG_SECONDS = 240
@@ -142,3 +149,51 @@ async def test_opening_gives_up_when_somebody_else_keeps_appending() -> None:
 
     with pytest.raises(WrongPosition, match="open the mailbox again"):
         await MailboxEngine(Contended(MAILBOX), ManualClock()).open("test")
+
+
+async def test_an_event_that_cannot_be_encoded_fails_its_own_command_only() -> None:
+    class Slow(MemoryEventLog):
+        may_append = Event()
+
+        def append(self, commits: Sequence[Commit]) -> None:
+            assert self.may_append.wait(HANG_SECONDS)
+            super().append(commits)
+
+    log = Slow(MAILBOX)
+    log.may_append.set()
+    engine = MailboxEngine(log, ManualClock())
+    await engine.open("process 1")
+    log.may_append.clear()
+    earlier = asyncio.create_task(engine.submit([SetPolicy(TOPIC, TopicPolicy())]))
+    await until(lambda: bool(engine.mailbox.policies))
+    poison = asyncio.create_task(
+        engine.submit([SetPolicy("\ud800", TopicPolicy()), SetPolicy("invoices", TopicPolicy())])
+    )
+    await until(lambda: len(engine.mailbox.policies) > 1)
+    log.may_append.set()
+    async with asyncio.timeout(HANG_SECONDS):
+        assert await earlier == [1]
+        failed, accepted = await poison
+        await engine.close()
+    assert isinstance(failed, InternalError)
+    assert accepted == 1
+    assert [event.topic for _, event in log.replay() if isinstance(event, TopicPolicySet)] == [
+        "orders",
+        "invoices",
+    ]
+
+
+async def test_a_snapshot_whose_commit_was_not_appended_replaces_none() -> None:
+    log, clock = FailingLog(MAILBOX), ManualClock()
+    engine = MailboxEngine(log, clock)
+    await engine.open("process 1")
+    await engine.submit([SetPolicy(TOPIC, TopicPolicy())])
+    clock.advance(10_000)
+    assert await Retention(engine).remove_before(engine.now()) == 3
+    log.fails = "before"
+    failed = engine.submit([SetPolicy("invoices", TopicPolicy())])
+    results = await asyncio.gather(failed, engine.take_snapshot(whole=True), return_exceptions=True)
+    assert [type(result) for result in results] == [Unavailable, Unavailable]
+    assert await engine.submit([SetPolicy("invoices", TopicPolicy())]) == [1]
+    await engine.close()
+    assert set(fold(log).policies) == {TOPIC, "invoices"}

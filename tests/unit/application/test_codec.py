@@ -192,7 +192,7 @@ SENT = [
     )
     for n in (1, 2, 3)
 ]
-COUNT, STREAMS, VERSIONS, DISTANCES, DUE, PAYLOAD_HASHES, ENVELOPE_HASHES = 1, 2, 3, 4, 7, 10, 12
+COUNT, STREAMS, VERSIONS, DISTANCES, DUE, PAYLOAD_HASHES, ENVELOPE_HASHES = 1, 2, 3, 4, 7, 11, 13
 LIES: dict[str, dict[int, object]] = {
     "a greater count": {COUNT: 4},
     "no count": {COUNT: 0},
