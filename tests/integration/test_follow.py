@@ -17,7 +17,7 @@ from postroom.domain.policy import DAY_MS, MailboxLimits
 from postroom.domain.search import EventFilter
 from postroom.projections.follow import Follower
 from postroom.projections.projection import MODULES
-from tests.conformance.records import append
+from tests.conformance.records import append, life
 from tests.integration.test_follow_crashes import is_caught_up, running
 from tests.projections import following
 from tests.projections.histories import (
@@ -181,7 +181,7 @@ def test_records_that_cannot_be_folded_are_parked_and_the_rest_goes_on(
         head = log.head()
         assert head is not None
         unknown = StoredEvent(bytes(16), 1, head.at, "MessageFolded", b"")
-        append(log, [unknown], epoch=head.epoch)
+        append(log, [unknown, *life(1, at=head.at)], epoch=head.epoch)
     with closing(new_follower(store, max_events=3)) as follower:
         follower.advance()
     assert following.rows(store) == reference(store).rows
