@@ -8,7 +8,6 @@ from pathlib import Path
 from tempfile import mkstemp
 from typing import Any, NamedTuple
 
-import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
@@ -16,6 +15,7 @@ import pyarrow.parquet as pq
 from blake3 import blake3
 
 from postroom.adapters.files.durable import sync
+from postroom.application.mailbox.codec import encode_envelopes
 from postroom.application.ports.log_archive import Segment
 from postroom.domain.commit import Commit
 from postroom.domain.errors import Unavailable
@@ -55,7 +55,6 @@ has the commit's last position and its encoded events, from which the other colu
 
 _REPEATING = ["event", "topic", "reason", "consumer", "content_type", "schema_url", "schema_version"]
 _REPEATING += ["encryption", "principal", "namespace", "custom_headers"]
-_encode_envelopes = msgspec.msgpack.Encoder().encode
 
 
 class Part(NamedTuple):
@@ -136,7 +135,7 @@ def read_commits(part: Part, *, envelopes: bool = True) -> Iterator[Commit]:
 
 def _commit(head: tuple[Any, ...], envelopes: list[bytes]) -> Commit:
     first, last, epoch, at, chain, events = head[:6]
-    return Commit(first, last, epoch, at, chain, events, _encode_envelopes(envelopes) if envelopes else b"")
+    return Commit(first, last, epoch, at, chain, events, encode_envelopes(envelopes))
 
 
 def first_difference(stored: pa.Table, expected: pa.Table) -> int | None:

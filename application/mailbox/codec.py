@@ -42,7 +42,12 @@ def encode_events(events: Sequence[Event], distances: Sequence[int]) -> tuple[by
             envelopes += [event.envelope for event in run]  # type: ignore[attr-defined]  # all MessageSent
     encoded = _encode(runs)
     _decode_runs(encoded)
-    return encoded, _encode(envelopes) if envelopes else b""
+    return encoded, encode_envelopes(envelopes)
+
+
+def encode_envelopes(envelopes: Sequence[bytes]) -> bytes:
+    """Return the envelopes of a commit's messages, encoded as in a commit; empty if it has no messages."""
+    return _encode(envelopes) if envelopes else b""
 
 
 def make_commit(

@@ -5,7 +5,7 @@ from typing import Protocol
 
 import msgspec
 
-from postroom.application.mailbox.codec import is_intact, to_records
+from postroom.application.mailbox.codec import encode_envelopes, is_intact, to_records
 from postroom.application.mailbox.fold import check_seal
 from postroom.application.ports.event_log import EventLogReader
 from postroom.application.queries.verify_fold import FoldCheck
@@ -87,9 +87,18 @@ class VerifyLog:
         fold, index = FoldCheck(self._log, start), IndexCheck(self._log)
         for commit in chained(self._log.commits(start), chain, start + 1):
             _check_expected(commit, expected_last, expected_chain)
+            envelopes: list[bytes] = []
             for record in fold.applied(commit, to_records(commit)):
-                messages += check_message(record)
                 index.add(record)
+                if (sent := check_message(record)) is not None:
+                    envelopes.append(sent.envelope)
+            messages += len(envelopes)
+            if commit.envelopes != encode_envelopes(envelopes):
+                raise BrokenLog(
+                    f"The commit of positions {commit.first} to {commit.last} has other envelopes than those "
+                    "of its messages: it was altered. Restore the store from a backup.",
+                    commit.first,
+                )
             if commit.last // PROGRESS_EVENTS > last // PROGRESS_EVENTS:
                 progress(commit.last)
             last, chain = commit.last, commit.chain
@@ -131,14 +140,14 @@ def _check_expected(commit: Commit, last: int | None, chain: str | None) -> None
         )
 
 
-def check_message(record: Record) -> bool:
-    """Return whether a record has a message; raise `BrokenLog` when its envelope was altered."""
+def check_message(record: Record) -> MessageSent | None:
+    """Return the message that a record has, if any; raise `BrokenLog` when its envelope was altered."""
     if not isinstance(record.event, MessageSent):
-        return False
+        return None
     if not is_intact(record):
         raise BrokenLog(
             f"The message at position {record.position} does not match its hashes: its envelope was "
             "altered. Restore the store from a backup.",
             record.position,
         )
-    return True
+    return record.event

@@ -42,6 +42,9 @@ class Cursor:
     def __iter__(self) -> Iterator[Any]:
         return iter(self._rows)
 
+    def close(self) -> None:
+        self._rows.close()
+
     def fetchone(self) -> Any:
         return self._rows.fetchone()
 

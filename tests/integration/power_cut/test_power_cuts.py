@@ -20,7 +20,7 @@ from tests.integration.power_cut import apsw_sqlite3
 from tests.integration.power_cut.disk import CUTS, Disk, DurableFile, restore
 from tests.support.logs import capture_logs
 
-ROUNDS = 40
+ROUNDS = 60
 
 
 class Cut(NamedTuple):
