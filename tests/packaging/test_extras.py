@@ -44,7 +44,7 @@ def install(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Install:
     return install
 
 
-def test_the_base_install_requires_seven_packages(wheel: Path) -> None:
+def test_the_base_install_requires_eight_packages(wheel: Path) -> None:
     base = [Requirement(each) for each in requirements_of(wheel) if "extra ==" not in each]
     assert {each.name for each in base} == {
         "blake3",
@@ -54,6 +54,7 @@ def test_the_base_install_requires_seven_packages(wheel: Path) -> None:
         "structlog",
         "typer",
         "uuid-utils",
+        "zstandard",
     }
     assert [each for each in base if "<" in str(each.specifier)] == []
 

@@ -1,6 +1,6 @@
 """As much of the `sqlite3` module as the SQLite adapter uses, over apsw: only apsw can use our VFS."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import apsw
@@ -20,6 +20,10 @@ class Connection:
     @property
     def in_transaction(self) -> bool:
         return self._connection.in_transaction
+
+    def executemany(self, statement: str, values: Iterable[Any]) -> None:
+        for each in values:
+            self.execute(statement, each)
 
     def execute(self, statement: str, values: Any = None) -> "Cursor":
         return Cursor(self._connection, self._connection.execute(statement, values))

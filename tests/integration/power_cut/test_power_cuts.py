@@ -20,7 +20,7 @@ from tests.integration.power_cut import apsw_sqlite3
 from tests.integration.power_cut.disk import CUTS, Disk, DurableFile, restore
 from tests.support.logs import capture_logs
 
-ROUNDS = 60
+ROUNDS = 40
 
 
 class Cut(NamedTuple):
@@ -54,7 +54,8 @@ class Experiment:
             self.cuts.append(Cut(files, len(self.sent), len(self.acked)))
 
     async def _send(self, mailbox: Postroom, number: int) -> None:
-        new = [NewMessage(topic="orders", payload=bytes([number]) * 300) for _ in range(number % 5 + 1)]
+        payload = random.Random(number).randbytes(4_000)  # which can't be compressed
+        new = [NewMessage(topic="orders", payload=payload) for _ in range(number % 5 + 1)]
         for sent in await mailbox.send_batch(new):
             assert isinstance(sent, Sent)
             self.sent.append(sent.message_id)
