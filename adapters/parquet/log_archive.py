@@ -103,7 +103,9 @@ class ParquetLogArchive:
                 heads = list(select(part, ["position", "last"], pc.field("last").is_valid()))
                 firsts = [first for first, _ in heads]
                 extents = dict(heads[bisect_right(firsts, each) - 1] for each in within)
-                held = [each for first, last in extents.items() for each in range(first, last + 1)]
+                held = [
+                    each for first, last in extents.items() for each in range(first, min(last, part.last) + 1)
+                ]
                 is_held = pc.field("position").isin(held)
                 commits += commits_where(part, is_held, envelopes=envelopes)
         return commits

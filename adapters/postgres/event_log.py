@@ -130,9 +130,9 @@ class PostgresEventLog(Records):
             for commit in self._fetch_commits(position, position + size - 1, envelopes=envelopes):
                 yield commit
             if commit is not None:
-                position = commit.last + 1
+                position = max(commit.first, commit.last) + 1  # `last` may have been altered
                 continue
-            # the end, or what retention removed, or an attacker: readers must not take a gap for the end
+            # The end, or a gap: retention removed the start, or somebody commits, which must be noticed.
             rows = self._db.fetch("next_position", position=position)
             if not rows:
                 return

@@ -1,5 +1,6 @@
 """Archive and log of a mailbox, read as one log."""
 
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -73,7 +74,11 @@ class ArchivedEventLog(Records):
         rest = set(positions)
         # The log first, as retention may move commits to the archive in between.
         in_log = self._log.commits_of(rest, envelopes=envelopes)
-        rest.difference_update(*(range(commit.first, commit.last + 1) for commit in in_log))
+        firsts = [commit.first for commit in in_log]
+        for position in sorted(rest):
+            index = bisect_right(firsts, position)
+            if index and position <= in_log[index - 1].last:
+                rest.remove(position)
         return self._archive.commits_of(self.mailbox, rest, envelopes=envelopes) + in_log
 
     def index_of(self, streams: Iterable[bytes]) -> list[IndexEntry]:

@@ -3,6 +3,7 @@
 import asyncio
 from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 
 import msgspec
 
@@ -12,10 +13,12 @@ from postroom.application.mailbox.envelope_cache import EnvelopeCache
 from postroom.application.mailbox.fold import fold_message
 from postroom.application.mailbox.group import Group
 from postroom.application.ports.event_log import EventLog
+from postroom.domain.errors import BrokenLog
 from postroom.domain.mailbox.commands import Ack, Command, Extend, Nack, Receive, Send
 from postroom.domain.mailbox.decide import deliverable
 from postroom.domain.mailbox.state import Mailbox
 from postroom.domain.message import Message, MessageSent
+from postroom.domain.record import Record
 
 _SETTLING = (Ack, Nack, Extend)
 
@@ -120,7 +123,7 @@ class CommandEnricher:
             if not missing:
                 return command, messages
             await self._committer.wait_until_durable()
-            stored = await asyncio.to_thread(self._log.at_positions, [m.position for m in missing])
+            stored = await asyncio.to_thread(self._decodable_records, [m.position for m in missing])
             unwritten = group.events.sent(group.state.position + 1)
             intact = {position: each.event for position, each in stored.items() if is_intact(each)}
             intact.update(unwritten)
@@ -132,3 +135,17 @@ class CommandEnricher:
                     corrupt.add(message.stream)
             if corrupt:
                 command = msgspec.structs.replace(command, corrupt=frozenset(corrupt))
+
+    def _decodable_records(self, positions: Sequence[int]) -> dict[int, Record]:
+        """Return the records at these positions, without those of commits that can't be decoded.
+
+        A snapshot may cover such a commit, so that the mailbox is open.
+        """
+        try:
+            return self._log.at_positions(positions)
+        except BrokenLog:
+            records: dict[int, Record] = {}
+            for position in positions:
+                with suppress(BrokenLog):
+                    records |= self._log.at_positions([position])
+            return records

@@ -245,7 +245,7 @@ class MailboxEngine:
     async def take_snapshot(self, *, whole: bool = False) -> Taken:
         """Save a snapshot of the mailbox as of now or later, in steps between groups of commands.
 
-        The state may be ahead of the log; a snapshot is void if the commit at its position is never appended.
+        The state may be ahead of the log, but no snapshot is saved whose commit was not appended.
 
         Arguments:
             whole: give up all earlier snapshots.

@@ -81,7 +81,7 @@ class MemoryBound:
     async def compact(self, engine: MailboxEngine) -> int:
         """Forget settled messages and the earlier deliveries of the others; return the number of events.
 
-        The state may be ahead of the log; a snapshot of it is void until its commit is appended.
+        The log is compacted only if it has the commit of the snapshot.
         """
         for _ in range(SNAPSHOT_TRIES):
             # One that needs no earlier part, as those have the ids of messages that settled long ago.

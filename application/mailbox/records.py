@@ -99,11 +99,9 @@ class Records:
         distinct = sorted(set(positions))
         records: dict[int, Record] = {}
         for start in range(0, len(distinct), POSITIONS_AT_ONCE):
-            wanted = frozenset(distinct[start : start + POSITIONS_AT_ONCE])
-            for commit in self.commits_of(wanted, envelopes=envelopes):
-                records.update(
-                    (each.position, each) for each in to_records(commit) if each.position in wanted
-                )
+            part = frozenset(distinct[start : start + POSITIONS_AT_ONCE])
+            for commit in self.commits_of(part, envelopes=envelopes):
+                records.update((each.position, each) for each in to_records(commit) if each.position in part)
         return records
 
     def _later_records(self, sent: Record, last: int | None) -> Iterator[Record]:

@@ -165,8 +165,8 @@ class Retention:
     async def _save_snapshot(self) -> None:
         """Save a snapshot at a durable commit, as the commits before it will be removed.
 
-        It is read again, since it may be void, and since a former owner that was paused, or an operator, may
-        have removed parts that it needs.
+        It is read again, since a former owner that was paused, or an operator, may have removed parts that it
+        needs.
         """
         for attempt in range(SNAPSHOT_TRIES):
             taken = await self._engine.take_snapshot(whole=attempt > 0)

@@ -24,7 +24,7 @@ Save = Callable[[Callable[[], StoredSnapshot], int], asyncio.Future[StoredSnapsh
 
 
 class Taken(NamedTuple):
-    """A snapshot that is in the store, if the append of the commit at its position has succeeded.
+    """A snapshot that is in the store, of a position where the log has its commit.
 
     Arguments:
         unsettled: streams of the messages at its position, if a whole one was asked for.

@@ -137,6 +137,21 @@ class EventLogQueries:
             ends.append(end)
         assert [log.position_before(at + 1) for at in range(60)] == ends
 
+    def test_the_position_before_a_time_is_found_while_the_log_is_truncated(
+        self, log: EventLog, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        append_each(log, [sent(n, at=1_000 + n) for n in range(1, 6)])
+        first_position, truncations = log.first_position, [3]
+
+        def first_position_before_truncation() -> int | None:
+            first = first_position()
+            if truncations:
+                log.truncate(truncations.pop(), limit=3)
+            return first
+
+        monkeypatch.setattr(log, "first_position", first_position_before_truncation)
+        assert log.position_before(1_005) == 4
+
     # -- truncation and snapshots ---
 
     def test_truncation_removes_the_oldest_commits_up_to_a_limit(self, log: EventLog) -> None:

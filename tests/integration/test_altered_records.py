@@ -10,6 +10,7 @@ import msgspec
 import psycopg
 import pytest
 
+from postroom.application.mailbox import engine
 from postroom.application.mailbox.compression import compress, decompress
 from postroom.application.queries.verify import VerifyLog
 from postroom.domain.envelope.v1.envelope_pb2 import PrismEnvelope
@@ -165,6 +166,22 @@ async def test_the_messages_of_a_commit_whose_envelopes_cannot_be_read_are_quara
     async with place.open() as mailbox:
         assert [each.payload for each in await mailbox.receive_messages("orders")] == [b"later"]
         assert [each.reason for each in await mailbox.list_dead_letters()] == ["integrity", "integrity"]
+    with pytest.raises(BrokenLog):
+        place.verify()
+
+
+@pytest.mark.parametrize("events", [b"\xc1", b"\x90", b"\x28\xb5\x2f\xfd"])
+async def test_the_messages_of_a_commit_that_cannot_be_decoded_are_quarantined_if_a_snapshot_covers_it(
+    place: AlteredPlace, monkeypatch: pytest.MonkeyPatch, events: bytes
+) -> None:
+    monkeypatch.setattr(engine, "CLOSING_SNAPSHOT_EVENTS", 1)
+    async with place.open() as mailbox:
+        await mailbox.send_batch([message(PAYLOAD), message(PAYLOAD)])
+        await mailbox.send_message(message(b"later"))
+    place.alter(3, "events", events)
+    async with place.open() as mailbox:
+        assert [each.payload for each in await mailbox.receive_messages("orders")] == [b"later"]
+        assert (await mailbox.get_backlog()).ready == 0
     with pytest.raises(BrokenLog):
         place.verify()
 

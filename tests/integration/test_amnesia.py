@@ -14,6 +14,7 @@ from postroom.domain.errors import InvalidRequest, NotFound, Saturated
 from postroom.domain.message import Status
 from postroom.domain.policy import MailboxLimits, TopicPolicy
 from postroom.domain.search import EventFilter, Order
+from tests.conformance.records import append_each, sent
 from tests.support.snapshots import take_snapshot
 from tests.support.stores import MAILBOX, Place, envelope, message
 
@@ -219,3 +220,13 @@ async def test_a_search_in_memory_finds_the_unsettled_messages_that_match() -> N
         assert await search(mailbox, match="nor*") == ["a.one"]
         assert await search(mailbox, offset=2) == ["a.one"]
         assert await search(mailbox, mailbox="another@one") == []
+
+
+def test_commits_that_are_read_end_where_a_compaction_removed_them_meanwhile() -> None:
+    log = AmnesiaEventLog(MAILBOX)
+    append_each(log, [sent(number) for number in range(1, 6)])
+    commits = log.commits()
+    assert next(commits).last == 1
+    log.compact(5, frozenset())
+    assert list(commits) == []
+    assert [commit.last for commit in log.commits()] == [5]

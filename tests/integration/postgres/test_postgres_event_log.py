@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, closing
+from itertools import islice
 from typing import Any
 from urllib.parse import quote, urlsplit
 
@@ -599,3 +600,10 @@ def test_a_gap_that_is_longer_than_what_is_read_at_once_is_not_taken_for_the_end
     assert [commit.last for commit in log.commits()] == [*range(1, 5), *range(16, 21)]
     with pytest.raises(BrokenLog, match="jumps from position 4 to 16"):
         verify_chain(log.commits(), GENESIS, 1)
+
+
+def test_a_commit_whose_last_position_was_altered_is_read_once(open_log: Open, database: Connection) -> None:
+    log = open_log()
+    append_each(log, sents(3))
+    database.execute("UPDATE postroom.log SET last = 1 WHERE last = 3")
+    assert [commit.first for commit in islice(log.commits(), 9)] == [1, 2, 3]
