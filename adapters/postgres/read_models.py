@@ -1,6 +1,6 @@
 """The read models port over the tables of a PostgreSQL store."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,16 +15,17 @@ from sqlalchemy import (
     any_,
     cast,
     create_engine,
+    event,
     func,
     literal,
     literal_column,
     select,
 )
 from sqlalchemy.dialects.postgresql import ARRAY, TSQUERY
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import DBAPIError, DisconnectionError
 
 from postroom.adapters.postgres.columns import ESCAPE, INDEXED_BYTES, INDEXED_CHARS, escape, unescape
-from postroom.adapters.postgres.database import connect, describe, shown
+from postroom.adapters.postgres.database import connect, describe, is_lost, shown
 from postroom.adapters.sql.read_models import SqlReadModels
 from postroom.adapters.sql.statements import statements
 from postroom.adapters.sql.tables import ReadModelTables
@@ -36,6 +37,9 @@ INDEXED_BY_PREFIX = ("name", "value")
 """Columns whose text may exceed the size of an index entry, and is indexed by its first characters."""
 INDEXED_IF_SHORT = ("principal", "correlation_id", "trace_id", "namespace")
 """Columns whose text may exceed the size of an index entry, and is in a B-tree if it does not."""
+
+_ACTIVE = "active version"
+"""Where a pooled connection has the row of the version that is active in its transaction."""
 
 _SQL = statements("postroom.adapters.postgres", "read_models.sql")
 
@@ -52,9 +56,9 @@ class PostgresReadModels(SqlReadModels):
     def __init__(self, url: str) -> None:
         super().__init__(shown(url), _PostgresDialect())
         self._url = url
-        self._engine = create_engine(
-            "postgresql+psycopg://", creator=self._connect, pool_pre_ping=True
-        ).execution_options(schema_translate_map={None: "postroom"})
+        engine = create_engine("postgresql+psycopg://", creator=self._connect)
+        event.listen(engine, "checkout", self._begin)
+        self._engine = engine.execution_options(schema_translate_map={None: "postroom"})
 
     def close(self) -> None:
         """Close the connections; idempotent."""
@@ -64,16 +68,33 @@ class PostgresReadModels(SqlReadModels):
         connection = connect(self._url, "postroom search")
         try:
             connection.execute(_SQL["configure"], {"timeout": STATEMENT_TIMEOUT})
-            connection.autocommit = False
-            connection.read_only = True
-            connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
         except BaseException:
             connection.close()
             raise
         return connection
 
+    def _begin(self, connection: "psycopg.Connection[tuple[Any, ...]]", record: Any, _: object) -> None:
+        """Begin a transaction by reading the active version, in one round trip.
+
+        Raises: DisconnectionError when the server ended an idle connection, which then is replaced.
+        """
+        is_idle = _ACTIVE in record.info
+        try:
+            with connection.pipeline():
+                connection.execute(_SQL["begin"])
+                version = connection.execute(_SQL["active"])
+        except psycopg.OperationalError as error:
+            if is_idle and is_lost(error):
+                raise DisconnectionError from error
+            raise
+        record.info[_ACTIVE] = version.fetchone()
+
     def _exists(self) -> bool:
         return True
+
+    def _active(self, db: Connection) -> tuple[int, str | None] | None:
+        version: tuple[int, str | None] | None = db.info[_ACTIVE]
+        return version
 
     @contextmanager
     def _transaction(self) -> Iterator[Connection]:
@@ -136,9 +157,9 @@ class StoredText(TypeDecorator[str]):
         """Return escaped text."""
         return None if value is None else escape(value)
 
-    def process_result_value(self, value: str | None, dialect: object) -> str | None:
-        """Return unescaped text."""
-        return unescape(value) if value is not None and ESCAPE in value else value
+    def result_processor(self, dialect: object, coltype: object) -> Callable[[str | None], str | None]:
+        """Return the function that unescapes text; a page has more than a thousand values."""
+        return _unescape_value
 
 
 class _PostgresDialect:
@@ -182,6 +203,10 @@ class _PostgresDialect:
             func.array_remove(func.string_to_array(text.words, literal_column("' '")), literal_column("''"))
         )
         return select(text.id).where(lexemes.op("@@")(cast(query, TSQUERY)))
+
+
+def _unescape_value(value: str | None) -> str | None:
+    return unescape(value) if value is not None and ESCAPE in value else value
 
 
 def _fits(value: str) -> bool:

@@ -10,6 +10,12 @@ SELECT
     set_config('enable_bitmapscan', 'off', false),
     set_config('jit', 'off', false);
 
+-- name: begin
+BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY;
+
+-- name: active
+SELECT version, models FROM postroom.projection WHERE status = 'active';
+
 -- name: allow_bitmap_scans
 SET LOCAL enable_bitmapscan = on;
 

@@ -251,8 +251,7 @@ class SqlReadModels(ABC):
         if not self._exists():
             raise self._not_built()
         with self._transaction() as db:
-            active = select(projection.c.version, projection.c.models).where(projection.c.status == "active")
-            version = db.execute(active).one_or_none()
+            version = self._active(db)
             if version is None:
                 raise self._not_built()
             tables = tables_of(*version, self._dialect.text)
@@ -262,6 +261,12 @@ class SqlReadModels(ABC):
                     f"build it with `postroom project rebuild --only {model}`."
                 )
             yield db, tables
+
+    def _active(self, db: Connection) -> tuple[int, str | None] | None:
+        """Return the number of the active version and its models; None before the first rebuild."""
+        active = select(projection.c.version, projection.c.models).where(projection.c.status == "active")
+        row = db.execute(active).one_or_none()
+        return None if row is None else (row.version, row.models)
 
     def _not_built(self) -> NotFound:
         return NotFound(
