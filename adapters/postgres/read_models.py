@@ -1,5 +1,6 @@
 """The read models port over the tables of a PostgreSQL store."""
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -7,8 +8,10 @@ from typing import Any
 import psycopg
 from sqlalchemy import (
     BigInteger,
+    ClauseElement,
     ColumnElement,
     Connection,
+    Executable,
     Select,
     Text,
     TypeDecorator,
@@ -23,6 +26,8 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.postgresql import ARRAY, TSQUERY
 from sqlalchemy.exc import DBAPIError, DisconnectionError
+from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.sql.compiler import SQLCompiler
 
 from postroom.adapters.postgres.columns import ESCAPE, INDEXED_BYTES, INDEXED_CHARS, escape, unescape
 from postroom.adapters.postgres.database import connect, describe, is_lost, shown
@@ -40,6 +45,7 @@ INDEXED_IF_SHORT = ("principal", "correlation_id", "trace_id", "namespace")
 
 _ACTIVE = "active version"
 """Where a pooled connection has the row of the version that is active in its transaction."""
+_PLANNED_ROWS = re.compile(r"rows=(\d+)")
 
 _SQL = statements("postroom.adapters.postgres", "read_models.sql")
 
@@ -162,6 +168,20 @@ class StoredText(TypeDecorator[str]):
         return _unescape_value
 
 
+class _Explain(Executable, ClauseElement):
+    """The statement that returns the plan of a query."""
+
+    inherit_cache = False
+
+    def __init__(self, statement: Select[Any]) -> None:
+        self.statement = statement
+
+
+@compiles(_Explain)
+def _compile_explain(element: _Explain, compiler: SQLCompiler, **options: Any) -> str:
+    return f"EXPLAIN {compiler.process(element.statement, **options)}"
+
+
 class _PostgresDialect:
     """Lookups by arrays, and text search by indexes of trigrams and of words; see `Dialect`."""
 
@@ -191,6 +211,10 @@ class _PostgresDialect:
             return None
         text = tables.text.c
         return select(text.id).where(*(text.text.contains(part, autoescape=True) for part in parts))
+
+    def expected_rows(self, db: Connection, ids: Select[Any]) -> int | None:
+        rows = _PLANNED_ROWS.search(str(db.scalar(_Explain(ids))))
+        return int(rows[1]) if rows else None
 
     def allow_unordered(self, db: Connection) -> None:
         db.exec_driver_sql(_SQL["allow_bitmap_scans"])

@@ -8,6 +8,8 @@ SELECT
     set_config('plan_cache_mode', 'force_custom_plan', false),
     -- Estimates of combined conditions are rough: without this, all rows of an index may be read and sorted for a page.
     set_config('enable_bitmapscan', 'off', false),
+    -- Workers start as late as most searches end.
+    set_config('max_parallel_workers_per_gather', '0', false),
     set_config('jit', 'off', false);
 
 -- name: begin

@@ -133,6 +133,9 @@ class _SqliteDialect:
         trigrams = {part[at : at + TRIGRAM] for part in parts for at in range(len(part) - TRIGRAM + 1)}
         return _matches(tables, "text_index", map(_quoted, sorted(trigrams))) if trigrams else None
 
+    def expected_rows(self, db: Connection, ids: Select[Any]) -> int | None:
+        return None
+
     def allow_unordered(self, db: Connection) -> None:
         """Do nothing: SQLite reads them for the statements that need them."""
 

@@ -58,8 +58,10 @@ def models(
     request: pytest.FixtureRequest, store: Path | str, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[ReadModels]:
     if request.param == "many messages":  # so many that every bound of the query planner is passed
-        monkeypatch.setattr("postroom.adapters.sql.read_models.MAX_SELECTIVE_ROWS", 4)
-        monkeypatch.setattr("postroom.adapters.sql.read_models.SUFFICIENT_ROWS", 1)
+        monkeypatch.setattr("postroom.adapters.sql.access_path.MAX_SELECTIVE_ROWS", 4)
+        monkeypatch.setattr("postroom.adapters.sql.access_path.SUFFICIENT_ROWS", 1)
+        monkeypatch.setattr("postroom.adapters.sql.access_path.MAX_CANDIDATES", 4)
+        monkeypatch.setattr("postroom.adapters.sql.access_path.MAX_COUNTED_ROWS", 12)
         monkeypatch.setattr("postroom.adapters.sql.search.MAX_BRANCHES", 2)
     with closing(open_read_models(str(store))) as opened:
         yield opened
