@@ -112,8 +112,8 @@ class PostgresReadModels(SqlReadModels):
         except psycopg.Error as error:
             raise self._unavailable(error) from error
 
-    def _disable_timeout(self, db: Connection) -> None:
-        db.exec_driver_sql(_SQL["disable_timeout"])
+    def _prepare_scan(self, db: Connection) -> None:
+        db.exec_driver_sql(_SQL["prepare_scan"])
 
     def _unavailable(self, error: object) -> Unavailable:
         assert isinstance(error, psycopg.Error)

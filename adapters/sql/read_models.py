@@ -95,8 +95,8 @@ class SqlReadModels(ABC):
         """Read from one snapshot; raise Unavailable for errors of the database."""
 
     @abstractmethod
-    def _disable_timeout(self, db: Connection) -> None:
-        """Disable the statement timeout of this transaction."""
+    def _prepare_scan(self, db: Connection) -> None:
+        """Prepare this transaction for reading all matching messages, however long it takes."""
 
     @abstractmethod
     def _size(self, db: Connection) -> int:
@@ -135,7 +135,7 @@ class SqlReadModels(ABC):
         """Read all matching messages in one transaction; see `ReadModels.scan`."""
         filter_ = msgspec.structs.replace(filter_, order=Order.OLDEST_FIRST, offset=0, cursor=None)
         with self._reading() as (db, tables):
-            self._disable_timeout(db)
+            self._prepare_scan(db)
             version = db.execute(select(projection).where(projection.c.version == tables.version)).one()
             yield Scan(tables.version, _positions(db, version), self._scan_pages(db, tables, filter_))
 

@@ -79,7 +79,7 @@ class SqliteReadModels(SqlReadModels):
                 f"The read models {self._path} can't be read: {reason}; rebuild them."
             ) from error
 
-    def _disable_timeout(self, db: Connection) -> None:
+    def _prepare_scan(self, db: Connection) -> None:
         """Do nothing: statements have no timeout."""
 
     def _size(self, db: Connection) -> int:
