@@ -1,4 +1,5 @@
 import asyncio
+import gc
 import logging
 import os
 import sys
@@ -77,6 +78,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     )
 
 
+def pytest_collection_finish() -> None:
+    """Have garbage collections pass over tests and modules, which live to the end of the run."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
     """Keep the tests of a file on one worker, and those with Spark on two, each of which starts it once.
@@ -115,7 +122,7 @@ def read_models() -> "Iterator[OpenReadModels]":
 @pytest.fixture(scope="session")
 def spark() -> "Iterator[SparkSession]":
     """One small Spark session for the whole run; its start costs more than all its tests."""
-    from postroom.projections.spark.session import QUIET, start_session
+    from postroom.projections.spark.session import QUIET, SCHEDULER_OPTIONS, start_session
 
     session = start_session(
         {
@@ -123,7 +130,7 @@ def spark() -> "Iterator[SparkSession]":
             "spark.sql.shuffle.partitions": "1",
             "spark.sql.adaptive.enabled": "false",
             "spark.driver.memory": "1g",
-            "spark.driver.extraJavaOptions": f"-XX:TieredStopAtLevel=1 {QUIET}",
+            "spark.driver.extraJavaOptions": f"{SCHEDULER_OPTIONS} {QUIET}",
         }
     )
     yield session
