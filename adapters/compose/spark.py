@@ -11,7 +11,7 @@ from postroom.projections.ports.log_reader import LogReader
 from postroom.projections.spark.options import Options
 
 with explain_missing_extra():
-    from postroom.projections.spark.sources import EventsSource
+    from postroom.projections.spark.sources import EventsSource, MessagesSource
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -45,7 +45,15 @@ class PostroomEvents(EventsSource):
         return open_log(options)
 
 
-SOURCES = (PostroomEvents,)
+class PostroomMessages(MessagesSource):
+    """`postroom_messages`: the messages of a store with their status, one row each."""
+
+    def open_log(self, options: Options) -> LogReader:
+        """Return the reader of the store's log."""
+        return open_log(options)
+
+
+SOURCES = (PostroomEvents, PostroomMessages)
 
 
 def register(spark: "SparkSession") -> None:

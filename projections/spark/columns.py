@@ -94,6 +94,39 @@ EVENTS = (
 )
 """The columns of `postroom_events`: one row for each event."""
 
+MESSAGES = (
+    SourceColumn("message_id", "text", "Id of the message, unique in its mailbox.", required=True),
+    SourceColumn("mailbox", "text", "Name of the mailbox, `namespace@proxy`.", required=True),
+    SourceColumn("topic", "text", "Topic of the message.", required=True),
+    SourceColumn(
+        "status",
+        "text",
+        "`ready`, `delayed`, `in_flight`, `acked`, `dead`, `expired` or `archived`.",
+        required=True,
+    ),
+    SourceColumn("sent_at", "time", "Log time at which the message was sent.", required=True),
+    SourceColumn("changed_at", "time", "Log time of the message's last event.", required=True),
+    SourceColumn("due", "time", "When a ready or delayed message may be delivered."),
+    SourceColumn("attempts", "number", "Deliveries since it was sent or last redriven.", required=True),
+    SourceColumn("redriven", "number", "Number of redrives.", required=True),
+    SourceColumn(
+        "dead_letterings",
+        "text",
+        "JSON array of dead-letterings: at (µs), reason, attempt, last_error, redriven_at.",
+    ),
+    SourceColumn("shard", "number", "Number of the message's shard.", required=True),
+    SourceColumn("position", "number", "Number of the `MessageSent` in the mailbox's log.", required=True),
+    *HEADERS,
+    SourceColumn("stream", "bytes", "Stream id of the message, 16 bytes.", required=True),
+    SourceColumn(
+        "envelope",
+        "bytes",
+        "The PrismEnvelope without its auth token; read only if it is declared.",
+        default=False,
+    ),
+)
+"""The columns of `postroom_messages`: one row for each message."""
+
 
 def spark_schema(columns: Iterable[SourceColumn]) -> "StructType":
     """Return the schema of these columns, with their comments."""

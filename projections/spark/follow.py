@@ -1,4 +1,4 @@
-"""Following with Spark: a structured stream over `postroom_log` triggers the batches.
+"""Following with Spark: a structured stream over the log triggers the batches.
 
 The cursors in the database are authoritative, not Spark's checkpoint. A micro-batch only defines the
 positions to advance to; the records are read, folded and applied by the same code as without Spark. No record

@@ -87,14 +87,23 @@ class Options:
         except (msgspec.DecodeError, UnicodeError):
             raise self._invalid(name, 'a JSON object of positions, such as {"main@local": 120}') from None
 
+    def moment(self, name: str) -> tuple[int | None, int | None]:
+        """Return a position or a time in µs since 1970; raise InvalidRequest if it is neither."""
+        if self.values.get(name, "").isdecimal():
+            return self.number(name), None
+        return None, self.time(name)
+
+    def names(self, name: str, choices: Sequence[str]) -> tuple[str, ...]:
+        """Return names separated by commas, none if it is not set; raise InvalidRequest for unknown ones."""
+        names = tuple(each.strip() for each in (self.text(name) or "").split(",") if each.strip())
+        if not set(names) <= set(choices):
+            raise self._invalid(name, f"names separated by commas, out of {', '.join(choices)}")
+        return names
+
     def event_filter(self) -> EventFilter:
         """Return the filter of the options `event` and `topic`; raise InvalidRequest for an unknown event."""
-        names = tuple(each.strip() for each in (self.text("event") or "").split(",") if each.strip())
         types = sorted(event.__name__ for event in RUNS)
-        for name in names:
-            if name not in types:
-                raise self._invalid("event", f"names of events, separated by commas: {', '.join(types)}")
-        return EventFilter(names, self.text("topic"))
+        return EventFilter(self.names("event", types), self.text("topic"))
 
     def _invalid(self, name: str, expectation: str) -> InvalidRequest:
         return InvalidRequest(

@@ -79,7 +79,7 @@ class BatchReader(DataSourceReader):
     """A reader of ranges of a log.
 
     It takes no filters from Spark. Spark 4.3 keeps the reader of one scan for all scans of a frame, table or
-    view, so a filter of one would be applied to the others, too (ADR 0072).
+    view, so a filter of one would be applied to the others, too (ADR 0080).
     """
 
     rows: RowReader

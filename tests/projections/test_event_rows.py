@@ -17,8 +17,9 @@ from postroom.domain.errors import InvalidRequest
 from postroom.domain.message import MessageSent
 from postroom.domain.names import message_id
 from postroom.projections.log_extent import Range
-from postroom.projections.spark.columns import EVENTS, select_columns, spark_schema
+from postroom.projections.spark.columns import EVENTS, MESSAGES, SPARK_TYPES, select_columns, spark_schema
 from postroom.projections.spark.event_rows import EventFilter, EventRows
+from postroom.projections.spark.message_rows import MessagePart, MessageRows, message_parts
 from postroom.projections.spark.options import LogSelection, Options
 from tests.projections.histories import send
 from tests.projections.stored_logs import ONE, TWO, Kept, keep, rows
@@ -157,7 +158,7 @@ def test_options_select_what_is_read_at_all(kept: Kept, options: dict[str, str])
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"event": "MessageSend"}, "expected names of events, separated by commas: .*MessageSent"),
+        ({"event": "MessageSend"}, "expected names separated by commas, out of .*MessageSent"),
         ({"mailbox": " "}, "expected a text that is not blank"),
         ({"since": "yesterday"}, "expected a time with its offset"),
         ({"until": "2026-01-01"}, "expected a time with its offset"),
@@ -172,6 +173,22 @@ def test_options_that_mean_nothing_are_refused(options: dict[str, str], says: st
 
     with pytest.raises(InvalidRequest, match=rf"option \w+ of postroom_events is .*; {says}"):
         read(Options("postroom_events", options))
+
+
+@pytest.mark.parametrize("positions", [5, 20, 1_000])
+def test_messages_are_the_same_however_their_logs_are_divided(kept: Kept, positions: int) -> None:
+    schema = to_arrow_schema(
+        spark_schema(select_columns("postroom_messages", MESSAGES, None)), timezone="UTC"
+    )
+    messages = MessageRows(kept.log, schema)
+    parts = message_parts(whole(kept), positions)
+    assert all(isinstance(part, MessagePart) for part in parts)
+    read = [row for part in parts for row in rows(messages.read(part.ranges, getattr(part, "bucket", None)))]
+    sent = [row for row in expected_rows(kept) if row["event"] == "MessageSent"]
+    assert sorted(
+        (row["mailbox"], row["position"], row["topic"], row["message_id"]) for row in read
+    ) == sorted((row["mailbox"], row["position"], row["topic"], row["message_id"]) for row in sent)
+    assert len(parts) == {5: 14, 20: 4, 1_000: 1}[positions]
 
 
 def bytes_read(reader: EventRows, ranges: list[Range]) -> int:
@@ -194,3 +211,10 @@ def test_envelopes_are_read_only_for_their_column(tmp_path: Path) -> None:
     ranges = whole(kept)
     without, with_envelopes = (bytes_read(event_rows(kept, names), ranges) for names in (None, ALL))
     assert without < 5 * len(payload) < 25 * len(payload) < with_envelopes
+
+
+def test_the_documentation_lists_the_columns_with_their_types_and_comments() -> None:
+    page = (Path(__file__).parents[2] / "docs/spark-data.md").read_text("utf-8")
+    for column in (*EVENTS, *MESSAGES):
+        null = "never" if column.required else "may be"
+        assert f"| `{column.name}` | {SPARK_TYPES[column.kind]} | {null} | {column.comment} |\n" in page
