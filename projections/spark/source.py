@@ -6,23 +6,20 @@ from itertools import count
 from typing import Protocol
 
 import pyarrow as pa
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
     ReadLimit,
     ReadMaxRows,
     SupportsTriggerAvailableNow,
 )
-from pyspark.sql.types import StructType
 
 from postroom.domain.errors import BrokenLog, NotFound
-from postroom.projections.log_columns import COLUMNS
 from postroom.projections.log_extent import Range, pack
 from postroom.projections.ports.log_reader import POSITIONS_PER_READ, LogReader
 from postroom.projections.spark.options import WHOLE_LOG, LogSelection, Offset, position_of
 
-__all__ = ["BatchReader", "Part", "RowReader", "StreamReader", "follow_log", "parts_of"]
+__all__ = ["BatchReader", "Part", "RowReader", "StreamReader", "parts_of"]
 
 PARTS_PER_CORE = 3
 """Number of tasks for each core, so that they end at about the same time."""
@@ -60,18 +57,6 @@ def parts_of(ranges: Sequence[Range], cores: int | None, partitions: int | None 
     elif cores is not None:
         size = min(-(-positions // (cores * PARTS_PER_CORE)), MAX_POSITIONS_PER_PART)
     return [Part(group) for group in pack(ranges, max(POSITIONS_PER_READ, size))]
-
-
-@dataclass(frozen=True)
-class RecordRows:
-    """Records with columns of `COLUMNS`, as the log has them."""
-
-    log: LogReader
-    columns: Sequence[str]
-
-    def read(self, ranges: Iterable[Range]) -> Iterator[pa.RecordBatch]:
-        """Yield the records of ranges; see `RowReader.read`."""
-        return self.log.read(ranges, self.columns)
 
 
 @dataclass
@@ -232,37 +217,3 @@ def _shares(pending: Mapping[str, int], limit: int) -> Offset:
         shares[name] = min(pending[name], limit // (len(pending) - number))
         limit -= shares[name]
     return shares
-
-
-def follow_log(
-    session: SparkSession,
-    log: LogReader,
-    start: Offset,
-    *columns: str,
-    max_rows: int | None = None,
-) -> DataFrame:
-    """Return the records of a log as a stream that continues as they are written.
-
-    Arguments:
-        log: includes the archive if the stream may be later than retention.
-        start: the last position already read, by mailbox; a checkpoint takes precedence.
-        columns: names of columns of `COLUMNS`.
-        max_rows: maximum number of records in a micro-batch.
-    """
-    unique_name = f"postroom_log_{next(_numbers)}"  # frames look their source up late
-    cores = session.sparkContext.defaultParallelism
-
-    class OpenLogSource(DataSource):
-        # A local class is pickled by value, with the reader, so its URL is not in an option that Spark shows.
-        @classmethod
-        def name(cls) -> str:
-            return unique_name
-
-        def schema(self) -> str:
-            return ", ".join(f"{name} {COLUMNS[name].spark}" for name in columns)
-
-        def streamReader(self, schema: StructType) -> StreamReader:  # noqa: N802  # Spark's name
-            return StreamReader(log, RecordRows(log, columns), start, max_rows, cores=cores)
-
-    session.dataSource.register(OpenLogSource)
-    return session.readStream.format(unique_name).load()

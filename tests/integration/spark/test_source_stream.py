@@ -1,9 +1,11 @@
 """The log as a stream in Spark: each record once, whatever was checkpointed before."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from typing import NamedTuple
 
+import pyarrow as pa
 import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
@@ -13,8 +15,10 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from postroom.adapters.sqlite.event_log import SqliteEventLog
 from postroom.domain.errors import BrokenLog, NotFound
+from postroom.projections.log_extent import Range
+from postroom.projections.ports.log_reader import LogReader
 from postroom.projections.spark.options import Offset
-from postroom.projections.spark.source import RecordRows, StreamReader
+from postroom.projections.spark.source import StreamReader
 from postroom.spark import register
 from tests.projections.stored_logs import LATER, ONE, TOPICS, TWO, Kept, keep, past, rows
 
@@ -31,9 +35,19 @@ def kept(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Kept]:
         yield keep(kind, store, tmp_path / "archive", stack)
 
 
+class PositionRows(NamedTuple):
+    """Records with columns as the log has them."""
+
+    log: LogReader
+    columns: Sequence[str]
+
+    def read(self, ranges: Iterable[Range]) -> Iterator[pa.RecordBatch]:
+        return self.log.read(ranges, self.columns)
+
+
 def reader(kept: Kept, start: Offset | None = None, max_rows: int | None = None) -> StreamReader:
     """Return a reader of the columns that say where a record is."""
-    return StreamReader(kept.log, RecordRows(kept.log, ["mailbox", "position"]), start or {}, max_rows)
+    return StreamReader(kept.log, PositionRows(kept.log, ["mailbox", "position"]), start or {}, max_rows)
 
 
 def heads(kept: Kept) -> Offset:
@@ -149,7 +163,7 @@ def test_what_retention_removed_before_a_stream_came_to_it_is_not_left_out_silen
 
 
 def test_no_mailbox_is_read_beyond_the_time_up_to_which_the_others_are_read(kept: Kept) -> None:
-    rows_ = RecordRows(kept.log, ["mailbox", "position", "at"])
+    rows_ = PositionRows(kept.log, ["mailbox", "position", "at"])
     stream = StreamReader(kept.log, rows_, {}, 6, is_by_time=True)
     start, latest, read = Offset(), 0, 0
     while (end := stream.latestOffset(start, ReadMaxRows(6))) != start:
