@@ -61,6 +61,8 @@ from postroom.domain.message_decisions import (
 )
 from postroom.domain.names import mailbox_stream, message_id
 from postroom.domain.policy import SATURATED_RETRY_MS, TopicPolicy, check_visibility
+from postroom.domain.redrive.commands import RedriveCommand
+from postroom.domain.redrive.decide import decide_redrive
 
 
 def decide(command: Command, mailbox: Mailbox, now: int) -> Sequence[Event]:
@@ -368,4 +370,5 @@ _DECIDE: dict[type, Callable[[Any, Mailbox, int], Sequence[Event]]] = {
     Sweep: _sweep,
     TakeOwnership: _take_ownership,
     Truncate: _truncate,
+    **dict.fromkeys(RedriveCommand.__args__, decide_redrive),
 }
