@@ -8,6 +8,7 @@ from collections.abc import Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Self, TypeVar
 
+from postroom.adapters.sync_redrives import SyncRedrives
 from postroom.application.daemon_executor import DaemonExecutor
 from postroom.application.message_stream import HEARTBEAT_MS, MessageStream
 from postroom.application.messages import (
@@ -106,7 +107,7 @@ async def _next(stream: MessageStream) -> ReceivedMessage | None:
     return await anext(stream, None)
 
 
-class SyncMailbox:
+class SyncMailbox(SyncRedrives):
     """The commands and queries of `Mailbox` as functions that return when they are done.
 
     Any number of threads may use it. All mailboxes of a process run on one event loop, in a background
