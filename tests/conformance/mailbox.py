@@ -380,6 +380,7 @@ class MailboxConformance:
         letters = await mailbox.list_dead_letters("orders", reason="max_attempts")
         assert [letter.last_error for letter in letters] == ["broken"] * 3
         await check_redrive_jobs(mailbox, "orders", 3)
+        letters = await mailbox.list_dead_letters("orders")
         assert await mailbox.list_dead_letters(limit=1, cursor=letters[0].position) == letters[1:2]
         assert await mailbox.redrive_dead_letters("orders", message_ids=[letters[0].message_id]) == 1
         assert await mailbox.redrive_dead_letters("orders", limit=1) == 1
