@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from typing import TypeVar
 
 from postroom.application.daemon_executor import DaemonExecutor
@@ -73,9 +74,11 @@ class LogWriter:
         """Compact a log in memory between appends; see `VolatileLog.compact`."""
         return self._start(log.compact, through, unsettled)
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """Finish the pending writes and end the thread."""
-        self._thread.shutdown(wait=True)
+        with suppress(Unavailable):  # without a thread, nothing is pending
+            await self._start(lambda: None)  # joining the thread would block the event loop
+        self._thread.shutdown(wait=False)
 
     def _start(self, function: Callable[..., T], *arguments: object) -> asyncio.Future[T]:
         return asyncio.get_running_loop().run_in_executor(self._thread, function, *arguments)
