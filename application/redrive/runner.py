@@ -91,6 +91,9 @@ class _Work:
 
     async def advance(self, job: RedriveJob) -> float:
         """Change the next messages; return the seconds until the next step."""
+        if self._source is None:
+            await self._fill(job, 0)  # may take seconds, which the pace is not to make up for
+            self._pace = Pace(job.spec.rate, self._now())
         maximum = self._batch if job.remaining is None else min(self._batch, job.remaining)
         count = self._pace.allowance(self._now(), max(1, maximum))
         if not count:

@@ -183,6 +183,21 @@ async def test_a_running_job_is_undone() -> None:
         assert await dead_ids(mailbox) == IDS
 
 
+async def test_the_history_of_a_message_names_the_jobs_that_changed_it() -> None:
+    async with owned(MemoryEventLog(NAME)) as mailbox:
+        await add_dead_letters(mailbox, ["a", "b"])
+        await mailbox.redrive_dead_letters("orders", message_ids=["a"])
+        await add_dead_letters(mailbox, ["c"])
+        job = await ended(mailbox, await mailbox.start_redrive(RedriveSpec()))
+        await mailbox.change_redrive(job.job_id, "undo")
+        await ended(mailbox, job)
+        purge = await ended(mailbox, await mailbox.start_redrive(RedriveSpec(action="purge", limit=1)))
+        for id_, jobs in (("a", [job, job]), ("b", [job, job, purge]), ("c", [job, job])):
+            history = (await mailbox.get_message(id_)).history
+            named = [each.facts["redrive_job"] for each in history if "redrive_job" in each.facts]
+            assert named == [each.job_id for each in jobs]
+
+
 async def test_redriven_messages_are_delayed() -> None:
     async with owned(MemoryEventLog(NAME)) as mailbox:
         await add_dead_letters(mailbox, ["a"])
