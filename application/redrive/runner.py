@@ -109,7 +109,7 @@ class _Work:
             return 0
         self._pace.spend(after.moved - job.moved)
         self._matches = [each for each in self._matches if each.last > after.cursor]
-        return FULL_SECONDS if after.cursor == job.cursor and batch else self._pace.pause()
+        return FULL_SECONDS if after.version == job.version else self._pace.pause()
 
     async def _fill(self, job: RedriveJob, count: int) -> bool:
         """Read on until there are `count` matches; return whether no more can follow them."""
@@ -135,7 +135,8 @@ class _Work:
             messages = await asyncio.to_thread(self._read_messages, position, event)
         await self._submit(UndoRedrive(job.job, messages, cursor, len(self._advances) <= 1))
         self._advances = self._advances[1:]
-        return 0
+        after = self._engine.mailbox.redrives.get(job.job)
+        return RETRY_SECONDS if after is not None and after.version == job.version else 0
 
     def _read_advances(self, job: RedriveJob) -> list[tuple[int, RedriveAdvanced]]:
         """Return the positions and events of the job's progress that are not undone."""
