@@ -8,7 +8,6 @@ from collections.abc import Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Self, TypeVar
 
-from postroom.adapters.sync_redrives import SyncRedrives
 from postroom.application.daemon_executor import DaemonExecutor
 from postroom.application.message_stream import HEARTBEAT_MS, MessageStream
 from postroom.application.messages import (
@@ -28,6 +27,7 @@ from postroom.application.query_results import (
     Moment,
     PeekedMessage,
 )
+from postroom.application.sync_redrives import SyncRedrives
 from postroom.domain.errors import InvalidRequest, Rejected, Unavailable
 from postroom.domain.mailbox.counts import TopicSummary
 from postroom.domain.message import Receipt

@@ -16,7 +16,7 @@ from postroom.adapters.cli.values import WrongUsage, parse_duration, parse_pairs
 
 if TYPE_CHECKING:
     from postroom.application.ports.mailbox import Mailbox
-    from postroom.application.redrive.results import RedrivePreview, RedriveReport
+    from postroom.application.redrive_results import RedrivePreview, RedriveReport
     from postroom.domain.redrive.spec import JobAction
 
 POLL_SECONDS = 0.2

@@ -8,7 +8,7 @@ from google.protobuf.json_format import ParseDict
 
 from postroom.adapters.grpc import messages
 from postroom.adapters.grpc.v1 import mailbox_pb2 as pb
-from postroom.application.redrive.results import RedrivePreview, RedriveReport
+from postroom.application.redrive_results import RedrivePreview, RedriveReport
 from postroom.domain.redrive.spec import JobAction, RedriveSpec
 
 

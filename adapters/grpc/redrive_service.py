@@ -1,46 +1,52 @@
 """Redrive jobs of `postroom.v1.MailboxAdmin`."""
 
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, Protocol, cast
 
 import msgspec
 from google.protobuf.json_format import ParseDict
 
 from postroom.adapters.grpc import messages
 from postroom.adapters.grpc.v1 import mailbox_pb2 as pb
-from postroom.application.redrive.results import RedriveReport
+from postroom.application.ports.mailbox import Mailbox
+from postroom.application.redrive_results import RedriveReport
 from postroom.domain.errors import InvalidRequest
 from postroom.domain.redrive.spec import JobAction, RedriveSpec
 
-if TYPE_CHECKING:
-    from postroom.adapters.grpc.service import Call
+
+class Accepted(Protocol):
+    """A call that was accepted."""
+
+    @property
+    def mailbox(self) -> Mailbox:
+        """Return the mailbox as the caller may use it."""
 
 
 class RedriveService:
     """The methods of redrive jobs."""
 
     async def preview_redrive(
-        self, request: pb.PreviewRedriveRequest, call: "Call"
+        self, request: pb.PreviewRedriveRequest, call: Accepted
     ) -> pb.PreviewRedriveResponse:
         """Return what a job would select."""
         preview = await call.mailbox.preview_redrive(read_spec(request.spec))
         return messages.write_result(preview, pb.PreviewRedriveResponse())
 
-    async def start_redrive(self, request: pb.StartRedriveRequest, call: "Call") -> pb.StartRedriveResponse:
+    async def start_redrive(self, request: pb.StartRedriveRequest, call: Accepted) -> pb.StartRedriveResponse:
         """Start a job."""
         job_id = request.job_id if request.HasField("job_id") else None
         report = await call.mailbox.start_redrive(read_spec(request.spec), job_id=job_id)
         return pb.StartRedriveResponse(job=_write(report))
 
-    async def list_redrives(self, request: pb.ListRedrivesRequest, call: "Call") -> pb.ListRedrivesResponse:
+    async def list_redrives(self, request: pb.ListRedrivesRequest, call: Accepted) -> pb.ListRedrivesResponse:
         """Return the jobs."""
         return pb.ListRedrivesResponse(jobs=map(_write, await call.mailbox.list_redrives()))
 
-    async def get_redrive(self, request: pb.GetRedriveRequest, call: "Call") -> pb.GetRedriveResponse:
+    async def get_redrive(self, request: pb.GetRedriveRequest, call: Accepted) -> pb.GetRedriveResponse:
         """Return a job."""
         return pb.GetRedriveResponse(job=_write(await call.mailbox.get_redrive(request.job_id)))
 
     async def change_redrive(
-        self, request: pb.ChangeRedriveRequest, call: "Call"
+        self, request: pb.ChangeRedriveRequest, call: Accepted
     ) -> pb.ChangeRedriveResponse:
         """Pause, resume, cancel or undo a job."""
         action = cast(JobAction, request.action)  # the mailbox refuses others

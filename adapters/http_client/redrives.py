@@ -6,7 +6,7 @@ from typing import TypeVar
 
 import msgspec
 
-from postroom.application.redrive.results import RedrivePreview, RedriveReport
+from postroom.application.redrive_results import RedrivePreview, RedriveReport
 from postroom.domain.redrive.spec import JobAction, RedriveSpec
 
 T = TypeVar("T")

@@ -7,7 +7,7 @@ import msgspec
 
 from postroom.adapters.http_server.call import Call, Reply, json_reply
 from postroom.adapters.http_server.routes import Route
-from postroom.application.redrive.results import RedrivePreview, RedriveReport
+from postroom.application.redrive_results import RedrivePreview, RedriveReport
 from postroom.domain.redrive.spec import JOB_ACTIONS, JobAction, RedriveSpec
 
 _JOB = "01890a5d-ac96-774b-bcce-b302099a8057"

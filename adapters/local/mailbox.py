@@ -15,7 +15,7 @@ from postroom.application.query_results import (
     Moment,
     PeekedMessage,
 )
-from postroom.application.redrive.results import RedrivePreview, RedriveReport
+from postroom.application.redrive_results import RedrivePreview, RedriveReport
 from postroom.application.service import Search
 from postroom.domain.errors import Unavailable, WrongMode
 from postroom.domain.mailbox.counts import TopicSummary

@@ -8,7 +8,7 @@ from postroom.application.access.auditor import Auditor
 from postroom.application.access.guard import Guard
 from postroom.application.mailbox.redrive_client import check_spec
 from postroom.application.ports.mailbox import Mailbox
-from postroom.application.redrive.results import RedrivePreview, RedriveReport
+from postroom.application.redrive_results import RedrivePreview, RedriveReport
 from postroom.domain.arguments import check_text
 from postroom.domain.capability.access import uncovered_topic
 from postroom.domain.capability.rights import Operation

@@ -11,7 +11,7 @@ from postroom.application.cluster.namespace_members import Members
 from postroom.application.mailbox.redrive_client import check_job_id, check_spec
 from postroom.application.ports.mailbox import Mailbox
 from postroom.application.ports.namespace_directory import NamespaceDirectory
-from postroom.application.redrive.results import RedriveGroup, RedrivePreview, RedriveReport
+from postroom.application.redrive_results import RedriveGroup, RedrivePreview, RedriveReport
 from postroom.domain.errors import InvalidRequest, NotFound
 from postroom.domain.names import check_uuid
 from postroom.domain.redrive.spec import JobAction, RedriveSpec, check_action

@@ -6,7 +6,7 @@ from typing import TypeVar
 
 from postroom.application.mailbox.message_factory import NewId
 from postroom.application.ports.mailbox_transport import MailboxTransport
-from postroom.application.redrive.results import RedrivePreview, RedriveReport
+from postroom.application.redrive_results import RedrivePreview, RedriveReport
 from postroom.domain.arguments import check_optional_text, check_type
 from postroom.domain.names import check_uuid, message_id
 from postroom.domain.redrive.spec import JobAction, RedriveSpec, check_action

@@ -12,7 +12,7 @@ from postroom.application.query_results import (
     Moment,
     PeekedMessage,
 )
-from postroom.application.redrive.results import RedrivePreview, RedriveReport
+from postroom.application.redrive_results import RedrivePreview, RedriveReport
 from postroom.domain.errors import Rejected
 from postroom.domain.mailbox.commands import Receive
 from postroom.domain.mailbox.counts import TopicSummary

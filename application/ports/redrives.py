@@ -2,7 +2,7 @@
 
 from typing import Protocol
 
-from postroom.application.redrive.results import RedrivePreview, RedriveReport
+from postroom.application.redrive_results import RedrivePreview, RedriveReport
 from postroom.domain.redrive.spec import JobAction, RedriveSpec
 
 

@@ -8,8 +8,8 @@ from postroom.application.mailbox.codec import is_intact
 from postroom.application.mailbox.fold import fold_message, refuse_altered_records
 from postroom.application.messages import rfc3339
 from postroom.application.ports.event_log import EventLogReader
+from postroom.application.queries.redrive_lineage import find_job
 from postroom.application.query_results import HistoryEntry, MessageDetail
-from postroom.application.redrive.lineage import find_job
 from postroom.domain.envelope.headers import MailboxItem
 from postroom.domain.errors import NotFound
 from postroom.domain.message import READY, Message, MessageSent, Status

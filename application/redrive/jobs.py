@@ -6,16 +6,16 @@ from collections.abc import Callable, Sequence
 from postroom.application.mailbox.engine import MailboxEngine
 from postroom.application.mailbox.message_factory import NewId
 from postroom.application.query_results import DeadLetter
-from postroom.application.redrive.results import RedriveGroup, RedrivePreview, RedriveReport, report_of
 from postroom.application.redrive.runner import RedriveRunner
 from postroom.application.redrive.selection import find_candidates, select
+from postroom.application.redrive_results import RedriveGroup, RedrivePreview, RedriveReport, report_of
 from postroom.domain.arguments import check_optional_text, check_type
 from postroom.domain.errors import Rejected
 from postroom.domain.fingerprint import fingerprint
+from postroom.domain.mailbox.redrive_decisions import find_job
 from postroom.domain.message import Message
 from postroom.domain.names import check_uuid, message_stream
 from postroom.domain.redrive.commands import ChangeRedrive, RedriveCommand, StartRedrive
-from postroom.domain.redrive.decide import find_job
 from postroom.domain.redrive.spec import JobAction, RedriveSpec, check_action
 
 MAX_SAMPLES = 10

@@ -35,6 +35,7 @@ from postroom.domain.mailbox.commands import (
     Truncate,
 )
 from postroom.domain.mailbox.events import LogTruncated, MailboxCreated, OwnershipTaken
+from postroom.domain.mailbox.redrive_decisions import decide_redrive
 from postroom.domain.mailbox.state import Mailbox
 from postroom.domain.mailbox.topic import Topic
 from postroom.domain.mailbox.topic_decisions import find_topic, pause, resume, set_policy
@@ -62,7 +63,6 @@ from postroom.domain.message_decisions import (
 from postroom.domain.names import mailbox_stream, message_id
 from postroom.domain.policy import SATURATED_RETRY_MS, TopicPolicy, check_visibility
 from postroom.domain.redrive.commands import RedriveCommand
-from postroom.domain.redrive.decide import decide_redrive
 
 
 def decide(command: Command, mailbox: Mailbox, now: int) -> Sequence[Event]:

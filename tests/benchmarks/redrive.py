@@ -19,7 +19,7 @@ from pathlib import Path
 from postroom.adapters.compose import Postroom, open_mailbox
 from postroom.adapters.compose.store import open_store
 from postroom.application.messages import NewMessage
-from postroom.application.redrive.results import RedriveReport
+from postroom.application.redrive_results import RedriveReport
 from postroom.domain.message import MessageRedriven
 from postroom.domain.policy import TopicPolicy
 from postroom.domain.redrive.events import RedriveCancelled

@@ -10,8 +10,8 @@ from postroom.application.background import background_task
 from postroom.application.mailbox.codec import to_records
 from postroom.application.mailbox.engine import MailboxEngine
 from postroom.application.messages import NewMessage
-from postroom.application.redrive.results import RedriveReport
 from postroom.application.redrive.runner import RedriveRunner
+from postroom.application.redrive_results import RedriveReport
 from postroom.domain.commit import Commit, IndexEntry
 from postroom.domain.mailbox.commands import Sweep
 from postroom.domain.policy import TopicPolicy

@@ -5,7 +5,7 @@ from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 from postroom.application.ports.mailbox import Mailbox
-from postroom.application.redrive.results import RedrivePreview, RedriveReport
+from postroom.application.redrive_results import RedrivePreview, RedriveReport
 from postroom.domain.redrive.spec import JobAction, RedriveSpec
 
 T = TypeVar("T")
