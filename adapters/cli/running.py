@@ -14,8 +14,8 @@ import msgspec
 from postroom.adapters.cli.session import Session
 from postroom.adapters.cli.settings import Settings
 from postroom.adapters.compose.running import ServiceManager
-from postroom.adapters.system.garbage_collection import exempt_heap
 from postroom.application.background import background_task
+from postroom.application.garbage_collection import exempt_heap
 from postroom.application.ports.mailbox import Mailbox
 from postroom.application.telemetry import ROOT, logger, summarize
 from postroom.domain.errors import PostroomError

@@ -16,7 +16,7 @@ import psycopg
 
 from postroom.adapters.compose import Postroom, open_mailbox
 from postroom.adapters.compose.postgres import migrate_store
-from postroom.adapters.system.garbage_collection import exempt_heap
+from postroom.application.garbage_collection import exempt_heap
 from tests.benchmarks.figures import Figures, Stopwatch
 from tests.benchmarks.history import CHUNK, generated, live
 from tests.benchmarks.servers import postgres_server

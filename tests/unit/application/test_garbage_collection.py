@@ -2,7 +2,7 @@
 
 import gc
 
-from postroom.adapters.system.garbage_collection import exempt_heap
+from postroom.application.garbage_collection import exempt_heap
 
 
 class Node:
