@@ -55,7 +55,6 @@ SPARK_FILES = {
     "tests/integration/spark/test_cluster.py": "spark 1",
     "tests/integration/spark/test_rebuild_crashes.py": "spark 1",
     "tests/benchmarks/test_comparison.py": "spark 1",
-    "tests/integration/spark/test_follow_spark.py": "spark 2",
     "tests/integration/spark/test_rebuild.py": "spark 2",
     "tests/integration/spark/test_source.py": "spark 2",
     "tests/integration/spark/test_source_stream.py": "spark 2",
@@ -175,6 +174,22 @@ def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         pytest.skip(str(error))
     with server:
         yield server.url
+
+
+@pytest.fixture(scope="session")
+def kafka_servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a Kafka broker; every test uses names of its own."""
+    from tests.support.servers.kafka import KafkaServer
+
+    if servers := os.environ.get("POSTROOM_TEST_KAFKA_SERVERS"):
+        yield servers
+        return
+    try:
+        server = KafkaServer(tmp_path_factory.mktemp("kafka"))
+    except Unavailable as error:
+        pytest.skip(str(error))
+    with server:
+        yield server.servers
 
 
 @pytest.fixture(scope="session")
