@@ -25,11 +25,13 @@ from postroom.adapters.sql.versions import OF_MESSAGES, Versions
 from postroom.domain.errors import Unavailable
 from postroom.projections.fold import MESSAGES, piece_schemas
 from postroom.projections.plan import Plan, Truncated
-from postroom.projections.ports.read_model_store import ActiveVersion, OnProgress
+from postroom.projections.ports.read_model_store import ActiveVersion, LockTimeout, OnProgress
 from postroom.projections.projection import load_projections
 
 CONNECTIONS = 2
 """Connections that build indexes concurrently."""
+LOCK_TIMEOUT_MS = 60_000
+"""How long a transaction waits for the batch of a follower, which locks its version, and for queries."""
 ROWS_PER_BATCH = 20_000
 _SQL = named_statements("postroom.adapters.postgres", "sql/rebuild.sql")
 _SQL_TYPES = {pl.Int64(): "BIGINT", pl.String(): 'TEXT COLLATE "C"', pl.Binary(): "BYTEA"}
@@ -134,9 +136,12 @@ class PostgresDatabase:
     @contextmanager
     def transaction(self) -> Iterator[None]:
         """Run the statements inside the context as one transaction."""
-        with self.connection.transaction():
-            self.connection.execute(_SQL["wait_in_transaction"])
-            yield
+        try:
+            with self.connection.transaction():
+                self.connection.execute(_SQL["wait_in_transaction"].format(ms=LOCK_TIMEOUT_MS))
+                yield
+        except psycopg.errors.LockNotAvailable as error:
+            raise LockTimeout(self.where) from error
 
     def tables(self) -> list[str]:
         """Return the names of all tables, without partitions."""
