@@ -1,7 +1,7 @@
 """Saving the parts of snapshots in the thread that writes to the log."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Iterator
 
 from postroom.application.mailbox.loaded_mailbox import LoadedMailbox
 from postroom.application.mailbox.log_writer import LogWriter
@@ -19,9 +19,11 @@ class SnapshotSaver:
         self._writer = writer
         self._wake = wake
 
-    def save(self, take: Callable[[], StoredSnapshot], keep_from: int) -> "asyncio.Future[StoredSnapshot]":
+    def save(
+        self, rows: Iterator[StoredSnapshot], position: int, keep_from: int
+    ) -> "asyncio.Future[StoredSnapshot]":
         """Start to save a part; see `LogWriter.save_snapshot`."""
-        saving = self._writer.save_snapshot(take, keep_from)
+        saving = self._writer.save_snapshot(rows, position, keep_from)
         saving.add_done_callback(lambda _: self._wake.set())  # the next one may have been asked for
         return saving
 
