@@ -177,6 +177,22 @@ def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
+def kafka_servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a Kafka broker; every test uses names of its own."""
+    from tests.support.servers.kafka import KafkaServer
+
+    if servers := os.environ.get("POSTROOM_TEST_KAFKA_SERVERS"):
+        yield servers
+        return
+    try:
+        server = KafkaServer(tmp_path_factory.mktemp("kafka"))
+    except Unavailable as error:
+        pytest.skip(str(error))
+    with server:
+        yield server.servers
+
+
+@pytest.fixture(scope="session")
 def postgres_admin_url() -> Iterator[str]:
     """The address of a PostgreSQL server, with the right to create databases."""
     from tests.support.servers.postgres import PostgresServer, postgres_folder
