@@ -114,7 +114,7 @@ class Follower:
         self._updater.close()
 
     def run(self, stop: Event, *, once: bool = False) -> None:
-        """Follow until stopped, and retry after outages of the store; the current batch is completed first.
+        """Follow until stopped, and retry after outages of the store; a stop undoes the current batch.
 
         Arguments:
             once: return when all present records are applied, and raise when the store is unavailable.
@@ -160,11 +160,14 @@ class Follower:
         Arguments:
             through: last position by mailbox; other mailboxes are not advanced. None for all records.
         """
-        while self.step(through) and not (stop is not None and stop.is_set()):
+        while self.step(through, stop) and not (stop is not None and stop.is_set()):
             pass
 
-    def step(self, through: Positions | None = None) -> bool:
+    def step(self, through: Positions | None = None, stop: Event | None = None) -> bool:
         """Apply one batch, unless another process applied it; return False when there are no new records.
+
+        Arguments:
+            stop: undoes the batch when it is set meanwhile.
 
         Raises: NotFound before the first rebuild, Unavailable when the store can't be used.
         """
@@ -183,9 +186,9 @@ class Follower:
             next_batch = self._fold(self._reader(), ranges, self._cursors)
         steps = next_batch.steps
         cursors = self._cursors | {step.extent.id: Cursor(step.extent.last, step.extent.at) for step in steps}
-        self._start_next_fold(next_ranges(heads, cursors, self._size.events, through), cursors)
-        if not self._updater.apply(version, steps, next_batch.batch):
-            self._version = None  # another process moved the cursor, or another version became active
+        self._start_next_fold(next_ranges(heads, cursors, self._size.events_ahead, through), cursors)
+        if not self._updater.apply(version, steps, next_batch.batch, stop):
+            self._version = None  # stopped, or another process moved the cursor, or changed the version
             return True
         self._cursors = cursors
         seconds = time.monotonic() - start_time
@@ -212,7 +215,7 @@ class Follower:
     def _keep_up(self, stop: Event) -> None:
         pause = POLL_MIN_SECONDS
         while not stop.is_set():
-            if self.step():
+            if self.step(stop=stop):
                 pause = POLL_MIN_SECONDS
                 if self.counts.last_events > self._few_events:
                     continue
@@ -261,7 +264,7 @@ class Follower:
             self._next_fold = ranges, self._pool.submit(self._fold, self._reader(), ranges, cursors)
 
     def _take_next_fold(self, through: Positions | None) -> _PreparedBatch | None:
-        """Return the batch folded in the background, if it begins at the cursors."""
+        """Return the batch folded in the background, if it begins at the cursors and is not too large."""
         if self._next_fold is None:
             return None
         ranges, future = self._next_fold
@@ -271,7 +274,7 @@ class Follower:
             start = self._cursors.get(extent.id, Cursor(0, 0))
             if first != start.position + 1 or (through is not None and last > through.get(extent.name, 0)):
                 return None
-        return next_batch
+        return next_batch if self._size.allows(next_batch.batch.events) else None
 
     def _reader(self) -> LogReader:
         """Return the reader of the log of the current version."""

@@ -4,7 +4,7 @@ import asyncio
 import os
 import socket
 from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, closing, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, closing, suppress
 from pathlib import Path
 from typing import NamedTuple, get_args
 
@@ -22,6 +22,7 @@ from postroom.adapters.sqlite.database import Durability
 from postroom.adapters.system.clock import SystemClock
 from postroom.application.background import background_task
 from postroom.application.cluster.lease_term import LeaseTerm, own_by_lease
+from postroom.application.daemon_executor import DaemonExecutor
 from postroom.application.extras import explain_missing_extra
 from postroom.application.mailbox.engine import MailboxEngine
 from postroom.application.mailbox.envelope_cache import CACHE_BYTES
@@ -42,7 +43,7 @@ from postroom.domain.arguments import (
     check_path,
     check_type,
 )
-from postroom.domain.errors import InvalidRequest, PostroomError
+from postroom.domain.errors import InvalidRequest, PostroomError, Unavailable
 from postroom.domain.mailbox.events import MailboxMode
 from postroom.domain.names import DEFAULT_MAILBOX, check_mailbox
 from postroom.domain.policy import MAX_DURATION_MS, MailboxLimits, TopicPolicy
@@ -199,7 +200,9 @@ async def own_mailbox(
     trace_if_used()
     owner, clock, limits = settings.owner or "", SystemClock(), settings.limits
     async with AsyncExitStack() as opened:
-        last = opened.enter_context(ExitStack())  # the next owner does not wait for the log to be closed
+        last = await opened.enter_async_context(
+            AsyncExitStack()
+        )  # the next owner does not wait for the log to be closed
         ownership = store.ownership()
         await opened.enter_async_context(
             ownership.acquire(mailbox, owner, wait_ms)
@@ -212,7 +215,7 @@ async def own_mailbox(
             remote = RemoteServer(server, mailbox, ownership.directory, settings.listen)
             await opened.enter_async_context(background_task(remote.run()))
         log = await _open_log(store, mailbox, settings)
-        last.callback(log.close)
+        last.push_async_callback(_close_log, log)
         log_archive = None if settings.archive is None else open_archive(settings.archive)
         bound = None
         if isinstance(log, AmnesiaEventLog):
@@ -260,6 +263,17 @@ async def _open_log(store: Store, mailbox: str, settings: OwnerSettings) -> Even
         with suppress(PostroomError):
             (await opening).close()
         raise
+
+
+async def _close_log(log: EventLog) -> None:
+    """Close a log in a thread: the last connection to a SQLite file copies the WAL into it."""
+    thread = DaemonExecutor(1, "postroom-close")
+    try:
+        await asyncio.get_running_loop().run_in_executor(thread, log.close)
+    except Unavailable:  # no thread can be started when the interpreter exits
+        log.close()
+    finally:
+        thread.shutdown(wait=False)
 
 
 def make_search(store: Store) -> Search | None:

@@ -10,7 +10,7 @@ import msgspec
 import psycopg
 import pytest
 
-from postroom.application.mailbox import engine
+from postroom.application.mailbox import snapshot_saver
 from postroom.application.mailbox.compression import compress, decompress
 from postroom.application.queries.verify import VerifyLog
 from postroom.domain.envelope.v1.envelope_pb2 import PrismEnvelope
@@ -174,7 +174,7 @@ async def test_the_messages_of_a_commit_whose_envelopes_cannot_be_read_are_quara
 async def test_the_messages_of_a_commit_that_cannot_be_decoded_are_quarantined_if_a_snapshot_covers_it(
     place: AlteredPlace, monkeypatch: pytest.MonkeyPatch, events: bytes
 ) -> None:
-    monkeypatch.setattr(engine, "CLOSING_SNAPSHOT_EVENTS", 1)
+    monkeypatch.setattr(snapshot_saver, "CLOSING_SNAPSHOT_EVENTS", 1)
     async with place.open() as mailbox:
         await mailbox.send_batch([message(PAYLOAD), message(PAYLOAD)])
         await mailbox.send_message(message(b"later"))
