@@ -98,15 +98,6 @@ class Follower:
         self._pool = ThreadPoolExecutor(1, "follow")
         self._next_fold: tuple[list[Range], Future[_PreparedBatch]] | None = None
 
-    @property
-    def where(self) -> str:
-        """Return the read models' name for messages."""
-        return self._updater.where
-
-    def open_log(self) -> LogReader:
-        """Return the reader of the log, including the version's archive."""
-        return self._open_log(self._current_version().archive)
-
     def close(self) -> None:
         """Close the connections; does nothing when already closed."""
         self._pool.shutdown()
@@ -121,24 +112,15 @@ class Follower:
 
         Raises: NotFound before the first rebuild; Unavailable, with `once`, when the store can't be used.
         """
-        self.lead(stop, self._catch_up if once else self._keep_up, once=once)
-
-    def lead(self, stop: Event, work: Callable[[Event], None], *, once: bool = False) -> None:
-        """Run `work` while holding the leader lock, and run it again after outages of the store.
-
-        Arguments:
-            work: returns when it is done or stopped.
-            once: raise at an outage instead.
-        """
         failures, is_standing_by = 0, False
         while not stop.is_set():
             try:
                 with self._updater.leader_lock() as is_leader:
                     if is_leader:
-                        work(stop)
+                        (self._catch_up if once else self._keep_up)(stop)
                         return
                 if not is_standing_by:
-                    logger().warning("follow.standing_by", read_models=self.where)
+                    logger().warning("follow.standing_by", read_models=self._updater.where)
                 is_standing_by = True
                 self.progress.succeeded()
                 stop.wait(STANDBY_SECONDS)
@@ -229,10 +211,10 @@ class Follower:
             version = self._updater.active() if number is None else self._updater.version(number)
             if version is None:
                 raise NotFound(
-                    f"The read models {self.where} were never built; build them with `postroom "
+                    f"The read models {self._updater.where} were never built; build them with `postroom "
                     "project rebuild`."
                 )
-            self._projections = _projections_of(version, self.where)
+            self._projections = _projections_of(version, self._updater.where)
             self._cursors = self._updater.cursors(version)
             self._opened.close()
             self._log = self._opened.enter_context(self._open_log(version.archive).connected())

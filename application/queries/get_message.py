@@ -11,6 +11,7 @@ from postroom.application.ports.event_log import EventLogReader
 from postroom.application.query_results import HistoryEntry, MessageDetail
 from postroom.domain.envelope.headers import MailboxItem
 from postroom.domain.errors import NotFound
+from postroom.domain.integrity import has_intact_headers
 from postroom.domain.message import READY, Message, MessageSent, Status
 from postroom.domain.names import message_id, message_stream
 from postroom.domain.record import Record
@@ -26,7 +27,7 @@ class GetMessage:
 
     @refuse_altered_records
     def __call__(self, id_: str) -> MessageDetail:
-        """Return the message with its history.
+        """Return the message with its history; `intact` says whether headers and payload match the envelope.
 
         Raises: NotFound when the log has no such message, or retention removed it.
         """
@@ -54,7 +55,7 @@ class GetMessage:
             message.redriven,
             message.reason,
             message.last_error,
-            is_intact(records[0]),
+            is_intact(records[0]) and has_intact_headers(sent),
             message_item(sent),
             [_entry(record) for record in records],
         )

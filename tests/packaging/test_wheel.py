@@ -42,6 +42,7 @@ def packaged() -> set[str]:
     api = {
         "adapters/python_api.py": "__init__.py",
         "adapters/py.typed": "py.typed",
+        "adapters/spark.py": "spark.py",
         "adapters/testing.py": "testing.py",
     }
     return {api.get(source, source) for source in sources()}
