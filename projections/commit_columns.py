@@ -17,7 +17,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from postroom.application.mailbox.codec import decode_envelopes, decode_runs, to_records
-from postroom.application.mailbox.runs import HASH_BYTES, AnyRun, Run, SentRun, StoredRun
+from postroom.application.mailbox.run import Run
+from postroom.application.mailbox.runs import HASH_BYTES, AnyRun, SentRun, StoredRun
 from postroom.domain.commit import Commit
 from postroom.domain.names import STREAM_BYTES
 from postroom.projections.log_columns import COLUMNS, arrow_schema
