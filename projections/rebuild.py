@@ -101,6 +101,8 @@ def rebuild(
     archive: str | None = None,
     bodies: BodyRules = NO_BODIES,
     restart: bool = False,
+    verify: bool = False,
+    allow_gaps: bool = False,
     progress: Callable[[Progress], None] = lambda _: None,
 ) -> RebuildReport:
     """Build the read models of a store as of now, and make them the active version (RFC-037 table schema).
@@ -116,10 +118,13 @@ def rebuild(
         archive: folder of the log archive that `log` includes, if any.
         bodies: topics whose bodies are searched for words.
         restart: begin a new version instead of continuing an interrupted rebuild.
+        verify: check the hashes of all commits and envelopes.
+        allow_gaps: go on when records are missing from the log.
         progress: called repeatedly, from this thread.
 
     Raises: NotFound when the store does not exist; InvalidRequest for an unknown model or position;
-        Unavailable when another rebuild is running, or when the runner can't be started or fails.
+        BrokenLog when records are missing or, with `verify`, were altered; Unavailable when another rebuild
+        is running, or when the runner can't be started or fails.
     """
     clock = Stopwatch(progress)
     models = _models(only)
@@ -143,6 +148,8 @@ def rebuild(
             bodies=msgspec.json.encode(bodies).decode(),
             through=",".join(to_position),
             archive=archive,
+            verify=verify,
+            allow_gaps=allow_gaps,
         )
 
     check_folds({name: load_projections()[name] for name in models})

@@ -18,7 +18,14 @@ from postroom.adapters.postgres.database import Connection, connect, shown, unav
 from postroom.adapters.postgres.migrate import check_connection
 from postroom.adapters.postgres.read_model_writer import PostgresRowReader, PostgresWriter, unescape_frame
 from postroom.adapters.sql.build import CatalogBuild
-from postroom.adapters.sql.ddl import POSTGRES, create_indexes, create_table, merge_into, statements
+from postroom.adapters.sql.ddl import (
+    POSTGRES,
+    create_indexes,
+    create_table,
+    merge_into,
+    replace_views,
+    statements,
+)
 from postroom.adapters.sql.errors import check_ids
 from postroom.adapters.sql.statements import statements as named_statements
 from postroom.adapters.sql.versions import OF_MESSAGES, Versions
@@ -147,9 +154,9 @@ class PostgresDatabase:
         """Return the names of all tables, without partitions."""
         return [name for (name,) in self.connection.execute(_SQL["tables"]).fetchall()]
 
-    def replace_view(self, version: int) -> None:
-        """Replace the view `mailbox`; see `Database.replace_view`."""
-        for statement in statements(POSTGRES, "mailbox_view.sql", version=version):
+    def replace_views(self, models: Mapping[str, int]) -> None:
+        """Replace the views with stable names; see `Database.replace_views`."""
+        for statement in replace_views(models, POSTGRES):
             self.connection.execute(statement.encode())
 
     def drop(self, table: str) -> bool:

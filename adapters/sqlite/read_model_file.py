@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from postroom.adapters.sql.ddl import SQLITE, script, statements
+from postroom.adapters.sql.ddl import SQLITE, replace_views, script
 from postroom.adapters.sqlite.database import connect, create_file
 from postroom.application.telemetry import logger
 from postroom.domain.errors import Unavailable
@@ -67,9 +67,9 @@ class CatalogFile:
         )
         return [name for (name,) in rows.fetchall()]
 
-    def replace_view(self, version: int) -> None:
-        """Replace the view `mailbox`; see `Database.replace_view`."""
-        for statement in statements(SQLITE, "mailbox_view.sql", version=version):
+    def replace_views(self, models: Mapping[str, int]) -> None:
+        """Replace the views with stable names; see `Database.replace_views`."""
+        for statement in replace_views(models, SQLITE):
             self.connection.execute(statement)
 
     def drop(self, table: str) -> bool:
