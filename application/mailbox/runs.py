@@ -145,7 +145,7 @@ class SentRun(Run, frozen=True, tag="MessageSent.1"):
             _join(hash_chains, HASH_BYTES),
             b"".join([blake3(envelope).digest() for envelope in envelopes]),
             column(priorities),
-            *map(column, zip(*map(astuple, headers), strict=True)),
+            *_header_columns(headers),
         )
         return cls(*columns)
 
@@ -358,8 +358,16 @@ def _common(fields: Sequence[Sequence[Any]], distances: Sequence[int]) -> tuple[
     return len(streams), _join(streams, STREAM_BYTES), column(fields[_VERSION]), column(distances)
 
 
+def _header_columns(headers: Sequence[Headers]) -> Iterable[Any]:
+    """Return the columns of headers; messages that are sent together often have the very same."""
+    first = headers[0]
+    if all(each is first for each in headers):
+        return astuple(first)
+    return map(column, zip(*map(astuple, headers), strict=True))
+
+
 def _join(values: Sequence[bytes], size: int) -> bytes:
     joined = b"".join(values)
-    if len(joined) != size * len(values) or any(len(value) != size for value in values):
+    if set(map(len, values)) != {size}:
         raise ValueError(f"a value does not have {size} bytes")
     return joined
