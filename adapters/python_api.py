@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from postroom.adapters.compose.follow import open_follower
     from postroom.adapters.compose.inbox import open_dead_letters, open_inbox, open_worker
     from postroom.adapters.compose.ingest import (
+        KafkaSource,
         Namespace,
         NatsSource,
         RedisSource,
@@ -147,6 +148,7 @@ __all__ = [
     "InvalidOutboxEvent",
     "InvalidRequest",
     "InvalidTimestamp",
+    "KafkaSource",
     "Mailbox",
     "MailboxClosed",
     "MailboxLimits",
@@ -243,7 +245,7 @@ _NAMES = {
     "adapters.compose.follow": "open_follower",
     "adapters.compose.inbox": "open_dead_letters open_inbox open_worker",
     "adapters.compose.ingest": (
-        "Namespace NatsSource RedisSource find_namespace load_namespaces open_ingester"
+        "KafkaSource Namespace NatsSource RedisSource find_namespace load_namespaces open_ingester"
     ),
     "adapters.compose.outbox": "open_outbox",
     "adapters.compose.postgres": "migrate_messaging migrate_store",

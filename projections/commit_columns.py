@@ -17,10 +17,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from postroom.application.mailbox.codec import decode_envelopes, decode_runs, to_records
-from postroom.application.mailbox.runs import HASH_BYTES, AnyRun, Run, SentRun, StoredRun
+from postroom.application.mailbox.run import Run
+from postroom.application.mailbox.runs import HASH_BYTES, AnyRun, SentRun, StoredRun
 from postroom.domain.commit import Commit
 from postroom.domain.names import STREAM_BYTES
-from postroom.projections.log_columns import COLUMNS, EVENT_COLUMNS, arrow_schema
+from postroom.projections.log_columns import COLUMNS, arrow_schema
 from postroom.projections.log_conditions import Condition, may_match, to_arrow
 from postroom.projections.log_extent import LogExtent, Range, split
 from postroom.projections.ports.log_reader import POSITIONS_PER_READ
@@ -31,6 +32,7 @@ BYTES_PER_BATCH = 32 << 20
 
 FIELDS = {
     "version": "versions",
+    "distance": "distances",
     "topic": "topics",
     "shard": "shards",
     "attempt": "attempts",
@@ -238,8 +240,8 @@ class _Rows:
         )
 
     def column(self, name: str) -> pa.Array:
-        """Return a column of `EVENT_COLUMNS`."""
-        type_ = EVENT_COLUMNS[name].arrow
+        """Return a column of `EVENT_COLUMNS`, or `distance`."""
+        type_ = COLUMNS[name].arrow
         if name in _COMMIT_COLUMNS:
             return self._constants([getattr(commit, name) for commit in self._commits], type_)
         if name in FIELDS or name == "event":

@@ -98,15 +98,6 @@ class Follower:
         self._pool = ThreadPoolExecutor(1, "follow")
         self._next_fold: tuple[list[Range], Future[_PreparedBatch]] | None = None
 
-    @property
-    def where(self) -> str:
-        """Return the read models' name for messages."""
-        return self._updater.where
-
-    def open_log(self) -> LogReader:
-        """Return the reader of the log, including the version's archive."""
-        return self._open_log(self._current_version().archive)
-
     def close(self) -> None:
         """Close the connections; does nothing when already closed."""
         self._pool.shutdown()
@@ -114,31 +105,22 @@ class Follower:
         self._updater.close()
 
     def run(self, stop: Event, *, once: bool = False) -> None:
-        """Follow until stopped, and retry after outages of the store; the current batch is completed first.
+        """Follow until stopped, and retry after outages of the store; a stop undoes the current batch.
 
         Arguments:
             once: return when all present records are applied, and raise when the store is unavailable.
 
         Raises: NotFound before the first rebuild; Unavailable, with `once`, when the store can't be used.
         """
-        self.lead(stop, self._catch_up if once else self._keep_up, once=once)
-
-    def lead(self, stop: Event, work: Callable[[Event], None], *, once: bool = False) -> None:
-        """Run `work` while holding the leader lock, and run it again after outages of the store.
-
-        Arguments:
-            work: returns when it is done or stopped.
-            once: raise at an outage instead.
-        """
         failures, is_standing_by = 0, False
         while not stop.is_set():
             try:
                 with self._updater.leader_lock() as is_leader:
                     if is_leader:
-                        work(stop)
+                        (self._catch_up if once else self._keep_up)(stop)
                         return
                 if not is_standing_by:
-                    logger().warning("follow.standing_by", read_models=self.where)
+                    logger().warning("follow.standing_by", read_models=self._updater.where)
                 is_standing_by = True
                 self.progress.succeeded()
                 stop.wait(STANDBY_SECONDS)
@@ -160,11 +142,14 @@ class Follower:
         Arguments:
             through: last position by mailbox; other mailboxes are not advanced. None for all records.
         """
-        while self.step(through) and not (stop is not None and stop.is_set()):
+        while self.step(through, stop) and not (stop is not None and stop.is_set()):
             pass
 
-    def step(self, through: Positions | None = None) -> bool:
+    def step(self, through: Positions | None = None, stop: Event | None = None) -> bool:
         """Apply one batch, unless another process applied it; return False when there are no new records.
+
+        Arguments:
+            stop: undoes the batch when it is set meanwhile.
 
         Raises: NotFound before the first rebuild, Unavailable when the store can't be used.
         """
@@ -183,9 +168,9 @@ class Follower:
             next_batch = self._fold(self._reader(), ranges, self._cursors)
         steps = next_batch.steps
         cursors = self._cursors | {step.extent.id: Cursor(step.extent.last, step.extent.at) for step in steps}
-        self._start_next_fold(next_ranges(heads, cursors, self._size.events, through), cursors)
-        if not self._updater.apply(version, steps, next_batch.batch):
-            self._version = None  # another process moved the cursor, or another version became active
+        self._start_next_fold(next_ranges(heads, cursors, self._size.events_ahead, through), cursors)
+        if not self._updater.apply(version, steps, next_batch.batch, stop):
+            self._version = None  # stopped, or another process moved the cursor, or changed the version
             return True
         self._cursors = cursors
         seconds = time.monotonic() - start_time
@@ -212,7 +197,7 @@ class Follower:
     def _keep_up(self, stop: Event) -> None:
         pause = POLL_MIN_SECONDS
         while not stop.is_set():
-            if self.step():
+            if self.step(stop=stop):
                 pause = POLL_MIN_SECONDS
                 if self.counts.last_events > self._few_events:
                     continue
@@ -226,10 +211,10 @@ class Follower:
             version = self._updater.active() if number is None else self._updater.version(number)
             if version is None:
                 raise NotFound(
-                    f"The read models {self.where} were never built; build them with `postroom "
+                    f"The read models {self._updater.where} were never built; build them with `postroom "
                     "project rebuild`."
                 )
-            self._projections = _projections_of(version, self.where)
+            self._projections = _projections_of(version, self._updater.where)
             self._cursors = self._updater.cursors(version)
             self._opened.close()
             self._log = self._opened.enter_context(self._open_log(version.archive).connected())
@@ -261,7 +246,7 @@ class Follower:
             self._next_fold = ranges, self._pool.submit(self._fold, self._reader(), ranges, cursors)
 
     def _take_next_fold(self, through: Positions | None) -> _PreparedBatch | None:
-        """Return the batch folded in the background, if it begins at the cursors."""
+        """Return the batch folded in the background, if it begins at the cursors and is not too large."""
         if self._next_fold is None:
             return None
         ranges, future = self._next_fold
@@ -271,7 +256,7 @@ class Follower:
             start = self._cursors.get(extent.id, Cursor(0, 0))
             if first != start.position + 1 or (through is not None and last > through.get(extent.name, 0)):
                 return None
-        return next_batch
+        return next_batch if self._size.allows(next_batch.batch.events) else None
 
     def _reader(self) -> LogReader:
         """Return the reader of the log of the current version."""

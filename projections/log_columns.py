@@ -62,9 +62,13 @@ COLUMNS: dict[str, Column] = {
     "mailbox_id": LONG,
     "mailbox": TEXT,
     "as_of": LONG,
+    "distance": LONG,
     **EVENT_COLUMNS,
 }
-"""All columns that can be read; `as_of` is the log time (µs) at the end of the mailbox's extent."""
+"""All columns that can be read; `as_of` is the log time (µs) at the end of the mailbox's extent.
+
+`distance` is how many positions before an event the previous one of its message is, or 0.
+"""
 
 
 def arrow_schema(columns: Sequence[str]) -> pa.Schema:

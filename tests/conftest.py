@@ -1,4 +1,5 @@
 import asyncio
+import gc
 import logging
 import os
 import sys
@@ -54,7 +55,6 @@ SPARK_FILES = {
     "tests/integration/spark/test_cluster.py": "spark 1",
     "tests/integration/spark/test_rebuild_crashes.py": "spark 1",
     "tests/benchmarks/test_comparison.py": "spark 1",
-    "tests/integration/spark/test_follow_spark.py": "spark 2",
     "tests/integration/spark/test_rebuild.py": "spark 2",
     "tests/integration/spark/test_source.py": "spark 2",
     "tests/integration/spark/test_source_stream.py": "spark 2",
@@ -75,6 +75,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             not item.nodeid.startswith("tests/simulation/"),
         )
     )
+
+
+def pytest_collection_finish() -> None:
+    """Have garbage collections pass over tests and modules, which live to the end of the run."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -115,7 +121,7 @@ def read_models() -> "Iterator[OpenReadModels]":
 @pytest.fixture(scope="session")
 def spark() -> "Iterator[SparkSession]":
     """One small Spark session for the whole run; its start costs more than all its tests."""
-    from postroom.projections.spark.session import QUIET, start_session
+    from postroom.projections.spark.session import QUIET, SCHEDULER_OPTIONS, start_session
 
     session = start_session(
         {
@@ -123,7 +129,7 @@ def spark() -> "Iterator[SparkSession]":
             "spark.sql.shuffle.partitions": "1",
             "spark.sql.adaptive.enabled": "false",
             "spark.driver.memory": "1g",
-            "spark.driver.extraJavaOptions": f"-XX:TieredStopAtLevel=1 {QUIET}",
+            "spark.driver.extraJavaOptions": f"{SCHEDULER_OPTIONS} {QUIET}",
         }
     )
     yield session
@@ -168,6 +174,22 @@ def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         pytest.skip(str(error))
     with server:
         yield server.url
+
+
+@pytest.fixture(scope="session")
+def kafka_servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a Kafka broker; every test uses names of its own."""
+    from tests.support.servers.kafka import KafkaServer
+
+    if servers := os.environ.get("POSTROOM_TEST_KAFKA_SERVERS"):
+        yield servers
+        return
+    try:
+        server = KafkaServer(tmp_path_factory.mktemp("kafka"))
+    except Unavailable as error:
+        pytest.skip(str(error))
+    with server:
+        yield server.servers
 
 
 @pytest.fixture(scope="session")

@@ -9,42 +9,26 @@ from postroom.adapters.cli.contexts import refresh_contexts
 from postroom.adapters.cli.monitoring import MetricsPort, monitoring
 from postroom.adapters.cli.running import running
 from postroom.adapters.cli.session import Session
-from postroom.adapters.cli.values import WrongUsage
 from postroom.application.pluralize import pluralize
-
-ENGINES = ("local", "spark")
 
 
 async def follow(
     session: Session,
-    engine: Annotated[
-        str,
-        Option(
-            metavar="local|spark", help="local: in this process, without a JVM; spark: a structured stream."
-        ),
-    ] = "local",
     once: Annotated[bool, Option("--once", help="Catch up with the log, then exit.")] = False,
     batch: Annotated[
         int, Option(metavar="N", min=1, help="Maximum number of log records in a batch.")
     ] = 300_000,
-    checkpoint: Annotated[
-        str | None, Option(metavar="FOLDER", help="Spark's checkpoint directory; safe to delete.")
-    ] = None,
     metrics_port: MetricsPort = None,
 ) -> None:
     """Apply new log records to the read models continuously, until interrupted.
 
     One process at a time follows a store; others stand by to take over. A rebuild may run at the same time.
     """
-    if engine not in ENGINES:
-        raise WrongUsage(f"Unknown --engine {engine!r}; expected {' or '.join(ENGINES)}.")
     store = session.existing_store()
     from postroom.adapters.compose.follow import open_follower
 
     with (
-        open_follower(
-            store, "spark" if engine == "spark" else "local", checkpoint=checkpoint, max_events=batch
-        ) as follower,
+        open_follower(store, max_events=batch) as follower,
         refresh_contexts(session, store),
         monitoring(session, metrics_port, follower.monitor),
     ):

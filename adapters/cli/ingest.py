@@ -34,21 +34,35 @@ async def ingest(
         Option("--namespace", metavar="NAME", help="Namespace to use if the file defines several."),
     ] = None,
     url: Annotated[
-        str | None, Option("--url", metavar="URL", help="NATS URL, without --config. [nats.url]")
+        str | None,
+        Option(
+            "--url",
+            metavar="URL",
+            help="URL without --config: nats://, kafka://, kafka+ssl://, redis:// or rediss://. [nats.url]",
+        ),
     ] = None,
     subject: Annotated[
-        str | None, Option("--subject", metavar="SUBJECT", help="Subject to ingest; * and > are wildcards.")
+        str | None,
+        Option(
+            "--subject",
+            metavar="SUBJECT",
+            help="Subject (* and > are wildcards), Kafka topic or Redis stream to ingest.",
+        ),
     ] = None,
     durable: Annotated[
-        str | None, Option("--durable", metavar="NAME", help="Durable consumer; created if missing.")
+        str | None,
+        Option("--durable", metavar="NAME", help="Durable consumer or consumer group; created if missing."),
     ] = None,
     stream: Annotated[
-        str | None, Option("--stream", metavar="NAME", help="Stream; default: the one that has the subject.")
+        str | None,
+        Option("--stream", metavar="NAME", help="NATS stream; default: the one that has the subject."),
     ] = None,
     dead_letters: Annotated[
         str | None,
         Option(
-            "--dlq", metavar="SUBJECT", help="Subject for messages that can't be stored; default: skip them."
+            "--dlq",
+            metavar="SUBJECT",
+            help="Subject, topic or stream for messages that can't be stored; default: skip them.",
         ),
     ] = None,
     once: Annotated[bool, Option("--once", help="Exit when no message has arrived for a second.")] = False,
@@ -90,31 +104,20 @@ def _from_file(config: str, name: str | None) -> "Namespace":
 
 def _from_flags(session: Session, namespace: str | None, flags: dict[str, str | None]) -> "Namespace":
     with explain_missing_extra("nats"):
-        from postroom.adapters.compose.ingest import Namespace, NatsSettings, NatsSource
+        from postroom.adapters.cli.ingest_source import source_from_flags
+        from postroom.adapters.compose.ingest import Namespace
     from postroom.domain.envelope.validation import ValidationMode
 
-    if flags["subject"] is None or flags["durable"] is None:
-        raise WrongUsage("Name the stream to ingest: --config FILE, or --subject and --durable.")
+    source = source_from_flags(session, flags)
     if namespace is not None:
         raise WrongUsage("--namespace needs --config FILE.")
-    nats = session.settings.section("nats", NatsSettings, {"url": flags["url"]})
     mailbox = session.settings.mailbox or ARCHIVE_MAILBOX
     return Namespace(
         name=mailbox.partition("@")[0],
         description=None,
         mailbox=mailbox,
         store=session.store,
-        source=msgspec.convert(
-            {
-                "url": nats.url,
-                "subject": flags["subject"],
-                "consumer_group": flags["durable"],
-                "stream": flags["stream"],
-                "dead_letter_subject": flags["dlq"],
-            }
-            | nats.access(),
-            NatsSource,
-        ),
+        source=source,
         envelope_validation=ValidationMode.STRICT,
         payload_schemas=(),
         batch_size=100,

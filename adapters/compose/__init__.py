@@ -4,7 +4,7 @@ import asyncio
 import os
 import socket
 from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, closing, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, closing, suppress
 from pathlib import Path
 from typing import NamedTuple, get_args
 
@@ -22,6 +22,7 @@ from postroom.adapters.sqlite.database import Durability
 from postroom.adapters.system.clock import SystemClock
 from postroom.application.background import background_task
 from postroom.application.cluster.lease_term import LeaseTerm, own_by_lease
+from postroom.application.daemon_executor import DaemonExecutor
 from postroom.application.extras import explain_missing_extra
 from postroom.application.mailbox.engine import MailboxEngine
 from postroom.application.mailbox.envelope_cache import CACHE_BYTES
@@ -33,6 +34,7 @@ from postroom.application.ports.clock import Clock
 from postroom.application.ports.event_log import EventLog
 from postroom.application.ports.log_archive import LogArchive
 from postroom.application.queries.owner_queries import OwnerQueries
+from postroom.application.redrive.jobs import RedriveJobs
 from postroom.application.service import Search
 from postroom.domain.arguments import (
     check_choice,
@@ -42,7 +44,7 @@ from postroom.domain.arguments import (
     check_path,
     check_type,
 )
-from postroom.domain.errors import InvalidRequest, PostroomError
+from postroom.domain.errors import InvalidRequest, PostroomError, Unavailable
 from postroom.domain.mailbox.events import MailboxMode
 from postroom.domain.names import DEFAULT_MAILBOX, check_mailbox
 from postroom.domain.policy import MAX_DURATION_MS, MailboxLimits, TopicPolicy
@@ -66,6 +68,12 @@ class Postroom(CommandHandlers, OwnerQueries):
         self.engine = engine
         self.retention = Retention(engine, archive)
         self.delete_old_events = DeleteOldEvents(self.retention)
+        self.redrives = RedriveJobs(engine, self.describe_dead_letters, uuid_utils.uuid7)
+        self.preview_redrive = self.redrives.preview_redrive
+        self.start_redrive = self.redrives.start_redrive
+        self.list_redrives = self.redrives.list_redrives
+        self.get_redrive = self.redrives.get_redrive
+        self.change_redrive = self.redrives.change_redrive
 
 
 class OwnerSettings(NamedTuple):
@@ -199,7 +207,9 @@ async def own_mailbox(
     trace_if_used()
     owner, clock, limits = settings.owner or "", SystemClock(), settings.limits
     async with AsyncExitStack() as opened:
-        last = opened.enter_context(ExitStack())  # the next owner does not wait for the log to be closed
+        last = await opened.enter_async_context(
+            AsyncExitStack()
+        )  # the next owner does not wait for the log to be closed
         ownership = store.ownership()
         await opened.enter_async_context(
             ownership.acquire(mailbox, owner, wait_ms)
@@ -212,7 +222,7 @@ async def own_mailbox(
             remote = RemoteServer(server, mailbox, ownership.directory, settings.listen)
             await opened.enter_async_context(background_task(remote.run()))
         log = await _open_log(store, mailbox, settings)
-        last.callback(log.close)
+        last.push_async_callback(_close_log, log)
         log_archive = None if settings.archive is None else open_archive(settings.archive)
         bound = None
         if isinstance(log, AmnesiaEventLog):
@@ -233,6 +243,7 @@ async def own_mailbox(
         run = postroom.retention.run() if bound is None else bound.run(engine)
         await opened.enter_async_context(background_task(run))
         await opened.enter_async_context(background_task(watch_ownership(engine)))
+        await opened.enter_async_context(background_task(postroom.redrives.runner.run()))
         relays = OutboxRelays(mailbox, postroom.send_batch)
         opened.push_async_callback(relays.close)
         relays.add_store(store)
@@ -260,6 +271,17 @@ async def _open_log(store: Store, mailbox: str, settings: OwnerSettings) -> Even
         with suppress(PostroomError):
             (await opening).close()
         raise
+
+
+async def _close_log(log: EventLog) -> None:
+    """Close a log in a thread: the last connection to a SQLite file copies the WAL into it."""
+    thread = DaemonExecutor(1, "postroom-close")
+    try:
+        await asyncio.get_running_loop().run_in_executor(thread, log.close)
+    except Unavailable:  # no thread can be started when the interpreter exits
+        log.close()
+    finally:
+        thread.shutdown(wait=False)
 
 
 def make_search(store: Store) -> Search | None:

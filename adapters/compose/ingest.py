@@ -4,8 +4,7 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import NamedTuple
 
-import msgspec
-
+from postroom.adapters.compose.sources import nats_settings, open_dead_letters, open_source
 from postroom.adapters.config.namespaces import find_namespace, load_namespaces
 from postroom.adapters.local.mailbox import SharedMailbox
 from postroom.adapters.nats.settings import NatsSettings
@@ -16,7 +15,13 @@ from postroom.application.ingest.counts import IngestCounts
 from postroom.application.ingest.dead_letters import DeadLetterSubject
 from postroom.application.ingest.ingester import Ingester
 from postroom.application.ingest.metrics import ingest_monitor
-from postroom.application.ingest.namespace import Namespace, NatsSource, RedisSource
+from postroom.application.ingest.namespace import (
+    KafkaSource,
+    MessageSource,
+    Namespace,
+    NatsSource,
+    RedisSource,
+)
 from postroom.application.ingest.redrive import IngestDeadLetter, IngestDeadLetterAdmin
 from postroom.application.mailbox.handlers import CommandHandlers
 from postroom.application.metrics import Metric
@@ -29,6 +34,8 @@ __all__ = [
     "IngestDeadLetter",
     "IngestDeadLetterAdmin",
     "Ingester",
+    "KafkaSource",
+    "MessageSource",
     "Namespace",
     "NatsSettings",
     "NatsSource",
@@ -81,7 +88,7 @@ class OpenNamespace(NamedTuple):
         )
 
     def _stream_metrics(self) -> list[Metric]:
-        if isinstance(self.namespace.source, RedisSource):
+        if not isinstance(self.namespace.source, NatsSource):
             return []
         from postroom.adapters.nats.metrics import nats_metrics
         from postroom.adapters.nats.source import JetStreamSource
@@ -101,9 +108,9 @@ async def open_namespace(namespace: Namespace) -> AsyncIterator[OpenNamespace]:
     """
     async with AsyncExitStack() as stack:
         payloads = _validator(namespace)
-        source = await _open_source(namespace)
+        source = await open_source(namespace)
         stack.push_async_callback(source.close)
-        dead_letters = await _dead_letters(namespace.source, stack)
+        dead_letters = await open_dead_letters(namespace.source, stack)
         yield OpenNamespace(namespace, source, payloads, dead_letters)
 
 
@@ -144,51 +151,3 @@ async def open_ingest_dead_letters(nats: NatsSettings, subject: str) -> AsyncIte
     async with connect(nats, "postroom ingest dlq") as client:
         queue, publisher = JetStreamDeadLetterQueue(client), JetStreamPublisher(client)
         yield IngestDeadLetterAdmin(queue, publisher, subject)
-
-
-async def _open_source(namespace: Namespace) -> CountedSource:
-    config = namespace.source
-    if isinstance(config, RedisSource):
-        with explain_missing_extra():
-            from postroom.adapters.redis.source import RedisStreamSource, StreamConsumer
-
-        return await RedisStreamSource.open(
-            StreamConsumer(
-                url=config.url,
-                stream=config.stream,
-                group=config.consumer_group,
-                field=config.field,
-                ack_wait_ms=config.ack_wait_seconds * 1_000,
-            )
-        )
-    with explain_missing_extra():
-        from postroom.adapters.nats.pull_consumer import PullConsumer
-        from postroom.adapters.nats.source import JetStreamSource
-
-    consumer = PullConsumer(
-        durable=config.consumer_group,
-        stream=config.stream,
-        subjects=(config.subject,),
-        create=True,
-        ack_wait_ms=config.ack_wait_seconds * 1_000,
-        max_ack_pending=config.max_ack_pending,
-    )
-    return await JetStreamSource.open(nats_settings(config), consumer, prefetch=namespace.prefetch)
-
-
-async def _dead_letters(config: NatsSource | RedisSource, stack: AsyncExitStack) -> DeadLetterSubject | None:
-    if isinstance(config, RedisSource) or config.dead_letter_subject is None:
-        return None
-    from postroom.adapters.nats.connection import connect
-    from postroom.adapters.nats.publisher import JetStreamPublisher
-
-    # A separate connection, because the source replaces the parser of its own.
-    client = await stack.enter_async_context(
-        connect(nats_settings(config), f"postroom {config.consumer_group} dlq")
-    )
-    return DeadLetterSubject(JetStreamPublisher(client), config.dead_letter_subject, config.consumer_group)
-
-
-def nats_settings(config: NatsSource) -> NatsSettings:
-    """Return the address of a source, and the access to it."""
-    return msgspec.convert({"url": config.url} | config.access(), NatsSettings)

@@ -1,32 +1,80 @@
-"""Spark queries on the event log of a store: the data source `postroom_log` by the store's address."""
+"""Spark data sources by the address of a store."""
 
-from collections.abc import Sequence
-from typing import ClassVar
+import os
+from typing import TYPE_CHECKING
+from urllib.parse import unquote, urlsplit
 
 from postroom.adapters.compose.store import open_log_reader, open_store
+from postroom.application.extras import explain_missing_extra
 from postroom.domain.errors import InvalidRequest
 from postroom.projections.ports.log_reader import LogReader
-from postroom.projections.spark.source import OPTIONS, LogSource
+from postroom.projections.spark.options import Options
 
-__all__ = ["StoreLogSource"]
+with explain_missing_extra():
+    from postroom.projections.spark.sources import EventsSource, MessagesSource
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+STORE_VARIABLE = "POSTROOM_STORE"
 
 
-class StoreLogSource(LogSource):
-    """The event log of the store that the options name; register it with `spark.dataSource.register`.
+def open_log(options: Options) -> LogReader:
+    """Return the reader of the log of the store that the options name.
 
-    Options, besides those of `LogSource`:
-        store: address of the store. Spark shows options, so a URL with a password does not belong here: use
-            `read_log` and `follow_log`.
-        archive: folder of the records that retention removed, to be read as the log's beginning.
-        driver: `adbc`, or `python` for the database's ordinary Python driver; `auto`, the default, chooses.
+    Raises: InvalidRequest when they name none or two.
     """
+    path, url = options.text("path"), options.text("url")
+    if path and url:
+        raise InvalidRequest(f"{options.source} has both the options path and url; name the store once.")
+    store = _local_path(path) if path else url or os.environ.get(STORE_VARIABLE)
+    if not store:
+        raise InvalidRequest(
+            f"{options.source} needs a store; name one by load(...), by the option path or url, or in "
+            f"{STORE_VARIABLE}."
+        )
+    driver = options.choice("driver", "auto", "adbc", "python")
+    return open_log_reader(open_store(store), options.text("archive"), driver)  # type: ignore[arg-type]
 
-    allowed: ClassVar[Sequence[str]] = ("store", "archive", "driver", *OPTIONS)
 
-    def open_log(self) -> LogReader:
+class PostroomEvents(EventsSource):
+    """`postroom_events`: the events of a store, one row each."""
+
+    def open_log(self, options: Options) -> LogReader:
         """Return the reader of the store's log."""
-        store = self.options.get("store")
-        if not store:
-            raise InvalidRequest("postroom_log needs a store; name one with the option store.")
-        driver = self.choice("driver", "auto", "adbc", "python")
-        return open_log_reader(open_store(store), self.options.get("archive"), driver)  # type: ignore[arg-type]
+        return open_log(options)
+
+
+class PostroomMessages(MessagesSource):
+    """`postroom_messages`: the messages of a store with their status, one row each."""
+
+    def open_log(self, options: Options) -> LogReader:
+        """Return the reader of the store's log."""
+        return open_log(options)
+
+
+SOURCES = (PostroomEvents, PostroomMessages)
+
+
+def register(spark: "SparkSession") -> None:
+    """Register Postroom's data sources with a Spark session, which then reads stores by `spark.read.format`.
+
+    Without it, Spark finds the sources by their installed modules, and divides the work by the size of the
+    log alone.
+
+    Arguments:
+        spark: a session, also one of Spark Connect, whose server needs Postroom, too.
+    """
+    try:
+        cores = spark.sparkContext.defaultParallelism
+    except Exception:  # Spark Connect has no context, and says so in several ways
+        cores = None
+    for source in SOURCES:
+        # Made here and so pickled by value: the number of cores is only known in this process.
+        spark.dataSource.register(type(source.__name__, (source,), {"cores": cores}))
+
+
+def _local_path(path: str) -> str:
+    """Return a path that Spark may have made a `file:` URI."""
+    parts = urlsplit(path)
+    return unquote(parts.path) if parts.scheme == "file" else path

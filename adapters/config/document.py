@@ -106,6 +106,7 @@ class RedisConfig(msgspec.Struct, frozen=True, kw_only=True):
     durable: bool = True
     field: str = "data"
     ack_wait_seconds: Positive = ACK_WAIT_SECONDS
+    dead_letter_stream: str | None = None
 
 
 class RedisSlot(msgspec.Struct, frozen=True, kw_only=True, tag_field="backend", tag="redis"):
@@ -113,6 +114,31 @@ class RedisSlot(msgspec.Struct, frozen=True, kw_only=True, tag_field="backend", 
 
     interfaces: tuple[SourceInterface, ...] = ()
     config: RedisConfig
+
+
+class KafkaConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Configuration of a Kafka source."""
+
+    url: str
+    topic: str
+    consumer_group: str
+    durable: bool = True
+    user: str | None = None
+    password_file: Path | None = None
+    sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] = "SCRAM-SHA-512"
+    ca: Path | None = None
+    certificate: Path | None = None
+    key: Path | None = None
+    ack_wait_seconds: Positive = ACK_WAIT_SECONDS
+    max_ack_pending: Positive = MAX_ACK_PENDING
+    dead_letter_topic: str | None = None
+
+
+class KafkaSlot(msgspec.Struct, frozen=True, kw_only=True, tag_field="backend", tag="kafka"):
+    """The source slot with backend `kafka`."""
+
+    interfaces: tuple[SourceInterface, ...] = ()
+    config: KafkaConfig
 
 
 class SqliteConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -180,7 +206,7 @@ class PostgresQuerySlot(msgspec.Struct, frozen=True, kw_only=True, tag_field="ba
 class Slots(msgspec.Struct, frozen=True, kw_only=True):
     """The backends of a namespace."""
 
-    message_source: NatsSlot | RedisSlot
+    message_source: NatsSlot | RedisSlot | KafkaSlot
     storage: SqliteSlot | PostgresSlot
     query: SqliteQuerySlot | PostgresQuerySlot | None = None
 

@@ -3,25 +3,26 @@
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from postroom.adapters.config.document import (
+    KafkaSlot,
     NamespaceEntry,
     NamespaceFile,
-    NatsConfig,
     NatsSlot,
     PayloadSchemas,
     PostgresConfig,
     PostgresQueryConfig,
-    RedisConfig,
+    RedisSlot,
     SqliteConfig,
     SqliteQueryConfig,
     TopicSchema,
 )
 from postroom.adapters.config.reader import YamlReader, join_with_or, suggestion
 from postroom.application.ingest.namespace import (
+    KafkaSource,
+    MessageSource,
     Namespace,
     NatsSource,
     PayloadSchema,
@@ -35,6 +36,13 @@ from postroom.domain.policy import DAY_MS
 GB = 10**9
 REDIS_URLS = ("redis://", "rediss://", "unix://")
 POSTGRES_URLS = ("postgresql://", "postgres://")
+KAFKA_URLS = ("kafka://", "kafka+ssl://")
+_SOURCES: dict[type, tuple[type[MessageSource], tuple[str, ...]]] = {
+    NatsSlot: (NatsSource, ()),
+    RedisSlot: (RedisSource, REDIS_URLS),
+    KafkaSlot: (KafkaSource, KAFKA_URLS),
+}
+"""The source of each slot, and how its URL begins."""
 _CONSUMER = re.compile(r"[A-Za-z0-9_-]{1,128}\Z")
 
 
@@ -104,35 +112,29 @@ class _Resolver:
             max_store_bytes=None if size is None else max(1, int(size * GB)),
         )
 
-    def _source(self) -> NatsSource | RedisSource:
+    def _source(self) -> MessageSource:
         slot = self._entry.slots.message_source
-        config: NatsConfig | RedisConfig = slot.config
         place = "slots.message_source.config"
-        if not config.durable:
+        if not slot.config.durable:
             raise self._refusal(
                 f"{place}.durable",
                 "is false, which would lose messages published while ingest is stopped; omit it or set it "
                 "to true",
             )
-        if isinstance(slot, NatsSlot) and not _CONSUMER.match(config.consumer_group):
+        if isinstance(slot, NatsSlot) and not _CONSUMER.match(slot.config.consumer_group):
             raise self._refusal(
                 f"{place}.consumer_group",
-                f"is {config.consumer_group!r}; a durable consumer's name has only letters, digits, - and _",
+                f"is {slot.config.consumer_group!r}; a durable consumer's name has only letters, digits, - "
+                "and _",
             )
-        if isinstance(config, RedisConfig):
-            self._check_url(place, config.url, REDIS_URLS)
-            return RedisSource(
-                url=config.url,
-                stream=config.stream,
-                consumer_group=config.consumer_group,
-                field=config.field,
-                ack_wait_seconds=config.ack_wait_seconds,
-            )
-        values: dict[str, Any] = {name: getattr(config, name) for name in NatsSource.__struct_fields__}
+        kind, urls = _SOURCES[type(slot)]
+        if urls:
+            self._check_url(place, slot.config.url, urls)
+        values = {name: getattr(slot.config, name) for name in kind.__struct_fields__}
         try:
             return msgspec.convert(
                 {name: str(value) if isinstance(value, Path) else value for name, value in values.items()},
-                NatsSource,
+                kind,
             )
         except InvalidRequest as error:
             raise self._refusal(place, f"is inconsistent: {str(error).rstrip('.')}") from error

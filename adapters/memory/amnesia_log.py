@@ -9,7 +9,6 @@ import msgspec
 
 from postroom.adapters.memory.event_log import MemoryEventLog
 from postroom.application.mailbox.codec import encode_events, to_records
-from postroom.application.mailbox.commit_ends import ends_with
 from postroom.application.ports.event_log import LogSize, StoredSnapshot
 from postroom.domain.commit import Commit
 from postroom.domain.event import Event
@@ -136,9 +135,7 @@ class AmnesiaEventLog(MemoryEventLog):
         return LogSize(self._used, self._used)
 
     def save_snapshot(self, snapshot: StoredSnapshot, keep_from: int = 0) -> None:
-        """Save a part of a snapshot, unless its commit was not appended; see `EventLog.save_snapshot`."""
-        if not ends_with(self, snapshot.position, snapshot.chain):
-            return
+        """Save a row of a snapshot; see `EventLog.save_snapshot`."""
         before = self._snapshots
         super().save_snapshot(snapshot, keep_from)
         with self._lock:

@@ -32,8 +32,6 @@ _TYPES: dict[Any, type] = {pl.Int64: int, pl.String: str, pl.Binary: bytes, pl.N
 BULK_ROWS = 100
 """Columns with fewer rows are packed value by value, which has less overhead."""
 
-ROWS_PER_STATEMENT = 4_000
-
 Connection = psycopg.Connection[tuple[Any, ...]]
 
 
@@ -108,8 +106,7 @@ class PostgresReadModelUpdater(SqlReadModelUpdater):
 
     def _write(self, statement: str, rows: pl.DataFrame) -> None:
         with self._connection() as db:
-            for chunk in rows.iter_slices(ROWS_PER_STATEMENT):
-                db.execute(_with_rows(statement, chunk).encode(), _arrays(chunk))
+            db.execute(_with_rows(statement, rows).encode(), _arrays(rows))
 
     def _fetch(self, statement: str, rows: pl.DataFrame) -> list[tuple[Any, ...]]:
         with self._connection() as db:

@@ -60,7 +60,7 @@ class RedisStreamSource:
         self._group = consumer.group
         self._field = consumer.field.encode()
         self._name = f"{socket.gethostname()}-{os.getpid()}-{uuid4().hex[:8]}"
-        self._where = _without_credentials(consumer.url)
+        self._where = shown_address(consumer.url)
         self._defer = client.register_script(files(__package__).joinpath("defer.lua").read_text("utf-8"))
         self._forget = client.register_script(
             files(__package__).joinpath("forget_consumers.lua").read_text("utf-8")
@@ -80,7 +80,7 @@ class RedisStreamSource:
             InvalidRequest: the URL is malformed, the key is not a stream, or Redis refuses the credentials.
             Unavailable: Redis can't be reached.
         """
-        client = _client(consumer)
+        client = connect_redis(consumer.url, f"stream {consumer.stream}")
         source = cls(client, consumer)
         try:
             await source._ask("opened", source._create_group)
@@ -277,10 +277,17 @@ class _NoGroup(Unavailable):
     """The group is missing, for example after Redis lost its data."""
 
 
-def _client(consumer: StreamConsumer) -> Redis:
+def connect_redis(url: str, what: str) -> Redis:
+    """Return a client that connects at its first request.
+
+    Arguments:
+        what: what the client is for, such as `stream orders`.
+
+    Raises: InvalidRequest for a malformed URL.
+    """
     try:
         return Redis.from_url(
-            consumer.url,
+            url,
             client_name="postroom",
             decode_responses=False,
             protocol=2,
@@ -290,11 +297,12 @@ def _client(consumer: StreamConsumer) -> Redis:
         )
     except ValueError as error:
         raise InvalidRequest(
-            f"The URL of Redis stream {consumer.stream} is invalid: {error}; write redis://host:6379/0."
+            f"The URL of Redis {what} is invalid: {error}; write redis://host:6379/0."
         ) from error
 
 
-def _without_credentials(url: str) -> str:
+def shown_address(url: str) -> str:
+    """Return a URL without user and password, for messages and logs."""
     parts = urlsplit(url)
     host = parts.netloc.rpartition("@")[2]
     return f"{host}{parts.path}"

@@ -5,15 +5,15 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from operator import itemgetter
+from threading import Event
 from typing import Any
 
-import msgspec
 import polars as pl
 
 from postroom.adapters.sql.statements import statements
+from postroom.adapters.sql.version_row import to_version
 from postroom.domain.commit import POSITIONS_PER_MAILBOX
 from postroom.domain.errors import NotFound
-from postroom.domain.search import BodyRules
 from postroom.projections.fold import MESSAGES, derive
 from postroom.projections.incremental.batch import STORED_COLUMNS, Batch, Changes, StoredRow
 from postroom.projections.incremental.cursors import Cursor, Head, Step, Version
@@ -43,20 +43,18 @@ TOPIC = Projection(
 """The table of all topics."""
 
 _SQL = statements("postroom.adapters.sql", "update.sql")
-_decode_models = msgspec.json.Decoder(dict[str, int]).decode
-
-
-class _Plan(msgspec.Struct, frozen=True):
-    """The fields of a version's `Plan` that an update needs."""
-
-    bodies: str = "{}"
-    archive: str | None = None
 
 
 class CursorConflict(Exception):
     """The version or its cursor changed since the batch was folded."""
 
 
+class _Stop(Exception):
+    """The process is to stop before the batch is applied."""
+
+
+ROWS_PER_STATEMENT = 4_000
+"""PostgreSQL works on some rows while the next are packed; a stop takes effect between two statements."""
 HEADS_PER_READ = 400
 """Number of mailboxes whose ends one statement reads; SQLite limits the terms of a UNION to 500."""
 
@@ -73,6 +71,7 @@ class SqlReadModelUpdater(ABC):
 
     def __init__(self, where: str) -> None:
         self.where = where
+        self._stop: Event | None = None
 
     @abstractmethod
     def _table(self, name: str) -> str:
@@ -113,7 +112,7 @@ class SqlReadModelUpdater(ABC):
     def active(self) -> Version | None:
         """Return the active version; see `ReadModelUpdater.active`."""
         rows = self._read(self._sql("active"))
-        return _version(rows[0]) if rows else None
+        return to_version(rows[0]) if rows else None
 
     def version(self, number: int) -> Version:
         """Return a version; see `ReadModelUpdater.version`."""
@@ -122,7 +121,7 @@ class SqlReadModelUpdater(ABC):
             raise NotFound(
                 f"The read models {self.where} have no version {number}; see `postroom project status`."
             )
-        return _version(rows[0])
+        return to_version(rows[0])
 
     def cursors(self, version: Version) -> dict[int, Cursor]:
         """Return the cursors of a version; see `ReadModelUpdater.cursors`."""
@@ -153,8 +152,9 @@ class SqlReadModelUpdater(ABC):
         }
         return [Head(id_, name, ends[id_][0] + 1, ends[id_][1]) for id_, name in mailboxes]
 
-    def apply(self, version: Version, steps: Sequence[Step], batch: Batch) -> bool:
+    def apply(self, version: Version, steps: Sequence[Step], batch: Batch, stop: Event | None = None) -> bool:
         """Apply a batch; see `ReadModelUpdater.apply`."""
+        self._stop = stop
         try:
             with self._transaction():
                 self._lock(version)
@@ -166,8 +166,10 @@ class SqlReadModelUpdater(ABC):
                 for name, rows in changes.events.items():
                     self._merge(_of(version, name), load_projections()[name], rows)
                 self._park(version, steps, changes.parked)
-        except CursorConflict:
+        except (CursorConflict, _Stop):
             return False
+        finally:
+            self._stop = None
         return True
 
     def remove(self, version: Version, before: int, after: int) -> bool:
@@ -360,8 +362,11 @@ class SqlReadModelUpdater(ABC):
         return f"{column.name} = {function}(coalesce({old}, {new}), coalesce({new}, {old}))"
 
     def _write_rows(self, name: str, rows: pl.DataFrame, **names: object) -> None:
-        if rows.height:
-            self._write(self._sql(name, **names), rows)
+        statement = self._sql(name, **names)
+        for chunk in rows.iter_slices(ROWS_PER_STATEMENT):
+            if self._stop is not None and self._stop.is_set():
+                raise _Stop
+            self._write(statement, chunk)
 
     def _fetch_rows(self, name: str, rows: pl.DataFrame, **names: object) -> list[tuple[Any, ...]]:
         return self._fetch(self._sql(name, **names), rows) if rows.height else []
@@ -382,14 +387,3 @@ def _of(version: Version, model: str) -> str:
 
 def _frame(rows: Sequence[tuple[Any, ...]], names: Sequence[str]) -> pl.DataFrame:
     return pl.DataFrame(rows, names, orient="row", infer_schema_length=None)
-
-
-def _version(row: tuple[Any, ...]) -> Version:
-    number, status, models, plan = row
-    tables = (
-        {} if models is None else _decode_models(models)
-    )  # an earlier release's tables have other columns
-    settings = msgspec.json.decode(plan, type=_Plan) if plan else _Plan()
-    return Version(
-        number, status, tables, msgspec.json.decode(settings.bodies, type=BodyRules), settings.archive
-    )

@@ -110,7 +110,8 @@ class BatchIngester:
             await self._ingest(messages)
 
     async def _ingest(self, messages: Sequence[SourceMessage]) -> None:
-        batch = _Batch(messages)
+        batch = _Batch([message for message in messages if not message.is_tombstone])
+        self._skip_tombstones(len(messages) - len(batch.messages))
         try:
             await self._store(batch)
         except (Stopped, PostroomError):
@@ -162,7 +163,8 @@ class BatchIngester:
         """
         problems: list[tuple[int, EnvelopeProblem]] = []
         answers = await self._send_envelopes(
-            [message.data for message in messages],
+            [message.envelope for message in messages],
+            sticky_keys=[message.sticky_key for message in messages],
             validation=self._settings.validation,
             payloads=self._payloads,
             on_problem=lambda index, problem: problems.append((index, problem)),
@@ -182,11 +184,14 @@ class BatchIngester:
         self.counts.stored += stored - duplicates
         for index, problem in problems:
             if not isinstance(answers[index], Rejected):
-                key = (problem.kind.value, problem.message)
-                if key not in self._problems and len(self._problems) >= MAX_PROBLEMS:
-                    key = (problem.kind.value, "and others")
-                self._problems[key] = self._problems.get(key, 0) + 1
+                self._note_problem(problem.kind.value, problem.message)
         return full, retry_after_ms
+
+    def _note_problem(self, kind: str, text: str, count: int = 1) -> None:
+        key = (kind, text)
+        if key not in self._problems and len(self._problems) >= MAX_PROBLEMS:
+            key = (kind, "and others")
+        self._problems[key] = self._problems.get(key, 0) + count
 
     async def _send_singly(
         self, batch: "_Batch", messages: Sequence[SourceMessage]
@@ -212,6 +217,12 @@ class BatchIngester:
         return remaining
 
     # -- messages that can't be stored ---
+
+    def _skip_tombstones(self, count: int) -> None:
+        """Count tombstones as skipped: the log is never edited, so they have no effect on it."""
+        if count:
+            self.counts.skipped += count
+            self._note_problem("tombstone", "A tombstone has no envelope; it was skipped.", count)
 
     async def _refuse(self, batch: "_Batch", message: SourceMessage, reason: str) -> None:
         """Dead-letter a malformed message, or without a dead-letter subject log and skip it (RFC-037)."""

@@ -2,9 +2,11 @@
 
 from enum import StrEnum
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
+from postroom.application.ingest.broker_access import BrokerAccess
 from postroom.application.ingest.nats_access import NatsAccess, without_secrets
 from postroom.domain.envelope.validation import ValidationMode
 from postroom.domain.policy import MailboxLimits
@@ -71,6 +73,8 @@ class RedisSource(msgspec.Struct, frozen=True, kw_only=True):
         stream: the stream's key.
         field: the field with the envelope; an entry with a single field may name it differently.
         ack_wait_seconds: how long a delivery may stay unacknowledged before the message is redelivered.
+        dead_letter_stream: key of the stream for messages that can't be stored; None skips malformed ones
+            with a warning.
     """
 
     url: str
@@ -78,6 +82,30 @@ class RedisSource(msgspec.Struct, frozen=True, kw_only=True):
     consumer_group: str
     field: str
     ack_wait_seconds: int = ACK_WAIT_SECONDS
+    dead_letter_stream: str | None = None
+
+
+class KafkaSource(BrokerAccess, frozen=True, kw_only=True):
+    """A Kafka topic, consumed by the consumer group `consumer_group`.
+
+    Arguments:
+        url: `kafka://host:9092`, or `kafka+ssl://` with TLS; several brokers are separated by commas.
+        sasl_mechanism: how `user` is authenticated.
+        ack_wait_seconds: how long a delivery may stay unacknowledged before the message is redelivered.
+        max_ack_pending: deliveries that may be unacknowledged at once.
+        dead_letter_topic: topic for messages that can't be stored; None skips malformed ones with a warning.
+    """
+
+    url: str
+    topic: str
+    consumer_group: str
+    sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] = "SCRAM-SHA-512"
+    ack_wait_seconds: int = ACK_WAIT_SECONDS
+    max_ack_pending: int = MAX_ACK_PENDING
+    dead_letter_topic: str | None = None
+
+
+MessageSource = NatsSource | RedisSource | KafkaSource
 
 
 class Namespace(msgspec.Struct, frozen=True, kw_only=True):
@@ -97,7 +125,7 @@ class Namespace(msgspec.Struct, frozen=True, kw_only=True):
     description: str | None
     mailbox: str
     store: str
-    source: NatsSource | RedisSource
+    source: MessageSource
     envelope_validation: ValidationMode
     payload_schemas: tuple[PayloadSchema, ...]
     batch_size: int

@@ -20,7 +20,7 @@ from postroom.application.mailbox.snapshots import Taken
 from postroom.application.mailbox.take_over import take_over
 from postroom.application.messages import MessageDelivery
 from postroom.application.ports.clock import Clock
-from postroom.application.ports.event_log import EventLog, Seal
+from postroom.application.ports.event_log import EventLog
 from postroom.application.ports.mailbox_owner import Answer
 from postroom.application.telemetry import logger, summarize
 from postroom.domain.arguments import check_int
@@ -42,7 +42,6 @@ from postroom.domain.message import MAX_EPOCH, MessageSent
 from postroom.domain.names import message_id
 from postroom.domain.policy import MailboxLimits, TopicPolicy
 
-CLOSING_SNAPSHOT_EVENTS = 1_000
 RECOVERY_SECONDS = 1.0
 """Pause before another attempt to load the log, if no command arrives."""
 LEASE_CHECK_SECONDS = 0.25
@@ -131,15 +130,9 @@ class MailboxEngine:
         self._long_polls.wake_all()
         if self._task is not None:
             await self._task
-        if (state := self._state) is not None and state.failure is None:
-            if state.records_since_snapshot >= CLOSING_SNAPSHOT_EVENTS:
-                await self._saver.finish(state)
-            await self.writer.try_seal(Seal(state.mailbox.position, state.chain))
         if self._state is not None:
-            self._state.snapshots.refuse(
-                MailboxClosed(f"Mailbox {self.log.mailbox} is closed; open it again.")
-            )
-        self.writer.close()
+            await self._saver.close(self._state)
+        await self.writer.close()
 
     @property
     def name(self) -> str:

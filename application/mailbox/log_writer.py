@@ -1,7 +1,8 @@
 """Writes to a mailbox's log, in order, in a dedicated thread."""
 
 import asyncio
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import suppress
 from typing import TypeVar
 
 from postroom.application.daemon_executor import DaemonExecutor
@@ -33,16 +34,28 @@ class LogWriter:
         self._log = log
         self._may_append = may_append
         self._thread = DaemonExecutor(1, "postroom-append")
+        self._saving: set[asyncio.Task[StoredSnapshot]] = set()
 
     def append(self, commits: Sequence[Commit]) -> asyncio.Future[None]:
         """Start an append at once and return its future."""
         return self._start(self._append, commits)
 
     def save_snapshot(
-        self, take: Callable[[], StoredSnapshot], keep_from: int
+        self, rows: Iterator[StoredSnapshot], position: int, keep_from: int
     ) -> asyncio.Future[StoredSnapshot]:
-        """Save what `take` returns, which is called in the thread; see `EventLog.save_snapshot`."""
-        return self._start(self._save_snapshot, take, keep_from)
+        """Start to save the rows of a part, between appends; see `EventLog.save_snapshot`.
+
+        Arguments:
+            rows: iterated in the thread.
+            position: of the last row.
+            keep_from: position before which rows are removed when all are saved.
+
+        Returns: the last row.
+        """
+        saving = asyncio.create_task(self._save_rows(rows, position, keep_from))
+        self._saving.add(saving)
+        saving.add_done_callback(self._saving.discard)
+        return saving
 
     def try_seal(self, seal: Seal) -> asyncio.Future[None]:
         """Seal the end of the log; a failure is only logged, as the previous seal remains valid."""
@@ -73,9 +86,13 @@ class LogWriter:
         """Compact a log in memory between appends; see `VolatileLog.compact`."""
         return self._start(log.compact, through, unsettled)
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """Finish the pending writes and end the thread."""
-        self._thread.shutdown(wait=True)
+        if self._saving:
+            await asyncio.wait(self._saving)
+        with suppress(Unavailable):  # without a thread, nothing is pending
+            await self._start(lambda: None)  # joining the thread would block the event loop
+        self._thread.shutdown(wait=False)
 
     def _start(self, function: Callable[..., T], *arguments: object) -> asyncio.Future[T]:
         return asyncio.get_running_loop().run_in_executor(self._thread, function, *arguments)
@@ -93,20 +110,28 @@ class LogWriter:
                 f"The log of mailbox {self._log.mailbox} failed: {summarize(error)}."
             ) from error
 
-    def _save_snapshot(self, take: Callable[[], StoredSnapshot], keep_from: int) -> StoredSnapshot:
+    async def _save_rows(
+        self, rows: Iterator[StoredSnapshot], position: int, keep_from: int
+    ) -> StoredSnapshot:
         try:
-            snapshot = take()
-            # Those that it replaces may be needed to read a truncated log.
-            if not ends_with(self._log, snapshot.position, snapshot.chain):
-                raise Unavailable(
-                    f"A snapshot of mailbox {self._log.mailbox} was not saved, as the commit that ends at "
-                    f"position {snapshot.position} was not appended; retry shortly."
-                )
-            self._log.save_snapshot(snapshot, keep_from)
+            while True:
+                row = await self._start(self._save_row, rows, position, keep_from)
+                if row.position == position:
+                    return row
         except PostroomError as error:
             logger().warning("mailbox.snapshot_failed", mailbox=self._log.mailbox, error=str(error))
             raise
-        return snapshot
+
+    def _save_row(self, rows: Iterator[StoredSnapshot], position: int, keep_from: int) -> StoredSnapshot:
+        row = next(rows)
+        # Those that it replaces may be needed to read a truncated log.
+        if not ends_with(self._log, position, row.chain):
+            raise Unavailable(
+                f"A snapshot of mailbox {self._log.mailbox} was not saved, as the commit that ends at "
+                f"position {position} was not appended; retry shortly."
+            )
+        self._log.save_snapshot(row, keep_from if row.position == position else 0)
+        return row
 
     def _try(self, failure: str, write: Callable[[T], None], what: T) -> None:
         try:

@@ -2,7 +2,6 @@
 
 import asyncio
 from itertools import islice
-from operator import attrgetter
 
 from postroom.application.mailbox.archiving import archive_records
 from postroom.application.mailbox.commit_ends import last_commit_through
@@ -126,8 +125,8 @@ class Retention:
 
     def _settled_through(self, through: int) -> int:
         """Return the last position before the oldest unsettled message, but at most `through`."""
-        messages = self._engine.mailbox.messages.values()
-        oldest = min(messages, key=attrgetter("position"), default=None)
+        messages = self._engine.mailbox.messages.values()  # in the order of their positions
+        oldest = next(iter(messages), None)
         if oldest is None or oldest.position > through:
             return through
         logger().warning(

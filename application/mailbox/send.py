@@ -9,7 +9,7 @@ from postroom.application.messages import NewMessage, Sent
 from postroom.application.ports.mailbox_owner import Accepted, Answer, MailboxOwner
 from postroom.application.ports.payload_validator import PayloadValidator
 from postroom.application.tracing import SEND, tracer
-from postroom.domain.arguments import check_items, check_type
+from postroom.domain.arguments import check_items, check_optional_text, check_type
 from postroom.domain.envelope.headers import parse_envelope
 from postroom.domain.envelope.v1.envelope_pb2 import PrismEnvelope
 from postroom.domain.envelope.validation import (
@@ -75,6 +75,7 @@ class SendEnvelopes:
         self,
         envelopes: Sequence[bytes],
         *,
+        sticky_keys: Sequence[str | None] = (),
         validation: ValidationMode = ValidationMode.STRICT,
         payloads: PayloadValidator | None = None,
         on_problem: Callable[[int, EnvelopeProblem], None] | None = None,
@@ -82,6 +83,7 @@ class SendEnvelopes:
         """Store `envelopes` and return an answer for each, in their order.
 
         Arguments:
+            sticky_keys: one for each envelope, or none; envelopes with the same key share a shard.
             validation: `strict` refuses malformed envelopes, `warn` stores them if possible, `disabled`
                 performs no checks.
             payloads: validator of payloads against the schemas of their topics; None validates none.
@@ -91,6 +93,7 @@ class SendEnvelopes:
             Unavailable when the outcome is unknown.
         """
         items = check_items("envelopes", envelopes)
+        keys = _check_keys(sticky_keys, len(items))
         mode = _check_mode(validation)
         if payloads is not None and not callable(getattr(payloads, "validate", None)):
             raise InvalidRequest(f"payloads must be a PayloadValidator, not {type(payloads).__name__}.")
@@ -116,7 +119,7 @@ class SendEnvelopes:
                 report(problem)
             if not is_accepted:
                 raise InvalidRequest(" ".join(problem.message for problem in problems))
-            return self._factory.from_envelope(blob, envelope)
+            return self._factory.from_envelope(blob, envelope, sticky_key=keys[index])
 
         return await submit_valid(items, request, partial(_submit, self._owner))
 
@@ -124,6 +127,15 @@ class SendEnvelopes:
 def topics_of(messages: Sequence[object]) -> Iterator[str]:
     """Yield the topics of new messages, for spans; objects of other types are skipped."""
     return (each.topic for each in messages if isinstance(each, NewMessage) and type(each.topic) is str)
+
+
+def _check_keys(keys: Sequence[str | None], count: int) -> Sequence[str | None]:
+    items = check_items("sticky_keys", keys)
+    if items and len(items) != count:
+        raise InvalidRequest(
+            f"sticky_keys must have one key for each of {count} envelopes; it has {len(items)}."
+        )
+    return [check_optional_text("sticky_key", key) for key in items] or [None] * count
 
 
 def _check_mode(validation: str) -> ValidationMode:

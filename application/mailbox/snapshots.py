@@ -1,14 +1,16 @@
 """Snapshots of an open mailbox: taken part by part, and each part in steps between groups of commands."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
+
+import msgspec
 
 from postroom.application.mailbox.stored_snapshots import SavedPart
 from postroom.application.ports.event_log import StoredSnapshot
 from postroom.domain.errors import PostroomError
 from postroom.domain.mailbox.collect import EVER, NEVER, Collector, Moment
-from postroom.domain.mailbox.snapshot import SnapshotPart, digest_of, encode_part
+from postroom.domain.mailbox.snapshot import SnapshotPart, digest_of, encode_part, split_chunks
 from postroom.domain.mailbox.state import Mailbox
 
 PART_EVENTS = 20_000
@@ -20,7 +22,7 @@ PART_WEIGHT = 1_000
 ALLOWED_WEIGHT = 64 * PART_WEIGHT
 """Weight of the parts of a mailbox that is empty at which older ones are given up."""
 
-Save = Callable[[Callable[[], StoredSnapshot], int], asyncio.Future[StoredSnapshot]]
+Save = Callable[[Iterator[StoredSnapshot], int, int], asyncio.Future[StoredSnapshot]]
 
 
 class Taken(NamedTuple):
@@ -48,6 +50,7 @@ class Snapshots:
 
     def __init__(self, parts: Sequence[SavedPart] = ()) -> None:
         self._parts = list(parts)
+        self._last_row = self.position
         self._kept_from = 0
         self._collector: Collector | None = None
         self._given_up = 0
@@ -90,7 +93,7 @@ class Snapshots:
 
         Arguments:
             chain: chain hash of the last commit.
-            save: starts to save what a function returns, and to remove the parts before a position.
+            save: starts to save rows through a position, and to remove those before another one.
         """
         if self._is_saving:
             return
@@ -119,27 +122,32 @@ class Snapshots:
 
     def _complete(self, collector: Collector, mailbox: Mailbox, chain: bytes, save: Save) -> None:
         remaining = self._parts[self._given_up :]
-        first = remaining[0].moment.position if remaining else 0
-        part = collector.finish(first, remaining[-1].digest if remaining else b"")
+        part = collector.finish(
+            remaining[0].first if remaining else 0, remaining[-1].digest if remaining else b""
+        )
         moment = Moment(mailbox.position, mailbox.at)
+        # The positions of its rows are those after the part before, at which no other part can end.
+        rows = split_chunks(part.chunks, moment.position - self._last_row)
+        first = moment.position - len(rows) + 1
         kept_from = self._kept_from
         if self._given_up or not remaining:
-            kept_from = self._parts[0].moment.position if self._parts else first or moment.position
+            kept_from = self._parts[0].first if self._parts else first
         asked = self._take_asked(mailbox, chain)
-        self._collector, self._is_saving = None, True
+        self._collector, self._is_saving, self._last_row = None, True, moment.position
 
         def saved(saving: asyncio.Future[StoredSnapshot]) -> None:
             self._is_saving = False
+            if saving.cancelled():  # the event loop ends
+                return
             error = saving.exception()
             if error is None:
-                digest = digest_of(saving.result().state)
-                added = SavedPart(moment, collector.items, first or moment.position, digest)
+                added = SavedPart(moment, collector.items, first, digest_of(saving.result().state))
                 self._parts, self._kept_from = [*remaining, added], kept_from
             else:
                 self._parts = []  # what this part holds is in none now: the next one is whole
             self._answer(asked, error)
 
-        save(lambda: _stored(part, chain), kept_from).add_done_callback(saved)
+        save(_stored(part, rows, chain), moment.position, kept_from).add_done_callback(saved)
 
     def _take_asked(self, mailbox: Mailbox, chain: bytes) -> "_Asked":
         unsettled = frozenset(mailbox.messages) if self._is_whole_asked else frozenset[bytes]()
@@ -164,8 +172,16 @@ class _Asked(NamedTuple):
     taken: Taken
 
 
-def _stored(part: SnapshotPart, chain: bytes) -> StoredSnapshot:
-    return StoredSnapshot(part.head.position, chain, encode_part(part))
+def _stored(part: SnapshotPart, rows: Sequence[list[bytes]], chain: bytes) -> Iterator[StoredSnapshot]:
+    """Yield the rows of a part with these chunks, each linked to the one before."""
+    since, previous = part.since or part.position - len(rows) + 1, part.previous
+    for rows_after, chunks in zip(range(len(rows) - 1, -1, -1), rows, strict=True):
+        row = msgspec.structs.replace(
+            part, since=since, previous=previous, chunks=chunks, rows_after=rows_after
+        )
+        stored = StoredSnapshot(row.position, chain, encode_part(row))
+        previous = digest_of(stored.state)
+        yield stored
 
 
 def _size_of(mailbox: Mailbox) -> int:

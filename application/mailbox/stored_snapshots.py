@@ -18,20 +18,21 @@ class SavedPart(NamedTuple):
 
     Arguments:
         items: number of messages and keys in it.
-        since: position of the first part that it needs; its own if it needs none.
+        first: position of its first row.
+        digest: of its last row.
     """
 
     moment: Moment
     items: int
-    since: int
+    first: int
     digest: bytes
 
 
 class UsableSnapshot:
-    """A snapshot of a log whose parts are complete."""
+    """A snapshot of a log whose rows are complete."""
 
     def __init__(self, mailbox: str, rows: list["_Row"]) -> None:
-        """Initialise with the parts, oldest first."""
+        """Initialise with the rows, oldest first."""
         self._mailbox = mailbox
         self._rows = rows
 
@@ -43,11 +44,16 @@ class UsableSnapshot:
     @property
     def parts(self) -> list[SavedPart]:
         """Return what is known of its parts, oldest first."""
-        return [
-            SavedPart(Moment(row.position, part.head.at), part.items, part.since or row.position, row.digest)
-            for row in self._rows
-            if (part := row.part) is not None
-        ]
+        parts: list[SavedPart] = []
+        first, items = 0, 0
+        for row in self._rows:
+            part = row.part
+            assert part is not None, "the snapshot is usable"
+            first, items = first or row.position, items + part.items
+            if not part.rows_after:
+                parts.append(SavedPart(Moment(row.position, part.head.at), items, first, row.digest))
+                first, items = 0, 0
+        return parts
 
     def restore(
         self, limits: MailboxLimits | None = None, default_policy: TopicPolicy | None = None
@@ -71,14 +77,14 @@ def _without_gc() -> Iterator[None]:
 
 
 class _Row:
-    """A row of the store, and the part in it: None if that is damaged or of another version."""
+    """A row of the store, and what is in it: None if that is damaged or of another version."""
 
     def __init__(self, stored: StoredSnapshot) -> None:
         self.position = stored.position
         self.chain = stored.chain
         self.digest = digest_of(stored.state)
         part = decode_part(stored.state)
-        is_placed = part is not None and part.head.position == stored.position
+        is_placed = part is not None and part.position == stored.position
         self.part: SnapshotPart | None = part if is_placed else None
 
 
@@ -86,7 +92,7 @@ def usable_snapshots(log: EventLogReader, through: int | None = None) -> Iterato
     """Yield the snapshots of a log at or before position `through`, newest first.
 
     A snapshot is usable if a commit ends at its position with the same chain hash, and all its
-    parts are in the store. Rows that belong to no snapshot, as after an append that failed, are passed over.
+    rows are in the store. Rows that belong to no snapshot, as after an append that failed, are passed over.
     """
     stored = log.snapshots()
     rows: list[_Row] = []  # newest first, as far as they were needed
@@ -94,7 +100,11 @@ def usable_snapshots(log: EventLogReader, through: int | None = None) -> Iterato
     while index < len(rows) or _read_row(stored, rows):
         newest = rows[index]
         index += 1
-        if newest.part is None or (through is not None and newest.position > through):
+        if (
+            newest.part is None
+            or newest.part.rows_after
+            or (through is not None and newest.position > through)
+        ):
             continue
         if not ends_with(log, newest.position, newest.chain):
             continue

@@ -18,7 +18,10 @@ class Head(NamedTuple):
 
 
 class StoredSnapshot(NamedTuple):
-    """A part of a saved fold, up to the commit that ends at `position`, whose chain hash is `chain`."""
+    """A row of a saved fold at a position; the chain hash is that of the commit that ends the fold.
+
+    The last row of a part has the position at which that commit ends, the others those before.
+    """
 
     position: int
     chain: bytes
@@ -84,7 +87,7 @@ class CommitReader(Protocol):
         """
 
     def snapshots(self) -> Iterator[StoredSnapshot]:
-        """Yield the saved parts of snapshots, newest first, each read lazily."""
+        """Yield the saved rows of snapshots, newest first, each read lazily."""
 
     def sealed(self) -> Seal | None:
         """Return the seal that the last owner saved, or None."""
@@ -159,7 +162,7 @@ class EventLog(EventLogReader, Protocol):
         """
 
     def save_snapshot(self, snapshot: StoredSnapshot, keep_from: int = 0) -> None:
-        """Save a part of a snapshot in place of one at the same position; drop those before `keep_from`."""
+        """Save a row of a snapshot in place of one at the same position; drop those before `keep_from`."""
 
     def seal(self, seal: Seal) -> None:
         """Save the end of the log, unless the saved seal has a later position."""

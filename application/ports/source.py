@@ -39,6 +39,9 @@ class SourceMessage(msgspec.Struct, frozen=True, gc=False):
         delivered: number of this delivery of the message, counted from 1.
         sequence: position of the message in the source, for people and logs.
         token: identifies this delivery to the source, which settles it by the token.
+        sticky_key: key whose messages keep their order; None if the source has none.
+        framing: number of bytes before the envelope, such as the id of a schema.
+        is_tombstone: whether it only says that earlier messages of its key were deleted, without an envelope.
     """
 
     subject: str
@@ -47,6 +50,14 @@ class SourceMessage(msgspec.Struct, frozen=True, gc=False):
     delivered: int
     sequence: str
     token: Any
+    sticky_key: str | None = None
+    framing: int = 0
+    is_tombstone: bool = False
+
+    @property
+    def envelope(self) -> bytes:
+        """Return the data without its framing."""
+        return self.data[self.framing :] if self.framing else self.data
 
     @property
     def header_pairs(self) -> Sequence[tuple[str, str]]:

@@ -66,8 +66,8 @@ class Collector:
         """Return the part; to be called when `step` has just returned True, before the mailbox changes.
 
         Arguments:
-            since: position of the first part that this one needs; 0 if it needs none.
-            previous: digest of the part before.
+            since: position of the first row that this one needs; 0 if it needs none.
+            previous: digest of the row before.
         """
         return SnapshotPart(VERSION, since, previous, Head.of(self._mailbox), self._encoded)
 

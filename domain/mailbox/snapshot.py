@@ -15,10 +15,13 @@ from postroom.domain.mailbox.state import Clock, Mailbox
 from postroom.domain.mailbox.topic import Topic
 from postroom.domain.message import DEAD, IN_FLIGHT, MS, READY, Message
 from postroom.domain.policy import MailboxLimits, TopicPolicy
+from postroom.domain.redrive.job import RedriveJob
 
-VERSION = 4
+VERSION = 5
 """Increment when fields of these structs or `Message` change; parts of other versions are ignored."""
 DIGEST_BYTES = 32
+ROW_BYTES = 1 << 20
+"""Bytes of chunks in a row; encoding and storing one holds the interpreter for about a millisecond."""
 _by_position, _by_last = attrgetter("position"), attrgetter("last")
 
 
@@ -58,6 +61,7 @@ class Head(msgspec.Struct, frozen=True, array_like=True):
     policies: dict[str, TopicPolicy]
     paused_topics: list[str]
     topics: dict[str, TopicHead]
+    redrives: list[RedriveJob] = []
 
     @classmethod
     def of(cls, mailbox: Mailbox) -> "Head":
@@ -80,17 +84,21 @@ class Head(msgspec.Struct, frozen=True, array_like=True):
             dict(mailbox.policies),
             sorted(mailbox.paused_topics),
             topics,
+            list(mailbox.redrives.values()),
         )
 
 
 class SnapshotPart(msgspec.Struct, frozen=True, array_like=True):
-    """What changed in a mailbox since the part before; with the parts from `since` on, a snapshot.
+    """What changed in a mailbox since the part before; with the rows from `since` on, a snapshot.
+
+    A large part is stored in several rows at consecutive positions, the last of which is the part's own.
 
     Arguments:
-        since: position of the first part that is needed; 0 if this one needs none before it.
-        previous: digest of the part before; empty if none is needed.
+        since: position of the first row that is needed; 0 if this one needs none before it.
+        previous: digest of the row before; empty if none is needed.
         head: of the mailbox at this part; those of the parts before are not needed.
         chunks: encoded `Chunk`s, oldest first.
+        rows_after: number of rows of the same part after this one.
     """
 
     version: int
@@ -98,6 +106,12 @@ class SnapshotPart(msgspec.Struct, frozen=True, array_like=True):
     previous: bytes
     head: Head
     chunks: list[bytes]
+    rows_after: int = 0
+
+    @property
+    def position(self) -> int:
+        """Return the position of the row."""
+        return self.head.position - self.rows_after
 
     @property
     def items(self) -> int:
@@ -112,18 +126,38 @@ _decode_part = msgspec.msgpack.Decoder(SnapshotPart).decode
 
 
 def encode_part(part: SnapshotPart) -> bytes:
-    """Return the bytes of a part, which begin with its digest."""
+    """Return the bytes of a row, which begin with its digest."""
     encoded = _encode_part(part)
     return blake3(encoded).digest() + encoded
 
 
+def split_chunks(chunks: Sequence[bytes], limit: int) -> list[list[bytes]]:
+    """Return the chunks of a part by rows of about `ROW_BYTES`.
+
+    Arguments:
+        limit: number of rows for which there are positions.
+
+    Returns: at least one row, but no more than `limit` if that is positive.
+    """
+    row_bytes = max(ROW_BYTES, 2 * sum(map(len, chunks)) // max(1, limit - 1) + 1)
+    rows: list[list[bytes]] = [[]]
+    size = 0
+    for chunk in chunks:
+        if rows[-1] and size + len(chunk) > row_bytes:
+            rows.append([])
+            size = 0
+        rows[-1].append(chunk)
+        size += len(chunk)
+    return rows
+
+
 def digest_of(state: bytes) -> bytes:
-    """Return the digest of an encoded part."""
+    """Return the digest of an encoded row."""
     return state[:DIGEST_BYTES]
 
 
 def decode_part(state: bytes) -> SnapshotPart | None:
-    """Return the part that these bytes hold; None if they are damaged or of another version."""
+    """Return the row that these bytes hold; None if they are damaged or of another version."""
     encoded = memoryview(state)[DIGEST_BYTES:]
     if blake3(encoded).digest() != digest_of(state):
         return None
@@ -143,7 +177,7 @@ def restore_snapshot(
     """Return the mailbox of a snapshot, or None if a part of it is damaged.
 
     Arguments:
-        parts: all parts of the snapshot, oldest first.
+        parts: all rows of the snapshot, oldest first.
     """
     messages: dict[bytes, Message] = {}
     windows: defaultdict[str, dict[str, ReplayEntry]] = defaultdict(dict)
@@ -185,6 +219,7 @@ def _restore_head(mailbox: Mailbox, head: Head, windows: dict[str, dict[str, Rep
     mailbox.expiry_resumes_at = head.expiry_resumes_at
     mailbox.policies = head.policies
     mailbox.paused_topics = set(head.paused_topics)
+    mailbox.redrives = {job.job: job for job in head.redrives}
     for name, saved in head.topics.items():
         policy = mailbox.policies.get(name, mailbox.default_policy)
         since = max(saved.dropped_until, mailbox.at - policy.replay_window_ms * MS)

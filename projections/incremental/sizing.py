@@ -9,8 +9,8 @@ MAX_EVENTS = 300_000
 """Maximum number of records in a batch; a message that is sent and settled within one is written once."""
 INITIAL_EVENTS, MIN_EVENTS = 10_000, 1_000
 """The initial limit, and the lowest that it is reduced to."""
-TARGET_SECONDS = 10.0
-"""Duration of a batch that the limit aims at; progress becomes visible, and a stop possible, at its end."""
+TARGET_SECONDS = 60.0
+"""Duration of a batch that the limit aims at; progress becomes visible at its end."""
 MAX_BYTES = 128 << 20
 """Envelopes of a batch: reading ends with the records that exceed it."""
 
@@ -28,6 +28,8 @@ class BatchSize:
     def __init__(self, max_events: int) -> None:
         self._max_events = max_events
         self.events = min(max_events, INITIAL_EVENTS)
+        self.events_ahead = max_events
+        """The limit for a batch that is folded ahead; the highest until the first batch has been timed."""
 
     def adapt(self, events: int, size: int, seconds: float) -> None:
         """Set the limit to what keeps to `TARGET_SECONDS` and `MAX_BYTES` at the rate of a batch.
@@ -42,6 +44,11 @@ class BatchSize:
         share = max(seconds / TARGET_SECONDS, size / MAX_BYTES, 1e-6)
         if share > 1 or events >= self.events:
             self.events = min(self._max_events, max(MIN_EVENTS, int(events / share)))
+        self.events_ahead = self.events
+
+    def allows(self, events: int) -> bool:
+        """Return whether a batch that was folded ahead is applied: it may be twice as large as the limit."""
+        return events <= 2 * self.events
 
 
 def next_ranges(

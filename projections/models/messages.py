@@ -174,7 +174,7 @@ def _partials(records: pl.DataFrame) -> pl.DataFrame:
         pl.col("place").alias("id"),
         *("timestamp", pl.col("at").alias("created_at"), "position", "shard"),
         pl.col("due").alias("sent_due"),
-        pl.coalesce("message_id", _uuid("stream")).alias("message_id"),
+        pl.coalesce("message_id", uuid_text("stream")).alias("message_id"),
         *("topic", *HEADER_COLUMNS[1:]),
         pl.col("envelope").map_batches(_without_auth_tokens, POLARS["bytes"]).alias("envelope_blob"),
     )
@@ -339,7 +339,8 @@ def _join_dead_letterings(pieces: str) -> str | None:
     return _encode(dead_letterings).decode() if dead_letterings else None
 
 
-def _uuid(stream: str) -> pl.Expr:
+def uuid_text(stream: str) -> pl.Expr:
+    """Return a column of 16-byte ids as the text of UUIDs."""
     digits = pl.col(stream).bin.encode("hex")
     return pl.concat_str(
         *(digits.str.slice(start, size) for start, size in ((0, 8), (8, 4), (12, 4), (16, 4), (20, 12))),

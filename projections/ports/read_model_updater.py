@@ -6,6 +6,7 @@ which the batch begins. So no record is applied twice, even by concurrent proces
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from threading import Event
 from typing import Protocol
 
 from postroom.projections.incremental.batch import Batch
@@ -42,8 +43,12 @@ class ReadModelUpdater(Protocol):
             cursors: cursors by mailbox id; only later records are searched for.
         """
 
-    def apply(self, version: Version, steps: Sequence[Step], batch: Batch) -> bool:
-        """Apply a batch; return False when the cursors or the version changed since it was read."""
+    def apply(self, version: Version, steps: Sequence[Step], batch: Batch, stop: Event | None = None) -> bool:
+        """Apply a batch; return False when the cursors or the version changed since it was read.
+
+        Arguments:
+            stop: undoes the batch when it is set meanwhile; the result is False, too.
+        """
 
     def remove(self, version: Version, before: int, after: int) -> bool:
         """Remove messages that retention removed from the log, with places from `before` to below `after`.

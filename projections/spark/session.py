@@ -52,8 +52,6 @@ ROWS_JVM = {
 DATAFRAMES = {
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.shuffle.partitions": "4",
-    # Required for a Python data source with `pushFilters`.
-    "spark.sql.python.filterPushdown.enabled": "true",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
     "spark.sql.parquet.compression.codec": "lz4_raw",
 }

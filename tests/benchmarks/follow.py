@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from statistics import quantiles
 from tempfile import TemporaryFile
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -31,9 +31,6 @@ from tests.benchmarks.figures import Figures, Stopwatch
 from tests.benchmarks.options import Options
 from tests.benchmarks.spark import open_store, rebuild
 from tests.benchmarks.throughput import LIMITS, POLICY, TOPIC, new_messages
-
-Engine = Literal["spark", "local"]
-ENGINES: tuple[Engine, ...] = ("spark", "local")
 
 EVENTS_PER_SECOND = 1_000
 SECONDS, WARM_UP_SECONDS = 30, 5
@@ -59,12 +56,12 @@ class Sample(NamedTuple):
 
 
 @contextmanager
-def following(store: str, engine: Engine) -> Iterator[Callable[[], None]]:
+def following(store: str) -> Iterator[Callable[[], None]]:
     """Run a follower of a store as a process of its own, until the context ends.
 
     Yields: what raises RuntimeError, in the follower's words, when it has ended by itself.
     """
-    command = [str(Path(sys.executable).with_name("postroom")), "project", "follow", "--engine", engine]
+    command = [str(Path(sys.executable).with_name("postroom")), "project", "follow"]
     environment = {**os.environ, "POSTROOM_STORE": store, "PYSPARK_PYTHON": sys.executable}
     with TemporaryFile() as errors:
         follower = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=errors)
@@ -189,7 +186,7 @@ def _fall_behind(store: str, lives: int) -> None:
     asyncio.run(main())
 
 
-def catch_up(store: str, engine: Engine) -> tuple[float, float]:
+def catch_up(store: str) -> tuple[float, float]:
     """Start a follower that is behind, and return the events a second it applies, and the seconds in all.
 
     The rate counts from when the first batch became visible, so it leaves the follower's start out.
@@ -197,7 +194,7 @@ def catch_up(store: str, engine: Engine) -> tuple[float, float]:
     samples: list[tuple[float, int]] = []
     with read_projections(store) as projections:
         behind = lag(projections)
-        with Stopwatch() as catching_up, following(store, engine) as check:
+        with Stopwatch() as catching_up, following(store) as check:
             while not samples or samples[-1][1]:
                 check()
                 if catching_up.elapsed() > PATIENCE_SECONDS:
@@ -218,26 +215,25 @@ def _measure(options: Options, figures: Figures, folder: Path, messages: int) ->
         _,
     ):
         rebuild(store, only="")
-        for engine in ENGINES:
-            if figures.wants(f"follow.latency.{engine}"):
-                _report_latency(store, engine, figures)
-            if figures.wants(f"follow.catch_up.{engine}"):
-                figures.progress(f"follow.catch_up.{engine}: {min(BEHIND, messages):,} messages live")
-                _fall_behind(store, min(BEHIND, messages))
-                rate, total = catch_up(store, engine)
-                figures.add(f"follow.catch_up.{engine}", rate, "events/s", CATCH_UP_GOAL)
-                figures.add(f"follow.catch_up.{engine}.total", total, "s")
+        if figures.wants("follow.latency"):
+            _report_latency(store, figures)
+        if figures.wants("follow.catch_up"):
+            figures.progress(f"follow.catch_up: {min(BEHIND, messages):,} messages live")
+            _fall_behind(store, min(BEHIND, messages))
+            rate, total = catch_up(store)
+            figures.add("follow.catch_up", rate, "events/s", CATCH_UP_GOAL)
+            figures.add("follow.catch_up.total", total, "s")
 
 
-def _report_latency(store: str, engine: Engine, figures: Figures) -> None:
-    with following(store, engine) as check:
+def _report_latency(store: str, figures: Figures) -> None:
+    with following(store) as check:
         asyncio.run(_send_steadily(store, WARM_UP_SECONDS, lambda _: None))
         wait_until_caught_up(store, check)
         seen, rate = latencies(store, SECONDS)
     cuts = quantiles(seen, n=100)
-    figures.add(f"follow.latency.{engine}.p50", cuts[49] * 1_000, "ms")
-    figures.add(f"follow.latency.{engine}.p95", cuts[94] * 1_000, "ms", LATENCY_GOAL_MS)
-    figures.add(f"follow.latency.{engine}.events", rate, "events/s")
+    figures.add("follow.latency.p50", cuts[49] * 1_000, "ms")
+    figures.add("follow.latency.p95", cuts[94] * 1_000, "ms", LATENCY_GOAL_MS)
+    figures.add("follow.latency.events", rate, "events/s")
 
 
 def measurements(options: Options) -> dict[str, Callable[[Figures, Path, int], None]]:

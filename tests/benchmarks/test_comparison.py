@@ -178,7 +178,7 @@ def test_every_message_that_is_sampled_while_a_follower_runs_is_found(
     monkeypatch.syspath_prepend(ROOT)  # the spawned process imports tests.benchmarks
     build(postgres_store, tmp_path)
     rebuild_projections(postgres_store)
-    with following(postgres_store, "local") as check:
+    with following(postgres_store) as check:
         wait_until_caught_up(postgres_store, check)
         seen, rate = latencies(postgres_store, 30 * TURN_SECONDS)
     assert len(seen) == 30 // SAMPLED_TURNS
@@ -188,7 +188,7 @@ def test_every_message_that_is_sampled_while_a_follower_runs_is_found(
 
 def test_a_follower_that_ends_by_itself_is_told_of_in_its_own_words(tmp_path: Path) -> None:
     def follow_what_is_not_there() -> None:
-        with following(str(tmp_path / "missing.db"), "local") as check:
+        with following(str(tmp_path / "missing.db")) as check:
             while True:
                 check()
                 time.sleep(0.05)

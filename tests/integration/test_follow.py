@@ -81,6 +81,21 @@ def test_a_batch_ends_where_its_envelopes_take_too_much_memory(store: Store) -> 
     assert following.rows(store) == reference(store).rows
 
 
+def test_a_stop_undoes_the_batch_under_way_and_the_next_follower_applies_it(store: Store) -> None:
+    live(store, "box0@test", STORY)
+    following.build(store)
+    before, stop = following.rows(store), Event()
+    stop.set()
+    with closing(new_follower(store)) as follower:
+        follower.advance(stop=stop)
+        assert follower.counts.batches == 0
+        assert follower.positions() == {}
+        assert following.rows(store) == before
+    with closing(new_follower(store)) as follower:
+        follower.advance()
+    assert following.rows(store) == reference(store).rows
+
+
 def test_of_two_that_apply_at_once_no_record_is_applied_twice(store: Store) -> None:
     live(store, "box0@test", STORY)
     live(store, "box1@test", VARIED, mode="archive")

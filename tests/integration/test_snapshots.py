@@ -1,7 +1,7 @@
 """Snapshots: from where a log is folded, and which snapshots are passed over."""
 
 import asyncio
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from itertools import islice
 from uuid import uuid4
@@ -17,9 +17,10 @@ from postroom.application.mailbox import snapshots
 from postroom.application.mailbox.fold import fold, fold_at
 from postroom.application.mailbox.stored_snapshots import UsableSnapshot, usable_snapshots
 from postroom.application.ports.event_log import StoredSnapshot
+from postroom.domain.commit import Commit
 from postroom.domain.errors import MailboxClosed, Unavailable
 from postroom.domain.event import Event
-from postroom.domain.mailbox import collect
+from postroom.domain.mailbox import collect, snapshot
 from postroom.domain.mailbox.snapshot import VERSION, decode_part, encode_part
 from postroom.domain.policy import DAY_MS, MailboxLimits, TopicPolicy
 from tests.support.commits import as_appended
@@ -48,6 +49,7 @@ def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(snapshots, "PART_WEIGHT", 10)
     monkeypatch.setattr(snapshots, "ALLOWED_WEIGHT", 200)
     monkeypatch.setattr(collect, "CHUNK_ITEMS", 25)
+    monkeypatch.setattr(snapshot, "ROW_BYTES", 4_000)
 
 
 def newest(log: MemoryEventLog) -> UsableSnapshot:
@@ -133,7 +135,86 @@ async def test_snapshots_take_room_in_proportion_to_the_mailbox() -> None:
         assert take_snapshot(restored) == take_snapshot(mailbox.engine.mailbox)
     parts = newest(log).parts
     assert sum(each.items for each in parts) < 600
-    assert len(list(log.snapshots())) < 3 * len(parts) + 10
+    assert len(ends_of_parts(log)) < 3 * len(parts) + 10
+
+
+@pytest.mark.usefixtures("small_steps")
+async def test_a_large_part_is_stored_in_rows_of_bounded_size() -> None:
+    log = MemoryEventLog(MAILBOX)
+    async with Place(lambda: log).open() as mailbox:
+        await live(mailbox, 200)
+        await batches(mailbox, 4)
+        await mailbox.engine.take_snapshot(whole=True)
+        expected = take_snapshot(mailbox.engine.mailbox)
+        rows, (part,) = list(log.snapshots()), newest(log).parts
+        assert len(rows) > 5
+        assert max(len(row.state) for row in rows) < 2 * snapshot.ROW_BYTES
+        assert (part.first, part.moment.position) == (rows[-1].position, rows[0].position)
+        await mailbox.engine.take_snapshot(whole=True)  # at the same position, so that it must fit there
+        restored = newest(log).restore()
+        assert restored is not None
+        assert take_snapshot(restored) == expected
+        await mailbox.send_batch([message()])
+        await mailbox.engine.take_snapshot(whole=True)
+        assert len(newest(log).parts) == len(list(log.snapshots())) == 1
+
+
+class RowsLog(MemoryEventLog):
+    """A log that notes what is written, and whose process ends when it has saved some rows."""
+
+    def __init__(self) -> None:
+        super().__init__(MAILBOX)
+        self.writes = ""
+        self.rows_left = 1 << 30
+
+    def append(self, commits: Sequence[Commit]) -> None:
+        super().append(commits)
+        self.writes += "a"
+
+    def save_snapshot(self, snapshot: StoredSnapshot, keep_from: int = 0) -> None:
+        if not self.rows_left:
+            raise Unavailable("The process has ended.")
+        self.rows_left -= 1
+        super().save_snapshot(snapshot, keep_from)
+        self.writes += "r"
+
+
+@pytest.mark.usefixtures("small_steps")
+@pytest.mark.parametrize("saved", [1, 2, 5])
+@pytest.mark.parametrize("whole", [False, True])
+async def test_a_part_that_was_saved_in_half_is_not_used_and_replaces_none(saved: int, whole: bool) -> None:
+    log = RowsLog()
+    place = Place(lambda: log)
+    async with place.open() as mailbox:
+        await live(mailbox, 60)
+        await mailbox.engine.take_snapshot()
+        before, rows = newest(log), len(list(log.snapshots()))
+        await mailbox.send_batch([message(idem_key=str(uuid4())) for _ in range(90)])
+        log.rows_left = saved
+        with pytest.raises(Unavailable, match="The process has ended"):
+            await mailbox.engine.take_snapshot(whole=whole)
+        assert newest(log).position == before.position
+        assert len(list(log.snapshots())) == rows + saved
+        assert take_snapshot(fold(log)) == take_snapshot(mailbox.engine.mailbox)
+    log.rows_left = 1 << 30
+    async with place.open() as mailbox:  # the next owner removes the rows that are left
+        await mailbox.send_batch([message() for _ in range(30)])
+        await mailbox.engine.take_snapshot(whole=True)
+        assert take_snapshot(fold(log)) == take_snapshot(folded_whole(log))
+        first, last = newest(log).parts[0].first, newest(log).position
+        assert {row.position for row in log.snapshots()} == set(range(first, last + 1))
+
+
+@pytest.mark.usefixtures("small_steps")
+async def test_appends_do_not_wait_for_all_rows_of_a_part() -> None:
+    log = RowsLog()
+    async with Place(lambda: log).open() as mailbox:
+        await live(mailbox, 200)
+        busy = asyncio.create_task(batches(mailbox, 1_000))
+        for _ in range(3):
+            await mailbox.engine.take_snapshot(whole=True)
+        busy.cancel()
+    assert "rar" in log.writes
 
 
 @pytest.mark.usefixtures("small_steps")
@@ -231,6 +312,12 @@ async def test_no_snapshot_is_taken_of_a_mailbox_that_is_closed() -> None:
         await live(mailbox, 10)
     with pytest.raises(MailboxClosed):
         await mailbox.engine.take_snapshot()
+
+
+def ends_of_parts(log: MemoryEventLog) -> list[int]:
+    """Return the positions of the parts in the log, without those of their other rows."""
+    rows = [decode_part(row.state) for row in log.snapshots()]
+    return [row.position for row in rows if row is not None and not row.rows_after]
 
 
 async def log_with_parts() -> MemoryEventLog:

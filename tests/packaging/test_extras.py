@@ -120,7 +120,6 @@ def test_with_an_extra_no_public_name_asks_for_it(install: Install, extra: str) 
         ([], ["project", "follow"], "views"),
         ([], ["project", "verify"], "spark"),
         (["views"], ["project", "rebuild"], "spark"),
-        (["views"], ["project", "follow", "--engine", "spark"], "spark"),
         ([], ["--store", "postgresql://shop@127.0.0.1:1/shop", "backlog"], "postgres"),
         ([], ["--store", "postgresql://shop@127.0.0.1:1/shop", "migrate"], "postgres"),
         ([], ["streams", "list"], "nats"),

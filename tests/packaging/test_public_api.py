@@ -64,7 +64,7 @@ def test_users_of_the_readme_and_the_docs_import_from_postroom_alone() -> None:
         if "adr" not in page.parts
         and (
             lines := re.findall(
-                r"^\s*(?:from|import) postroom\.(?!testing\b).*", page.read_text("utf-8"), re.M
+                r"^\s*(?:from|import) postroom\.(?!(?:spark|testing)\b).*", page.read_text("utf-8"), re.M
             )
         )
     }

@@ -36,6 +36,7 @@ def log_row(extent: LogExtent, record: Record) -> Row:
         "position": record.position,
         "stream": record.stream,
         "version": record.version,
+        "distance": record.distance,
         "epoch": record.epoch,
         "event": record.type,
         "at": record.at,

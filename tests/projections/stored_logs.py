@@ -85,9 +85,9 @@ def keep(kind: str, store: str, folder: Path, stack: ExitStack, count: int = 20)
     write(TWO, past(TWO, 3))
     driver: Driver = "python" if "python" in kind else "adbc"
     if "archive" not in kind:
-        return Kept(open_store(store).log_reader(driver), records, write, {"store": store, "driver": driver})
+        return Kept(open_store(store).log_reader(driver), records, write, {"path": store, "driver": driver})
     move(logs[ONE], ParquetLogArchive(folder), records[ONE], ARCHIVED[ONE])
-    options = {"store": store, "driver": driver, "archive": str(folder)}
+    options = {"path": store, "driver": driver, "archive": str(folder)}
     return Kept(open_log_reader(open_store(store), str(folder), driver), records, write, options)
 
 

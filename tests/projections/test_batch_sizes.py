@@ -33,6 +33,18 @@ def test_a_batch_that_was_not_full_does_not_make_the_next_one_larger(size: Batch
     assert size.events == INITIAL_EVENTS
 
 
+def test_while_the_first_batch_is_timed_the_largest_one_is_folded_ahead(size: BatchSize) -> None:
+    assert size.events_ahead == 1_000_000
+    size.adapt(INITIAL_EVENTS, 0, TARGET_SECONDS)
+    assert size.events_ahead == size.events == INITIAL_EVENTS
+
+
+def test_what_was_folded_ahead_is_not_applied_if_it_would_take_far_too_long(size: BatchSize) -> None:
+    size.adapt(INITIAL_EVENTS, 0, TARGET_SECONDS / 5)
+    assert size.allows(10 * INITIAL_EVENTS)
+    assert not size.allows(10 * INITIAL_EVENTS + 1)
+
+
 @pytest.mark.parametrize("events", [INITIAL_EVENTS, 5_000])
 def test_a_batch_that_took_too_long_makes_the_next_one_smaller(size: BatchSize, events: int) -> None:
     size.adapt(events, 0, 2 * TARGET_SECONDS)

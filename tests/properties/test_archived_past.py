@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from postroom.adapters.compose.queries import Reader
 from postroom.adapters.memory.event_log import MemoryEventLog
 from postroom.adapters.parquet.log_archive import ParquetLogArchive
-from postroom.application.mailbox import engine
+from postroom.application.mailbox import snapshot_saver
 from postroom.application.mailbox.archived_log import ArchivedEventLog
 from postroom.application.ports.event_log import EventLogReader
 from postroom.application.queries.simulate_policy import Simulation
@@ -37,7 +37,7 @@ COUNT = 40
 def snapshots_of_short_logs() -> Iterator[None]:
     """Snapshots are taken of logs as short as generated ones."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(engine, "CLOSING_SNAPSHOT_EVENTS", 6)
+        patch.setattr(snapshot_saver, "CLOSING_SNAPSHOT_EVENTS", 6)
         yield
 
 

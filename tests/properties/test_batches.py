@@ -29,7 +29,7 @@ POLICY = TopicPolicy(
     replay_window_ms=500,
     visibility_ms=250,
     ready_retention_ms=60_000,
-    max_attempts=2,
+    max_attempts=3,
 )
 
 
@@ -103,6 +103,7 @@ STEPS: st.SearchStrategy[Step] = st.one_of(
     st.builds(Receive, st.sampled_from((("orders",), TOPICS)), st.integers(1, 8), st.just(1_000_000)),
     st.lists(st.integers(0, 9), min_size=1, max_size=5).map(lambda which: AckLatest(tuple(which))),
     st.lists(st.integers(0, 9), min_size=1, max_size=5, unique=True).map(lambda each: AckLatest(tuple(each))),
+    st.builds(AckLatest, st.tuples(st.integers(0, 9))),
     st.builds(Wait, st.sampled_from((1, 300, 300, 600))),
 )
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 
 from postroom.adapters.compose.queries import Reader
-from postroom.application.mailbox import engine
+from postroom.application.mailbox import snapshot_saver
 from postroom.application.mailbox.fold import fold_at
 from postroom.application.query_results import Moment
 from postroom.domain.errors import NotFound, Rejected
@@ -41,7 +41,7 @@ from tests.support.stores import MAILBOX, memory_place, postgres_place, sqlite_p
 def snapshots_of_short_logs() -> Iterator[None]:
     """Snapshots are taken of logs as short as generated ones."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(engine, "CLOSING_SNAPSHOT_EVENTS", 6)
+        patch.setattr(snapshot_saver, "CLOSING_SNAPSHOT_EVENTS", 6)
         yield
 
 

@@ -3,7 +3,7 @@ import logging
 import pytest
 
 from postroom.application.mailbox import snapshots
-from postroom.domain.mailbox import collect
+from postroom.domain.mailbox import collect, snapshot
 
 
 @pytest.fixture(autouse=True)
@@ -16,6 +16,7 @@ def quiet_log() -> None:
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have mailboxes of a few messages save snapshots in parts of several steps, and give old ones up."""
     monkeypatch.setattr(snapshots, "PART_EVENTS", 12)
+    monkeypatch.setattr(snapshot, "ROW_BYTES", 200)
     monkeypatch.setattr(snapshots, "STEP_CHUNKS", 1)
     monkeypatch.setattr(snapshots, "PART_WEIGHT", 1)
     monkeypatch.setattr(snapshots, "ALLOWED_WEIGHT", 4)

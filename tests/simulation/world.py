@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor
+from selectors import SelectorKey, SelectSelector
 from typing import Any
 
 from postroom.adapters.memory.event_log import MemoryEventLog
@@ -16,6 +17,13 @@ from tests.support.clocks import SimulatedClock
 MS = 1_000
 
 
+class NoFiles(SelectSelector):
+    """A selector that asks the kernel for nothing, as a simulation waits for no file."""
+
+    def select(self, timeout: float | None = None) -> list[tuple[SelectorKey, int]]:
+        return []
+
+
 class SimulatedLoop(asyncio.SelectorEventLoop):
     """An event loop on simulated time, whose executors run in the loop itself: every run is the same run.
 
@@ -26,7 +34,7 @@ class SimulatedLoop(asyncio.SelectorEventLoop):
     TURNS = 2
 
     def __init__(self, clock: SimulatedClock) -> None:
-        super().__init__()
+        super().__init__(NoFiles())
         self._clock = clock
         self._jobs = 0
 
@@ -49,9 +57,9 @@ class SimulatedLoop(asyncio.SelectorEventLoop):
 
     async def _settle(self) -> None:
         idle = 0
-        while idle < 8:
+        while idle < 2:  # a timer that is due is ready one turn later
             await asyncio.sleep(0)
-            idle = 0 if self._jobs else idle + 1
+            idle = 0 if self._jobs or self._ready else idle + 1  # type: ignore[attr-defined]  # not in typeshed
 
     def _run_job(self, job: Job) -> None:
         job.run()
@@ -74,10 +82,20 @@ class Disk(MemoryEventLog):
     def __init__(self, mailbox: str) -> None:
         super().__init__(mailbox)
         self.end = 0
+        self.changes = 0
 
     def append(self, commits: Sequence[Commit]) -> None:
         super().append(commits)
         self.end += sum(commit.event_count for commit in commits)
+        self.changes += 1
+
+    def truncate(self, through: int, limit: int) -> int:
+        self.changes += 1
+        return super().truncate(through, limit)
+
+    def save_snapshot(self, snapshot: StoredSnapshot, keep_from: int = 0) -> None:
+        self.changes += 1
+        super().save_snapshot(snapshot, keep_from)
 
 
 class LogHandle(Records):

@@ -51,7 +51,10 @@ NEEDS = {
 """The operations that a call needs at least."""
 PUBLIC = {"GET /healthz", "GET /readyz", "GET /openapi.json"}
 
-schema = schemathesis.openapi.from_path(CONTRACT)
+config = schemathesis.Config.from_dict(
+    {"phases": {"examples": {"enabled": False}, "coverage": {"enabled": False}}}
+)
+schema = schemathesis.openapi.from_path(CONTRACT, config=config if EXAMPLES == 1 else None)
 
 
 @pytest.fixture(scope="module")

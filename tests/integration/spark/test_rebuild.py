@@ -14,7 +14,6 @@ from urllib.parse import urlsplit
 import pytest
 from pyspark.sql import SparkSession
 
-from postroom.adapters.compose.spark import StoreLogSource
 from postroom.adapters.postgres.database import connect
 from postroom.adapters.postgres.url import is_url
 from postroom.adapters.sqlite.event_log import SqliteEventLog
@@ -24,10 +23,10 @@ from postroom.domain.errors import InvalidRequest, Unavailable
 from postroom.domain.event import StoredEvent
 from postroom.domain.record import Record
 from postroom.domain.search import EventFilter
-from postroom.projections.log_extent import LogExtent, encode_extents
+from postroom.projections.log_extent import LogExtent
 from postroom.projections.progress import Progress
 from postroom.projections.projection import load_projections
-from postroom.projections.spark.source import read_log
+from postroom.spark import register
 from tests.conformance.read_model_store import rows
 from tests.conformance.records import append
 from tests.conformance.test_read_model_store import tables
@@ -36,7 +35,6 @@ from tests.projections.histories import (
     VARIED,
     Store,
     live,
-    log_reader,
     model_store,
     open_log,
     rebuild,
@@ -196,28 +194,6 @@ def test_a_rebuild_that_fails_leaves_what_is_served_and_says_why(
     assert tables(store, status.versions[0].version) == set()
 
 
-def test_the_log_reads_alike_by_adbc_and_by_the_python_driver(either: Store, spark: SparkSession) -> None:
-    odd = NewMessage(topic="shop", payload=b"", principal="a\0b\x1ac", attrs={"it's": "ünïcode"})
-    send(either, MAILBOX, [odd])
-    extents = take_extents(either)
-    columns: tuple[str, ...] = ("place", "mailbox_id", "mailbox", "position", "event", "topic")
-    columns += ("principal", "due", "custom_headers", "last_error", "expires_at", "envelope", "as_of")
-    frame = read_log(spark, log_reader(either), extents, *columns)
-    schema, rows = frame.schema, sorted(frame.collect())
-    spark.dataSource.register(StoreLogSource)
-    by_driver = (
-        spark.read.format(StoreLogSource.name())
-        .schema(schema)
-        .options(store=str(either), extents=encode_extents(extents), driver="python")
-        .load()
-    )
-    assert rows == sorted(by_driver.collect())
-    assert len(rows) == sum(extent.events for extent in extents)
-    assert [row.principal for row in rows if row.principal not in (None, "alice", "Bob", "STRASSE ß")] == [
-        "a\0b\x1ac"
-    ]
-
-
 def test_spark_submit_rebuilds_a_database_from_the_repository_and_shows_no_password(
     postgres_store: str, read_models: OpenReadModels
 ) -> None:
@@ -251,9 +227,10 @@ def test_no_plan_of_spark_shows_the_password_of_a_database(postgres_store: str, 
     fill(postgres_store)
     url = urlsplit(postgres_store)
     secret = url._replace(netloc=f"{url.username}:open-sesame@{url.hostname}:{url.port}").geturl()
-    frame = read_log(spark, log_reader(secret), take_extents(secret), "event")
+    register(spark)
+    frame = spark.read.format("postroom_events").option("url", secret).load()
     plans = frame._jdf.queryExecution()  # all of them, as the UI shows them
-    assert "postroom_log" in plans.toString()
+    assert "postroom_events" in plans.toString()
     assert "open-sesame" not in plans.toString() + plans.logical().toJSON() + repr(frame)
     assert frame.count() > 0
 

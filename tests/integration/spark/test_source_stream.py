@@ -1,22 +1,26 @@
-"""The data source `postroom_log` as a stream: each record once, whatever was checkpointed before."""
+"""The log as a stream in Spark: each record once, whatever was checkpointed before."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from typing import NamedTuple
 
+import pyarrow as pa
 import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
-from pyspark.sql.types import StructType
 
-from postroom.adapters.compose.spark import StoreLogSource
 from postroom.adapters.sqlite.event_log import SqliteEventLog
-from postroom.domain.errors import BrokenLog, InvalidRequest, NotFound
-from postroom.projections.spark.source import Offset, Partitioning, StreamReader, follow_log
-from tests.projections.stored_logs import LATER, ONE, TWO, Kept, keep, past, rows
+from postroom.domain.errors import BrokenLog, NotFound
+from postroom.projections.log_extent import Range
+from postroom.projections.ports.log_reader import LogReader
+from postroom.projections.spark.options import Offset
+from postroom.projections.spark.source import StreamReader
+from postroom.spark import register
+from tests.projections.stored_logs import LATER, ONE, TOPICS, TWO, Kept, keep, past, rows
 
 ALL = ReadAllAvailable()
 MAX_STARTS = 5
@@ -31,9 +35,19 @@ def kept(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Kept]:
         yield keep(kind, store, tmp_path / "archive", stack)
 
 
+class PositionRows(NamedTuple):
+    """Records with columns as the log has them."""
+
+    log: LogReader
+    columns: Sequence[str]
+
+    def read(self, ranges: Iterable[Range]) -> Iterator[pa.RecordBatch]:
+        return self.log.read(ranges, self.columns)
+
+
 def reader(kept: Kept, start: Offset | None = None, max_rows: int | None = None) -> StreamReader:
     """Return a reader of the columns that say where a record is."""
-    return StreamReader(kept.log, ["mailbox", "position"], Partitioning(4, False), start or {}, max_rows)
+    return StreamReader(kept.log, PositionRows(kept.log, ["mailbox", "position"]), start or {}, max_rows)
 
 
 def heads(kept: Kept) -> Offset:
@@ -148,10 +162,17 @@ def test_what_retention_removed_before_a_stream_came_to_it_is_not_left_out_silen
     assert batch(reader(shortened), {ONE: 19}, {ONE: 21}) == [(ONE, 20), (ONE, 21)]
 
 
-@pytest.mark.parametrize("text", ["[1]", '{"main@local": "x"}', "{"])
-def test_a_start_that_is_no_offset_is_refused(text: str) -> None:
-    with pytest.raises(InvalidRequest, match="option start of postroom_log is not a JSON object"):
-        StoreLogSource({"store": "x", "start": text}).streamReader(StructType().add("event", "string"))
+def test_no_mailbox_is_read_beyond_the_time_up_to_which_the_others_are_read(kept: Kept) -> None:
+    rows_ = PositionRows(kept.log, ["mailbox", "position", "at"])
+    stream = StreamReader(kept.log, rows_, {}, 6, is_by_time=True)
+    start, latest, read = Offset(), 0, 0
+    while (end := stream.latestOffset(start, ReadMaxRows(6))) != start:
+        times = [row["at"] for part in stream.partitions(start, end) for row in rows(stream.read(part))]
+        assert times
+        assert latest <= min(times)  # so no row is late for a watermark
+        start, latest, read = end, max(times), read + len(times)
+    assert start == heads(kept)
+    assert read == len(everything(kept))
 
 
 # -- under Spark ---
@@ -161,11 +182,11 @@ class Sink:
     """Take batches of a stream, and fail when told to."""
 
     def __init__(self) -> None:
-        self.batches: dict[int, list[tuple[str, int, int]]] = {}
+        self.batches: dict[int, list[tuple[str, int, str]]] = {}
         self.fails_at: int | None = None
 
     def __call__(self, frame: DataFrame, number: int) -> None:
-        taken = sorted((row.mailbox, row.position, row.as_of) for row in frame.collect())
+        taken = sorted((row.mailbox, row.position, row.topic or "") for row in frame.collect())
         assert self.batches.setdefault(number, taken) == taken  # a batch that comes again is the same
         if number == self.fails_at:
             raise RuntimeError("this sink is broken")
@@ -195,13 +216,19 @@ def start(writer: DataStreamWriter, wait: Callable[[StreamingQuery], object]) ->
     return query
 
 
+def events(spark: SparkSession, kept: Kept, **options: str) -> DataFrame:
+    """Return the stream of events by the store's address."""
+    register(spark)
+    source = spark.readStream.format("postroom_events").options(columns="mailbox,position,topic", **options)
+    return source.options(**kept.options).load()
+
+
 @pytest.fixture
 def follow(spark: SparkSession, kept: Kept, tmp_path: Path) -> Callable[..., None]:
     """Follow the log with what is available now, from the last checkpoint on."""
 
-    def run(sink: Sink, begin: Offset | None = None, **options: str) -> None:
-        columns = ("mailbox", "position", "as_of")
-        frame = follow_log(spark, kept.log, begin or {}, *columns, **options)
+    def run(sink: Sink, **options: str) -> None:
+        frame = events(spark, kept, **options)
         writer = frame.writeStream.foreachBatch(sink).option(
             "checkpointLocation", str(tmp_path / "checkpoint")
         )
@@ -234,16 +261,13 @@ def test_a_batch_that_failed_comes_again_as_it_was(kept: Kept, follow: Callable[
     sink.fails_at = None
     follow(sink, max_rows="20")
     assert sorted(sink.places) == sorted(everything(kept))
-    for taken in sink.batches.values():
-        for mailbox, _, as_of in taken:
-            last = max(position for name, position, _ in taken if name == mailbox)
-            assert as_of == kept.records[mailbox][last - 1].at
+    topics = {topic for taken in sink.batches.values() for _, position, topic in taken if position > 2}
+    assert topics <= {*TOPICS, "shop"} - {""}
 
 
 def test_a_stream_reads_on_as_the_log_grows(spark: SparkSession, kept: Kept, tmp_path: Path) -> None:
     sink = Sink()
-    columns = ("mailbox", "position", "as_of")
-    frame = follow_log(spark, kept.log, {ONE: 10}, *columns)
+    frame = events(spark, kept, start=f'{{"{ONE}": 10}}')
     writer = frame.writeStream.foreachBatch(sink).option("checkpointLocation", str(tmp_path / "c"))
     query = start(writer, StreamingQuery.processAllAvailable)
     try:

@@ -12,6 +12,7 @@ from msgspec.inspect import StructType, Type, UnionType, VarTupleType, type_info
 from postroom.adapters.config.document import NamespaceFile
 from postroom.adapters.config.namespaces import find_namespace, load_namespaces
 from postroom.application.ingest.namespace import (
+    KafkaSource,
     Namespace,
     NatsSource,
     PayloadSchema,
@@ -118,6 +119,27 @@ def test_what_a_file_leaves_out_is_filled_in(write: Write) -> None:
             max_store_bytes=None,
         ),
     )
+
+
+def test_each_broker_may_be_the_source(write: Write) -> None:
+    text = SMALL.replace("redis://localhost", "kafka+ssl://a:9093,b:9093").replace("redis", "kafka")
+    text = text.replace(
+        "stream: orders", "topic: orders\n          ca: ca.pem\n          dead_letter_topic: dead"
+    )
+    file = write(text)
+    assert load_namespaces(file)[0].source == KafkaSource(
+        url="kafka+ssl://a:9093,b:9093",
+        topic="orders",
+        consumer_group="archive",
+        ca=str(file.parent / "ca.pem"),
+        dead_letter_topic="dead",
+    )
+    with pytest.raises(
+        InvalidRequest, match=r"line 8: .*config\.url must begin with kafka:// or kafka\+ssl://"
+    ):
+        load_namespaces(write(text.replace("kafka+ssl://", "secret@")))
+    with pytest.raises(InvalidRequest, match="certificate and key need each other"):
+        load_namespaces(write(text.replace("ca: ca.pem", "certificate: c.pem")))
 
 
 def test_a_file_may_hold_several_namespaces(write: Write) -> None:

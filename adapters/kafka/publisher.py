@@ -1,0 +1,108 @@
+"""The publisher port over a Kafka producer."""
+
+import asyncio
+import threading
+from collections.abc import Mapping
+from contextlib import suppress
+
+from confluent_kafka import KafkaError, KafkaException, Message, Producer
+
+from postroom.adapters.kafka.settings import KafkaSettings
+from postroom.application.ports.publisher import PublishAck
+from postroom.domain.errors import InvalidRequest, PostroomError, Unavailable
+
+TIMEOUT_MS = 10_000
+METADATA_MS = 5_000
+"""Time after which a topic that the brokers do not know is missing."""
+POLL_SECONDS = 0.1
+CLOSE_SECONDS = 2.0
+
+_REFUSALS = (
+    KafkaError.MSG_SIZE_TOO_LARGE,
+    KafkaError.INVALID_RECORD,
+    KafkaError.POLICY_VIOLATION,
+    KafkaError.TOPIC_EXCEPTION,
+    KafkaError.TOPIC_AUTHORIZATION_FAILED,
+    KafkaError.UNKNOWN_TOPIC_OR_PART,
+    KafkaError._UNKNOWN_TOPIC,
+    KafkaError._UNKNOWN_PARTITION,
+)
+
+
+class KafkaPublisher:
+    """A publisher to the topics of a Kafka cluster, confirmed by all replicas in sync.
+
+    The producer is idempotent: its own retries store a message once.
+
+    Arguments:
+        timeout_ms: time within which the brokers must confirm a message.
+
+    Raises: InvalidRequest for settings that the client refuses.
+    """
+
+    def __init__(self, settings: KafkaSettings, timeout_ms: int = TIMEOUT_MS) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._is_closed = threading.Event()
+        try:
+            self._client = Producer(
+                settings.client_settings()
+                | {
+                    "enable.idempotence": True,
+                    "delivery.timeout.ms": timeout_ms,
+                    "request.timeout.ms": timeout_ms,
+                    "topic.metadata.propagation.max.ms": METADATA_MS,
+                    "linger.ms": 0,
+                    "allow.auto.create.topics": False,
+                    "log_level": 0,
+                }
+            )
+        except (KafkaException, ValueError) as error:
+            raise InvalidRequest(f"The Kafka producer can't be created: {error}.") from error
+        self._thread = threading.Thread(target=self._poll, name="kafka producer", daemon=True)
+        self._thread.start()
+
+    async def publish(self, subject: str, payload: bytes, headers: Mapping[str, str]) -> PublishAck:
+        """Publish one message to the topic `subject`; see `Publisher.publish`."""
+        confirmed: asyncio.Future[PublishAck] = self._loop.create_future()
+
+        def on_delivery(error: KafkaError | None, message: Message) -> None:
+            def resolve() -> None:
+                if confirmed.cancelled():
+                    return
+                if error is not None:
+                    confirmed.set_exception(_translate(subject, error))
+                else:
+                    confirmed.set_result(PublishAck(subject, message.offset() or 0, False))
+
+            with suppress(RuntimeError):  # the loop was closed
+                self._loop.call_soon_threadsafe(resolve)
+
+        if self._is_closed.is_set():
+            raise Unavailable(f"Kafka topic {subject} can't be written: the publisher was closed.")
+        pairs: list[tuple[str, str | bytes | None]] = [(name, value) for name, value in headers.items()]
+        try:
+            self._client.produce(subject, payload, headers=pairs, on_delivery=on_delivery)
+        except BufferError as error:
+            raise Unavailable(f"Kafka topic {subject} can't be written: {error}; it is retried.") from error
+        except KafkaException as error:
+            raise _translate(subject, error.args[0]) from error
+        return await confirmed
+
+    async def close(self) -> None:
+        """Disconnect; closing twice is fine."""
+        if not self._is_closed.is_set():
+            self._is_closed.set()
+            await asyncio.to_thread(self._thread.join, CLOSE_SECONDS)
+
+    def _poll(self) -> None:
+        while not self._is_closed.is_set():
+            self._client.poll(POLL_SECONDS)
+
+
+def _translate(topic: str, error: KafkaError) -> PostroomError:
+    if error.code() in _REFUSALS:
+        return InvalidRequest(
+            f"Kafka refuses a message for topic {topic}: {error.str()}; create the topic, or raise its "
+            "limits."
+        )
+    return Unavailable(f"Kafka did not confirm a message for topic {topic}: {error.str()}; it is retried.")

@@ -1,0 +1,55 @@
+"""The publisher port over Redis streams."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from redis.exceptions import AuthenticationError, RedisError, ResponseError
+
+from postroom.adapters.redis.source import connect_redis, shown_address
+from postroom.application.ports.publisher import PublishAck
+from postroom.domain.errors import InvalidRequest, Unavailable
+
+_REFUSALS = ("WRONGTYPE", "NOPERM", "READONLY")
+
+
+class RedisPublisher:
+    """A publisher to the streams of a Redis server; headers are fields beside the message's.
+
+    Arguments:
+        url: `redis://`, `rediss://` or `unix://`, as in redis-py.
+        field: the field with the message.
+
+    Raises: InvalidRequest for a malformed URL.
+    """
+
+    def __init__(self, url: str, field: str = "data") -> None:
+        self._where = shown_address(url)
+        self._field = field
+        self._client = connect_redis(url, "publisher")
+
+    async def publish(self, subject: str, payload: bytes, headers: Mapping[str, str]) -> PublishAck:
+        """Add one entry to the stream with the key `subject`; see `Publisher.publish`."""
+        label = f"Redis stream {subject} of {self._where}"
+        if self._field in headers:
+            raise InvalidRequest(
+                f"{label} refuses a message: its header {self._field} is the name of the field with the "
+                "message; rename one of them."
+            )
+        fields: dict[Any, Any] = {self._field: payload, **headers}
+        try:
+            id_: Any = await self._client.xadd(subject, fields)
+        except AuthenticationError as error:
+            raise InvalidRequest(f"{label} can't be written: {error}; check the URL's user.") from error
+        except ResponseError as error:
+            kind = InvalidRequest if str(error).startswith(_REFUSALS) else Unavailable
+            raise kind(f"{label} can't be written: {error}.") from error
+        except (RedisError, OSError, TimeoutError) as error:
+            reason = (str(error) or type(error).__name__).rstrip(".")
+            raise Unavailable(
+                f"{label} can't be written: {reason}. It is retried when Redis is available."
+            ) from error
+        return PublishAck(subject, int(id_.partition(b"-")[0]), False)
+
+    async def close(self) -> None:
+        """Disconnect; closing twice is fine."""
+        await self._client.aclose()

@@ -1,0 +1,208 @@
+"""Columns of the data sources: their types in Spark, and the comments that `DESCRIBE` shows.
+
+Columns are named like those of the log, from which they are read; times become timestamps.
+"""
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from postroom.domain.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import DataType, StructType
+
+Kind = Literal["text", "number", "bytes", "time", "milliseconds", "map"]
+"""How the log stores a value: a time is log time in µs, a map is the text of a JSON object."""
+
+SPARK_TYPES: dict[Kind, str] = {
+    "text": "string",
+    "number": "bigint",
+    "bytes": "binary",
+    "time": "timestamp",
+    "milliseconds": "timestamp",
+    "map": "map<string,string>",
+}
+
+
+class SourceColumn(NamedTuple):
+    """A column of a data source.
+
+    Arguments:
+        comment: one sentence about the value.
+        required: whether it is never null.
+        default: whether it is read when a query declares no columns.
+    """
+
+    name: str
+    kind: Kind
+    comment: str
+    required: bool = False
+    default: bool = True
+
+
+HEADERS = (
+    SourceColumn("timestamp", "milliseconds", "When the message was published, as its envelope says."),
+    SourceColumn("content_type", "text", "Media type of the payload."),
+    SourceColumn("schema_url", "text", "Address of the payload's schema."),
+    SourceColumn("schema_version", "text", "Version of the payload's schema."),
+    SourceColumn("encryption", "text", "Algorithm by which the payload is encrypted."),
+    SourceColumn("correlation_id", "text", "Id that the messages of one process have in common."),
+    SourceColumn("principal", "text", "Who published the message."),
+    SourceColumn("namespace", "text", "Namespace in the envelope."),
+    SourceColumn("trace_id", "text", "Id of the trace."),
+    SourceColumn("span_id", "text", "Id of the span within the trace."),
+    SourceColumn("custom_headers", "map", "The envelope's extensions and labels, as text."),
+)
+"""The headers of a message (RFC-037 header table) besides its id and topic."""
+
+ENVELOPE = SourceColumn(
+    "envelope", "bytes", "The PrismEnvelope as it was sent; read only if it is declared.", default=False
+)
+
+EVENTS = (
+    SourceColumn("mailbox", "text", "Name of the mailbox, `namespace@proxy`.", required=True),
+    SourceColumn("position", "number", "Number of the event in the mailbox's log.", required=True),
+    SourceColumn("event", "text", "Name of the event's type, such as `MessageSent`.", required=True),
+    SourceColumn("at", "time", "Log time of the event.", required=True),
+    SourceColumn(
+        "message_id", "text", "Id of the message; null for an event of the mailbox, and after retention."
+    ),
+    SourceColumn("topic", "text", "Topic of the message, or of the policy or pause."),
+    SourceColumn("shard", "number", "Number of the message's shard."),
+    SourceColumn("attempt", "number", "Number of the delivery."),
+    SourceColumn("due", "time", "When the message may be delivered, or its delivery times out."),
+    SourceColumn("expires_at", "time", "When the message or dead letter expires."),
+    SourceColumn("reason", "text", "Why the message was requeued, dead-lettered or removed."),
+    SourceColumn("last_error", "text", "Error that the consumer reported."),
+    SourceColumn("consumer", "text", "Name of the consumer that received the message."),
+    SourceColumn("priority", "number", "Urgency of the message, 0 to 10."),
+    SourceColumn("size", "number", "Size of the payload in bytes."),
+    SourceColumn("idem_key", "text", "The sender's idempotency key."),
+    *HEADERS,
+    SourceColumn("version", "number", "Number of the event in its message's history.", required=True),
+    SourceColumn("epoch", "number", "Epoch of the mailbox's owner.", required=True),
+    SourceColumn("stream", "bytes", "Stream id of the message, 16 bytes.", required=True),
+    SourceColumn("payload_hash", "bytes", "BLAKE3 of the payload."),
+    SourceColumn("hash_chain", "bytes", "Hash that chains the messages of the topic."),
+    SourceColumn("envelope_hash", "bytes", "BLAKE3 of the envelope."),
+    SourceColumn("chain", "bytes", "Chain hash of the event's commit.", required=True),
+    ENVELOPE,
+)
+"""The columns of `postroom_events`: one row for each event."""
+
+MESSAGES = (
+    SourceColumn("message_id", "text", "Id of the message, unique in its mailbox.", required=True),
+    SourceColumn("mailbox", "text", "Name of the mailbox, `namespace@proxy`.", required=True),
+    SourceColumn("topic", "text", "Topic of the message.", required=True),
+    SourceColumn(
+        "status",
+        "text",
+        "`ready`, `delayed`, `in_flight`, `acked`, `dead`, `expired` or `archived`.",
+        required=True,
+    ),
+    SourceColumn("sent_at", "time", "Log time at which the message was sent.", required=True),
+    SourceColumn("changed_at", "time", "Log time of the message's last event.", required=True),
+    SourceColumn("due", "time", "When a ready or delayed message may be delivered."),
+    SourceColumn("attempts", "number", "Deliveries since it was sent or last redriven.", required=True),
+    SourceColumn("redriven", "number", "Number of redrives.", required=True),
+    SourceColumn(
+        "dead_letterings",
+        "text",
+        "JSON array of dead-letterings: at (µs), reason, attempt, last_error, redriven_at.",
+    ),
+    SourceColumn("shard", "number", "Number of the message's shard.", required=True),
+    SourceColumn("position", "number", "Number of the `MessageSent` in the mailbox's log.", required=True),
+    *HEADERS,
+    SourceColumn("stream", "bytes", "Stream id of the message, 16 bytes.", required=True),
+    SourceColumn(
+        "envelope",
+        "bytes",
+        "The PrismEnvelope without its auth token; read only if it is declared.",
+        default=False,
+    ),
+)
+"""The columns of `postroom_messages`: one row for each message."""
+
+
+def spark_schema(columns: Iterable[SourceColumn]) -> "StructType":
+    """Return the schema of these columns, with their comments."""
+    from pyspark.sql.types import StructType
+
+    schema = StructType()
+    for column in columns:
+        schema.add(column.name, _spark_type(column), not column.required, {"comment": column.comment})
+    return schema
+
+
+def check_schema(source: str, columns: Iterable[SourceColumn], schema: "StructType") -> None:
+    """Raise InvalidRequest unless a data source has all columns of a schema, with their types."""
+    types = {column.name: SPARK_TYPES[column.kind] for column in columns}
+    for field in schema:
+        type_ = field.dataType.simpleString()
+        if field.name not in types:
+            raise InvalidRequest(f"{source} has no column {field.name}; it has {', '.join(types)}.")
+        if types[field.name] != type_:
+            raise InvalidRequest(
+                f"The column {field.name} of {source} is declared as {type_}; declare it as "
+                f"{types[field.name]}."
+            )
+
+
+def select_columns(source: str, columns: Iterable[SourceColumn], names: str | None) -> list[SourceColumn]:
+    """Return the columns that the option `columns` lists.
+
+    Arguments:
+        names: separated by commas, or `*` for all; None for those that are read by default.
+
+    Raises: InvalidRequest for an unknown name.
+    """
+    by_name = {column.name: column for column in columns}
+    if names is None:
+        return [column for column in by_name.values() if column.default]
+    if names.strip() == "*":
+        return list(by_name.values())
+    selected = []
+    for name in dict.fromkeys(each.strip() for each in names.split(",")):
+        if name not in by_name:
+            raise InvalidRequest(f"{source} has no column {name!r}; it has {', '.join(by_name)}.")
+        selected.append(by_name[name])
+    return selected
+
+
+def convert(array: pa.Array, kind: Kind, type_: pa.DataType) -> pa.Array:
+    """Return a column of the log with its type in Spark."""
+    match kind:
+        case "time":
+            return array.cast(pa.int64()).cast(pa.timestamp("us")).cast(type_)
+        case "milliseconds":
+            return pc.multiply(array.cast(pa.int64()), 1_000).cast(pa.timestamp("us")).cast(type_)
+        case "map":
+            return _maps(array, type_)
+    return array if array.type == type_ else array.cast(type_)
+
+
+def _maps(texts: pa.Array, type_: pa.DataType) -> pa.Array:
+    """Return JSON objects as maps; each different text is parsed once."""
+    encoded = texts.dictionary_encode()
+    decode = msgspec.json.Decoder(dict[str, str]).decode
+    objects: list[Any] = [list(decode(text).items()) for text in encoded.dictionary.to_pylist()]
+    return pa.array(objects, type_).take(encoded.indices)
+
+
+def _spark_type(column: SourceColumn) -> "DataType":
+    from pyspark.sql import types
+
+    match column.kind:
+        case "text":
+            return types.StringType()
+        case "number":
+            return types.LongType()
+        case "bytes":
+            return types.BinaryType()
+        case "map":
+            return types.MapType(types.StringType(), types.StringType(), valueContainsNull=False)
+    return types.TimestampType()

@@ -1,0 +1,183 @@
+"""Options of the data sources, as they are written in Spark."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from difflib import get_close_matches
+
+import msgspec
+
+from postroom.application.mailbox.runs import RUNS
+from postroom.application.queries.time_travel import to_us
+from postroom.domain.errors import InvalidRequest
+from postroom.projections.log_extent import LogExtent, Range
+from postroom.projections.ports.log_reader import LogReader
+from postroom.projections.spark.event_rows import EventFilter
+
+STORE = ("path", "url", "archive", "driver")
+"""Options that name the store."""
+RANGE = ("mailbox", "since", "until", "from_position", "to_position")
+"""Options that select ranges of logs, which are not read outside."""
+_OF_SPARK = ("provider", "owner", "location", "comment", "is_managed_location", "external", "collation")
+"""Keys that Spark adds to the options of tables."""
+
+Offset = dict[str, int]
+"""The last position that a stream has read, by mailbox name."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """The options of a data source, with the errors that invalid ones are refused by.
+
+    Arguments:
+        source: name of the data source, for errors.
+        values: texts by lower-case name.
+    """
+
+    source: str
+    values: Mapping[str, str]
+
+    def check_names(self, allowed: Sequence[str]) -> None:
+        """Raise InvalidRequest for an option that the data source does not have."""
+        for name in sorted(self.values):
+            if name not in allowed and name not in _OF_SPARK:
+                close = get_close_matches(name, allowed, 1)
+                hint = f" (did you mean {close[0]}?)" if close else ""
+                raise InvalidRequest(
+                    f"{self.source} has no option {name}{hint}; it has {', '.join(allowed)}."
+                )
+
+    def text(self, name: str) -> str | None:
+        """Return an option's text, None if it is not set; raise InvalidRequest if it is blank."""
+        text = self.values.get(name)
+        if text is not None and not text.strip():
+            raise self._invalid(name, "a text that is not blank")
+        return text
+
+    def choice(self, name: str, *choices: str) -> str:
+        """Return an option's value, the first choice by default; raise InvalidRequest for any other."""
+        choice = self.values.get(name, choices[0])
+        if choice not in choices:
+            raise self._invalid(name, " or ".join(choices))
+        return choice
+
+    def number(self, name: str) -> int | None:
+        """Return a number from 1, None if it is not set; raise InvalidRequest for anything else."""
+        text = self.values.get(name)
+        if text is None:
+            return None
+        if not (text.isascii() and text.isdecimal() and len(text) < 19 and int(text) >= 1):
+            raise self._invalid(name, "1 or more")
+        return int(text)
+
+    def time(self, name: str) -> int | None:
+        """Return a time in µs since 1970, None if it is not set; raise InvalidRequest for anything else."""
+        text = self.values.get(name)
+        if text is None:
+            return None
+        try:
+            return to_us(datetime.fromisoformat(text))
+        except (ValueError, InvalidRequest):
+            raise self._invalid(name, "a time with its offset, such as 2026-11-23T04:00:00Z") from None
+
+    def offset(self, name: str) -> Offset:
+        """Return positions by mailbox, none if it is not set; raise InvalidRequest for anything else."""
+        try:
+            return msgspec.json.decode(self.values.get(name, "{}"), type=Offset)
+        except (msgspec.DecodeError, UnicodeError):
+            raise self._invalid(name, 'a JSON object of positions, such as {"main@local": 120}') from None
+
+    def moment(self, name: str) -> tuple[int | None, int | None]:
+        """Return a position or a time in µs since 1970; raise InvalidRequest if it is neither."""
+        if self.values.get(name, "").isdecimal():
+            return self.number(name), None
+        return None, self.time(name)
+
+    def names(self, name: str, choices: Sequence[str]) -> tuple[str, ...]:
+        """Return names separated by commas, none if it is not set; raise InvalidRequest for unknown ones."""
+        names = tuple(each.strip() for each in (self.text(name) or "").split(",") if each.strip())
+        if not set(names) <= set(choices):
+            raise self._invalid(name, f"names separated by commas, out of {', '.join(choices)}")
+        return names
+
+    def event_filter(self) -> EventFilter:
+        """Return the filter of the options `event` and `topic`; raise InvalidRequest for an unknown event."""
+        types = sorted(event.__name__ for event in RUNS)
+        return EventFilter(self.names("event", types), self.text("topic"))
+
+    def _invalid(self, name: str, expectation: str) -> InvalidRequest:
+        return InvalidRequest(
+            f"The option {name} of {self.source} is {self.values[name]!r}; expected {expectation}."
+        )
+
+
+@dataclass(frozen=True)
+class LogSelection:
+    """Which part of each log is read.
+
+    Arguments:
+        mailbox: name, or the beginning of names followed by `*`; None for all.
+        since, until: log times in µs, the first included, the second not.
+        first, last: positions, both included.
+    """
+
+    mailbox: str | None = None
+    since: int | None = None
+    until: int | None = None
+    first: int | None = None
+    last: int | None = None
+
+    @classmethod
+    def of(cls, options: Options) -> "LogSelection":
+        """Return what the options `RANGE` select."""
+        return cls(
+            options.text("mailbox"),
+            options.time("since"),
+            options.time("until"),
+            options.number("from_position"),
+            options.number("to_position"),
+        )
+
+    def includes(self, mailbox: str) -> bool:
+        """Return whether a mailbox is read."""
+        if self.mailbox is None or self.mailbox == mailbox:
+            return True
+        return self.mailbox.endswith("*") and mailbox.startswith(self.mailbox[:-1])
+
+    def ranges(self, log: LogReader, extents: Iterable[LogExtent]) -> Iterator[Range]:
+        """Yield the selected ranges of logs.
+
+        Arguments:
+            log: reader of the logs, for the positions of times.
+        """
+        for extent in extents:
+            if not self.includes(extent.name):
+                continue
+            first, last = max(extent.first, self.first or 0), min(extent.last, self.last or extent.last)
+            if self.since is not None:
+                first = max(first, position_of(log, extent, self.since))
+            if self.until is not None:
+                last = min(last, position_of(log, extent, self.until) - 1)
+            if first <= last:
+                yield Range(extent, first, last)
+
+
+WHOLE_LOG = LogSelection()
+
+
+def position_of(log: LogReader, extent: LogExtent, time: int) -> int:
+    """Return the first position of a log whose log time is `time` (µs) or later; after its end if none is."""
+    if extent.at < time:
+        return extent.last + 1
+    low, high = extent.first, extent.last
+    while low < high:
+        middle = (low + high) // 2
+        # Retention may have removed the commit meanwhile: then its events were earlier than those left.
+        commit = next(iter(log.commits(Range(extent, middle, middle), envelopes=False)), None)
+        if commit is None or commit.at < time:
+            low = middle + 1 if commit is None else commit.last + 1
+        elif commit.first <= low:
+            return low
+        else:
+            high = commit.first
+    return low

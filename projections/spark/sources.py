@@ -1,0 +1,169 @@
+"""The data sources of a store's logs: `postroom_events` and `postroom_messages`."""
+
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
+from typing import Any, ClassVar
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import StructType
+
+from postroom.domain.errors import InvalidRequest
+from postroom.projections.log_extent import Range
+from postroom.projections.models.messages import MessageStatus
+from postroom.projections.ports.log_reader import LogReader
+from postroom.projections.spark.columns import (
+    EVENTS,
+    MESSAGES,
+    SourceColumn,
+    check_schema,
+    select_columns,
+    spark_schema,
+)
+from postroom.projections.spark.event_rows import EventRows
+from postroom.projections.spark.message_rows import MessagePart, MessageRows, extents_as_of, message_parts
+from postroom.projections.spark.options import RANGE, STORE, LogSelection, Options
+from postroom.projections.spark.source import BatchReader, Part, StreamReader, parts_of
+
+STREAM = ("start", "max_rows")
+"""Options of streams only."""
+READ = ("columns", "partitions")
+
+
+class StoreSource(DataSource):
+    """A data source of the logs of a store; subclasses open the store and read its rows.
+
+    The columns to read are those of the declared schema, of the option `columns`, or else all but those that
+    have to be asked for: Spark does not tell a Python source which columns a query needs.
+    """
+
+    columns: ClassVar[Sequence[SourceColumn]]
+    allowed: ClassVar[Sequence[str]]
+    """Names of the options."""
+    cores: ClassVar[int | None] = None
+    """Number of cores of the cluster, if `register` could see it."""
+
+    @abstractmethod
+    def open_log(self, options: Options) -> LogReader:
+        """Return the reader of the log that the options name."""
+
+    @abstractmethod
+    def rows(self, log: LogReader, schema: pa.Schema, options: Options) -> Any:
+        """Return the reader of the rows, a `RowReader` where `reader` is not replaced."""
+
+    def schema(self) -> StructType:
+        """Return the columns for queries that declare none.
+
+        Raises: InvalidRequest when the option `columns` has an unknown name.
+        """
+        return spark_schema(select_columns(self.name(), self.columns, self._options().text("columns")))
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """Return the reader of the declared columns.
+
+        Raises: InvalidRequest for an unknown option or an invalid value.
+        """
+        options = self._options()
+        for name in STREAM:
+            if name in options.values:
+                raise InvalidRequest(f"The option {name} of {self.name()} is for streams; use readStream.")
+        log, rows = self._open(options, schema)
+        ranges = list(LogSelection.of(options).ranges(log, log.extents()))
+        return BatchReader(rows, parts_of(ranges, self.cores, options.number("partitions")))
+
+    def streamReader(self, schema: StructType) -> StreamReader:  # noqa: N802  # Spark's name
+        """Return the reader of the declared columns as the log grows.
+
+        Raises: InvalidRequest for an unknown option or an invalid value.
+        """
+        options = self._options()
+        for name in ("until", "to_position", "partitions"):
+            if name in options.values:
+                raise InvalidRequest(f"The option {name} of {self.name()} is for batches; use read.")
+        log, rows = self._open(options, schema)
+        return StreamReader(
+            log,
+            rows,
+            options.offset("start"),
+            options.number("max_rows"),
+            selection=LogSelection.of(options),
+            cores=self.cores,
+            is_by_time=True,
+        )
+
+    def _options(self) -> Options:
+        options = Options(self.name(), dict(self.options))
+        options.check_names(self.allowed)
+        return options
+
+    def _open(self, options: Options, schema: StructType) -> tuple[LogReader, Any]:
+        check_schema(self.name(), self.columns, schema)
+        log = self.open_log(options)
+        return log, self.rows(log, to_arrow_schema(schema, timezone="UTC"), options)
+
+
+class EventsSource(StoreSource):
+    """The events of a store's mailboxes, one row each: `postroom_events`."""
+
+    columns = EVENTS
+    allowed = (*STORE, *RANGE, "event", "topic", *READ, *STREAM)
+
+    @classmethod
+    def name(cls) -> str:
+        """Return the name for `spark.read.format`."""
+        return "postroom_events"
+
+    def rows(self, log: LogReader, schema: pa.Schema, options: Options) -> EventRows:
+        """Return the reader of events that match the options `event` and `topic`."""
+        return EventRows(log, schema, options.event_filter())
+
+
+class MessageReader(DataSourceReader):
+    """A reader of the messages of whole logs; see `BatchReader`."""
+
+    def __init__(self, rows: MessageRows, parts: list[Part]) -> None:
+        self._rows = rows
+        self._parts = parts
+
+    def partitions(self) -> list[Part]:
+        """Return the part of each task; Spark requires at least one partition."""
+        return self._parts or [MessagePart([])]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of one partition."""
+        assert isinstance(partition, MessagePart)
+        return self._rows.read(partition.ranges, partition.bucket)
+
+
+class MessagesSource(StoreSource):
+    """The messages of a store's mailboxes with their status, one row each: `postroom_messages`."""
+
+    columns = MESSAGES
+    allowed = (*STORE, "mailbox", "topic", "status", "as_of", "columns")
+
+    @classmethod
+    def name(cls) -> str:
+        """Return the name for `spark.read.format`."""
+        return "postroom_messages"
+
+    def reader(self, schema: StructType) -> MessageReader:
+        """Return the reader of the declared columns, as of the option `as_of`.
+
+        Raises: InvalidRequest for an unknown option or an invalid value, NotFound when retention removed the
+            log as of then.
+        """
+        options = self._options()
+        log, rows = self._open(options, schema)
+        selection = LogSelection(options.text("mailbox"))
+        extents = [each for each in log.extents() if selection.includes(each.name)]
+        extents = list(extents_as_of(log, extents, *options.moment("as_of")))
+        return MessageReader(rows, message_parts([Range(each, each.first, each.last) for each in extents]))
+
+    def streamReader(self, schema: StructType) -> StreamReader:  # noqa: N802  # Spark's name
+        """Refuse a stream, because messages change; raise InvalidRequest."""
+        raise InvalidRequest(f"{self.name()} is read in batches, as messages change; stream postroom_events.")
+
+    def rows(self, log: LogReader, schema: pa.Schema, options: Options) -> MessageRows:
+        """Return the reader of messages that match the options `topic` and `status`."""
+        return MessageRows(log, schema, options.names("status", tuple(MessageStatus)), options.text("topic"))

@@ -1,0 +1,1 @@
+../../../adapters/spark.py
