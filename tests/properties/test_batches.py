@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import msgspec
 from hypothesis import given, target
 from hypothesis import strategies as st
 
@@ -110,7 +111,7 @@ STEPS: st.SearchStrategy[Step] = st.one_of(
 
 def new_mailbox(mode: MailboxMode, *, priorities: bool) -> Mailbox:
     mailbox, own = Mailbox(NAME, LIMITS), mailbox_stream(NAME)
-    policy = TopicPolicy(**{**_fields(POLICY), "priorities": priorities})
+    policy = msgspec.structs.replace(POLICY, priorities=priorities)
     for event in (
         MailboxCreated(own, 1, 0, NAME, mode),
         OwnershipTaken(own, 2, 0, 1, "owner", "boot", 0, False),
@@ -119,10 +120,6 @@ def new_mailbox(mode: MailboxMode, *, priorities: bool) -> Mailbox:
     ):
         evolve(mailbox, event)
     return mailbox
-
-
-def _fields(policy: TopicPolicy) -> dict[str, object]:
-    return {name: getattr(policy, name) for name in policy.__struct_fields__}
 
 
 def decide_each(commands: Sequence[Command], mailbox: Mailbox, now: int) -> tuple[list[Event], bool]:
@@ -169,7 +166,7 @@ def state_of(mailbox: Mailbox, now: int) -> tuple[object, ...]:
 
 
 @given(
-    st.lists(STEPS, min_size=1, max_size=25),
+    st.lists(STEPS, min_size=10, max_size=40),
     st.sampled_from(("queue", "queue", "queue", "archive")),
     st.booleans(),
 )
