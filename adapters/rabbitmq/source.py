@@ -47,8 +47,8 @@ class QueueConsumer(msgspec.Struct, frozen=True, kw_only=True):
 class RabbitmqQueueSource:
     """One consumer of a queue, whose deliveries are settled one by one; created by `open`.
 
-    RabbitMQ neither times out nor delays a delivery: what is nacked or not settled in time is redelivered from
-    memory. When the connection is lost, it delivers everything again that was not acked.
+    RabbitMQ neither times out nor delays a delivery: what is nacked or not settled in time is redelivered
+    from memory. When the connection is lost, it delivers everything again that was not acked.
     """
 
     def __init__(self, settings: RabbitmqSettings, consumer: QueueConsumer) -> None:

@@ -1,4 +1,4 @@
-"""The offset up to which a stream is stored, kept in a queue of one message: AMQP 0.9.1 has no other place."""
+"""The offset up to which a stream is stored, in a queue of one message: AMQP 0.9.1 has no other place."""
 
 from aio_pika import DeliveryMode, Message
 from aio_pika.abc import AbstractChannel
