@@ -1,8 +1,10 @@
 """Connections to RabbitMQ, and the translation of their errors."""
 
+import asyncio
 import logging
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager, suppress
+from typing import Any, TypeVar
 
 import aio_pika
 from aio_pika.abc import AbstractConnection
@@ -22,6 +24,8 @@ from postroom.domain.errors import InvalidRequest, NotFound, Unavailable
 for _logger in ("aio_pika", "aiormq"):
     logging.getLogger(_logger).setLevel(logging.CRITICAL)
 
+T = TypeVar("T")
+
 TIMEOUT_SECONDS = 5.0
 """Time within which a server answers."""
 HEARTBEAT_SECONDS = 10
@@ -40,6 +44,37 @@ async def connect(settings: RabbitmqSettings, name: str) -> AbstractConnection:
         heartbeat=HEARTBEAT_SECONDS,
         client_properties={"connection_name": name},
     )
+
+
+async def at_most(seconds: float, work: Coroutine[Any, Any, T]) -> T:
+    """Return the result of `work`, or raise `TimeoutError` without waiting for it to end.
+
+    The client may ignore a cancellation while a server that is paused does not answer.
+    """
+    task = asyncio.create_task(work)
+    task.add_done_callback(_ignore_error)
+    try:
+        await asyncio.wait({task}, timeout=seconds)
+    finally:
+        task.cancel()
+    if not task.done():
+        raise TimeoutError(f"no answer within {seconds:g} s")
+    return task.result()
+
+
+async def disconnect(connection: AbstractConnection) -> None:
+    """Close a connection, also to a server that does not answer."""
+    with suppress(*CONNECTION_EXCEPTIONS, TimeoutError):
+        await at_most(TIMEOUT_SECONDS, _close(connection))
+
+
+async def _close(connection: AbstractConnection) -> None:
+    await connection.close()
+
+
+def _ignore_error(task: asyncio.Task[Any]) -> None:
+    if not task.cancelled():
+        task.exception()  # silences asyncio's 'exception was never retrieved'
 
 
 @asynccontextmanager

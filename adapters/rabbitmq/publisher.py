@@ -2,13 +2,18 @@
 
 import asyncio
 from collections.abc import Mapping
-from contextlib import suppress
 
 from aio_pika import DeliveryMode, Message
 from aio_pika.abc import AbstractConnection, AbstractExchange
-from aio_pika.exceptions import CONNECTION_EXCEPTIONS, DeliveryError, PublishError
+from aio_pika.exceptions import DeliveryError, PublishError
 
-from postroom.adapters.rabbitmq.connection import TIMEOUT_SECONDS, connect, translate_errors
+from postroom.adapters.rabbitmq.connection import (
+    TIMEOUT_SECONDS,
+    at_most,
+    connect,
+    disconnect,
+    translate_errors,
+)
 from postroom.adapters.rabbitmq.settings import RabbitmqSettings
 from postroom.application.ports.publisher import PublishAck
 from postroom.domain.errors import InvalidRequest, NotFound, PostroomError, Unavailable
@@ -41,9 +46,8 @@ class RabbitmqPublisher:
             delivery_mode=DeliveryMode.PERSISTENT,
         )
         try:
-            async with translate_errors(self._label, "written"), asyncio.timeout(2 * TIMEOUT_SECONDS):
-                exchange = await self._open()
-                await exchange.publish(message, subject, mandatory=True, timeout=TIMEOUT_SECONDS)
+            async with translate_errors(self._label, "written"):
+                await at_most(2 * TIMEOUT_SECONDS, self._publish(message, subject))
         except NotFound as error:
             await self.close()
             raise InvalidRequest(str(error)) from error
@@ -66,9 +70,11 @@ class RabbitmqPublisher:
         """Disconnect; closing twice is fine."""
         connection, self._connection, self._exchange = self._connection, None, None
         if connection is not None:
-            with suppress(*CONNECTION_EXCEPTIONS, TimeoutError):
-                async with asyncio.timeout(TIMEOUT_SECONDS):
-                    await connection.close()
+            await disconnect(connection)
+
+    async def _publish(self, message: Message, routing_key: str) -> None:
+        exchange = await self._open()
+        await exchange.publish(message, routing_key, mandatory=True, timeout=TIMEOUT_SECONDS)
 
     async def _open(self) -> AbstractExchange:
         async with self._lock:

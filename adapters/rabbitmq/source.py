@@ -3,13 +3,17 @@
 import asyncio
 from collections import deque
 from collections.abc import Sequence
-from contextlib import suppress
 
 import msgspec
 from aio_pika.abc import AbstractChannel, AbstractConnection, AbstractIncomingMessage
-from aio_pika.exceptions import CONNECTION_EXCEPTIONS
 
-from postroom.adapters.rabbitmq.connection import TIMEOUT_SECONDS, connect, translate_errors
+from postroom.adapters.rabbitmq.connection import (
+    TIMEOUT_SECONDS,
+    at_most,
+    connect,
+    disconnect,
+    translate_errors,
+)
 from postroom.adapters.rabbitmq.settings import RabbitmqSettings
 from postroom.adapters.rabbitmq.stream_offset import StreamOffset
 from postroom.application.background import wait_at_most
@@ -165,8 +169,8 @@ class RabbitmqQueueSource:
             return
         await self._disconnect()
         try:
-            async with translate_errors(self._label, what), asyncio.timeout(2 * TIMEOUT_SECONDS):
-                await self._connect()
+            async with translate_errors(self._label, what):
+                await at_most(2 * TIMEOUT_SECONDS, self._connect())
         except BaseException:
             await self._disconnect()
             raise
@@ -200,23 +204,24 @@ class RabbitmqQueueSource:
         self._unsettled.clear()
         connection, self._connection, self._channel = self._connection, None, None
         if connection is not None:
-            with suppress(*CONNECTION_EXCEPTIONS, TimeoutError):
-                async with asyncio.timeout(TIMEOUT_SECONDS):
-                    await connection.close()
+            await disconnect(connection)
 
     async def _count_ready(self) -> int:
         """Ask for the number of messages in the queue; a server that does not answer is connected anew."""
         self._probe_at = _now() + PROBE_SECONDS
         try:
-            async with translate_errors(self._label, "read"), asyncio.timeout(TIMEOUT_SECONDS):
-                if self._connection is None:
-                    raise ConnectionError("it is not connected")
-                channel = await self._connection.channel()  # an error would close the consumer's
-                queue = await channel.declare_queue(self._consumer.queue, passive=True)
-                await channel.close()
+            async with translate_errors(self._label, "read"):
+                return await at_most(TIMEOUT_SECONDS, self._declare_passively())
         except PostroomError:
             await self._disconnect()
             raise
+
+    async def _declare_passively(self) -> int:
+        if self._connection is None:
+            raise ConnectionError("it is not connected")
+        channel = await self._connection.channel()  # an error would close the consumer's
+        queue = await channel.declare_queue(self._consumer.queue, passive=True)
+        await channel.close()
         return queue.declaration_result.message_count or 0
 
     def _check_open(self) -> None:

@@ -19,7 +19,7 @@ from postroom.adapters.rabbitmq.source import QueueConsumer, RabbitmqQueueSource
 from postroom.application.ingest.counts import IngestCounts
 from postroom.application.ingest.namespace import RabbitmqSource
 from postroom.domain.errors import InvalidRequest, NotFound, Unavailable
-from tests.conformance.source import NOTHING_MS, PATIENT_MS, SHORT_MS, SourceConformance, bodies, fetch
+from tests.conformance.source import NOTHING_MS, PATIENT_MS, SourceConformance, bodies, fetch
 from tests.integration.ingest_world import ingest, namespace, stored
 from tests.support.servers.rabbitmq import RabbitmqServer
 from tests.support.stores import envelope
@@ -170,33 +170,6 @@ async def test_what_can_not_be_stored_goes_to_the_dead_letter_exchange(
     assert await ingest(msgspec.structs.replace(what, source=nowhere)) == IngestCounts(received=1, deferred=1)
 
 
-async def test_reading_goes_on_after_the_server_was_paused_and_killed(
-    server: RabbitmqServer, place: RabbitmqPlace, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    source = await place.open(ack_wait_ms=SHORT_MS * 60)
-    await place.publish(b"1", b"2", b"3")
-    first, second, _ = await fetch(source, 3)
-    await source.ack([first])
-    assert await source.count_pending() == 0
-    server.pause()
-    with monkeypatch.context() as short:
-        short.setattr("postroom.adapters.rabbitmq.source.TIMEOUT_SECONDS", 0.5)
-        with pytest.raises(Unavailable, match="It is retried when RabbitMQ is available"):
-            await source.count_pending()
-    server.resume()
-    again = await _patiently(source, 2)
-    assert sorted(bodies(again)) == [b"2", b"3"]
-    await source.ack([second])  # of a connection that is gone: no effect
-    server.kill()
-    with pytest.raises(Unavailable):
-        await _fetch_until_it_fails(source)
-    server.start()
-    again = await _patiently(source, 2)
-    assert sorted(bodies(again)) == [b"2", b"3"]
-    assert min(message.delivered for message in again) >= 2
-    await source.ack(again)
-
-
 async def _fetch_until_it_fails(source: RabbitmqQueueSource) -> None:
     async with asyncio.timeout(60):
         while True:
@@ -207,11 +180,3 @@ async def _close(connection: AbstractConnection) -> None:
     """Close a connection, which waits for ever if the server was killed."""
     with suppress(*CONNECTION_EXCEPTIONS, TimeoutError):
         await asyncio.wait_for(connection.close(), 2)
-
-
-async def _patiently(source: RabbitmqQueueSource, count: int) -> list[Any]:
-    async with asyncio.timeout(120):
-        while True:
-            with suppress(Unavailable, NotFound):
-                return await fetch(source, count)
-            await asyncio.sleep(0.1)
