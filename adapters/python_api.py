@@ -80,6 +80,7 @@ if TYPE_CHECKING:
         MessageDetail,
         PeekedMessage,
     )
+    from postroom.application.redrive_results import RedrivePreview, RedriveReport
     from postroom.application.workers.worker import Worker, WorkerCounts
     from postroom.domain.envelope.validation import EnvelopeProblem, ValidationMode
     from postroom.domain.errors import (
@@ -111,6 +112,7 @@ if TYPE_CHECKING:
     from postroom.domain.message import Receipt
     from postroom.domain.policy import MailboxLimits, TopicPolicy
     from postroom.domain.policy_simulation import Changes
+    from postroom.domain.redrive.spec import RedriveSpec
     from postroom.domain.search import EventFilter, FoundMessage, SearchPage
     from postroom.projections.projection import Column, EventProjection, MessageProjection
 
@@ -182,6 +184,9 @@ __all__ = [
     "ReceivedMessage",
     "RedisSource",
     "RedriveDeadLetters",
+    "RedrivePreview",
+    "RedriveReport",
+    "RedriveSpec",
     "Rejected",
     "Saturated",
     "SearchPage",
@@ -282,6 +287,7 @@ _NAMES = {
     "application.queries.simulate_policy": "Simulation",
     "application.queries.verify": "Verification",
     "application.query_results": "Backlog DeadLetter Explanation HistoryEntry MessageDetail PeekedMessage",
+    "application.redrive_results": "RedrivePreview RedriveReport",
     "application.workers.worker": "Worker WorkerCounts",
     "domain.envelope.validation": "EnvelopeProblem ValidationMode",
     "domain.errors": (
@@ -294,6 +300,7 @@ _NAMES = {
     "domain.message": "Receipt",
     "domain.policy": "MailboxLimits TopicPolicy",
     "domain.policy_simulation": "Changes",
+    "domain.redrive.spec": "RedriveSpec",
     "domain.search": "EventFilter FoundMessage SearchPage",
     "adapters.nats.definitions": "ConsumerDefinition StreamDefinition",
     "projections.projection": "Column EventProjection MessageProjection",

@@ -27,6 +27,7 @@ from postroom.application.query_results import (
     Moment,
     PeekedMessage,
 )
+from postroom.application.sync_redrives import SyncRedrives
 from postroom.domain.errors import InvalidRequest, Rejected, Unavailable
 from postroom.domain.mailbox.counts import TopicSummary
 from postroom.domain.message import Receipt
@@ -106,7 +107,7 @@ async def _next(stream: MessageStream) -> ReceivedMessage | None:
     return await anext(stream, None)
 
 
-class SyncMailbox:
+class SyncMailbox(SyncRedrives):
     """The commands and queries of `Mailbox` as functions that return when they are done.
 
     Any number of threads may use it. All mailboxes of a process run on one event loop, in a background

@@ -6,9 +6,12 @@ import msgspec
 from blake3 import blake3
 
 from postroom.domain.envelope.build import open_envelope
+from postroom.domain.envelope.headers import extract_mailbox_item
 from postroom.domain.errors import InvalidRequest
-from postroom.domain.message import MessageSent
+from postroom.domain.message import Headers, MessageSent
+from postroom.domain.names import message_id
 
+_COMPARED = [name for name in Headers.__struct_fields__ if name not in ("message_id", "custom_headers")]
 _encode = msgspec.msgpack.Encoder(order="deterministic").encode
 
 
@@ -50,4 +53,18 @@ def has_intact_payload(sent: MessageSent) -> bool:
     digest = payload_hash(envelope.payload)
     return digest == sent.payload_hash and sent.hash_chain == hash_chain(
         sent.topic, envelope.published_at_us, sent.idem_key, digest, envelope.extensions
+    )
+
+
+def has_intact_headers(sent: MessageSent) -> bool:
+    """Return whether the headers of a message are those of its envelope (svc-mailbox I-12, RFC-037)."""
+    headers = sent.headers
+    try:
+        item = extract_mailbox_item(sent.envelope, received_at=headers.timestamp)
+    except InvalidRequest:
+        return False
+    return (
+        item.message_id == message_id(sent.stream, headers.message_id)
+        and item.custom_headers == (headers.custom_headers or {})
+        and all(getattr(item, name) == getattr(headers, name) for name in _COMPARED)
     )

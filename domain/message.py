@@ -17,7 +17,7 @@ MAX_EPOCH = (1 << 48) - 1
 
 RequeueReason = Literal["nacked", "visibility_expired"]
 DeadReason = Literal["max_attempts", "rejected", "ttl_expired", "retention_expired", "integrity"]
-ExpiryReason = Literal["retention", "capacity", "purged"]
+ExpiryReason = Literal["retention", "capacity", "purged", "archived"]
 
 
 class Headers(msgspec.Struct, frozen=True, gc=False):

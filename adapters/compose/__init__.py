@@ -34,6 +34,7 @@ from postroom.application.ports.clock import Clock
 from postroom.application.ports.event_log import EventLog
 from postroom.application.ports.log_archive import LogArchive
 from postroom.application.queries.owner_queries import OwnerQueries
+from postroom.application.redrive.jobs import RedriveJobs
 from postroom.application.service import Search
 from postroom.domain.arguments import (
     check_choice,
@@ -67,6 +68,12 @@ class Postroom(CommandHandlers, OwnerQueries):
         self.engine = engine
         self.retention = Retention(engine, archive)
         self.delete_old_events = DeleteOldEvents(self.retention)
+        self.redrives = RedriveJobs(engine, self.describe_dead_letters, uuid_utils.uuid7)
+        self.preview_redrive = self.redrives.preview_redrive
+        self.start_redrive = self.redrives.start_redrive
+        self.list_redrives = self.redrives.list_redrives
+        self.get_redrive = self.redrives.get_redrive
+        self.change_redrive = self.redrives.change_redrive
 
 
 class OwnerSettings(NamedTuple):
@@ -236,6 +243,7 @@ async def own_mailbox(
         run = postroom.retention.run() if bound is None else bound.run(engine)
         await opened.enter_async_context(background_task(run))
         await opened.enter_async_context(background_task(watch_ownership(engine)))
+        await opened.enter_async_context(background_task(postroom.redrives.runner.run()))
         relays = OutboxRelays(mailbox, postroom.send_batch)
         opened.push_async_callback(relays.close)
         relays.add_store(store)

@@ -12,6 +12,7 @@ from postroom.adapters.grpc import messages
 from postroom.adapters.grpc.channels import open_channel
 from postroom.adapters.grpc.metadata import MAILBOX_KEY, write_text
 from postroom.adapters.grpc.methods import METHODS
+from postroom.adapters.grpc.redrive_client import GrpcRedrives
 from postroom.adapters.grpc.status import error_of, read_error
 from postroom.adapters.grpc.v1 import mailbox_pb2 as pb
 from postroom.adapters.sockets.client_tls import ClientFiles
@@ -84,7 +85,7 @@ class CallFactory(Protocol):
         """Return the calls of a method with a stream of answers."""
 
 
-class GrpcTransport:
+class GrpcTransport(GrpcRedrives):
     """`MailboxTransport` over a gRPC channel.
 
     Arguments:

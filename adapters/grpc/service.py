@@ -10,6 +10,7 @@ import msgspec
 
 from postroom.adapters.grpc import messages
 from postroom.adapters.grpc.metadata import MEMBERS_KEY, read_metadata, read_number
+from postroom.adapters.grpc.redrive_service import RedriveService
 from postroom.adapters.grpc.status import write_error
 from postroom.adapters.grpc.v1 import mailbox_pb2 as pb
 from postroom.application.background import wait_at_most
@@ -67,7 +68,7 @@ ANSWER_MS = 100
 """Time that a receive with a deadline leaves for its answer."""
 
 
-class MailboxService:
+class MailboxService(RedriveService):
     """The methods of both services, named as in `METHODS`; each raises a PostroomError when it is refused."""
 
     def __init__(self, service: Service) -> None:

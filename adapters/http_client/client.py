@@ -15,6 +15,7 @@ from aiohttp import ClientError, ClientResponse, ClientSession, ClientTimeout, T
 from yarl import URL
 
 from postroom.adapters.http_client import answers
+from postroom.adapters.http_client.redrives import HttpRedrives
 from postroom.adapters.sockets.client_tls import ClientFiles, explain_tls_failure, make_client_context
 from postroom.adapters.sockets.peers import check_socket_owner
 from postroom.application.correlation import current_corr_id
@@ -97,7 +98,7 @@ _PLAIN_CRITERIA = (
 """Fields of a filter that are parameters of the same name."""
 
 
-class HttpTransport:
+class HttpTransport(HttpRedrives):
     """`MailboxTransport` over a session of an HTTP client.
 
     Arguments:

@@ -6,6 +6,7 @@ from typing import Any
 from postroom.adapters.http_server import query_schemas, schemas
 from postroom.adapters.http_server.handlers import MessageHandlers
 from postroom.adapters.http_server.queries import OperatorHandlers, QueryHandlers, StateHandlers
+from postroom.adapters.http_server.redrives import redrive_routes
 from postroom.adapters.http_server.routes import Route
 from postroom.application.query_results import Backlog, Explanation
 from postroom.domain.policy import TopicPolicy
@@ -82,6 +83,7 @@ def make_routes(
         ),
         *_queries(queries),
         *_operators(operators),
+        *redrive_routes(),
         *_state(state),
     )
 

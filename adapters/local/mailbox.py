@@ -5,6 +5,7 @@ from collections.abc import Callable
 from postroom.adapters.local.shared import SharedOwner
 from postroom.application.mailbox.handlers import CommandHandlers
 from postroom.application.mailbox.message_factory import NewId
+from postroom.application.mailbox.redrive_client import check_job_id, check_spec
 from postroom.application.metrics import Metric
 from postroom.application.query_results import (
     Backlog,
@@ -14,10 +15,12 @@ from postroom.application.query_results import (
     Moment,
     PeekedMessage,
 )
+from postroom.application.redrive_results import RedrivePreview, RedriveReport
 from postroom.application.service import Search
 from postroom.domain.errors import Unavailable, WrongMode
 from postroom.domain.mailbox.counts import TopicSummary
 from postroom.domain.policy import TopicPolicy
+from postroom.domain.redrive.spec import JobAction, RedriveSpec
 from postroom.domain.search import EventFilter, SearchPage, filter_of_mailbox
 
 
@@ -30,12 +33,45 @@ class SharedMailbox(CommandHandlers):
         """Take the owner, clock, generator of ids, and search of the read models, if there are any."""
         super().__init__(owner, wall, new_id)
         self._owner = owner
+        self._new_id = new_id
         self._search = search or self._search_unsettled
 
     async def delete_old_events(self, older_than: int) -> int:
         """Remove settled records; see `Mailbox.delete_old_events`."""
         count: int = await self._owner.query("delete_old_events", older_than)
         return count
+
+    async def preview_redrive(self, spec: RedriveSpec, /) -> RedrivePreview:
+        """Return what a job would select; see `Mailbox.preview_redrive`."""
+        preview: RedrivePreview = await self._owner.query("preview_redrive", check_spec(spec))
+        return preview
+
+    async def start_redrive(
+        self, spec: RedriveSpec, /, *, job_id: str | None = None, principal: str | None = None
+    ) -> RedriveReport:
+        """Start a job; see `Mailbox.start_redrive`. It has an id, so that the call may be repeated."""
+        id_ = check_job_id(job_id, self._new_id)
+        report: RedriveReport = await self._owner.query(
+            "start_redrive", check_spec(spec), job_id=id_, principal=principal
+        )
+        return report
+
+    async def list_redrives(self) -> list[RedriveReport]:
+        """Return the jobs; see `Mailbox.list_redrives`."""
+        reports: list[RedriveReport] = await self._owner.query("list_redrives")
+        return reports
+
+    async def get_redrive(self, job_id: str, /) -> RedriveReport:
+        """Return a job; see `Mailbox.get_redrive`."""
+        report: RedriveReport = await self._owner.query("get_redrive", job_id)
+        return report
+
+    async def change_redrive(
+        self, job_id: str, action: JobAction, /, *, principal: str | None = None
+    ) -> RedriveReport:
+        """Pause, resume, cancel or undo a job; see `Mailbox.change_redrive`."""
+        report: RedriveReport = await self._owner.query("change_redrive", job_id, action, principal=principal)
+        return report
 
     async def get_message(self, id_: str) -> MessageDetail:
         """Return a message with its history; see `Mailbox.get_message`."""

@@ -24,6 +24,7 @@ from postroom.application.query_results import (
     MessageDetail,
     PeekedMessage,
 )
+from postroom.application.redrive_results import RedrivePreview, RedriveReport
 from postroom.application.remote_errors import rebuild_error
 from postroom.domain.arguments import MAX_INT, check_int, check_optional_text, check_path, check_text
 from postroom.domain.errors import InvalidRequest, PostroomError, Rejected
@@ -44,6 +45,7 @@ from postroom.domain.mailbox.counts import TopicSummary
 from postroom.domain.message import MAX_PRIORITY
 from postroom.domain.names import STREAM_BYTES, check_topic
 from postroom.domain.policy import MAX_DURATION_MS, MAX_FRAME_BYTES, TopicPolicy, check_visibility
+from postroom.domain.redrive.spec import RedriveSpec
 
 VERSION: Final = 2
 FRAME_BYTES = MAX_FRAME_BYTES + (16 << 20)
@@ -228,7 +230,16 @@ def read_query(body: msgspec.Raw) -> Query:
     query: Query = _read(_READ_QUERY, body)
     if query.name not in _RESULTS:
         raise MalformedFrame(f"There is no query {query.name[:40]!r}.")
+    if query.name in _OF_A_SPEC and query.arguments:
+        query.arguments[0] = _read_spec(query.arguments[0])
     return query
+
+
+def _read_spec(fields: object) -> RedriveSpec:
+    try:
+        return msgspec.convert(fields, RedriveSpec)
+    except (msgspec.ValidationError, RecursionError) as error:
+        raise InvalidRequest(f"The redrive specification is wrong: {error}.") from None
 
 
 def read_stream(body: msgspec.Raw) -> bytes:
@@ -263,6 +274,7 @@ _READ_INT = msgspec.msgpack.Decoder(int).decode
 
 # -- results ---
 
+_OF_A_SPEC = ("preview_redrive", "start_redrive")
 _RESULTS: dict[str, Callable[[msgspec.Raw], Any]] = {
     name: msgspec.msgpack.Decoder(type_).decode
     for name, type_ in {
@@ -276,6 +288,11 @@ _RESULTS: dict[str, Callable[[msgspec.Raw], Any]] = {
         "list_topics": list[TopicSummary],
         "measure": list[Metric],
         "peek_messages": list[PeekedMessage],
+        "preview_redrive": RedrivePreview,
+        "start_redrive": RedriveReport,
+        "list_redrives": list[RedriveReport],
+        "get_redrive": RedriveReport,
+        "change_redrive": RedriveReport,
     }.items()
 }
 _READ_DELIVERIES = msgspec.msgpack.Decoder(list[MessageDelivery]).decode

@@ -149,8 +149,7 @@ def describe(error: psycopg.Error, url: str) -> Unavailable:
     """Return a database error as `Unavailable`, in one sentence."""
     message = error.diag.message_primary or str(error).partition("\n")[0]
     reason = " ".join(message.removeprefix("connection failed:").split()).rstrip(".") or type(error).__name__
-    is_lost = error.sqlstate is None and isinstance(error, psycopg.OperationalError)
-    if is_lost or (error.sqlstate or "").startswith(_NO_CONNECTION):
+    if is_lost(error):
         return Unavailable(
             f"The database {shown(url)} can't be reached: {reason}. Check its URL and that the server runs."
         )
@@ -162,6 +161,13 @@ def describe(error: psycopg.Error, url: str) -> Unavailable:
     if error.sqlstate is None:
         return Unavailable(f"A statement can't be sent to the database {shown(url)}: {reason}.")
     return Unavailable(f"The database {shown(url)} refused a statement: {reason}.")
+
+
+def is_lost(error: psycopg.Error) -> bool:
+    """Return whether an error means that there is no connection to the server, or none any more."""
+    if error.sqlstate is None:
+        return isinstance(error, psycopg.OperationalError)
+    return error.sqlstate.startswith(_NO_CONNECTION)
 
 
 def _arguments(url: str, name: str) -> dict[str, Any]:

@@ -1,30 +1,36 @@
 """The read models port over the tables of a PostgreSQL store."""
 
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import psycopg
 from sqlalchemy import (
     BigInteger,
+    ClauseElement,
     ColumnElement,
     Connection,
+    Executable,
     Select,
     Text,
     TypeDecorator,
     any_,
     cast,
     create_engine,
+    event,
     func,
     literal,
     literal_column,
     select,
 )
 from sqlalchemy.dialects.postgresql import ARRAY, TSQUERY
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import DBAPIError, DisconnectionError
+from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.sql.compiler import SQLCompiler
 
 from postroom.adapters.postgres.columns import ESCAPE, INDEXED_BYTES, INDEXED_CHARS, escape, unescape
-from postroom.adapters.postgres.database import connect, describe, shown
+from postroom.adapters.postgres.database import connect, describe, is_lost, shown
 from postroom.adapters.sql.read_models import SqlReadModels
 from postroom.adapters.sql.statements import statements
 from postroom.adapters.sql.tables import ReadModelTables
@@ -36,6 +42,10 @@ INDEXED_BY_PREFIX = ("name", "value")
 """Columns whose text may exceed the size of an index entry, and is indexed by its first characters."""
 INDEXED_IF_SHORT = ("principal", "correlation_id", "trace_id", "namespace")
 """Columns whose text may exceed the size of an index entry, and is in a B-tree if it does not."""
+
+_ACTIVE = "active version"
+"""Where a pooled connection has the row of the version that is active in its transaction."""
+_PLANNED_ROWS = re.compile(r"rows=(\d+)")
 
 _SQL = statements("postroom.adapters.postgres", "read_models.sql")
 
@@ -52,9 +62,9 @@ class PostgresReadModels(SqlReadModels):
     def __init__(self, url: str) -> None:
         super().__init__(shown(url), _PostgresDialect())
         self._url = url
-        self._engine = create_engine(
-            "postgresql+psycopg://", creator=self._connect, pool_pre_ping=True
-        ).execution_options(schema_translate_map={None: "postroom"})
+        engine = create_engine("postgresql+psycopg://", creator=self._connect)
+        event.listen(engine, "checkout", self._begin)
+        self._engine = engine.execution_options(schema_translate_map={None: "postroom"})
 
     def close(self) -> None:
         """Close the connections; idempotent."""
@@ -64,16 +74,33 @@ class PostgresReadModels(SqlReadModels):
         connection = connect(self._url, "postroom search")
         try:
             connection.execute(_SQL["configure"], {"timeout": STATEMENT_TIMEOUT})
-            connection.autocommit = False
-            connection.read_only = True
-            connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
         except BaseException:
             connection.close()
             raise
         return connection
 
+    def _begin(self, connection: "psycopg.Connection[tuple[Any, ...]]", record: Any, _: object) -> None:
+        """Begin a transaction by reading the active version, in one round trip.
+
+        Raises: DisconnectionError when the server ended an idle connection, which then is replaced.
+        """
+        is_idle = _ACTIVE in record.info
+        try:
+            with connection.pipeline():
+                connection.execute(_SQL["begin"])
+                version = connection.execute(_SQL["active"])
+        except psycopg.OperationalError as error:
+            if is_idle and is_lost(error):
+                raise DisconnectionError from error
+            raise
+        record.info[_ACTIVE] = version.fetchone()
+
     def _exists(self) -> bool:
         return True
+
+    def _active(self, db: Connection) -> tuple[int, str | None] | None:
+        version: tuple[int, str | None] | None = db.info[_ACTIVE]
+        return version
 
     @contextmanager
     def _transaction(self) -> Iterator[Connection]:
@@ -85,8 +112,8 @@ class PostgresReadModels(SqlReadModels):
         except psycopg.Error as error:
             raise self._unavailable(error) from error
 
-    def _disable_timeout(self, db: Connection) -> None:
-        db.exec_driver_sql(_SQL["disable_timeout"])
+    def _prepare_scan(self, db: Connection) -> None:
+        db.exec_driver_sql(_SQL["prepare_scan"])
 
     def _unavailable(self, error: object) -> Unavailable:
         assert isinstance(error, psycopg.Error)
@@ -136,9 +163,23 @@ class StoredText(TypeDecorator[str]):
         """Return escaped text."""
         return None if value is None else escape(value)
 
-    def process_result_value(self, value: str | None, dialect: object) -> str | None:
-        """Return unescaped text."""
-        return unescape(value) if value is not None and ESCAPE in value else value
+    def result_processor(self, dialect: object, coltype: object) -> Callable[[str | None], str | None]:
+        """Return the function that unescapes text; a page has more than a thousand values."""
+        return _unescape_value
+
+
+class _Explain(Executable, ClauseElement):
+    """The statement that returns the plan of a query."""
+
+    inherit_cache = False
+
+    def __init__(self, statement: Select[Any]) -> None:
+        self.statement = statement
+
+
+@compiles(_Explain)
+def _compile_explain(element: _Explain, compiler: SQLCompiler, **options: Any) -> str:
+    return f"EXPLAIN {compiler.process(element.statement, **options)}"
 
 
 class _PostgresDialect:
@@ -171,6 +212,10 @@ class _PostgresDialect:
         text = tables.text.c
         return select(text.id).where(*(text.text.contains(part, autoescape=True) for part in parts))
 
+    def expected_rows(self, db: Connection, ids: Select[Any]) -> int | None:
+        rows = _PLANNED_ROWS.search(str(db.scalar(_Explain(ids))))
+        return int(rows[1]) if rows else None
+
     def allow_unordered(self, db: Connection) -> None:
         db.exec_driver_sql(_SQL["allow_bitmap_scans"])
 
@@ -182,6 +227,10 @@ class _PostgresDialect:
             func.array_remove(func.string_to_array(text.words, literal_column("' '")), literal_column("''"))
         )
         return select(text.id).where(lexemes.op("@@")(cast(query, TSQUERY)))
+
+
+def _unescape_value(value: str | None) -> str | None:
+    return unescape(value) if value is not None and ESCAPE in value else value
 
 
 def _fits(value: str) -> bool:

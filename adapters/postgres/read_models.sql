@@ -8,13 +8,27 @@ SELECT
     set_config('plan_cache_mode', 'force_custom_plan', false),
     -- Estimates of combined conditions are rough: without this, all rows of an index may be read and sorted for a page.
     set_config('enable_bitmapscan', 'off', false),
+    -- Joins of sorted or hashed tables may read all rows of a table before the page begins.
+    set_config('enable_hashjoin', 'off', false),
+    set_config('enable_mergejoin', 'off', false),
+    -- Workers start as late as most searches end.
+    set_config('max_parallel_workers_per_gather', '0', false),
     set_config('jit', 'off', false);
+
+-- name: begin
+BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY;
+
+-- name: active
+SELECT version, models FROM postroom.projection WHERE status = 'active';
 
 -- name: allow_bitmap_scans
 SET LOCAL enable_bitmapscan = on;
 
--- name: disable_timeout
-SET LOCAL statement_timeout = 0;
+-- name: prepare_scan
+SELECT
+    set_config('statement_timeout', '0', true),
+    set_config('enable_hashjoin', 'on', true),
+    set_config('enable_mergejoin', 'on', true);
 
 -- name: heads
 -- Logs whose names have no @ are not those of mailboxes.

@@ -10,8 +10,9 @@ from typing import Any
 import msgspec
 from sqlalchemy import Connection, Row, func, inspect, select
 
+from postroom.adapters.sql.access_path import choose, read_page
 from postroom.adapters.sql.listing import activity_page, backlog_page, dead_letter_page
-from postroom.adapters.sql.search import Candidates, Dialect, Lead, SearchQuery
+from postroom.adapters.sql.search import Dialect, SearchQuery
 from postroom.adapters.sql.tables import (
     MESSAGE_COLUMNS,
     ReadModelTables,
@@ -54,10 +55,6 @@ from postroom.domain.search import (
     topic_matches,
 )
 
-MAX_SELECTIVE_ROWS = 2_000
-"""Limit on the rows of a selective condition, which are sorted and filtered."""
-SUFFICIENT_ROWS = 100
-"""A condition with at most this many rows is used without comparing others."""
 SHOWN_VERSIONS = 10
 SCAN_PAGE_ROWS = 200
 """Rows per page of a scan: few, because an envelope may be a MiB."""
@@ -98,8 +95,8 @@ class SqlReadModels(ABC):
         """Read from one snapshot; raise Unavailable for errors of the database."""
 
     @abstractmethod
-    def _disable_timeout(self, db: Connection) -> None:
-        """Disable the statement timeout of this transaction."""
+    def _prepare_scan(self, db: Connection) -> None:
+        """Prepare this transaction for reading all matching messages, however long it takes."""
 
     @abstractmethod
     def _size(self, db: Connection) -> int:
@@ -128,7 +125,7 @@ class SqlReadModels(ABC):
             if topics == {}:
                 return SearchPage(())
             query = SearchQuery(filter_, tables, topics, self._dialect)
-            rows = db.execute(query.page(_choose(db, query))).all()
+            rows = read_page(db, query)
         items = tuple(map(_message, rows[: filter_.limit]))
         last = rows[filter_.limit - 1] if len(rows) > filter_.limit else None
         return SearchPage(items, Cursor(last.timestamp, last.id).encode() if last is not None else None)
@@ -138,7 +135,7 @@ class SqlReadModels(ABC):
         """Read all matching messages in one transaction; see `ReadModels.scan`."""
         filter_ = msgspec.structs.replace(filter_, order=Order.OLDEST_FIRST, offset=0, cursor=None)
         with self._reading() as (db, tables):
-            self._disable_timeout(db)
+            self._prepare_scan(db)
             version = db.execute(select(projection).where(projection.c.version == tables.version)).one()
             yield Scan(tables.version, _positions(db, version), self._scan_pages(db, tables, filter_))
 
@@ -149,7 +146,7 @@ class SqlReadModels(ABC):
         if topics == {}:
             return
         query = SearchQuery(filter_, tables, topics, self._dialect)
-        statement = query.all_rows(_choose(db, query))
+        statement = query.all_rows(choose(db, query))
         with db.execute(statement, execution_options={"yield_per": SCAN_PAGE_ROWS}) as rows:
             for page in rows.partitions():
                 yield list(map(_message, page))
@@ -251,8 +248,7 @@ class SqlReadModels(ABC):
         if not self._exists():
             raise self._not_built()
         with self._transaction() as db:
-            active = select(projection.c.version, projection.c.models).where(projection.c.status == "active")
-            version = db.execute(active).one_or_none()
+            version = self._active(db)
             if version is None:
                 raise self._not_built()
             tables = tables_of(*version, self._dialect.text)
@@ -262,6 +258,12 @@ class SqlReadModels(ABC):
                     f"build it with `postroom project rebuild --only {model}`."
                 )
             yield db, tables
+
+    def _active(self, db: Connection) -> tuple[int, str | None] | None:
+        """Return the number of the active version and its models; None before the first rebuild."""
+        active = select(projection.c.version, projection.c.models).where(projection.c.status == "active")
+        row = db.execute(active).one_or_none()
+        return None if row is None else (row.version, row.models)
 
     def _not_built(self) -> NotFound:
         return NotFound(
@@ -313,29 +315,6 @@ def _topics(db: Connection, tables: ReadModelTables, patterns: Sequence[str]) ->
         for topic, messages in topics
         if any(topic_matches(pattern, topic) for pattern in patterns)
     }
-
-
-def _choose(db: Connection, query: SearchQuery) -> Lead:
-    """Return the access path with the fewest rows; counting stops at the fewest so far."""
-    leads = query.leads()
-    if len(leads) == 1 and isinstance(leads[0], Lead):
-        return leads[0]
-    best, fewest = query.by_time, MAX_SELECTIVE_ROWS
-    for lead in leads:
-        if isinstance(lead, Candidates):
-            query.dialect.allow_unordered(db)
-            ids = db.scalars(lead.ids.limit(fewest)).all()
-            if len(ids) < fewest:
-                best, fewest = query.by_id(lead.field, ids), len(ids)
-        else:
-            count = lead.rows
-            if count is None:
-                count = int(db.execute(query.count(lead, fewest)).scalar_one())
-            if count < fewest or best.field == "time":
-                best, fewest = lead, count
-        if fewest <= SUFFICIENT_ROWS:
-            break
-    return best
 
 
 def _message(row: Row[Any]) -> FoundMessage:

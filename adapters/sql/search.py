@@ -2,9 +2,7 @@
 
 A page has the first rows, in search order, that satisfy all conditions. One condition is the access path: its
 index returns rows in search order, and the others are filters on each row until the page is full. That is
-fast if the first condition is selective, or if many rows satisfy all. So the most selective condition is
-chosen, by counting its rows up to a limit. Text indexes return unordered rows, so they are used only if they
-match few messages, by the ids of these.
+fast if the first condition is selective, or if many rows satisfy all; `access_path` compares them.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -57,6 +55,9 @@ class Dialect(Protocol):
     def with_words(self, tables: ReadModelTables, words: Sequence[Word]) -> Select[Any]:
         """Return the ids of messages that have these words."""
 
+    def expected_rows(self, db: Connection, ids: Select[Any]) -> int | None:
+        """Return how many ids the database expects to read; None if it does not tell."""
+
     def allow_unordered(self, db: Connection) -> None:
         """Let the statements of this transaction read indexes that return rows in no order."""
 
@@ -86,10 +87,13 @@ class Candidates(NamedTuple):
 
     Arguments:
         field: the filter's field, whose condition needs no check on these rows.
+        is_estimable: whether it is one term, how often which occurs a database may know. It does not know
+            which terms exclude each other.
     """
 
     field: str
     ids: Select[Any]
+    is_estimable: bool = False
 
 
 class SearchQuery:
@@ -131,12 +135,23 @@ class SearchQuery:
             for name, value in self._filter.headers.items()
         ]
         if self._words:
-            leads.append(Candidates("match", self.dialect.with_words(self._tables, self._words)))
+            ids = self.dialect.with_words(self._tables, self._words)
+            leads.append(Candidates("match", ids, len(self._words) == 1))
         if (with_parts := self.dialect.with_parts(self._tables, self._filter.parts)) is not None:
             leads.append(Candidates("candidates", with_parts))
         fields = (*_EQUAL_FIELDS[:3], "principal", "topic", "status", *_EQUAL_FIELDS[3:])
         leads += [self._column_lead(field, self._values[field]) for field in fields if field in self._values]
         return leads
+
+    @property
+    def limit(self) -> int:
+        """The number of rows on a page."""
+        return self._filter.limit
+
+    @property
+    def offset(self) -> int:
+        """The number of matching rows before the page."""
+        return self._filter.offset
 
     @property
     def by_time(self) -> Lead:
@@ -158,6 +173,18 @@ class SearchQuery:
         ]
         rows = union_all(*(select(each.c.id) for each in ids)).limit(limit).subquery()
         return select(func.count()).select_from(rows)
+
+    def first_rows(self, lead: Lead, limit: int) -> Lead:
+        """Return a lead with one branch limited to its first rows, and others with the time of the last."""
+        ((table, conditions),) = lead.branches
+        bounds = (*self._times(table), *self._after(table))
+        first = self._sorted(select(table.c.timestamp).where(*conditions, *bounds), table).limit(limit)
+        timestamp = first.subquery().c.timestamp
+        if self._filter.order == Order.NEWEST_FIRST:
+            bound = table.c.timestamp >= select(func.min(timestamp)).scalar_subquery()
+        else:
+            bound = table.c.timestamp <= select(func.max(timestamp)).scalar_subquery()
+        return Lead(lead.field, [Branch(table, (*conditions, bound))])
 
     def page(self, lead: Lead) -> Select[Any]:
         """Return the statement for the page plus one row, which shows whether another page follows."""

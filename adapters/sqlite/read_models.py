@@ -79,7 +79,7 @@ class SqliteReadModels(SqlReadModels):
                 f"The read models {self._path} can't be read: {reason}; rebuild them."
             ) from error
 
-    def _disable_timeout(self, db: Connection) -> None:
+    def _prepare_scan(self, db: Connection) -> None:
         """Do nothing: statements have no timeout."""
 
     def _size(self, db: Connection) -> int:
@@ -132,6 +132,9 @@ class _SqliteDialect:
         # The index has no positions of trigrams: it returns candidates, which are checked against the text.
         trigrams = {part[at : at + TRIGRAM] for part in parts for at in range(len(part) - TRIGRAM + 1)}
         return _matches(tables, "text_index", map(_quoted, sorted(trigrams))) if trigrams else None
+
+    def expected_rows(self, db: Connection, ids: Select[Any]) -> int | None:
+        return None
 
     def allow_unordered(self, db: Connection) -> None:
         """Do nothing: SQLite reads them for the statements that need them."""

@@ -10,6 +10,7 @@ from postroom.application.access.auditor import Auditor
 from postroom.application.access.deliveries import Deliveries
 from postroom.application.access.guard import Guard
 from postroom.application.access.reads import AuthorizedReads
+from postroom.application.access.redrives import AuthorizedRedrives
 from postroom.application.delivery_window import DeliveryWindows
 from postroom.application.mailbox.stream import StreamMessages
 from postroom.application.message_stream import HEARTBEAT_MS, MessageStream
@@ -28,7 +29,7 @@ US_PER_MS = 1_000
 Settle = Callable[[list[Receipt]], Awaitable[list[Rejected | None]]]
 
 
-class AuthorizedMailbox(AuthorizedReads):
+class AuthorizedMailbox(AuthorizedRedrives, AuthorizedReads):
     """`Mailbox` that checks each call against a capability before the mailbox itself gets it.
 
     A capability that is limited to topics gets the same answer for what does not exist as for what is of

@@ -7,6 +7,7 @@ from postroom.application.cluster.generation import use_generation
 from postroom.application.cluster.namespace_members import Members, NamespaceMembers, pause_topic
 from postroom.application.cluster.namespace_queries import NamespaceQueries
 from postroom.application.cluster.namespace_receiver import NamespaceReceiver
+from postroom.application.cluster.namespace_redrives import NamespaceRedrives
 from postroom.application.cluster.receipt_homes import ReceiptHomes
 from postroom.application.delivery_window import DeliveryWindows, ended, extended
 from postroom.application.mailbox.message_factory import MessageFactory, NewId
@@ -27,7 +28,7 @@ from postroom.domain.policy import TopicPolicy, check_visibility
 STALE_PAUSE_SECONDS = 0.05
 
 
-class NamespaceMailbox(NamespaceQueries):
+class NamespaceMailbox(NamespaceQueries, NamespaceRedrives):
     """`Mailbox` over the mailboxes of a namespace; its name is that of the namespace.
 
     A message is sent to the mailbox that its sticky key hashes to, or its topic's name without one. A receive

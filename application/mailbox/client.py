@@ -13,6 +13,7 @@ from postroom.application.mailbox.batches import MAX_ITEMS, split_batches
 from postroom.application.mailbox.message_factory import MessageFactory, NewId
 from postroom.application.mailbox.outgoing import send_outgoing
 from postroom.application.mailbox.receive import make_receive, record_receive
+from postroom.application.mailbox.redrive_client import RedriveClient
 from postroom.application.mailbox.settle import check_nack
 from postroom.application.mailbox.valid_items import submit_valid
 from postroom.application.message_stream import HEARTBEAT_MS, MAX_WAIT_MS, MessageStream, check_stream
@@ -43,7 +44,7 @@ JITTER = 0.25
 MAX_SILENT_HEARTBEATS = 3
 
 
-class MailboxClient:
+class MailboxClient(RedriveClient):
     """`Mailbox` over a transport.
 
     A call that is refused for now is repeated after the pause that the server asks for, and one that did not
@@ -63,6 +64,7 @@ class MailboxClient:
         self._timeout_ms = timeout_ms
         self._is_closed = False
         self._messages = MessageFactory(name, lambda: 0, new_id)
+        self._new_id = new_id
 
     @classmethod
     @asynccontextmanager

@@ -7,7 +7,8 @@ from itertools import chain, groupby, repeat
 import msgspec
 from blake3 import blake3
 
-from postroom.application.mailbox.runs import RUNS, AnyRun, Run, SentRun, expand
+from postroom.application.mailbox.run import Run, expand
+from postroom.application.mailbox.runs import RUNS, AnyRun, SentRun
 from postroom.domain.commit import Commit, IndexEntry, LastEvent, link
 from postroom.domain.errors import BrokenLog
 from postroom.domain.event import Event

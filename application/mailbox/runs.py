@@ -5,16 +5,25 @@ its schema version: events whose fields change get a run with the next version, 
 `upcast` method that returns it.
 """
 
-import struct
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import repeat
-from typing import Annotated, Any, ClassVar, TypeVar
+from typing import Any
 
-import msgspec
 from blake3 import blake3
 from msgspec.structs import astuple
 
-from postroom.domain.arguments import MAX_INT
+from postroom.application.mailbox.redrive_runs import RedriveRun
+from postroom.application.mailbox.run import (
+    Ints,
+    OptionalInts,
+    OptionalTexts,
+    Run,
+    Texts,
+    column,
+    common_columns,
+    expand,
+    join,
+    split,
+)
 from postroom.domain.event import Event, StoredEvent
 from postroom.domain.mailbox.events import (
     LogTruncated,
@@ -36,73 +45,9 @@ from postroom.domain.message import (
     MessageSent,
     MessageVisibilityExtended,
 )
-from postroom.domain.names import STREAM_BYTES
 from postroom.domain.policy import TopicPolicy
 
-T = TypeVar("T")
-
 HASH_BYTES = 32
-_STREAM, _VERSION, _AT = range(3)  # the fields of every event
-
-Int64 = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=MAX_INT)]
-Ints = Int64 | list[Int64]
-OptionalInts = Int64 | None | list[Int64 | None]
-Texts = str | list[str]
-OptionalTexts = str | None | list[str | None]
-
-
-class Run(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """Consecutive events of one type.
-
-    Arguments:
-        count: number of events.
-        streams: their stream ids, 16 bytes each.
-        versions: their numbers in the histories of their aggregates.
-        distances: see `Record.distance`.
-    """
-
-    event: ClassVar[type[Event]]
-
-    count: int
-    streams: bytes
-    versions: Ints
-    distances: Ints
-
-    @classmethod
-    def of(cls, events: Sequence[Event], distances: Sequence[int]) -> "Run":
-        """Return the run of events, which all have this run's type."""
-        fields = list(zip(*map(astuple, events), strict=True))
-        columns = (column(each) for each in fields[_AT + 1 :])
-        return cls(*_common(fields, distances), *columns)
-
-    def columns(self) -> Iterator[Iterable[Any]]:
-        """Yield the values of each field of the events after `at`.
-
-        Raises: ValueError when a column has another number of values than the run.
-        """
-        return (expand(each, self.count) for each in astuple(self)[4:])
-
-    def events(self, at: int, envelopes: Iterator[bytes]) -> Iterable[Event]:
-        """Return the events.
-
-        Arguments:
-            at: their log time, µs.
-            envelopes: of the messages, for `SentRun`.
-
-        Raises: ValueError when the run's columns don't fit together.
-        """
-        return map(self.event, *self._identity(at), *self.columns())
-
-    def stream_ids(self) -> tuple[bytes, ...]:
-        """Return the stream ids; raises ValueError unless there are `count`."""
-        return split(self.streams, STREAM_BYTES, self.count)
-
-    def envelope_hashes(self) -> Iterable[bytes]:
-        """Return the BLAKE3 hash of each event's envelope, empty for events without."""
-        return repeat(b"", self.count)
-
-    def _identity(self, at: int) -> tuple[Iterable[bytes], Iterable[int], Iterable[int]]:
-        return self.stream_ids(), expand(self.versions, self.count), repeat(at, self.count)
 
 
 class SentRun(Run, frozen=True, tag="MessageSent.1"):
@@ -139,10 +84,10 @@ class SentRun(Run, frozen=True, tag="MessageSent.1"):
         fields = list(zip(*map(astuple, events), strict=True))
         payload_hashes, hash_chains, headers, envelopes, priorities = fields[9:]
         columns = (
-            *_common(fields, distances),
+            *common_columns(fields, distances),
             *map(column, fields[3:9]),
-            _join(payload_hashes, HASH_BYTES),
-            _join(hash_chains, HASH_BYTES),
+            join(payload_hashes, HASH_BYTES),
+            join(hash_chains, HASH_BYTES),
             b"".join([blake3(envelope).digest() for envelope in envelopes]),
             column(priorities),
             *map(column, zip(*map(astuple, headers), strict=True)),
@@ -154,7 +99,7 @@ class SentRun(Run, frozen=True, tag="MessageSent.1"):
         topics, shards, due, expires_at, sizes, idem_keys, _, _, _, priorities, *headers = self.columns()
         return map(
             MessageSent,
-            *self._identity(at),
+            *self.identity(at),
             topics,
             shards,
             due,
@@ -323,43 +268,7 @@ AnyRun = (
     | ResumedRun
     | TruncatedRun
     | StoredRun
+    | RedriveRun
 )
 RUNS: dict[type[Event], type[Run]] = {run.event: run for run in AnyRun.__args__}
 """The run that encodes each type of event."""
-
-
-def column(values: Sequence[Any]) -> Any:
-    """Return a column: one value if all are the same; raises TypeError for a list as a value."""
-    first = values[0]
-    if type(first) is list:
-        raise TypeError("a value is a list")
-    return first if values.count(first) == len(values) else values
-
-
-def expand(values: Any, count: int) -> Iterable[Any]:
-    """Return the values of a column; raises ValueError unless there are `count`."""
-    if type(values) is not list:
-        return repeat(values, count)
-    if len(values) != count:
-        raise ValueError(f"a column has {len(values)} values of {count}")
-    return values
-
-
-def split(joined: bytes, size: int, count: int) -> tuple[bytes, ...]:
-    """Return values of `size` bytes each, stored joined; raises ValueError unless there are `count`."""
-    if len(joined) != size * count:
-        raise ValueError(f"a column has {len(joined)} bytes instead of {count} times {size}")
-    return struct.unpack(f"{size}s" * count, joined)
-
-
-def _common(fields: Sequence[Sequence[Any]], distances: Sequence[int]) -> tuple[Any, ...]:
-    """Return the columns that all runs have."""
-    streams = fields[_STREAM]
-    return len(streams), _join(streams, STREAM_BYTES), column(fields[_VERSION]), column(distances)
-
-
-def _join(values: Sequence[bytes], size: int) -> bytes:
-    joined = b"".join(values)
-    if len(joined) != size * len(values) or any(len(value) != size for value in values):
-        raise ValueError(f"a value does not have {size} bytes")
-    return joined

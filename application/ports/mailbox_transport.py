@@ -12,11 +12,13 @@ from postroom.application.query_results import (
     Moment,
     PeekedMessage,
 )
+from postroom.application.redrive_results import RedrivePreview, RedriveReport
 from postroom.domain.errors import Rejected
 from postroom.domain.mailbox.commands import Receive
 from postroom.domain.mailbox.counts import TopicSummary
 from postroom.domain.message import Receipt
 from postroom.domain.policy import TopicPolicy
+from postroom.domain.redrive.spec import JobAction, RedriveSpec
 from postroom.domain.search import EventFilter, SearchPage
 
 
@@ -90,6 +92,21 @@ class MailboxTransport(Protocol):
 
     async def delete_old_events(self, older_than: int) -> int:
         """Remove settled records written before a log time (µs); return how many."""
+
+    async def preview_redrive(self, spec: RedriveSpec) -> RedrivePreview:
+        """Return what a redrive job would select."""
+
+    async def start_redrive(self, spec: RedriveSpec, job_id: str) -> RedriveReport:
+        """Start a redrive job."""
+
+    async def list_redrives(self) -> list[RedriveReport]:
+        """Return the redrive jobs."""
+
+    async def get_redrive(self, job_id: str) -> RedriveReport:
+        """Return a redrive job."""
+
+    async def change_redrive(self, job_id: str, action: JobAction) -> RedriveReport:
+        """Pause, resume, cancel or undo a redrive job."""
 
     async def get_message(self, id_: str) -> MessageDetail:
         """Return a message with its history."""

@@ -210,6 +210,7 @@ _REMOVED: dict[ExpiryReason, str] = {
     "retention": "Removed: the retention of dead letters ended (dead_retention of the topic).",
     "capacity": "Removed: its topic had more dead letters than dead_capacity, and it was the oldest.",
     "purged": "Removed by an operator, who purged the topic.",
+    "archived": "Removed from the dead letters by an operator, who archived it.",
 }
 
 

@@ -8,9 +8,11 @@ from postroom.application.mailbox.codec import is_intact
 from postroom.application.mailbox.fold import fold_message, refuse_altered_records
 from postroom.application.messages import rfc3339
 from postroom.application.ports.event_log import EventLogReader
+from postroom.application.queries.redrive_lineage import find_job
 from postroom.application.query_results import HistoryEntry, MessageDetail
 from postroom.domain.envelope.headers import MailboxItem
 from postroom.domain.errors import NotFound
+from postroom.domain.integrity import has_intact_headers
 from postroom.domain.message import READY, Message, MessageSent, Status
 from postroom.domain.names import message_id, message_stream
 from postroom.domain.record import Record
@@ -26,7 +28,7 @@ class GetMessage:
 
     @refuse_altered_records
     def __call__(self, id_: str) -> MessageDetail:
-        """Return the message with its history.
+        """Return the message with its history; `intact` says whether headers and payload match the envelope.
 
         Raises: NotFound when the log has no such message, or retention removed it.
         """
@@ -54,9 +56,9 @@ class GetMessage:
             message.redriven,
             message.reason,
             message.last_error,
-            is_intact(records[0]),
+            is_intact(records[0]) and has_intact_headers(sent),
             message_item(sent),
-            [_entry(record) for record in records],
+            [_entry(record, find_job(self._log, record)) for record in records],
         )
 
 
@@ -78,12 +80,14 @@ def message_item(sent: MessageSent) -> MailboxItem:
 _HIDDEN = {"stream", "version", "at", "envelope", "headers", "payload_hash", "hash_chain"}
 
 
-def _entry(record: Record) -> HistoryEntry:
+def _entry(record: Record, redrive_job: str | None) -> HistoryEntry:
     facts = {
         name: value
         for name, value in msgspec.structs.asdict(record.event).items()
         if name not in _HIDDEN and value is not None
     }
+    if redrive_job is not None:
+        facts["redrive_job"] = redrive_job
     for name in ("due", "expires_at"):
         if name in facts:
             facts[name] = rfc3339(facts[name])

@@ -58,9 +58,10 @@ class ListDeadLetters:
             ),
             key=lambda message: message.position,
         )[:limit]
-        return self._describe(mailbox.name, dead)
+        return self.describe(mailbox.name, dead)
 
-    def _describe(self, mailbox: str, messages: Sequence[Message]) -> list[DeadLetter]:
+    def describe(self, mailbox: str, messages: Sequence[Message]) -> list[DeadLetter]:
+        """Return dead letters of a mailbox with what the log says about them."""
         records = self._log.at_positions([message.position for message in messages])
         if len(records) < len(messages):
             raise self._removed()

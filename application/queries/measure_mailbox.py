@@ -1,5 +1,6 @@
 """`MeasureMailbox`: the metrics of a mailbox, from its owner's memory (svc-mailbox I-10, P-9, C-12)."""
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from heapq import nlargest
 
@@ -11,6 +12,7 @@ from postroom.application.query_results import DlqProfile
 from postroom.domain.mailbox.state import Mailbox
 from postroom.domain.mailbox.topic import Topic
 from postroom.domain.policy import MIN_VISIBILITY_MS, SECOND_MS, TopicPolicy
+from postroom.domain.redrive.job import ENDED, JobStatus
 
 MAX_TOPICS = 100
 """Topics that have their own labels; the others are added up."""
@@ -61,6 +63,7 @@ class MeasureMailbox:
             *_shards(mailbox),
             *_topics(mailbox),
             *_policies(mailbox),
+            *_redrives(mailbox),
             *self._metrics.collect(),
         ]
 
@@ -160,6 +163,21 @@ def _policies(mailbox: Mailbox) -> Iterable[Metric]:
         "postroom_history_retention_seconds",
         "Time for which the records of settled messages are retained.",
         mailbox.limits.history_retention_ms / SECOND_MS,
+    )
+
+
+def _redrives(mailbox: Mailbox) -> Iterable[Metric]:
+    """Yield the metrics of redrive jobs."""
+    counts = Counter(job.status for job in mailbox.redrives.values() if job.status not in ENDED)
+    samples = [({"status": str(status)}, counts[status]) for status in sorted({*JobStatus} - ENDED)]
+    yield Metric("postroom_redrive_jobs", "gauge", "Redrive jobs that have not ended.", samples)
+    remaining = sum(
+        max(0, job.matched - job.moved - job.skipped)
+        for job in mailbox.redrives.values()
+        if job.status == JobStatus.RUNNING
+    )
+    yield gauge(
+        "postroom_redrive_remaining", "Messages that running redrive jobs have yet to change.", remaining
     )
 
 

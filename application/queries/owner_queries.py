@@ -55,6 +55,7 @@ class OwnerQueries:
         self._get_backlog = GetBacklog(state_at, dlq_profile)
         self._get_topic_policy = GetTopicPolicy(lambda: engine.mailbox)
         self._list_dead_letters = ListDeadLetters(state_at, log)
+        self.describe_dead_letters = self._list_dead_letters.describe
         self._list_topics = ListTopics(state_at)
         self._peek_messages = PeekMessages(state_at, log, is_swept=True)
         self._search_unsettled = SearchUnsettled(log)

@@ -43,7 +43,7 @@ class SearchUnsettled:
             for _, position in places:
                 sent, state = records[position].event, states[position]
                 if isinstance(sent, MessageSent):
-                    message = _describe(self._log.mailbox, sent, state)
+                    message = describe_message(self._log.mailbox, sent, state)
                     if filter_.matches(message):
                         yield message
 
@@ -55,7 +55,8 @@ class SearchUnsettled:
         )
 
 
-def _describe(mailbox: str, sent: MessageSent, state: Message) -> FoundMessage:
+def describe_message(mailbox: str, sent: MessageSent, state: Message) -> FoundMessage:
+    """Return a message as searches find it."""
     return FoundMessage(
         **msgspec.structs.asdict(message_item(sent)),
         mailbox=mailbox,

@@ -5,6 +5,7 @@ import msgspec
 from postroom.domain.mailbox.events import MailboxMode
 from postroom.domain.message import DEFAULT_PRIORITY, Headers, Message, Receipt
 from postroom.domain.policy import TopicPolicy
+from postroom.domain.redrive.commands import RedriveCommand
 
 
 class Send(msgspec.Struct, frozen=True, gc=False):
@@ -182,4 +183,5 @@ Command = (
     | Sweep
     | TakeOwnership
     | Truncate
+    | RedriveCommand
 )

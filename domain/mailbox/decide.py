@@ -35,6 +35,7 @@ from postroom.domain.mailbox.commands import (
     Truncate,
 )
 from postroom.domain.mailbox.events import LogTruncated, MailboxCreated, OwnershipTaken
+from postroom.domain.mailbox.redrive_decisions import decide_redrive
 from postroom.domain.mailbox.state import Mailbox
 from postroom.domain.mailbox.topic import Topic
 from postroom.domain.mailbox.topic_decisions import find_topic, pause, resume, set_policy
@@ -61,6 +62,7 @@ from postroom.domain.message_decisions import (
 )
 from postroom.domain.names import mailbox_stream, message_id
 from postroom.domain.policy import SATURATED_RETRY_MS, TopicPolicy, check_visibility
+from postroom.domain.redrive.commands import RedriveCommand
 
 
 def decide(command: Command, mailbox: Mailbox, now: int) -> Sequence[Event]:
@@ -368,4 +370,5 @@ _DECIDE: dict[type, Callable[[Any, Mailbox, int], Sequence[Event]]] = {
     Sweep: _sweep,
     TakeOwnership: _take_ownership,
     Truncate: _truncate,
+    **dict.fromkeys(RedriveCommand.__args__, decide_redrive),
 }

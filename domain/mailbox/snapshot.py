@@ -15,6 +15,7 @@ from postroom.domain.mailbox.state import Clock, Mailbox
 from postroom.domain.mailbox.topic import Topic
 from postroom.domain.message import DEAD, IN_FLIGHT, MS, READY, Message
 from postroom.domain.policy import MailboxLimits, TopicPolicy
+from postroom.domain.redrive.job import RedriveJob
 
 VERSION = 5
 """Increment when fields of these structs or `Message` change; parts of other versions are ignored."""
@@ -60,6 +61,7 @@ class Head(msgspec.Struct, frozen=True, array_like=True):
     policies: dict[str, TopicPolicy]
     paused_topics: list[str]
     topics: dict[str, TopicHead]
+    redrives: list[RedriveJob] = []
 
     @classmethod
     def of(cls, mailbox: Mailbox) -> "Head":
@@ -82,6 +84,7 @@ class Head(msgspec.Struct, frozen=True, array_like=True):
             dict(mailbox.policies),
             sorted(mailbox.paused_topics),
             topics,
+            list(mailbox.redrives.values()),
         )
 
 
@@ -216,6 +219,7 @@ def _restore_head(mailbox: Mailbox, head: Head, windows: dict[str, dict[str, Rep
     mailbox.expiry_resumes_at = head.expiry_resumes_at
     mailbox.policies = head.policies
     mailbox.paused_topics = set(head.paused_topics)
+    mailbox.redrives = {job.job: job for job in head.redrives}
     for name, saved in head.topics.items():
         policy = mailbox.policies.get(name, mailbox.default_policy)
         since = max(saved.dropped_until, mailbox.at - policy.replay_window_ms * MS)

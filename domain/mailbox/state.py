@@ -39,6 +39,9 @@ from postroom.domain.message import (
 )
 from postroom.domain.message import evolve as evolve_message
 from postroom.domain.policy import MailboxLimits, TopicPolicy
+from postroom.domain.redrive.events import RedriveEvent
+from postroom.domain.redrive.job import RedriveJob
+from postroom.domain.redrive.job import evolve as evolve_redrives
 
 _EXPIRING = (READY, DEAD)
 
@@ -63,6 +66,7 @@ class Mailbox:
         changes: what changed since it was last collected for a snapshot.
         over_capacity: names of the topics with more dead letters than their `dead_capacity`.
         paused_topics: names of the topics whose messages are not delivered.
+        redrives: redrive jobs by id.
     """
 
     def __init__(
@@ -87,6 +91,7 @@ class Mailbox:
         self.policies: dict[str, TopicPolicy] = {}
         self.over_capacity: set[str] = set()
         self.paused_topics: set[str] = set()
+        self.redrives: dict[bytes, RedriveJob] = {}
         self._is_replaying = False
         self.changes = Changes()
         self._until_rebuild = TIMERS_BETWEEN_REBUILDS
@@ -356,6 +361,10 @@ def _truncated(mailbox: Mailbox, event: LogTruncated) -> None:
     mailbox.truncated_through = event.through
 
 
+def _redrive_changed(mailbox: Mailbox, event: RedriveEvent) -> None:
+    evolve_redrives(mailbox.redrives, event)
+
+
 _EVOLVE: dict[type[Event], Callable[[Mailbox, Any], None]] = {
     MessageSent: _sent,
     MessageReceived: _received,
@@ -371,4 +380,5 @@ _EVOLVE: dict[type[Event], Callable[[Mailbox, Any], None]] = {
     TopicPaused: _paused,
     TopicResumed: _resumed,
     LogTruncated: _truncated,
+    **dict.fromkeys(RedriveEvent.__args__, _redrive_changed),
 }

@@ -4,7 +4,7 @@ import msgspec
 import polars as pl
 
 from postroom.application.ingest.dead_letters import ORIGINAL_SUBJECT
-from postroom.projections.fingerprint import fingerprint
+from postroom.domain.fingerprint import fingerprint
 from postroom.projections.models.messages import DeadLettering
 from postroom.projections.projection import Column, MessageProjection, Row
 

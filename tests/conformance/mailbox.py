@@ -20,6 +20,7 @@ from postroom.domain.errors import (
 )
 from postroom.domain.message import Receipt
 from postroom.domain.policy import TopicPolicy
+from tests.conformance.redrives import check_redrive_jobs
 from tests.support.stores import MAILBOX, message
 from tests.support.waiting import SECONDS
 
@@ -378,6 +379,8 @@ class MailboxConformance:
             await received.nack(reason="broken")
         letters = await mailbox.list_dead_letters("orders", reason="max_attempts")
         assert [letter.last_error for letter in letters] == ["broken"] * 3
+        await check_redrive_jobs(mailbox, "orders", 3)
+        letters = await mailbox.list_dead_letters("orders")
         assert await mailbox.list_dead_letters(limit=1, cursor=letters[0].position) == letters[1:2]
         assert await mailbox.redrive_dead_letters("orders", message_ids=[letters[0].message_id]) == 1
         assert await mailbox.redrive_dead_letters("orders", limit=1) == 1

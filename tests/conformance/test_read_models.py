@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
-import psycopg
 import pytest
 
 from postroom.adapters.compose import open_mailbox
@@ -59,8 +58,10 @@ def models(
     request: pytest.FixtureRequest, store: Path | str, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[ReadModels]:
     if request.param == "many messages":  # so many that every bound of the query planner is passed
-        monkeypatch.setattr("postroom.adapters.sql.read_models.MAX_SELECTIVE_ROWS", 4)
-        monkeypatch.setattr("postroom.adapters.sql.read_models.SUFFICIENT_ROWS", 1)
+        monkeypatch.setattr("postroom.adapters.sql.access_path.MAX_SELECTIVE_ROWS", 4)
+        monkeypatch.setattr("postroom.adapters.sql.access_path.SUFFICIENT_ROWS", 1)
+        monkeypatch.setattr("postroom.adapters.sql.access_path.MAX_CANDIDATES", 4)
+        monkeypatch.setattr("postroom.adapters.sql.access_path.MAX_COUNTED_ROWS", 12)
         monkeypatch.setattr("postroom.adapters.sql.search.MAX_BRANCHES", 2)
     with closing(open_read_models(str(store))) as opened:
         yield opened
@@ -176,10 +177,12 @@ def test_a_database_that_was_not_migrated_or_is_not_there_says_so(
 
 
 def test_answers_come_from_transactions_that_can_not_write(postgres_store: str) -> None:
-    with closing(PostgresReadModels(postgres_store)) as models:
-        connection = models._connect()  # what queries are given
-        with closing(connection), pytest.raises(psycopg.errors.ReadOnlySqlTransaction):
-            connection.execute("DELETE FROM postroom.projection")
+    with (
+        closing(PostgresReadModels(postgres_store)) as models,
+        pytest.raises(Unavailable, match="read-only transaction"),
+        models._transaction() as db,  # what queries are given
+    ):
+        db.exec_driver_sql("DELETE FROM postroom.projection")
 
 
 def test_a_connection_that_the_server_ended_is_made_anew(

@@ -82,6 +82,26 @@ def test_dead_letters_are_purged_only_when_that_is_meant(postroom):
     assert postroom.ok("dlq", "list", "--json").json["dead_letters"] == []
 
 
+def test_a_job_redrives_the_dead_letters_of_a_query_and_is_undone(postroom):
+    postroom.ok("topic", "policy", "mail", "max_attempts=1")
+    postroom.ok("send", "mail", "x", "--attr", "n=1")
+    (received,) = postroom.ok("recv", "mail", "--json").lines
+    postroom.ok("nack", received["receipt"], "--reason", "not JSON")
+
+    query = ("redrive", "start", "--topic", "ma*", "--header", "n=1", "--dead-since", "1h")
+    assert "1 would be selected" in postroom.ok(*query, "--dry-run").err
+    assert postroom("redrive", "start", "--topic", "other", "--dry-run", "--json").json["matched"] == 0
+    job = postroom.ok(*query, "--json").json
+    assert (job["status"], job["moved"]) == ("completed", 1)
+    assert "completed" in postroom.ok("redrive", "list").out
+    undone = postroom.ok("redrive", "undo", job["job_id"]).out
+    assert f"Job {job['job_id']} is undone: 1 matched, 1 restored" in undone
+    shown = postroom.ok("redrive", "show", job["job_id"]).out
+    assert ("topics" in shown, "ma*" in shown) == (True, True)
+    unsure = postroom("redrive", "start", "--action", "purge")
+    assert (unsure.code, "--yes" in unsure.err) == (2, True)
+
+
 def test_sending_again_under_a_key_adds_nothing_and_another_payload_is_refused(postroom):
     first = postroom.ok("send", "orders", "one", "--idem-key", "k1", "--json").json
     again = postroom.ok("send", "orders", "one", "--idem-key", "k1", "--json").json

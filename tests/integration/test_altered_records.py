@@ -10,12 +10,14 @@ import msgspec
 import psycopg
 import pytest
 
+from postroom.adapters.parquet.log_archive import ParquetLogArchive
 from postroom.application.mailbox import snapshot_saver
 from postroom.application.mailbox.compression import compress, decompress
 from postroom.application.queries.verify import VerifyLog
 from postroom.domain.envelope.v1.envelope_pb2 import PrismEnvelope
 from postroom.domain.errors import BrokenLog
-from tests.support.stores import Place, message, postgres_place, sqlite_place
+from postroom.domain.policy import DAY_MS, MailboxLimits
+from tests.support.stores import MAILBOX, Place, message, postgres_place, sqlite_place
 
 PAYLOAD = b"precious"
 
@@ -33,6 +35,7 @@ class AlteredPlace:
         self, place: Place, execute: Callable[[str, Sequence[object]], list[tuple[Any, ...]]]
     ) -> None:
         self.open = place.open
+        self.clock = place.clock
         self._open_log = place.open_log
         self._execute = execute
 
@@ -186,11 +189,18 @@ async def test_the_messages_of_a_commit_that_cannot_be_decoded_are_quarantined_i
         place.verify()
 
 
-async def test_altered_headers_are_found_by_verifying_the_log(place: AlteredPlace) -> None:
+async def test_altered_headers_are_found_by_get_message_and_verify(
+    place: AlteredPlace,
+) -> None:
     async with place.open() as mailbox:
-        await mailbox.send_message(message(PAYLOAD, principal="alice"))
+        await mailbox.send_message(message(PAYLOAD, message_id="own-1", principal="alice"))
+    async with place.open() as mailbox:
+        assert (await mailbox.get_message("own-1")).intact
     events = decompress(place.value(3, "events"), 3)
     place.alter(3, "events", events.replace(b"alice", b"malet"))
+    async with place.open() as mailbox:
+        detail = await mailbox.get_message("own-1")
+        assert (detail.item.principal, detail.intact) == ("malet", False)
     with pytest.raises(BrokenLog, match=r"positions 3 to 3 does not match its hash") as broken:
         place.verify()
     assert broken.value.position == 3
@@ -251,6 +261,45 @@ async def test_commits_that_changed_places_are_named(place: AlteredPlace) -> Non
     place.alter(4, "events", third)
     with pytest.raises(BrokenLog, match=r"positions 3 to 3 does not match its hash"):
         place.verify()
+
+
+@pytest.mark.parametrize("has_archive", [False, True], ids=["removed", "archived"])
+async def test_retention_keeps_a_commit_that_cannot_be_decoded_and_names_it(
+    place: AlteredPlace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_archive: bool
+) -> None:
+    monkeypatch.setattr(snapshot_saver, "CLOSING_SNAPSHOT_EVENTS", 1)
+    async with place.open() as mailbox:
+        await mailbox.send_batch([message(PAYLOAD), message(PAYLOAD)])
+        await mailbox.purge_topic("orders", ready=True)
+    place.alter(3, "events", b"\xc1")
+    place.clock.advance(2 * DAY_MS)
+    archive = ParquetLogArchive(tmp_path / "archive") if has_archive else None
+    async with place.open(limits=MailboxLimits(history_retention_ms=1), archive=archive) as mailbox:
+        log = mailbox.engine.log
+        before = [commit.first for commit in log.commits()]
+        for _ in range(2):
+            with pytest.raises(BrokenLog, match="positions 3 to 4") as broken:
+                await mailbox.retention.enforce_age()
+            assert broken.value.position == 3
+        assert [commit.first for commit in log.commits()][: len(before)] == before
+        assert archive is None or archive.last_segment(MAILBOX) is None
+        await mailbox.send_message(message(b"later"))
+        assert [each.payload for each in await mailbox.receive_messages("orders")] == [b"later"]
+    async with place.open() as mailbox:
+        assert mailbox.engine.mailbox.in_flight == 1
+
+
+async def test_a_commit_that_was_altered_in_every_column_is_found(place: AlteredPlace) -> None:
+    async with place.open() as mailbox:
+        await mailbox.send_batch([message(b"1"), message(b"2")])
+        await mailbox.send_message(message(b"3"))
+    for column in ("last", "epoch", "at", "chain", "events", "envelopes", "place"):
+        value = place.value(3, column)
+        altered = value + 1 if isinstance(value, int) else next(flipped(value))
+        place.alter(3, column, altered)
+        with pytest.raises(BrokenLog) as broken:
+            place.verify()
+        assert broken.value.position == 3, column
 
 
 async def test_every_byte_of_a_commit_counts(place: AlteredPlace) -> None:

@@ -24,9 +24,10 @@ from tests.support.surfaces import served
 CONTRACT = json.loads((Path(__file__).parents[2] / "docs/reference/openapi.json").read_text())
 SECONDS = 30
 HEADERS, PAYLOADS = Operation.READ_HEADERS, Operation.READ_PAYLOAD
-SCOPES = [*([each] for each in Operation), [HEADERS, PAYLOADS]]
+SCOPES = [*([each] for each in Operation), [HEADERS, PAYLOADS], [HEADERS, Operation.REDRIVE]]
 RECEIPT = write_receipt(Receipt(message_stream("acme@one", "unknown"), 2, 1))
 ONE = {"receipts": [RECEIPT]}
+JOB = "01890a5d-ac96-774b-bcce-b302099a8057"
 
 HTTP: Mapping[str, tuple[set[Operation], Any]] = {
     "POST /v1/send": ({Operation.SEND}, {"topic": "orders", "payload_b64": ""}),
@@ -52,6 +53,14 @@ HTTP: Mapping[str, tuple[set[Operation], Any]] = {
     "PUT /v1/topics/{topic}/resume": ({Operation.ADMIN}, None),
     "POST /v1/topics/{topic}/purge": ({Operation.ADMIN}, {}),
     "POST /v1/log/delete": ({Operation.ADMIN}, {"older_than_us": 1}),
+    "POST /v1/redrives/preview": ({HEADERS, Operation.REDRIVE}, {}),
+    "POST /v1/redrives": ({Operation.REDRIVE}, {"spec": {}}),
+    "GET /v1/redrives": ({Operation.REDRIVE}, None),
+    "GET /v1/redrives/{job_id}": ({Operation.REDRIVE}, None),
+    "PUT /v1/redrives/{job_id}/pause": ({Operation.REDRIVE}, None),
+    "PUT /v1/redrives/{job_id}/resume": ({Operation.REDRIVE}, None),
+    "PUT /v1/redrives/{job_id}/cancel": ({Operation.REDRIVE}, None),
+    "PUT /v1/redrives/{job_id}/undo": ({Operation.REDRIVE}, None),
     "GET /v1/mailbox": (set(), None),
     "GET /metrics": ({HEADERS}, None),
 }
@@ -79,6 +88,11 @@ GRPC: Mapping[str, tuple[set[Operation], Any]] = {
     "list_topics": ({HEADERS}, pb.ListTopicsRequest()),
     "pause_topic": ({Operation.ADMIN}, pb.PauseTopicRequest(topic="orders")),
     "resume_topic": ({Operation.ADMIN}, pb.ResumeTopicRequest(topic="orders")),
+    "preview_redrive": ({HEADERS, Operation.REDRIVE}, pb.PreviewRedriveRequest()),
+    "start_redrive": ({Operation.REDRIVE}, pb.StartRedriveRequest()),
+    "list_redrives": ({Operation.REDRIVE}, pb.ListRedrivesRequest()),
+    "get_redrive": ({Operation.REDRIVE}, pb.GetRedriveRequest(job_id=JOB)),
+    "change_redrive": ({Operation.REDRIVE}, pb.ChangeRedriveRequest(job_id=JOB, action="undo")),
     "delete_old_events": ({Operation.ADMIN}, pb.DeleteOldEventsRequest(older_than_us=1)),
 }
 
@@ -116,7 +130,9 @@ async def test_a_call_over_http_needs_its_right(controlled: "Controlled[MemoryMa
             headers = {"Authorization": f"Bearer {controlled.issue(operations=scope)}"}
             for call, (rights, body) in HTTP.items():
                 method, _, path = call.partition(" ")
-                target = path.replace("{msg_id}", "unknown").replace("{topic}", "orders")
+                target = (
+                    path.replace("{msg_id}", "unknown").replace("{topic}", "orders").replace("{job_id}", JOB)
+                )
                 query = "?topic=orders" if path == "/v1/peek" else ""
                 async with session.request(method, target + query, json=body, headers=headers) as answer:
                     text = await answer.text()

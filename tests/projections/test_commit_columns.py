@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from postroom.adapters.memory.event_log import MemoryEventLog
 from postroom.application.mailbox.codec import to_records
-from postroom.application.mailbox.runs import RUNS, Run
+from postroom.application.mailbox.run import Run
+from postroom.application.mailbox.runs import RUNS
 from postroom.domain.commit import Commit
 from postroom.domain.errors import BrokenLog
 from postroom.projections import commit_columns

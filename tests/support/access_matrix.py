@@ -16,6 +16,8 @@ from postroom.domain.search import Cursor
 
 OWN, FOREIGN = "orders.eu", "payments"
 UNKNOWN = "unknown"
+JOB = "01890a5d-ac96-774b-bcce-b302099a8057"
+"""Id of a redrive job that does not exist."""
 """What does not exist, which must look like what is of another topic."""
 EVERYTHING = "everything"
 """All topics of the mailbox."""
@@ -152,6 +154,17 @@ def http_cases(known: dict[str, Known]) -> Sequence[Case]:
     add("GET /v1/dlq", HEADERS, [])
     add("GET /v1/dlq", HEADERS, [], at=4)
     add("GET /v1/topics", HEADERS, [])
+    for topic in (OWN, FOREIGN):
+        spec = {"topics": [topic], "message_ids": [UNKNOWN]}
+        add("POST /v1/redrives/preview", (*HEADERS, *REDRIVE), [topic], spec)
+        add("POST /v1/redrives", REDRIVE, [topic], {"spec": spec})
+        add("POST /v1/redrives", (*PAYLOAD, *REDRIVE), [topic], {"spec": spec | {"match": "word"}})
+        add("POST /v1/redrives", ADMIN, [topic], {"spec": spec | {"action": "purge"}})
+    add("POST /v1/redrives", REDRIVE, [EVERYTHING], {"spec": {"message_ids": [UNKNOWN]}})
+    add("GET /v1/redrives", REDRIVE, [])
+    add("GET /v1/redrives/{job_id}", REDRIVE, [EVERYTHING], path={"job_id": JOB})
+    for change in ("pause", "resume", "cancel", "undo"):
+        add(f"PUT /v1/redrives/{{job_id}}/{change}", REDRIVE, [EVERYTHING], path={"job_id": JOB})
     add("GET /v1/mailbox", (), [])
     add("POST /v1/log/delete", ADMIN, [EVERYTHING], {"older_than_us": 1})
     add("GET /metrics", HEADERS, [EVERYTHING])
@@ -213,6 +226,19 @@ def grpc_cases(known: dict[str, Known]) -> Sequence[Case]:
     add("nack", (Operation.NACK,), [*known], pb.NackRequest(receipts=receipts), alone=True)
     extend = pb.ExtendRequest(receipts=receipts, visibility_ms=60_000)
     add("extend", (Operation.EXTEND,), [*known], extend, alone=True)
+    for topic in (OWN, FOREIGN):
+        spec = pb.RedriveSpec(topics=[topic], message_ids=[UNKNOWN])
+        words = pb.RedriveSpec(topics=[topic], message_ids=[UNKNOWN], match="word")
+        purge = pb.RedriveSpec(topics=[topic], message_ids=[UNKNOWN], action="purge")
+        add("preview_redrive", (*HEADERS, *REDRIVE), [topic], pb.PreviewRedriveRequest(spec=spec))
+        add("start_redrive", REDRIVE, [topic], pb.StartRedriveRequest(spec=spec))
+        add("start_redrive", (*PAYLOAD, *REDRIVE), [topic], pb.StartRedriveRequest(spec=words))
+        add("start_redrive", ADMIN, [topic], pb.StartRedriveRequest(spec=purge))
+    every = pb.RedriveSpec(message_ids=[UNKNOWN])
+    add("start_redrive", REDRIVE, [EVERYTHING], pb.StartRedriveRequest(spec=every))
+    add("list_redrives", REDRIVE, [], pb.ListRedrivesRequest())
+    add("get_redrive", REDRIVE, [EVERYTHING], pb.GetRedriveRequest(job_id=JOB))
+    add("change_redrive", REDRIVE, [EVERYTHING], pb.ChangeRedriveRequest(job_id=JOB, action="undo"))
     add("backlog", HEADERS, [], pb.BacklogRequest())
     add("list_dead_letters", HEADERS, [], pb.ListDeadLettersRequest())
     add("list_dead_letters", HEADERS, [], pb.ListDeadLettersRequest(at=pb.Moment(position=4)))

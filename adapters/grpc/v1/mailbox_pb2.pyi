@@ -485,6 +485,169 @@ class PurgeResponse(_message.Message):
     removed: int
     def __init__(self, removed: _Optional[int] = ...) -> None: ...
 
+class RedriveSpec(_message.Message):
+    __slots__ = ("action", "topics", "reasons", "fingerprints", "message_ids", "dead_since", "dead_until", "start_time", "end_time", "principals", "correlation_id", "trace_id", "namespace", "headers", "text", "match", "rate", "delay_ms", "limit")
+    class HeadersEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    ACTION_FIELD_NUMBER: _ClassVar[int]
+    TOPICS_FIELD_NUMBER: _ClassVar[int]
+    REASONS_FIELD_NUMBER: _ClassVar[int]
+    FINGERPRINTS_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_IDS_FIELD_NUMBER: _ClassVar[int]
+    DEAD_SINCE_FIELD_NUMBER: _ClassVar[int]
+    DEAD_UNTIL_FIELD_NUMBER: _ClassVar[int]
+    START_TIME_FIELD_NUMBER: _ClassVar[int]
+    END_TIME_FIELD_NUMBER: _ClassVar[int]
+    PRINCIPALS_FIELD_NUMBER: _ClassVar[int]
+    CORRELATION_ID_FIELD_NUMBER: _ClassVar[int]
+    TRACE_ID_FIELD_NUMBER: _ClassVar[int]
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    HEADERS_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    MATCH_FIELD_NUMBER: _ClassVar[int]
+    RATE_FIELD_NUMBER: _ClassVar[int]
+    DELAY_MS_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    action: str
+    topics: _containers.RepeatedScalarFieldContainer[str]
+    reasons: _containers.RepeatedScalarFieldContainer[str]
+    fingerprints: _containers.RepeatedScalarFieldContainer[str]
+    message_ids: _containers.RepeatedScalarFieldContainer[str]
+    dead_since: int
+    dead_until: int
+    start_time: int
+    end_time: int
+    principals: _containers.RepeatedScalarFieldContainer[str]
+    correlation_id: str
+    trace_id: str
+    namespace: str
+    headers: _containers.ScalarMap[str, str]
+    text: str
+    match: str
+    rate: int
+    delay_ms: int
+    limit: int
+    def __init__(self, action: _Optional[str] = ..., topics: _Optional[_Iterable[str]] = ..., reasons: _Optional[_Iterable[str]] = ..., fingerprints: _Optional[_Iterable[str]] = ..., message_ids: _Optional[_Iterable[str]] = ..., dead_since: _Optional[int] = ..., dead_until: _Optional[int] = ..., start_time: _Optional[int] = ..., end_time: _Optional[int] = ..., principals: _Optional[_Iterable[str]] = ..., correlation_id: _Optional[str] = ..., trace_id: _Optional[str] = ..., namespace: _Optional[str] = ..., headers: _Optional[_Mapping[str, str]] = ..., text: _Optional[str] = ..., match: _Optional[str] = ..., rate: _Optional[int] = ..., delay_ms: _Optional[int] = ..., limit: _Optional[int] = ...) -> None: ...
+
+class RedriveReport(_message.Message):
+    __slots__ = ("mailbox", "job_id", "status", "spec", "cutoff", "matched", "moved", "skipped", "restored", "retained", "principal", "started_at", "changed_at")
+    MAILBOX_FIELD_NUMBER: _ClassVar[int]
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    SPEC_FIELD_NUMBER: _ClassVar[int]
+    CUTOFF_FIELD_NUMBER: _ClassVar[int]
+    MATCHED_FIELD_NUMBER: _ClassVar[int]
+    MOVED_FIELD_NUMBER: _ClassVar[int]
+    SKIPPED_FIELD_NUMBER: _ClassVar[int]
+    RESTORED_FIELD_NUMBER: _ClassVar[int]
+    RETAINED_FIELD_NUMBER: _ClassVar[int]
+    PRINCIPAL_FIELD_NUMBER: _ClassVar[int]
+    STARTED_AT_FIELD_NUMBER: _ClassVar[int]
+    CHANGED_AT_FIELD_NUMBER: _ClassVar[int]
+    mailbox: str
+    job_id: str
+    status: str
+    spec: RedriveSpec
+    cutoff: int
+    matched: int
+    moved: int
+    skipped: int
+    restored: int
+    retained: int
+    principal: str
+    started_at: str
+    changed_at: str
+    def __init__(self, mailbox: _Optional[str] = ..., job_id: _Optional[str] = ..., status: _Optional[str] = ..., spec: _Optional[_Union[RedriveSpec, _Mapping]] = ..., cutoff: _Optional[int] = ..., matched: _Optional[int] = ..., moved: _Optional[int] = ..., skipped: _Optional[int] = ..., restored: _Optional[int] = ..., retained: _Optional[int] = ..., principal: _Optional[str] = ..., started_at: _Optional[str] = ..., changed_at: _Optional[str] = ...) -> None: ...
+
+class RedriveGroup(_message.Message):
+    __slots__ = ("topic", "reason", "fingerprint", "count", "last_error")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    LAST_ERROR_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    reason: str
+    fingerprint: str
+    count: int
+    last_error: str
+    def __init__(self, topic: _Optional[str] = ..., reason: _Optional[str] = ..., fingerprint: _Optional[str] = ..., count: _Optional[int] = ..., last_error: _Optional[str] = ...) -> None: ...
+
+class PreviewRedriveRequest(_message.Message):
+    __slots__ = ("spec",)
+    SPEC_FIELD_NUMBER: _ClassVar[int]
+    spec: RedriveSpec
+    def __init__(self, spec: _Optional[_Union[RedriveSpec, _Mapping]] = ...) -> None: ...
+
+class PreviewRedriveResponse(_message.Message):
+    __slots__ = ("mailbox", "cutoff", "matched", "groups", "samples")
+    MAILBOX_FIELD_NUMBER: _ClassVar[int]
+    CUTOFF_FIELD_NUMBER: _ClassVar[int]
+    MATCHED_FIELD_NUMBER: _ClassVar[int]
+    GROUPS_FIELD_NUMBER: _ClassVar[int]
+    SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    mailbox: str
+    cutoff: int
+    matched: int
+    groups: _containers.RepeatedCompositeFieldContainer[RedriveGroup]
+    samples: _containers.RepeatedCompositeFieldContainer[DeadLetter]
+    def __init__(self, mailbox: _Optional[str] = ..., cutoff: _Optional[int] = ..., matched: _Optional[int] = ..., groups: _Optional[_Iterable[_Union[RedriveGroup, _Mapping]]] = ..., samples: _Optional[_Iterable[_Union[DeadLetter, _Mapping]]] = ...) -> None: ...
+
+class StartRedriveRequest(_message.Message):
+    __slots__ = ("spec", "job_id")
+    SPEC_FIELD_NUMBER: _ClassVar[int]
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    spec: RedriveSpec
+    job_id: str
+    def __init__(self, spec: _Optional[_Union[RedriveSpec, _Mapping]] = ..., job_id: _Optional[str] = ...) -> None: ...
+
+class StartRedriveResponse(_message.Message):
+    __slots__ = ("job",)
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    job: RedriveReport
+    def __init__(self, job: _Optional[_Union[RedriveReport, _Mapping]] = ...) -> None: ...
+
+class ListRedrivesRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ListRedrivesResponse(_message.Message):
+    __slots__ = ("jobs",)
+    JOBS_FIELD_NUMBER: _ClassVar[int]
+    jobs: _containers.RepeatedCompositeFieldContainer[RedriveReport]
+    def __init__(self, jobs: _Optional[_Iterable[_Union[RedriveReport, _Mapping]]] = ...) -> None: ...
+
+class GetRedriveRequest(_message.Message):
+    __slots__ = ("job_id",)
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    job_id: str
+    def __init__(self, job_id: _Optional[str] = ...) -> None: ...
+
+class GetRedriveResponse(_message.Message):
+    __slots__ = ("job",)
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    job: RedriveReport
+    def __init__(self, job: _Optional[_Union[RedriveReport, _Mapping]] = ...) -> None: ...
+
+class ChangeRedriveRequest(_message.Message):
+    __slots__ = ("job_id", "action")
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    ACTION_FIELD_NUMBER: _ClassVar[int]
+    job_id: str
+    action: str
+    def __init__(self, job_id: _Optional[str] = ..., action: _Optional[str] = ...) -> None: ...
+
+class ChangeRedriveResponse(_message.Message):
+    __slots__ = ("job",)
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    job: RedriveReport
+    def __init__(self, job: _Optional[_Union[RedriveReport, _Mapping]] = ...) -> None: ...
+
 class ListDeadLettersRequest(_message.Message):
     __slots__ = ("topic", "reason", "limit", "cursor", "at")
     TOPIC_FIELD_NUMBER: _ClassVar[int]

@@ -9,6 +9,7 @@ import pytest
 from postroom.application.access.settings import AccessSettings
 from postroom.application.messages import ReceivedMessage
 from postroom.application.ports.mailbox import Mailbox
+from postroom.application.ports.redrives import Redrives
 from postroom.domain.capability.rights import MaxMessages, Operation, Quota
 from postroom.domain.capability.token import Token, attenuate
 from postroom.domain.errors import (
@@ -19,6 +20,7 @@ from postroom.domain.errors import (
 )
 from postroom.domain.message import Receipt
 from postroom.domain.policy import TopicPolicy
+from postroom.domain.redrive.spec import RedriveSpec
 from postroom.domain.search import EventFilter
 from tests.support.access import MemoryPlace, controlled_mailbox, mailbox_of, reason_of
 from tests.support.messages import message
@@ -68,6 +70,18 @@ CALLS = {
     "nack": Call((Operation.NACK,), lambda m, t, r: first(m.nack_messages([r.receipt]))),
     "extend": Call((Operation.EXTEND,), lambda m, t, r: first(m.extend_visibility([r.receipt], 1_000))),
     "redrive": Call((Operation.REDRIVE,), lambda m, t, _: m.redrive_dead_letters(t)),
+    "redrive job": Call((Operation.REDRIVE,), lambda m, t, _: m.start_redrive(RedriveSpec(topics=(t,)))),
+    "redrive job by words": Call(
+        (Operation.REDRIVE, *PAYLOAD),
+        lambda m, t, _: m.start_redrive(RedriveSpec(topics=(t,), match="word")),
+    ),
+    "purge job": Call(
+        (Operation.ADMIN,), lambda m, t, _: m.start_redrive(RedriveSpec(topics=(t,), action="purge"))
+    ),
+    "preview": Call(
+        (Operation.READ_HEADERS, Operation.REDRIVE),
+        lambda m, t, _: m.preview_redrive(RedriveSpec(topics=(t,))),
+    ),
     "purge": Call((Operation.ADMIN,), lambda m, t, _: m.purge_topic(t)),
     "policy": Call((Operation.ADMIN,), lambda m, t, _: m.set_topic_policy(t, TopicPolicy())),
     "pause": Call((Operation.ADMIN,), lambda m, t, _: m.pause_topic(t)),
@@ -99,6 +113,7 @@ async def test_a_call_needs_its_operation_its_topic_and_its_mailbox(place: Memor
     assert await reason_of(call.run(elsewhere, A, deliveries[A])) == "mailbox"
 
 
+JOB = "01890a5d-ac96-774b-bcce-b302099a8057"
 ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "send_message": (message(),),
     "send_batch": ([message()],),
@@ -121,12 +136,17 @@ ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "list_topics": (),
     "peek_messages": (A,),
     "search_messages": (EventFilter(topics=(A,)),),
+    "preview_redrive": (RedriveSpec(topics=(A,)),),
+    "start_redrive": (RedriveSpec(topics=(A,)),),
+    "list_redrives": (),
+    "get_redrive": (JOB,),
+    "change_redrive": (JOB, "cancel"),
 }
 """Of every call of a mailbox."""
 
 
 def test_the_calls_here_are_those_of_the_port() -> None:
-    calls = {name for name in vars(Mailbox) if not name.startswith("_")} - {"name"}
+    calls = {name for name in {*vars(Mailbox), *vars(Redrives)} if not name.startswith("_")} - {"name"}
     assert calls == ARGUMENTS.keys()
 
 

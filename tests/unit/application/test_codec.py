@@ -35,6 +35,18 @@ from postroom.domain.message import (
     MessageVisibilityExtended,
 )
 from postroom.domain.policy import TopicPolicy
+from postroom.domain.redrive.events import (
+    RedriveAdvanced,
+    RedriveCancelled,
+    RedriveCompleted,
+    RedrivePaused,
+    RedriveResumed,
+    RedriveStarted,
+    RedriveUndoAdvanced,
+    RedriveUndone,
+    RedriveUndoStarted,
+)
+from postroom.domain.redrive.spec import RedriveSpec
 
 streams = st.binary(min_size=16, max_size=16)
 digests = st.binary(min_size=32, max_size=32)
@@ -57,7 +69,17 @@ policies = st.builds(
         for name in TopicPolicy.__struct_fields__
     },
 )
+expiry_reasons = st.sampled_from(["retention", "capacity", "purged", "archived"])
 dead_reasons = st.sampled_from(["max_attempts", "rejected", "ttl_expired", "retention_expired", "integrity"])
+redrive_specs = st.builds(
+    RedriveSpec,
+    action=st.sampled_from(["redrive", "archive", "purge"]),
+    topics=st.lists(texts, max_size=2).map(tuple),
+    headers=st.dictionaries(texts, texts, max_size=2),
+    text=optional,
+    rate=st.none() | counts,
+    delay_ms=counts,
+)
 
 EVENTS: dict[type[Event], st.SearchStrategy[Event]] = {
     MessageSent: st.builds(
@@ -83,13 +105,24 @@ EVENTS: dict[type[Event], st.SearchStrategy[Event]] = {
     ),
     MessageDeadLettered: st.builds(MessageDeadLettered, *base, counts, dead_reasons, optional, times),
     MessageRedriven: st.builds(MessageRedriven, *base, times, times),
-    MessageExpired: st.builds(MessageExpired, *base, st.sampled_from(["retention", "capacity", "purged"])),
+    MessageExpired: st.builds(
+        MessageExpired, *base, st.sampled_from(["retention", "capacity", "purged", "archived"])
+    ),
     MailboxCreated: st.builds(MailboxCreated, *base, texts, st.sampled_from(["queue", "archive"])),
     OwnershipTaken: st.builds(OwnershipTaken, *base, counts, texts, texts, times, st.booleans()),
     TopicPolicySet: st.builds(TopicPolicySet, *base, texts, policies),
     TopicPaused: st.builds(TopicPaused, *base, texts),
     TopicResumed: st.builds(TopicResumed, *base, texts),
     LogTruncated: st.builds(LogTruncated, *base, times, digests),
+    RedriveStarted: st.builds(RedriveStarted, *base, redrive_specs, counts, counts, optional),
+    RedriveAdvanced: st.builds(RedriveAdvanced, *base, counts, counts, counts),
+    RedrivePaused: st.builds(RedrivePaused, *base, optional),
+    RedriveResumed: st.builds(RedriveResumed, *base, optional),
+    RedriveCancelled: st.builds(RedriveCancelled, *base, optional),
+    RedriveCompleted: st.builds(RedriveCompleted, *base),
+    RedriveUndoStarted: st.builds(RedriveUndoStarted, *base, optional),
+    RedriveUndoAdvanced: st.builds(RedriveUndoAdvanced, *base, counts, counts, counts),
+    RedriveUndone: st.builds(RedriveUndone, *base),
 }
 
 

@@ -1,6 +1,6 @@
 import pytest
 
-from postroom.projections.fingerprint import fingerprint, normalize
+from postroom.domain.fingerprint import fingerprint, normalize
 
 
 @pytest.mark.parametrize(

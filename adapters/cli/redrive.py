@@ -1,0 +1,222 @@
+"""`postroom redrive`: jobs that redrive, archive or purge the dead letters of a query."""
+
+import asyncio
+import sys
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Annotated, cast
+
+import msgspec
+import typer
+from typer import Argument, Option
+
+from postroom.adapters.cli.exit_codes import NOTHING, REFUSED
+from postroom.adapters.cli.remote import use_mailbox
+from postroom.adapters.cli.session import Session
+from postroom.adapters.cli.values import WrongUsage, parse_duration, parse_pairs, parse_time
+
+if TYPE_CHECKING:
+    from postroom.application.ports.mailbox import Mailbox
+    from postroom.application.redrive_results import RedrivePreview, RedriveReport
+    from postroom.domain.redrive.spec import JobAction
+
+POLL_SECONDS = 0.2
+JobId = Annotated[str, Argument(help="Id of the job.")]
+Time = Annotated[
+    str | None,
+    Option(metavar="TIME", help="In the same format: RFC 3339, ms since 1970, or an age such as 2h."),
+]
+Texts = list[str] | None
+
+
+async def start(
+    session: Session,
+    text: Annotated[
+        str | None, Argument(help="Substrings that must all occur in headers, as in 'smith 0f3a'.")
+    ] = None,
+    match: Annotated[
+        str | None, Option(metavar="'WORD WOR*'", help="Words or prefixes of headers and payloads.")
+    ] = None,
+    topic: Annotated[Texts, Option(help="Topic or glob such as orders.*; may be repeated.")] = None,
+    reason: Annotated[Texts, Option(help="Reason such as max_attempts; may be repeated.")] = None,
+    fingerprint: Annotated[Texts, Option(help="Fingerprint of the error; may be repeated.")] = None,
+    id_: Annotated[Texts, Option("--id", help="Only this message; may be repeated.")] = None,
+    dead_since: Annotated[
+        str | None, Option(metavar="TIME", help="Dead-lettered at or after: RFC 3339, ms, or an age.")
+    ] = None,
+    dead_until: Time = None,
+    since: Annotated[str | None, Option(metavar="TIME", help="Published at or after.")] = None,
+    until: Time = None,
+    principal: Annotated[Texts, Option(help="Publisher; may be repeated.")] = None,
+    correlation_id: Annotated[str | None, Option(help="Correlation id.")] = None,
+    trace_id: Annotated[str | None, Option(help="Trace id.")] = None,
+    namespace: Annotated[str | None, Option(help="Namespace.")] = None,
+    header: Annotated[Texts, Option(metavar="NAME=VALUE", help="Custom header; may be repeated.")] = None,
+    action: Annotated[str, Option(metavar="redrive|archive|purge", help="What to do.")] = "redrive",
+    rate: Annotated[int | None, Option(help="Maximum number of messages a second.")] = None,
+    delay: Annotated[str, Option(metavar="DURATION", help="Time until they may be delivered.")] = "0",
+    limit: Annotated[int | None, Option(help="Maximum number of messages.")] = None,
+    job_id: Annotated[str | None, Option(help="Id of the job; starting it again changes nothing.")] = None,
+    dry_run: Annotated[bool, Option("--dry-run", help="Only show what would be selected.")] = False,
+    detach: Annotated[bool, Option("--detach", help="Do not wait until the job has ended.")] = False,
+    yes: Annotated[bool, Option("--yes", help="Do not ask for confirmation.")] = False,
+) -> int | None:
+    """Start a job that redrives, archives or purges the dead letters of a query, of this moment.
+
+    The owner of the mailbox does the work: with --detach, a process that goes on owning it.
+    """
+    from postroom.domain.redrive.spec import Action, RedriveSpec
+
+    now = datetime.now(UTC)
+    times = {"dead_since": dead_since, "dead_until": dead_until, "start_time": since, "end_time": until}
+    spec = RedriveSpec(
+        action=cast(Action, action),
+        topics=tuple(topic or ()),
+        reasons=tuple(reason or ()),
+        fingerprints=tuple(fingerprint or ()),
+        message_ids=tuple(id_ or ()),
+        principals=tuple(principal or ()),
+        correlation_id=correlation_id,
+        trace_id=trace_id,
+        namespace=namespace,
+        headers=parse_pairs(header or (), "--header"),
+        text=text,
+        match=match,
+        rate=rate,
+        delay_ms=parse_duration(delay),
+        limit=limit,
+        **{name: None if time is None else parse_time(time, now) for name, time in times.items()},
+    ).validate()
+    async with use_mailbox(session) as postroom:
+        if dry_run:
+            return _show_preview(session, await postroom.preview_redrive(spec))
+        if spec.action == "purge" and not yes and not _confirm(session):
+            return REFUSED
+        report = await postroom.start_redrive(spec, job_id=job_id)
+        if not detach:
+            report = await _follow(session, postroom, report)
+    _show_result(session, report)
+    return None
+
+
+async def list_jobs(session: Session) -> None:
+    """List the redrive jobs of a mailbox, newest first."""
+    async with use_mailbox(session) as postroom:
+        reports = await postroom.list_redrives()
+    if session.out.as_json:
+        session.out.json({"jobs": reports})
+        return
+    from postroom.adapters.cli.tables import Id
+    from postroom.adapters.cli.tables import Time as Age
+
+    session.out.table(
+        ("job", "action", "status", "matched", "done", "skipped", "age"),
+        [
+            (
+                Id(each.job_id),
+                each.spec.action,
+                each.status,
+                each.matched,
+                each.moved,
+                each.skipped,
+                Age(each.started_at),
+            )
+            for each in reports
+        ],
+        only_wide=("skipped",),
+    )
+
+
+async def show(session: Session, job: JobId) -> None:
+    """Show a redrive job with its selection and progress."""
+    async with use_mailbox(session) as postroom:
+        _show(session, await postroom.get_redrive(job))
+
+
+async def pause(session: Session, job: JobId) -> None:
+    """Pause a redrive job."""
+    await _change(session, job, "pause")
+
+
+async def resume(
+    session: Session,
+    job: JobId,
+    detach: Annotated[bool, Option("--detach", help="Do not wait until the job has ended.")] = False,
+) -> None:
+    """Resume a redrive job."""
+    await _change(session, job, "resume", is_followed=not detach)
+
+
+async def cancel(session: Session, job: JobId) -> None:
+    """Cancel a redrive job; what it did stays done."""
+    await _change(session, job, "cancel")
+
+
+async def undo(session: Session, job: JobId) -> None:
+    """Make the messages of a redrive job dead letters again, but for those that were received since."""
+    await _change(session, job, "undo", is_followed=True)
+
+
+async def _change(session: Session, job: str, action: "JobAction", *, is_followed: bool = False) -> None:
+    async with use_mailbox(session) as postroom:
+        report = await postroom.change_redrive(job, action)
+        if is_followed:
+            report = await _follow(session, postroom, report)
+    _show_result(session, report)
+
+
+async def _follow(session: Session, postroom: "Mailbox", report: "RedriveReport") -> "RedriveReport":
+    """Return the job when it is not at work any more; an interruption leaves it at work."""
+    with session.out.progress(f"job {report.job_id}", total=report.matched) as update:
+        while report.is_active:
+            await asyncio.sleep(POLL_SECONDS)
+            report = await postroom.get_redrive(report.job_id)
+            update(report.moved + report.skipped, f"{report.moved:,} of {report.matched:,}")
+    return report
+
+
+def _confirm(session: Session) -> bool:
+    if session.out.as_json or not sys.stdin.isatty():
+        raise WrongUsage("A purge can't be undone; add --yes to confirm, or --dry-run to see it first.")
+    return typer.confirm("Remove the dead letters that the query selects?", err=True)
+
+
+def _show_preview(session: Session, preview: "RedrivePreview") -> int | None:
+    if session.out.as_json:
+        session.out.json(preview)
+    else:
+        session.out.table(
+            ("topic", "reason", "fingerprint", "messages", "error"),
+            [
+                (each.topic, each.reason, each.fingerprint, each.count, each.last_error)
+                for each in preview.groups
+            ],
+        )
+        ids = ", ".join(each.message_id for each in preview.samples)
+        session.out.note(f"{preview.matched:,} would be selected" + (f", such as {ids}" if ids else ""))
+    return None if preview.matched else NOTHING
+
+
+def _show_result(session: Session, report: "RedriveReport") -> None:
+    done = f"{report.restored:,} restored" if report.status == "undone" else f"{report.moved:,} done"
+    session.out.result(
+        msgspec.to_builtins(report),
+        f"Job {report.job_id} is {report.status}: {report.matched:,} matched, {done}",
+    )
+
+
+def _show(session: Session, report: "RedriveReport") -> None:
+    if session.out.as_json:
+        session.out.json(report)
+        return
+    spec = {name: value for name, value in msgspec.to_builtins(report.spec).items() if name != "action"}
+    facts = {"action": report.spec.action, **msgspec.to_builtins(report)}
+    facts["spec"] = None
+    session.out.facts([*facts.items(), *((f"  {name}", _text(value)) for name, value in spec.items())])
+
+
+def _text(value: object) -> str:
+    if isinstance(value, list):
+        return ", ".join(map(str, value))
+    return (
+        ", ".join(f"{name}={text}" for name, text in value.items()) if isinstance(value, dict) else str(value)
+    )

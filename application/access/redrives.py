@@ -1,0 +1,139 @@
+"""`AuthorizedRedrives`: redrive jobs as the bearer of one capability may use them."""
+
+from functools import partial
+
+import msgspec
+
+from postroom.application.access.auditor import Auditor
+from postroom.application.access.guard import Guard
+from postroom.application.mailbox.redrive_client import check_spec
+from postroom.application.ports.mailbox import Mailbox
+from postroom.application.redrive_results import RedrivePreview, RedriveReport
+from postroom.domain.arguments import check_text
+from postroom.domain.capability.access import uncovered_topic
+from postroom.domain.capability.rights import Operation
+from postroom.domain.errors import NotFound
+from postroom.domain.redrive.spec import JobAction, RedriveSpec
+
+_NO_CRITERIA = ("action", "topics", "rate", "delay_ms", "limit")
+
+
+class AuthorizedRedrives:
+    """The redrive jobs of `AuthorizedMailbox`; each call but the lists is audited.
+
+    Jobs that redrive need the right `redrive`, those that archive or purge `admin`. Criteria of headers need
+    `read-headers`, and words, which may be in payloads, `read-payload`. A capability that is limited to
+    topics must name topics, or globs, that it covers, and sees only such jobs.
+    """
+
+    _mailbox: Mailbox
+    _guard: Guard
+    _auditor: Auditor
+
+    async def preview_redrive(self, spec: RedriveSpec, /) -> RedrivePreview:
+        """Return what a job would select; see `Mailbox.preview_redrive`."""
+        checked = check_spec(spec)
+        return await self._auditor.read(
+            Operation.READ_HEADERS,
+            partial(self._preview, checked),
+            lambda preview: preview.matched,
+            topics=checked.topics,
+            criteria=_criteria(checked),
+        )
+
+    async def start_redrive(
+        self, spec: RedriveSpec, /, *, job_id: str | None = None, principal: str | None = None
+    ) -> RedriveReport:
+        """Start a job in the name of the capability's principal; see `Mailbox.start_redrive`."""
+        checked = check_spec(spec)
+        return await self._auditor.read(
+            _right_of(checked),
+            partial(self._start, checked, job_id),
+            lambda report: report.matched,
+            topics=checked.topics,
+            criteria=_criteria(checked),
+        )
+
+    async def list_redrives(self) -> list[RedriveReport]:
+        """Return the jobs; see `Mailbox.list_redrives`."""
+        await self._guard.check(Operation.REDRIVE)
+        self._guard.charge()
+        return [each for each in await self._mailbox.list_redrives() if self._covers(each.spec)]
+
+    async def get_redrive(self, job_id: str, /) -> RedriveReport:
+        """Return a job; see `Mailbox.get_redrive`."""
+        await self._guard.check(Operation.REDRIVE)
+        self._guard.charge()
+        return await self._find(job_id)
+
+    async def change_redrive(
+        self, job_id: str, action: JobAction, /, *, principal: str | None = None
+    ) -> RedriveReport:
+        """Pause, resume, cancel or undo a job; see `Mailbox.change_redrive`."""
+        return await self._auditor.read(
+            Operation.REDRIVE,
+            partial(self._change, job_id, action),
+            lambda report: report.matched,
+            target=check_text("The redrive job id", job_id),
+        )
+
+    async def _preview(self, spec: RedriveSpec) -> RedrivePreview:
+        await self._guard.check(Operation.READ_HEADERS, Operation.REDRIVE)
+        self._check_selection(spec)
+        return await self._mailbox.preview_redrive(spec)
+
+    async def _start(self, spec: RedriveSpec, job_id: str | None) -> RedriveReport:
+        await self._guard.check(_right_of(spec))
+        self._check_selection(spec)
+        most = self._guard.access.max_messages
+        if most is not None:
+            spec = msgspec.structs.replace(spec, limit=min(most, spec.limit or most))
+        principal = self._guard.access.principal
+        return await self._mailbox.start_redrive(spec, job_id=job_id, principal=principal)
+
+    async def _change(self, job_id: str, action: JobAction) -> RedriveReport:
+        await self._guard.check(Operation.REDRIVE)
+        self._guard.charge()
+        self._guard.check_operation(_right_of((await self._find(job_id)).spec))
+        return await self._mailbox.change_redrive(job_id, action, principal=self._guard.access.principal)
+
+    async def _find(self, job_id: str) -> RedriveReport:
+        """Return a job; an unknown one and one of other topics have the same answer."""
+        try:
+            report = await self._mailbox.get_redrive(job_id)
+        except NotFound:
+            if self._guard.covers_all_topics:
+                raise
+            raise uncovered_topic() from None
+        if not self._covers(report.spec):
+            raise uncovered_topic()
+        return report
+
+    def _check_selection(self, spec: RedriveSpec) -> None:
+        if spec.needs_log:
+            self._guard.check_operation(Operation.READ_HEADERS)
+        if spec.match is not None:
+            self._guard.check_operation(Operation.READ_PAYLOAD)
+        if not spec.topics:
+            self._guard.check_all_topics()
+        # The text of a glob is covered only if everything that it matches is.
+        self._guard.check_topics(spec.topics)
+        self._guard.charge()
+
+    def _covers(self, spec: RedriveSpec) -> bool:
+        """Return whether the capability covers all topics from which a job selects."""
+        if self._guard.covers_all_topics:
+            return True
+        return bool(spec.topics) and all(map(self._guard.covers, spec.topics))
+
+
+def _right_of(spec: RedriveSpec) -> Operation:
+    """Return the right that a job needs."""
+    return Operation.REDRIVE if spec.action == "redrive" else Operation.ADMIN
+
+
+def _criteria(spec: RedriveSpec) -> list[str]:
+    """Return the names of the criteria of a selection, for the audit log."""
+    fields = msgspec.structs.asdict(spec)
+    criteria = {name: value for name, value in fields.items() if name not in _NO_CRITERIA}
+    return [name for name, value in criteria.items() if value not in (None, (), {})]

@@ -1,0 +1,153 @@
+"""Redrive jobs on a namespace: a job of the same id in each of its mailboxes, merged (ADR 0063)."""
+
+from abc import abstractmethod
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeVar
+
+import msgspec
+import uuid_utils
+
+from postroom.application.cluster.namespace_members import Members
+from postroom.application.mailbox.redrive_client import check_job_id, check_spec
+from postroom.application.ports.mailbox import Mailbox
+from postroom.application.ports.namespace_directory import NamespaceDirectory
+from postroom.application.redrive_results import RedriveGroup, RedrivePreview, RedriveReport
+from postroom.domain.errors import InvalidRequest, NotFound
+from postroom.domain.names import check_uuid
+from postroom.domain.redrive.spec import JobAction, RedriveSpec, check_action
+
+T = TypeVar("T")
+
+_STATUSES = ("undoing", "running", "paused", "cancelled", "completed", "undone")
+"""The first of these that the job has in a mailbox is its status in the namespace."""
+_SUMS = ("matched", "moved", "skipped", "restored", "retained")
+MAX_SAMPLES = 10
+MAX_GROUPS = 100
+
+
+class NamespaceRedrives:
+    """The calls of `Redrives` over the mailboxes of a namespace."""
+
+    _directory: NamespaceDirectory
+
+    @abstractmethod
+    async def _ask_all(self, query: Callable[[Mailbox], Awaitable[T]]) -> list[T]:
+        """Return the answers of all mailboxes."""
+
+    @abstractmethod
+    async def _get_members(self) -> Members:
+        """Return the members."""
+
+    async def preview_redrive(self, spec: RedriveSpec, /) -> RedrivePreview:
+        """Return what the jobs would select; see `Mailbox.preview_redrive`."""
+        checked = await self._check_limit(check_spec(spec))
+        previews = await self._ask_all(lambda mailbox: mailbox.preview_redrive(checked))
+        return merge_previews(self._directory.namespace, previews)
+
+    async def start_redrive(
+        self, spec: RedriveSpec, /, *, job_id: str | None = None, principal: str | None = None
+    ) -> RedriveReport:
+        """Start a job in each mailbox; see `Mailbox.start_redrive`.
+
+        Raises: InvalidRequest for a limit, if there are several mailboxes.
+        """
+        checked = await self._check_limit(check_spec(spec))
+        id_ = check_job_id(job_id, uuid_utils.uuid7)
+        reports = await self._ask_all(
+            lambda mailbox: mailbox.start_redrive(checked, job_id=id_, principal=principal)
+        )
+        return merge_reports(self._directory.namespace, reports)
+
+    async def list_redrives(self) -> list[RedriveReport]:
+        """Return the jobs of all mailboxes; see `Mailbox.list_redrives`."""
+        jobs: dict[str, list[RedriveReport]] = {}
+        for reports in await self._ask_all(lambda mailbox: mailbox.list_redrives()):
+            for report in reports:
+                jobs.setdefault(report.job_id, []).append(report)
+        merged = [merge_reports(self._directory.namespace, each) for each in jobs.values()]
+        return sorted(merged, key=lambda report: report.started_at, reverse=True)
+
+    async def get_redrive(self, job_id: str, /) -> RedriveReport:
+        """Return a job; see `Mailbox.get_redrive`."""
+        id_ = check_uuid("The redrive job id", job_id)
+        return await self._at_those_that_have_it(lambda mailbox: mailbox.get_redrive(id_))
+
+    async def change_redrive(
+        self, job_id: str, action: JobAction, /, *, principal: str | None = None
+    ) -> RedriveReport:
+        """Pause, resume, cancel or undo a job in all mailboxes; see `Mailbox.change_redrive`.
+
+        Mailboxes in which it has ended are left as they are, unless it has ended in all.
+        """
+        id_, checked = check_uuid("The redrive job id", job_id), check_action(action)
+        refusals: list[InvalidRequest] = []
+
+        async def change(mailbox: Mailbox) -> RedriveReport:
+            try:
+                return await mailbox.change_redrive(id_, checked, principal=principal)
+            except InvalidRequest as refusal:
+                refusals.append(refusal)
+                return await mailbox.get_redrive(id_)
+
+        members = await self._get_members()
+        report = await self._at_those_that_have_it(change)
+        if len(refusals) == len(members.names):
+            raise refusals[0]
+        return report
+
+    async def _at_those_that_have_it(
+        self, call: Callable[[Mailbox], Awaitable[RedriveReport]]
+    ) -> RedriveReport:
+        """Return the merged reports; raises NotFound when no mailbox has the job."""
+        missing: list[NotFound] = []
+
+        async def unless_missing(mailbox: Mailbox) -> RedriveReport | None:
+            try:
+                return await call(mailbox)
+            except NotFound as refusal:
+                missing.append(refusal)
+                return None
+
+        reports = [each for each in await self._ask_all(unless_missing) if each is not None]
+        if not reports:
+            raise missing[0]
+        return merge_reports(self._directory.namespace, reports)
+
+    async def _check_limit(self, spec: RedriveSpec) -> RedriveSpec:
+        if spec.limit is not None and len((await self._get_members()).names) > 1:
+            raise InvalidRequest(
+                "A limit is of one mailbox, and the namespace has several; leave it out, or start a job in "
+                "each of them."
+            )
+        return spec
+
+
+def merge_reports(namespace: str, reports: Sequence[RedriveReport]) -> RedriveReport:
+    """Return the report of a job of a namespace; the cut-off is the greatest of its mailboxes."""
+    if len(reports) == 1:
+        return msgspec.structs.replace(reports[0], mailbox=namespace)
+    return msgspec.structs.replace(
+        reports[0],
+        mailbox=namespace,
+        status=min((each.status for each in reports), key=_STATUSES.index),
+        cutoff=max(each.cutoff for each in reports),
+        started_at=min(each.started_at for each in reports),
+        changed_at=max(each.changed_at for each in reports),
+        **{name: sum(getattr(each, name) for each in reports) for name in _SUMS},
+    )
+
+
+def merge_previews(namespace: str, previews: Sequence[RedrivePreview]) -> RedrivePreview:
+    """Return the preview of a namespace."""
+    groups: dict[tuple[str, str, str], RedriveGroup] = {}
+    for group in (each for preview in previews for each in preview.groups):
+        key = (group.topic, group.reason, group.fingerprint)
+        before = groups[key].count if key in groups else 0
+        groups[key] = msgspec.structs.replace(group, count=group.count + before)
+    return RedrivePreview(
+        namespace,
+        max(each.cutoff for each in previews),
+        sum(each.matched for each in previews),
+        sorted(groups.values(), key=lambda group: -group.count)[:MAX_GROUPS],
+        [sample for each in previews for sample in each.samples][:MAX_SAMPLES],
+    )

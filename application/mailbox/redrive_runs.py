@@ -1,0 +1,103 @@
+"""Runs of the events of redrive jobs."""
+
+from postroom.application.mailbox.run import Ints, OptionalTexts, Run
+from postroom.domain.redrive.events import (
+    RedriveAdvanced,
+    RedriveCancelled,
+    RedriveCompleted,
+    RedrivePaused,
+    RedriveResumed,
+    RedriveStarted,
+    RedriveUndoAdvanced,
+    RedriveUndone,
+    RedriveUndoStarted,
+)
+from postroom.domain.redrive.spec import RedriveSpec
+
+
+class RedriveStartedRun(Run, frozen=True, tag="RedriveStarted.1"):
+    """Redrive jobs that were started."""
+
+    event = RedriveStarted
+
+    specs: RedriveSpec | list[RedriveSpec]
+    cutoffs: Ints
+    matched: Ints
+    operators: OptionalTexts
+
+
+class RedriveAdvancedRun(Run, frozen=True, tag="RedriveAdvanced.1"):
+    """Progress of redrive jobs."""
+
+    event = RedriveAdvanced
+
+    cursors: Ints
+    moved: Ints
+    skipped: Ints
+
+
+class RedrivePausedRun(Run, frozen=True, tag="RedrivePaused.1"):
+    """Redrive jobs that operators paused."""
+
+    event = RedrivePaused
+
+    operators: OptionalTexts
+
+
+class RedriveResumedRun(Run, frozen=True, tag="RedriveResumed.1"):
+    """Redrive jobs that operators resumed."""
+
+    event = RedriveResumed
+
+    operators: OptionalTexts
+
+
+class RedriveCancelledRun(Run, frozen=True, tag="RedriveCancelled.1"):
+    """Redrive jobs that operators cancelled."""
+
+    event = RedriveCancelled
+
+    operators: OptionalTexts
+
+
+class RedriveCompletedRun(Run, frozen=True, tag="RedriveCompleted.1"):
+    """Redrive jobs that are done."""
+
+    event = RedriveCompleted
+
+
+class RedriveUndoStartedRun(Run, frozen=True, tag="RedriveUndoStarted.1"):
+    """Redrive jobs that operators had undone."""
+
+    event = RedriveUndoStarted
+
+    operators: OptionalTexts
+
+
+class RedriveUndoAdvancedRun(Run, frozen=True, tag="RedriveUndoAdvanced.1"):
+    """Progress of undoing redrive jobs."""
+
+    event = RedriveUndoAdvanced
+
+    cursors: Ints
+    restored: Ints
+    retained: Ints
+
+
+class RedriveUndoneRun(Run, frozen=True, tag="RedriveUndone.1"):
+    """Redrive jobs that are undone."""
+
+    event = RedriveUndone
+
+
+RedriveRun = (
+    RedriveStartedRun
+    | RedriveAdvancedRun
+    | RedrivePausedRun
+    | RedriveResumedRun
+    | RedriveCancelledRun
+    | RedriveCompletedRun
+    | RedriveUndoStartedRun
+    | RedriveUndoAdvancedRun
+    | RedriveUndoneRun
+)

@@ -1,0 +1,1 @@
+"""Redrive jobs of a mailbox, in the process that owns it."""

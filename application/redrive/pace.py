@@ -1,0 +1,39 @@
+"""Pace of a redrive job."""
+
+TICK_SECONDS = 0.05
+"""Shortest pause between the steps of a job with a rate."""
+CATCH_UP_SECONDS = 1.0
+"""Time for which a job that was held up makes up."""
+
+
+class Pace:
+    """Number of messages that a rate permits, as time goes on.
+
+    Arguments:
+        rate: messages a second; None for no limit.
+        now: a monotonic time, seconds.
+    """
+
+    def __init__(self, rate: int | None, now: float) -> None:
+        self._rate = rate
+        self._credit = 0.0
+        self._at = now
+
+    def allowance(self, now: float, maximum: int) -> int:
+        """Return how many messages may be changed at a time, up to `maximum`."""
+        if self._rate is None:
+            return maximum
+        self._credit += self._rate * (now - self._at)
+        self._at = now
+        self._credit = min(self._credit, max(self._rate * CATCH_UP_SECONDS, 1.0))
+        return min(int(self._credit), maximum)
+
+    def spend(self, messages: int) -> None:
+        """Count messages that were changed."""
+        self._credit -= messages
+
+    def pause(self) -> float:
+        """Return the seconds until a message may be changed."""
+        if self._rate is None:
+            return 0.0
+        return max(TICK_SECONDS, (1.0 - self._credit) / self._rate)

@@ -1,0 +1,162 @@
+"""Runner of the redrive jobs of a mailbox, in the process that owns it."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+from postroom.application.background import wait_at_most
+from postroom.application.mailbox.engine import MailboxEngine
+from postroom.application.redrive.pace import Pace
+from postroom.application.redrive.selection import Candidate, find_candidates, select
+from postroom.application.telemetry import logger, summarize
+from postroom.domain.errors import PostroomError, Rejected
+from postroom.domain.message import MessageRedriven
+from postroom.domain.redrive.commands import AdvanceRedrive, RedriveCommand, UndoRedrive
+from postroom.domain.redrive.events import RedriveAdvanced
+from postroom.domain.redrive.job import ACTIVE, JobStatus, RedriveJob
+
+BATCH = 500
+"""Messages that are changed in one commit at most, so that senders never wait long."""
+FULL_SECONDS = 0.25
+"""Pause of a job whose next message has no room in its shard."""
+RETRY_SECONDS = 1.0
+"""Pause after a failure."""
+
+
+class RedriveRunner:
+    """Runner of the jobs that the state of a mailbox says are active, also after a take-over.
+
+    What a job has done is in the state, with the changes of its messages. In memory are only its queue of
+    matches, which is made again when the state is loaded again, and its pace.
+
+    Arguments:
+        batch: maximum number of messages that are changed in one commit.
+    """
+
+    def __init__(self, engine: MailboxEngine, *, batch: int = BATCH) -> None:
+        self._engine = engine
+        self._batch = batch
+        self._changed = asyncio.Event()
+        self._works: dict[bytes, _Work] = {}
+
+    def wake(self) -> None:
+        """Have the jobs looked at now, as one of them changed."""
+        self._changed.set()
+
+    async def run(self) -> None:
+        """Run the active jobs, which take turns, until cancelled."""
+        while True:
+            self._changed.clear()
+            pause = await self._run_once()
+            if pause is None:
+                await self._changed.wait()
+            elif pause > 0:
+                await wait_at_most(pause, self._changed.wait())
+            else:
+                await asyncio.sleep(0)
+
+    async def _run_once(self) -> float | None:
+        """Do a step of each active job; return the seconds until the next, None if no job is active."""
+        try:
+            jobs = [each for each in self._engine.mailbox.redrives.values() if each.status in ACTIVE]
+            self._works = {job.job: work for job in jobs if (work := self._works.get(job.job)) is not None}
+            return min([await self._step(job) for job in jobs], default=None)
+        except PostroomError as error:
+            logger().warning("redrive.failed", mailbox=self._engine.name, error=str(error))
+        except Exception as error:
+            logger().exception("redrive.failed", mailbox=self._engine.name, error=summarize(error))
+            self._works.clear()
+        return RETRY_SECONDS
+
+    async def _step(self, job: RedriveJob) -> float:
+        state = self._engine.state
+        work = self._works.get(job.job)
+        if work is None or work.status != job.status or work.state is not state:
+            work = self._works[job.job] = _Work(self._engine, job, self._batch)
+        return await (work.advance(job) if job.status == JobStatus.RUNNING else work.undo(job))
+
+
+class _Work:
+    """Work on one job: its queue of matches, or of what is to be undone, and its pace."""
+
+    def __init__(self, engine: MailboxEngine, job: RedriveJob, batch: int) -> None:
+        self._engine = engine
+        self._batch = batch
+        self.state = engine.state
+        self.status = job.status
+        self._now = asyncio.get_running_loop().time
+        self._pace = Pace(job.spec.rate, self._now())
+        self._matches: list[Candidate] = []
+        self._source: AsyncIterator[list[Candidate]] | None = None
+        self._advances: list[tuple[int, RedriveAdvanced]] | None = None
+
+    async def advance(self, job: RedriveJob) -> float:
+        """Change the next messages; return the seconds until the next step."""
+        if self._source is None:
+            await self._fill(job, 0)  # may take seconds, which the pace is not to make up for
+            self._pace = Pace(job.spec.rate, self._now())
+        maximum = self._batch if job.remaining is None else min(self._batch, job.remaining)
+        count = self._pace.allowance(self._now(), max(1, maximum))
+        if not count:
+            return self._pace.pause()
+        is_last = await self._fill(job, count)
+        batch = self._matches[:count]
+        is_last = is_last and len(batch) == len(self._matches)
+        cursor = job.cutoff if is_last else batch[-1].last
+        streams = tuple(each.message.stream for each in batch)
+        await self._submit(AdvanceRedrive(job.job, streams, cursor, is_last))
+        after = self._engine.mailbox.redrives.get(job.job)
+        if after is None or after.status != JobStatus.RUNNING:
+            return 0
+        self._pace.spend(after.moved - job.moved)
+        self._matches = [each for each in self._matches if each.last > after.cursor]
+        return FULL_SECONDS if after.version == job.version else self._pace.pause()
+
+    async def _fill(self, job: RedriveJob, count: int) -> bool:
+        """Read on until there are `count` matches; return whether no more can follow them."""
+        if self._source is None:
+            candidates = await find_candidates(job.spec, self._engine.mailbox, job.cutoff, job.cursor)
+            self._source = select(job.spec, candidates, self._engine.log)
+        while len(self._matches) <= count:
+            chunk = await anext(self._source, None)
+            if chunk is None:
+                return True
+            self._matches += chunk
+        return False
+
+    async def undo(self, job: RedriveJob) -> float:
+        """Undo the next of the job's advances, the oldest first; return the seconds until the next step."""
+        if self._advances is None:
+            self._advances = await asyncio.to_thread(self._read_advances, job)
+        messages: tuple[tuple[bytes, int], ...] = ()
+        cursor = job.undo_cursor
+        if self._advances:
+            position, event = self._advances[0]
+            cursor = event.version
+            messages = await asyncio.to_thread(self._read_messages, position, event)
+        await self._submit(UndoRedrive(job.job, messages, cursor, len(self._advances) <= 1))
+        self._advances = self._advances[1:]
+        after = self._engine.mailbox.redrives.get(job.job)
+        return RETRY_SECONDS if after is not None and after.version == job.version else 0
+
+    def _read_advances(self, job: RedriveJob) -> list[tuple[int, RedriveAdvanced]]:
+        """Return the positions and events of the job's progress that are not undone."""
+        return [
+            (record.position, record.event)
+            for record in self._engine.log.read_stream(job.job)
+            if isinstance(record.event, RedriveAdvanced) and record.version > job.undo_cursor
+        ]
+
+    def _read_messages(self, position: int, event: RedriveAdvanced) -> tuple[tuple[bytes, int], ...]:
+        """Return the messages that were redriven with an event, and the positions of their redrives."""
+        records = self._engine.log.at_positions(range(position - event.moved, position))
+        return tuple(
+            (record.stream, record.position)
+            for record in records.values()
+            if isinstance(record.event, MessageRedriven)
+        )
+
+    async def _submit(self, command: RedriveCommand) -> None:
+        """Have the engine decide a command; raises its refusal."""
+        (answer,) = await self._engine.submit([command])
+        if isinstance(answer, Rejected):
+            raise answer

@@ -1,0 +1,90 @@
+"""Selection of dead letters by the specification of a redrive job."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import suppress
+from itertools import islice
+from typing import NamedTuple
+
+from postroom.application.ports.event_log import EventLogReader
+from postroom.application.queries.search_unsettled import describe_message
+from postroom.domain.errors import BrokenLog
+from postroom.domain.mailbox.state import Mailbox
+from postroom.domain.message import Message, MessageSent
+from postroom.domain.record import Record
+from postroom.domain.redrive.spec import RedriveSpec, is_dead
+
+CHUNK = 500
+"""Messages that are compared without a break, and that are read from the log at a time."""
+
+
+class Candidate(NamedTuple):
+    """A dead letter, and the position of its dead-lettering."""
+
+    last: int
+    message: Message
+
+
+async def find_candidates(
+    spec: RedriveSpec, mailbox: Mailbox, cutoff: int, cursor: int = 0
+) -> list[Candidate]:
+    """Return the dead letters that the state of the mailbox does not rule out, by their dead-lettering.
+
+    Arguments:
+        cutoff, cursor: positions; only what was dead-lettered after `cursor` and up to `cutoff`.
+    """
+    candidates: list[Candidate] = []
+    streams = spec.streams(mailbox.name)
+    for topic in list(mailbox.topics.values()):
+        if not topic.dead or not spec.covers_topic(topic.name):
+            continue
+        messages = iter(list(topic.dead.values()))
+        while chunk := list(islice(messages, CHUNK)):
+            candidates += (
+                Candidate(each.last, each)
+                for each in chunk
+                if cursor < each.last <= cutoff
+                and is_dead(each)
+                and (streams is None or each.stream in streams)
+                and spec.covers_state(each)
+            )
+            await asyncio.sleep(0)  # the mailbox goes on
+    candidates.sort(key=lambda each: each.last)
+    return candidates
+
+
+async def select(
+    spec: RedriveSpec, candidates: Sequence[Candidate], log: EventLogReader
+) -> AsyncIterator[list[Candidate]]:
+    """Yield the candidates that match, for each chunk of them a list.
+
+    Messages whose records can't be read any more match only if nothing of their records is asked for.
+    """
+    for start in range(0, len(candidates), CHUNK):
+        chunk = list(candidates[start : start + CHUNK])
+        if spec.needs_log:
+            records = await asyncio.to_thread(_read, log, [each.message.position for each in chunk])
+            chunk = [each for each in chunk if _matches(spec, each, records, log.mailbox)]
+        yield chunk
+
+
+def _matches(spec: RedriveSpec, candidate: Candidate, records: dict[int, Record], mailbox: str) -> bool:
+    record = records.get(candidate.message.position)
+    sent = None if record is None else record.event
+    return (
+        isinstance(sent, MessageSent)
+        and sent.stream == candidate.message.stream
+        and spec.covers_content(describe_message(mailbox, sent, candidate.message))
+    )
+
+
+def _read(log: EventLogReader, positions: Sequence[int]) -> dict[int, Record]:
+    """Return the records at these positions, without those of commits that can't be decoded."""
+    try:
+        return log.at_positions(positions)
+    except BrokenLog:
+        records: dict[int, Record] = {}
+        for position in positions:
+            with suppress(BrokenLog):
+                records |= log.at_positions([position])
+        return records

@@ -1,0 +1,1 @@
+"""Redrive jobs: dead letters of a query that are redriven, archived or purged."""

@@ -1,0 +1,172 @@
+"""What a redrive job selects and what it does with the messages."""
+
+from typing import Literal
+
+import msgspec
+
+from postroom.domain.arguments import MAX_INT, check_any_text, check_int
+from postroom.domain.errors import InvalidRequest
+from postroom.domain.fingerprint import fingerprint
+from postroom.domain.message import Message, Status
+from postroom.domain.names import message_stream
+from postroom.domain.policy import MAX_DURATION_MS
+from postroom.domain.search import BodyRules, EventFilter, FoundMessage, topic_matches
+
+Action = Literal["redrive", "archive", "purge"]
+
+MAX_RATE = 1_000_000
+MAX_MESSAGE_IDS = 1_000
+MAX_VALUES = 100
+MS = 1_000
+_LOG_FIELDS = ("principals", "correlation_id", "trace_id", "namespace", "headers", "text", "match")
+_ALL_BODIES = BodyRules(topics=("*",))
+
+
+class RedriveSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Selection of dead letters, and what is to be done with each; criteria must all be met.
+
+    Arguments:
+        action: `redrive` returns the messages to their topic; `archive` and `purge` remove them from the dead
+            letters for good, and differ in the reason that the log records.
+        topics: names or globs, any of which may match.
+        reasons: why they were dead-lettered, such as `max_attempts`.
+        fingerprints: of their errors, 16 hex digits each.
+        message_ids: only these messages, up to 1,000.
+        dead_since, dead_until: when they were dead-lettered, ms since 1970 UTC, both inclusive.
+        start_time, end_time, principals, correlation_id, trace_id, namespace, headers, text: as of
+            `EventFilter`.
+        match: words of headers and bodies, as of `EventFilter`, but the bodies of all topics are searched.
+        rate: maximum messages a second; None for no limit.
+        delay_ms: time until the messages that are redriven may be delivered.
+        limit: maximum number of messages; None for no limit.
+    """
+
+    action: Action = "redrive"
+    topics: tuple[str, ...] = ()
+    reasons: tuple[str, ...] = ()
+    fingerprints: tuple[str, ...] = ()
+    message_ids: tuple[str, ...] = ()
+    dead_since: int | None = None
+    dead_until: int | None = None
+    start_time: int | None = None
+    end_time: int | None = None
+    principals: tuple[str, ...] = ()
+    correlation_id: str | None = None
+    trace_id: str | None = None
+    namespace: str | None = None
+    headers: dict[str, str] = {}
+    text: str | None = None
+    match: str | None = None
+    rate: int | None = None
+    delay_ms: int = 0
+    limit: int | None = None
+
+    def validate(self) -> "RedriveSpec":
+        """Return this specification.
+
+        Raises: InvalidRequest naming the first field of a wrong type or out of bounds.
+        """
+        _check_types(self)
+        for name in ("reasons", "fingerprints"):
+            _check_count(name, getattr(self, name), MAX_VALUES)
+        _check_count("message_ids", self.message_ids, MAX_MESSAGE_IDS)
+        for id_ in self.message_ids:
+            message_stream("", id_)
+        for name in ("dead_since", "dead_until"):
+            if (time := getattr(self, name)) is not None:
+                check_int(f"Redrive {name}", time, -MAX_INT // MS, MAX_INT // MS)
+        if self.rate is not None:
+            check_int("Redrive rate", self.rate, 1, MAX_RATE)
+        if self.limit is not None:
+            check_int("Redrive limit", self.limit, 1)
+        check_int("Redrive delay_ms", self.delay_ms, 0, MAX_DURATION_MS)
+        if self.delay_ms and self.action != "redrive":
+            raise InvalidRequest(
+                f"Redrive delay_ms is of messages that are redriven; leave it out of action {self.action}."
+            )
+        self.filter()
+        return self
+
+    def filter(self) -> EventFilter:
+        """Return the criteria that concern what the messages were sent with."""
+        return EventFilter(
+            start_time=self.start_time,
+            end_time=self.end_time,
+            topics=self.topics,
+            principals=self.principals,
+            correlation_id=self.correlation_id,
+            trace_id=self.trace_id,
+            namespace=self.namespace,
+            headers=self.headers,
+            text=self.text,
+            match=self.match,
+        )
+
+    @property
+    def needs_log(self) -> bool:
+        """Return whether the selection depends on more than the state of the mailbox."""
+        times = (self.start_time, self.end_time)
+        return any(getattr(self, name) for name in _LOG_FIELDS) or times != (None, None)
+
+    def covers_topic(self, topic: str) -> bool:
+        """Return whether messages of a topic are selected."""
+        return not self.topics or any(topic_matches(each, topic) for each in self.topics)
+
+    def covers_state(self, message: Message) -> bool:
+        """Return whether a dead letter meets the criteria of its topic and its dead-lettering."""
+        at = message.changed_at
+        return (
+            self.covers_topic(message.topic)
+            and (not self.reasons or message.reason in self.reasons)
+            and (self.dead_since is None or at >= self.dead_since * MS)
+            and (self.dead_until is None or at < (self.dead_until + 1) * MS)
+            and (
+                not self.fingerprints
+                or fingerprint(message.reason or "", message.last_error) in self.fingerprints
+            )
+        )
+
+    def covers_content(self, message: FoundMessage) -> bool:
+        """Return whether a message meets the criteria of what it was sent with."""
+        return self.filter().matches(message, _ALL_BODIES)
+
+    def streams(self, mailbox: str) -> frozenset[bytes] | None:
+        """Return the streams of the messages that are named; None if none is."""
+        if not self.message_ids:
+            return None
+        return frozenset(message_stream(mailbox, id_) for id_ in self.message_ids)
+
+
+def is_dead(message: Message | None) -> bool:
+    """Return whether a message is a dead letter."""
+    return message is not None and message.status == Status.DEAD
+
+
+def _check_types(spec: RedriveSpec) -> None:
+    """Raise InvalidRequest unless all fields have their types, and texts can be encoded."""
+    fields = {name: getattr(spec, name) for name in spec.__struct_fields__}
+    for name, value in fields.items():
+        texts = [*value, *value.values()] if type(value) is dict else value
+        for text in texts if type(texts) in (tuple, list) else [texts]:
+            if isinstance(text, str):
+                check_any_text(f"Redrive {name}", text)
+    try:
+        msgspec.convert(fields, RedriveSpec)
+    except (msgspec.ValidationError, RecursionError) as error:
+        raise InvalidRequest(f"The redrive specification is wrong: {error}.") from None
+
+
+def _check_count(name: str, values: tuple[str, ...], maximum: int) -> None:
+    if len(values) > maximum:
+        raise InvalidRequest(f"The redrive has {len(values)} {name}; give at most {maximum}.")
+
+
+def check_action(value: object) -> "JobAction":
+    """Return an action of an operator on a job, or raise InvalidRequest."""
+    if type(value) is str and value in JOB_ACTIONS:
+        return value
+    raise InvalidRequest(f"The action on a redrive job must be one of {', '.join(JOB_ACTIONS)}.")
+
+
+JobAction = Literal["pause", "resume", "cancel", "undo"]
+JOB_ACTIONS: tuple[JobAction, ...] = ("pause", "resume", "cancel", "undo")

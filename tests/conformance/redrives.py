@@ -1,0 +1,39 @@
+"""What redrive jobs do, whichever way a mailbox is reached."""
+
+import pytest
+
+from postroom.application.ports.mailbox import Mailbox
+from postroom.domain.errors import IdempotencyConflict, InvalidRequest, NotFound
+from postroom.domain.redrive.spec import RedriveSpec
+from tests.support.waiting import until_answer
+
+JOB, OTHER = "01890a5d-ac96-774b-bcce-b302099a8057", "01890a5d-ac96-774b-bcce-b302099a8058"
+
+
+async def check_redrive_jobs(mailbox: Mailbox, topic: str, dead: int) -> None:
+    """Redrive all dead letters of a topic by a job, and undo it."""
+    spec = RedriveSpec(topics=(topic,), reasons=("max_attempts",), headers={}, rate=1_000)
+    preview = await mailbox.preview_redrive(spec)
+    assert (preview.matched, len(preview.samples), preview.groups[0].count) == (dead, dead, dead)
+    report = await mailbox.start_redrive(spec, job_id=JOB)
+    assert (report.job_id, report.mailbox, report.spec, report.matched) == (JOB, mailbox.name, spec, dead)
+
+    async def is_idle() -> bool:
+        return not (await mailbox.get_redrive(JOB)).is_active
+
+    await until_answer(is_idle)
+    assert (await mailbox.start_redrive(spec, job_id=JOB)).status == "completed"  # a repetition
+    assert len(await mailbox.peek_messages(topic)) == dead
+    await mailbox.change_redrive(JOB, "undo")
+    await until_answer(is_idle)
+    (job,) = await mailbox.list_redrives()
+    assert (job.status, job.moved, job.restored) == ("undone", dead, dead)
+    assert len(await mailbox.list_dead_letters(topic)) == dead
+    with pytest.raises(IdempotencyConflict):
+        await mailbox.start_redrive(RedriveSpec(), job_id=JOB)
+    with pytest.raises(NotFound):
+        await mailbox.get_redrive(OTHER)
+    with pytest.raises(InvalidRequest, match="can't resume"):
+        await mailbox.change_redrive(JOB, "resume")
+    with pytest.raises(InvalidRequest):
+        await mailbox.start_redrive(RedriveSpec(rate=0))

@@ -1,0 +1,309 @@
+"""Redrive jobs change what they selected, once each, and nothing besides, whatever happens meanwhile."""
+
+import asyncio
+from collections import Counter
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from postroom.adapters.memory.event_log import MemoryEventLog
+from postroom.application.messages import NewMessage
+from postroom.domain.errors import IdempotencyConflict, InvalidRequest, NotFound
+from postroom.domain.fingerprint import fingerprint
+from postroom.domain.message import MessageDeadLettered, MessageExpired, MessageRedriven
+from postroom.domain.names import message_stream
+from postroom.domain.policy import TopicPolicy
+from postroom.domain.redrive.spec import RedriveSpec
+from tests.support.redrives import (
+    NAME,
+    add_dead_letters,
+    dead_ids,
+    ended,
+    log_of,
+    owned,
+    ready_ids,
+)
+from tests.support.waiting import until, until_answer
+
+JOB = "01890a5d-ac96-774b-bcce-b302099a8057"
+IDS = [f"m{number}" for number in range(8)]
+
+
+def changes(log: MemoryEventLog, kind: type = MessageRedriven) -> Counter[bytes]:
+    return Counter(event.stream for _, event in log.replay() if type(event) is kind)
+
+
+def streams(ids: list[str]) -> Counter[bytes]:
+    return Counter(message_stream(NAME, each) for each in ids)
+
+
+SELECTIONS: dict[str, tuple[RedriveSpec, list[str]]] = {
+    "everything": (RedriveSpec(), ["a", "b", "c"]),
+    "topic": (RedriveSpec(topics=("orders",)), ["a", "b"]),
+    "glob": (RedriveSpec(topics=("ord*", "mail")), ["a", "b", "c"]),
+    "reason": (RedriveSpec(reasons=("integrity",)), []),
+    "fingerprint": (RedriveSpec(fingerprints=(fingerprint("max_attempts", "code 500"),)), ["b"]),
+    "id": (RedriveSpec(message_ids=("a", "c", "missing")), ["a", "c"]),
+    "header": (RedriveSpec(headers={"id": "b"}), ["b"]),
+    "text": (RedriveSpec(text="ORDERS"), ["a", "b"]),
+    "words of payloads": (RedriveSpec(match="c"), ["c"]),
+    "time of the dead-lettering": (RedriveSpec(dead_until=0), []),
+    "time of publication": (RedriveSpec(start_time=0), ["a", "b", "c"]),
+    "limit": (RedriveSpec(limit=2), ["a", "b"]),
+}
+
+
+@pytest.mark.parametrize(("spec", "ids"), SELECTIONS.values(), ids=SELECTIONS)
+async def test_a_job_redrives_what_its_filter_selects_as_its_preview_says(
+    spec: RedriveSpec, ids: list[str]
+) -> None:
+    log = MemoryEventLog(NAME)
+    async with owned(log) as mailbox:
+        await add_dead_letters(mailbox, ["a"], error="gone")
+        await add_dead_letters(mailbox, ["b"], error="code 404")
+        await add_dead_letters(mailbox, ["c"], topic="mail")
+        preview = await mailbox.preview_redrive(spec)
+        assert (preview.matched, [each.message_id for each in preview.samples]) == (len(ids), ids)
+        assert sum(each.count for each in preview.groups) == len(ids)
+        job = await ended(mailbox, await mailbox.start_redrive(spec))
+        assert (job.status, job.matched, job.moved, job.skipped) == ("completed", len(ids), len(ids), 0)
+        assert changes(log) == streams(ids)
+        assert await dead_ids(mailbox) == sorted({"a", "b", "c"} - {*ids})
+
+
+async def test_a_job_survives_a_crash_after_each_of_its_commits() -> None:
+    log = MemoryEventLog(NAME)
+    async with owned(log) as mailbox:
+        await add_dead_letters(mailbox, IDS)
+        await add_dead_letters(mailbox, ["other"], topic="mail")
+        before = len(list(log.commits()))
+        job = await ended(mailbox, await mailbox.start_redrive(RedriveSpec(topics=("orders",))))
+        commits = list(log.commits())
+    for end in range(before + 1, len(commits) + 1):
+        rest = log_of(commits[:end])
+        async with owned(rest, batch=2) as mailbox:
+            report = await ended(mailbox, job)
+            assert (report.status, report.moved) == ("completed", len(IDS))
+            assert changes(rest) == streams(IDS)
+            assert await dead_ids(mailbox) == ["other"]
+
+
+async def test_undoing_survives_a_crash_after_each_of_its_commits() -> None:
+    log = MemoryEventLog(NAME)
+    async with owned(log) as mailbox:
+        await add_dead_letters(mailbox, IDS)
+        job = await ended(mailbox, await mailbox.start_redrive(RedriveSpec()))
+        received = (await mailbox.receive_messages("orders", max_messages=2))[:2]
+        before = len(list(log.commits()))
+        await ended(mailbox, await mailbox.change_redrive(job.job_id, "undo"))
+        commits = list(log.commits())
+    taken = {each.message_id for each in received}
+    for end in range(before + 1, len(commits) + 1):
+        rest = log_of(commits[:end])
+        async with owned(rest) as mailbox:
+            report = await ended(mailbox, job)
+            assert (report.status, report.restored, report.retained) == ("undone", len(IDS) - 2, 2)
+            assert changes(rest, MessageDeadLettered) == streams(IDS) + streams(sorted({*IDS} - taken))
+            assert await dead_ids(mailbox) == sorted({*IDS} - taken)
+
+
+async def test_failures_after_the_start_never_join() -> None:
+    log = MemoryEventLog(NAME)
+    async with owned(log, is_running=False) as mailbox:
+        await add_dead_letters(mailbox, IDS)
+        job = await mailbox.start_redrive(RedriveSpec())
+        await add_dead_letters(mailbox, ["late"])
+        await mailbox.redrive_dead_letters("orders", message_ids=["m0"])  # it fails again
+        received = await mailbox.receive_messages("orders")
+        await mailbox.nack_messages([each.receipt for each in received], reason="boom")
+    async with owned(log_of(list(log.commits()))) as mailbox:
+        report = await ended(mailbox, job)
+        assert (report.moved, report.skipped) == (len(IDS) - 1, 0)
+        assert await dead_ids(mailbox) == ["late", "m0"]
+
+
+@pytest.mark.parametrize(("action", "reason"), [("archive", "archived"), ("purge", "purged")])
+async def test_a_job_archives_or_purges_what_it_selects(action: Any, reason: str) -> None:
+    log = MemoryEventLog(NAME)
+    async with owned(log) as mailbox:
+        await add_dead_letters(mailbox, IDS)
+        spec = RedriveSpec(action=action, headers={"id": "m3"})
+        job = await ended(mailbox, await mailbox.start_redrive(spec))
+        assert changes(log, MessageExpired) == streams(["m3"])
+        assert {event.reason for _, event in log.replay() if isinstance(event, MessageExpired)} == {reason}
+        with pytest.raises(InvalidRequest, match=f"is to {action} messages, which can't be undone"):
+            await mailbox.change_redrive(job.job_id, "undo")
+
+
+async def test_a_job_leaves_a_tenth_of_each_shard_to_senders_and_goes_on_when_there_is_room() -> None:
+    policy = TopicPolicy(max_attempts=1, shards=1, shard_capacity=10)
+    async with owned(MemoryEventLog(NAME), policy=policy) as mailbox:
+        await add_dead_letters(mailbox, IDS)
+        await add_dead_letters(mailbox, ["x1", "x2", "x3", "x4"])
+        job = await mailbox.start_redrive(RedriveSpec())
+        await until(lambda: len(mailbox.engine.mailbox.topics["orders"].dead) == 3)
+        await mailbox.send_message(NewMessage(topic="orders", payload=b"new"))
+        received = await mailbox.receive_messages("orders", max_messages=10)
+        await mailbox.ack_messages([each.receipt for each in received])
+        assert (await ended(mailbox, job)).moved == 12
+
+
+async def test_a_job_is_paused_resumed_and_cancelled() -> None:
+    async with owned(MemoryEventLog(NAME)) as mailbox:
+        await add_dead_letters(mailbox, IDS)
+        job = await mailbox.start_redrive(RedriveSpec(rate=1), principal="ops")
+        assert job.principal == "ops"
+        for _ in range(2):  # repeating it changes nothing
+            assert (await mailbox.change_redrive(job.job_id, "pause")).status == "paused"
+        for _ in range(2):
+            assert (await mailbox.change_redrive(job.job_id, "resume")).status == "running"
+        report = await mailbox.change_redrive(job.job_id, "cancel")
+        assert report.status == "cancelled"
+        with pytest.raises(InvalidRequest, match="is cancelled, so it can't resume"):
+            await mailbox.change_redrive(job.job_id, "resume")
+        await asyncio.sleep(0.05)
+        assert (await mailbox.get_redrive(job.job_id)).moved == report.moved
+        assert [each.job_id for each in await mailbox.list_redrives()] == [job.job_id]
+
+
+async def test_a_running_job_is_undone() -> None:
+    async with owned(MemoryEventLog(NAME)) as mailbox:
+        await add_dead_letters(mailbox, IDS)
+        job = await mailbox.start_redrive(RedriveSpec(rate=20))
+
+        async def has_begun() -> bool:
+            return (await mailbox.get_redrive(job.job_id)).moved > 0
+
+        await until_answer(has_begun)
+        await mailbox.change_redrive(job.job_id, "undo")
+        report = await ended(mailbox, job)
+        assert (report.status, report.restored) == ("undone", report.moved)
+        assert await dead_ids(mailbox) == IDS
+
+
+async def test_the_history_of_a_message_names_the_jobs_that_changed_it() -> None:
+    async with owned(MemoryEventLog(NAME)) as mailbox:
+        await add_dead_letters(mailbox, ["a", "b"])
+        await mailbox.redrive_dead_letters("orders", message_ids=["a"])
+        await add_dead_letters(mailbox, ["c"])
+        job = await ended(mailbox, await mailbox.start_redrive(RedriveSpec()))
+        await mailbox.change_redrive(job.job_id, "undo")
+        await ended(mailbox, job)
+        purge = await ended(mailbox, await mailbox.start_redrive(RedriveSpec(action="purge", limit=1)))
+        for id_, jobs in (("a", [job, job]), ("b", [job, job, purge]), ("c", [job, job])):
+            history = (await mailbox.get_message(id_)).history
+            named = [each.facts["redrive_job"] for each in history if "redrive_job" in each.facts]
+            assert named == [each.job_id for each in jobs]
+
+
+async def test_redriven_messages_are_delayed() -> None:
+    async with owned(MemoryEventLog(NAME)) as mailbox:
+        await add_dead_letters(mailbox, ["a"])
+        await ended(mailbox, await mailbox.start_redrive(RedriveSpec(delay_ms=60_000)))
+        assert await ready_ids(mailbox) == []
+        assert (await mailbox.get_message("a")).status == "delayed"
+
+
+async def test_starting_a_job_again_with_its_id_changes_nothing() -> None:
+    async with owned(MemoryEventLog(NAME)) as mailbox:
+        await add_dead_letters(mailbox, ["a"])
+        first = await ended(mailbox, await mailbox.start_redrive(RedriveSpec(), job_id=JOB))
+        await add_dead_letters(mailbox, ["b"])
+        assert await mailbox.start_redrive(RedriveSpec(), job_id=JOB) == first
+        with pytest.raises(IdempotencyConflict, match="exists with another specification"):
+            await mailbox.start_redrive(RedriveSpec(limit=1), job_id=JOB)
+        assert await dead_ids(mailbox) == ["a", "b"]  # it failed again
+
+
+async def test_unknown_jobs_are_not_there() -> None:
+    async with owned(MemoryEventLog(NAME)) as mailbox:
+        with pytest.raises(NotFound, match=f"no redrive job {JOB}"):
+            await mailbox.get_redrive(JOB)
+        with pytest.raises(NotFound):
+            await mailbox.change_redrive(JOB, "undo")
+
+
+WRONG: dict[str, tuple[dict[str, Any], str]] = {
+    "type": ({"topics": 5}, "Expected `array`"),
+    "action": ({"action": "move"}, "Invalid enum value"),
+    "surrogate": ({"reasons": ("\ud800",)}, "surrogate"),
+    "rate": ({"rate": 0}, "rate must be at least 1"),
+    "limit": ({"limit": 0}, "limit must be at least 1"),
+    "delay": ({"delay_ms": -1}, "delay_ms must be at least 0"),
+    "delay of a purge": ({"delay_ms": 1, "action": "purge"}, "leave it out of action purge"),
+    "ids": ({"message_ids": ("a",) * 1_001}, "at most 1000"),
+    "values": ({"reasons": ("a",) * 101}, "at most 100"),
+    "filter": ({"start_time": 2, "end_time": 1}, "swap them"),
+    "time": ({"dead_since": 1 << 70}, "dead_since"),
+}
+
+
+@pytest.mark.parametrize(("fields", "message"), WRONG.values(), ids=WRONG)
+async def test_a_wrong_specification_is_refused(fields: dict[str, Any], message: str) -> None:
+    async with owned(MemoryEventLog(NAME)) as mailbox:
+        for call in (mailbox.start_redrive, mailbox.preview_redrive):
+            with pytest.raises(InvalidRequest, match=message):
+                await call(RedriveSpec(**fields))
+
+
+@given(
+    steps=st.lists(
+        st.sampled_from(["fail", "receive", "crash", "pause", "resume", "snapshot", "expire", "redrive"]),
+        max_size=8,
+    ),
+    count=st.integers(1, 7),
+    batch=st.integers(1, 3),
+)
+def test_a_job_changes_each_selected_message_once_whatever_happens(
+    steps: list[str], count: int, batch: int
+) -> None:
+    asyncio.run(_run_steps(steps, IDS[:count], batch))
+
+
+async def _run_steps(steps: list[str], ids: list[str], batch: int) -> None:
+    log = MemoryEventLog(NAME)
+    async with owned(log, is_running=False) as mailbox:
+        await add_dead_letters(mailbox, ids)
+        job = await mailbox.start_redrive(RedriveSpec())
+    others: Counter[bytes] = Counter()
+    removed: set[str] = set()
+    for index, step in enumerate(steps):
+        async with owned(log, batch=batch, is_running=step in ("receive", "fail")) as mailbox:
+            match step:
+                case "fail":
+                    await add_dead_letters(mailbox, [f"new{index}"])
+                case "receive":
+                    await mailbox.receive_messages("orders", max_messages=1)
+                case "pause" | "resume" if (await mailbox.get_redrive(job.job_id)).status != "completed":
+                    await mailbox.change_redrive(job.job_id, step)
+                case "snapshot":
+                    await mailbox.engine.take_snapshot()
+                case "expire" if ids[0] in await dead_ids(mailbox):
+                    await _purge(mailbox, ids[0])
+                    removed.add(ids[0])
+                case "redrive" if ids[-1] in await dead_ids(mailbox):
+                    await mailbox.redrive_dead_letters("orders", message_ids=[ids[-1]])
+                    others += streams([ids[-1]])
+        log = log_of(list(log.commits()))  # what a crash leaves
+    async with owned(log, batch=batch) as mailbox:
+        if (await mailbox.get_redrive(job.job_id)).status == "paused":
+            await mailbox.change_redrive(job.job_id, "resume")
+        await ended(mailbox, job)
+    # What others redrove or removed before it was its turn is not redriven by the job.
+    by_job = changes(log) - others
+    assert set(by_job.values()) <= {1}
+    untouched = streams([each for each in ids if each not in removed]).keys() - others.keys()
+    assert untouched <= by_job.keys() <= streams(ids).keys()
+
+
+async def _purge(mailbox: Any, id_: str) -> None:
+    from postroom.domain.redrive.commands import AdvanceRedrive, StartRedrive
+
+    job, position = b"p" * 16, mailbox.engine.mailbox.position
+    stream = message_stream(NAME, id_)
+    spec = RedriveSpec(action="purge", message_ids=(id_,))
+    await mailbox.engine.submit(
+        [StartRedrive(job, spec, position, 1), AdvanceRedrive(job, (stream,), position, True)]
+    )

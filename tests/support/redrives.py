@@ -1,0 +1,84 @@
+"""Mailboxes with dead letters, and redrive jobs on them, over a log in memory."""
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+from postroom.adapters.compose import Postroom
+from postroom.adapters.memory.event_log import MemoryEventLog
+from postroom.adapters.system.clock import SystemClock
+from postroom.application.background import background_task
+from postroom.application.mailbox.codec import to_records
+from postroom.application.mailbox.engine import MailboxEngine
+from postroom.application.messages import NewMessage
+from postroom.application.redrive.runner import RedriveRunner
+from postroom.application.redrive_results import RedriveReport
+from postroom.domain.commit import Commit, IndexEntry
+from postroom.domain.mailbox.commands import Sweep
+from postroom.domain.policy import TopicPolicy
+from tests.support.waiting import until_answer
+
+NAME = "main@local"
+POLICY = TopicPolicy(max_attempts=1)
+
+
+@asynccontextmanager
+async def owned(
+    log: MemoryEventLog, *, batch: int = 3, policy: TopicPolicy = POLICY, is_running: bool = True
+) -> AsyncIterator[Postroom]:
+    """Own a mailbox, whose jobs change `batch` messages at a time; a crash leaves nothing but its log."""
+    engine = MailboxEngine(log, SystemClock(), default_policy=policy)
+    await engine.open("test")
+    postroom = Postroom(engine, SystemClock())
+    postroom.redrives.runner = RedriveRunner(engine, batch=batch)
+    async with background_task(postroom.redrives.runner.run() if is_running else _nothing()):
+        yield postroom
+    await engine.close()
+
+
+async def _nothing() -> None:
+    return
+
+
+def log_of(commits: Sequence[Commit]) -> MemoryEventLog:
+    """Return a log that ends with these commits: what a crash leaves."""
+    log = MemoryEventLog(NAME)
+    for commit in commits:
+        records = to_records(commit)
+        entries = [
+            IndexEntry(each.stream, each.version, each.position) for each in records if not each.distance
+        ]
+        log.append([commit._replace(entries=entries)])
+    return log
+
+
+async def add_dead_letters(
+    mailbox: Postroom, ids: Sequence[str], *, topic: str = "orders", error: str = "boom"
+) -> None:
+    """Send messages that fail at once; the id is the header `id`, too."""
+    for id_ in ids:
+        await mailbox.send_message(
+            NewMessage(topic=topic, payload=id_.encode(), message_id=id_, attrs={"id": id_})
+        )
+    while received := await mailbox.receive_messages(topic, max_messages=256):
+        await mailbox.nack_messages([each.receipt for each in received], reason=error)
+
+
+async def ended(mailbox: Postroom, job: RedriveReport) -> RedriveReport:
+    """Return a job when it is not at work any more."""
+
+    async def is_idle() -> bool:
+        return not (await mailbox.get_redrive(job.job_id)).is_active
+
+    await until_answer(is_idle)
+    await mailbox.engine.submit([Sweep()])  # is answered when what was decided before is durable
+    return await mailbox.get_redrive(job.job_id)
+
+
+async def dead_ids(mailbox: Postroom) -> list[str]:
+    """Return the ids of the dead letters, sorted."""
+    return sorted(each.message_id for each in await mailbox.list_dead_letters(limit=1_000))
+
+
+async def ready_ids(mailbox: Postroom, topic: str = "orders") -> list[str]:
+    """Return the ids of the ready messages of a topic, sorted."""
+    return sorted(each.message_id for each in await mailbox.peek_messages(topic, limit=1_000))
