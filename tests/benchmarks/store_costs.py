@@ -28,7 +28,7 @@ BATCH, SMALL_BATCH = 1_000, 10
 EVENTS_WITH_A_SNAPSHOT = 120_000
 """Some parts of a snapshot are saved in the course of them."""
 TICK_SECONDS = 0.001
-BYTES_GOAL, OPEN_GOAL, PAUSE_GOAL_MS = 500, 0.5, 20
+BYTES_GOAL, OPEN_GOAL, PAUSE_GOAL_MS = 500, 0.25, 20
 
 
 @asynccontextmanager
