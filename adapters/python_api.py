@@ -17,6 +17,7 @@ if TYPE_CHECKING:
         KafkaSource,
         Namespace,
         NatsSource,
+        RabbitmqSource,
         RedisSource,
         find_namespace,
         load_namespaces,
@@ -79,6 +80,7 @@ if TYPE_CHECKING:
         MessageDetail,
         PeekedMessage,
     )
+    from postroom.application.redrive_results import RedrivePreview, RedriveReport
     from postroom.application.workers.worker import Worker, WorkerCounts
     from postroom.domain.envelope.validation import EnvelopeProblem, ValidationMode
     from postroom.domain.errors import (
@@ -110,6 +112,7 @@ if TYPE_CHECKING:
     from postroom.domain.message import Receipt
     from postroom.domain.policy import MailboxLimits, TopicPolicy
     from postroom.domain.policy_simulation import Changes
+    from postroom.domain.redrive.spec import RedriveSpec
     from postroom.domain.search import EventFilter, FoundMessage, SearchPage
     from postroom.projections.projection import Column, EventProjection, MessageProjection
 
@@ -174,12 +177,16 @@ __all__ = [
     "PostroomError",
     "Projections",
     "PurgeTopic",
+    "RabbitmqSource",
     "Reader",
     "Receipt",
     "ReceiveMessages",
     "ReceivedMessage",
     "RedisSource",
     "RedriveDeadLetters",
+    "RedrivePreview",
+    "RedriveReport",
+    "RedriveSpec",
     "Rejected",
     "Saturated",
     "SearchPage",
@@ -245,7 +252,8 @@ _NAMES = {
     "adapters.compose.follow": "open_follower",
     "adapters.compose.inbox": "open_dead_letters open_inbox open_worker",
     "adapters.compose.ingest": (
-        "KafkaSource Namespace NatsSource RedisSource find_namespace load_namespaces open_ingester"
+        "KafkaSource Namespace NatsSource RabbitmqSource RedisSource find_namespace load_namespaces "
+        "open_ingester"
     ),
     "adapters.compose.outbox": "open_outbox",
     "adapters.compose.postgres": "migrate_messaging migrate_store",
@@ -279,6 +287,7 @@ _NAMES = {
     "application.queries.simulate_policy": "Simulation",
     "application.queries.verify": "Verification",
     "application.query_results": "Backlog DeadLetter Explanation HistoryEntry MessageDetail PeekedMessage",
+    "application.redrive_results": "RedrivePreview RedriveReport",
     "application.workers.worker": "Worker WorkerCounts",
     "domain.envelope.validation": "EnvelopeProblem ValidationMode",
     "domain.errors": (
@@ -291,6 +300,7 @@ _NAMES = {
     "domain.message": "Receipt",
     "domain.policy": "MailboxLimits TopicPolicy",
     "domain.policy_simulation": "Changes",
+    "domain.redrive.spec": "RedriveSpec",
     "domain.search": "EventFilter FoundMessage SearchPage",
     "adapters.nats.definitions": "ConsumerDefinition StreamDefinition",
     "projections.projection": "Column EventProjection MessageProjection",

@@ -67,7 +67,7 @@ JOINED = {
 """Fields of runs with values of one size that are joined, and the size."""
 _COMMIT_COLUMNS = ("epoch", "at", "chain")
 _EXTENT_COLUMNS = ("mailbox_id", "mailbox", "as_of")
-_json = msgspec.json.Encoder().encode
+_to_lines = msgspec.json.Encoder().encode_lines
 
 
 def read_ranges(
@@ -281,7 +281,7 @@ def _values(run: AnyRun, name: str) -> Any:
         return run.topics if type(run) is StoredRun else type(run).event.__name__
     values = getattr(run, FIELDS[name], None)
     if name == "custom_headers":
-        return list(map(_text, values)) if type(values) is list else _text(values)
+        return _texts(values) if type(values) is list else _texts([values])[0]
     return values
 
 
@@ -343,5 +343,9 @@ def _mask(batch: pa.RecordBatch, expression: pc.Expression) -> pa.Array:
     return pc.is_in(numbered["row"], rows)
 
 
-def _text(headers: dict[str, str] | None) -> str | None:
-    return _json(headers).decode() if headers else None
+def _texts(headers: list[dict[str, str] | None]) -> list[str | None]:
+    """Return headers as JSON objects, encoded at once, or None where there are none."""
+    lines: list[str | None] = _to_lines(headers).decode().split("\n")[:-1]  # type: ignore[assignment]
+    if all(headers):
+        return lines
+    return [line if each else None for line, each in zip(lines, headers, strict=True)]

@@ -30,6 +30,8 @@ class Plan(msgspec.Struct, frozen=True):
         bodies: JSON of the `postroom.domain.search.BodyRules`: topics whose bodies are searched for words.
         through: the `--to-position` arguments of the rebuild; empty for the end of every log.
         archive: folder of the log archive, if it is read.
+        verify: whether tasks check the hashes of the log.
+        allow_gaps: whether records may be missing.
         truncated: places that retention removed while the log was read; None until it has been read.
     """
 
@@ -40,12 +42,14 @@ class Plan(msgspec.Struct, frozen=True):
     bodies: str = "{}"
     through: str = ""
     archive: str | None = None
+    verify: bool = False
+    allow_gaps: bool = False
     truncated: Truncated | None = msgspec.field(name="removed", default=None)
 
     @property
     def request(self) -> tuple[object, ...]:
         """Return the fields that depend only on the user's request."""
-        return self.models, self.bodies, self.through, self.archive
+        return self.models, self.bodies, self.through, self.archive, self.verify, self.allow_gaps
 
     @property
     def has_unique_ids(self) -> bool:

@@ -6,11 +6,14 @@ Runs as `postroom project rebuild` and as `spark-submit projections/rebuild.py -
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
-from functools import reduce
+from functools import partial, reduce
+from time import monotonic, sleep
+from typing import TypeVar
 
 import msgspec
 
 from postroom.application.pluralize import pluralize
+from postroom.application.telemetry import logger
 from postroom.domain.commit import POSITIONS_PER_MAILBOX
 from postroom.domain.errors import InvalidRequest, PostroomError, Unavailable
 from postroom.domain.names import describe_choices
@@ -20,7 +23,7 @@ from postroom.projections.follow import Follower
 from postroom.projections.log_extent import LogExtent
 from postroom.projections.plan import Part, Plan, Truncated, bucket_parts, log_parts, make_plan
 from postroom.projections.ports.log_reader import LogReader
-from postroom.projections.ports.read_model_store import ActiveVersion, Build, ReadModelStore
+from postroom.projections.ports.read_model_store import ActiveVersion, Build, LockTimeout, ReadModelStore
 from postroom.projections.ports.runner import Runner
 from postroom.projections.progress import Progress, Stopwatch
 from postroom.projections.projection import load_projections
@@ -32,6 +35,10 @@ build indexes; apply the records logged since the rebuild began; make the versio
 ALIASES = {"search": "mailbox"}
 """Other names of models that `only` accepts: search reads the messages' table."""
 
+LOCK_SECONDS, LOCK_PAUSE_SECONDS = 600.0, 0.1
+"""How long a rebuild waits for another process that has locked the read models, and how often it tries."""
+
+T = TypeVar("T")
 Follow = Callable[[int], Follower]
 """Opens the follower of a version."""
 
@@ -94,6 +101,8 @@ def rebuild(
     archive: str | None = None,
     bodies: BodyRules = NO_BODIES,
     restart: bool = False,
+    verify: bool = False,
+    allow_gaps: bool = False,
     progress: Callable[[Progress], None] = lambda _: None,
 ) -> RebuildReport:
     """Build the read models of a store as of now, and make them the active version (RFC-037 table schema).
@@ -109,10 +118,13 @@ def rebuild(
         archive: folder of the log archive that `log` includes, if any.
         bodies: topics whose bodies are searched for words.
         restart: begin a new version instead of continuing an interrupted rebuild.
+        verify: check the hashes of all commits and envelopes.
+        allow_gaps: go on when records are missing from the log.
         progress: called repeatedly, from this thread.
 
     Raises: NotFound when the store does not exist; InvalidRequest for an unknown model or position;
-        Unavailable when another rebuild is running, or when the runner can't be started or fails.
+        BrokenLog when records are missing or, with `verify`, were altered; Unavailable when another rebuild
+        is running, or when the runner can't be started or fails.
     """
     clock = Stopwatch(progress)
     models = _models(only)
@@ -136,6 +148,8 @@ def rebuild(
             bodies=msgspec.json.encode(bodies).decode(),
             through=",".join(to_position),
             archive=archive,
+            verify=verify,
+            allow_gaps=allow_gaps,
         )
 
     check_folds({name: load_projections()[name] for name in models})
@@ -165,7 +179,20 @@ def _is_shared(active: ActiveVersion, models: Sequence[str]) -> bool:
 
 def _advance(follow: Follow, version: int, through: Mapping[str, int] | None = None) -> None:
     with closing(follow(version)) as follower:
-        follower.advance(through)
+        _wait_for_locks(partial(follower.advance, through))
+
+
+def _wait_for_locks(step: Callable[[], T]) -> T:
+    """Run a step again while another process has locked the read models; a failed try changed nothing."""
+    deadline = monotonic() + LOCK_SECONDS
+    while True:
+        try:
+            return step()
+        except LockTimeout as error:
+            if monotonic() > deadline:
+                raise
+            logger().warning("rebuild.locked", error=str(error))
+        sleep(LOCK_PAUSE_SECONDS)
 
 
 class _Rebuild:
@@ -207,7 +234,7 @@ class _Rebuild:
         counts = build.counts()
         events = sum(extent.events for extent in build.plan.extents)
         clock.report("flip")
-        build.flip({"events": events, **counts}, clock.seconds)
+        _wait_for_locks(partial(build.flip, {"events": events, **counts}, clock.seconds))
         clock.end("flip")
         return RebuildReport(
             build.version,
@@ -303,6 +330,8 @@ def _record_failure(build: Build, where: str, runner: Runner) -> Iterator[None]:
     """Drop a version whose build failed, and record the error; an interrupted one can be continued."""
     try:
         yield
+    except LockTimeout:
+        raise  # nothing is wrong with the version
     except Exception as error:
         reason = str(error) if isinstance(error, PostroomError) else runner.reason(error)
         # It fails, for example, when the server is down; the next rebuild continues or cleans up.

@@ -13,6 +13,12 @@ import polars as pl
 import pyarrow as pa
 
 from postroom.projections.fold import MESSAGES, FoldResult, columns_read, fold_pieces, fold_range
+from postroom.projections.log_checks import (
+    ENVELOPE_COLUMNS,
+    check_chain,
+    check_envelopes,
+    check_positions,
+)
 from postroom.projections.log_columns import arrow_schema
 from postroom.projections.models.messages import ParkedRecord
 from postroom.projections.parking import with_parking
@@ -50,10 +56,21 @@ class FoldContext:
     projections: Mapping[str, Projection]
 
     def read(self, part: Part) -> pl.DataFrame:
-        """Return the log records of a part, with the columns that the projections need."""
+        """Return the log records of a part, with the columns that the projections need.
+
+        Raises: BrokenLog when records are missing or, if the plan says so, were altered.
+        """
         columns = columns_read(with_parking(self.projections, []))
+        if self.plan.verify:
+            check_chain(self.log, part.ranges)
+            columns = tuple(dict.fromkeys((*columns, *ENVELOPE_COLUMNS)))
         batches = self.log.read(part.ranges, columns)
-        return pl.DataFrame(pa.Table.from_batches(batches, arrow_schema(columns)))
+        records = pl.DataFrame(pa.Table.from_batches(batches, arrow_schema(columns)))
+        if not self.plan.allow_gaps:
+            check_positions(self.log, part.ranges, records["place"])
+        if self.plan.verify:
+            check_envelopes(part.ranges, records)
+        return records
 
     def fold(self, part: Part, records: pl.DataFrame) -> FoldResult:
         """Fold the records of a part."""

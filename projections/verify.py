@@ -3,6 +3,8 @@
 It is a rebuild whose tasks compare instead of writing. The rows folded from a range of the log are compared
 with the stored rows of the messages sent in it. The remaining pieces are grouped by bucket, and the rows of
 other models by model. The backlog is also compared with the counts of the live engine.
+
+Runs as `postroom project verify` and as `spark-submit projections/verify.py --store STORE`.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -77,6 +79,7 @@ def verify(
     runner: Runner,
     *,
     backlog_at: BacklogAt,
+    chain: bool = True,
     progress: Callable[[Progress], None] = lambda _: None,
 ) -> VerifyReport:
     """Compare the active version of the read models with the log at the positions it has read.
@@ -84,10 +87,12 @@ def verify(
     Arguments:
         log: includes the archive if archived records are to be verified too.
         backlog_at: returns a mailbox's backlog as the live engine counts it.
+        chain: also check the hashes of all commits and envelopes of the log.
         progress: called repeatedly, from this thread.
 
-    Raises: NotFound when the store or an active version does not exist; Unavailable when the read models
-        advanced during the verification, or when the runner failed.
+    Raises: NotFound when the store or an active version does not exist; BrokenLog when records are missing
+        from the log or were altered; Unavailable when the read models advanced during the verification, or
+        when the runner failed.
     """
     clock = Stopwatch(progress)
     clock.report("start")
@@ -105,7 +110,7 @@ def verify(
         event_models = [name for name, each in projections.items() if isinstance(each, EventProjection)]
         projections = {name: each for name, each in projections.items() if name not in event_models}
         skipped = [f"{name}: retention removed events that it counts" for name in event_models]
-    plan = make_plan(extents, tuple(projections))
+    plan = make_plan(extents, tuple(projections), verify=chain)
     tasks = _VerifyTasks(log, plan, projections, store.row_reader(active))
     try:
         runner.start()
@@ -233,3 +238,10 @@ def _compare_engine(
             compare_rows(projection, engine_rows, stored_rows.filter(mailbox=extent.name))
         )
     return comparison, skipped
+
+
+if __name__ == "__main__":
+    # Run by name, not imported: this layer must not depend on the adapters.
+    from runpy import run_module
+
+    run_module("postroom.adapters.cli.spark_verify", run_name="__main__")

@@ -8,20 +8,31 @@ from typer import Option
 from postroom.adapters.cli.exit_codes import REFUSED
 from postroom.adapters.cli.session import Session
 from postroom.adapters.cli.settings import InvalidSettings
+from postroom.adapters.cli.values import WrongUsage
 from postroom.application.extras import explain_missing_extra
 from postroom.application.pluralize import pluralize
 
 if TYPE_CHECKING:
     from postroom.application.ports.read_models import ProjectionStatus
     from postroom.domain.search import BodyRules
+    from postroom.projections.ports.runner import Runner
 
 MAX_PARKED_LIMIT = 10_000
 """Maximum number of parked records that `--parked` lists."""
 DEFAULT_PARKED_LIMIT = 5
+ENGINES = ("spark", "local")
 
 Archive = Annotated[
     str | None,
     Option("--archive", metavar="FOLDER", help="Also read the log segments that retention archived here."),
+]
+
+Engine = Annotated[
+    str,
+    Option(
+        metavar="spark|local",
+        help="spark: tasks on all cores, or on a cluster; local: in this process, without a JVM.",
+    ),
 ]
 
 
@@ -58,12 +69,20 @@ def rebuild(
     restart: Annotated[
         bool, Option("--restart", help="Start over instead of resuming an interrupted rebuild.")
     ] = False,
+    engine: Engine = "spark",
+    verify: Annotated[
+        bool, Option("--verify", help="Check the hashes of all commits and envelopes that are read.")
+    ] = False,
+    allow_gaps: Annotated[
+        bool, Option("--allow-gaps", help="Go on when records are missing from a log.")
+    ] = False,
 ) -> None:
     """Rebuild the read models from the logs with Spark, and switch to the new version when it is complete."""
+    runner = _runner(engine)
     with explain_missing_extra("spark"):
         from postroom.adapters.compose.projections import rebuild_projections
 
-    with session.out.progress("Starting Spark") as advance:
+    with session.out.progress("Starting Spark" if runner is None else "Starting") as advance:
         report = rebuild_projections(
             session.existing_store(),
             lambda at: advance(at.done / at.total if at.total else 0, at.summary()),
@@ -74,6 +93,9 @@ def rebuild(
             into=into,
             bodies=body_rules(session),
             restart=restart,
+            verify=verify,
+            allow_gaps=allow_gaps,
+            runner=runner,
         )
     session.out.result(report, *report.summary().splitlines())
 
@@ -95,16 +117,26 @@ def status(
         _show_status(session, current)
 
 
-def verify(session: Session, archive: Archive = None) -> int | None:
+def verify(
+    session: Session,
+    archive: Archive = None,
+    engine: Engine = "spark",
+    chain: Annotated[
+        bool, Option("--chain/--no-chain", help="Also check the hashes of all commits and envelopes.")
+    ] = True,
+) -> int | None:
     """Recompute the read models from the logs with Spark, and compare them with the active version."""
+    runner = _runner(engine)
     with explain_missing_extra("spark"):
         from postroom.adapters.compose.projections import verify_projections
 
-    with session.out.progress("Starting Spark") as advance:
+    with session.out.progress("Starting Spark" if runner is None else "Starting") as advance:
         report = verify_projections(
             session.existing_store(),
             lambda at: advance(at.done / at.total if at.total else 0, at.summary()),
             archive=archive,
+            chain=chain,
+            runner=runner,
         )
     session.out.result(report, *report.summary().splitlines())
     return None if report.is_intact else REFUSED
@@ -134,6 +166,18 @@ def body_rules(session: Session) -> "BodyRules":
     if "" in topics:
         raise InvalidSettings(f"[search] in {session.settings.file}: bodies contains an empty topic.")
     return BodyRules(topics)
+
+
+def _runner(engine: str) -> "Runner | None":
+    """Return the runner of an engine; None for the default, Spark."""
+    if engine not in ENGINES:
+        raise WrongUsage(f"Unknown --engine {engine!r}; expected {' or '.join(ENGINES)}.")
+    if engine == "spark":
+        return None
+    with explain_missing_extra("spark"):
+        from postroom.adapters.compose.projections import LocalRunner
+
+    return LocalRunner()
 
 
 def _show_status(session: Session, current: "ProjectionStatus") -> None:

@@ -15,6 +15,7 @@ from postroom.adapters.cli.session import Session
 from postroom.adapters.cli.settings import Settings
 from postroom.adapters.compose.running import ServiceManager
 from postroom.application.background import background_task
+from postroom.application.garbage_collection import exempt_heap
 from postroom.application.ports.mailbox import Mailbox
 from postroom.application.telemetry import ROOT, logger, summarize
 from postroom.domain.errors import PostroomError
@@ -69,9 +70,10 @@ async def running(
     if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # as nohup(1) sets it
         loop.add_signal_handler(signal.SIGHUP, hang_up)
     async with background_task(reloader.run(manager)), background_task(manager.watch()):
-        manager.ready()
         try:
-            yield
+            with exempt_heap():
+                manager.ready()
+                yield
         finally:
             manager.stopping()
 

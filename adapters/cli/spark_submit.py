@@ -27,6 +27,8 @@ def main() -> int:
             into=arguments.into,
             bodies=BodyRules(tuple(arguments.bodies)),
             restart=arguments.restart,
+            verify=arguments.verify,
+            allow_gaps=arguments.allow_gaps,
         )
     except PostroomError as error:
         sys.stderr.write(f"postroom: {error}\n")
@@ -36,12 +38,7 @@ def main() -> int:
 
 
 def _parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Rebuild the read models of a Postroom store.")
-    parser.add_argument(
-        "--store",
-        default=os.environ.get("POSTROOM_STORE"),
-        help="path of a SQLite store, or postgresql:// URL",
-    )
+    parser = store_parser("Rebuild the read models of a Postroom store.")
     parser.add_argument(
         "--only", default="", help="models to build, separated by commas; `search` is an alias of `mailbox`"
     )
@@ -49,7 +46,6 @@ def _parse() -> argparse.Namespace:
     parser.add_argument(
         "--compare", action="store_true", help="count the rows that differ from the active version"
     )
-    parser.add_argument("--archive", help="also read the log segments that retention archived in this folder")
     parser.add_argument("--into", help="write to this target instead of the store")
     parser.add_argument(
         "--bodies",
@@ -61,7 +57,28 @@ def _parse() -> argparse.Namespace:
     parser.add_argument(
         "--restart", action="store_true", help="start over instead of resuming an interrupted rebuild"
     )
+    parser.add_argument(
+        "--verify", action="store_true", help="check the hashes of all commits and envelopes that are read"
+    )
+    parser.add_argument("--allow-gaps", action="store_true", help="go on when records are missing from a log")
+    return parse(parser)
+
+
+def store_parser(description: str) -> argparse.ArgumentParser:
+    """Return a parser with the options that all entry points have."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument(
+        "--store",
+        default=os.environ.get("POSTROOM_STORE"),
+        help="path of a SQLite store, or postgresql:// URL",
+    )
+    parser.add_argument("--archive", help="also read the log segments that retention archived in this folder")
     parser.add_argument("--json", action="store_true", help="print the report as one line of JSON")
+    return parser
+
+
+def parse(parser: argparse.ArgumentParser) -> argparse.Namespace:
+    """Return the arguments of the command line; end the process when no store is named."""
     arguments = parser.parse_args()
     if not arguments.store:
         parser.error("name the store with --store or POSTROOM_STORE")

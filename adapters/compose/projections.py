@@ -8,13 +8,14 @@ from postroom.adapters.compose.store import open_log_reader, open_store
 from postroom.adapters.compose.targets import open_target
 from postroom.domain.mailbox.counts import TopicCount
 from postroom.domain.search import NO_BODIES, BodyRules
+from postroom.projections.local_runner import LocalRunner
 from postroom.projections.ports.runner import Runner
 from postroom.projections.progress import Progress
 from postroom.projections.rebuild import RebuildReport, rebuild
 from postroom.projections.spark.runner import SparkRunner
 from postroom.projections.verify import VerifyReport, verify
 
-__all__ = ["Progress", "rebuild_projections", "roll_back_projections", "verify_projections"]
+__all__ = ["LocalRunner", "Progress", "rebuild_projections", "roll_back_projections", "verify_projections"]
 
 
 def rebuild_projections(
@@ -28,6 +29,8 @@ def rebuild_projections(
     into: str | None = None,
     bodies: BodyRules = NO_BODIES,
     restart: bool = False,
+    verify: bool = False,
+    allow_gaps: bool = False,
     runner: Runner | None = None,
 ) -> RebuildReport:
     """Rebuild the read models of a store; see `postroom.projections.rebuild.rebuild`.
@@ -50,6 +53,8 @@ def rebuild_projections(
         archive=archive,
         bodies=bodies,
         restart=restart,
+        verify=verify,
+        allow_gaps=allow_gaps,
         progress=progress,
     )
 
@@ -59,12 +64,14 @@ def verify_projections(
     progress: Callable[[Progress], None] = lambda _: None,
     *,
     archive: str | None = None,
+    chain: bool = True,
     runner: Runner | None = None,
 ) -> VerifyReport:
     """Compare the read models of a store with its log; see `postroom.projections.verify.verify`.
 
     Arguments:
         address, archive, runner: as for `rebuild_projections`.
+        chain: also check the hashes of the log.
     """
 
     def backlog_at(mailbox: str, position: int) -> list[TopicCount]:
@@ -77,6 +84,7 @@ def verify_projections(
         store.read_model_store(),
         runner or SparkRunner(),
         backlog_at=backlog_at,
+        chain=chain,
         progress=progress,
     )
 

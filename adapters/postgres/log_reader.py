@@ -1,16 +1,16 @@
 """The log reader port over a PostgreSQL database."""
 
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass, field, replace
-from functools import lru_cache, partial
+from functools import partial
 from threading import Lock
 from typing import Any, TypeVar
 
 import psycopg
 import pyarrow as pa
 
+from postroom.adapters.postgres.adbc import adbc_database
 from postroom.adapters.postgres.database import (
     Closable,
     Connection,
@@ -150,7 +150,7 @@ class PostgresLogReader:
                 statement.execute_update()
 
         def open_() -> Any:
-            return AdbcConnection(_adbc_database(self.url, os.getpid()))
+            return AdbcConnection(adbc_database(self.url))
 
         try:
             with self._connection(open_, configure, Error) as connection:
@@ -206,14 +206,6 @@ class PostgresLogReader:
             else:
                 return connection
         return None
-
-
-@lru_cache(maxsize=4)
-def _adbc_database(url: str, process: int) -> Any:
-    """Return the ADBC database handle, which is slow to open and holds no connection."""
-    from adbc_driver_postgresql import connect
-
-    return connect(url)
 
 
 def _end(connection: Connection, which: str, mailbox: int, through: int) -> tuple[Any, ...] | None:

@@ -18,18 +18,27 @@ from postroom.adapters.postgres.database import Connection, connect, shown, unav
 from postroom.adapters.postgres.migrate import check_connection
 from postroom.adapters.postgres.read_model_writer import PostgresRowReader, PostgresWriter, unescape_frame
 from postroom.adapters.sql.build import CatalogBuild
-from postroom.adapters.sql.ddl import POSTGRES, create_indexes, create_table, merge_into, statements
+from postroom.adapters.sql.ddl import (
+    POSTGRES,
+    create_indexes,
+    create_table,
+    merge_into,
+    replace_views,
+    statements,
+)
 from postroom.adapters.sql.errors import check_ids
 from postroom.adapters.sql.statements import statements as named_statements
 from postroom.adapters.sql.versions import OF_MESSAGES, Versions
 from postroom.domain.errors import Unavailable
 from postroom.projections.fold import MESSAGES, piece_schemas
 from postroom.projections.plan import Plan, Truncated
-from postroom.projections.ports.read_model_store import ActiveVersion, OnProgress
+from postroom.projections.ports.read_model_store import ActiveVersion, LockTimeout, OnProgress
 from postroom.projections.projection import load_projections
 
 CONNECTIONS = 2
 """Connections that build indexes concurrently."""
+LOCK_TIMEOUT_MS = 60_000
+"""How long a transaction waits for the batch of a follower, which locks its version, and for queries."""
 ROWS_PER_BATCH = 20_000
 _SQL = named_statements("postroom.adapters.postgres", "sql/rebuild.sql")
 _SQL_TYPES = {pl.Int64(): "BIGINT", pl.String(): 'TEXT COLLATE "C"', pl.Binary(): "BYTEA"}
@@ -134,17 +143,20 @@ class PostgresDatabase:
     @contextmanager
     def transaction(self) -> Iterator[None]:
         """Run the statements inside the context as one transaction."""
-        with self.connection.transaction():
-            self.connection.execute(_SQL["wait_in_transaction"])
-            yield
+        try:
+            with self.connection.transaction():
+                self.connection.execute(_SQL["wait_in_transaction"].format(ms=LOCK_TIMEOUT_MS))
+                yield
+        except psycopg.errors.LockNotAvailable as error:
+            raise LockTimeout(self.where) from error
 
     def tables(self) -> list[str]:
         """Return the names of all tables, without partitions."""
         return [name for (name,) in self.connection.execute(_SQL["tables"]).fetchall()]
 
-    def replace_view(self, version: int) -> None:
-        """Replace the view `mailbox`; see `Database.replace_view`."""
-        for statement in statements(POSTGRES, "mailbox_view.sql", version=version):
+    def replace_views(self, models: Mapping[str, int]) -> None:
+        """Replace the views with stable names; see `Database.replace_views`."""
+        for statement in replace_views(models, POSTGRES):
             self.connection.execute(statement.encode())
 
     def drop(self, table: str) -> bool:

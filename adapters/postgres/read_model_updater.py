@@ -25,6 +25,7 @@ from postroom.adapters.sql.errors import check_ids
 from postroom.adapters.sql.read_model_updater import CursorConflict, SqlReadModelUpdater
 from postroom.adapters.sql.statements import statements
 from postroom.projections.incremental.cursors import Version
+from postroom.projections.ports.read_model_store import LockTimeout
 
 _SQL = statements("postroom.adapters.postgres", "sql/update.sql")
 _TYPES: dict[Any, type] = {pl.Int64: int, pl.String: str, pl.Binary: bytes, pl.Null: str}
@@ -82,6 +83,8 @@ class PostgresReadModelUpdater(SqlReadModelUpdater):
             self.close()
             if isinstance(error, psycopg.errors.UniqueViolation):
                 check_ids(error, self.where)
+            if isinstance(error, psycopg.errors.LockNotAvailable):
+                raise LockTimeout(self.where) from error
             raise describe(error, self._url) from error
 
     def _table(self, name: str) -> str:

@@ -13,6 +13,7 @@ import msgspec
 import polars as pl
 import pyarrow as pa
 
+from postroom.adapters.postgres.adbc import adbc_connection
 from postroom.adapters.postgres.columns import ESCAPE, escape, unescape
 from postroom.adapters.postgres.database import connect, shown
 from postroom.adapters.sql.ddl import POSTGRES, select_rows
@@ -97,10 +98,9 @@ class PostgresWriter:
 def _adbc(url: str) -> Iterator[tuple[Any, Any]]:
     """Open an ADBC connection in a transaction, which is rolled back unless it is committed."""
     from adbc_driver_manager import Error
-    from adbc_driver_postgresql import dbapi
 
     try:
-        with dbapi.connect(url) as connection, connection.cursor() as cursor:
+        with adbc_connection(url) as connection, connection.cursor() as cursor:
             cursor.execute(_SQL["configure_writer"])
             cursor.fetchall()
             yield connection, cursor

@@ -4,10 +4,20 @@ SQL for single models is in the `.sql` files of the database's package.
 """
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from postroom.adapters.sql.statements import read_text
-from postroom.projections.projection import Column, Projection, Type
+from postroom.projections.fold import MESSAGES
+from postroom.projections.projection import Column, Projection, Type, load_projections
+
+VIEWS = {
+    "messages": MESSAGES,
+    "backlog": "backlog",
+    "dead_letters": "dead_letters",
+    "activity": "activity",
+}
+"""Views of the active version and the models that they show, beside RFC-037's `mailbox`."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +78,29 @@ def create_indexes(projection: Projection, version: int, dialect: Dialect) -> li
             for number, columns in enumerate(projection.indexes, 1)
         ),
     ]
+
+
+def replace_views(models: Mapping[str, int], dialect: Dialect) -> list[str]:
+    """Return the statements that make the views with stable names show models of one version.
+
+    Arguments:
+        models: by model, the version whose table contains it; the views of others are dropped.
+    """
+    run: list[str] = []
+    if MESSAGES not in models:
+        run.append(f"DROP VIEW IF EXISTS {dialect.table('mailbox')}")
+    else:
+        run += statements(dialect, "mailbox_view.sql", version=models[MESSAGES])
+    for view, model in VIEWS.items():
+        name = dialect.table(view)
+        if dialect is SQLITE or model not in models:
+            run.append(f"DROP VIEW IF EXISTS {name}")
+        if model in models:
+            # Unlike a view that is created again, one that is replaced keeps the rights granted on it.
+            create = "CREATE VIEW" if dialect is SQLITE else "CREATE OR REPLACE VIEW"
+            columns = ", ".join(load_projections()[model].schema)
+            run.append(f"{create} {name} AS SELECT {columns} FROM {dialect.table(model)}_v{models[model]}")
+    return run
 
 
 def merge_into(projection: Projection, version: int, staged: str) -> str:

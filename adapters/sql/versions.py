@@ -17,7 +17,6 @@ from postroom.adapters.sql.statements import statements
 from postroom.domain.commit import POSITIONS_PER_MAILBOX
 from postroom.domain.errors import NotFound, Unavailable
 from postroom.projections.comparison import describe_changes
-from postroom.projections.fold import MESSAGES
 from postroom.projections.log_extent import LogExtent
 from postroom.projections.models.messages import ParkedRecord
 from postroom.projections.plan import Plan
@@ -63,8 +62,8 @@ class Database(Protocol):
     def tables(self) -> list[str]:
         """Return the names of all tables."""
 
-    def replace_view(self, version: int) -> None:
-        """Make the view `mailbox` show the messages of a version (RFC-037)."""
+    def replace_views(self, models: Mapping[str, int]) -> None:
+        """Make the views with stable names show these models; see `ddl.replace_views`."""
 
     def drop(self, table: str) -> bool:
         """Drop a table and return True, or return False if it remains in use for too long."""
@@ -180,7 +179,7 @@ class Versions:
                 )
             self.run("retire")
             self.run("activate", version=version, now=now(), counts=_json(counts), seconds=_json(seconds))
-            self._replace_view()
+            self._replace_views()
         self.clean()
 
     def end(self, version: int, status: str, error: str | None = None) -> None:
@@ -202,7 +201,7 @@ class Versions:
             self._check_cursor(version, models_of(version, earlier[version]))
             self.run("retire")
             self.run("reactivate", version=version)
-            self._replace_view()
+            self._replace_views()
         return version
 
     def parked(self, version: int) -> int:
@@ -245,10 +244,10 @@ class Versions:
         for statement in ("forget_parts", "forget_parked", "forget_cursors"):
             self.run(statement)
 
-    def _replace_view(self) -> None:
+    def _replace_views(self) -> None:
         active = self.active_version()
-        if active is not None and MESSAGES in active.models:
-            self.database.replace_view(active.models[MESSAGES])
+        if active is not None:
+            self.database.replace_views(active.models)
 
     def _shared(self, version: int, active: ActiveVersion | None) -> list[str]:
         """Return the models that a version shares with the active one."""

@@ -1,16 +1,24 @@
 """The read-model file of a SQLite store, and its lock files."""
 
 import sqlite3
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from postroom.adapters.sql.ddl import SQLITE, script, statements
+from postroom.adapters.sql.ddl import SQLITE, replace_views, script
 from postroom.adapters.sqlite.database import connect, create_file
+from postroom.application.telemetry import logger
 from postroom.domain.errors import Unavailable
+from postroom.projections.ports.read_model_store import LockTimeout
 
 CACHE_KIB = 128 << 10
+LOCK_SECONDS = 600.0
+"""How long a rebuild waits for another process that writes to the file."""
+
+T = TypeVar("T")
 
 
 def views_path(store: str | Path) -> Path:
@@ -39,12 +47,12 @@ class CatalogFile:
 
     def run(self, statement: str, values: Mapping[str, Any]) -> list[tuple[Any, ...]]:
         """Run a statement with `:name` for each value, and return its rows."""
-        return self.connection.execute(statement, values).fetchall()
+        return wait_for_lock(self.where, lambda: self.connection.execute(statement, values).fetchall())
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
         """Run the statements inside the context as one transaction."""
-        self.connection.execute("BEGIN IMMEDIATE")
+        wait_for_lock(self.where, partial(self.connection.execute, "BEGIN IMMEDIATE"))
         try:
             yield
         except BaseException:
@@ -59,14 +67,14 @@ class CatalogFile:
         )
         return [name for (name,) in rows.fetchall()]
 
-    def replace_view(self, version: int) -> None:
-        """Replace the view `mailbox`; see `Database.replace_view`."""
-        for statement in statements(SQLITE, "mailbox_view.sql", version=version):
+    def replace_views(self, models: Mapping[str, int]) -> None:
+        """Replace the views with stable names; see `Database.replace_views`."""
+        for statement in replace_views(models, SQLITE):
             self.connection.execute(statement)
 
     def drop(self, table: str) -> bool:
         """Drop a table."""
-        self.connection.execute(f"DROP TABLE IF EXISTS {table}")
+        self.run(f"DROP TABLE IF EXISTS {table}", {})
         return True
 
 
@@ -85,6 +93,37 @@ def connect_catalog(path: Path) -> sqlite3.Connection:
 
     Raises: Unavailable when it can't be used.
     """
+    return wait_for_lock(str(path), lambda: _connect(path))
+
+
+def is_locked(error: Exception) -> bool:
+    """Return whether a statement failed only because another process writes to the file."""
+    code = error.sqlite_errorcode if isinstance(error, sqlite3.OperationalError) else 0
+    return code & 0xFF == sqlite3.SQLITE_BUSY
+
+
+def wait_for_lock(where: str, execute: Callable[[], T]) -> T:
+    """Call a function that begins to write again and again while another process writes to the file.
+
+    Arguments:
+        where: the file, for messages.
+        execute: changes nothing when it fails.
+
+    Raises: LockTimeout after `LOCK_SECONDS`.
+    """
+    deadline = time.monotonic() + LOCK_SECONDS
+    while True:
+        try:
+            return execute()
+        except sqlite3.OperationalError as error:
+            if not is_locked(error):
+                raise
+            if time.monotonic() > deadline:
+                raise LockTimeout(where) from error
+        logger().warning("read_models.locked", read_models=where)
+
+
+def _connect(path: Path) -> sqlite3.Connection:
     try:
         create_file(path)
         # A power cut may lose the version under construction, never the log.
@@ -97,6 +136,8 @@ def connect_catalog(path: Path) -> sqlite3.Connection:
             connection.close()
             raise
     except (OSError, sqlite3.Error) as error:
+        if is_locked(error):
+            raise
         raise Unavailable(
             f"The read models {path} can't be used: {error}; delete the file and rebuild."
         ) from error

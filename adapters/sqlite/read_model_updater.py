@@ -14,9 +14,10 @@ from postroom.adapters.sql.errors import check_ids
 from postroom.adapters.sql.read_model_updater import CursorConflict, SqlReadModelUpdater
 from postroom.adapters.sql.statements import statements
 from postroom.adapters.sqlite.database import connect, connect_reader
-from postroom.adapters.sqlite.read_model_file import follow_lock_path, views_path
+from postroom.adapters.sqlite.read_model_file import follow_lock_path, is_locked, views_path
 from postroom.domain.errors import NotFound, Unavailable
 from postroom.projections.incremental.cursors import Version
+from postroom.projections.ports.read_model_store import LockTimeout
 
 CACHE_KIB = 64 << 10
 
@@ -68,6 +69,8 @@ class SqliteReadModelUpdater(SqlReadModelUpdater):
             self.close()
             if isinstance(error, sqlite3.IntegrityError):
                 check_ids(error, self.where)
+            if is_locked(error):
+                raise LockTimeout(self.where) from error
             raise Unavailable(
                 f"The read models {self.where} can't be updated: {error}. Check the file and its "
                 "permissions; if it is damaged, delete it and rebuild."

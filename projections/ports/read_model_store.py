@@ -11,12 +11,24 @@ from typing import Protocol
 import msgspec
 import polars as pl
 
+from postroom.domain.errors import Unavailable
 from postroom.projections.fold import FoldResult
 from postroom.projections.plan import Plan, Truncated
 from postroom.projections.projection import Projection
 
 OnProgress = Callable[[int, int], None]
 """Called with the work done, and the total."""
+
+
+class LockTimeout(Unavailable):
+    """Another process held a lock on the read models for too long; a version under construction is kept."""
+
+    def __init__(self, where: str) -> None:
+        super().__init__(
+            f"The read models {where} are locked by another process; end its transaction, and retry: a "
+            "rebuild continues where it stopped.",
+            10_000,
+        )
 
 
 class ActiveVersion(msgspec.Struct, frozen=True):

@@ -30,7 +30,7 @@ AGGREGATES = 2_000
 RECORDED_AT_ONCE = 500
 PAYLOAD = {"data": "x" * 200}
 ENVELOPES = 100_000
-RELAY_GOAL, INGEST_GOAL = 0.25, 0.8
+RELAY_GOAL, INGEST_GOAL = 0.15, 0.8
 """How many times the rate at which a bare client publishes as many messages to the same server."""
 CONTEXT = "bench"
 SIGNING_KEY = "benchmark-key-of-thirty-two-bytes!"

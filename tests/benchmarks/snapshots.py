@@ -19,7 +19,7 @@ UNSETTLED, LIVES = 200_000, 100_000
 STANDING = 20_000
 BATCH = 500
 PAYLOAD = b"x" * 200
-WAKE_GOAL, SHARE_GOAL = 0.25, 5
+WAKE_GOAL, SHARE_GOAL = 0.15, 5
 """How many times as long as their sending loading messages may take; per cent."""
 
 

@@ -24,6 +24,7 @@ from postroom.application.inbox.dead_letter_admin import DeadLetterAdmin
 from postroom.application.inbox.dead_letters import DeadLetterRecord
 from postroom.application.inbox.worker import InboxWorker
 from postroom.application.ports.event_handler import HandlerRequest
+from tests.support.waiting import SECONDS
 
 EVENTS, DLQ = "SHOP_EVENTS", "SEA_DLQ"
 SUBJECT = "shop.event.order_placed.v1"
@@ -47,7 +48,7 @@ class World:
         self.nats = NatsSettings(nats_url)
         self.messaging = MessagingSettings(database, "sea")
         self.client = client
-        self.stream = client.jetstream()
+        self.stream = client.jetstream(timeout=SECONDS)
 
     async def make_streams(self, **options: Any) -> None:
         await self.stream.add_stream(name=EVENTS, subjects=["shop.event.>"], **options)

@@ -21,7 +21,7 @@ from postroom.adapters.postgres.migrate import migrate
 from tests.support.outboxes import SUBJECT, column, numbers, order_placed
 from tests.support.servers.nats import NatsServer
 from tests.support.servers.postgres import PostgresServer
-from tests.support.waiting import wait_until
+from tests.support.waiting import SECONDS, wait_until
 
 SCRIPT = Path(sys.executable).with_name("postroom")
 AGGREGATES = [f"o-{n}" for n in range(10)]
@@ -137,7 +137,7 @@ def test_a_relay_killed_between_publishing_and_noting_it_doubles_nothing(
 ) -> None:
     record_orders(messaging_database, 100)
     arguments = [messaging_database, stream_url, str(stored)]
-    died = subprocess.run([sys.executable, "-c", DYING_RELAY, *arguments], check=False, timeout=60)
+    died = subprocess.run([sys.executable, "-c", DYING_RELAY, *arguments], check=False, timeout=SECONDS)
     assert died.returncode == -signal.SIGKILL
     assert asyncio.run(on_the_stream(stream_url)) != []
     assert published(messaging_database) < stored

@@ -1,11 +1,15 @@
 """Rebuilds in this process: what they read, and what becomes the active version."""
 
+import sqlite3
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from uuid import uuid4
 
+import psycopg
 import pytest
 
+from postroom.adapters.sqlite.read_model_file import views_path
 from postroom.application.messages import NewMessage
 from postroom.projections.projection import MODULES
 from tests.projections.histories import (
@@ -21,6 +25,7 @@ from tests.projections.histories import (
 from tests.projections.local_runner import LocalRunner
 
 MAILBOX = "main@test"
+OTHERS = ("backlog", "dead_letters", "activity")
 SENDS = """
 import polars as pl
 from postroom import Column, EventProjection
@@ -84,6 +89,38 @@ def test_one_model_of_a_store_that_moved_on_is_rebuilt_and_the_others_catch_up(
     assert active.positions == {extent.name: extent.last for extent in take_extents(store)}
     expected = reference(store).rows
     assert {name: rows(store, name) for name in expected} == expected
+
+
+def test_views_show_the_active_version_whichever_it_is(store: Store) -> None:
+    models = {**dict.fromkeys(("mailbox", "messages"), "mailbox"), **dict.fromkeys(OTHERS)}
+
+    def assert_shown() -> None:
+        shown = {view: view_size(store, view) for view in models}
+        assert shown == {view: len(rows(store, model or view)) for view, model in models.items()}
+
+    live(store, MAILBOX, STORY)
+    rebuild(store, runner=LocalRunner())
+    assert_shown()
+    live(store, "later@test", STORY)
+    rebuild(store, only=["backlog"], runner=LocalRunner())
+    rebuild(store, runner=LocalRunner())
+    assert_shown()
+    model_store(store).roll_back()
+    assert_shown()
+    rebuild(store, only=["backlog"], to_position=["20"], runner=LocalRunner())
+    assert view_size(store, "backlog") == len(rows(store, "backlog"))
+    with pytest.raises((sqlite3.Error, psycopg.Error)):
+        view_size(store, "activity")
+
+
+def view_size(store: Store, view: str) -> int:
+    """Return the number of rows of a view, by SQL."""
+    statement = f"SELECT count(*) FROM {view}"
+    if isinstance(store, Path):
+        with closing(sqlite3.connect(views_path(store))) as file:
+            return int(file.execute(statement).fetchone()[0])
+    with psycopg.connect(store, options="-csearch_path=postroom") as database:
+        return int(database.execute(statement.encode()).fetchone()[0])  # type: ignore[index]  # it has one row
 
 
 def rows(store: Store, model: str) -> list[dict[str, object]]:

@@ -32,6 +32,9 @@ from postroom import (
     Receipt,
     ReceivedMessage,
     ReceiveMessages,
+    RedrivePreview,
+    RedriveReport,
+    RedriveSpec,
     Rejected,
     Saturated,
     SendMessage,
@@ -130,6 +133,11 @@ async def operate(mailbox: Postroom) -> None:
     assert_type(await mailbox.list_dead_letters("orders", reason="max_attempts", limit=10), list[DeadLetter])
     assert_type(await mailbox.get_message("order-1"), MessageDetail)
     assert_type(await mailbox.redrive_dead_letters("orders", message_ids=["order-1"]), int)
+    spec = RedriveSpec(topics=("orders.*",), reasons=("max_attempts",), rate=100)
+    assert_type(await mailbox.preview_redrive(spec), RedrivePreview)
+    job = await mailbox.start_redrive(spec)
+    assert_type(await mailbox.change_redrive(job.job_id, "undo"), RedriveReport)
+    assert_type(await mailbox.list_redrives(), list[RedriveReport])
     assert_type(await mailbox.purge_topic("orders", dead=True, ready=False), int)
 
 

@@ -18,7 +18,7 @@ SET lock_timeout = 0;
 
 -- name: wait_in_transaction
 -- A follower locks its version for a batch, and queries lock the view.
-SET LOCAL lock_timeout = '60s';
+SET LOCAL lock_timeout = '{ms}ms';
 
 -- name: configure_writer
 SELECT

@@ -15,6 +15,7 @@ import pytest
 from postroom.adapters.compose import list_mailboxes
 from tests.support.http_messages import receive, send, topic
 from tests.support.servers.http import PostroomServer, receive_all
+from tests.support.waiting import SECONDS
 
 RECEIVE_OVER_GRPC = """
 import sys, grpc
@@ -72,7 +73,7 @@ def test_the_socket_of_a_killed_server_is_replaced(tmp_path: Path) -> None:
 def test_other_addresses_are_refused_before_anything_is_created(tmp_path: Path, address: str) -> None:
     postroom = str(Path(sys.executable).parent / "postroom")
     command = [postroom, "serve", "--dev", "--http", address, "--store", str(tmp_path / "store.db")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=tmp_path, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, cwd=tmp_path, check=False)
     assert done.returncode in (1, 2)
     assert done.stderr.startswith("postroom: ")
     assert list(tmp_path.iterdir()) == []
@@ -116,7 +117,7 @@ def test_curl_is_all_that_is_needed(server: PostroomServer) -> None:
 
     def curl(*arguments: str) -> str:
         command = ["curl", "-sS", "--fail-with-body", "--max-time", "30", *arguments]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False)
         return done.stdout
 
     body = ("-H", "Content-Type: application/json", "-d")
@@ -133,7 +134,7 @@ def test_http_and_grpc_serve_one_mailbox_and_stop_together(tmp_path: Path) -> No
         id_ = send(server, "orders")
         target = server.addresses[1].removeprefix("grpc://")
         command = [sys.executable, "-c", RECEIVE_OVER_GRPC, target]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False)
         assert done.stdout.strip() == id_, done.stderr
 
 

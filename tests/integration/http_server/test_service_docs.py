@@ -12,6 +12,7 @@ from postroom.adapters.cli.serve import ServeSettings
 from postroom.adapters.http_server.settings import HttpSettings
 from tests.support.console import Session, read_steps
 from tests.support.servers.http import PostroomServer
+from tests.support.waiting import SECONDS
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs" / "service.md").read_text("utf-8")
@@ -27,7 +28,9 @@ def test_the_commands_of_the_page_print_what_it_shows(tmp_path: Path) -> None:
             real = command.replace(SHOWN, f"127.0.0.1:{server.port}")
             # --json is of curl 7.82
             real = real.replace("--json", "-H 'Content-Type: application/json' -d")
-            done = subprocess.run(real, shell=True, capture_output=True, text=True, timeout=60, check=False)
+            done = subprocess.run(
+                real, shell=True, capture_output=True, text=True, timeout=SECONDS, check=False
+            )
             return done.stdout + done.stderr
 
         session = Session(run)

@@ -1,0 +1,120 @@
+"""Checks of the log that a rebuild reads: that no record is missing, and that none was altered."""
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+
+import polars as pl
+from blake3 import blake3
+
+from postroom.domain.commit import GENESIS, POSITIONS_PER_MAILBOX, Commit, chained
+from postroom.domain.errors import BrokenLog
+from postroom.projections.log_extent import Range, split
+from postroom.projections.ports.log_reader import POSITIONS_PER_READ, LogReader
+
+ENVELOPE_COLUMNS = ("place", "envelope", "envelope_hash")
+"""The columns of the log that `check_envelopes` needs."""
+
+
+def check_positions(log: LogReader, ranges: Sequence[Range], places: pl.Series) -> None:
+    """Check that each position of some ranges was read once.
+
+    Positions that retention removed meanwhile are not missed.
+
+    Arguments:
+        places: places of the records that were read, in order.
+
+    Raises: BrokenLog naming the first position that was not read, or was read twice.
+    """
+    pieces = [pl.int_range(*_places(range_), eager=True) for range_ in ranges]
+    if places.equals(pl.concat([pl.Series(dtype=pl.Int64), *pieces])):
+        return
+    for range_, expected in zip(ranges, pieces, strict=True):
+        extent, first, last = range_
+        actual = places.filter(places.is_between(extent.place(first), extent.place(last)))
+        if actual.n_unique() < len(actual):
+            twice = actual.filter(actual.is_duplicated())[0] % POSITIONS_PER_MAILBOX
+            raise BrokenLog(
+                f"The log of {extent.name} has position {twice} twice: commits were moved. Restore the store "
+                "from a backup.",
+                twice,
+            )
+        missing = expected.filter(~expected.is_in(actual.implode())) - extent.place(0)
+        missing = missing.filter(missing >= _first_position(log, range_))
+        if len(missing):
+            raise BrokenLog(
+                f"The log of {extent.name} lacks {len(missing):,} of the positions {first} to {last}; the "
+                f"first is {missing[0]}. Restore the store from a backup, or leave these records out with "
+                "--allow-gaps.",
+                int(missing[0]),
+            )
+
+
+def check_chain(log: LogReader, ranges: Iterable[Range]) -> None:
+    """Check that the commits of some ranges match their hashes, and follow from the commit before.
+
+    The first commit after what retention removed is not checked, as the hash before it is gone.
+
+    Raises: BrokenLog naming the mailbox and the first commit that was altered.
+    """
+    for range_ in ranges:
+        try:
+            _check_range(log, range_)
+        except BrokenLog as error:
+            first = _first_position(log, range_)
+            if error.position >= first:
+                raise BrokenLog(f"In the log of {range_.extent.name}: {error}", error.position) from error
+            rest = range_._replace(first=max(first, range_.first))
+            check_chain(log, [rest] if first <= range_.last else [])
+
+
+def check_envelopes(ranges: Sequence[Range], records: pl.DataFrame) -> None:
+    """Check that envelopes match the hashes that the events of their messages contain.
+
+    Arguments:
+        records: columns `ENVELOPE_COLUMNS` of the records of these ranges.
+
+    Raises: BrokenLog naming the first message whose envelope was altered.
+    """
+    sent = records.select(ENVELOPE_COLUMNS).filter(pl.col("envelope_hash").is_not_null())
+    for place, envelope, expected in sent.iter_rows():
+        if blake3(envelope or b"").digest() != expected:
+            name = next(
+                each.extent.name for each in ranges if each.extent.id == place // POSITIONS_PER_MAILBOX
+            )
+            position = place % POSITIONS_PER_MAILBOX
+            raise BrokenLog(
+                f"The envelope of the message at position {position} of {name} does not match its hash: it "
+                "was altered. Restore the store from a backup.",
+                position,
+            )
+
+
+def _check_range(log: LogReader, range_: Range) -> None:
+    extent, first, last = range_
+    commits = _commits(log, Range(extent, max(first - 1, extent.first), last))
+    before = next(commits, None)
+    if before is None:
+        return
+    if before.first == 1:
+        deque(chained([before], GENESIS, 1), 0)
+    deque(chained(commits, before.chain, before.last + 1), 0)
+
+
+def _commits(log: LogReader, range_: Range) -> Iterator[Commit]:
+    """Yield the commits that overlap a range by several short reads, each commit once."""
+    last = 0
+    for piece in split([range_], POSITIONS_PER_READ):
+        for commit in log.commits(piece, envelopes=False):
+            if commit.first > last:
+                yield commit
+                last = commit.last
+
+
+def _places(range_: Range) -> tuple[int, int]:
+    return range_.extent.place(range_.first), range_.extent.place(range_.last) + 1
+
+
+def _first_position(log: LogReader, range_: Range) -> int:
+    """Return the first position that the log still has, after all of the range if it has none."""
+    firsts = {extent.id: extent.first for extent in log.extents()}
+    return firsts.get(range_.extent.id, range_.last + 1)
