@@ -17,6 +17,7 @@ if TYPE_CHECKING:
         KafkaSource,
         Namespace,
         NatsSource,
+        RabbitmqSource,
         RedisSource,
         find_namespace,
         load_namespaces,
@@ -176,6 +177,7 @@ __all__ = [
     "PostroomError",
     "Projections",
     "PurgeTopic",
+    "RabbitmqSource",
     "Reader",
     "Receipt",
     "ReceiveMessages",
@@ -250,7 +252,8 @@ _NAMES = {
     "adapters.compose.follow": "open_follower",
     "adapters.compose.inbox": "open_dead_letters open_inbox open_worker",
     "adapters.compose.ingest": (
-        "KafkaSource Namespace NatsSource RedisSource find_namespace load_namespaces open_ingester"
+        "KafkaSource Namespace NatsSource RabbitmqSource RedisSource find_namespace load_namespaces "
+        "open_ingester"
     ),
     "adapters.compose.outbox": "open_outbox",
     "adapters.compose.postgres": "migrate_messaging migrate_store",

@@ -23,7 +23,7 @@ _RECEIPT_PREFIX = "r."
 """Prefix of receipts, so that none begins with a dash like a command-line option."""
 
 
-class NewMessage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class NewMessage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, gc=False):
     """Message to be sent (svc-mailbox C-1 `SEND`); the sending handler validates it.
 
     Arguments:

@@ -16,7 +16,7 @@ POSITIONS_PER_MAILBOX = 1 << 40
 _encode = msgspec.msgpack.Encoder().encode
 
 
-class IndexEntry(NamedTuple):
+class IndexEntry(msgspec.Struct, frozen=True, gc=False, order=True):
     """Entry of a log's index: where to find the events of a stream.
 
     Every event of the mailbox itself has an entry. A message has one, for its `MessageSent`; its later events
@@ -34,7 +34,7 @@ class IndexEntry(NamedTuple):
     last: int | None = None
 
 
-class LastEvent(NamedTuple):
+class LastEvent(msgspec.Struct, frozen=True, gc=False):
     """Update of a message's entry in the index: its last event is far from its first.
 
     Arguments:

@@ -215,7 +215,7 @@ def evolve(message: Message | None, event: MessageEvent, position: int = 0, epoc
     """
     kind = type(event)
     if kind is MessageSent:
-        return _sent(event, position)  # type: ignore[arg-type]  # narrowed by `kind`, which mypy can't follow
+        return new_message(event, position)  # type: ignore[arg-type]  # narrowed by `kind`, which mypy can't follow
     assert message is not None, f"{kind.__name__} came before MessageSent"
     message.version = event.version
     message.changed_at = event.at
@@ -224,7 +224,8 @@ def evolve(message: Message | None, event: MessageEvent, position: int = 0, epoc
     return message
 
 
-def _sent(event: MessageSent, position: int) -> Message:
+def new_message(event: MessageSent, position: int) -> Message:
+    """Return the message that was sent at `position`."""
     archived = event.due is None
     return Message(
         event.stream,

@@ -38,7 +38,7 @@ async def ingest(
         Option(
             "--url",
             metavar="URL",
-            help="URL without --config: nats://, kafka://, kafka+ssl://, redis:// or rediss://. [nats.url]",
+            help="URL without --config: nats://, kafka[+ssl]://, amqp[s]:// or redis[s]://. [nats.url]",
         ),
     ] = None,
     subject: Annotated[
@@ -46,7 +46,7 @@ async def ingest(
         Option(
             "--subject",
             metavar="SUBJECT",
-            help="Subject (* and > are wildcards), Kafka topic or Redis stream to ingest.",
+            help="Subject (* and > are wildcards), Kafka topic, queue or Redis stream.",
         ),
     ] = None,
     durable: Annotated[
@@ -62,7 +62,7 @@ async def ingest(
         Option(
             "--dlq",
             metavar="SUBJECT",
-            help="Subject, topic or stream for messages that can't be stored; default: skip them.",
+            help="Subject, topic, queue or stream for messages that can't be stored; default: skip them.",
         ),
     ] = None,
     once: Annotated[bool, Option("--once", help="Exit when no message has arrived for a second.")] = False,

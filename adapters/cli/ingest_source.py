@@ -6,7 +6,14 @@ import msgspec
 
 from postroom.adapters.cli.session import Session
 from postroom.adapters.cli.values import WrongUsage
-from postroom.adapters.compose.ingest import KafkaSource, MessageSource, NatsSettings, NatsSource, RedisSource
+from postroom.adapters.compose.ingest import (
+    KafkaSource,
+    MessageSource,
+    NatsSettings,
+    NatsSource,
+    RabbitmqSource,
+    RedisSource,
+)
 
 _KINDS: dict[str, tuple[type[MessageSource], str, str]] = {
     "redis": (RedisSource, "stream", "dead_letter_stream"),
@@ -14,6 +21,8 @@ _KINDS: dict[str, tuple[type[MessageSource], str, str]] = {
     "unix": (RedisSource, "stream", "dead_letter_stream"),
     "kafka": (KafkaSource, "topic", "dead_letter_topic"),
     "kafka+ssl": (KafkaSource, "topic", "dead_letter_topic"),
+    "amqp": (RabbitmqSource, "queue", "dead_letter_routing_key"),
+    "amqps": (RabbitmqSource, "queue", "dead_letter_routing_key"),
 }
 """By scheme: the source, and the names of what is read and of the target of dead letters."""
 

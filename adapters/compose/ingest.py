@@ -20,6 +20,7 @@ from postroom.application.ingest.namespace import (
     MessageSource,
     Namespace,
     NatsSource,
+    RabbitmqSource,
     RedisSource,
 )
 from postroom.application.ingest.redrive import IngestDeadLetter, IngestDeadLetterAdmin
@@ -40,6 +41,7 @@ __all__ = [
     "NatsSettings",
     "NatsSource",
     "OpenNamespace",
+    "RabbitmqSource",
     "RedisSource",
     "find_namespace",
     "load_namespaces",

@@ -6,6 +6,7 @@ import msgspec
 
 from postroom.adapters.kafka.settings import KafkaSettings
 from postroom.adapters.nats.settings import NatsSettings
+from postroom.adapters.rabbitmq.settings import RabbitmqSettings
 from postroom.application.extras import explain_missing_extra
 from postroom.application.ingest.dead_letters import DEAD_LETTER_ID, DeadLetterSubject
 from postroom.application.ingest.namespace import (
@@ -13,6 +14,7 @@ from postroom.application.ingest.namespace import (
     MessageSource,
     Namespace,
     NatsSource,
+    RabbitmqSource,
     RedisSource,
 )
 from postroom.application.ports.publisher import Publisher
@@ -28,6 +30,8 @@ async def open_source(namespace: Namespace) -> CountedSource:
             return await _open_redis(redis)
         case KafkaSource() as kafka:
             return await _open_kafka(kafka, namespace.prefetch)
+        case RabbitmqSource() as rabbitmq:
+            return await _open_rabbitmq(rabbitmq)
 
 
 async def open_dead_letters(source: MessageSource, stack: AsyncExitStack) -> DeadLetterSubject | None:
@@ -47,6 +51,12 @@ async def open_dead_letters(source: MessageSource, stack: AsyncExitStack) -> Dea
             from postroom.adapters.kafka.publisher import KafkaPublisher
 
             publisher = KafkaPublisher(_kafka_settings(source))
+        case RabbitmqSource(dead_letter_routing_key=str(subject)):
+            from postroom.adapters.rabbitmq.publisher import RabbitmqPublisher
+
+            publisher = RabbitmqPublisher(
+                _rabbitmq_settings(source), source.dead_letter_exchange, DEAD_LETTER_ID
+            )
         case _:
             return None
     stack.push_async_callback(publisher.close)
@@ -113,6 +123,26 @@ async def _open_kafka(config: KafkaSource, prefetch: int) -> CountedSource:
         prefetch=prefetch,
     )
     return await KafkaTopicSource.open(settings, consumer)
+
+
+async def _open_rabbitmq(config: RabbitmqSource) -> CountedSource:
+    settings = _rabbitmq_settings(config)
+    with explain_missing_extra():
+        from postroom.adapters.rabbitmq.source import QueueConsumer, RabbitmqQueueSource
+
+    consumer = QueueConsumer(
+        queue=config.stream or config.queue or "",
+        group=config.consumer_group,
+        is_stream=config.stream is not None,
+        ack_wait_ms=config.ack_wait_seconds * 1_000,
+        prefetch=config.max_ack_pending,
+    )
+    return await RabbitmqQueueSource.open(settings, consumer)
+
+
+def _rabbitmq_settings(config: RabbitmqSource) -> RabbitmqSettings:
+    values = {name: getattr(config, name) for name in RabbitmqSettings.__struct_fields__}
+    return msgspec.convert(values, RabbitmqSettings)
 
 
 def _kafka_settings(config: KafkaSource) -> KafkaSettings:

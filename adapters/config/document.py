@@ -141,6 +141,32 @@ class KafkaSlot(msgspec.Struct, frozen=True, kw_only=True, tag_field="backend", 
     config: KafkaConfig
 
 
+class RabbitmqConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Configuration of a RabbitMQ source."""
+
+    url: str
+    consumer_group: str
+    queue: str | None = None
+    stream: str | None = None
+    durable: bool = True
+    user: str | None = None
+    password_file: Path | None = None
+    ca: Path | None = None
+    certificate: Path | None = None
+    key: Path | None = None
+    ack_wait_seconds: Positive = ACK_WAIT_SECONDS
+    max_ack_pending: Annotated[int, msgspec.Meta(ge=1, le=65_535)] = MAX_ACK_PENDING
+    dead_letter_exchange: str = ""
+    dead_letter_routing_key: str | None = None
+
+
+class RabbitmqSlot(msgspec.Struct, frozen=True, kw_only=True, tag_field="backend", tag="rabbitmq"):
+    """The source slot with backend `rabbitmq`."""
+
+    interfaces: tuple[SourceInterface, ...] = ()
+    config: RabbitmqConfig
+
+
 class SqliteConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Configuration of SQLite storage."""
 
@@ -206,7 +232,7 @@ class PostgresQuerySlot(msgspec.Struct, frozen=True, kw_only=True, tag_field="ba
 class Slots(msgspec.Struct, frozen=True, kw_only=True):
     """The backends of a namespace."""
 
-    message_source: NatsSlot | RedisSlot | KafkaSlot
+    message_source: NatsSlot | RedisSlot | KafkaSlot | RabbitmqSlot
     storage: SqliteSlot | PostgresSlot
     query: SqliteQuerySlot | PostgresQuerySlot | None = None
 

@@ -14,6 +14,7 @@ from postroom.adapters.config.document import (
     PayloadSchemas,
     PostgresConfig,
     PostgresQueryConfig,
+    RabbitmqSlot,
     RedisSlot,
     SqliteConfig,
     SqliteQueryConfig,
@@ -26,6 +27,7 @@ from postroom.application.ingest.namespace import (
     Namespace,
     NatsSource,
     PayloadSchema,
+    RabbitmqSource,
     RedisSource,
     SchemaFormat,
 )
@@ -36,11 +38,13 @@ from postroom.domain.policy import DAY_MS
 GB = 10**9
 REDIS_URLS = ("redis://", "rediss://", "unix://")
 POSTGRES_URLS = ("postgresql://", "postgres://")
+RABBITMQ_URLS = ("amqp://", "amqps://")
 KAFKA_URLS = ("kafka://", "kafka+ssl://")
 _SOURCES: dict[type, tuple[type[MessageSource], tuple[str, ...]]] = {
     NatsSlot: (NatsSource, ()),
     RedisSlot: (RedisSource, REDIS_URLS),
     KafkaSlot: (KafkaSource, KAFKA_URLS),
+    RabbitmqSlot: (RabbitmqSource, RABBITMQ_URLS),
 }
 """The source of each slot, and how its URL begins."""
 _CONSUMER = re.compile(r"[A-Za-z0-9_-]{1,128}\Z")

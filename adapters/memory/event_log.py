@@ -6,6 +6,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from operator import attrgetter
 from threading import Lock
 
+from msgspec.structs import replace
+
 from postroom.application.mailbox.records import Records, stream_ids
 from postroom.application.ports.event_log import Head, LogSize, Seal, StoredSnapshot
 from postroom.domain.commit import Commit, IndexEntry
@@ -49,8 +51,9 @@ class MemoryEventLog(Records):
             for entry in entries:
                 insort(self._index[entry.stream], entry)
             for commit in commits:
-                for stream, _, last in commit.last_events:
-                    self._index[stream] = [each._replace(last=last) for each in self._index[stream]]
+                for event in commit.last_events:
+                    its = self._index[event.stream]
+                    self._index[event.stream] = [replace(each, last=event.last) for each in its]
 
     def commits(self, after: int = 0, *, envelopes: bool = True) -> Iterator[Commit]:
         """Yield the commits that end after position `after`; see `CommitReader.commits`."""

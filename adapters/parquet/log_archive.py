@@ -3,11 +3,13 @@
 import re
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
+from operator import attrgetter
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from msgspec.structs import replace
 
 from postroom.adapters.parquet.segment_files import (
     READ_ROWS,
@@ -114,15 +116,15 @@ class ParquetLogArchive:
         """Return the entries of streams; see `LogArchive.index_of`."""
         targets = pa.array(set(streams), SCHEMA.field("stream").type)
         in_streams = pc.field("stream").isin(targets)
-        entries: dict[tuple[bytes, int, int], IndexEntry] = {}
+        entries: dict[tuple[bytes, int], IndexEntry] = {}
         sent: dict[bytes, IndexEntry] = {}
         for part in self.parts(mailbox) if len(targets) else []:
             for stream, version, position, event in select(part, _INDEX_COLUMNS, in_streams):
                 if event == MessageSent.__name__ or not event.startswith("Message"):
-                    sent[stream] = entries[stream, version, position] = IndexEntry(stream, version, position)
+                    sent[stream] = entries[stream, position] = IndexEntry(stream, version, position)
                 elif stream in sent and event in _ENDS and position > sent[stream].position + SCAN_POSITIONS:
-                    entries[sent[stream][:3]] = sent[stream]._replace(last=position)
-        return [entries[key] for key in sorted(entries)]
+                    entries[stream, sent[stream].position] = replace(sent[stream], last=position)
+        return sorted(entries.values(), key=attrgetter("stream", "version", "position"))
 
     def position_before(self, mailbox: str, at: int) -> int:
         """Return the last position before log time `at`; see `LogArchive.position_before`."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
+from itertools import starmap
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +47,7 @@ class PostgresStoreSnapshot:
 
     def entries(self, mailbox: str) -> Iterator[IndexEntry]:
         """Yield the entries of a log's index; see `StoreSnapshot.entries`."""
-        return map(IndexEntry._make, self._copy("copy_entries", mailbox, _ENTRY_TYPES))
+        return starmap(IndexEntry, self._copy("copy_entries", mailbox, _ENTRY_TYPES))
 
     def snapshots(self, mailbox: str) -> list[StoredSnapshot]:
         """Return the saved snapshots of a mailbox; see `StoreSnapshot.snapshots`."""

@@ -56,7 +56,7 @@ def to_commit(row: Sequence[Any]) -> Commit:
 
 def index_rows(entries: Iterable[IndexEntry]) -> Iterator[tuple[bytes, int | None, int]]:
     """Yield the rows of the index, as stream, version and position: without a version for last events."""
-    for stream, version, position, last in entries:
-        yield stream, version, position
-        if last is not None:
-            yield stream, None, last
+    for entry in entries:
+        yield entry.stream, entry.version, entry.position
+        if entry.last is not None:
+            yield entry.stream, None, entry.last

@@ -3,7 +3,10 @@
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
+from itertools import starmap
 from pathlib import Path
+
+from msgspec.structs import astuple
 
 from postroom.adapters.sql.statements import read_text, statements
 from postroom.adapters.sqlite.database import connect_reader, create_file, open_file
@@ -85,7 +88,7 @@ class SqliteStoreSnapshot:
     def entries(self, mailbox: str) -> Iterator[IndexEntry]:
         """Yield the entries of a log's index; see `StoreSnapshot.entries`."""
         with self._reading() as reader:
-            yield from map(IndexEntry._make, reader.execute(_SQL["entries"], (mailbox,)))
+            yield from starmap(IndexEntry, reader.execute(_SQL["entries"], (mailbox,)))
 
     def snapshots(self, mailbox: str) -> list[StoredSnapshot]:
         """Return the saved snapshots of a mailbox; see `StoreSnapshot.snapshots`."""
@@ -150,7 +153,7 @@ class SqliteStoreLoader:
         """Add entries to a log's index; see `StoreLoader.add_entries`."""
         id_ = self._ids[mailbox]
         with self._writing():
-            self._connection.executemany(_SQL["add_entry"], [(id_, *entry) for entry in entries])
+            self._connection.executemany(_SQL["add_entry"], [(id_, *astuple(entry)) for entry in entries])
 
     def save_snapshots(self, mailbox: str, snapshots: Sequence[StoredSnapshot]) -> None:
         """Save snapshots of a mailbox; see `StoreLoader.save_snapshots`."""

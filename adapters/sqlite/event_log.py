@@ -9,6 +9,7 @@ from threading import Lock
 from typing import Any
 
 import msgspec
+from msgspec.structs import asdict
 
 from postroom.adapters.sql.statements import statements
 from postroom.adapters.sqlite.database import Durability, connect, connect_reader, create, file_id
@@ -292,9 +293,9 @@ class SqliteEventLog(Records):
             writer.execute(_SQL["add_first_entries"], values)
         for entry in commit.entries:
             if entry.version != 1 or entry.last is not None:
-                writer.execute(_SQL["add_entry"], {"mailbox": self._mailbox} | entry._asdict())
+                writer.execute(_SQL["add_entry"], {"mailbox": self._mailbox} | asdict(entry))
         for update in commit.last_events:
-            writer.execute(_SQL["set_last"], {"mailbox": self._mailbox} | update._asdict())
+            writer.execute(_SQL["set_last"], {"mailbox": self._mailbox} | asdict(update))
 
     def _check_end(self, writer: sqlite3.Connection, first: Commit) -> None:
         # Read once: afterwards, an append by another owner makes ours fail on the primary key.

@@ -9,6 +9,7 @@ import msgspec
 from postroom.application.ingest.broker_access import BrokerAccess
 from postroom.application.ingest.nats_access import NatsAccess, without_secrets
 from postroom.domain.envelope.validation import ValidationMode
+from postroom.domain.errors import InvalidRequest
 from postroom.domain.policy import MailboxLimits
 
 ACK_WAIT_SECONDS = 30
@@ -105,7 +106,42 @@ class KafkaSource(BrokerAccess, frozen=True, kw_only=True):
     dead_letter_topic: str | None = None
 
 
-MessageSource = NatsSource | RedisSource | KafkaSource
+class RabbitmqSource(BrokerAccess, frozen=True, kw_only=True):
+    """A queue or a stream of RabbitMQ.
+
+    Arguments:
+        url: `amqp://host:5672/vhost`, or `amqps://` with TLS.
+        queue, stream: name of a quorum or classic queue, or of a stream; one of them.
+        consumer_group: names the consumer and, of a stream, the offset that is stored.
+        ack_wait_seconds: how long a delivery may stay unacknowledged before the message is redelivered.
+        max_ack_pending: deliveries that may be unacknowledged at once.
+        dead_letter_exchange: exchange for messages that can't be stored; empty for the default exchange.
+        dead_letter_routing_key: their routing key, in the default exchange a queue; None skips malformed
+            messages with a warning.
+
+    Raises: InvalidRequest for settings that exclude or need each other.
+    """
+
+    url: str
+    consumer_group: str
+    queue: str | None = None
+    stream: str | None = None
+    ack_wait_seconds: int = ACK_WAIT_SECONDS
+    max_ack_pending: int = MAX_ACK_PENDING
+    dead_letter_exchange: str = ""
+    dead_letter_routing_key: str | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if (self.queue is None) == (self.stream is None):
+            raise InvalidRequest("A RabbitMQ source has either a queue or a stream; name one.")
+        if self.dead_letter_exchange and self.dead_letter_routing_key is None:
+            raise InvalidRequest(
+                "dead_letter_exchange needs dead_letter_routing_key; set it to the key of a bound queue."
+            )
+
+
+MessageSource = NatsSource | RedisSource | KafkaSource | RabbitmqSource
 
 
 class Namespace(msgspec.Struct, frozen=True, kw_only=True):

@@ -50,6 +50,19 @@ class CommandEnricher:
         """Record a message that the group sent."""
         self._sent[command.message] = command.payload_hash
 
+    def note_all_sent(self, commands: Sequence[Send]) -> None:
+        """Record messages that the group sent."""
+        self._sent.update([(command.message, command.payload_hash) for command in commands])
+
+    def note_all_removed(self, messages: Sequence[Message]) -> None:
+        """Record messages that the group acked or expired."""
+        self._removed.update([(message.stream, message) for message in messages])
+
+    def has_changed(self, commands: Sequence[Command]) -> bool:
+        """Return whether earlier commands of the group sent the messages of these sends; see `from_batch`."""
+        sent = self._sent
+        return bool(sent) and any(type(each) is Send and each.message in sent for each in commands)
+
     def note_removed(self, message: Message) -> None:
         """Record a message that the group acked or expired."""
         self._removed[message.stream] = message

@@ -1,5 +1,7 @@
 """Bounded cache of recently sent messages, which saves reading them from the log."""
 
+from collections.abc import Sequence
+
 from postroom.domain.message import MessageSent
 
 CACHE_BYTES = 64 << 20
@@ -17,6 +19,13 @@ class EnvelopeCache:
         """Add an event; it is not evicted by its own size."""
         self._events[position] = event
         self._size += len(event.envelope)
+        if self._size > self._capacity:
+            self._shrink()
+
+    def put_all(self, first: int, events: Sequence[MessageSent]) -> None:
+        """Add events of consecutive positions."""
+        self._events.update(enumerate(events, first))
+        self._size += sum([len(event.envelope) for event in events])
         if self._size > self._capacity:
             self._shrink()
 

@@ -1,6 +1,7 @@
 """Decisions of a group of commands: its events and answers."""
 
 from collections.abc import Callable, Sequence
+from typing import cast
 
 from postroom.application.mailbox.codec import encode_events
 from postroom.application.mailbox.command_enricher import CommandEnricher
@@ -22,6 +23,7 @@ from postroom.domain.errors import (
     Unavailable,
 )
 from postroom.domain.event import Event
+from postroom.domain.mailbox.batch import decide_batch, evolve_batch, is_batch
 from postroom.domain.mailbox.commands import Command, Receive, Send, Sweep
 from postroom.domain.mailbox.decide import decide
 from postroom.domain.mailbox.shard import Shard
@@ -89,6 +91,10 @@ class GroupDecider:
             raise
         except Exception as error:
             return [self._defect(command, group, error) for command in request.commands]
+        if len(commands) > 1 and not self._is_careful:
+            answers = self._execute_batch(commands, group, now)
+            if answers is not None:
+                return answers
         return [
             await self._receive(command, group, now)
             if type(command) is Receive
@@ -106,11 +112,36 @@ class GroupDecider:
         except Exception as error:
             return self._refusal(command, group, error, now)
         received = [event for event in events if type(event) is MessageReceived]
-        for event in received:
-            message = mailbox.messages[event.stream]
-            if type(mailbox.topics[message.topic].shards[message.shard]) is Shard:
-                self._reorder.delivered(message)
+        self._reorder.delivered(
+            message
+            for event in received
+            if type(mailbox.topics[(message := mailbox.messages[event.stream]).topic].shards[message.shard])
+            is Shard
+        )
         return [_delivery(event, payloads[event.stream], state.epoch) for event in received]
+
+    def _execute_batch(self, commands: Sequence[Command], group: Group, now: int) -> list[Answer] | None:
+        """Decide commands of one type, each of which causes one event; None, if they are others."""
+        mailbox = group.state.mailbox
+        kind = type(commands[0])
+        if (
+            any(type(command) is not kind for command in commands)
+            or (kind is Send and self._admit is not None)
+            or self._enricher.has_changed(commands)
+        ):
+            return None
+        try:
+            events = decide_batch(commands, mailbox, now)
+        except Exception:  # of one of them, which fails again when it is decided alone
+            return None
+        if events is None:
+            return None
+        self._apply(events, group)
+        if kind is not Send:
+            return [1] * len(commands)
+        sends = cast("Sequence[Send]", commands)
+        self._enricher.note_all_sent(sends)
+        return [Accepted(send.message, duplicate=False) for send in sends]
 
     def _execute(self, command: Command, group: Group, now: int) -> Answer:
         """Decide any other command and evolve the state; a refused one changes nothing."""
@@ -156,6 +187,9 @@ class GroupDecider:
             encode_events(events, [0] * len(events))
         mailbox, log = group.state.mailbox, group.events
         try:
+            if len(events) > 1 and is_batch(events):
+                self._apply_batch(events, group)
+                return
             for event in events:
                 if type(event) is MessageSent:
                     log.add_sent(event)
@@ -176,6 +210,25 @@ class GroupDecider:
                 f"Mailbox {mailbox.name} failed on an event ({type(error).__name__}) and is loaded "
                 "again; retry shortly."
             ) from error
+
+    def _apply_batch(self, events: Sequence[Event], group: Group) -> None:
+        """Evolve the state by events of one type; see `_apply`."""
+        mailbox, messages, first = (
+            group.state.mailbox,
+            group.state.mailbox.messages,
+            group.state.mailbox.position + 1,
+        )
+        group.events.add_batch(events, first, messages)
+        if type(events[0]) is MessageSent:
+            evolve_batch(mailbox, events)
+            self._cache.put_all(first, cast("Sequence[MessageSent]", events))
+            return
+        acked = [messages[event.stream] for event in events] if type(events[0]) is MessageAcked else []
+        evolve_batch(mailbox, events)
+        self._enricher.note_all_removed(acked)
+        for message in acked:
+            self._cache.pop(message.position)  # one that was never received
+        group.events.acked.update([message.topic for message in acked])
 
     def _drain_rate(self, topic: str) -> DrainRate:
         rate = self._drain_rates.get(topic)

@@ -2,7 +2,7 @@
 
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from time import perf_counter
 
 from postroom.application.metrics import Histogram, Metric, histogram, new_histogram, rejected_metric
@@ -32,21 +32,25 @@ class ReorderDepth:
         self._delivered: dict[tuple[str, int], list[int]] = {}
         """Ascending positions of the latest messages that were delivered, by shard."""
 
-    def delivered(self, message: Message) -> None:
-        """Note a delivery."""
-        key = message.topic, message.shard
-        positions = self._delivered.get(key)
-        if positions is None:
-            positions = self._first_of(key)
-        position = message.position
-        if not positions or position > positions[-1]:
-            positions.append(position)
-            if len(positions) > 2 * MAX_DEPTH:
-                del positions[:MAX_DEPTH]
-            return
+    def delivered(self, messages: Iterable[Message]) -> None:
+        """Note deliveries."""
+        for message in messages:
+            key = message.topic, message.shard
+            positions = self._delivered.get(key)
+            if positions is None:
+                positions = self._first_of(key)
+            position = message.position
+            if not positions or position > positions[-1]:
+                positions.append(position)
+                if len(positions) > 2 * MAX_DEPTH:
+                    del positions[:MAX_DEPTH]
+            else:
+                self._delivered_late(message, positions)
+
+    def _delivered_late(self, message: Message, positions: list[int]) -> None:
         if message.reason == "nacked" or message.redriven or message.ready_at > message.sent_at:
             return
-        depth = min(len(positions) - bisect_right(positions, position), MAX_DEPTH)
+        depth = min(len(positions) - bisect_right(positions, message.position), MAX_DEPTH)
         if depth > self.maximum[message.shard]:
             self.maximum[message.shard] = depth
 

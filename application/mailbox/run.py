@@ -113,7 +113,6 @@ def common_columns(fields: Sequence[Sequence[Any]], distances: Sequence[int]) ->
 
 def join(values: Sequence[bytes], size: int) -> bytes:
     """Return values joined; raises ValueError unless each has `size` bytes."""
-    joined = b"".join(values)
-    if len(joined) != size * len(values) or any(len(value) != size for value in values):
+    if set(map(len, values)) != {size}:
         raise ValueError(f"a value does not have {size} bytes")
-    return joined
+    return b"".join(values)

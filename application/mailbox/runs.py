@@ -90,7 +90,7 @@ class SentRun(Run, frozen=True, tag="MessageSent.1"):
             join(hash_chains, HASH_BYTES),
             b"".join([blake3(envelope).digest() for envelope in envelopes]),
             column(priorities),
-            *map(column, zip(*map(astuple, headers), strict=True)),
+            *_header_columns(headers),
         )
         return cls(*columns)
 
@@ -272,3 +272,11 @@ AnyRun = (
 )
 RUNS: dict[type[Event], type[Run]] = {run.event: run for run in AnyRun.__args__}
 """The run that encodes each type of event."""
+
+
+def _header_columns(headers: Sequence[Headers]) -> Iterable[Any]:
+    """Return the columns of headers; messages that are sent together often have the very same."""
+    first = headers[0]
+    if all(each is first for each in headers):
+        return astuple(first)
+    return map(column, zip(*map(astuple, headers), strict=True))

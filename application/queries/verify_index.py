@@ -144,7 +144,7 @@ class IndexCheck:
             if position in positions
         }
         for entry in entries:
-            if targets.get(entry.position) == entry[:2]:
+            if targets.get(entry.position) == (entry.stream, entry.version):
                 continue
             if entry not in self._log.index_of([entry.stream]):
                 continue  # retention has removed both

@@ -20,6 +20,11 @@ class Changes:
         self.changed: set[bytes] = set()
         self.settled: set[bytes] = set()
 
+    def settle(self, stream: bytes) -> None:
+        """Note that one of the messages up to `through` is settled."""
+        self.changed.discard(stream)
+        self.settled.add(stream)
+
     def take(self, through: int) -> tuple[list[bytes], list[bytes]]:
         """Return the streams that changed and those that settled, and begin anew at position `through`."""
         taken = list(self.changed), list(self.settled)

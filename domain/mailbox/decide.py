@@ -150,7 +150,7 @@ def _send(command: Send, mailbox: Mailbox, now: int) -> list[Event]:
             SATURATED_RETRY_MS,
         )
     if is_archived:
-        return [_sent(command, 0, None, 0, now)]
+        return [sent(command, 0, None, 0, now)]
     return [_enqueue(command, topic, policy, now)]
 
 
@@ -182,10 +182,11 @@ def _enqueue(command: Send, topic: Topic | None, policy: TopicPolicy, now: int) 
             "retry later, receive faster, or raise shard_capacity in its policy.",
             SATURATED_RETRY_MS,
         )
-    return _sent(command, shard, now + command.deliver_after_ms * MS, now + ttl_ms * MS, now)
+    return sent(command, shard, now + command.deliver_after_ms * MS, now + ttl_ms * MS, now)
 
 
-def _sent(command: Send, shard: int, due: int | None, expires_at: int, now: int) -> MessageSent:
+def sent(command: Send, shard: int, due: int | None, expires_at: int, now: int) -> MessageSent:
+    """Return the event of a send that is accepted; see `MessageSent`."""
     return MessageSent(
         command.message,
         1,

@@ -37,6 +37,11 @@ class PriorityShard:
         """Add a message to the queue, delayed if its `due` is after `now` (µs)."""
         self._queue(message.priority).enqueue(message, now)
 
+    def enqueue_new(self, messages: Sequence[Message], now: int) -> None:
+        """Add messages that were just sent without delay, in the order of their positions."""
+        for message in messages:
+            self.enqueue(message, now)
+
     def restore(self, messages: Sequence[Message], now: int) -> None:
         """Add messages, in the order of their positions, to an empty queue as `enqueue` does one by one."""
         by_priority: defaultdict[int, list[Message]] = defaultdict(list)

@@ -1,7 +1,7 @@
 """The replay window: recent idempotency keys of a topic, with the hashes of their payloads."""
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import islice
 
 import msgspec
@@ -83,6 +83,28 @@ class ReplayWindow:
         self._keys[key] = entry
         self._order.append(key)
         self._uncollected += 1
+
+    def has_room_for(self, keys: Sequence[str], capacity: int) -> bool:
+        """Return whether all keys are distinct and new, and fit beside those that are remembered.
+
+        Arguments: see `admit`.
+        """
+        return (
+            len(self._keys) + len(keys) <= capacity
+            and self._keys.keys().isdisjoint(keys)
+            and len(set(keys)) == len(keys)
+        )
+
+    def add_all(self, entries: dict[str, ReplayEntry], at: int, window: int) -> None:
+        """Add keys of one time (µs); see `add`."""
+        if not self._keys.keys().isdisjoint(entries):
+            for key, entry in entries.items():
+                self.add(key, entry, window)
+            return
+        self.drop_until(at - window)
+        self._keys.update(entries)
+        self._order.extend(entries)
+        self._uncollected += len(entries)
 
     def drop_until(self, time: int) -> None:
         """Drop the keys added at or before `time` (µs)."""

@@ -55,6 +55,11 @@ class Shard:
             insort(self._returned, message, key=self._order)
             self._waiting[message.stream] = self._returned
 
+    def enqueue_new(self, messages: Sequence[Message], now: int) -> None:
+        """Add messages that were just sent without delay, in the order of their positions."""
+        self._fresh.extend(messages)
+        self._waiting.update(dict.fromkeys(map(_by_stream, messages), self._fresh))
+
     def restore(self, messages: Sequence[Message], now: int) -> None:
         """Add messages, in the order of their positions, to an empty queue as `enqueue` does one by one."""
         ready = [each for each in messages if each.due <= now]

@@ -1,6 +1,6 @@
 """State of a mailbox, and `evolve(state, event) -> state`."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -172,6 +172,20 @@ class Mailbox:
         if self._until_rebuild <= 0:
             self._drop_stale_timers()
 
+    def set_timers(self, messages: Sequence[Message]) -> None:
+        """Do the same as `set_timer` for messages of one status."""
+        changes = self.changes
+        changes.changed.update([m.stream for m in messages if m.position <= changes.through])
+        if self._is_replaying:
+            return
+        if messages[0].status == IN_FLIGHT:
+            self._deadlines.set_all([(m.due, m.position, m) for m in messages])
+        else:
+            self._expiries.set_all([(m.expires_at, m.position, m) for m in messages])
+        self._until_rebuild -= len(messages)
+        if self._until_rebuild <= 0:
+            self._drop_stale_timers()
+
     def restore_timers(self) -> None:
         """Set the timers of all messages, of which none has one."""
         if self.in_flight:
@@ -269,10 +283,8 @@ def _settled(mailbox: Mailbox, event: MessageAcked | MessageExpired) -> None:
     message = _detach(mailbox, event.stream)
     evolve_message(message, event, mailbox.position)  # makes its timers and queue entries stale
     del mailbox.messages[event.stream]
-    changes = mailbox.changes
-    if message.position <= changes.through:
-        changes.changed.discard(event.stream)
-        changes.settled.add(event.stream)
+    if message.position <= mailbox.changes.through:
+        mailbox.changes.settle(event.stream)
 
 
 def _dead_lettered(mailbox: Mailbox, event: MessageDeadLettered) -> None:

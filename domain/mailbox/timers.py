@@ -33,6 +33,15 @@ class Timers:
         else:
             heapq.heappush(self._heap, (at, message.position, message))
 
+    def set_all(self, timers: list[tuple[int, int, Message]]) -> None:
+        """Set timers: each the time (µs) at which it fires, the message's position, and the message."""
+        ordered = self._ordered
+        if (not ordered or ordered[-1][0] <= timers[0][0]) and timers == sorted(timers):
+            ordered.extend(timers)
+            return
+        for at, _, message in timers:
+            self.set(at, message)
+
     def next(self) -> int | None:
         """Return when the next timer fires (µs), or None."""
         time_of, ordered, heap = self._time_of, self._ordered, self._heap

@@ -92,7 +92,7 @@ def test_a_missing_entry_is_found(log: OpenLog) -> None:
 
 def test_an_entry_that_leads_elsewhere_is_found(log: OpenLog) -> None:
     entry = sent(log)
-    log.index[entry.stream] = [entry._replace(position=5)]
+    log.index[entry.stream] = [replace(entry, position=5)]
     found = broken(log)
     assert f"has position 5 for version 1 of stream {entry.stream.hex()}" in str(found)
     assert found.position == entry.position
@@ -125,7 +125,7 @@ def test_a_missing_entry_of_the_mailbox_itself_is_found(log: OpenLog, version: i
 def test_a_last_event_that_is_missing_or_elsewhere_is_found(log: OpenLog, last: int | None) -> None:
     entry = sent(log, 0)
     assert entry.last == log.head().position  # type: ignore[union-attr]  # it has events
-    log.index[entry.stream] = [entry._replace(last=last)]
+    log.index[entry.stream] = [replace(entry, last=last)]
     found = broken(log)
     assert f"instead of position {entry.last}" in str(found)
     assert found.position == entry.position
@@ -133,7 +133,7 @@ def test_a_last_event_that_is_missing_or_elsewhere_is_found(log: OpenLog, last: 
 
 def test_a_last_event_that_should_not_be_there_is_found(log: OpenLog) -> None:
     entry = sent(log)
-    log.index[entry.stream] = [entry._replace(last=entry.position + 1)]
+    log.index[entry.stream] = [replace(entry, last=entry.position + 1)]
     assert "instead of none" in str(broken(log))
 
 

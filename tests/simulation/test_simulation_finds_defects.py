@@ -97,8 +97,8 @@ def messages_that_outlive_their_ttl(patch: Patch) -> None:
     def lasting(command: Any, shard: int, due: int, expires_at: int, now: int) -> Any:
         return sent(command, shard, due, expires_at + 60_000_000, now)
 
-    sent = decide._sent
-    patch.setattr(decide, "_sent", lasting)
+    sent = decide.sent
+    patch.setattr(decide, "sent", lasting)
 
 
 @defect
@@ -277,8 +277,8 @@ def a_delay_that_is_ignored(patch: Patch) -> None:
     def hasty(command: Any, shard: int, due: int, expires_at: int, now: int) -> Any:
         return sent(command, shard, now, expires_at, now)
 
-    sent = decide._sent
-    patch.setattr(decide, "_sent", hasty)
+    sent = decide.sent
+    patch.setattr(decide, "sent", hasty)
 
 
 @defect

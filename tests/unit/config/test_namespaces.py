@@ -16,6 +16,7 @@ from postroom.application.ingest.namespace import (
     Namespace,
     NatsSource,
     PayloadSchema,
+    RabbitmqSource,
     RedisSource,
     SchemaFormat,
 )
@@ -140,6 +141,19 @@ def test_each_broker_may_be_the_source(write: Write) -> None:
         load_namespaces(write(text.replace("kafka+ssl://", "secret@")))
     with pytest.raises(InvalidRequest, match="certificate and key need each other"):
         load_namespaces(write(text.replace("ca: ca.pem", "certificate: c.pem")))
+
+
+def test_a_queue_or_a_stream_of_rabbitmq_may_be_the_source(write: Write) -> None:
+    text = SMALL.replace("redis://localhost", "amqps://mq/shop").replace("redis", "rabbitmq")
+    assert load_namespaces(write(text))[0].source == RabbitmqSource(
+        url="amqps://mq/shop", stream="orders", consumer_group="archive"
+    )
+    with pytest.raises(InvalidRequest, match="either a queue or a stream; name one"):
+        load_namespaces(write(text.replace("stream: orders", "stream: orders\n          queue: orders")))
+    with pytest.raises(InvalidRequest, match="needs dead_letter_routing_key"):
+        load_namespaces(
+            write(text.replace("stream: orders", "queue: orders\n          dead_letter_exchange: dead"))
+        )
 
 
 def test_a_file_may_hold_several_namespaces(write: Write) -> None:

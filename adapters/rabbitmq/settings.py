@@ -1,0 +1,75 @@
+"""Settings of RabbitMQ, importable without its client."""
+
+import ssl
+from pathlib import Path
+from urllib.parse import quote, urlsplit, urlunsplit
+
+from postroom.application.ingest.broker_access import BrokerAccess
+from postroom.domain.errors import InvalidRequest
+
+RABBITMQ_SCHEMES = ("amqp", "amqps")
+
+
+class RabbitmqSettings(BrokerAccess, frozen=True, kw_only=True):
+    """Address of RabbitMQ, and access to it.
+
+    Arguments:
+        url: `amqp://host:5672/vhost`, or `amqps://` with TLS.
+
+    Raises: InvalidRequest for another scheme or an invalid address; see also `BrokerAccess`.
+    """
+
+    url: str
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        try:
+            parts = urlsplit(self.url)
+            is_valid = parts.scheme in RABBITMQ_SCHEMES and bool(parts.hostname) and parts.port != 0
+        except ValueError:
+            is_valid = False
+        if not is_valid:  # the message omits the URL: it may contain a password
+            raise InvalidRequest(
+                "The RabbitMQ URL is invalid; write amqp://host:5672/vhost, or amqps:// with TLS."
+            )
+        if not self.needs_tls and (self.ca is not None or self.certificate is not None):
+            raise InvalidRequest("The RabbitMQ settings ca and certificate need TLS; write amqps://.")
+
+    @property
+    def needs_tls(self) -> bool:
+        """Return whether connections are encrypted."""
+        return self.url.startswith("amqps://")
+
+    @property
+    def shown_address(self) -> str:
+        """Return the host and virtual host, without user and password, for messages and logs."""
+        parts = urlsplit(self.url)
+        return f"{parts.netloc.rpartition('@')[2]}{parts.path}"
+
+    def url_with_user(self) -> str:
+        """Return the URL with user and password; raises InvalidRequest when the password can't be read."""
+        if self.user is None or self.password_file is None:
+            return self.url
+        try:
+            password = Path(self.password_file).read_text("utf-8").strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise InvalidRequest(
+                f"The password file {self.password_file} can't be read: {error}; make it readable text."
+            ) from error
+        parts = urlsplit(self.url)
+        user = f"{quote(self.user, safe='')}:{quote(password, safe='')}"
+        return urlunsplit(parts._replace(netloc=f"{user}@{parts.netloc.rpartition('@')[2]}"))
+
+    def tls_context(self) -> ssl.SSLContext | None:
+        """Return how TLS is used, if it is; raises InvalidRequest when a file can't be read."""
+        if not self.needs_tls:
+            return None
+        try:
+            context = ssl.create_default_context(cafile=self.ca)
+            if self.certificate is not None:
+                context.load_cert_chain(self.certificate, self.key)
+        except OSError as error:
+            raise InvalidRequest(
+                f"A TLS file of RabbitMQ can't be read: {error}; ca, certificate and key are PEM files."
+            ) from error
+        return context

@@ -1,0 +1,182 @@
+"""The source conformance suite on RabbitMQ, and what only RabbitMQ has."""
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, suppress
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import aio_pika
+import msgspec
+import pytest
+from aio_pika.abc import AbstractConnection
+from aio_pika.exceptions import CONNECTION_EXCEPTIONS
+
+from postroom.adapters.rabbitmq.settings import RabbitmqSettings
+from postroom.adapters.rabbitmq.source import QueueConsumer, RabbitmqQueueSource
+from postroom.application.ingest.counts import IngestCounts
+from postroom.application.ingest.namespace import RabbitmqSource
+from postroom.domain.errors import InvalidRequest, NotFound, Unavailable
+from tests.conformance.source import NOTHING_MS, PATIENT_MS, SourceConformance, bodies, fetch
+from tests.integration.ingest_world import ingest, namespace, stored
+from tests.support.servers.rabbitmq import RabbitmqServer
+from tests.support.stores import envelope
+
+
+class RabbitmqPlace:
+    """A quorum queue, or a stream."""
+
+    def __init__(self, url: str, kind: str, opened: AsyncExitStack) -> None:
+        self.url = url
+        self.kind = kind
+        self.queue = f"test-{uuid4().hex}"
+        self._opened = opened
+
+    async def create(self) -> None:
+        connection = await aio_pika.connect(self.url)
+        self._opened.push_async_callback(_close, connection)
+        self.channel = await connection.channel()
+        await self.declare(self.queue)
+
+    async def declare(self, name: str, **arguments: Any) -> None:
+        kind = {"x-queue-type": self.kind}
+        await self.channel.declare_queue(name, durable=True, arguments=kind | arguments)
+
+    async def publish(self, *data: bytes, **options: Any) -> None:
+        for each in data:
+            message = aio_pika.Message(each, delivery_mode=2, **options)
+            await self.channel.default_exchange.publish(message, self.queue)
+
+    async def open(self, *, ack_wait_ms: int = PATIENT_MS, **settings: Any) -> RabbitmqQueueSource:
+        values: dict[str, Any] = {
+            "queue": self.queue,
+            "group": "reader",
+            "is_stream": self.kind == "stream",
+        } | settings
+        source = await RabbitmqQueueSource.open(
+            RabbitmqSettings(url=self.url), QueueConsumer(ack_wait_ms=ack_wait_ms, **values)
+        )
+        self._opened.push_async_callback(source.close)
+        return source
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    try:
+        server = RabbitmqServer(tmp_path_factory.mktemp("rabbitmq"))
+    except Unavailable as error:
+        pytest.skip(str(error))
+    with server:
+        yield server
+
+
+@pytest.fixture
+async def place(server: RabbitmqServer) -> AsyncIterator[RabbitmqPlace]:
+    async with AsyncExitStack() as opened:
+        place = RabbitmqPlace(server.url, "quorum", opened)
+        await place.create()
+        yield place
+
+
+@pytest.fixture
+async def stream(server: RabbitmqServer) -> AsyncIterator[RabbitmqPlace]:
+    async with AsyncExitStack() as opened:
+        place = RabbitmqPlace(server.url, "stream", opened)
+        await place.create()
+        yield place
+
+
+class TestRabbitmqSource(SourceConformance):
+    pass
+
+
+async def test_a_group_reads_a_stream_from_its_beginning_and_goes_on_where_it_was(
+    stream: RabbitmqPlace,
+) -> None:
+    await stream.publish(*[b"%d" % number for number in range(20)])
+    first = await stream.open()
+    messages = await fetch(first, 15)
+    assert bodies(messages) == [b"%d" % number for number in range(15)]
+    assert [message.sequence for message in messages] == [str(number) for number in range(15)]
+    await first.ack(messages[:5])
+    await first.ack(messages[7:])
+    await first.close()
+    again = await stream.open()
+    assert bodies(await fetch(again, 15)) == [b"%d" % number for number in range(5, 20)]
+    other = await stream.open(group="other")
+    assert bodies(await fetch(other, 1)) == [b"0"]
+
+
+async def test_headers_and_earlier_deliveries_are_told(place: RabbitmqPlace) -> None:
+    source = await place.open()
+    await place.publish(b"1", headers={"trace": "abc", "count": 3}, message_id="order-1")
+    (message,) = await fetch(source, 1)
+    assert dict(message.headers) == {"trace": "abc", "count": "3", "message_id": "order-1"}
+    assert (message.subject, message.delivered) == (place.queue, 1)
+    await source.close()
+    (again,) = await fetch(await place.open(), 1)
+    assert again.delivered == 2
+
+
+async def test_a_missing_queue_a_wrong_user_and_a_stream_named_as_a_queue_are_told(
+    place: RabbitmqPlace, stream: RabbitmqPlace
+) -> None:
+    with pytest.raises(NotFound, match=r"no queue 'missing'.*; create it, or name another\.$"):
+        await place.open(queue="missing")
+    url = place.url.replace("amqp://", "amqp://nobody:secret@")
+    with pytest.raises(InvalidRequest, match="check user, password and virtual host") as refused:
+        await RabbitmqQueueSource.open(RabbitmqSettings(url=url), QueueConsumer(queue="a", group="b"))
+    assert "secret" not in str(refused.value)
+    with pytest.raises(Unavailable, match=r"can't be opened: .* when RabbitMQ is available"):
+        await RabbitmqQueueSource.open(
+            RabbitmqSettings(url="amqp://127.0.0.1:1"), QueueConsumer(queue="a", group="b")
+        )
+
+
+async def test_a_queue_that_is_deleted_while_it_is_read_is_missed(
+    place: RabbitmqPlace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = await place.open()
+    await place.channel.queue_delete(place.queue)
+    monkeypatch.setattr("postroom.adapters.rabbitmq.source.PROBE_SECONDS", 0)
+    with pytest.raises(NotFound):
+        await _fetch_until_it_fails(source)
+
+
+async def test_what_can_not_be_stored_goes_to_the_dead_letter_exchange(
+    place: RabbitmqPlace, tmp_path: Path
+) -> None:
+    dead = f"dead-{uuid4().hex}"
+    await place.declare(dead)
+    await place.publish(envelope("1"), envelope("1"))
+    await place.publish(b"junk", headers={"trace": "abc"})
+    source = RabbitmqSource(
+        url=place.url, queue=place.queue, consumer_group="archive", dead_letter_routing_key=dead
+    )
+    store = str(tmp_path / "store.db")
+    what = msgspec.structs.replace(namespace("", store), source=source)
+    counts = IngestCounts(received=3, stored=1, duplicates=1, dead_lettered=1)
+    assert await ingest(what) == counts
+    assert stored(store) == Counter(["1"])
+    letter = await (await place.channel.get_queue(dead)).get(timeout=20)
+    assert letter is not None
+    assert (letter.body, letter.headers["trace"]) == (b"junk", "abc")
+    assert "not a PrismEnvelope" in str(letter.headers["Postroom-Reason"])
+    assert (letter.message_id or "").startswith("dlq:archive:")
+    await place.publish(b"junk")
+    nowhere = msgspec.structs.replace(source, dead_letter_routing_key="nowhere")
+    assert await ingest(msgspec.structs.replace(what, source=nowhere)) == IngestCounts(received=1, deferred=1)
+
+
+async def _fetch_until_it_fails(source: RabbitmqQueueSource) -> None:
+    async with asyncio.timeout(60):
+        while True:
+            await source.fetch(1, NOTHING_MS)
+
+
+async def _close(connection: AbstractConnection) -> None:
+    """Close a connection, which waits for ever if the server was killed."""
+    with suppress(*CONNECTION_EXCEPTIONS, TimeoutError):
+        await asyncio.wait_for(connection.close(), 2)
