@@ -60,7 +60,10 @@ HEADERS = (
 """The headers of a message (RFC-037 header table) besides its id and topic."""
 
 ENVELOPE = SourceColumn(
-    "envelope", "bytes", "The PrismEnvelope as it was sent; read only if it is declared.", default=False
+    "envelope",
+    "bytes",
+    "The PrismEnvelope as it was sent, with any auth token; read only if it is declared.",
+    default=False,
 )
 
 EVENTS = (
