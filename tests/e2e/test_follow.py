@@ -53,7 +53,7 @@ def test_it_follows_serves_metrics_and_ends_on_sigterm(postroom: Postroom, store
         process.send_signal(signal.SIGTERM)
         out, _ = process.communicate()
     assert process.returncode == 0
-    assert re.search(r"in \d+ batches .* 0 parked", out)
+    assert re.search(r"in \d+ batch(es)? .* 0 parked", out)
     assert "# TYPE postroom_follow_events_total counter" in text
     assert metrics.endswith("# EOF\n")
     assert 'postroom_follow_lag_events{mailbox="main@local"} 0' in metrics

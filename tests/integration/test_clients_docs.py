@@ -8,7 +8,9 @@ from pathlib import Path
 from tests.support.servers.http import PostroomServer
 
 PAGE = Path(__file__).parents[2] / "docs" / "clients.md"
-EXAMPLE = re.compile(r"^```python\n(.*?)^```\n(?:.*?\n)??\n```text\n(.*?)^```", re.DOTALL | re.MULTILINE)
+EXAMPLE = re.compile(
+    r"^```python\n((?:(?!```).*\n)*)```\n(?:(?!```).*\n)*?\n```text\n((?:(?!```).*\n)*)```", re.MULTILINE
+)
 
 
 def test_the_programs_of_the_page_print_what_it_says(tmp_path: Path) -> None:

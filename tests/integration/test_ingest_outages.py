@@ -89,7 +89,10 @@ class TroubledStore:
         if error is not None:
             raise error
         refused = {blob: rejection for blob in envelopes if (rejection := self.refuse(blob)) is not None}
-        answers = iter(await self._send([blob for blob in envelopes if blob not in refused], **options))
+        keys = options.pop("sticky_keys")
+        sent = [(blob, key) for blob, key in zip(envelopes, keys, strict=True) if blob not in refused]
+        options["sticky_keys"] = [key for _, key in sent]
+        answers = iter(await self._send([blob for blob, _ in sent], **options))
         return [refused.get(blob) or next(answers) for blob in envelopes]
 
 

@@ -24,12 +24,13 @@ from postroom.domain.errors import InvalidRequest, Unavailable
 from tests.support.logs import capture_logs
 from tests.support.servers.nats import NatsServer
 from tests.support.servers.process import LOOPBACK, free_port
-from tests.support.waiting import until
+from tests.support.waiting import until, wait_until
 
 SOON_SECONDS = 120.0
 """Far more than a reconnect or a close takes, far less than nats-py's own 6 minutes."""
 
 USER = {"user": "user", "password": "secret"}
+RELOADED = "Reloaded server configuration"
 WITHOUT_INBOX = {"users": [USER | {"permissions": {"subscribe": {"deny": "_INBOX.>"}}}]}
 """The server drops the subscriptions that it denies, and keeps the connection."""
 
@@ -272,12 +273,14 @@ async def _publish_much(client: Client) -> None:
 @contextmanager
 def _configured(server: NatsServer, tmp_path: Path, **settings: Any) -> Iterator[None]:
     """Have the server reload its configuration with other settings for the length of the context."""
-    file = tmp_path / "nats" / "nats.conf"
+    file, log = tmp_path / "nats" / "nats.conf", tmp_path / "nats" / "nats.log"
     before = file.read_text()
 
     def load(config: str) -> None:
+        reloads = log.read_text().count(RELOADED)
         file.write_text(config)
         os.kill(server.pid, signal.SIGHUP)
+        wait_until(lambda: log.read_text().count(RELOADED) > reloads)
 
     load(json.dumps(json.loads(before) | settings))
     yield

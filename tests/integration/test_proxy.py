@@ -134,6 +134,7 @@ REPEATED: dict[str, list[Any]] = {
         )
     ],
     "get": [pb.GetRequest(message_id="sent"), pb.GetRequest(message_id="none")],
+    "start_redrive": [pb.StartRedriveRequest(spec=pb.RedriveSpec(topics=["orders"]), job_id="no UUID")],
     "explain": [pb.ExplainRequest(message_id="sent"), pb.ExplainRequest(message_id="none")],
 }
 """Requests whose answer is the same each time but the first, where others' are not."""
@@ -143,7 +144,9 @@ def requests_of(name: str) -> list[bytes]:
     """Return requests to a method: valid ones, refused ones, and bytes that are no request."""
     cases = [case.request for case in grpc_cases(known_of_nothing()) if case.name == name]
     requests = (
-        REPEATED[name] if name in ("send", "send_batch") else [*REPEATED.get(name, ()), *cases[:3], cases[-1]]
+        REPEATED[name]
+        if name in ("send", "send_batch", "start_redrive")
+        else [*REPEATED.get(name, ()), *cases[:3], cases[-1]]
     )
     return [*(each.SerializeToString() for each in requests), b"", b"\xff\xff"]
 
