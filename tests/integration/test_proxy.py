@@ -148,7 +148,8 @@ def requests_of(name: str) -> list[bytes]:
         if name in ("send", "send_batch", "start_redrive")
         else [*REPEATED.get(name, ()), *cases[:3], cases[-1]]
     )
-    return [*(each.SerializeToString() for each in requests), b"", b"\xff\xff"]
+    empty = [] if name == "start_redrive" else [b""]  # which starts another job each time
+    return [*(each.SerializeToString() for each in requests), *empty, b"\xff\xff"]
 
 
 @pytest.mark.parametrize("name", METHODS)
