@@ -16,7 +16,6 @@ import psycopg
 
 from postroom.adapters.compose import Postroom, open_mailbox
 from postroom.adapters.compose.postgres import migrate_store
-from postroom.application.garbage_collection import exempt_heap
 from tests.benchmarks.figures import Figures, Stopwatch
 from tests.benchmarks.history import CHUNK, generated, live
 from tests.benchmarks.servers import postgres_server
@@ -141,6 +140,9 @@ def _measure_pause(figures: Figures, folder: Path, _: int) -> None:
             await _settle(postroom, KEYS - UNSETTLED)
 
     async def main(store: Path, exemption: ExitStack) -> float:
+        # Here, as older code does not have it.
+        from postroom.application.garbage_collection import exempt_heap
+
         is_over = asyncio.Event()
         async with _opened(str(store)) as postroom:
             exemption.enter_context(exempt_heap())  # as in `postroom serve`
