@@ -54,6 +54,7 @@ config = schemathesis.Config.from_dict(
     {"phases": {"examples": {"enabled": False}, "coverage": {"enabled": False}}}
 )
 
+
 @pytest.fixture(scope="module")
 def schema() -> BaseSchema:
     return schemathesis.openapi.from_path(CONTRACT, config=config if EXAMPLES == 1 else None)
