@@ -24,7 +24,7 @@ from tests.support.fixtures import CreateDatabase
 from tests.support.servers.spark import JVM_SECONDS, SparkCluster
 from tests.support.waiting import wait_until
 
-SETTLED, READY, BATCH = 10_000, 2_000, 250
+SETTLED, READY, BATCH = 20_000, 4_000, 250
 TOPIC, PASSWORD = "orders", "open-sesame"
 PAYLOAD = b"a payload of a hundred bytes, more or less, as an order of two items may have them".ljust(100)
 
