@@ -59,5 +59,6 @@ def stored_options(schema: "StructType", values: Mapping[str, str]) -> dict[str,
         return dict(values)
     for field in schema.fields:
         if METADATA in (field.metadata or {}):
-            return msgspec.json.decode(field.metadata[METADATA], type=dict[str, str]) | values
+            stored = msgspec.json.decode(field.metadata[METADATA], type=dict[str, str])
+            return {**stored, **values}
     return dict(values)
