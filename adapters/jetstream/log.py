@@ -92,9 +92,14 @@ class LeaseLog:
                 deadline, f"It is unknown whether stream {self._stream} has stored events", reason
             )
 
-    async def last(self, subject: str, deadline: float) -> StreamMessage | None:
-        """Return the last message of a subject, which may have wildcards, or None."""
-        return await self._get({"last_by_subj": subject}, deadline)
+    async def last(self, subject: str, deadline: float, known: int = 0) -> StreamMessage | None:
+        """Return the last message of a subject, which may have wildcards, or None.
+
+        Arguments:
+            known: sequence of a message of the subject that was stored before, or 0. An older answer comes from
+                a leader that was paused or partitioned and does not yet know of its successor; it is asked again.
+        """
+        return await self._get({"last_by_subj": subject}, deadline, known)
 
     async def next(self, subject: str, sequence: int, deadline: float) -> StreamMessage | None:
         """Return the first message of a subject from a sequence on, or None."""
@@ -165,7 +170,9 @@ class LeaseLog:
             )
         return None
 
-    async def _get(self, request: Mapping[str, Any], deadline: float) -> StreamMessage | None:
+    async def _get(
+        self, request: Mapping[str, Any], deadline: float, known: int = 0
+    ) -> StreamMessage | None:
         # STREAM.MSG.GET is answered by the stream's leader, DIRECT.GET by any replica.
         body = msgspec.json.encode(request)
         while True:
@@ -173,9 +180,11 @@ class LeaseLog:
                 answer = await self._request(f"{_API}.STREAM.MSG.GET.{self._stream}", body, None, deadline)
                 message = answer["message"]
                 data = base64.b64decode(message.get("data") or "")
-                return decode(message["subject"], message["seq"], data)
+                if message["seq"] >= known:
+                    return decode(message["subject"], message["seq"], data)
+                reason = f"its leader answers with message {message['seq']}, but {known} was stored"
             except Refused as refused:
-                if refused.number == _NO_MESSAGE:
+                if refused.number == _NO_MESSAGE and not known:
                     return None
                 reason = str(refused)
             except (NatsError, OSError, TimeoutError) as error:

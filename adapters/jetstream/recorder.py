@@ -89,12 +89,7 @@ class JetStreamRecorder(ApplicationRecorder):
             subject = subject_of(self._stream, originator)
             payload = encode(subject, save, index, event)
             messages.append(Outgoing(subject, payload, event.originator_version, expected))
-        try:
-            sequences = self._call(partial(self._log.append, save, messages))
-        except BaseException:
-            for originator in versions:
-                self._forget(originator)
-            raise
+        sequences = self._call(partial(self._log.append, save, messages))
         stored = [
             StreamMessage(sequence, save, index, event)
             for index, (sequence, event) in enumerate(zip(sequences, stored_events, strict=True))
@@ -191,11 +186,14 @@ class JetStreamRecorder(ApplicationRecorder):
 
     def _load_last(self, originator: UUID) -> list[StreamMessage]:
         """Return the last message of an aggregate."""
-        last = self._call(partial(self._log.last, subject_of(self._stream, originator)))
-        if last is None:
-            self._forget(originator)
-            return []
-        return self._extend(originator, [last])[-1:]
+        with self._lock:
+            known = _last_sequence(self._cache.get(originator, ()))
+
+        async def read(deadline: float) -> StreamMessage | None:
+            return await self._log.last(subject_of(self._stream, originator), deadline, known)
+
+        last = self._call(read)
+        return [] if last is None else self._extend(originator, [last])[-1:]
 
     def _load(self, originator: UUID) -> list[StreamMessage]:
         """Return an aggregate's messages; those cached are not read again."""
@@ -204,10 +202,10 @@ class JetStreamRecorder(ApplicationRecorder):
             cached = list(self._cache.get(originator, ()))
 
         async def read(deadline: float) -> list[StreamMessage] | None:
-            last = await self._log.last(subject, deadline)
+            last = await self._log.last(subject, deadline, _last_sequence(cached))
             if last is None:
                 return None
-            messages = cached if cached and cached[-1].sequence <= last.sequence else []
+            messages = cached
             while not messages or messages[-1].sequence < last.sequence:
                 first = messages[-1].sequence + 1 if messages else 1
                 following = await self._log.next(subject, first, deadline)
@@ -261,6 +259,10 @@ def _after_gaps(messages: list[StreamMessage]) -> list[StreamMessage]:
     while start > 0 and _version(messages[start - 1]) + 1 == _version(messages[start]):
         start -= 1
     return messages[start:]
+
+
+def _last_sequence(messages: Sequence[StreamMessage]) -> int:
+    return messages[-1].sequence if messages else 0
 
 
 def _version(message: StreamMessage) -> int:
