@@ -10,6 +10,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from postroom.domain.errors import InvalidRequest
+from postroom.projections.log_checks import check_bounds
 from postroom.projections.log_extent import Range
 from postroom.projections.models.messages import MessageStatus
 from postroom.projections.ports.log_reader import LogReader
@@ -62,7 +63,8 @@ class StoreSource(DataSource):
     def reader(self, schema: StructType) -> DataSourceReader:
         """Return the reader of the declared columns.
 
-        Raises: InvalidRequest for an unknown option or an invalid value.
+        Raises: InvalidRequest for an unknown option or an invalid value, BrokenLog when a log lacks its
+            beginning or end.
         """
         options = self._options()
         for name in STREAM:
@@ -100,7 +102,10 @@ class StoreSource(DataSource):
     def _open(self, options: Options, schema: StructType) -> tuple[LogReader, Any]:
         check_schema(self.name(), self.columns, schema)
         log = self.open_log(options)
-        return log, self.rows(log, to_arrow_schema(schema, timezone="UTC"), options)
+        rows = self.rows(log, to_arrow_schema(schema, timezone="UTC"), options)
+        if not options.allow_gaps:
+            check_bounds(log)
+        return log, rows
 
 
 class EventsSource(StoreSource):
