@@ -28,7 +28,8 @@ def check_bounds(log: LogReader) -> None:
         if firsts.get(name, 0) > removed + 1:
             raise BrokenLog(
                 f"The log of {name} begins at position {firsts[name]}, but retention removed only those "
-                f"through {removed}. Restore the store from a backup, or leave the others out with --allow-gaps.",
+                f"through {removed}. Restore the store from a backup, or leave the others out "
+                "with --allow-gaps.",
                 removed + 1,
             )
         head = max(heads.get(name, 0), removed)

@@ -94,7 +94,7 @@ def test_an_altered_commit_is_named_when_hashes_are_checked(store: Store, part: 
     [
         (
             "place = (SELECT min(place) FROM log)",
-            "begins at position 3, but retention removed only those through 0",
+            "begins at position 3, but retention removed only those",
         ),
         ("place = (SELECT max(place) FROM log)", "ends at position .* when it was last closed: its end"),
         ("place > 0", "ends at position 0, but reached"),
