@@ -2,17 +2,20 @@
 
 import os
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
 from postroom.adapters.compose.store import open_log_reader, open_store
+from postroom.adapters.schemas.content_decoder import ContentDecoder
 from postroom.application.extras import explain_missing_extra
 from postroom.domain.errors import InvalidRequest
 from postroom.projections.ports.log_reader import LogReader
+from postroom.projections.ports.payload_decoder import PayloadDecoder
 from postroom.projections.spark.options import Options
 
 with explain_missing_extra():
-    from postroom.projections.spark.sources import EventsSource, MessagesSource
+    from postroom.projections.spark.sources import EventsSource, MessagesSource, PayloadsSource
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -59,7 +62,29 @@ class PostroomMessages(MessagesSource):
         return open_log(options)
 
 
-SOURCES = (PostroomEvents, PostroomMessages)
+class PostroomPayloads(PayloadsSource):
+    """`postroom_payloads`: the messages of a store with their payloads decoded, one row each."""
+
+    def open_log(self, options: Options) -> LogReader:
+        """Return the reader of the store's log."""
+        return open_log(options)
+
+    def open_decoder(self, options: Options) -> PayloadDecoder:
+        """Return the decoder by content type, and by the schemas of the option `namespaces`.
+
+        Raises: InvalidRequest when that file or a schema in it is missing or invalid.
+        """
+        file = options.text("namespaces")
+        if file is None:
+            return ContentDecoder()
+        with explain_missing_extra("namespaces"):
+            from postroom.adapters.config.namespaces import load_namespaces
+            from postroom.adapters.schemas.decoder import SchemaDecoder
+        namespaces = load_namespaces(Path(_local_path(file)).absolute())
+        return SchemaDecoder({each.name: each.payload_schemas for each in namespaces})
+
+
+SOURCES = (PostroomEvents, PostroomMessages, PostroomPayloads)
 
 
 def register(spark: "SparkSession") -> None:

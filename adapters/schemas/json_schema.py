@@ -10,6 +10,7 @@ import jsonschema_rs
 import msgspec
 from google.protobuf import any_pb2
 
+from postroom.domain.envelope.content import decode_json
 from postroom.domain.errors import InvalidRequest
 
 MAX_PROBLEMS = 5
@@ -44,18 +45,19 @@ class JsonSchema:
             data: the payload's value, decompressed.
         """
         try:
-            value = msgspec.json.decode(data)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            yield f"is not JSON: {error}"
-            return
-        except RecursionError:
-            yield "is JSON that is nested too deeply"
+            value = decode_json(data)
+        except InvalidRequest as error:
+            yield str(error)
             return
         try:
             for violation in islice(self._validator.iter_errors(value), MAX_PROBLEMS):
                 yield f"violates its schema: {_place(violation.instance_path)}{violation.message}"
         except (ValueError, OverflowError) as error:
             yield f"can't be validated: {error}"
+
+    def decode(self, payload: any_pb2.Any, data: bytes) -> Any:
+        """Return what a payload stands for; raise `InvalidRequest` when it is not JSON."""
+        return decode_json(data)
 
 
 class _References:

@@ -10,6 +10,8 @@ from google.protobuf import any_pb2
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.descriptor_pb2 import DescriptorProto, FileDescriptorSet
 from google.protobuf.descriptor_pool import DescriptorPool
+from google.protobuf.json_format import Error as JsonError
+from google.protobuf.json_format import MessageToDict
 from google.protobuf.message import DecodeError, Message
 from google.protobuf.message_factory import GetMessageClass
 from google.protobuf.unknown_fields import UnknownFieldSet
@@ -25,6 +27,7 @@ class ProtobufSchema:
 
     def __init__(self, descriptors: "Descriptors", message_name: str, *, allows_unknown_fields: bool) -> None:
         """Find a message by name, with or without its package; raise `InvalidRequest` when it is missing."""
+        self._pool = descriptors.pool
         self._descriptor = descriptors.find(message_name)
         self._parse = GetMessageClass(self._descriptor).FromString
         self._allows_unknown_fields = allows_unknown_fields
@@ -36,14 +39,13 @@ class ProtobufSchema:
             data: the payload's value, decompressed.
         """
         name = self._descriptor.full_name
-        type_name = payload.type_url.rpartition("/")[2]
-        if type_name and type_name != name:
-            yield f"has the type {type_name}, not {name}"
+        if problem := self._other_type(payload):
+            yield problem
             return
         try:
             message = self._parse(data)
         except DecodeError:
-            yield f"can't be decoded as {name}"
+            yield self._undecodable()
             return
         for field in islice(_missing_fields(message), MAX_PROBLEMS):
             yield f"lacks the required field {field} of {name}"
@@ -53,6 +55,29 @@ class ProtobufSchema:
             if len(message.SerializePartialToString()) != size:
                 for place in islice(_unknown_fields(self._parse(data), ""), MAX_PROBLEMS):
                     yield f"has a field that {name} does not define: {place}"
+
+    def decode(self, payload: any_pb2.Any, data: bytes) -> Any:
+        """Return a payload as the value of its JSON, with fields named as in the descriptor.
+
+        Raises: InvalidRequest when it can't be decoded, is of another type, or has no JSON.
+        """
+        if problem := self._other_type(payload):
+            raise InvalidRequest(problem)
+        try:
+            message = self._parse(data)
+        except DecodeError:
+            raise InvalidRequest(self._undecodable()) from None
+        try:
+            return MessageToDict(message, preserving_proto_field_name=True, descriptor_pool=self._pool)
+        except (JsonError, TypeError, ValueError):  # a time out of range, or an Any of an unknown type
+            raise InvalidRequest(f"is a {self._descriptor.full_name} that has no JSON") from None
+
+    def _other_type(self, payload: any_pb2.Any) -> str | None:
+        type_name, name = payload.type_url.rpartition("/")[2], self._descriptor.full_name
+        return f"has the type {type_name}, not {name}" if type_name not in ("", name) else None
+
+    def _undecodable(self) -> str:
+        return f"can't be decoded as {self._descriptor.full_name}"
 
 
 class Descriptors:
@@ -64,11 +89,11 @@ class Descriptors:
         Raises: InvalidRequest when it can't be read or is invalid.
         """
         self._file = file
-        self._pool = DescriptorPool()
+        self.pool = DescriptorPool()
         self._names: list[str] = []
         for descriptor in _read(file).file:
             try:
-                self._pool.Add(descriptor)
+                self.pool.Add(descriptor)
             except TypeError as error:
                 raise InvalidRequest(
                     f"The descriptors in {file} are inconsistent at {descriptor.name} "
@@ -97,7 +122,7 @@ class Descriptors:
             raise InvalidRequest(
                 f"{self._file} contains several message types {name}; name one of {_some(matches)}."
             )
-        return self._pool.FindMessageTypeByName(matches[0])
+        return self.pool.FindMessageTypeByName(matches[0])
 
 
 def _read(file: Path) -> FileDescriptorSet:

@@ -1,12 +1,15 @@
 """The ingester: stores the envelopes of a source, each exactly once (RFC-037 pattern behaviour)."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from postroom.application.background import background_task, wait_at_most
-from postroom.application.ingest.batch import BatchIngester, IngestSettings, Stopped
+from postroom.application.ingest.batch_storage import BatchStorage
 from postroom.application.ingest.counts import IngestCounts
 from postroom.application.ingest.dead_letters import DeadLetterSubject
+from postroom.application.ingest.ordered_storage import OrderedStorage
+from postroom.application.ingest.settings import IngestSettings
+from postroom.application.ingest.settlement import Settlement, Stopped
 from postroom.application.mailbox.send import SendEnvelopes
 from postroom.application.monitor import Progress
 from postroom.application.ports.payload_validator import PayloadValidator
@@ -14,8 +17,6 @@ from postroom.application.ports.source import Source, SourceMessage
 from postroom.application.telemetry import logger
 from postroom.domain.errors import Unavailable
 
-MAX_BATCHES = 4
-"""Batches in progress at once; the mailbox appends waiting ones together."""
 FETCH_WAIT_MS = 500
 PAUSE_SECONDS = 0.5
 """Pause after the source failed."""
@@ -28,7 +29,8 @@ class Ingester:
     """Consumer of a source that stores its messages, and acks each after the log has stored it.
 
     A message that is redelivered, for example after a crash, is recognised by its id, so every published
-    message is stored exactly once.
+    message is stored exactly once. Messages are stored in the order in which the source delivers them; one
+    that is retried alone may be stored after later ones, but not after those of its sticky key.
 
     Arguments:
         send_envelopes: stores envelopes in the mailbox.
@@ -46,9 +48,12 @@ class Ingester:
         dead_letters: DeadLetterSubject | None = None,
     ) -> None:
         self._source = source
-        self._settings = settings or IngestSettings()
-        self._batches = BatchIngester(source, send_envelopes, self._settings, payloads, dead_letters)
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._stopping = asyncio.Event()
+        self._settlement = Settlement(source, self._stopping)
+        self._batches = BatchStorage(
+            send_envelopes, settings or IngestSettings(), payloads, dead_letters, self._settlement
+        )
+        self._storage = OrderedStorage(self._batches, self._settlement)
         self.progress = Progress()
         """Fetches from the source."""
 
@@ -59,12 +64,11 @@ class Ingester:
 
     def reconfigure(self, settings: IngestSettings, payloads: PayloadValidator | None) -> None:
         """Apply other settings and schemas from the next messages on."""
-        self._settings = settings
         self._batches.reconfigure(settings, payloads)
 
     def stop(self) -> None:
         """Make `run` return after the batches in progress are stored and settled."""
-        self._batches.stopping.set()
+        self._stopping.set()
 
     async def run(self, *, idle_ms: int | None = None, report: Report | None = None) -> IngestCounts:
         """Ingest until stopped, through outages of the source and of the store.
@@ -77,51 +81,56 @@ class Ingester:
             Fenced, WrongPosition, MailboxOwned: another process owns the mailbox.
             NotFound, InvalidRequest: the source was removed, or has an unsupported configuration.
         """
+        fetching = asyncio.create_task(self._fetch_batches(idle_ms))
+        storing = asyncio.create_task(self._storage.run())
+        settling = asyncio.create_task(self._settlement.run())
         async with background_task(self._report_regularly(report)):
             try:
-                await self._fetch_batches(idle_ms)
-                while self._tasks:
-                    await self._wait_for_one()
+                pending = {fetching, storing, settling}
+                while pending:
+                    done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+                    _raise_first(done)
+                    if fetching.done():
+                        self._storage.end()
+                    if storing.done():
+                        self._settlement.end()
             finally:
                 self.stop()
-                await asyncio.gather(*self._tasks, return_exceptions=True)
+                fetching.cancel()
+                self._storage.end()
+                await asyncio.wait({fetching, storing})
+                await self._storage.return_unsettled()  # after the last fetch, which would receive them again
+                self._settlement.end()
+                await asyncio.gather(fetching, storing, settling, return_exceptions=True)
                 self._batches.report_problems()
         return self.counts
 
     async def _fetch_batches(self, idle_ms: int | None) -> None:
         now = asyncio.get_running_loop().time
         active_at = now()
-        while not self._batches.stopping.is_set():
+        while not self._stopping.is_set():
             messages = await self._fetch(FETCH_WAIT_MS if idle_ms is None else min(idle_ms, FETCH_WAIT_MS))
-            if messages is None or self._tasks:
+            if messages is None or not (self._storage.is_idle and self._settlement.is_idle):
                 active_at = now()
             if messages:
                 active_at = now()
                 self.counts.received += len(messages)
-                self._tasks.add(asyncio.create_task(self._batches.ingest(messages)))
+                self._storage.add(messages)
+                await self._storage.wait_for_room()
             elif idle_ms is not None and now() - active_at >= idle_ms / 1_000:
                 return
-            while len(self._tasks) >= MAX_BATCHES or any(task.done() for task in self._tasks):
-                await self._wait_for_one()
 
     async def _fetch(self, wait_ms: int) -> "list[SourceMessage] | None":
         """Return the next messages, or None when the source can't be reached."""
         try:
-            messages = list(await self._source.fetch(self._settings.batch_size, wait_ms))
+            messages = list(await self._source.fetch(self._batches.settings.batch_size, wait_ms))
         except Unavailable as error:
             self.progress.failed()
             logger().warning("ingest.source_unavailable", error=str(error))
-            await wait_at_most(PAUSE_SECONDS, self._batches.stopping.wait())
+            await wait_at_most(PAUSE_SECONDS, self._stopping.wait())
             return None
         self.progress.succeeded()
         return messages
-
-    async def _wait_for_one(self) -> None:
-        done, self._tasks = await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
-        errors = [error for task in done if (error := task.exception()) is not None]
-        for error in errors:
-            if not isinstance(error, Stopped):
-                raise error
 
     async def _report_regularly(self, report: Report | None) -> None:
         while True:
@@ -129,3 +138,11 @@ class Ingester:
             self._batches.report_problems()
             if report is not None:
                 report(self.counts)
+
+
+def _raise_first(tasks: "Iterable[asyncio.Task[None]]") -> None:
+    """Raise the error of a task that failed; that the ingester was stopped is none."""
+    for task in tasks:
+        error = task.exception()
+        if error is not None and not isinstance(error, Stopped):
+            raise error

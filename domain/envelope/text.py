@@ -3,6 +3,7 @@
 import json
 import re
 
+from postroom.domain.envelope.content import is_json, media_type
 from postroom.domain.envelope.headers import parse_envelope
 from postroom.domain.errors import InvalidRequest
 
@@ -40,8 +41,8 @@ def payload_text(blob: bytes, max_chars: int) -> str | None:
 
 
 def _may_be_text(content_type: str) -> bool:
-    media = (content_type or "text/plain").partition(";")[0].strip().lower()
-    return media.startswith("text/") or media.endswith(("/json", "+json"))
+    media = media_type(content_type or "text/plain")
+    return media.startswith("text/") or is_json(media)
 
 
 def _unescape(escapes: re.Match[str]) -> str:

@@ -3,7 +3,7 @@
 Columns are named like those of the log, from which they are read; times become timestamps.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import msgspec
@@ -15,8 +15,11 @@ from postroom.domain.errors import InvalidRequest
 if TYPE_CHECKING:
     from pyspark.sql.types import DataType, StructType
 
-Kind = Literal["text", "number", "bytes", "time", "milliseconds", "map"]
-"""How the log stores a value: a time is log time in µs, a map is the text of a JSON object."""
+Kind = Literal["text", "number", "bytes", "time", "milliseconds", "map", "document"]
+"""How the log stores a value: a time is log time in µs, a map is the text of a JSON object.
+
+A document is text, which may be declared as what it has in JSON.
+"""
 
 SPARK_TYPES: dict[Kind, str] = {
     "text": "string",
@@ -25,6 +28,7 @@ SPARK_TYPES: dict[Kind, str] = {
     "time": "timestamp",
     "milliseconds": "timestamp",
     "map": "map<string,string>",
+    "document": "string",
 }
 
 
@@ -130,6 +134,25 @@ MESSAGES = (
 )
 """The columns of `postroom_messages`: one row for each message."""
 
+PAYLOADS = (
+    SourceColumn("message_id", "text", "Id of the message, unique in its mailbox.", required=True),
+    SourceColumn("mailbox", "text", "Name of the mailbox, `namespace@proxy`.", required=True),
+    SourceColumn("topic", "text", "Topic of the message.", required=True),
+    SourceColumn("position", "number", "Number of the `MessageSent` in the mailbox's log.", required=True),
+    SourceColumn("sent_at", "time", "Log time at which the message was sent.", required=True),
+    SourceColumn(
+        "format", "text", "`json`, `protobuf`, `text`, `binary` or `encrypted`; null if there is no envelope."
+    ),
+    SourceColumn("payload", "document", "The payload: text, or JSON, also that of a protobuf message."),
+    SourceColumn("reason", "text", "Why the payload could not be decoded, or how it violates its schema."),
+    SourceColumn(
+        "data", "bytes", "The payload's bytes, decompressed; read only if it is declared.", default=False
+    ),
+    SourceColumn("size", "number", "Size of the payload in bytes, as it was sent."),
+    *HEADERS,
+)
+"""The columns of `postroom_payloads`: one row for each message."""
+
 
 def spark_schema(columns: Iterable[SourceColumn]) -> "StructType":
     """Return the schema of these columns, with their comments."""
@@ -141,14 +164,15 @@ def spark_schema(columns: Iterable[SourceColumn]) -> "StructType":
     return schema
 
 
-def check_schema(source: str, columns: Iterable[SourceColumn], schema: "StructType") -> None:
+def check_schema(source: str, columns: Collection[SourceColumn], schema: "StructType") -> None:
     """Raise InvalidRequest unless a data source has all columns of a schema, with their types."""
     types = {column.name: SPARK_TYPES[column.kind] for column in columns}
+    documents = {column.name for column in columns if column.kind == "document"}
     for field in schema:
         type_ = field.dataType.simpleString()
         if field.name not in types:
             raise InvalidRequest(f"{source} has no column {field.name}; it has {', '.join(types)}.")
-        if types[field.name] != type_:
+        if types[field.name] != type_ and field.name not in documents:
             raise InvalidRequest(
                 f"The column {field.name} of {source} is declared as {type_}; declare it as "
                 f"{types[field.name]}."
@@ -200,7 +224,7 @@ def _spark_type(column: SourceColumn) -> "DataType":
     from pyspark.sql import types
 
     match column.kind:
-        case "text":
+        case "text" | "document":
             return types.StringType()
         case "number":
             return types.LongType()

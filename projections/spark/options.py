@@ -56,7 +56,7 @@ class Options:
 
     def choice(self, name: str, *choices: str) -> str:
         """Return an option's value, the first choice by default; raise InvalidRequest for any other."""
-        choice = self.values.get(name, choices[0])
+        choice = self.values.get(name, choices[0]).lower()
         if choice not in choices:
             raise self._invalid(name, " or ".join(choices))
         return choice

@@ -1,4 +1,4 @@
-"""The data sources of a store's logs: `postroom_events` and `postroom_messages`."""
+"""The data sources of a store's logs: `postroom_events`, `postroom_messages` and `postroom_payloads`."""
 
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
@@ -14,9 +14,11 @@ from postroom.projections.log_checks import check_bounds
 from postroom.projections.log_extent import Range
 from postroom.projections.models.messages import MessageStatus
 from postroom.projections.ports.log_reader import LogReader
+from postroom.projections.ports.payload_decoder import PayloadDecoder
 from postroom.projections.spark.columns import (
     EVENTS,
     MESSAGES,
+    PAYLOADS,
     SourceColumn,
     check_schema,
     select_columns,
@@ -25,6 +27,7 @@ from postroom.projections.spark.columns import (
 from postroom.projections.spark.event_rows import EventRows
 from postroom.projections.spark.message_rows import MessagePart, MessageRows, extents_as_of, message_parts
 from postroom.projections.spark.options import RANGE, STORE, LogSelection, Options
+from postroom.projections.spark.payload_rows import PayloadRows
 from postroom.projections.spark.source import BatchReader, Part, StreamReader, parts_of
 
 STREAM = ("start", "max_rows")
@@ -122,6 +125,32 @@ class EventsSource(StoreSource):
     def rows(self, log: LogReader, schema: pa.Schema, options: Options) -> EventRows:
         """Return the reader of events that match the options `event` and `topic`."""
         return EventRows(log, schema, options.event_filter())
+
+
+class PayloadsSource(StoreSource):
+    """The messages of a store's mailboxes with their payloads decoded, one row each: `postroom_payloads`."""
+
+    columns = PAYLOADS
+    allowed = (*STORE, *RANGE, "topic", "namespaces", "mode", *READ, *STREAM)
+
+    @classmethod
+    def name(cls) -> str:
+        """Return the name for `spark.read.format`."""
+        return "postroom_payloads"
+
+    @abstractmethod
+    def open_decoder(self, options: Options) -> PayloadDecoder:
+        """Return the decoder of payloads that the options name."""
+
+    def rows(self, log: LogReader, schema: pa.Schema, options: Options) -> PayloadRows:
+        """Return the reader of messages that match the option `topic`."""
+        return PayloadRows(
+            log,
+            schema,
+            self.open_decoder(options),
+            options.text("topic"),
+            fails_fast=options.choice("mode", "permissive", "failfast") == "failfast",
+        )
 
 
 class MessageReader(DataSourceReader):

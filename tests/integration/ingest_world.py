@@ -68,15 +68,20 @@ def envelopes(ids: Iterable[str]) -> list[bytes]:
     return [envelope(id_) for id_ in ids]
 
 
-def stored(store: str) -> Counter[str]:
-    """Count how often the archive holds each message id."""
+def stored_ids(store: str) -> list[str]:
+    """Return the message ids of the archive in the order of its log."""
     with read_mailbox(store, MAILBOX) as reader:
         events = [record.event for record in reader.log.read()]
-        return Counter(
+        return [
             message_id(event.stream, event.headers.message_id)
             for event in events
             if isinstance(event, MessageSent)
-        )
+        ]
+
+
+def stored(store: str) -> Counter[str]:
+    """Count how often the archive holds each message id."""
+    return Counter(stored_ids(store))
 
 
 @asynccontextmanager

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
@@ -14,15 +14,14 @@ from postroom.adapters.nats.settings import NatsSettings
 from postroom.adapters.nats.source import JetStreamSource
 from postroom.adapters.sqlite.event_log import SqliteEventLog
 from postroom.adapters.system.clock import SystemClock
-from postroom.application.ingest.batch import IngestSettings
 from postroom.application.ingest.counts import IngestCounts
 from postroom.application.ingest.dead_letters import DeadLetterSubject
 from postroom.application.ingest.ingester import Ingester
+from postroom.application.ingest.settings import IngestSettings
 from postroom.application.mailbox.engine import MailboxEngine
-from postroom.application.messages import Sent
 from postroom.application.ports.publisher import PublishAck
 from postroom.domain.envelope.v1.envelope_pb2 import PrismEnvelope
-from postroom.domain.errors import Fenced, NotFound, Rejected, Saturated, Unavailable
+from postroom.domain.errors import Fenced, NotFound, Saturated, Unavailable
 from tests.integration.ingest_world import (
     DEAD,
     DURABLE,
@@ -39,6 +38,7 @@ from tests.integration.ingest_world import (
     unacked,
 )
 from tests.support.stores import envelope
+from tests.support.troubled_store import TroubledStore
 from tests.support.waiting import SECONDS, until
 
 
@@ -72,28 +72,6 @@ async def test_a_stream_that_is_deleted_ends_the_ingester(nats_url: str, client:
         await client.jetstream().delete_stream(STREAM)
         with pytest.raises(NotFound, match="no stream EVENTS"):
             await running
-
-
-class TroubledStore:
-    """Stand before a mailbox, and fail as a store would."""
-
-    def __init__(self, send_envelopes: Any) -> None:
-        self._send = send_envelopes
-        self.fail: Callable[[Sequence[bytes]], Exception | None] = lambda envelopes: None
-        self.refuse: Callable[[bytes], Rejected | None] = lambda envelope: None
-        self.calls = 0
-
-    async def __call__(self, envelopes: Sequence[bytes], **options: Any) -> list[Sent | Rejected]:
-        self.calls += 1
-        error = self.fail(envelopes)
-        if error is not None:
-            raise error
-        refused = {blob: rejection for blob in envelopes if (rejection := self.refuse(blob)) is not None}
-        keys = options.pop("sticky_keys")
-        sent = [(blob, key) for blob, key in zip(envelopes, keys, strict=True) if blob not in refused]
-        options["sticky_keys"] = [key for _, key in sent]
-        answers = iter(await self._send([blob for blob, _ in sent], **options))
-        return [refused.get(blob) or next(answers) for blob in envelopes]
 
 
 @pytest.fixture

@@ -17,7 +17,14 @@ from postroom.domain.errors import InvalidRequest
 from postroom.domain.message import MessageSent
 from postroom.domain.names import message_id
 from postroom.projections.log_extent import Range
-from postroom.projections.spark.columns import EVENTS, MESSAGES, SPARK_TYPES, select_columns, spark_schema
+from postroom.projections.spark.columns import (
+    EVENTS,
+    MESSAGES,
+    PAYLOADS,
+    SPARK_TYPES,
+    select_columns,
+    spark_schema,
+)
 from postroom.projections.spark.event_rows import EventFilter, EventRows
 from postroom.projections.spark.message_rows import MessagePart, MessageRows, message_parts
 from postroom.projections.spark.options import LogSelection, Options
@@ -215,6 +222,6 @@ def test_envelopes_are_read_only_for_their_column(tmp_path: Path) -> None:
 
 def test_the_documentation_lists_the_columns_with_their_types_and_comments() -> None:
     page = (Path(__file__).parents[2] / "docs/spark-data.md").read_text("utf-8")
-    for column in (*EVENTS, *MESSAGES):
+    for column in (*EVENTS, *MESSAGES, *PAYLOADS):
         null = "never" if column.required else "may be"
         assert f"| `{column.name}` | {SPARK_TYPES[column.kind]} | {null} | {column.comment} |\n" in page

@@ -23,7 +23,7 @@ HEADERS: tuple[str, ...] = (
     "principal",
 )
 HEADERS += ("namespace", "trace_id", "span_id")
-EVENTS, MESSAGES = SOURCES
+EVENTS, MESSAGES, _ = SOURCES
 
 
 async def send_and_settle(store: str) -> dict[str, MessageDetail]:

@@ -5,15 +5,20 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import StructType
 
 from postroom.adapters.compose.spark import PostroomEvents
+from postroom.application.messages import NewMessage
 from postroom.domain.errors import InvalidRequest, NotFound
 from postroom.projections.log_extent import LogExtent, Range
 from postroom.projections.spark.columns import EVENTS
 from postroom.projections.spark.source import BatchReader, Part, parts_of
 from postroom.spark import register
+from tests.integration.spark.streams import start
+from tests.projections.histories import send
 from tests.projections.stored_logs import Kept, keep
 
 EVENT = StructType().add("event", "string")
@@ -74,6 +79,32 @@ def test_a_local_session_reads_with_the_python_that_registered_the_sources(
     monkeypatch.setattr(spark.sparkContext, "pythonExec", "/python-without-postroom")
     register(spark)
     assert spark.read.format("postroom_events").load(kept.options["path"]).count()
+
+
+def test_payloads_are_read_as_declared_in_batches_views_and_streams(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    register(spark)
+    store = str(tmp_path / "store.db")
+    orders = [NewMessage(topic="orders", payload=b'{"id": %d}' % number) for number in range(20)]
+    send(
+        store, "acme@one", [*orders, NewMessage(topic="notes", payload=b"{", content_type="application/json")]
+    )
+    declared = "message_id STRING, payload STRUCT<id: BIGINT>, reason STRING"
+    spark.sql(
+        f"CREATE OR REPLACE TEMP VIEW payloads ({declared}) USING postroom_payloads OPTIONS (path '{store}')"
+    )
+    query = "SELECT sum(payload.id), count(*), any_value(reason, true) FROM payloads"
+    assert spark.sql(query).collect() == [(190, 21, "The payload is not JSON: Input data was truncated.")]
+    stream = (
+        spark.readStream.format("postroom_payloads").schema(declared).option("topic", "orders").load(store)
+    )
+    writer = stream.selectExpr("payload.id AS id").writeStream.format("memory").queryName("ids")
+    start(writer.trigger(availableNow=True), StreamingQuery.awaitTermination)
+    assert spark.sql("SELECT count(*), sum(id) FROM ids").collect() == [(20, 190)]
+    failing = spark.read.format("postroom_payloads").option("mode", "failfast").load(store)
+    with pytest.raises(PySparkException, match=r"of mailbox acme@one: The payload is not JSON"):
+        failing.collect()
 
 
 # -- without Spark ---

@@ -11,7 +11,6 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 from pyspark.sql.streaming.query import StreamingQuery
-from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from postroom.adapters.sqlite.event_log import SqliteEventLog
 from postroom.domain.errors import BrokenLog, NotFound
@@ -20,10 +19,10 @@ from postroom.projections.ports.log_reader import LogReader
 from postroom.projections.spark.options import Offset
 from postroom.projections.spark.source import StreamReader
 from postroom.spark import register
+from tests.integration.spark.streams import start
 from tests.projections.stored_logs import LATER, ONE, TOPICS, TWO, Kept, keep, past, rows
 
 ALL = ReadAllAvailable()
-MAX_STARTS = 5
 
 
 @pytest.fixture(params=["sqlite", "archive postgres"])
@@ -194,26 +193,6 @@ class Sink:
     @property
     def places(self) -> list[tuple[str, int]]:
         return [(mailbox, position) for taken in self.batches.values() for mailbox, position, _ in taken]
-
-
-def start(writer: DataStreamWriter, wait: Callable[[StreamingQuery], object]) -> StreamingQuery:
-    """Start a query, wait for its first batches, and return it.
-
-    Spark gives the Python process of a source 10 s to connect, which a busy machine may exceed: such a query,
-    which has read nothing yet, is started again.
-    """
-    for _ in range(MAX_STARTS - 1):
-        query = writer.start()
-        try:
-            wait(query)
-        except StreamingQueryException as error:
-            if "Python worker failed to connect back" not in str(error):
-                raise
-        else:
-            return query
-    query = writer.start()
-    wait(query)
-    return query
 
 
 def events(spark: SparkSession, kept: Kept, **options: str) -> DataFrame:

@@ -13,9 +13,9 @@ from grpc_tools import protoc
 from hypothesis import given
 from hypothesis import strategies as st
 
-from postroom.adapters.schemas import validator
 from postroom.adapters.schemas.validator import SchemaValidator
 from postroom.application.ingest.namespace import PayloadSchema, SchemaFormat
+from postroom.domain.envelope import content
 from postroom.domain.envelope.payload import ACCEPTED, PayloadValidation
 from postroom.domain.envelope.v1.envelope_pb2 import PrismEnvelope
 from postroom.domain.envelope.validation import ValidationMode
@@ -182,7 +182,7 @@ def test_what_can_t_be_opened_is_told(descriptors: Path, data: bytes, encoding: 
 def test_a_small_payload_that_opens_to_a_huge_one_is_not_opened_whole(
     descriptors: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(validator, "MAX_DECOMPRESSED_BYTES", 1_000)
+    monkeypatch.setattr(content, "MAX_DECOMPRESSED_BYTES", 1_000)
     assert problems(descriptors, envelope(gzip.compress(bytes(5_000)), encoding="gzip")) == (
         f"{SUBJECT} has more than 1000 bytes when decompressed.",
     )

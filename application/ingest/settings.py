@@ -1,0 +1,19 @@
+"""Settings of an ingester."""
+
+import msgspec
+
+from postroom.domain.envelope.validation import ValidationMode
+
+
+class IngestSettings(msgspec.Struct, frozen=True):
+    """Settings of an ingester.
+
+    Arguments:
+        batch_size: messages stored together, at most.
+        validation: how strictly envelopes are validated.
+        max_retries: retries of a batch before its messages are stored one by one.
+    """
+
+    batch_size: int = 100
+    validation: ValidationMode = ValidationMode.STRICT
+    max_retries: int = 3

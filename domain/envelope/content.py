@@ -1,0 +1,136 @@
+"""Payloads, decoded by their content encoding and content type."""
+
+import zlib
+from enum import StrEnum
+from typing import Any, NamedTuple
+
+import msgspec
+
+from postroom.domain.envelope.v1.envelope_pb2 import PrismEnvelope
+from postroom.domain.errors import InvalidRequest
+
+__all__ = [
+    "DecodedPayload",
+    "PayloadFormat",
+    "decode_json",
+    "decode_payload",
+    "decompress",
+    "is_json",
+    "media_type",
+]
+
+MAX_DECOMPRESSED_BYTES = 64 << 20
+"""Limit of a payload's size after decompression."""
+_WINDOW_BITS = {"gzip": zlib.MAX_WBITS | 16, "deflate": zlib.MAX_WBITS}
+
+
+class PayloadFormat(StrEnum):
+    """How a payload is decoded."""
+
+    JSON = "json"
+    PROTOBUF = "protobuf"
+    TEXT = "text"
+    BINARY = "binary"
+    ENCRYPTED = "encrypted"
+
+
+class DecodedPayload(NamedTuple):
+    """A decoded payload.
+
+    Arguments:
+        data: the bytes, decompressed; as they were sent where that fails.
+        text: of JSON, also that of a protobuf message, and of text; None if it could not be decoded.
+        problems: why it could not be decoded or violates its schema, each as a predicate of `the payload`.
+    """
+
+    format: PayloadFormat
+    data: bytes
+    text: str | None = None
+    problems: tuple[str, ...] = ()
+
+
+def decode_payload(envelope: PrismEnvelope) -> DecodedPayload:
+    """Decode a payload by its content encoding and content type.
+
+    Without a content type, it is JSON if it is an object or array, text if it is UTF-8, and else binary.
+    """
+    payload, metadata = envelope.payload, envelope.metadata
+    if envelope.security.HasField("encryption"):
+        return DecodedPayload(PayloadFormat.ENCRYPTED, payload.value)
+    try:
+        data = decompress(payload.value, metadata.content_encoding)
+    except InvalidRequest as error:
+        return DecodedPayload(PayloadFormat.BINARY, payload.value, problems=(str(error),))
+    media = media_type(metadata.content_type)
+    if not media:
+        return DecodedPayload(PayloadFormat.BINARY, data) if payload.type_url else _guess(data)
+    if is_json(media):
+        return _json(data)
+    return _text(data) if media.startswith("text/") else DecodedPayload(PayloadFormat.BINARY, data)
+
+
+def decompress(data: bytes, encoding: str) -> bytes:
+    """Return a payload decompressed; raise `InvalidRequest` when that fails.
+
+    Arguments:
+        encoding: `gzip`, `deflate`, `identity` or empty.
+    """
+    if encoding in ("", "identity"):
+        return data
+    if encoding not in _WINDOW_BITS:
+        raise InvalidRequest(f"is encoded with {encoding!r}, which is not supported")
+    decompressor = zlib.decompressobj(_WINDOW_BITS[encoding])
+    try:
+        decompressed = decompressor.decompress(data, MAX_DECOMPRESSED_BYTES)
+    except zlib.error as error:
+        raise InvalidRequest(f"is not valid {encoding}: {error}") from error
+    if len(decompressed) == MAX_DECOMPRESSED_BYTES:
+        raise InvalidRequest(f"has more than {MAX_DECOMPRESSED_BYTES} bytes when decompressed")
+    if not decompressor.eof or decompressor.unused_data:
+        raise InvalidRequest(f"has {'trailing' if decompressor.eof else 'incomplete'} {encoding} data")
+    return decompressed
+
+
+def decode_json(data: bytes) -> Any:
+    """Return what a JSON payload stands for; raise `InvalidRequest` when it is not JSON."""
+    try:
+        return msgspec.json.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise InvalidRequest(f"is not JSON: {error}") from None
+    except RecursionError:
+        raise InvalidRequest("is JSON that is nested too deeply") from None
+
+
+def media_type(content_type: str) -> str:
+    """Return a content type in lower case without its parameters."""
+    return content_type.partition(";")[0].strip().lower()
+
+
+def is_json(media: str) -> bool:
+    """Return whether a media type is JSON."""
+    return media.endswith(("/json", "+json"))
+
+
+def _guess(data: bytes) -> DecodedPayload:
+    if data.lstrip()[:1] in (b"{", b"["):
+        decoded = _json(data)
+        if not decoded.problems:
+            return decoded
+    decoded = _text(data)
+    return DecodedPayload(PayloadFormat.BINARY, data) if decoded.problems else decoded
+
+
+def _json(data: bytes) -> DecodedPayload:
+    try:
+        decode_json(data)
+        return DecodedPayload(PayloadFormat.JSON, data, data.decode())
+    except (InvalidRequest, UnicodeDecodeError) as error:
+        problem = str(error) if isinstance(error, InvalidRequest) else "is not UTF-8"
+        return DecodedPayload(PayloadFormat.JSON, data, problems=(problem,))
+
+
+def _text(data: bytes) -> DecodedPayload:
+    try:
+        return DecodedPayload(PayloadFormat.TEXT, data, data.decode())
+    except UnicodeDecodeError:
+        return DecodedPayload(PayloadFormat.TEXT, data, problems=("is not UTF-8",))

@@ -1,0 +1,1 @@
+../../adapters/pyspark_postroom_payloads.py
