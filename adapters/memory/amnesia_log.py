@@ -92,6 +92,10 @@ class AmnesiaEventLog(MemoryEventLog):
         with self._lock:
             return [self._records[position] for position in self._streams.get(stream, ())]
 
+    def read_streams(self, streams: Iterable[bytes]) -> dict[bytes, list[Record]]:
+        """Return the records of streams; see `EventLogReader.read_streams`."""
+        return {stream: self.read_stream(stream) for stream in streams}
+
     def replay_first(self, streams: Iterable[bytes]) -> Iterator[Event]:
         """Yield the first events of streams; see `EventLogReader.replay_first`."""
         records = (self.read_stream(stream)[:1] for stream in streams)

@@ -8,7 +8,8 @@ from threading import Lock
 
 from msgspec.structs import replace
 
-from postroom.application.mailbox.records import Records, stream_ids
+from postroom.application.mailbox.codec import stream_ids
+from postroom.application.mailbox.records import Records
 from postroom.application.ports.event_log import Head, LogSize, Seal, StoredSnapshot
 from postroom.domain.commit import Commit, IndexEntry
 from postroom.domain.errors import DuplicateRecord, Fenced, WrongPosition

@@ -14,7 +14,8 @@ from postroom.adapters.postgres.commit_rows import append_statement, to_commit
 from postroom.adapters.postgres.database import connect, describe, shown, unavailable
 from postroom.adapters.postgres.log_connections import SQL, LogConnections
 from postroom.adapters.postgres.migrate import check_connection
-from postroom.application.mailbox.records import Records, stream_ids
+from postroom.application.mailbox.codec import stream_ids
+from postroom.application.mailbox.records import Records
 from postroom.application.ports.event_log import Head, LogSize, Seal, StoredSnapshot
 from postroom.application.telemetry import logger
 from postroom.domain.commit import POSITIONS_PER_MAILBOX, Commit, IndexEntry

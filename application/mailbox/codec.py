@@ -99,6 +99,15 @@ def decode_runs(commit: Commit) -> list[AnyRun]:
     return runs
 
 
+def stream_ids(commit: Commit) -> Iterator[bytes]:
+    """Yield the stream of each event of a commit.
+
+    Raises: BrokenLog when it can't be decoded.
+    """
+    for run in decode_runs(commit):
+        yield from run.stream_ids()
+
+
 def decode_events(commit: Commit) -> Iterator[Event]:
     """Yield the events of a commit; envelopes that were not read, or altered, are empty.
 

@@ -94,9 +94,11 @@ class CommandEnricher:
         enriched = list(commands)
         if settling:
             await self._committer.wait_until_durable()
-        for index, settle in settling:
-            message = fold_message(await asyncio.to_thread(self._log.read_stream, settle.receipt.message))
-            enriched[index] = msgspec.structs.replace(settle, stored_message=message)
+            streams = {settle.receipt.message for _, settle in settling}
+            stored = await asyncio.to_thread(self._log.read_streams, streams)
+            for index, settle in settling:
+                message = fold_message(stored.get(settle.receipt.message, ()))
+                enriched[index] = msgspec.structs.replace(settle, stored_message=message)
         if sends:
             hashes = await asyncio.to_thread(self._stored_hashes, [send.message for _, send in sends])
             # Answers wait for earlier appends: if one fails, no caller has been sent a duplicate answer.

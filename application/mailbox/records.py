@@ -1,10 +1,13 @@
 """Reading the records of a log by its commits."""
 
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections import defaultdict, deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
+from operator import attrgetter
 
-from postroom.application.mailbox.codec import decode_events, decode_runs, to_records
+from postroom.application.mailbox.codec import decode_events, to_records
+from postroom.application.mailbox.histories import History, may_hold
 from postroom.domain.commit import Commit, IndexEntry
 from postroom.domain.event import Event
 from postroom.domain.message import (
@@ -68,16 +71,11 @@ class Records:
         """Return the records of one stream; see `EventLogReader.read_stream`."""
         entries = self.index_of([stream])
         # The mailbox's own events are many, and stand among messages. Only messages have version 1 alone.
-        has_envelopes = all(entry.version == 1 for entry in entries)
-        records = self._at_positions([entry.position for entry in entries], envelopes=has_envelopes)
-        history: list[Record] = []
-        for entry in entries:
-            record = records.get(entry.position)
-            if record is not None and record.stream == stream:
-                history.append(record)
-                if isinstance(record.event, MessageSent):
-                    history += self._later_records(record, entry.last)
-        return history
+        return self._histories(entries, envelopes=all(entry.version == 1 for entry in entries))[stream]
+
+    def read_streams(self, streams: Iterable[bytes]) -> Mapping[bytes, Sequence[Record]]:
+        """Return the records of streams without envelopes; see `EventLogReader.read_streams`."""
+        return self._histories(self.index_of(streams), envelopes=False)
 
     def existing_streams(self, streams: Iterable[bytes]) -> set[bytes]:
         """Return which streams have records; see `EventLogReader.existing_streams`."""
@@ -104,45 +102,75 @@ class Records:
                 records.update((each.position, each) for each in to_records(commit) if each.position in part)
         return records
 
-    def _later_records(self, sent: Record, last: int | None) -> Iterator[Record]:
-        """Yield the later records of a message; `last` is that of its entry."""
-        older = [] if last is None else self._back_from(last, sent)
-        yield from older
-        if last is None or older:
-            yield from self._later(sent, older[-1] if older else sent)
+    def _histories(
+        self, entries: Sequence[IndexEntry], *, envelopes: bool
+    ) -> defaultdict[bytes, list[Record]]:
+        """Return the records of the streams that have these entries in the index."""
+        first = self._at_positions([entry.position for entry in entries], envelopes=envelopes)
+        records: defaultdict[bytes, list[Record]] = defaultdict(list)
+        sent: dict[bytes, Record] = {}
+        last: dict[bytes, int] = {}
+        for entry in entries:
+            record = first.get(entry.position)
+            if record is not None and record.stream == entry.stream:
+                records[entry.stream].append(record)
+                if isinstance(record.event, MessageSent):
+                    sent[entry.stream] = record
+                    if entry.last is not None:
+                        last[entry.stream] = entry.last
+        for stream, older in self._back_from(last, sent).items():
+            records[stream] += older
+        # An entry that leads to no event of the message was altered: nothing more is known of that one.
+        readable = [stream for stream in sent if stream not in last or len(records[stream]) > 1]
+        self._add_later([History(sent[stream], records[stream], self._is_at_rest) for stream in readable])
+        return records
 
-    def _later(self, sent: Record, start: Record) -> Iterator[Record]:
-        """Yield the records of a message after `start`, up to the end of the log if it is unsettled."""
-        is_at_rest = self._is_at_rest(sent, start.event)
-        for commit in self.commits(start.position, envelopes=False):
-            if is_at_rest and commit.first > sent.position + SCAN_POSITIONS:
-                return  # the index has a later event
-            if sent.stream not in commit.events:  # the ids in a commit stand in it as they are
-                continue
-            for record in to_records(commit):
-                if record.stream == sent.stream and record.position > start.position:
-                    if isinstance(record.event, MessageSent):
-                        return  # sent again, after retention had removed the message from the log
-                    yield record
-                    is_at_rest = self._is_at_rest(sent, record.event)
-                    if isinstance(record.event, MessageAcked | MessageExpired):
-                        return
+    def _back_from(
+        self, last: Mapping[bytes, int], sent: Mapping[bytes, Record]
+    ) -> dict[bytes, list[Record]]:
+        """Return the later records of messages, from the last one of each backwards, oldest first."""
+        records: dict[bytes, list[Record]] = {stream: [] for stream in last}
+        positions = {stream: each for stream, each in last.items() if each > sent[stream].position}
+        while positions:
+            later = self._at_positions(positions.values(), envelopes=False)
+            for stream, position in list(positions.items()):
+                record = later.get(position)
+                if record is None or record.stream != stream or record.distance < 1:
+                    del positions[stream]  # the log was altered
+                    continue
+                records[stream].append(record)
+                positions[stream] -= record.distance
+                if positions[stream] <= sent[stream].position:
+                    del positions[stream]
+        return {stream: older[::-1] for stream, older in records.items()}
+
+    def _add_later(self, histories: Sequence[History]) -> None:
+        """Add the later records of messages, up to the end of the log if they are unsettled.
+
+        One read of the log serves messages that are near to each other.
+        """
+        coming = deque(sorted(histories, key=attrgetter("position")))
+        while coming:
+            waiting: dict[bytes, History] = {}
+            for commit in self.commits(coming[0].position, envelopes=False):
+                while coming and coming[0].position < commit.last:
+                    history = coming.popleft()
+                    waiting[history.stream] = history
+                # Messages that are at rest have no later event further away that the index has not.
+                limit = commit.first - SCAN_POSITIONS
+                waiting = {stream: each for stream, each in waiting.items() if not each.ends_before(limit)}
+                if may_hold(commit, waiting):
+                    for record in to_records(commit):
+                        if record.stream in waiting:
+                            waiting[record.stream].add(record)
+                if not waiting and (not coming or coming[0].position > commit.last + SCAN_POSITIONS):
+                    break
+            else:
+                return
 
     def _is_at_rest(self, sent: Record, latest: Event) -> bool:
         """Return whether the index has whatever follows the latest event of a message far from its first."""
         return ends_history(latest)
-
-    def _back_from(self, last: int, sent: Record) -> list[Record]:
-        """Return the later records of a message, from its last one backwards, oldest first."""
-        records: list[Record] = []
-        position = last
-        while position > sent.position:
-            record = self._at_positions([position], envelopes=False).get(position)
-            if record is None or record.stream != sent.stream or record.distance < 1:
-                break  # the log was altered
-            records.append(record)
-            position -= record.distance
-        return records[::-1]
 
 
 def ends_history(event: Event) -> bool:
@@ -158,12 +186,3 @@ def is_indexed(event: Event, distance_from_sent: int) -> bool:
         distance_from_sent: how many positions after `MessageSent` it is.
     """
     return distance_from_sent > SCAN_POSITIONS and isinstance(event, _INDEXED)
-
-
-def stream_ids(commit: Commit) -> Iterator[bytes]:
-    """Yield the stream of each event of a commit.
-
-    Raises: BrokenLog when it can't be decoded.
-    """
-    for run in decode_runs(commit):
-        yield from run.stream_ids()

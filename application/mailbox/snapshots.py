@@ -6,11 +6,12 @@ from typing import NamedTuple
 
 import msgspec
 
+from postroom.application.mailbox.snapshot_rows import digest_of, encode_part
 from postroom.application.mailbox.stored_snapshots import SavedPart
 from postroom.application.ports.event_log import StoredSnapshot
 from postroom.domain.errors import PostroomError
 from postroom.domain.mailbox.collect import EVER, NEVER, Collector, Moment
-from postroom.domain.mailbox.snapshot import SnapshotPart, digest_of, encode_part, split_chunks
+from postroom.domain.mailbox.snapshot import SnapshotPart, split_chunks
 from postroom.domain.mailbox.state import Mailbox
 
 PART_EVENTS = 20_000

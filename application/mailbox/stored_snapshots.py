@@ -6,9 +6,10 @@ from contextlib import contextmanager
 from typing import NamedTuple
 
 from postroom.application.mailbox.commit_ends import ends_with
+from postroom.application.mailbox.snapshot_rows import decode_part, digest_of
 from postroom.application.ports.event_log import EventLogReader, StoredSnapshot
 from postroom.domain.mailbox.collect import Moment
-from postroom.domain.mailbox.snapshot import SnapshotPart, decode_part, digest_of, restore_snapshot
+from postroom.domain.mailbox.snapshot import SnapshotPart, restore_snapshot
 from postroom.domain.mailbox.state import Mailbox
 from postroom.domain.policy import MailboxLimits, TopicPolicy
 

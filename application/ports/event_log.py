@@ -1,6 +1,6 @@
 """Ports: the event log of one mailbox (append at an expected position, read in order)."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from postroom.domain.commit import Commit, IndexEntry
@@ -110,6 +110,12 @@ class EventLogReader(CommitReader, Protocol):
 
     def read_stream(self, stream: bytes) -> list[Record]:
         """Return the records of one message or of the mailbox itself, oldest first."""
+
+    def read_streams(self, streams: Iterable[bytes]) -> Mapping[bytes, Sequence[Record]]:
+        """Return the records of streams without envelopes, oldest first; nothing for unknown ones.
+
+        Messages that were sent near to each other are read together.
+        """
 
     def existing_streams(self, streams: Iterable[bytes]) -> set[bytes]:
         """Return the streams among these whose first event remains."""

@@ -7,7 +7,6 @@ from itertools import islice
 from operator import attrgetter
 
 import msgspec
-from blake3 import blake3
 
 from postroom.domain.mailbox.events import MailboxMode
 from postroom.domain.mailbox.replay import ReplayEntry, ReplayWindow
@@ -19,7 +18,6 @@ from postroom.domain.redrive.job import RedriveJob
 
 VERSION = 5
 """Increment when fields of these structs or `Message` change; parts of other versions are ignored."""
-DIGEST_BYTES = 32
 ROW_BYTES = 1 << 20
 """Bytes of chunks in a row; encoding and storing one holds the interpreter for about a millisecond."""
 _by_position, _by_last = attrgetter("position"), attrgetter("last")
@@ -121,14 +119,6 @@ class SnapshotPart(msgspec.Struct, frozen=True, array_like=True):
 
 encode_chunk = msgspec.msgpack.Encoder().encode
 _decode_chunk = msgspec.msgpack.Decoder(Chunk).decode
-_encode_part = msgspec.msgpack.Encoder().encode
-_decode_part = msgspec.msgpack.Decoder(SnapshotPart).decode
-
-
-def encode_part(part: SnapshotPart) -> bytes:
-    """Return the bytes of a row, which begin with its digest."""
-    encoded = _encode_part(part)
-    return blake3(encoded).digest() + encoded
 
 
 def split_chunks(chunks: Sequence[bytes], limit: int) -> list[list[bytes]]:
@@ -149,23 +139,6 @@ def split_chunks(chunks: Sequence[bytes], limit: int) -> list[list[bytes]]:
         rows[-1].append(chunk)
         size += len(chunk)
     return rows
-
-
-def digest_of(state: bytes) -> bytes:
-    """Return the digest of an encoded row."""
-    return state[:DIGEST_BYTES]
-
-
-def decode_part(state: bytes) -> SnapshotPart | None:
-    """Return the row that these bytes hold; None if they are damaged or of another version."""
-    encoded = memoryview(state)[DIGEST_BYTES:]
-    if blake3(encoded).digest() != digest_of(state):
-        return None
-    try:
-        part = _decode_part(encoded)
-    except msgspec.MsgspecError:
-        return None
-    return part if part.version == VERSION else None
 
 
 def restore_snapshot(

@@ -12,13 +12,12 @@ from postroom.adapters.compose.queries import read_mailbox
 from postroom.application.messages import NewMessage
 from postroom.domain.policy import MailboxLimits
 from tests.benchmarks.figures import Figures, Stopwatch
+from tests.benchmarks.options import PRINCIPALS, TOPICS
 from tests.benchmarks.search import measure_search
 from tests.benchmarks.throughput import LIMITS, POLICY
 
 BATCH = 500
 CHUNK = 50_000
-TOPICS = 20
-PRINCIPALS = 1_000
 RETENTION_LIVES = 40_000
 EVENTS_BEHIND = 200_000
 """Both snapshots that are kept are nearer to the end: an answer about an earlier moment folds all."""

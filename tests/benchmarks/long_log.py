@@ -26,11 +26,9 @@ from postroom.application.messages import NewMessage, ReceivedMessage
 from postroom.application.ports.event_log import EventLog
 from postroom.domain.commit import Commit, IndexEntry, link
 from postroom.domain.names import DEFAULT_MAILBOX
-from tests.benchmarks.options import Interleave
+from tests.benchmarks.options import ORIGINALS, PRINCIPALS, TOPICS, Interleave
 from tests.benchmarks.throughput import LIMITS, POLICY
 
-ORIGINALS = 20_000
-TOPICS, PRINCIPALS = 20, 1_000
 BATCH, LAG = 200, 3
 VISIBILITY_MS = 3_600_000
 LATER_MS = 6 * 24 * 3_600_000

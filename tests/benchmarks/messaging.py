@@ -19,7 +19,7 @@ from postroom.adapters.compose.relay import NatsSettings, open_relay
 from postroom.adapters.compose.streams import open_streams
 from postroom.adapters.nats.definitions import ConsumerDefinition, StreamDefinition
 from postroom.domain.envelope.validation import ValidationMode
-from tests.benchmarks.figures import RUNS, Figures, Stopwatch
+from tests.benchmarks.figures import Figures, Stopwatch
 from tests.benchmarks.servers import nats_server, postgres_server
 from tests.benchmarks.throughput import LIMITS
 from tests.support.envelopes import build_envelope
@@ -190,7 +190,7 @@ def ingest_all(store: str, server: NatsServer) -> float:
 def _measure_messaging(figures: Figures, folder: Path, _: int) -> None:
     relayed, consumed, ratios = [], [], []
     with postgres_server(folder) as postgres, http_handler() as handler:
-        for run in range(RUNS):
+        for run in range(figures.runs):
             with nats_server(folder / f"messaging-{run}") as nats:
                 database = postgres.create_database()
                 migrate_messaging(database)
@@ -211,7 +211,7 @@ def _measure_ingestion(figures: Figures, folder: Path, _: int) -> None:
     rates: dict[str, list[float]] = {"sqlite": [], "postgres": []}
     ratios: dict[str, list[float]] = {store: [] for store in rates}
     with postgres_server(folder) as postgres:
-        for run in range(RUNS):
+        for run in range(figures.runs):
             for store, values in rates.items():
                 if not figures.wants(f"ingest.{store}"):
                     continue

@@ -10,6 +10,10 @@ from tests.benchmarks.figures import RUNS
 Database = Literal["sqlite", "postgres"]
 Interleave = Literal["life", "none"]
 
+ORIGINALS = 20_000
+"""Messages of a long log that live; the others are copies of them."""
+TOPICS, PRINCIPALS = 20, 1_000
+"""Of the messages of a long log or history."""
 LARGE = 5_000_000
 """Messages of the large store, which is measured when it is asked for by its name."""
 

@@ -13,8 +13,7 @@ from postroom.adapters.compose.projections import rebuild_projections
 from postroom.adapters.compose.queries import read_projections
 from postroom.domain.search import EventFilter
 from tests.benchmarks.figures import Figures, Stopwatch
-from tests.benchmarks.long_log import ORIGINALS, PRINCIPALS, TOPICS
-from tests.benchmarks.options import Database, Options
+from tests.benchmarks.options import ORIGINALS, PRINCIPALS, TOPICS, Database, Options
 from tests.benchmarks.pipeline.script import script
 
 SEARCHES = 1_000
@@ -88,7 +87,7 @@ def measurements(options: Options) -> dict[str, Callable[[Figures, Path, int], N
     """Return the measurement of search in PostgreSQL; SQLite's is made where its long history is."""
 
     def measure(figures: Figures, folder: Path, messages: int) -> None:
-        # Imported late: it writes logs in the format of this code; older code is searched, too.
+        # Imported late: it writes logs in the format of this code; older code is measured, too.
         from tests.benchmarks.spark import open_store
 
         with open_store("postgres", messages, options, figures, folder) as (store, log):

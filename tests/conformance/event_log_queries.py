@@ -4,9 +4,11 @@ from random import Random
 
 import pytest
 
+from postroom.application.mailbox import records as reading
 from postroom.application.mailbox.codec import to_records
 from postroom.application.ports.event_log import EventLog, Head, Seal, StoredSnapshot
 from postroom.domain.commit import IndexEntry, LastEvent
+from postroom.domain.event import Event
 from postroom.domain.message import MessageAcked
 from postroom.domain.names import mailbox_stream
 from tests.conformance.log_store import ONE, TWO, Store, replayed
@@ -54,6 +56,37 @@ class EventLogQueries:
         assert log.index_of([stream(1)]) == [IndexEntry(stream(1), 1, 1, acked.first)]
         assert log.index_of([stream(10)]) == [IndexEntry(stream(10), 1, 2)]
         assert log.read_stream(stream(1)) == [first, taken, *to_records(acked)]
+
+    @pytest.mark.parametrize("scanned", [2, 20_000])
+    def test_streams_are_read_together_as_each_alone(
+        self, log: EventLog, monkeypatch: pytest.MonkeyPatch, scanned: int
+    ) -> None:
+        monkeypatch.setattr(reading, "SCAN_POSITIONS", scanned)
+        chance = Random(scanned)
+        lives = [
+            [sent(number), received(number), MessageAcked(stream(number), 3, 1_000, 1)][: 1 + number % 4]
+            for number in range(1, 25)
+        ]
+        groups: list[list[Event]] = [[created(ONE)]]
+        while coming := [life for life in lives if life]:
+            if chance.random() < 0.5:
+                groups.append([])
+            groups[-1].append(chance.choice(coming[:5]).pop(0))
+        first: dict[bytes, int] = {}
+        for commit, events in [*zip(commits_after(log, groups), groups, strict=True)]:
+            far = []
+            for position, event in enumerate(events, commit.first):
+                begun = first.setdefault(event.stream, position)
+                if isinstance(event, MessageAcked) and position - begun > scanned:
+                    far.append(LastEvent(event.stream, begun, position))
+            log.append([commit._replace(last_events=far)])
+        streams = [*first, stream(99)]
+        together = log.read_streams(streams)
+        alone = {each: log.read_stream(each) for each in streams}
+        whole = list(log.read())
+        for each in streams:
+            assert alone[each] == [record for record in whole if record.stream == each]
+            assert replayed(together.get(each, ())) == replayed(alone[each])
 
     def test_the_last_event_of_a_message_may_be_in_the_append_that_sends_it(self, log: EventLog) -> None:
         one, two = commits_after(log, [[sent(1), sent(2)], [received(1)]])

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import psycopg
 import pytest
+import zstandard
 
 from postroom.adapters.parquet.log_archive import ParquetLogArchive
 from postroom.application.mailbox import snapshot_saver
@@ -256,11 +257,53 @@ async def test_commits_that_changed_places_are_named(place: AlteredPlace) -> Non
     async with place.open() as mailbox:
         await mailbox.send_message(message(b"1"))
         await mailbox.send_message(message(b"2"))
-    third, fourth = (place.value(position, "events") for position in (3, 4))
-    place.alter(3, "events", fourth)
-    place.alter(4, "events", third)
-    with pytest.raises(BrokenLog, match=r"positions 3 to 3 does not match its hash"):
+    for column in ("events", "envelopes", "chain"):  # in the end the whole commits have changed places
+        third, fourth = (place.value(position, column) for position in (3, 4))
+        place.alter(3, column, fourth)
+        place.alter(4, column, third)
+        with pytest.raises(BrokenLog, match=r"positions 3 to 3 does not match its hash"):
+            place.verify()
+
+
+def without_an_event(part: bytes) -> bytes:
+    """Return a commit's only run with its last event dropped from the columns that differ."""
+    (run,) = msgspec.msgpack.decode(part)
+    tag, count, streams, *columns = run
+    shorter = [each[: -len(each) // count] if type(each) in (bytes, list) else each for each in columns]
+    return compress(msgspec.msgpack.encode([[tag, count - 1, streams[:-16], *shorter]]))
+
+
+def larger_than_stated(part: bytes) -> bytes:
+    """Return a part compressed, with a header that states a byte less."""
+    frame = zstandard.compress(part)
+    stated = len(part) - 256  # as two bytes, for sizes below 64 KiB
+    assert frame.index(stated.to_bytes(2, "little")) < 10
+    return frame.replace(stated.to_bytes(2, "little"), (stated - 1).to_bytes(2, "little"), 1)
+
+
+DEFECTS: dict[str, Callable[[bytes], bytes]] = {
+    "torn in the middle": lambda part: compress(part)[: len(compress(part)) // 2],
+    "torn before it was compressed": lambda part: compress(part[: len(part) // 2]),
+    "an event fewer": without_an_event,
+    "larger than it states": larger_than_stated,
+}
+
+
+@pytest.mark.parametrize("damage", DEFECTS.values(), ids=DEFECTS)
+async def test_a_commit_that_is_not_whole_is_named_at_open_and_by_verify(
+    place: AlteredPlace, damage: Callable[[bytes], bytes]
+) -> None:
+    async with place.open() as mailbox:
+        await mailbox.send_batch([message(bytes([number]), idem_key=str(number)) for number in range(4)])
+        await mailbox.send_message(message(b"later"))
+    place.alter(3, "events", damage(decompress(place.value(3, "events"), 3)))
+    with pytest.raises(BrokenLog, match=r"positions? 3") as broken:
         place.verify()
+    assert broken.value.position == 3
+    with pytest.raises(BrokenLog, match=r"positions? 3") as broken:
+        async with place.open():
+            pytest.fail("opened a log with a commit that is not whole")
+    assert broken.value.position == 3
 
 
 @pytest.mark.parametrize("has_archive", [False, True], ids=["removed", "archived"])

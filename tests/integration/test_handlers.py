@@ -1,12 +1,15 @@
 """The public handlers, end to end, on every store."""
 
 import asyncio
+from collections.abc import Iterator
 from uuid import UUID
 
 import pytest
 
 from postroom.adapters.compose import Postroom, open_mailbox
+from postroom.adapters.memory.event_log import MemoryEventLog
 from postroom.application.messages import Sent, read_receipt, write_receipt
+from postroom.domain.commit import Commit
 from postroom.domain.envelope.validation import ValidationMode
 from postroom.domain.errors import (
     FrameTooLarge,
@@ -18,7 +21,7 @@ from postroom.domain.errors import (
 from postroom.domain.integrity import payload_hash
 from postroom.domain.message import Receipt
 from postroom.domain.policy import TopicPolicy
-from tests.support.stores import MAILBOX, envelope, message
+from tests.support.stores import MAILBOX, Place, envelope, message
 from tests.support.waiting import SECONDS
 
 LONG_MS = 60_000
@@ -95,6 +98,32 @@ async def test_answers_come_in_the_order_of_the_receipts(mailbox: Postroom) -> N
     answers = await mailbox.ack_messages([one.receipt, unknown, two.receipt, one.receipt])
     assert [type(answer) for answer in answers] == [type(None), NotFound, type(None), type(None)]
     assert await mailbox.ack_messages([]) == []
+
+
+async def test_acks_that_are_repeated_in_one_batch_are_answered_by_one_read_of_the_log() -> None:
+    class Counted(MemoryEventLog):
+        reads = 0
+
+        def commits(self, after: int = 0, *, envelopes: bool = True) -> Iterator[Commit]:
+            self.reads += 1
+            return super().commits(after, envelopes=envelopes)
+
+    log = Counted(MAILBOX)
+    async with Place(lambda: log).open() as mailbox:
+        await mailbox.send_batch([message() for _ in range(30)])
+        settled = [each.receipt for each in await mailbox.receive_messages("orders", max_messages=20)]
+        assert await mailbox.ack_messages(settled) == [None] * 20
+        (waiting,) = await mailbox.receive_messages("orders", max_messages=1)
+        older = Receipt(settled[0].message, settled[0].delivery + 1, settled[0].epoch)
+        unknown = Receipt(b"nobody sent this", 2, settled[0].epoch)
+        before = log.reads
+        answers = await mailbox.ack_messages([*settled, older, unknown, waiting.receipt, settled[0]])
+        assert log.reads == before + 1
+    *repeated, stale, missing, late, last = answers
+    assert repeated == [None] * 20
+    assert (late, last) == (None, None)
+    assert isinstance(stale, StaleReceipt)
+    assert isinstance(missing, NotFound)
 
 
 async def test_two_callers_that_ack_one_delivery_at_once_are_both_told_it_is_settled(

@@ -15,13 +15,14 @@ from postroom.adapters.compose import Postroom
 from postroom.adapters.memory.event_log import MemoryEventLog
 from postroom.application.mailbox import snapshots
 from postroom.application.mailbox.fold import fold, fold_at
+from postroom.application.mailbox.snapshot_rows import decode_part, encode_part
 from postroom.application.mailbox.stored_snapshots import UsableSnapshot, usable_snapshots
 from postroom.application.ports.event_log import StoredSnapshot
 from postroom.domain.commit import Commit
 from postroom.domain.errors import MailboxClosed, Unavailable
 from postroom.domain.event import Event
 from postroom.domain.mailbox import collect, snapshot
-from postroom.domain.mailbox.snapshot import VERSION, decode_part, encode_part
+from postroom.domain.mailbox.snapshot import VERSION
 from postroom.domain.policy import DAY_MS, MailboxLimits, TopicPolicy
 from tests.support.commits import as_appended
 from tests.support.snapshots import take_snapshot

@@ -7,6 +7,7 @@ import msgspec
 from hypothesis import given, target
 from hypothesis import strategies as st
 
+from postroom.application.mailbox.snapshot_rows import encode_part
 from postroom.domain.errors import Rejected
 from postroom.domain.event import Event
 from postroom.domain.integrity import payload_hash
@@ -15,7 +16,6 @@ from postroom.domain.mailbox.collect import EVER, Collector
 from postroom.domain.mailbox.commands import Ack, Command, Nack, Receive, Send, Sweep
 from postroom.domain.mailbox.decide import decide
 from postroom.domain.mailbox.events import MailboxCreated, MailboxMode, OwnershipTaken, TopicPolicySet
-from postroom.domain.mailbox.snapshot import encode_part
 from postroom.domain.mailbox.state import Mailbox, evolve
 from postroom.domain.message import MS, Headers, Receipt
 from postroom.domain.names import mailbox_stream

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from postroom.adapters.compose.queries import Reader
 from postroom.application.mailbox import snapshot_saver
 from postroom.application.mailbox.fold import fold_at
+from postroom.application.mailbox.snapshot_rows import decode_part
 from postroom.application.query_results import Moment
 from postroom.domain.errors import NotFound, Rejected
-from postroom.domain.mailbox.snapshot import decode_part
 from postroom.domain.mailbox.state import Mailbox, evolve
 from postroom.domain.policy import TopicPolicy
 from tests.properties.pasts import (

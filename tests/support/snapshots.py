@@ -1,13 +1,12 @@
 """Whole snapshots of mailboxes: to compare states, and to put into a log."""
 
+from postroom.application.mailbox.snapshot_rows import decode_part, encode_part
 from postroom.domain.mailbox.collect import EVER, chunks_through
 from postroom.domain.mailbox.snapshot import (
     VERSION,
     Head,
     SnapshotPart,
-    decode_part,
     encode_chunk,
-    encode_part,
     restore_snapshot,
 )
 from postroom.domain.mailbox.state import Mailbox

@@ -8,9 +8,8 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from postroom.application.mailbox.codec import decode_events, is_intact, make_commit, to_records
+from postroom.application.mailbox.codec import decode_events, is_intact, make_commit, stream_ids, to_records
 from postroom.application.mailbox.compression import compress, decompress
-from postroom.application.mailbox.records import stream_ids
 from postroom.application.mailbox.runs import RUNS
 from postroom.domain.commit import GENESIS, Commit, IndexEntry, verify_chain
 from postroom.domain.errors import BrokenLog

@@ -1,11 +1,14 @@
 """A mailbox restored from a snapshot equals the fold of the whole log."""
 
 import msgspec
+import zstandard
+from blake3 import blake3
 
+from postroom.application.mailbox.snapshot_rows import decode_part, encode_part
 from postroom.domain.event import Event
 from postroom.domain.mailbox.commands import Ack, Command, Receive, Redrive, Send, Sweep
 from postroom.domain.mailbox.counts import count
-from postroom.domain.mailbox.snapshot import VERSION, decode_part, encode_part
+from postroom.domain.mailbox.snapshot import VERSION
 from postroom.domain.policy import TopicPolicy
 from tests.support.snapshots import restore, take_snapshot
 from tests.unit.domain.scenario import NAME, TOPIC, Given, Life, given, policy_set
@@ -83,3 +86,14 @@ def test_a_snapshot_of_another_version_or_with_invalid_bytes_is_ignored() -> Non
     altered = bytes([*state[:-1], state[-1] ^ 1])
     for unreadable in (foreign, altered, b"", b"nonsense", state[:-1], state[1:]):
         assert decode_part(unreadable) is None
+
+
+def test_a_row_that_does_not_decompress_to_the_size_that_it_states_is_ignored() -> None:
+    whole = msgspec.msgpack.encode(decode_part(take_snapshot(busy()[0].mailbox)))
+    compressed = zstandard.compress(whole)
+    stated = len(whole) - 256  # sizes below 64 KiB are stored in two bytes, less 256
+    assert stated.to_bytes(2, "little") in compressed[:10]
+    for wrong in (stated - 1, stated + 1, 0):
+        row = compressed.replace(stated.to_bytes(2, "little"), wrong.to_bytes(2, "little"), 1)
+        assert decode_part(blake3(row).digest() + row) is None
+    assert decode_part(blake3(compressed).digest() + compressed) is not None
