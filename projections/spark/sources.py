@@ -73,9 +73,9 @@ class StoreSource(DataSource):
         for name in STREAM:
             if name in options.values:
                 raise InvalidRequest(f"The option {name} of {self.name()} is for streams; use readStream.")
+        selection, partitions = LogSelection.of(options), options.number("partitions")
         log, rows = self._open(options, schema)
-        ranges = list(LogSelection.of(options).ranges(log, log.extents()))
-        return BatchReader(rows, parts_of(ranges, self.cores, options.number("partitions")))
+        return BatchReader(rows, parts_of(list(selection.ranges(log, log.extents())), self.cores, partitions))
 
     def streamReader(self, schema: StructType) -> StreamReader:  # noqa: N802  # Spark's name
         """Return the reader of the declared columns as the log grows.
@@ -86,15 +86,14 @@ class StoreSource(DataSource):
         for name in ("until", "to_position", "partitions"):
             if name in options.values:
                 raise InvalidRequest(f"The option {name} of {self.name()} is for batches; use read.")
-        log, rows = self._open(options, schema)
-        return StreamReader(
-            log,
-            rows,
+        start, max_rows, selection = (
             options.offset("start"),
             options.number("max_rows"),
-            selection=LogSelection.of(options),
-            cores=self.cores,
-            is_by_time=True,
+            LogSelection.of(options),
+        )
+        log, rows = self._open(options, schema)
+        return StreamReader(
+            log, rows, start, max_rows, selection=selection, cores=self.cores, is_by_time=True
         )
 
     def _options(self) -> Options:
@@ -188,10 +187,10 @@ class MessagesSource(StoreSource):
             log as of then.
         """
         options = self._options()
+        selection, moment = LogSelection(options.text("mailbox")), options.moment("as_of")
         log, rows = self._open(options, schema)
-        selection = LogSelection(options.text("mailbox"))
         extents = [each for each in log.extents() if selection.includes(each.name)]
-        extents = list(extents_as_of(log, extents, *options.moment("as_of")))
+        extents = list(extents_as_of(log, extents, *moment))
         return MessageReader(rows, message_parts([Range(each, each.first, each.last) for each in extents]))
 
     def streamReader(self, schema: StructType) -> StreamReader:  # noqa: N802  # Spark's name
