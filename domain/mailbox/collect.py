@@ -1,7 +1,9 @@
 """Collecting what changed in a mailbox, in steps between which it goes on to change."""
 
 from bisect import bisect_right
+from collections import deque
 from collections.abc import Iterator, Sequence
+from itertools import chain, islice
 from operator import attrgetter
 from typing import NamedTuple, TypeVar
 
@@ -92,22 +94,28 @@ class Collector:
 def chunks_through(mailbox: Mailbox, moment: Moment) -> Iterator[Chunk]:
     """Yield the messages and keys of a mailbox that last changed at or before a moment, in order."""
     messages, position = mailbox.messages, moment.position
-    sent = list(messages.values()) if position else []
-    for batch in _batches(sent[: bisect_right(sent, position, key=_by_position)]):
+    batches = _sent_through(mailbox, position)
+    while batches:
+        batch = batches.popleft()  # to free all of them at the end would take as long as to collect them
         yield Chunk([m for m in batch if m.last <= position and messages.get(m.stream) is m])
     for topic in list(mailbox.topics.values()):
-        oldest = topic.window.oldest_at
-        if oldest is None or oldest > moment.at:
-            continue
-        for keys in _batches(topic.window.keys()):
-            chunk = Chunk(keys={topic.name: _entries(mailbox, topic, keys)})
-            yield chunk
-            if any(entry.at > moment.at for entry in chunk.keys[topic.name].values()):
-                break  # keys are in the order of time
+        for keys in chain.from_iterable(map(_batches, topic.window.blocks_through(moment.at))):
+            yield Chunk(keys={topic.name: _entries(mailbox, topic, keys)})
 
 
 def _entries(mailbox: Mailbox, topic: Topic, keys: Sequence[str]) -> dict[str, ReplayEntry]:
     return topic.window.entries(keys, mailbox.at - topic.policy.replay_window_ms * MS)
+
+
+def _sent_through(mailbox: Mailbox, position: int) -> deque[list[Message]]:
+    """Return the messages sent up to a position, in batches; the mailbox has them in that order."""
+    messages = iter(mailbox.messages.values())
+    batches: deque[list[Message]] = deque()
+    while position and (batch := list(islice(messages, CHUNK_ITEMS))):
+        batches.append(batch[: bisect_right(batch, position, key=_by_position)])
+        if batch[-1].position > position:
+            break
+    return batches
 
 
 def _sent_after(mailbox: Mailbox, position: int) -> list[bytes]:

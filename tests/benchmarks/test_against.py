@@ -9,7 +9,7 @@ import pytest
 
 from postroom.domain.errors import InvalidRequest
 from tests.benchmarks.__main__ import MODULES
-from tests.benchmarks.against import ROOT, compare, compared, default_names, worktree
+from tests.benchmarks.against import OLD_NAMES, ROOT, compare, compared, default_names, worktree
 from tests.benchmarks.figures import Figure, Figures
 from tests.benchmarks.options import Options
 
@@ -44,6 +44,12 @@ def test_every_measurement_is_found_by_its_name(name: str) -> None:
         assert any(Figures([measurement], lambda _: None).wants(prefix) for prefix in MODULES[name]), (
             measurement
         )
+
+
+def test_a_figure_is_measured_under_its_present_and_its_older_name() -> None:
+    for name, older in OLD_NAMES.items():
+        assert Figures([name], lambda _: None).wants(name)
+        assert Figures([older], lambda _: None).wants(name)
 
 
 def test_a_folder_without_code_and_an_unknown_commit_are_refused(tmp_path: Path) -> None:
