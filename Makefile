@@ -27,8 +27,8 @@ help: ## List the targets
 	@scripts/ensure-java.sh
 	@touch $@
 
-# Many tests wait for servers, so a few more workers than cores are quicker.
-WORKERS ?= 4
+# Many tests wait for servers: four workers keep two cores busy for four fifths of the time.
+WORKERS ?= 5
 
 .PHONY: demo demo-cluster example test test-pythons bench bench-spark bench-cluster
 demo: .venv ## Send, receive, crash, rebuild and search on an empty store; without Java, all but the search

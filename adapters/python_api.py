@@ -115,6 +115,7 @@ if TYPE_CHECKING:
     from postroom.domain.redrive.spec import RedriveSpec
     from postroom.domain.search import EventFilter, FoundMessage, SearchPage
     from postroom.projections.projection import Column, EventProjection, MessageProjection
+    from postroom.projections.reports.report import Chart, Report
 
 __all__ = [
     "AckMessages",
@@ -124,6 +125,7 @@ __all__ = [
     "BrokenLog",
     "BrokenProjection",
     "Changes",
+    "Chart",
     "ClientTls",
     "Column",
     "Connection",
@@ -188,6 +190,7 @@ __all__ = [
     "RedriveReport",
     "RedriveSpec",
     "Rejected",
+    "Report",
     "Saturated",
     "SearchPage",
     "SendBatch",
@@ -304,6 +307,7 @@ _NAMES = {
     "domain.search": "EventFilter FoundMessage SearchPage",
     "adapters.nats.definitions": "ConsumerDefinition StreamDefinition",
     "projections.projection": "Column EventProjection MessageProjection",
+    "projections.reports.report": "Chart Report",
 }
 _MODULES = {name: module for module, names in _NAMES.items() for name in names.split()}
 

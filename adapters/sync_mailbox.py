@@ -12,7 +12,6 @@ from postroom.application.daemon_executor import DaemonExecutor
 from postroom.application.message_stream import HEARTBEAT_MS, MessageStream
 from postroom.application.messages import (
     DeliveredMessage,
-    MessageDelivery,
     NewMessage,
     ReceivedMessage,
     Sent,
@@ -42,11 +41,7 @@ MAX_THREADS = 32
 class SyncReceivedMessage(DeliveredMessage):
     """Delivery of a message whose methods return when they are done; see `ReceivedMessage`."""
 
-    __slots__ = ("_mailbox",)
-
-    def __init__(self, delivery: MessageDelivery, mailbox: "SyncMailbox") -> None:
-        super().__init__(delivery)
-        self._mailbox = mailbox
+    _mailbox: "SyncMailbox"
 
     def ack(self) -> None:
         """Settle this delivery; see `ReceivedMessage.ack`."""

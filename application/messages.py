@@ -107,14 +107,17 @@ class DeliverySettler(Protocol):
         """Extend deliveries; see `Mailbox.extend_visibility`."""
 
 
-class DeliveredMessage:
-    """Message of a delivery: its payload and headers (svc-mailbox C-9)."""
+class DeliveredMessage(msgspec.Struct, gc=False, eq=False):
+    """Message of a delivery: its payload and headers (svc-mailbox C-9).
 
-    __slots__ = ("_delivery", "_parsed")
+    Arguments:
+        delivery: what the owner handed over.
+        mailbox: what settles it, if anything does.
+    """
 
-    def __init__(self, delivery: MessageDelivery) -> None:
-        self._delivery = delivery
-        self._parsed: PrismEnvelope | None = None
+    _delivery: MessageDelivery
+    _mailbox: Any = None
+    _parsed: PrismEnvelope | None = None
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.message_id!r}, topic={self.topic!r}, attempt={self.attempt})"
@@ -305,12 +308,7 @@ class ReceivedMessage(DeliveredMessage):
         mailbox: the mailbox that delivered it, which settles it.
     """
 
-    __slots__ = ("_mailbox",)
-
-    def __init__(self, delivery: MessageDelivery, mailbox: DeliverySettler) -> None:
-        self._delivery = delivery  # not by the base class, whose call would take most of the time
-        self._parsed = None
-        self._mailbox = mailbox
+    _mailbox: DeliverySettler
 
     async def ack(self) -> None:
         """Settle this delivery: the message was processed (svc-mailbox I-3).

@@ -1,6 +1,6 @@
 """The Message aggregate: its events, and the state that is their fold."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import IntEnum
 from typing import Any, Literal
 
@@ -222,6 +222,21 @@ def evolve(message: Message | None, event: MessageEvent, position: int = 0, epoc
     message.last = position
     _EVOLVE[kind](message, event, epoch)
     return message
+
+
+def evolve_all(messages: Sequence[Message], events: Sequence[MessageEvent], first: int, epoch: int) -> None:
+    """Change each message by its event, in place; the events are of one type, but not `MessageSent`.
+
+    Arguments:
+        first: position of the first event.
+        epoch: of their commit.
+    """
+    change = _EVOLVE[type(events[0])]
+    for position, (message, event) in enumerate(zip(messages, events, strict=True), first):
+        message.version = event.version
+        message.changed_at = event.at
+        message.last = position
+        change(message, event, epoch)
 
 
 def new_message(event: MessageSent, position: int) -> Message:

@@ -70,19 +70,31 @@ def search_filter(
     )
 
 
-def takes_filter(command: Callable[..., int | None]) -> Callable[..., int | None]:
-    """Add the options of `search_filter` to a command, and call it with the filter that they describe."""
-    options = list(signature(search_filter).parameters.values())[1:]
-    session, _, *own = signature(command).parameters.values()
+def takes(source: Callable[..., Any]) -> Callable[[Callable[..., int | None]], Callable[..., int | None]]:
+    """Return a decorator that adds the options of a function to a command, which is called with its result.
 
-    @wraps(command)
-    def run(session: Session, **arguments: Any) -> int | None:
-        filters = {each.name: arguments.pop(each.name) for each in options if each.name in arguments}
-        return command(session, search_filter(session, **filters), **arguments)
+    Arguments:
+        source: takes the session and options.
+    """
+    options = list(signature(source).parameters.values())[1:]
 
-    required = [each for each in own if each.default is each.empty]  # Python requires them to be first
-    optional = [each for each in own if each.default is not each.empty]
-    run.__signature__ = signature(command).replace(  # type: ignore[attr-defined]
-        parameters=[session, *required, *options, *optional]
-    )
-    return run
+    def add(command: Callable[..., int | None]) -> Callable[..., int | None]:
+        session, _, *own = signature(command).parameters.values()
+
+        @wraps(command)
+        def run(session: Session, **arguments: Any) -> int | None:
+            shared = {each.name: arguments.pop(each.name) for each in options if each.name in arguments}
+            return command(session, source(session, **shared), **arguments)
+
+        required = [each for each in own if each.default is each.empty]  # Python requires them to be first
+        optional = [each for each in own if each.default is not each.empty]
+        run.__signature__ = signature(command).replace(  # type: ignore[attr-defined]
+            parameters=[session, *required, *options, *optional]
+        )
+        return run
+
+    return add
+
+
+takes_filter = takes(search_filter)
+"""Adds the options of `search_filter` to a command."""

@@ -120,7 +120,7 @@ def _from_flags(session: Session, namespace: str | None, flags: dict[str, str | 
         source=source,
         envelope_validation=ValidationMode.STRICT,
         payload_schemas=(),
-        batch_size=100,
+        batch_size=500,
         max_retries=3,
         history_retention_ms=None,
         max_store_bytes=None,

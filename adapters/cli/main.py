@@ -129,6 +129,17 @@ COMMANDS: Entries = {
         },
         OPERATIONS,
     ),
+    "report": Group(
+        "Reports on the events of a store: latency, retries, traffic, service levels, and policies.",
+        {
+            "latency": Command("report:latency"),
+            "retries": Command("report:retries"),
+            "traffic": Command("report:traffic"),
+            "sla": Command("report:sla"),
+            "run": Command("report:run"),
+        },
+        OPERATIONS,
+    ),
     "log": Group(
         "Events of a mailbox's log: show them, or the last of them as they are written.",
         {"show": Command("log:show"), "tail": Command("log:tail")},

@@ -247,7 +247,7 @@ class RetentionPolicy(msgspec.Struct, frozen=True, kw_only=True):
 class Behavior(msgspec.Struct, frozen=True, kw_only=True):
     """Settings of ingest and retention."""
 
-    batch_size: Positive = 100
+    batch_size: Positive = 500
     auto_commit: bool = True
     max_retries: Annotated[int, msgspec.Meta(ge=0)] = 3
     retention_policy: RetentionPolicy = RetentionPolicy()

@@ -21,7 +21,7 @@ from postroom.domain.errors import InvalidRequest, Unavailable
 
 JOIN_SECONDS = 60.0
 """Maximum time that joining the group takes; a member that was killed delays it by the session timeout."""
-SESSION_TIMEOUT_MS = 10_000
+SOCKET_TIMEOUT_MS = 10_000
 ROUND_TRIP_SECONDS = 2.0
 """Time within which a broker answers, in addition to the wait of a fetch."""
 CLOSE_SECONDS = 10.0
@@ -40,6 +40,8 @@ class TopicConsumer(msgspec.Struct, frozen=True, kw_only=True):
         ack_wait_ms: how long a delivery may stay unsettled before the message is redelivered.
         max_unsettled: maximum number of messages that were delivered, or are buffered, and not settled.
         prefetch: maximum number of buffered messages.
+        session_timeout_ms: how long the group waits for a member that is silent, before it gives away its
+            partitions.
     """
 
     topic: str
@@ -47,6 +49,7 @@ class TopicConsumer(msgspec.Struct, frozen=True, kw_only=True):
     ack_wait_ms: int = 30_000
     max_unsettled: int = 10_000
     prefetch: int = 1_000
+    session_timeout_ms: int = 10_000
 
 
 class KafkaTopicSource:
@@ -76,8 +79,9 @@ class KafkaTopicSource:
                 "enable.auto.offset.store": False,
                 "enable.partition.eof": True,
                 "partition.assignment.strategy": "cooperative-sticky",
-                "session.timeout.ms": SESSION_TIMEOUT_MS,
-                "socket.timeout.ms": SESSION_TIMEOUT_MS,
+                "session.timeout.ms": consumer.session_timeout_ms,
+                "heartbeat.interval.ms": consumer.session_timeout_ms // 3,
+                "socket.timeout.ms": SOCKET_TIMEOUT_MS,
                 "queued.max.messages.kbytes": QUEUE_KBYTES,
                 "allow.auto.create.topics": False,
             },

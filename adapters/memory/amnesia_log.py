@@ -83,9 +83,9 @@ class AmnesiaEventLog(MemoryEventLog):
         records = (self._records.get(position) for position in positions)
         return islice(takewhile(lambda record: record is not None, records), limit)  # type: ignore[arg-type]  # no None
 
-    def replay(self, after: int = 0) -> Iterator[tuple[int, Event]]:
-        """Yield positions and events; see `EventLogReader.replay`."""
-        return ((record.position, record.event) for record in self.read(after))
+    def replay_runs(self, after: int = 0) -> Iterator[tuple[int, Sequence[Event]]]:
+        """Yield positions and events; see `EventLogReader.replay_runs`."""
+        return ((record.position, [record.event]) for record in self.read(after))
 
     def read_stream(self, stream: bytes) -> list[Record]:
         """Return the records of one stream; see `EventLogReader.read_stream`."""

@@ -295,8 +295,11 @@ class SqliteEventLog(Records):
         for entry in commit.entries:
             if entry.version != 1 or entry.last is not None:
                 writer.execute(_SQL["add_entry"], {"mailbox": self._mailbox} | asdict(entry))
-        for update in commit.last_events:
-            writer.execute(_SQL["set_last"], {"mailbox": self._mailbox} | asdict(update))
+        if commit.last_events:
+            streams = b"".join([update.stream for update in commit.last_events])
+            lasts = _encode_json([update.last for update in commit.last_events]).decode()
+            values = {"mailbox": self._mailbox, "streams": streams, "lasts": lasts}
+            writer.execute(_SQL["set_last"], values)
 
     def _check_end(self, writer: sqlite3.Connection, first: Commit) -> None:
         # Read once: afterwards, an append by another owner makes ours fail on the primary key.

@@ -61,7 +61,11 @@ INSERT INTO log_index (mailbox, stream, version, position, last)
 VALUES (:mailbox, :stream, :version, :position, :last);
 
 -- name: set_last
-UPDATE log_index SET last = :last WHERE mailbox = :mailbox AND stream = :stream AND position = :position;
+-- All at once, as `add_first_entries`; joined in this order, as `UPDATE ... FROM` reads the whole index.
+INSERT INTO log_index (mailbox, stream, version, position, last)
+SELECT mailbox, stream, version, position, value FROM json_each(:lasts) CROSS JOIN log_index
+WHERE mailbox = :mailbox AND stream = substr(:streams, 16 * key + 1, 16) AND version = 1
+ON CONFLICT DO UPDATE SET last = excluded.last;
 
 -- name: mark_removed
 UPDATE mailbox_names SET removed_through = max(removed_through, :through) WHERE id = :mailbox;

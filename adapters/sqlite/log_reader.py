@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from postroom.adapters.sql.log_reader import Driver, Rows, envelopes_column, rows_of, to_commits
 from postroom.adapters.sql.statements import statements
-from postroom.adapters.sqlite.database import open_file
+from postroom.adapters.sqlite.database import BUSY_TIMEOUT_MS, open_file
 from postroom.domain.commit import POSITIONS_PER_MAILBOX, Commit
 from postroom.domain.errors import NotFound, Unavailable
 from postroom.projections.commit_columns import read_ranges
@@ -127,6 +127,8 @@ class SqliteLogReader:
                 dbapi.connect(self._uri, autocommit=True) as connection,
                 connection.cursor(adbc_stmt_kwargs=dict(options or {})) as cursor,
             ):
+                # Another task that opens or closes the file may lock it for a moment; ADBC would not wait.
+                cursor.execute(f"PRAGMA busy_timeout = {BUSY_TIMEOUT_MS}")
                 yield cursor
         except Error as error:
             raise self._unreadable(error) from error

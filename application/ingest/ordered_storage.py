@@ -16,7 +16,7 @@ from postroom.application.ports.source import SourceMessage
 from postroom.application.telemetry import logger
 from postroom.domain.errors import Fenced, MailboxOwned, Saturated, Unavailable, WrongPosition
 
-MAX_WAITING = 4
+MAX_WAITING = 2
 """Batches that wait while one is stored."""
 DOWN_AFTER = 3
 """Number of failures in one pass, without a success, after which the store is assumed to be down."""

@@ -14,6 +14,6 @@ class IngestSettings(msgspec.Struct, frozen=True):
         max_retries: retries of a batch before its messages are stored one by one.
     """
 
-    batch_size: int = 100
+    batch_size: int = 500
     validation: ValidationMode = ValidationMode.STRICT
     max_retries: int = 3

@@ -70,14 +70,14 @@ def make_commit(
     Raises: as `encode_events`.
     """
     at = events[0].at
-    if any(event.at != at for event in events):
+    if [event.at for event in events].count(at) != len(events):
         raise ValueError("the events of a commit have different log times")
     encoded, envelopes = encode_events(events, distances)
     last = first + len(events) - 1
     chain_hash = link(previous, first, last, epoch, at, encoded)
     entries = [
         IndexEntry(event.stream, event.version, position)
-        for position, (event, distance) in enumerate(zip(events, distances, strict=True), first)
+        for event, distance, position in zip(events, distances, range(first, last + 1), strict=True)
         if not distance
     ]
     return Commit(first, last, epoch, at, chain_hash, encoded, envelopes, entries, last_events)
@@ -113,7 +113,12 @@ def decode_events(commit: Commit) -> Iterator[Event]:
 
     Raises: BrokenLog when they can't be decoded.
     """
-    return chain.from_iterable(events for _, events in _runs_with_events(commit))
+    return chain.from_iterable(decode_by_type(commit))
+
+
+def decode_by_type(commit: Commit) -> Iterator[list[Event]]:
+    """Yield consecutive events of one type; otherwise as `decode_events`."""
+    return (events for _, events in _runs_with_events(commit))
 
 
 def to_records(commit: Commit) -> Iterator[Record]:

@@ -58,10 +58,9 @@ class CommandEnricher:
         """Record messages that the group acked or expired."""
         self._removed.update([(message.stream, message) for message in messages])
 
-    def has_changed(self, commands: Sequence[Command]) -> bool:
-        """Return whether earlier commands of the group sent the messages of these sends; see `from_batch`."""
-        sent = self._sent
-        return bool(sent) and any(type(each) is Send and each.message in sent for each in commands)
+    def has_sent(self, commands: Sequence[Command]) -> bool:
+        """Return whether the group sent messages of these sends before; see `from_batch`."""
+        return not self._sent.keys().isdisjoint([each.message for each in commands if type(each) is Send])
 
     def note_removed(self, message: Message) -> None:
         """Record a message that the group acked or expired."""

@@ -1,8 +1,13 @@
 """Compression of the parts of a commit, in stores on disk (ADR 0066)."""
 
+from collections.abc import Callable
+from typing import TypeVar
+
 import zstandard
 
 from postroom.domain.errors import BrokenLog
+
+T = TypeVar("T")
 
 LEVEL = 1
 MIN_BYTES = 256
@@ -10,6 +15,11 @@ MIN_BYTES = 256
 MAX_BYTES = 1 << 30
 """Maximum size of a part; no store holds larger values."""
 _MAGIC = b"\x28\xb5\x2f\xfd"
+
+# Those not in use. To make one takes 9 µs, five times as long as to compress a small part. Who uses one takes
+# it out: there are as many as threads use at a time, not as many as there are threads.
+_compressors: list[zstandard.ZstdCompressor] = []
+_decompressors: list[zstandard.ZstdDecompressor] = []
 
 
 def compress(part: bytes) -> bytes:
@@ -19,7 +29,9 @@ def compress(part: bytes) -> bytes:
     """
     if len(part) < MIN_BYTES:
         return part
-    compressed = zstandard.ZstdCompressor(LEVEL).compress(part)
+    compressor = _taken(_compressors, _new_compressor)
+    compressed = compressor.compress(part)
+    _compressors.append(compressor)
     return compressed if len(compressed) < len(part) else part
 
 
@@ -37,7 +49,9 @@ def decompress(part: bytes, position: int) -> bytes:
         size = zstandard.frame_content_size(part)
         if not 0 <= size <= MAX_BYTES:
             raise ValueError(f"it states a size of {size} bytes")
-        whole = zstandard.ZstdDecompressor().decompress(part, max_output_size=size, allow_extra_data=False)
+        decompressor = _taken(_decompressors, zstandard.ZstdDecompressor)
+        whole = decompressor.decompress(part, max_output_size=size, allow_extra_data=False)
+        _decompressors.append(decompressor)
         if len(whole) != size:
             raise ValueError(f"it has {len(whole)} bytes instead of {size}")
         return whole
@@ -55,3 +69,14 @@ def decompress_envelopes(part: bytes) -> bytes:
         return decompress(part, 0)
     except BrokenLog:
         return b""
+
+
+def _taken(unused: list[T], make: Callable[[], T]) -> T:
+    try:
+        return unused.pop()
+    except IndexError:
+        return make()
+
+
+def _new_compressor() -> zstandard.ZstdCompressor:
+    return zstandard.ZstdCompressor(LEVEL)

@@ -36,6 +36,12 @@ class EnvelopeCache:
             self._size -= len(event.envelope)
         return event
 
+    def drop(self, positions: Sequence[int]) -> None:
+        """Remove the events of these positions."""
+        for position in positions:
+            if position in self._events:
+                self.pop(position)
+
     def clear(self) -> None:
         """Remove all events."""
         self._events.clear()

@@ -1,14 +1,14 @@
 """Fold of a mailbox from its newest valid snapshot and the records after it."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import wraps
-from itertools import islice
 from typing import ParamSpec, TypeVar
 
 from postroom.application.mailbox.stored_snapshots import SavedPart, usable_snapshots
 from postroom.application.ports.event_log import EventLogReader
 from postroom.domain.errors import BrokenLog, NotFound, PostroomError
 from postroom.domain.event import Event
+from postroom.domain.mailbox.batch import evolve_batch, is_batch
 from postroom.domain.mailbox.state import Mailbox, evolve
 from postroom.domain.message import Message, MessageSent
 from postroom.domain.message import evolve as evolve_message
@@ -51,7 +51,7 @@ def fold_from(
             "records before. Restore the store from a backup.",
             first,
         )
-    _evolve_all(mailbox, log.replay(start))
+    _evolve_all(mailbox, log.replay_runs(start))
     return mailbox, parts
 
 
@@ -75,7 +75,7 @@ def fold_at(log: EventLogReader, position: int) -> Mailbox:
             f"The history of mailbox {log.mailbox} begins at position {oldest}, after {position}: retention "
             "removed the records before it."
         )
-    _evolve_all(mailbox, islice(log.replay(mailbox.position), position - mailbox.position))
+    _evolve_all(mailbox, _through(position, log.replay_runs(mailbox.position)))
     return mailbox
 
 
@@ -131,17 +131,21 @@ def refuse_altered_records(query: Callable[P, T]) -> Callable[P, T]:
     return refusing
 
 
-def _evolve_all(mailbox: Mailbox, events: Iterable[tuple[int, Event]]) -> None:
-    """Evolve a mailbox by the events after its position.
+def _evolve_all(mailbox: Mailbox, runs: Iterable[tuple[int, Sequence[Event]]]) -> None:
+    """Evolve a mailbox by the events after its position, as `EventLogReader.replay_runs` yields them.
 
     Raises: BrokenLog naming the first event that is missing or can't be decoded or applied.
     """
     try:
         with mailbox.replaying():
-            for position, event in events:
+            for position, run in runs:
                 if position != mailbox.position + 1:
                     raise _gap(mailbox, position)
-                evolve(mailbox, event)
+                if len(run) > 1 and is_batch(run):
+                    evolve_batch(mailbox, run)
+                else:
+                    for event in run:
+                        evolve(mailbox, event)
     except PostroomError:
         raise
     except Exception as error:  # an altered event can break `evolve` in any way
@@ -151,6 +155,16 @@ def _evolve_all(mailbox: Mailbox, events: Iterable[tuple[int, Event]]) -> None:
             "it was altered. Restore the store from a backup.",
             position,
         ) from error
+
+
+def _through(
+    position: int, runs: Iterable[tuple[int, Sequence[Event]]]
+) -> Iterator[tuple[int, Sequence[Event]]]:
+    """Yield the events up to a position."""
+    for first, run in runs:
+        if first > position:
+            return
+        yield first, run[: position - first + 1]
 
 
 def _gap(mailbox: Mailbox, position: int) -> BrokenLog:

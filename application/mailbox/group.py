@@ -93,7 +93,7 @@ def topic_of(commands: Sequence[Command], state: LoadedMailbox | None) -> str:
 def cost_of(commands: Sequence[Command]) -> int:
     """Return the cost of a request: one for each command, and one for each 4 KiB of their envelopes."""
     return len(commands) + sum(
-        len(command.envelope) // COST_BYTES for command in commands if type(command) is Send
+        [len(command.envelope) // COST_BYTES for command in commands if type(command) is Send]
     )
 
 

@@ -26,7 +26,6 @@ from postroom.domain.event import Event
 from postroom.domain.mailbox.batch import decide_batch, evolve_batch, is_batch
 from postroom.domain.mailbox.commands import Command, Receive, Send, Sweep
 from postroom.domain.mailbox.decide import decide
-from postroom.domain.mailbox.shard import Shard
 from postroom.domain.mailbox.state import Mailbox, evolve
 from postroom.domain.message import MS, MessageAcked, MessageExpired, MessageReceived, MessageSent, Receipt
 
@@ -112,22 +111,17 @@ class GroupDecider:
         except Exception as error:
             return self._refusal(command, group, error, now)
         received = [event for event in events if type(event) is MessageReceived]
-        self._reorder.delivered(
-            message
-            for event in received
-            if type(mailbox.topics[(message := mailbox.messages[event.stream]).topic].shards[message.shard])
-            is Shard
-        )
+        in_order = {name for name in command.topics if not mailbox.policy(name).priorities}
+        messages = [mailbox.messages[event.stream] for event in received]
+        self._reorder.delivered([message for message in messages if message.topic in in_order])
         return [_delivery(event, payloads[event.stream], state.epoch) for event in received]
 
     def _execute_batch(self, commands: Sequence[Command], group: Group, now: int) -> list[Answer] | None:
         """Decide commands of one type, each of which causes one event; None, if they are others."""
         mailbox = group.state.mailbox
         kind = type(commands[0])
-        if (
-            any(type(command) is not kind for command in commands)
-            or (kind is Send and self._admit is not None)
-            or self._enricher.has_changed(commands)
+        if len(set(map(type, commands))) > 1 or (
+            kind is Send and (self._admit is not None or self._enricher.has_sent(commands))
         ):
             return None
         try:
@@ -213,22 +207,20 @@ class GroupDecider:
 
     def _apply_batch(self, events: Sequence[Event], group: Group) -> None:
         """Evolve the state by events of one type; see `_apply`."""
-        mailbox, messages, first = (
-            group.state.mailbox,
-            group.state.mailbox.messages,
-            group.state.mailbox.position + 1,
-        )
-        group.events.add_batch(events, first, messages)
+        mailbox, first = group.state.mailbox, group.state.mailbox.position + 1
         if type(events[0]) is MessageSent:
-            evolve_batch(mailbox, events)
-            self._cache.put_all(first, cast("Sequence[MessageSent]", events))
+            sent = cast("Sequence[MessageSent]", events)
+            group.events.add_all_sent(sent)
+            evolve_batch(mailbox, sent)
+            self._cache.put_all(first, sent)
             return
-        acked = [messages[event.stream] for event in events] if type(events[0]) is MessageAcked else []
+        messages = [mailbox.messages[event.stream] for event in events]
+        group.events.add_all(events, first, messages)
         evolve_batch(mailbox, events)
-        self._enricher.note_all_removed(acked)
-        for message in acked:
-            self._cache.pop(message.position)  # one that was never received
-        group.events.acked.update([message.topic for message in acked])
+        if type(events[0]) is MessageAcked:
+            self._enricher.note_all_removed(messages)
+            self._cache.drop([message.position for message in messages])  # those that were never received
+            group.events.acked.update([message.topic for message in messages])
 
     def _drain_rate(self, topic: str) -> DrainRate:
         rate = self._drain_rates.get(topic)

@@ -1,8 +1,7 @@
 """The events of a group of commands, and what their commits say about them."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from typing import cast
+from collections.abc import Sequence
 
 from postroom.application.mailbox.records import is_indexed
 from postroom.domain.commit import LastEvent
@@ -69,30 +68,33 @@ class GroupEvents:
         if is_indexed(event, position - message.position):
             commit.last_events.append(LastEvent(event.stream, message.position, position))
 
-    def add_batch(self, events: Sequence[Event], first: int, messages: Mapping[bytes, Message]) -> None:
-        """Add events of one type, before they are applied to the messages; see `add_sent` and `add`.
+    def add_all_sent(self, events: Sequence[MessageSent]) -> None:
+        """Add the first events of messages; see `add_sent`."""
+        commit, size = self._last, sum([len(event.envelope) for event in events])
+        if commit.envelope_bytes + size > MAX_ENVELOPE_BYTES:
+            for event in events:
+                self.add_sent(event)
+            return
+        commit.envelope_bytes += size
+        commit.events += events
+        commit.distances += [0] * len(events)
+
+    def add_all(self, events: Sequence[Event], first: int, messages: Sequence[Message]) -> None:
+        """Add events of one type, before they are applied to their messages; see `add`.
 
         Arguments:
             first: position of the first event.
         """
-        if type(events[0]) is MessageSent:
-            sizes = sum([len(cast("MessageSent", event).envelope) for event in events])
-            if self._last.envelope_bytes + sizes > MAX_ENVELOPE_BYTES:
-                for event in events:
-                    self.add_sent(event)  # type: ignore[arg-type]  # all sent
-                return
-            self._last.envelope_bytes += sizes
-            self._last.distances += [0] * len(events)
-        else:
-            changed = [messages[event.stream] for event in events]
-            positions = range(first, first + len(events))
-            self._last.distances += [p - message.last for p, message in zip(positions, changed, strict=True)]
-            self._last.last_events += [
+        commit, positions = self._last, range(first, first + len(events))
+        commit.events += events
+        commit.distances += [p - message.last for p, message in zip(positions, messages, strict=True)]
+        farthest = positions[-1] - min([message.position for message in messages])
+        if is_indexed(events[0], farthest):
+            commit.last_events += [
                 LastEvent(message.stream, message.position, position)
-                for position, message, event in zip(positions, changed, events, strict=True)
-                if is_indexed(event, position - message.position)
+                for position, message in zip(positions, messages, strict=True)
+                if is_indexed(events[0], position - message.position)
             ]
-        self._last.events += events
 
     def sent(self, first: int) -> dict[int, MessageSent]:
         """Return the messages that the group sent, by position.

@@ -3,6 +3,8 @@
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from itertools import groupby
+from operator import attrgetter
 from time import perf_counter
 
 from postroom.application.metrics import Histogram, Metric, histogram, new_histogram, rejected_metric
@@ -16,6 +18,9 @@ MAX_DEPTH = 1_024
 """Reorder depth at which counting stops."""
 MAX_SHARDS = 1_024
 """Maximum number of shards whose latest deliveries are remembered."""
+
+
+_shard_of = attrgetter("topic", "shard")
 
 
 class ReorderDepth:
@@ -34,18 +39,19 @@ class ReorderDepth:
 
     def delivered(self, messages: Iterable[Message]) -> None:
         """Note deliveries."""
-        for message in messages:
-            key = message.topic, message.shard
+        for key, group in groupby(messages, _shard_of):
             positions = self._delivered.get(key)
             if positions is None:
                 positions = self._first_of(key)
-            position = message.position
-            if not positions or position > positions[-1]:
-                positions.append(position)
-                if len(positions) > 2 * MAX_DEPTH:
-                    del positions[:MAX_DEPTH]
-            else:
-                self._delivered_late(message, positions)
+            latest = positions[-1] if positions else 0
+            for message in group:
+                if message.position > latest:
+                    latest = message.position
+                    positions.append(latest)
+                else:
+                    self._delivered_late(message, positions)
+            if len(positions) > 2 * MAX_DEPTH:
+                del positions[:-MAX_DEPTH]
 
     def _delivered_late(self, message: Message, positions: list[int]) -> None:
         if message.reason == "nacked" or message.redriven or message.ready_at > message.sent_at:

@@ -3,10 +3,10 @@
 from abc import abstractmethod
 from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import islice
+from itertools import chain
 from operator import attrgetter
 
-from postroom.application.mailbox.codec import decode_events, to_records
+from postroom.application.mailbox.codec import decode_by_type, decode_events, to_records
 from postroom.application.mailbox.histories import History, may_hold
 from postroom.domain.commit import Commit, IndexEntry
 from postroom.domain.event import Event
@@ -63,9 +63,17 @@ class Records:
 
     def replay(self, after: int = 0) -> Iterator[tuple[int, Event]]:
         """Yield positions and events without envelopes; see `EventLogReader.replay`."""
+        return chain.from_iterable(enumerate(events, first) for first, events in self.replay_runs(after))
+
+    def replay_runs(self, after: int = 0) -> Iterator[tuple[int, Sequence[Event]]]:
+        """Yield events without envelopes by type; see `EventLogReader.replay_runs`."""
         for commit in self.commits(after, envelopes=False):
-            events = enumerate(decode_events(commit), commit.first)
-            yield from islice(events, max(0, after + 1 - commit.first), None)
+            first = commit.first
+            for events in decode_by_type(commit):
+                later = events[max(0, after + 1 - first) :]
+                if later:
+                    yield first + len(events) - len(later), later
+                first += len(events)
 
     def read_stream(self, stream: bytes) -> list[Record]:
         """Return the records of one stream; see `EventLogReader.read_stream`."""

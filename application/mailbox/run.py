@@ -12,8 +12,6 @@ from postroom.domain.arguments import MAX_INT
 from postroom.domain.event import Event
 from postroom.domain.names import STREAM_BYTES
 
-_STREAM, _VERSION, _AT = range(3)  # the fields of every event
-
 Int64 = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=MAX_INT)]
 Ints = Int64 | list[Int64]
 OptionalInts = Int64 | None | list[Int64 | None]
@@ -41,9 +39,8 @@ class Run(msgspec.Struct, array_like=True, frozen=True, gc=False):
     @classmethod
     def of(cls, events: Sequence[Event], distances: Sequence[int]) -> "Run":
         """Return the run of events, which all have this run's type."""
-        fields = list(zip(*map(astuple, events), strict=True))
-        columns = (column(each) for each in fields[_AT + 1 :])
-        return cls(*common_columns(fields, distances), *columns)
+        streams, versions, _, *fields = zip(*map(astuple, events), strict=True)
+        return cls(*common_columns(streams, versions, distances), *map(column, fields))
 
     def columns(self) -> Iterator[Iterable[Any]]:
         """Yield the values of each field of the events after `at`.
@@ -100,19 +97,19 @@ def split(joined: bytes, size: int, count: int) -> tuple[bytes, ...]:
     return struct.unpack(f"{size}s" * count, joined)
 
 
-def common_columns(fields: Sequence[Sequence[Any]], distances: Sequence[int]) -> tuple[Any, ...]:
+def common_columns(
+    streams: Sequence[bytes], versions: Sequence[int], distances: Sequence[int]
+) -> tuple[Any, ...]:
     """Return the columns that all runs have.
 
     Arguments:
-        fields: of the events, column by column.
         distances: see `Record.distance`.
     """
-    streams = fields[_STREAM]
-    return len(streams), join(streams, STREAM_BYTES), column(fields[_VERSION]), column(distances)
+    return len(streams), join(streams, STREAM_BYTES), column(versions), column(distances)
 
 
 def join(values: Sequence[bytes], size: int) -> bytes:
     """Return values joined; raises ValueError unless each has `size` bytes."""
-    if set(map(len, values)) != {size}:
+    if list(map(len, values)).count(size) != len(values):
         raise ValueError(f"a value does not have {size} bytes")
     return b"".join(values)

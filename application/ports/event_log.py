@@ -108,6 +108,9 @@ class EventLogReader(CommitReader, Protocol):
     def replay(self, after: int = 0) -> Iterator[tuple[int, Event]]:
         """Yield positions and events without envelopes, which suffice to fold a mailbox."""
 
+    def replay_runs(self, after: int = 0) -> Iterator[tuple[int, Sequence[Event]]]:
+        """Yield what `replay` does: consecutive events of one type and time, and the first one's position."""
+
     def read_stream(self, stream: bytes) -> list[Record]:
         """Return the records of one message or of the mailbox itself, oldest first."""
 

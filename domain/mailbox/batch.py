@@ -3,7 +3,10 @@
 A batch has the effect of its commands or events one by one, which costs several times as much (ADR 0072).
 """
 
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
+from itertools import groupby
+from operator import attrgetter
 from typing import Any
 
 from postroom.domain.event import Event
@@ -14,13 +17,17 @@ from postroom.domain.mailbox.state import Mailbox, evolve
 from postroom.domain.message import (
     IN_FLIGHT,
     MS,
+    READY,
     Message,
     MessageAcked,
     MessageReceived,
     MessageSent,
+    Status,
+    evolve_all,
     new_message,
 )
-from postroom.domain.message import evolve as evolve_message
+
+_shard_of = attrgetter("topic", "shard")
 
 
 def decide_batch(commands: Sequence[Command], mailbox: Mailbox, now: int) -> Sequence[Event] | None:
@@ -75,11 +82,10 @@ def _send(commands: Sequence[Send], mailbox: Mailbox, now: int) -> list[MessageS
     keys = [event.idem_key for event in events if event.idem_key is not None]
     if keys and not topic.window.has_room_for(keys, policy.replay_capacity):
         return None
-    shards = [event.shard for event in events]
-    for number in set(shards):
+    for number, count in Counter([event.shard for event in events]).items():
         queue = topic.shards.get(number)
         size = 0 if queue is None else queue.size
-        if size + shards.count(number) > policy.shard_capacity:
+        if size + count > policy.shard_capacity:
             return None
     return events
 
@@ -102,62 +108,67 @@ def _ack(commands: Sequence[Ack], mailbox: Mailbox, now: int) -> list[MessageAck
 
 
 def _sent(mailbox: Mailbox, events: Sequence[MessageSent]) -> bool:
-    """Apply sends to one topic, of messages that may be delivered at once."""
-    at, name = events[0].at, events[0].topic
-    topic = mailbox.topics.get(name)
-    if topic is None:
+    """Apply sends to topics that exist, of messages that may be delivered at once."""
+    at, topics = events[0].at, mailbox.topics
+    if any(event.due is None or event.due > at or event.topic not in topics for event in events):
         return False
-    by_shard: dict[int, list[Message]] = {}
-    entries: dict[str, ReplayEntry] = {}
-    messages = list(map(new_message, events, range(mailbox.position + 1, mailbox.position + len(events) + 1)))
-    for event, message in zip(events, messages, strict=True):
-        if event.topic != name or event.due is None or event.due > at:
-            return False
+    entries: defaultdict[str, dict[str, ReplayEntry]] = defaultdict(dict)
+    for event in events:
         if event.idem_key is not None:
-            entries[event.idem_key] = ReplayEntry(event.stream, event.payload_hash, at)
-        same_shard = by_shard.get(event.shard)
-        if same_shard is None:
-            by_shard[event.shard] = [message]
-        else:
-            same_shard.append(message)
-    if len(entries) < sum(event.idem_key is not None for event in events):
+            entries[event.topic][event.idem_key] = ReplayEntry(event.stream, event.payload_hash, at)
+    unkeyed = [event.idem_key for event in events].count(None)
+    if sum(map(len, entries.values())) + unkeyed < len(events):
         return False  # a key occurs twice
-    if entries:
-        topic.window.add_all(entries, at, topic.policy.replay_window_ms * MS)
+    for name, some in entries.items():
+        topics[name].window.add_all(some, at, topics[name].policy.replay_window_ms * MS)
+    messages = list(map(new_message, events, range(mailbox.position + 1, mailbox.position + len(events) + 1)))
     mailbox.messages.update(zip([message.stream for message in messages], messages, strict=True))
-    for number, some in by_shard.items():
-        topic.shard(number).enqueue_new(some, at)
+    by_shard: defaultdict[tuple[str, int], list[Message]] = defaultdict(list)
+    for shard, group in groupby(messages, _shard_of):
+        by_shard[shard] += group
+    for (name, number), queued in by_shard.items():
+        topics[name].shard(number).enqueue_new(queued, at)
     mailbox.set_timers(messages)
     return True
 
 
 def _received(mailbox: Mailbox, events: Sequence[MessageReceived]) -> bool:
     """Apply deliveries."""
-    topics, messages, epoch = mailbox.topics, mailbox.messages, mailbox.epoch
-    received = []
-    for position, event in enumerate(events, mailbox.position + 1):
-        message = messages[event.stream]
-        shard = topics[message.topic].shards[message.shard]
-        shard.dequeue(message)
-        shard.in_flight += 1
-        received.append(evolve_message(message, event, position, epoch))
+    messages = _messages_of(events, mailbox, READY)
+    if messages is None:
+        return False
+    for (topic, number), group in groupby(messages, _shard_of):
+        shard, some = mailbox.topics[topic].shards[number], list(group)
+        shard.dequeue_all(some)
+        shard.in_flight += len(some)
     mailbox.in_flight += len(events)
-    mailbox.set_timers(received)
+    evolve_all(messages, events, mailbox.position + 1, mailbox.epoch)
+    mailbox.set_timers(messages)
     return True
 
 
 def _acked(mailbox: Mailbox, events: Sequence[MessageAcked]) -> bool:
     """Apply acks of messages in flight."""
-    topics, messages, changes = mailbox.topics, mailbox.messages, mailbox.changes
-    if any(messages[event.stream].status != IN_FLIGHT for event in events):
+    messages, changes = _messages_of(events, mailbox, IN_FLIGHT), mailbox.changes
+    if messages is None:
         return False
-    for position, event in enumerate(events, mailbox.position + 1):
-        message = evolve_message(messages.pop(event.stream), event, position)
-        topics[message.topic].shards[message.shard].in_flight -= 1
+    evolve_all(messages, events, mailbox.position + 1, mailbox.epoch)
+    for message in messages:
+        del mailbox.messages[message.stream]
         if message.position <= changes.through:
-            changes.settle(event.stream)
+            changes.settle(message.stream)
+    for (topic, number), group in groupby(messages, _shard_of):
+        mailbox.topics[topic].shards[number].in_flight -= len(list(group))
     mailbox.in_flight -= len(events)
     return True
+
+
+def _messages_of(events: Sequence[Event], mailbox: Mailbox, status: Status) -> list[Message] | None:
+    """Return the message of each event; None unless they are distinct and all have the status."""
+    messages = [m for event in events if (m := mailbox.messages.get(event.stream)) is not None]
+    statuses = [message.status for message in messages]
+    is_usual = statuses.count(status) == len(events) == len({event.stream for event in events})
+    return messages if is_usual else None
 
 
 _DECIDE: dict[type, Callable[[Any, Mailbox, int], Sequence[Event] | None]] = {Send: _send, Ack: _ack}

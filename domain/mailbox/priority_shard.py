@@ -54,6 +54,11 @@ class PriorityShard:
         """Remove a waiting message."""
         self._queues[message.priority].dequeue(message)
 
+    def dequeue_all(self, messages: Sequence[Message]) -> None:
+        """Remove waiting messages."""
+        for message in messages:
+            self.dequeue(message)
+
     def ready(self, now: int) -> Iterator[Message]:
         """Yield the messages that may be delivered at `now` (µs), most urgent first; remove none."""
         return merge(*(queue.ready(now) for queue in self._queues.values()), key=self._rank)

@@ -85,6 +85,16 @@ class Shard:
             order = self._order
             del self._returned[bisect_left(self._returned, order(message), key=order)]
 
+    def dequeue_all(self, messages: Sequence[Message]) -> None:
+        """Remove waiting messages; see `dequeue`."""
+        fresh = self._fresh
+        for message in messages:
+            if fresh and fresh[0] is message and self._waiting[message.stream] is fresh:
+                del self._waiting[message.stream]
+                fresh.popleft()
+            else:
+                self.dequeue(message)
+
     def ready(self, now: int) -> Iterator[Message]:
         """Yield the messages that may be delivered at `now` (µs), oldest first, without removing them."""
         if self._delayed:

@@ -32,6 +32,16 @@ SPARK_TYPES: dict[Kind, str] = {
 }
 
 
+_ARROW_TYPES: dict[Kind, pa.DataType] = {
+    "text": pa.string(),
+    "number": pa.int64(),
+    "bytes": pa.binary(),
+    "time": pa.timestamp("us"),
+    "milliseconds": pa.timestamp("us"),
+    "map": pa.map_(pa.string(), pa.string()),
+}
+
+
 class SourceColumn(NamedTuple):
     """A column of a data source.
 
@@ -162,6 +172,11 @@ def spark_schema(columns: Iterable[SourceColumn]) -> "StructType":
     for column in columns:
         schema.add(column.name, _spark_type(column), not column.required, {"comment": column.comment})
     return schema
+
+
+def arrow_schema(columns: Iterable[SourceColumn]) -> pa.Schema:
+    """Return the Arrow schema of these columns; times have no time zone and are UTC."""
+    return pa.schema([(column.name, _ARROW_TYPES[column.kind]) for column in columns])
 
 
 def check_schema(source: str, columns: Collection[SourceColumn], schema: "StructType") -> None:

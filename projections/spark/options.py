@@ -18,8 +18,6 @@ STORE = ("path", "url", "archive", "driver", "allow_gaps")
 """Options that name the store and say how it is read."""
 RANGE = ("mailbox", "since", "until", "from_position", "to_position")
 """Options that select ranges of logs, which are not read outside."""
-_OF_SPARK = ("provider", "owner", "location", "comment", "is_managed_location", "external", "collation")
-"""Keys that Spark adds to the options of tables."""
 
 Offset = dict[str, int]
 """The last position that a stream has read, by mailbox name."""
@@ -40,7 +38,7 @@ class Options:
     def check_names(self, allowed: Sequence[str]) -> None:
         """Raise InvalidRequest for an option that the data source does not have."""
         for name in sorted(self.values):
-            if name not in allowed and name not in _OF_SPARK:
+            if name not in allowed:
                 close = get_close_matches(name, allowed, 1)
                 hint = f" (did you mean {close[0]}?)" if close else ""
                 raise InvalidRequest(

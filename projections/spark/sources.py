@@ -1,7 +1,7 @@
 """The data sources of a store's logs: `postroom_events`, `postroom_messages` and `postroom_payloads`."""
 
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import pyarrow as pa
@@ -29,6 +29,7 @@ from postroom.projections.spark.message_rows import MessagePart, MessageRows, ex
 from postroom.projections.spark.options import RANGE, STORE, LogSelection, Options
 from postroom.projections.spark.payload_rows import PayloadRows
 from postroom.projections.spark.source import BatchReader, Part, StreamReader, parts_of
+from postroom.projections.spark.table_options import store_options, stored_options, table_options
 
 STREAM = ("start", "max_rows")
 """Options of streams only."""
@@ -59,9 +60,16 @@ class StoreSource(DataSource):
     def schema(self) -> StructType:
         """Return the columns for queries that declare none.
 
-        Raises: InvalidRequest when the option `columns` has an unknown name.
+        The schema of a table that is being created has the table's options, too.
+
+        Raises: InvalidRequest when the option `columns` has an unknown name, or a table's store a password.
         """
-        return spark_schema(select_columns(self.name(), self.columns, self._options().text("columns")))
+        of_table = table_options(self.options)
+        options = self._options(self.options if of_table is None else of_table)
+        schema = spark_schema(select_columns(self.name(), self.columns, options.text("columns")))
+        if of_table is not None:
+            store_options(self.name(), schema, options.values)
+        return schema
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Return the reader of the declared columns.
@@ -69,7 +77,7 @@ class StoreSource(DataSource):
         Raises: InvalidRequest for an unknown option or an invalid value, BrokenLog when a log lacks its
             beginning or end.
         """
-        options = self._options()
+        options = self._options(stored_options(schema, self.options))
         for name in STREAM:
             if name in options.values:
                 raise InvalidRequest(f"The option {name} of {self.name()} is for streams; use readStream.")
@@ -82,7 +90,7 @@ class StoreSource(DataSource):
 
         Raises: InvalidRequest for an unknown option or an invalid value.
         """
-        options = self._options()
+        options = self._options(stored_options(schema, self.options))
         for name in ("until", "to_position", "partitions"):
             if name in options.values:
                 raise InvalidRequest(f"The option {name} of {self.name()} is for batches; use read.")
@@ -96,8 +104,8 @@ class StoreSource(DataSource):
             log, rows, start, max_rows, selection=selection, cores=self.cores, is_by_time=True
         )
 
-    def _options(self) -> Options:
-        options = Options(self.name(), dict(self.options))
+    def _options(self, values: Mapping[str, str]) -> Options:
+        options = Options(self.name(), dict(values))
         options.check_names(self.allowed)
         return options
 
@@ -186,7 +194,7 @@ class MessagesSource(StoreSource):
         Raises: InvalidRequest for an unknown option or an invalid value, NotFound when retention removed the
             log as of then.
         """
-        options = self._options()
+        options = self._options(stored_options(schema, self.options))
         selection, moment = LogSelection(options.text("mailbox")), options.moment("as_of")
         log, rows = self._open(options, schema)
         extents = [each for each in log.extents() if selection.includes(each.name)]

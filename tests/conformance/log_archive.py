@@ -14,6 +14,7 @@ from postroom.domain.commit import GENESIS, Commit, verify_chain
 from postroom.domain.errors import BrokenLog
 from postroom.domain.message import MessageAcked, MessageRedriven
 from tests.conformance.records import append, append_each, life, mixed, received, sent, stream
+from tests.support.examples import examples
 
 BOX, OTHER = "acme@one", "acme@two"
 COUNT = 40
@@ -102,7 +103,7 @@ class LogArchiveConformance:
         assert archive.segments(BOX) == [segment]
         assert list(archive.commits(BOX)) == list(map(read, stored(archive)))
 
-    @settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    @settings(max_examples=examples(50), suppress_health_check=[HealthCheck.function_scoped_fixture])
     @given(
         ranges=st.lists(st.tuples(st.integers(1, COUNT), st.integers(1, COUNT)).map(sorted), max_size=6),
         after=st.integers(0, COUNT),
@@ -118,7 +119,7 @@ class LogArchiveConformance:
         kept = stored(archive)  # examples share an archive
         assert list(archive.commits(BOX, after)) == [read(each) for each in kept if each.last > after]
 
-    @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    @settings(max_examples=examples(25), suppress_health_check=[HealthCheck.function_scoped_fixture])
     @given(
         ranges=st.lists(st.tuples(st.integers(1, COUNT), st.integers(1, COUNT)).map(sorted), max_size=4),
         asked=st.lists(st.integers(0, COUNT + 6), max_size=5),

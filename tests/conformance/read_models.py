@@ -13,6 +13,7 @@ from postroom.domain.errors import InvalidRequest, NotFound
 from postroom.domain.message import Status
 from postroom.domain.search import BodyRules, EventFilter, FoundMessage, Order
 from tests.projections.histories import START_US, TOPICS
+from tests.support.examples import examples
 
 Build = Callable[[], int]
 """Build the read models of the store anew, as of now."""
@@ -133,7 +134,7 @@ class ReadModelsConformance:
         return _all(models, EventFilter(limit=1_000))
 
     @settings(
-        max_examples=200,
+        max_examples=examples(200),
         suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.differing_executors],
     )
     @given(wanted=filters, limit=st.integers(1, 40))
@@ -145,7 +146,7 @@ class ReadModelsConformance:
         assert _all(models, _with(wanted, limit=limit)) == matching
 
     @settings(
-        max_examples=200,
+        max_examples=examples(200),
         suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.differing_executors],
     )
     @given(wanted=filters)

@@ -17,6 +17,8 @@ from postroom.domain.errors import InvalidRequest, NotFound, Unavailable
 from tests.conformance.source import PATIENT_MS, SourceConformance, bodies, fetch
 
 GROUP = "reader"
+SESSION_TIMEOUT_MS = 3_000
+"""The broker of the tests makes a member wait for half of this when it joins."""
 
 
 class KafkaPlace:
@@ -39,7 +41,11 @@ class KafkaPlace:
         assert await asyncio.to_thread(self._client.flush, 20) == 0
 
     async def open(self, *, ack_wait_ms: int = PATIENT_MS, **settings: Any) -> KafkaTopicSource:
-        values: dict[str, Any] = {"topic": self.topic, "group": f"{GROUP}-{self.topic}"} | settings
+        values: dict[str, Any] = {
+            "topic": self.topic,
+            "group": f"{GROUP}-{self.topic}",
+            "session_timeout_ms": SESSION_TIMEOUT_MS,
+        } | settings
         source = await KafkaTopicSource.open(
             KafkaSettings(url=f"kafka://{self.servers}"), TopicConsumer(ack_wait_ms=ack_wait_ms, **values)
         )

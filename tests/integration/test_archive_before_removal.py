@@ -20,6 +20,7 @@ from postroom.application.ports.log_archive import Segment
 from postroom.domain.commit import GENESIS, Commit, verify_chain
 from postroom.domain.errors import BrokenLog, Unavailable
 from postroom.domain.policy import DAY_MS, MailboxLimits
+from tests.support.examples import examples
 from tests.support.stores import MAILBOX, Place, memory_place
 
 TOPIC = "orders"
@@ -277,7 +278,7 @@ rounds = st.lists(
 )
 
 
-@settings(max_examples=max(30, settings().max_examples // 20))
+@settings(max_examples=max(examples(30), settings().max_examples // 20))
 @given(taken=rounds, segment=st.integers(4, 40))
 def test_what_is_archived_and_what_is_left_is_what_was_written(
     taken: list[tuple[int, int, int | None]], segment: int

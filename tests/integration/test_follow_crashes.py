@@ -1,8 +1,7 @@
 """A follower that is killed at any step leaves nothing half done, and the next one goes on where it was."""
 
+import os
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -15,8 +14,11 @@ from postroom.projections.follow import Follower
 from tests.integration import follow_crash_worker
 from tests.projections import following
 from tests.projections.histories import STORY, VARIED, Store, live, new_follower, reference, take_extents
+from tests.support.fixtures import CreateDatabase
+from tests.support.fork_server import ForkServer
 from tests.support.servers.postgres import PostgresServer
-from tests.support.waiting import wait_until
+from tests.support.stores import copy_store
+from tests.support.waiting import SECONDS, wait_until
 
 POINTS = [
     ("heads", "before", 2, 1),
@@ -34,27 +36,53 @@ POINTS = [
 """Method, when, which call, and how many batches were committed by then."""
 
 
-@pytest.fixture(params=["sqlite", "postgres"])
-def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
-    path: Store = tmp_path / "store.db"
-    if request.param == "postgres":
-        path = request.getfixturevalue("postgres_store")
+@pytest.fixture(scope="module")
+def worker_server() -> Iterator[ForkServer]:
+    """A fork server of followers that kill themselves."""
+    with ForkServer(Path(follow_crash_worker.__file__), ["postroom.adapters.compose.follow"]) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def sqlite_past(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store with a past and its read models, to be copied and left alone."""
+    path = tmp_path_factory.mktemp("past") / "store.db"
     lived(path)
     following.build(path)
     return path
+
+
+@pytest.fixture(scope="module")
+def postgres_past(create_shared_database: CreateDatabase, postgres_store_template: str) -> str:
+    """The same in PostgreSQL."""
+    url = create_shared_database(postgres_store_template)
+    lived(url)
+    following.build(url)
+    return url
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
+    if request.param == "sqlite":
+        return copy_store(request.getfixturevalue("sqlite_past"), tmp_path)
+    create: CreateDatabase = request.getfixturevalue("create_database")
+    return create(request.getfixturevalue("postgres_past"))
 
 
 @pytest.mark.parametrize(
     ("method", "when", "call", "committed"), POINTS, ids=["-".join(map(str, point[:3])) for point in POINTS]
 )
 def test_killed_at_any_step_of_a_batch_it_is_as_if_nothing_had_happened(
-    store: Store, method: str, when: str, call: int, committed: int
+    store: Store,
+    worker_server: ForkServer,
+    tmp_path: Path,
+    method: str,
+    when: str,
+    call: int,
+    committed: int,
 ) -> None:
-    worker = subprocess.run(
-        [sys.executable, "-P", follow_crash_worker.__file__, str(store), method, when, str(call)],
-        capture_output=True,
-        check=False,
-    )
+    arguments = [str(store), method, when, str(call)]
+    worker = worker_server.run(arguments, tmp_path, os.environ, b"", SECONDS)
     assert worker.returncode == -signal.SIGKILL, worker.stderr.decode()
     with closing(new_follower(store, max_events=5)) as follower:
         covered = sum(follower.positions().values())

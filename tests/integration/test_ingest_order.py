@@ -37,9 +37,8 @@ async def source(kafka_servers: str) -> AsyncIterator[KafkaTopicSource]:
         key = number % KEYS
         producer.produce(topic, envelope(f"{key}-{number // KEYS}"), key=b"%d" % key)
     assert await asyncio.to_thread(producer.flush, 20) == 0
-    source = await KafkaTopicSource.open(
-        KafkaSettings(url=f"kafka://{kafka_servers}"), TopicConsumer(topic=topic, group=topic)
-    )
+    consumer = TopicConsumer(topic=topic, group=topic, session_timeout_ms=3_000)
+    source = await KafkaTopicSource.open(KafkaSettings(url=f"kafka://{kafka_servers}"), consumer)
     yield source
     await source.close()
 

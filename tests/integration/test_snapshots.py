@@ -37,9 +37,9 @@ class WatchedLog(MemoryEventLog):
 
     folded_after: int
 
-    def replay(self, after: int = 0) -> Iterator[tuple[int, Event]]:
+    def replay_runs(self, after: int = 0) -> Iterator[tuple[int, Sequence[Event]]]:
         self.folded_after = after
-        return super().replay(after)
+        return super().replay_runs(after)
 
 
 @pytest.fixture

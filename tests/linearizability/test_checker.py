@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from tests.linearizability.checker import Model, NotLinearizable, check
 from tests.linearizability.history import Operation
 from tests.linearizability.models import REFUSED, lease_model, log_model, message_model
+from tests.support.examples import examples
 
 
 def step_register(state: int, operation: Operation) -> Iterator[int]:
@@ -108,7 +109,7 @@ operations = st.builds(
 )
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(st.lists(operations, max_size=5))
 def test_the_checker_says_what_trying_every_order_says(history: list[Operation]) -> None:
     assert is_linearizable(REGISTER, history) is explain_by_trying(REGISTER, history)

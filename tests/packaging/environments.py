@@ -36,9 +36,10 @@ class Environment:
         for package in self._packages(wheel, extras):
             for file in package.files or []:
                 source = Path(str(package.locate_file(file)))
-                if ".." not in file.parts and source.is_file():
+                if {"..", "__pycache__"}.isdisjoint(file.parts) and source.is_file():
                     (site / file).parent.mkdir(parents=True, exist_ok=True)
                     (site / file).symlink_to(source)
+                    _share_bytecode(source.parent, (site / file).parent)
 
     @property
     def python(self) -> Path:
@@ -80,6 +81,13 @@ class Environment:
         own = requirements_of(wheel)
         collect(own, extras)
         return list({name: package for (name, _), package in packages.items()}.values())
+
+
+def _share_bytecode(of: Path, folder: Path) -> None:
+    """Have a folder use the bytecode of another: else each environment would compile its packages anew."""
+    cached, own = of / "__pycache__", folder / "__pycache__"
+    if cached.is_dir() and not own.is_symlink():
+        own.symlink_to(cached)
 
 
 def requirements_of(wheel: Path) -> list[str]:

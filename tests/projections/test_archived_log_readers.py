@@ -28,6 +28,7 @@ from tests.conformance.records import append, append_each
 from tests.projections.histories import read_range
 from tests.projections.log_rows import log_row
 from tests.projections.stored_logs import ONE, TWO, move, past, rows
+from tests.support.examples import examples
 
 COUNT = 30
 Append = Callable[[EventLog, Sequence[Event]], list[Record]]
@@ -94,7 +95,7 @@ def positions(log: LogReader, extent: LogExtent, first: int = 1, last: int | Non
     bounds=st.tuples(st.integers(1, 80), st.integers(1, 80)).map(sorted),
     how=st.sampled_from([append, append_each]),
 )
-@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(40), suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_segments_that_overlap_each_other_and_the_store_give_each_record_once(
     tmp_path_factory: pytest.TempPathFactory,
     kept: list[tuple[int, int]],

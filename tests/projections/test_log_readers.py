@@ -41,6 +41,7 @@ from tests.projections.stored_logs import (
     past,
     rows,
 )
+from tests.support.examples import examples
 from tests.support.fixtures import CreateDatabase
 
 
@@ -81,7 +82,7 @@ def test_batches_have_the_columns_and_types_that_were_asked_for(kept: Kept) -> N
     bounds=st.tuples(st.integers(1, 70), st.integers(1, 70)).map(sorted),
     columns=st.lists(st.sampled_from(list(COLUMNS)), min_size=1, unique=True),
 )
-@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(25), suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_range_and_columns_are_those_of_its_records(
     kept: Kept, bounds: list[int], columns: list[str]
 ) -> None:
@@ -141,7 +142,7 @@ def holds(condition: Condition, row: Row) -> bool | None:
 
 
 @given(where=st.lists(conditions(), min_size=1, max_size=3))
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(60), suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_conditions_leave_out_exactly_the_records_for_which_they_do_not_hold(
     kept: Kept, where: list[Condition]
 ) -> None:

@@ -35,6 +35,7 @@ from tests.projections.histories import (
     take_extents,
 )
 from tests.projections.reference import fold
+from tests.support.examples import examples
 
 MAILBOX = "main@test"
 INT64 = 2**63 - 1
@@ -66,7 +67,7 @@ TEXTS = (
 )
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(st.data())
 def test_headers_of_any_text_and_times_at_the_edges_fold_as_they_are(data: st.DataObject) -> None:
     odd = [_odd(record, data) for record in STORY_RECORDS]

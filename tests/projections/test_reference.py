@@ -18,11 +18,12 @@ from tests.projections.histories import (
     reference,
     steps,
 )
+from tests.support.examples import examples
 
 MAILBOX = "main@test"
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(st.lists(steps, max_size=60))
 def test_the_backlog_is_what_the_live_engine_counts(history: list[Step]) -> None:
     with TemporaryDirectory() as folder:

@@ -23,7 +23,7 @@ HEADERS: tuple[str, ...] = (
     "principal",
 )
 HEADERS += ("namespace", "trace_id", "span_id")
-EVENTS, MESSAGES, _ = SOURCES
+EVENTS, MESSAGES, PAYLOADS = SOURCES
 
 
 async def send_and_settle(store: str) -> dict[str, MessageDetail]:
@@ -67,7 +67,7 @@ def text(time: datetime | None) -> str | None:
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "postgres", "archive"])
-async def test_events_and_messages_are_those_of_the_live_engine(
+async def test_events_messages_and_payloads_are_those_of_the_live_engine(
     kind: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     store = request.getfixturevalue("postgres_store") if kind == "postgres" else str(tmp_path / "live.db")
@@ -111,6 +111,15 @@ async def test_events_and_messages_are_those_of_the_live_engine(
         assert dict(row["custom_headers"] or ()) == item.custom_headers
         assert {name: row[name] for name in HEADERS} == {name: getattr(item, name) for name in HEADERS}
         assert row["envelope"] == item.envelope_blob
+
+    payloads = {row["message_id"]: row for row in read(PAYLOADS, **options)}
+    assert payloads.keys() == messages.keys()
+    for id_, row in payloads.items():
+        assert row["data"] == details[id_].item.reconstruct_envelope().payload.value
+        assert (row["payload"], row["reason"]) == (row["data"].decode(), None)
+        assert {name: row[name] for name in ("position", "sent_at", *HEADERS)} == {
+            name: messages[id_][name] for name in ("position", "sent_at", *HEADERS)
+        }
 
 
 async def test_messages_are_those_as_of_a_position_or_a_time(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from postroom.domain.errors import InvalidRequest, Rejected, Unavailable
 from postroom.domain.message import Receipt
 from postroom.domain.policy import TopicPolicy
 from tests.simulation.view import view
+from tests.support.examples import examples
 from tests.support.stores import Place, envelope, memory_place, message, postgres_place, sqlite_place
 
 TOPIC = "orders"
@@ -187,7 +188,7 @@ async def use(place: Place, groups: list[list[Call]]) -> None:
         await mailbox.send_message(message(topic="another"))
 
 
-@settings(max_examples=800)
+@settings(max_examples=examples(800))
 @given(groups=st.lists(st.lists(CALLS, min_size=1, max_size=8), min_size=1, max_size=5))
 def test_any_value_in_any_argument_is_a_result_or_a_refusal_and_leaves_a_log_that_folds_to_the_same_state(
     groups: list[list[Call]],

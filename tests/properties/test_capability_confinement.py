@@ -19,6 +19,7 @@ from postroom.domain.message import Receipt
 from postroom.domain.policy import TopicPolicy
 from postroom.domain.search import topic_matches
 from tests.support.access import MemoryPlace, controlled_mailbox, mailbox_of
+from tests.support.examples import examples
 from tests.support.messages import message
 
 TOPICS = ("orders", "orders.eu", "payments", "x")
@@ -122,7 +123,7 @@ async def check(scopes: list[list[str]], steps: list[tuple[str, str, int, int]])
 
 
 @given(scopes=SCOPES, steps=STEPS)
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 def test_a_capability_changes_and_shows_topics_that_it_covers_only(
     scopes: list[list[str]], steps: list[tuple[str, str, int, int]]
 ) -> None:

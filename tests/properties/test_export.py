@@ -17,6 +17,7 @@ from postroom.domain.search import EventFilter, FoundMessage, Order
 from tests.conformance.read_models import filters
 from tests.projections import histories
 from tests.projections.histories import START_US, STORY, VARIED, live
+from tests.support.examples import examples
 from tests.support.exports import FORMATS, expected, read_back
 
 ODD = [
@@ -45,7 +46,7 @@ def models(store: Path) -> Iterator[ReadModels]:
 
 
 @pytest.mark.parametrize("format_", FORMATS)
-@settings(max_examples=25, suppress_health_check=[HealthCheck.differing_executors])
+@settings(max_examples=examples(25), suppress_health_check=[HealthCheck.differing_executors])
 @given(wanted=filters)
 def test_an_export_holds_what_a_search_finds(
     models: ReadModels, store: Path, format_: Format, wanted: EventFilter

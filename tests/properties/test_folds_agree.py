@@ -18,6 +18,7 @@ from tests.projections.reference import ReadModels, fold
 from tests.properties.pasts import Seen
 from tests.properties.pasts import histories as pasts
 from tests.properties.pasts import live as live_past
+from tests.support.examples import examples
 from tests.support.stores import MAILBOX, memory_place
 
 histories = st.lists(st.lists(steps, max_size=80), min_size=1, max_size=3)
@@ -35,7 +36,7 @@ def test_ranges_folded_apart_amount_to_the_reference(
     assert folded(logs, sizes, buckets) == fold(logs)
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(histories, st.data())
 def test_any_stretch_of_a_log_folds_to_what_the_reference_makes_of_it(
     taken: list[list[Step]], data: st.DataObject
@@ -48,7 +49,7 @@ def test_any_stretch_of_a_log_folds_to_what_the_reference_makes_of_it(
     assert folded(logs, [10], 2) == fold(logs)
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(pasts, _sizes)
 def test_the_folds_tell_what_the_live_engine_told_at_the_same_position(
     taken: list[Any], sizes: list[int]
@@ -77,7 +78,7 @@ def test_the_folds_tell_what_the_live_engine_told_at_the_same_position(
         assert (row["topic"], row["shard"]) == (detail.topic, detail.shard)
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(st.lists(steps, max_size=30), st.lists(steps, max_size=30), _sizes)
 @example(POISON, POISON, [4])
 @example(STORY, STORY, [1])

@@ -25,6 +25,7 @@ from tests.projections.histories import (
     take_extents,
 )
 from tests.projections.reference import fold
+from tests.support.examples import examples
 from tests.support.fixtures import CreateDatabase
 
 histories = st.lists(st.lists(steps, max_size=60), min_size=1, max_size=3)
@@ -35,7 +36,7 @@ ways = st.sampled_from([AS_APPLIED, AHEAD, 20])
 allowances = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
 
 
-@settings(suppress_health_check=allowances, max_examples=40)
+@settings(suppress_health_check=allowances, max_examples=examples(40))
 @given(histories, sizes, ways)
 @example([STORY, STORY], [3, 1, 7], AS_APPLIED)
 @example([STORY, STORY], [3, 1, 7], AHEAD)
@@ -62,7 +63,7 @@ def test_read_models_in_postgresql_agree_with_the_reference_at_every_cursor(
     agree(create_database(postgres_store_template), taken, most, few_events)
 
 
-@settings(suppress_health_check=allowances, max_examples=15)
+@settings(suppress_health_check=allowances, max_examples=examples(15))
 @given(histories, histories, sizes, ways)
 @example([STORY, VARIED], [STORY, STORY], [9], AS_APPLIED)
 @example([STORY, VARIED], [STORY, STORY], [9], AHEAD)

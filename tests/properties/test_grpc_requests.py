@@ -14,6 +14,7 @@ from postroom.adapters.compose import open_mailbox
 from postroom.adapters.compose.serve import open_grpc_surface, serve_mailbox, unrestricted
 from postroom.adapters.grpc.methods import METHODS
 from postroom.adapters.grpc.v1 import mailbox_pb2 as pb
+from tests.support.examples import examples
 from tests.support.stores import MAILBOX
 
 UNARY = {name: method for name, method in METHODS.items() if not method.is_stream}
@@ -42,7 +43,7 @@ def mutated(seed: int) -> bytes:
     return bytes(data)
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(25), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     st.lists(st.one_of(st.binary(max_size=40), st.integers(0, 1 << 32).map(mutated)), min_size=1, max_size=8)
 )

@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import Phase, settings
+from hypothesis import Phase, seed, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from postroom.application.mailbox import command_enricher, committer, stored_snapshots, take_over
@@ -36,6 +36,16 @@ MESSAGE_FOLD: dict[Any, Any] = message._EVOLVE
 DECIDERS: dict[Any, Any] = decide._DECIDE
 
 
+# Seeds with which a few examples show what takes hundreds with others; without them, it only takes longer.
+SEEDS = {
+    "a_key_that_is_forgotten_early": 18,
+    "a_late_ack_that_is_refused": 8,
+    "a_message_that_comes_again_after_its_ack": 0,
+    "an_in_flight_ceiling_that_is_ignored": 1,
+    "priorities_that_are_ignored": 21,
+}
+
+
 def defect(put_in: Defect) -> Defect:
     DEFECTS.append(put_in)
     return put_in
@@ -44,10 +54,13 @@ def defect(put_in: Defect) -> Defect:
 @pytest.mark.parametrize("put_in", DEFECTS, ids=lambda put_in: put_in.__name__)
 def test_the_simulation_finds(put_in: Defect, monkeypatch: Patch) -> None:
     put_in(monkeypatch)
+    machine = type("SeededMachine", (MailboxMachine,), {})
+    if put_in.__name__ in SEEDS:
+        machine = seed(SEEDS[put_in.__name__])(machine)
     # A defect may also void the state of the mailbox, or leave a log that can't be read.
     with pytest.raises((AssertionError, Unavailable, BrokenLog)):
         run_state_machine_as_test(
-            MailboxMachine,
+            machine,
             settings=settings(
                 max_examples=2_000,
                 stateful_step_count=40,

@@ -19,7 +19,7 @@ from postroom.projections.spark.source import BatchReader, Part, parts_of
 from postroom.spark import register
 from tests.integration.spark.streams import start
 from tests.projections.histories import send
-from tests.projections.stored_logs import Kept, keep
+from tests.projections.stored_logs import ONE, TWO, Kept, keep
 
 EVENT = StructType().add("event", "string")
 
@@ -81,6 +81,19 @@ def test_a_local_session_reads_with_the_python_that_registered_the_sources(
     assert spark.read.format("postroom_events").load(kept.options["path"]).count()
 
 
+def test_a_table_keeps_its_options_and_a_query_may_override_them(spark: SparkSession, kept: Kept) -> None:
+    register(spark)
+    store = kept.options["path"]
+    options = f"path '{store}', event 'MailboxCreated', columns 'event,mailbox'"
+    spark.sql(f"CREATE TABLE created USING postroom_events OPTIONS ({options})")
+    try:
+        assert [row.mailbox for row in spark.sql("FROM created ORDER BY mailbox").collect()] == [ONE, TWO]
+        one = "SELECT event, count(*) FROM created WITH (mailbox = 'acme@one') GROUP BY event"
+        assert spark.sql(one).collect() == [("MailboxCreated", 1)]
+    finally:
+        spark.sql("DROP TABLE created")
+
+
 def test_payloads_are_read_as_declared_in_batches_views_and_streams(
     spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -138,6 +151,33 @@ def test_options_and_columns_that_can_not_be_are_refused(
     name, type_ = schema.split()
     with pytest.raises(InvalidRequest, match=says):
         PostroomEvents(options).reader(StructType().add(name, type_))
+
+
+def of_table(**options: str) -> dict[str, str]:
+    """Return what Spark passes when a table is created with options."""
+    return {"provider": "postroom_events", "owner": "me", "team": "a property"} | {
+        name if name == "path" else f"option.{name}": value for name, value in options.items()
+    }
+
+
+@pytest.mark.parametrize(
+    "url", ["postgresql://me:sesame@db/orders", "postgresql://db/orders?user=me&password=sesame"]
+)
+def test_a_table_stores_no_password(url: str) -> None:
+    with pytest.raises(InvalidRequest, match="option url of postroom_events has a password, which") as error:
+        PostroomEvents(of_table(url=url)).schema()
+    assert "sesame" not in str(error.value)
+    assert "postroom.options" in PostroomEvents(of_table(url="postgresql://me@db/orders")).schema().json()
+
+
+def test_options_of_a_table_are_checked_and_are_not_those_of_another_store(kept: Kept) -> None:
+    with pytest.raises(InvalidRequest, match=r"no option topc \(did you mean topic\?\)"):
+        PostroomEvents(of_table(topc="x")).schema()
+    schema = PostroomEvents(of_table(path="/no/such.db", mailbox=TWO)).schema()
+    with pytest.raises(NotFound, match=r"There is no store at /no/such\.db"):
+        PostroomEvents({}).reader(schema)
+    parts = PostroomEvents({"path": kept.options["path"]}).reader(schema).partitions()
+    assert sizes_of(list(parts)) == [len(kept.everything())]  # type: ignore[arg-type]  # all are Parts
 
 
 @pytest.mark.parametrize("option", ["until", "to_position", "partitions"])

@@ -12,7 +12,7 @@ def test_each_committed_event_takes_effect_once_whatever_crashes_in_between(serv
     run_state_machine_as_test(
         MessagingMachine,
         settings=settings(
-            max_examples=settings().max_examples // 8,
+            max_examples=max(8, settings().max_examples // 8),
             stateful_step_count=20,
             phases=[Phase.generate],  # to shrink an example of real servers takes many minutes
         ),

@@ -221,7 +221,7 @@ def a_failure_that_is_acknowledged(patch: Patch) -> None:
     patch.setattr(delivery, "settle", lambda *arguments: Acknowledge())
 
 
-@defect
+@defect_seen_in(lambda it: it.put_dead_letters_back([("a", "commits")], ["poison"], None))
 def a_dead_letter_that_is_removed_before_it_is_dealt_with(patch: Patch) -> None:
     async def remove_first(self: dead_letter_admin.DeadLetterAdmin, letter: Any) -> Any:
         await self._queue.remove(letter.message)
@@ -231,7 +231,7 @@ def a_dead_letter_that_is_removed_before_it_is_dealt_with(patch: Patch) -> None:
     patch.setattr(dead_letter_admin.DeadLetterAdmin, "_redrive", remove_first)
 
 
-@defect
+@defect_seen_in(lambda it: it.consume([("a", "commits")], ["poison"], None, 1_000))
 def a_row_that_disagrees_with_its_history(patch: Patch) -> None:
     def forgetful(*arguments: Any) -> Any:
         return msgspec.structs.replace(write(*arguments), last_error=None)

@@ -114,7 +114,7 @@ def test_what_a_file_leaves_out_is_filled_in(write: Write) -> None:
             ),
             envelope_validation=ValidationMode.STRICT,
             payload_schemas=(),
-            batch_size=100,
+            batch_size=500,
             max_retries=3,
             history_retention_ms=None,
             max_store_bytes=None,

@@ -1,0 +1,1 @@
+"""Reports as files: Parquet, and HTML pages with charts."""

@@ -1,0 +1,105 @@
+"""Charts of reports as SVG, drawn by pygal."""
+
+import sys
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any, NamedTuple
+from xml.etree.ElementTree import Element
+
+import pygal
+from pygal.style import Style
+
+from postroom.projections.reports.report import Chart
+
+# pygal's finder of plug-ins has only the method that Python 3.12 removed; failing imports would warn of it.
+sys.meta_path[:] = [each for each in sys.meta_path if not isinstance(each, pygal.PluginImportFixer)]
+
+MAX_SERIES = 8
+"""Number of colors, and so of the series of a chart."""
+_STYLE = Style(
+    background="transparent",
+    plot_background="transparent",
+    foreground="var(--ink)",
+    foreground_strong="var(--ink)",
+    foreground_subtle="var(--muted)",
+    colors=tuple(f"var(--series-{number})" for number in range(MAX_SERIES)),
+    font_family="inherit",
+    label_font_size=11,
+    major_label_font_size=11,
+    opacity=".9",
+)
+
+
+class Drawing(NamedTuple):
+    """A chart that was drawn.
+
+    Arguments:
+        svg: an element for an HTML page, whose style defines its colors.
+        series: names of the series, in the order of colors.
+        omitted: number of series that the chart does not show.
+    """
+
+    svg: str
+    series: Sequence[str]
+    omitted: int
+
+
+def draw(chart: Chart, rows: Sequence[Mapping[str, Any]]) -> Drawing:
+    """Draw a chart of a report's rows; of too many series, it shows those with the largest sums."""
+    xs = sorted({row[chart.x] for row in rows})
+    series = _series(chart, rows)
+    largest = sorted(series, key=lambda name: (-sum(series[name].values()), name))
+    shown = sorted(largest[:MAX_SERIES])
+    kind = pygal.Line if isinstance(xs[0], datetime) and len(xs) > 2 else pygal.Bar
+    drawing = kind(
+        style=_STYLE,
+        js=(),
+        disable_xml_declaration=True,
+        no_prefix=True,
+        width=760,
+        height=280,
+        show_legend=False,
+        x_labels_major_count=min(8, len(xs)),
+        show_minor_x_labels=False,
+        truncate_label=-1,
+        dots_size=2.5,
+        include_x_axis=True,
+        y_title=chart.unit or None,
+        no_data_text="",
+    )
+    drawing.x_labels = [f"{x:%m-%d %H:%M}" if isinstance(x, datetime) else str(x) for x in xs]
+    for name in shown:
+        drawing.add(name, [series[name].get(x) for x in xs])
+    drawing.add_xml_filter(_without_scripts)
+    return Drawing(drawing.render(is_unicode=True), shown, len(series) - len(shown))
+
+
+def _series(chart: Chart, rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[Any, float]]:
+    series: dict[str, dict[Any, float]] = defaultdict(dict)
+    for row in rows:
+        value = row[chart.value]
+        if value is None:
+            continue
+        points = series[label_of(row[chart.by])]
+        before = points.get(row[chart.x])
+        if before is None:
+            points[row[chart.x]] = value
+        else:
+            points[row[chart.x]] = before + value if chart.merge == "sum" else max(before, value)
+    return series
+
+
+def label_of(value: Any) -> str:
+    """Return a value as text that XML can have: other characters become `�`."""
+    text = "(none)" if value is None else str(value)
+    return "".join(each if each.isprintable() else "�" for each in text)
+
+
+def _without_scripts(root: Element) -> Element:
+    for parent in root.iter():
+        for child in list(parent):
+            tag: object = child.tag  # a function for a comment
+            if not isinstance(tag, str) or tag.endswith("script"):
+                parent.remove(child)
+    return root

@@ -1,0 +1,57 @@
+"""Reports on the command line: what they print and write, and a report of a user."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.conftest import ROOT, Postroom
+
+EXAMPLE = ROOT / "docs" / "examples" / "reports" / "ack_times.py"
+
+
+def test_a_report_is_a_table_json_a_parquet_file_and_a_page(postroom: Postroom) -> None:
+    assert postroom("report", "traffic", "--engine", "local").code == 3
+    postroom.ok("send", "<b>orders</b>", "hello", "--principal", "me")
+    files = ("--html", "page.html", "--parquet", "rows")
+    (row,) = postroom.ok("report", "traffic", "--engine", "local", "--json", *files).json["rows"]
+    assert (row["topic"], row["principal"], row["messages"], row["bytes"]) == ("<b>orders</b>", "me", 1, 5)
+    assert row["start"].endswith(":00:00Z")
+    assert "&lt;b&gt;orders&lt;/b&gt;" in (postroom.folder / "page.html").read_text()
+    assert (postroom.folder / "rows" / "report.parquet").is_file()
+    table = postroom.ok("report", "latency", "--engine", "local", "--by", "day", COLUMNS="80").out
+    assert all(len(line) <= 80 for line in table.splitlines())
+    assert "total_p95" in table
+
+
+def test_the_report_of_the_page_computes_median_and_p95_by_topic_and_hour(postroom: Postroom) -> None:
+    assert EXAMPLE.read_text() in (ROOT / "docs" / "reports.md").read_text()
+    postroom.ok("send", "orders", "hello")
+    receipt = json.loads(postroom.ok("recv", "orders", "--json").out)["receipt"]
+    postroom.ok("ack", receipt)
+    path = str(Path(EXAMPLE).parent)
+    (row,) = postroom.ok("report", "run", "ack_times", "--engine", "local", "--json", PYTHONPATH=path).json[
+        "rows"
+    ]
+    assert row["topic"] == "orders"
+    assert row["median_ms"] == row["p95_ms"] > 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (("latency", "--by", "week"), "Unknown --by 'week'; expected hour or day."),
+        (("latency", "--engine", "duck"), "Unknown --engine 'duck'; expected spark or local."),
+        (("traffic", "--since", "12"), "--since '12' is not a time"),
+        (("sla", "--within", "soon"), "'soon' is not a duration"),
+        (("run", "nowhere", "--engine", "local"), "The report nowhere can't be loaded"),
+        (("run", "json", "--engine", "local"), "The report json can't be loaded"),
+    ],
+    ids=lambda each: each[1] if isinstance(each, tuple) else None,
+)
+def test_options_that_can_not_be_are_refused(
+    postroom: Postroom, arguments: tuple[str, ...], problem: str
+) -> None:
+    done = postroom("report", *arguments, "--json")
+    assert done.code != 0
+    assert problem in done.error["message"]
