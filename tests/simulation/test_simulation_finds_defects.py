@@ -54,9 +54,12 @@ def defect(put_in: Defect) -> Defect:
 @pytest.mark.parametrize("put_in", DEFECTS, ids=lambda put_in: put_in.__name__)
 def test_the_simulation_finds(put_in: Defect, monkeypatch: Patch) -> None:
     put_in(monkeypatch)
-    machine = type("SeededMachine", (MailboxMachine,), {})
+    machine: type[MailboxMachine] = MailboxMachine
     if put_in.__name__ in SEEDS:
-        machine = seed(SEEDS[put_in.__name__])(machine)
+
+        class SeededMachine(MailboxMachine): ...
+
+        machine = seed(SEEDS[put_in.__name__])(SeededMachine)
     # A defect may also void the state of the mailbox, or leave a log that can't be read.
     with pytest.raises((AssertionError, Unavailable, BrokenLog)):
         run_state_machine_as_test(
