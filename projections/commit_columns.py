@@ -5,7 +5,8 @@ their positions. No Python object is made for an event, only for values that dif
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from functools import reduce
 from itertools import accumulate
@@ -20,6 +21,7 @@ from postroom.application.mailbox.codec import decode_envelopes, decode_runs, to
 from postroom.application.mailbox.run import Run
 from postroom.application.mailbox.runs import HASH_BYTES, AnyRun, SentRun, StoredRun
 from postroom.domain.commit import Commit
+from postroom.domain.errors import BrokenLog
 from postroom.domain.names import STREAM_BYTES
 from postroom.projections.log_columns import COLUMNS, arrow_schema
 from postroom.projections.log_conditions import Condition, may_match, to_arrow
@@ -71,20 +73,45 @@ _to_lines = msgspec.json.Encoder().encode_lines
 
 
 def read_ranges(
-    select: Callable[[Range], Iterator[Commit]],
+    select: Callable[[Range], Generator[Commit, None, None]],
     ranges: Iterable[Range],
     columns: Sequence[str],
     where: Sequence[Condition],
+    *,
+    allow_gaps: bool = False,
 ) -> Iterator[pa.RecordBatch]:
     """Yield the events of ranges, in the order of their positions, by several short reads.
 
     Arguments:
         select: yields the commits that overlap a range, in a transaction of its own.
         columns, where: as for `LogReader.read`.
+        allow_gaps: whether commits may be missing between others.
+
+    Raises: BrokenLog when a commit can't be decoded, or does not follow the one before.
     """
     for range_ in split(ranges, POSITIONS_PER_READ):
         extent, first, last = range_
-        yield from _one_ahead(to_batches(select(range_), extent, columns, where, first=first, last=last))
+        with closing(select(range_)) as stored:  # an error ends its transaction, too
+            commits = stored if allow_gaps else _without_gaps(stored, extent.name)
+            yield from _one_ahead(to_batches(commits, extent, columns, where, first=first, last=last))
+
+
+def _without_gaps(commits: Iterable[Commit], mailbox: str) -> Iterator[Commit]:
+    """Yield commits; raise BrokenLog when one does not begin where the one before ended.
+
+    Retention removes commits from the beginning only, so none between two others.
+    """
+    last: int | None = None
+    for commit in commits:
+        if last is not None and commit.first != last + 1:
+            raise BrokenLog(
+                f"The log of {mailbox} lacks what follows position {last}: the next commit begins at "
+                f"{commit.first}, so commits were removed or moved. Restore the store from a backup, or "
+                "leave them out with allow_gaps.",
+                last + 1,
+            )
+        yield commit
+        last = commit.last
 
 
 def _one_ahead(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

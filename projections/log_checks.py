@@ -15,6 +15,33 @@ ENVELOPE_COLUMNS = ("place", "envelope", "envelope_hash")
 """The columns of the log that `check_envelopes` needs."""
 
 
+def check_bounds(log: LogReader) -> None:
+    """Check that each log still has the beginning and the end that its store has recorded.
+
+    Raises: BrokenLog naming the first position that is missing.
+    """
+    # Retention and owners go on: seals are read before the ends, and what was removed after the beginnings.
+    sealed = {name: bounds.sealed for name, bounds in log.bounds().items()}
+    heads = log.heads()
+    firsts = {extent.name: extent.first for extent in log.extents()}
+    for name, (removed, _) in log.bounds().items():
+        if firsts.get(name, 0) > removed + 1:
+            raise BrokenLog(
+                f"The log of {name} begins at position {firsts[name]}, but retention removed only those "
+                f"through {removed}. Restore the store from a backup, or leave the others out "
+                "with --allow-gaps.",
+                removed + 1,
+            )
+        head = max(heads.get(name, 0), removed)
+        if head < sealed.get(name, 0):
+            raise BrokenLog(
+                f"The log of {name} ends at position {head}, but reached {sealed[name]} when it was last "
+                "closed: its end was cut off. Restore the store from a backup, or leave these records out "
+                "with --allow-gaps.",
+                head + 1,
+            )
+
+
 def check_positions(log: LogReader, ranges: Sequence[Range], places: pl.Series) -> None:
     """Check that each position of some ranges was read once.
 

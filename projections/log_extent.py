@@ -33,6 +33,18 @@ class LogExtent(msgspec.Struct, frozen=True):
         return self.last - self.first + 1
 
 
+class LogBounds(NamedTuple):
+    """What a store has recorded of the ends of a mailbox log.
+
+    Arguments:
+        removed: last position that retention removed, or 0.
+        sealed: last position when an owner last closed the log, or 0.
+    """
+
+    removed: int
+    sealed: int
+
+
 class Range(NamedTuple):
     """Positions `first` to `last` of one mailbox, both included."""
 

@@ -18,6 +18,7 @@ from postroom.domain.errors import NotFound, PostroomError, Unavailable
 from postroom.domain.mailbox.counts import TopicCount
 from postroom.projections.comparison import Comparison, Difference, compare_rows, rows_by_id
 from postroom.projections.fold import MESSAGES, FoldResult, piece_schemas
+from postroom.projections.log_checks import check_bounds
 from postroom.projections.log_extent import LogExtent
 from postroom.projections.plan import Part, log_parts, make_plan, with_bucket
 from postroom.projections.ports.log_reader import LogReader
@@ -103,6 +104,8 @@ def verify(
             f"The store {store.where} has no read models of this release; build them with `postroom project "
             "rebuild`."
         )
+    if chain:
+        check_bounds(log)
     extents = log.extents(active.positions)
     projections = {name: each for name, each in load_projections().items() if name in active.models}
     skipped = []

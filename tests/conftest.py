@@ -58,6 +58,7 @@ SPARK_FILES = {
     "tests/integration/spark/test_cluster.py": "spark 1",
     "tests/integration/spark/test_rebuild_crashes.py": "spark 1",
     "tests/benchmarks/test_comparison.py": "spark 1",
+    "tests/integration/spark/test_documentation.py": "spark 2",
     "tests/integration/spark/test_rebuild.py": "spark 2",
     "tests/integration/spark/test_source.py": "spark 2",
     "tests/integration/spark/test_source_stream.py": "spark 2",

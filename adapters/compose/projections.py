@@ -43,7 +43,7 @@ def rebuild_projections(
     """
     store = open_store(address)
     return rebuild(
-        open_log_reader(store, archive),
+        open_log_reader(store, archive, allow_gaps=allow_gaps),
         store.read_model_store() if into is None else open_target(into),
         runner or SparkRunner(),
         (lambda version: make_follower(store, version=version)) if into is None else None,

@@ -1,6 +1,7 @@
 """Spark data sources by the address of a store."""
 
 import os
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
@@ -37,7 +38,12 @@ def open_log(options: Options) -> LogReader:
             f"{STORE_VARIABLE}."
         )
     driver = options.choice("driver", "auto", "adbc", "python")
-    return open_log_reader(open_store(store), options.text("archive"), driver)  # type: ignore[arg-type]
+    return open_log_reader(
+        open_store(store),
+        options.text("archive"),
+        driver,  # type: ignore[arg-type]
+        allow_gaps=options.allow_gaps,
+    )
 
 
 class PostroomEvents(EventsSource):
@@ -85,15 +91,21 @@ def register(spark: "SparkSession") -> None:
     """Register Postroom's data sources with a Spark session, which then reads stores by `spark.read.format`.
 
     Without it, Spark finds the sources by their installed modules, and divides the work by the size of the
-    log alone.
+    log alone. On a local master the session's Python processes become those of this Python, unless
+    `PYSPARK_PYTHON` names another one.
 
     Arguments:
         spark: a session, also one of Spark Connect, whose server needs Postroom, too.
     """
     try:
-        cores = spark.sparkContext.defaultParallelism
+        context = spark.sparkContext
+        cores = context.defaultParallelism
     except Exception:  # Spark Connect has no context, and says so in several ways
         cores = None
+    else:
+        # Spark would start the first python3 of the path, which need not be that of a notebook.
+        if str(context.master).startswith("local") and "PYSPARK_PYTHON" not in os.environ:
+            context.pythonExec = sys.executable
     for source in SOURCES:
         # Made here and so pickled by value: the number of cores is only known in this process.
         spark.dataSource.register(type(source.__name__, (source,), {"cores": cores}))

@@ -69,8 +69,8 @@ class Store(Protocol):
     def mailboxes(self) -> list[str]:
         """Return the names of all mailboxes, sorted; a file that does not exist has none."""
 
-    def log_reader(self, driver: "Driver" = "auto") -> "LogReader":
-        """Return the reader of all logs in columns."""
+    def log_reader(self, driver: "Driver" = "auto", *, allow_gaps: bool = False) -> "LogReader":
+        """Return the reader of all logs in columns; see `open_log_reader`."""
 
     def read_models(self) -> "ReadModels":
         """Open the read models for queries."""
@@ -112,17 +112,20 @@ def open_store(address: str) -> Store:
     return SqliteStore(address)
 
 
-def open_log_reader(store: Store, archive: str | None = None, driver: "Driver" = "auto") -> "LogReader":
+def open_log_reader(
+    store: Store, archive: str | None = None, driver: "Driver" = "auto", *, allow_gaps: bool = False
+) -> "LogReader":
     """Return the reader of a store's logs.
 
     Arguments:
         archive: folder of the records that retention removed, to be read as the log's beginning.
         driver: the database driver, where there is a choice.
+        allow_gaps: whether commits may be missing between others.
     """
-    log = store.log_reader(driver)
+    log = store.log_reader(driver, allow_gaps=allow_gaps)
     if archive is None:
         return log
     with explain_missing_extra("archive"):
         from postroom.adapters.parquet.log_reader import ArchivedLogReader
 
-    return ArchivedLogReader(log, archive)
+    return ArchivedLogReader(log, archive, allow_gaps)

@@ -1,6 +1,7 @@
 """The log reader port over a store and its Parquet log archive, read as one log."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import dataclasses
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -21,7 +22,7 @@ from postroom.application.mailbox.archived_log import (
 from postroom.domain.commit import POSITIONS_PER_MAILBOX, Commit
 from postroom.projections.commit_columns import read_ranges
 from postroom.projections.log_conditions import Condition
-from postroom.projections.log_extent import LogExtent, Range
+from postroom.projections.log_extent import LogBounds, LogExtent, Range
 from postroom.projections.ports.log_reader import LogReader
 
 
@@ -34,12 +35,13 @@ class ArchivedLogReader:
 
     live: LogReader
     folder: str
+    allow_gaps: bool = False
 
     @contextmanager
     def connected(self) -> "Iterator[ArchivedLogReader]":
         """Keep connections to the store open; see `LogReader.connected`."""
         with self.live.connected() as live:
-            yield ArchivedLogReader(live, self.folder)
+            yield dataclasses.replace(self, live=live)
 
     def mailboxes(self) -> dict[str, int]:
         """Return the ids of the mailboxes; see `LogReader.mailboxes`."""
@@ -52,6 +54,10 @@ class ArchivedLogReader:
             if name not in heads and (files := archive.files(name)):
                 heads[name] = max(file.last for file in files)
         return heads
+
+    def bounds(self) -> dict[str, LogBounds]:
+        """Return what the store has recorded of the ends of logs; see `LogReader.bounds`."""
+        return self.live.bounds()
 
     def extents(self, through: Mapping[str, int] | None = None) -> list[LogExtent]:
         """Return extents of mailbox logs, which begin with the archive; see `LogReader.extents`.
@@ -81,9 +87,9 @@ class ArchivedLogReader:
         Raises: BrokenLog when positions are missing.
         """
         select = partial(self.commits, envelopes="envelope" in columns)
-        return read_ranges(select, ranges, columns, where)
+        return read_ranges(select, ranges, columns, where, allow_gaps=self.allow_gaps)
 
-    def commits(self, range_: Range, *, envelopes: bool = True) -> Iterator[Commit]:
+    def commits(self, range_: Range, *, envelopes: bool = True) -> Generator[Commit, None, None]:
         """Yield the commits that overlap a range; see `LogReader.commits`.
 
         Raises: BrokenLog when positions are missing.

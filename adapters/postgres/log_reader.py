@@ -1,6 +1,6 @@
 """The log reader port over a PostgreSQL database."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -26,7 +26,7 @@ from postroom.domain.commit import POSITIONS_PER_MAILBOX, Commit
 from postroom.domain.errors import Unavailable
 from postroom.projections.commit_columns import read_ranges
 from postroom.projections.log_conditions import Condition
-from postroom.projections.log_extent import LogExtent, Range
+from postroom.projections.log_extent import LogBounds, LogExtent, Range
 
 NAME = "postroom, reading the log"
 COMMITS_PER_CHUNK = 100
@@ -77,6 +77,7 @@ class PostgresLogReader:
 
     url: str = field(repr=False)
     driver: Driver = "auto"
+    allow_gaps: bool = False
     _idle: _IdleConnections | None = field(default=None, repr=False, compare=False)
 
     @contextmanager
@@ -97,6 +98,11 @@ class PostgresLogReader:
             ends = ((name, _end(connection, "last", id_, POSITIONS_PER_MAILBOX - 1)) for name, id_ in names)
             return {name: end[0] for name, end in ends if end is not None}
 
+    def bounds(self) -> dict[str, LogBounds]:
+        """Return what is recorded of the ends of logs; see `LogReader.bounds`."""
+        with self._reader() as connection:
+            return {name: LogBounds(*bounds) for name, *bounds in connection.execute(_SQL["bounds"])}
+
     def extents(self, through: Mapping[str, int] | None = None) -> list[LogExtent]:
         """Return extents of mailbox logs; see `LogReader.extents`."""
         extents = []
@@ -115,9 +121,9 @@ class PostgresLogReader:
         """Yield records; see `LogReader.read`."""
         with self._connect() as run:
             select = partial(_commits, run, envelopes="envelope" in columns)
-            yield from read_ranges(select, ranges, columns, where)
+            yield from read_ranges(select, ranges, columns, where, allow_gaps=self.allow_gaps)
 
-    def commits(self, range_: Range, *, envelopes: bool = True) -> Iterator[Commit]:
+    def commits(self, range_: Range, *, envelopes: bool = True) -> Generator[Commit, None, None]:
         """Yield the commits that overlap a range; see `LogReader.commits`."""
         with self._connect() as run:
             yield from _commits(run, range_, envelopes=envelopes)
@@ -213,7 +219,7 @@ def _end(connection: Connection, which: str, mailbox: int, through: int) -> tupl
     return connection.execute(_SQL[which], bounds).fetchone()
 
 
-def _commits(run: Run, range_: Range, *, envelopes: bool) -> Iterator[Commit]:
+def _commits(run: Run, range_: Range, *, envelopes: bool) -> Generator[Commit, None, None]:
     extent, first, last = range_
     base, place = extent.place(0), extent.place(first)
     # A statement of its own: constant bounds prune partitions before they are locked.

@@ -63,11 +63,11 @@ class PostgresStore:
         """Return the names of all mailboxes; see `Store.mailboxes`."""
         return mailbox_names(self._url)
 
-    def log_reader(self, driver: "Driver" = "auto") -> "PostgresLogReader":
+    def log_reader(self, driver: "Driver" = "auto", *, allow_gaps: bool = False) -> "PostgresLogReader":
         """Return the log reader; see `Store.log_reader`."""
         from postroom.adapters.postgres.log_reader import PostgresLogReader
 
-        return PostgresLogReader(self._url, driver)
+        return PostgresLogReader(self._url, driver, allow_gaps)
 
     def read_models(self) -> "PostgresReadModels":
         """Open the read models for queries; see `Store.read_models`."""

@@ -1,6 +1,7 @@
 """Reading the commits of logs by SQL in any database."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable
+from contextlib import closing
 from typing import Any, Literal
 
 import pyarrow as pa
@@ -11,7 +12,7 @@ from postroom.domain.commit import Commit
 Driver = Literal["auto", "adbc", "python"]
 """ADBC or the database's ordinary Python driver; `auto` uses ADBC if it is installed and safe."""
 
-Rows = Iterator[tuple[Any, ...]]
+Rows = Generator[tuple[Any, ...], None, None]
 
 
 def rows_of(batches: Iterable[pa.RecordBatch]) -> Rows:
@@ -20,14 +21,15 @@ def rows_of(batches: Iterable[pa.RecordBatch]) -> Rows:
         yield from zip(*(column.to_pylist() for column in batch.columns), strict=True)
 
 
-def to_commits(rows: Rows) -> Iterator[Commit]:
+def to_commits(rows: Rows) -> Generator[Commit, None, None]:
     """Yield commits from rows with their fields; `envelopes` may be empty.
 
     Raises: BrokenLog when the events of a commit can't be decompressed.
     """
-    for first, last, epoch, at, chain, events, envelopes in rows:
-        whole = decompress_envelopes(envelopes) if envelopes else b""
-        yield Commit(first, last, epoch, at, chain, decompress(events, first), whole)
+    with closing(rows):  # whatever is raised, the statement ends before its connection
+        for first, last, epoch, at, chain, events, envelopes in rows:
+            whole = decompress_envelopes(envelopes) if envelopes else b""
+            yield Commit(first, last, epoch, at, chain, decompress(events, first), whole)
 
 
 def envelopes_column(*, is_read: bool) -> str:

@@ -2,7 +2,7 @@
 
 import sqlite3
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -18,7 +18,7 @@ from postroom.domain.commit import POSITIONS_PER_MAILBOX, Commit
 from postroom.domain.errors import NotFound, Unavailable
 from postroom.projections.commit_columns import read_ranges
 from postroom.projections.log_conditions import Condition
-from postroom.projections.log_extent import LogExtent, Range
+from postroom.projections.log_extent import LogBounds, LogExtent, Range
 
 COMMITS_PER_BATCH = 100
 """Commits per batch that ADBC fetches."""
@@ -35,6 +35,7 @@ class SqliteLogReader:
 
     store: str
     driver: Driver = "auto"
+    allow_gaps: bool = False
 
     def connected(self) -> AbstractContextManager["SqliteLogReader"]:
         """Return this reader, as a file is opened quickly; see `LogReader.connected`."""
@@ -49,6 +50,11 @@ class SqliteLogReader:
         """Return the last positions; see `LogReader.heads`."""
         with self._open() as query:
             return dict(query(_SQL["heads"]))
+
+    def bounds(self) -> dict[str, LogBounds]:
+        """Return what is recorded of the ends of logs; see `LogReader.bounds`."""
+        with self._open() as query:
+            return {name: LogBounds(*bounds) for name, *bounds in query(_SQL["bounds"])}
 
     def extents(self, through: Mapping[str, int] | None = None) -> list[LogExtent]:
         """Return extents of mailbox logs; see `LogReader.extents`."""
@@ -68,9 +74,9 @@ class SqliteLogReader:
     ) -> Iterator[pa.RecordBatch]:
         """Yield records; see `LogReader.read`."""
         select = partial(self.commits, envelopes="envelope" in columns)
-        return read_ranges(select, ranges, columns, where)
+        return read_ranges(select, ranges, columns, where, allow_gaps=self.allow_gaps)
 
-    def commits(self, range_: Range, *, envelopes: bool = True) -> Iterator[Commit]:
+    def commits(self, range_: Range, *, envelopes: bool = True) -> Generator[Commit, None, None]:
         """Yield the commits that overlap a range; see `LogReader.commits`."""
         extent, first, last = range_
         bounds = {"base": extent.place(0), "first": first, "last": last}

@@ -69,11 +69,11 @@ class SqliteStore:
         """Return the names of all mailboxes; see `Store.mailboxes`."""
         return mailbox_names(self.where)
 
-    def log_reader(self, driver: "Driver" = "auto") -> "SqliteLogReader":
+    def log_reader(self, driver: "Driver" = "auto", *, allow_gaps: bool = False) -> "SqliteLogReader":
         """Return the log reader; see `Store.log_reader`."""
         from postroom.adapters.sqlite.log_reader import SqliteLogReader
 
-        return SqliteLogReader(self.where, driver)
+        return SqliteLogReader(self.where, driver, allow_gaps)
 
     def read_models(self) -> "SqliteReadModels":
         """Open the read models for queries; see `Store.read_models`."""

@@ -1,6 +1,6 @@
 """Port: a columnar reader of the event log of a store."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol
 
@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from postroom.domain.commit import Commit
 from postroom.projections.log_conditions import Condition
-from postroom.projections.log_extent import LogExtent, Range
+from postroom.projections.log_extent import LogBounds, LogExtent, Range
 
 POSITIONS_PER_READ = 50_000
 """Maximum number of positions in one read transaction, which bounds its duration."""
@@ -35,6 +35,9 @@ class LogReader(Protocol):
     def heads(self) -> dict[str, int]:
         """Return the last position of every mailbox log by mailbox name, without empty logs."""
 
+    def bounds(self) -> dict[str, LogBounds]:
+        """Return what the store has recorded of the ends of every mailbox log, by mailbox name."""
+
     def extents(self, through: Mapping[str, int] | None = None) -> list[LogExtent]:
         """Return the extent of every mailbox log in the order of ids, without empty logs.
 
@@ -54,10 +57,11 @@ class LogReader(Protocol):
             columns: the columns of `COLUMNS` to read; others are neither read nor transferred.
             where: conditions on `EVENT_COLUMNS`; records must meet all of them.
 
-        Raises: BrokenLog when a commit can't be decoded.
+        Raises: BrokenLog when a commit can't be decoded, or is missing between others; a reader that allows
+            gaps leaves missing ones out.
         """
 
-    def commits(self, range_: Range, *, envelopes: bool = True) -> Iterator[Commit]:
+    def commits(self, range_: Range, *, envelopes: bool = True) -> Generator[Commit, None, None]:
         """Yield the commits that overlap a range, in order, in one read transaction.
 
         Arguments:

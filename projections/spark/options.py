@@ -14,8 +14,8 @@ from postroom.projections.log_extent import LogExtent, Range
 from postroom.projections.ports.log_reader import LogReader
 from postroom.projections.spark.event_rows import EventFilter
 
-STORE = ("path", "url", "archive", "driver")
-"""Options that name the store."""
+STORE = ("path", "url", "archive", "driver", "allow_gaps")
+"""Options that name the store and say how it is read."""
 RANGE = ("mailbox", "since", "until", "from_position", "to_position")
 """Options that select ranges of logs, which are not read outside."""
 
@@ -58,6 +58,11 @@ class Options:
         if choice not in choices:
             raise self._invalid(name, " or ".join(choices))
         return choice
+
+    @property
+    def allow_gaps(self) -> bool:
+        """Return whether records that are missing from the log are left out."""
+        return self.choice("allow_gaps", "false", "true") == "true"
 
     def number(self, name: str) -> int | None:
         """Return a number from 1, None if it is not set; raise InvalidRequest for anything else."""

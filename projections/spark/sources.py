@@ -10,6 +10,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from postroom.domain.errors import InvalidRequest
+from postroom.projections.log_checks import check_bounds
 from postroom.projections.log_extent import Range
 from postroom.projections.models.messages import MessageStatus
 from postroom.projections.ports.log_reader import LogReader
@@ -73,15 +74,16 @@ class StoreSource(DataSource):
     def reader(self, schema: StructType) -> DataSourceReader:
         """Return the reader of the declared columns.
 
-        Raises: InvalidRequest for an unknown option or an invalid value.
+        Raises: InvalidRequest for an unknown option or an invalid value, BrokenLog when a log lacks its
+            beginning or end.
         """
         options = self._options(stored_options(schema, self.options))
         for name in STREAM:
             if name in options.values:
                 raise InvalidRequest(f"The option {name} of {self.name()} is for streams; use readStream.")
+        selection, partitions = LogSelection.of(options), options.number("partitions")
         log, rows = self._open(options, schema)
-        ranges = list(LogSelection.of(options).ranges(log, log.extents()))
-        return BatchReader(rows, parts_of(ranges, self.cores, options.number("partitions")))
+        return BatchReader(rows, parts_of(list(selection.ranges(log, log.extents())), self.cores, partitions))
 
     def streamReader(self, schema: StructType) -> StreamReader:  # noqa: N802  # Spark's name
         """Return the reader of the declared columns as the log grows.
@@ -92,15 +94,14 @@ class StoreSource(DataSource):
         for name in ("until", "to_position", "partitions"):
             if name in options.values:
                 raise InvalidRequest(f"The option {name} of {self.name()} is for batches; use read.")
-        log, rows = self._open(options, schema)
-        return StreamReader(
-            log,
-            rows,
+        start, max_rows, selection = (
             options.offset("start"),
             options.number("max_rows"),
-            selection=LogSelection.of(options),
-            cores=self.cores,
-            is_by_time=True,
+            LogSelection.of(options),
+        )
+        log, rows = self._open(options, schema)
+        return StreamReader(
+            log, rows, start, max_rows, selection=selection, cores=self.cores, is_by_time=True
         )
 
     def _options(self, values: Mapping[str, str]) -> Options:
@@ -111,7 +112,10 @@ class StoreSource(DataSource):
     def _open(self, options: Options, schema: StructType) -> tuple[LogReader, Any]:
         check_schema(self.name(), self.columns, schema)
         log = self.open_log(options)
-        return log, self.rows(log, to_arrow_schema(schema, timezone="UTC"), options)
+        rows = self.rows(log, to_arrow_schema(schema, timezone="UTC"), options)
+        if not options.allow_gaps:
+            check_bounds(log)
+        return log, rows
 
 
 class EventsSource(StoreSource):
@@ -191,10 +195,10 @@ class MessagesSource(StoreSource):
             log as of then.
         """
         options = self._options(stored_options(schema, self.options))
+        selection, moment = LogSelection(options.text("mailbox")), options.moment("as_of")
         log, rows = self._open(options, schema)
-        selection = LogSelection(options.text("mailbox"))
         extents = [each for each in log.extents() if selection.includes(each.name)]
-        extents = list(extents_as_of(log, extents, *options.moment("as_of")))
+        extents = list(extents_as_of(log, extents, *moment))
         return MessageReader(rows, message_parts([Range(each, each.first, each.last) for each in extents]))
 
     def streamReader(self, schema: StructType) -> StreamReader:  # noqa: N802  # Spark's name

@@ -38,6 +38,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     "cluster": ("cluster",),
     "search": ("postgres.search",),
     "spark": ("spark",),
+    "scans": ("scan",),
     "follow": ("follow",),
 }
 """How the names of each module's measurements begin. Only the modules asked for are imported: the others may

@@ -120,7 +120,7 @@ def postroom(tmp_path: Path, script_server: ForkServer) -> Postroom:
 
 
 WEBHOOKS = {
-    "sample": ROOT / "tests" / "support" / "webhooks.ndjson",
+    "sample": ROOT / "docs" / "examples" / "notebook" / "webhooks.ndjson",
     "recorded": ROOT.parent / "shared" / "data" / "github-webhooks.ndjson.gz",
 }
 

@@ -15,6 +15,10 @@ SELECT
 -- Logs whose names have no @ are not those of mailboxes.
 SELECT name, id FROM postroom.mailbox_names WHERE strpos(name, '@') > 0 ORDER BY id;
 
+-- name: bounds
+SELECT name, removed_through, coalesce(position, 0)
+FROM postroom.mailbox_names LEFT JOIN postroom.seal ON base = id << 40 WHERE strpos(name, '@') > 0;
+
 -- name: first
 SELECT place - %(base)s FROM postroom.log
 WHERE place > %(base)s AND place <= %(base)s + %(through)s ORDER BY place LIMIT 1;

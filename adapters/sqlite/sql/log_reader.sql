@@ -12,6 +12,10 @@ SELECT name, last FROM (
     FROM mailbox_names WHERE instr(name, '@') > 0
 ) WHERE last IS NOT NULL ORDER BY id;
 
+-- name: bounds
+SELECT name, removed_through, coalesce((SELECT position FROM seal WHERE base = id << 40), 0)
+FROM mailbox_names WHERE instr(name, '@') > 0;
+
 -- name: first
 SELECT place - {base} FROM log WHERE place > {base} AND place <= {base} + {through} ORDER BY place LIMIT 1;
 

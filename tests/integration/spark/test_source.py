@@ -71,6 +71,16 @@ def test_spark_finds_the_sources_by_their_installed_modules(spark: SparkSession,
     assert frame.where("topic IS NOT NULL").count() == frame.count() == sent
 
 
+def test_a_local_session_reads_with_the_python_that_registered_the_sources(
+    spark: SparkSession, kept: Kept, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As in a notebook whose kernel is not the first python3 of the path.
+    monkeypatch.delenv("PYSPARK_PYTHON")
+    monkeypatch.setattr(spark.sparkContext, "pythonExec", "/python-without-postroom")
+    register(spark)
+    assert spark.read.format("postroom_events").load(kept.options["path"]).count()
+
+
 def test_a_table_keeps_its_options_and_a_query_may_override_them(spark: SparkSession, kept: Kept) -> None:
     register(spark)
     store = kept.options["path"]
