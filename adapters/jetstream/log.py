@@ -96,8 +96,8 @@ class LeaseLog:
         """Return the last message of a subject, which may have wildcards, or None.
 
         Arguments:
-            known: sequence of a message of the subject that was stored before, or 0. An older answer comes from
-                a leader that was paused or partitioned and does not yet know of its successor; it is asked again.
+            known: sequence of a message of the subject that was stored before, or 0. An older answer comes
+                from a leader that was paused and does not yet know of its successor; it is asked again.
         """
         return await self._get({"last_by_subj": subject}, deadline, known)
 
@@ -170,9 +170,7 @@ class LeaseLog:
             )
         return None
 
-    async def _get(
-        self, request: Mapping[str, Any], deadline: float, known: int = 0
-    ) -> StreamMessage | None:
+    async def _get(self, request: Mapping[str, Any], deadline: float, known: int = 0) -> StreamMessage | None:
         # STREAM.MSG.GET is answered by the stream's leader, DIRECT.GET by any replica.
         body = msgspec.json.encode(request)
         while True:
