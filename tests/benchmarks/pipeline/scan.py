@@ -35,6 +35,7 @@ def main(master: str) -> None:
             "spark.driver.memory": "1g",
             "spark.executor.memory": "512m",
             "spark.eventLog.enabled": "true",
+            "spark.eventLog.compress": "false",
             "spark.eventLog.dir": Path(folder).as_uri(),
         }
         spark = start_session(settings)
@@ -49,6 +50,7 @@ def main(master: str) -> None:
                     _read(spark, options, where)
                 runs.append(running.seconds)
             results[name] = {"seconds": median(runs)}
+        spark.sparkContext.setJobGroup("rows", "rows")
         for name, (options, where) in SCANS.items():
             results[name]["rows"] = _frame(spark, options, where).count()
         spark.stop()
