@@ -92,14 +92,14 @@ class LeaseLog:
                 deadline, f"It is unknown whether stream {self._stream} has stored events", reason
             )
 
-    async def last(self, subject: str, deadline: float, known: int = 0) -> StreamMessage | None:
+    async def last(self, subject: str, deadline: float, at_least: int = 0) -> StreamMessage | None:
         """Return the last message of a subject, which may have wildcards, or None.
 
         Arguments:
-            known: sequence of a message of the subject that was stored before, or 0. An older answer comes
+            at_least: sequence of a message of the subject that was stored before, or 0. An older answer comes
                 from a leader that was paused and does not yet know of its successor; it is asked again.
         """
-        return await self._get({"last_by_subj": subject}, deadline, known)
+        return await self._get({"last_by_subj": subject}, deadline, at_least)
 
     async def next(self, subject: str, sequence: int, deadline: float) -> StreamMessage | None:
         """Return the first message of a subject from a sequence on, or None."""
@@ -170,7 +170,9 @@ class LeaseLog:
             )
         return None
 
-    async def _get(self, request: Mapping[str, Any], deadline: float, known: int = 0) -> StreamMessage | None:
+    async def _get(
+        self, request: Mapping[str, Any], deadline: float, at_least: int = 0
+    ) -> StreamMessage | None:
         # STREAM.MSG.GET is answered by the stream's leader, DIRECT.GET by any replica.
         body = msgspec.json.encode(request)
         while True:
@@ -178,11 +180,11 @@ class LeaseLog:
                 answer = await self._request(f"{_API}.STREAM.MSG.GET.{self._stream}", body, None, deadline)
                 message = answer["message"]
                 data = base64.b64decode(message.get("data") or "")
-                if message["seq"] >= known:
+                if message["seq"] >= at_least:
                     return decode(message["subject"], message["seq"], data)
-                reason = f"its leader answers with message {message['seq']}, but {known} was stored"
+                reason = f"its leader answers with message {message['seq']}, but {at_least} was stored"
             except Refused as refused:
-                if refused.number == _NO_MESSAGE and not known:
+                if refused.number == _NO_MESSAGE and not at_least:
                     return None
                 reason = str(refused)
             except (NatsError, OSError, TimeoutError) as error:

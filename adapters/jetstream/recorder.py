@@ -187,10 +187,10 @@ class JetStreamRecorder(ApplicationRecorder):
     def _load_last(self, originator: UUID) -> list[StreamMessage]:
         """Return the last message of an aggregate."""
         with self._lock:
-            known = _last_sequence(self._cache.get(originator, ()))
+            newest = _last_sequence(self._cache.get(originator, ()))
 
         async def read(deadline: float) -> StreamMessage | None:
-            return await self._log.last(subject_of(self._stream, originator), deadline, known)
+            return await self._log.last(subject_of(self._stream, originator), deadline, newest)
 
         last = self._call(read)
         return [] if last is None else self._extend(originator, [last])[-1:]
