@@ -190,7 +190,7 @@ def _cell(name: str, value: Any) -> object:
         case datetime():
             return Id(f"{value:%m-%d %H:%M}")
         case float() if name.endswith("_ms"):
-            return Id(f"{value:.3g}ms" if value < 1_000 else format_duration(value))
+            return Id(f"{value:.3g}ms" if value < 999.5 else format_duration(value))
         case float():
             return Id(f"{value:.3g}" if value < 100 else f"{value:,.0f}")
     return value

@@ -86,13 +86,14 @@ def _run_on_spark(
 
     spark = start_session()
     register(spark)
+    # Spark's processes may have another working directory than this one.
     options = {
-        "url" if is_url(address) else "path": address,
+        "url" if is_url(address) else "path": address if is_url(address) else str(Path(address).absolute()),
         "columns": ",".join(report.reads),
         "event": ",".join(report.events) or None,
         "topic": topic,
         "mailbox": selection.mailbox,
-        "archive": archive,
+        "archive": None if archive is None else str(Path(archive).absolute()),
         "since": _time(selection.since),
         "until": _time(selection.until),
     }

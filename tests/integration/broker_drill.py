@@ -12,7 +12,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import aclosing, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -79,6 +79,9 @@ class Broker(Protocol):
     async def publish(self, key: str, data: bytes) -> bool:
         """Publish a message, and return whether the broker acknowledged it."""
 
+    async def aclose(self) -> None:
+        """Close what publishes."""
+
 
 class KafkaBroker:
     is_durable, keeps_order = False, True
@@ -111,6 +114,9 @@ class KafkaBroker:
             await asyncio.sleep(0.002)
         return answers[0] is None
 
+    async def aclose(self) -> None:
+        self._producer = None
+
 
 class RedisBroker:
     is_durable, keeps_order = True, False
@@ -137,6 +143,9 @@ class RedisBroker:
             return True
         return False
 
+    async def aclose(self) -> None:
+        await self._client.aclose()
+
 
 class RabbitmqBroker:
     # It writes the names of its quorum queues seconds after they are declared, and loses them when killed.
@@ -144,6 +153,7 @@ class RabbitmqBroker:
 
     def __init__(self, folder: Path) -> None:
         self.server = RabbitmqServer(folder)
+        self._connection: Any = None
         self._channel: Any = None
         self._lock = asyncio.Lock()
 
@@ -166,9 +176,12 @@ class RabbitmqBroker:
             return True
         return False
 
+    async def aclose(self) -> None:
+        await self._connection.close()
+
     async def _connect(self) -> None:
-        connection = await aio_pika.connect(self.server.url)
-        self._channel = await connection.channel()
+        self._connection = await aio_pika.connect(self.server.url)
+        self._channel = await self._connection.channel()
         await self._channel.declare_queue(NAME, durable=True, arguments={"x-queue-type": "quorum"})
 
 
@@ -181,10 +194,16 @@ BROKERS: dict[str, Callable[[Path], Broker]] = {
 
 async def run(broker: Broker, folder: Path, count: int, times: int, max_pause: float) -> Figures:
     """Publish messages while processes are killed and paused; check what the archive holds then."""
+    await broker.create()
+    async with aclosing(broker):
+        return await disturb(broker, folder, count, times, max_pause)
+
+
+async def disturb(broker: Broker, folder: Path, count: int, times: int, max_pause: float) -> Figures:
+    """Do what `run` does, with a broker that can be published to."""
     figures, began, seed = Figures(count), time.monotonic(), random.Random(15)
     sent = {f"{number % KEYS}-{number // KEYS}": b"" for number in range(count)}
     store = str(folder / "store.db")
-    await broker.create()
     with ingester_process(broker.source(), store, folder) as ingester:
         faults = [
             ("ingester killed", ingester.kill, ingester.start),

@@ -3,10 +3,11 @@
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Iterable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 import nats
 from nats.aio.client import Client
+from nats.js.errors import ServiceUnavailableError
 
 from postroom.adapters.compose import open_mailbox
 from postroom.adapters.compose.ingest import open_ingester
@@ -18,6 +19,7 @@ from postroom.domain.envelope.validation import ValidationMode
 from postroom.domain.message import MessageSent
 from postroom.domain.names import message_id
 from tests.support.stores import envelope
+from tests.support.waiting import SECONDS
 
 STREAM, SUBJECT, DURABLE, DEAD = "EVENTS", "acme.orders.placed", "archive", "dead.acme"
 MAILBOX = "acme@archive"
@@ -49,11 +51,21 @@ async def stream_of(url: str) -> AsyncIterator[Client]:
     """Be connected to a server that keeps the subjects `acme.>` and `dead.>`."""
     client = await nats.connect(url)
     try:
-        await client.jetstream().add_stream(name=STREAM, subjects=["acme.>"])
-        await client.jetstream().add_stream(name="DEAD", subjects=["dead.>"])
+        for name, subject in ((STREAM, "acme.>"), ("DEAD", "dead.>")):
+            await add_stream(client, name, subject)
         yield client
     finally:
         await client.close()
+
+
+async def add_stream(client: Client, name: str, subject: str) -> None:
+    """Add a stream as soon as the server's JetStream works, which may be later than its port."""
+    async with asyncio.timeout(SECONDS):
+        while True:
+            with suppress(ServiceUnavailableError):
+                await client.jetstream().add_stream(name=name, subjects=[subject])
+                return
+            await asyncio.sleep(0.05)
 
 
 async def publish(client: Client, *bodies: bytes, subject: str = SUBJECT) -> None:

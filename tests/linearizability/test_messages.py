@@ -1,7 +1,7 @@
 """Messages of a mailbox whose answers get lost and whose owner changes are linearizable."""
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from random import Random
@@ -124,11 +124,11 @@ def test_a_client_that_believes_that_a_call_without_answer_failed_is_found(tmp_p
 
 
 def test_a_mailbox_that_forgets_acks_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    replay = MemoryEventLog.replay
+    replay = MemoryEventLog.replay_runs
 
-    def forget(self: MemoryEventLog, after: int = 0) -> Iterator[tuple[int, Event]]:
-        return (each for each in replay(self, after) if not isinstance(each[1], MessageAcked))
+    def forget(self: MemoryEventLog, after: int = 0) -> Iterator[tuple[int, Sequence[Event]]]:
+        return (each for each in replay(self, after) if not isinstance(each[1][0], MessageAcked))
 
-    monkeypatch.setattr(MemoryEventLog, "replay", forget)
+    monkeypatch.setattr(MemoryEventLog, "replay_runs", forget)
     with pytest.raises((NotLinearizable, BrokenLog)):
         record(tmp_path, 0, believes=False)

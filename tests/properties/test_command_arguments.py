@@ -44,6 +44,8 @@ def arguments(path: tuple[str, ...], command: Any, parameter: Any, value: str) -
     ]
     option = [f"{parameter.opts[0]}={value}"] if parameter.param_type_name == "option" else []
     required = ["--visibility=5s"] if path == ("extend",) and parameter.name != "visibility" else []
+    if path[0] == "report" and parameter.name != "engine":
+        required = ["--engine=local"]  # a JVM reads these arguments no differently
     return [*path, "--json", *option, *required, *(["--", *values] if values else [])]
 
 
