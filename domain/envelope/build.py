@@ -349,7 +349,7 @@ def without_payload(blob: bytes) -> bytes:
         envelope = parse_envelope(blob)
     except InvalidRequest:
         return b""
-    envelope.DiscardUnknownFields()  # type: ignore[attr-defined]  # missing from the stubs
+    envelope.DiscardUnknownFields()
     if envelope.HasField("payload"):
         envelope.payload.ClearField("value")
     if envelope.HasField("security"):
