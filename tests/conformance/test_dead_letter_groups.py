@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -61,6 +62,6 @@ class TestPostgresDeadLetterGroups(DeadLetterGroupsConformance):
     ],
     ids=lambda value: repr(value)[:20],
 )
-def test_a_filter_out_of_bounds_is_refused(field: str, value: object) -> None:
+def test_a_filter_out_of_bounds_is_refused(field: str, value: Any) -> None:
     with pytest.raises(InvalidRequest):
         DeadLetterGroupFilter(**{field: value})
