@@ -7,6 +7,7 @@ from typing import Protocol
 import msgspec
 
 from postroom.application.ports.dead_letters import DeadLetters
+from postroom.application.ports.facets import SearchStatistics
 from postroom.application.ports.paging import DEFAULT_LIMIT, PageCursor, check_limit
 from postroom.domain.errors import InvalidRequest
 from postroom.domain.search import EventFilter, FoundMessage, SearchPage, TableStats
@@ -223,7 +224,7 @@ class Scan(msgspec.Struct, frozen=True):
     pages: Iterator[Sequence[FoundMessage]]
 
 
-class ReadModels(DeadLetters, Protocol):
+class ReadModels(SearchStatistics, DeadLetters, Protocol):
     """Queries of the read models; every adapter passes `tests/conformance/read_models.py`.
 
     All calls block, may come from any thread, and raise NotFound before the first rebuild, and Unavailable
