@@ -18,8 +18,8 @@ async def check_redrive_jobs(mailbox: Mailbox, topic: str, dead: int) -> None:
     report = await mailbox.start_redrive(spec, job_id=JOB)
     assert (report.job_id, report.mailbox, report.spec, report.matched) == (JOB, mailbox.name, spec, dead)
 
-    async def is_idle() -> bool:
-        return not (await mailbox.get_redrive(JOB)).is_active
+    async def is_idle(job: str = JOB) -> bool:
+        return not (await mailbox.get_redrive(job)).is_active
 
     await until_answer(is_idle)
     assert (await mailbox.start_redrive(spec, job_id=JOB)).status == "completed"  # a repetition
@@ -56,4 +56,6 @@ async def check_redrive_jobs(mailbox: Mailbox, topic: str, dead: int) -> None:
         limit=None,
     )
     assert (await mailbox.start_redrive(edit, job_id=OTHER)).spec == edit
-    await mailbox.change_redrive(OTHER, "cancel")
+    await until_answer(lambda: is_idle(OTHER))
+    report = await mailbox.get_redrive(OTHER)
+    assert (report.status, report.moved + report.skipped) == ("completed", dead)
