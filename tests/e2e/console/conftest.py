@@ -1,15 +1,73 @@
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
 
 import pytest
 from playwright.sync_api import Browser
 
+from postroom.adapters.compose.access import open_capabilities, open_key_ring
+from postroom.domain.capability.rights import Operation, Rights
 from postroom.domain.errors import Unavailable
-from tests.support.browser import chromium
+from tests.support.browser import Window, chromium
+from tests.support.hostile_store import create_store
+from tests.support.servers.http import PostroomServer
+
+ALL = tuple(Operation)
+
+
+class Console:
+    """A server with a console over a store with hostile text, which asks for tokens.
+
+    Arguments:
+        settings: fields of `[serve]`.
+    """
+
+    def __init__(self, folder: Path, **settings: Any) -> None:
+        create_store(folder / "store.db")
+        self._store = str(folder / "store.db")
+        with open_capabilities(self._store, open_key_ring(self._store)) as capabilities:
+            capabilities.rotate()
+        self.server = PostroomServer(folder, dev=False, **settings)
+
+    def issue(
+        self, principal: str, operations: Sequence[Operation] = ALL, *, lifetime_ms: int = 3_600_000
+    ) -> str:
+        """Issue a capability on all topics; return its token."""
+        keys = open_key_ring(self._store)
+        with open_capabilities(self._store, keys) as capabilities:
+            return capabilities.issue(
+                principal, Rights(("*",), ("*",), tuple(operations)), lifetime_ms=lifetime_ms
+            )
+
+    def url(self, path: str = "/") -> str:
+        """Return the address of a page."""
+        return f"{self.server.address}/console{path}"
+
+    def message_url(self, id_: str) -> str:
+        """Return the address of a message's page."""
+        return self.url(f"/messages/{quote(id_, safe='')}")
+
+
+def sign_in(window: Window, url: str, token: str) -> None:
+    """Open a page, and sign in where it asks for a token."""
+    window.open(url)
+    window.page.get_by_label("Capability token").fill(token)
+    window.page.get_by_role("button", name="Sign in").click()
+    window.page.get_by_role("navigation", name="Pages").first.wait_for()
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
+def console(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Console]:
+    """A console of the file's own; made before the browser, whose event loop excludes others."""
+    console = Console(tmp_path_factory.mktemp("console"))
+    with console.server:
+        yield console
+
+
+@pytest.fixture(scope="module")
+def browser(console: Console) -> Iterator[Browser]:
     """Chromium for the tests of a file; while it runs, none of them may run an event loop."""
     with ExitStack() as opened:
         try:
@@ -17,3 +75,17 @@ def browser() -> Iterator[Browser]:
         except Unavailable as error:
             pytest.skip(str(error))
         yield started
+
+
+@pytest.fixture
+def windows(browser: Browser) -> Iterator[Callable[..., Window]]:
+    """Open windows, which are closed when the test is over."""
+    with ExitStack() as opened:
+
+        def open_window(**options: Any) -> Window:
+            window = Window(browser, **options)
+            opened.callback(window.close)
+            return window
+
+        yield open_window
+
