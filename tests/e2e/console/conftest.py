@@ -2,7 +2,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 import pytest
 from playwright.sync_api import Browser
@@ -30,45 +30,48 @@ class Console:
         with open_capabilities(self._store, open_key_ring(self._store)) as capabilities:
             capabilities.rotate()
         self.server = PostroomServer(folder, dev=False, **settings)
+        self.base = ""
+        """What the addresses of its pages begin with."""
+
+    @property
+    def host(self) -> str:
+        """Return the host and port that browsers ask."""
+        return urlsplit(self.base).netloc
 
     def issue(
         self, principal: str, operations: Sequence[Operation] = ALL, *, lifetime_ms: int = 3_600_000
     ) -> str:
         """Issue a capability on all topics; return its token."""
-        keys = open_key_ring(self._store)
-        with open_capabilities(self._store, keys) as capabilities:
-            return capabilities.issue(
-                principal, Rights(("*",), ("*",), tuple(operations)), lifetime_ms=lifetime_ms
-            )
+        rights = Rights(("*",), ("*",), tuple(operations))
+        with open_capabilities(self._store, open_key_ring(self._store)) as capabilities:
+            return capabilities.issue(principal, rights, lifetime_ms=lifetime_ms)
 
-    def url(self, path: str = "/") -> str:
-        """Return the address of a page."""
-        return f"{self.server.address}/console{path}"
-
-    def message_url(self, id_: str) -> str:
-        """Return the address of a message's page."""
-        return self.url(f"/messages/{quote(id_, safe='')}")
+    def sign_in(self, window: Window, token: str, path: str = "/") -> bool:
+        """Sign in, and open a page; return whether the token was accepted."""
+        page = window.open(f"{self.base}/sign-in?next={quote(path, safe='')}")
+        enter_token(window, token)
+        page.locator("nav.nav, [role=alert]").first.wait_for()
+        return page.locator("nav.nav").count() == 1
 
 
-def sign_in(window: Window, url: str, token: str) -> None:
-    """Open a page, and sign in where it asks for a token."""
-    window.open(url)
+def enter_token(window: Window, token: str) -> None:
+    """Fill the form of sign-in, and send it."""
     window.page.get_by_label("Capability token").fill(token)
     window.page.get_by_role("button", name="Sign in").click()
-    window.page.get_by_role("navigation", name="Pages").first.wait_for()
 
 
 @pytest.fixture(scope="module")
 def console(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Console]:
     """A console of the file's own; made before the browser, whose event loop excludes others."""
     console = Console(tmp_path_factory.mktemp("console"))
-    with console.server:
+    with console.server as server:
+        console.base = f"{server.address}/console"
         yield console
 
 
 @pytest.fixture(scope="module")
 def browser(console: Console) -> Iterator[Browser]:
-    """Chromium for the tests of a file; while it runs, none of them may run an event loop."""
+    """Chromium for the tests of a file, after their console: while it runs, no event loop may."""
     with ExitStack() as opened:
         try:
             started = opened.enter_context(chromium())
@@ -88,4 +91,3 @@ def windows(browser: Browser) -> Iterator[Callable[..., Window]]:
             return window
 
         yield open_window
-
