@@ -84,7 +84,7 @@ async def show_events(page: Page) -> Response:
         events=[(each, list(details(each))) for each in events.events],
         first=events.first,
         last=events.last,
-        older=events.before and page.url("/log", **_kept(fields), before=events.before),
+        older=events.before and page.url("/log", **_without_position(fields), before=events.before),
         bounds=bounds,
         fields=fields,
         options=[("", "any"), *((name, name) for name in EVENT_NAMES)],
@@ -300,7 +300,7 @@ def _log(page: Page) -> EventLogReader:
     return page.data.log
 
 
-def _kept(fields: Mapping[str, str]) -> dict[str, str]:
+def _without_position(fields: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in fields.items() if name != "position"}
 
 
