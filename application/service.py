@@ -6,6 +6,7 @@ from contextlib import AbstractAsyncContextManager
 from typing import NamedTuple, Protocol, TypeVar
 
 from postroom.application.delivery_window import DeliveryWindows
+from postroom.application.ports.dead_letters import DeadLetterGroupFilter, DeadLetterGroupPage
 from postroom.application.ports.mailbox import Mailbox
 from postroom.application.query_results import DlqProfile
 from postroom.application.surface_metrics import SurfaceMetrics
@@ -19,6 +20,9 @@ T = TypeVar("T")
 
 Search = Callable[[EventFilter], Awaitable[SearchPage]]
 """Search of the read models of a store."""
+
+Groups = Callable[[DeadLetterGroupFilter], Awaitable[DeadLetterGroupPage]]
+"""Query for groups of the dead letters in the read models of a store."""
 
 
 class Grant(NamedTuple):
@@ -118,6 +122,7 @@ class Service(NamedTuple):
         writes: whether sends are accepted.
         is_dev: every caller may do everything; each answer says so.
         dlq_profile: whether dead letters survive a restart.
+        groups: groups dead letters, of any topic and mailbox; None for a store without read models.
     """
 
     mailbox: Mailbox
@@ -129,6 +134,7 @@ class Service(NamedTuple):
     writes: WriteHealth
     is_dev: bool = False
     dlq_profile: DlqProfile = "durable"
+    groups: Groups | None = None
 
 
 Surface = Callable[[Service], AbstractAsyncContextManager[str]]
