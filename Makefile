@@ -10,7 +10,7 @@ compile := $(bin)/uv pip compile --quiet --universal --python-version 3.11 --gen
 	--no-emit-index-url --no-emit-find-links --custom-compile-command "make lock"
 
 # What deploy/Containerfile installs: all that long-running commands need, without Spark.
-container_extras := $(foreach each,grpc http kafka nats otel postgres rabbitmq redis schedule serve views,--extra $(each))
+container_extras := $(foreach each,console grpc http kafka nats otel postgres rabbitmq redis schedule serve views,--extra $(each))
 
 .PHONY: help
 help: ## List the targets
@@ -43,6 +43,7 @@ example: .venv ## Place an order, crash, and see it shipped once: outbox and inb
 
 # Files in the order of collection: xdist's own order, the number of tests, would start the slowest files last.
 test: .venv/java-ready ## Run the whole test suite
+	@scripts/ensure-chromium.sh
 	@$(with_java) $(bin)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 # Those that are not installed are skipped; scripts/test-pythons.sh names them.

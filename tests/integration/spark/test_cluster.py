@@ -17,7 +17,8 @@ from postroom.adapters.compose import open_mailbox
 from postroom.adapters.compose.queries import open_read_models
 from postroom.adapters.compose.reports import make_report, whatif_report
 from postroom.application.messages import NewMessage
-from postroom.application.ports.read_models import BacklogFilter, DeadLetterFilter
+from postroom.application.ports.dead_letters import DeadLetterFilter
+from postroom.application.ports.read_models import BacklogFilter
 from postroom.domain.policy_grid import policy_grid
 from postroom.domain.search import EventFilter
 from postroom.projections.spark.options import LogSelection
