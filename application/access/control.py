@@ -154,7 +154,7 @@ class AccessControl:
             guard.covers,
             check,
         )
-        session = Session(mailbox, search, require, grant)
+        session = Session(mailbox, search, require, mailbox.read_headers, grant)
         return _VerifiedToken(session, guard, self._clock.uptime() + self._ttl)
 
     def _count_refusal(self) -> None:
