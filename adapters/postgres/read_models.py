@@ -23,6 +23,7 @@ from sqlalchemy import (
     literal,
     literal_column,
     select,
+    type_coerce,
 )
 from sqlalchemy.dialects.postgresql import ARRAY, TSQUERY
 from sqlalchemy.exc import DBAPIError, DisconnectionError
@@ -215,6 +216,13 @@ class _PostgresDialect:
     def expected_rows(self, db: Connection, ids: Select[Any]) -> int | None:
         rows = _PLANNED_ROWS.search(str(db.scalar(_Explain(ids))))
         return int(rows[1]) if rows else None
+
+    def sortable(
+        self, column: ColumnElement[Any]
+    ) -> tuple[ColumnElement[str], tuple[ColumnElement[bool], ...]]:
+        if column.key in INDEXED_BY_PREFIX:
+            return type_coerce(_indexed_prefix(column), StoredText), ()
+        return column, (_is_short(column),) if column.key in INDEXED_IF_SHORT else ()
 
     def allow_unordered(self, db: Connection) -> None:
         db.exec_driver_sql(_SQL["allow_bitmap_scans"])

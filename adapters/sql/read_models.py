@@ -12,7 +12,8 @@ from sqlalchemy import Connection, Row, func, inspect, select
 
 from postroom.adapters.sql.access_path import choose, read_page
 from postroom.adapters.sql.listing import activity_page, backlog_page, dead_letter_page
-from postroom.adapters.sql.search import Dialect, SearchQuery
+from postroom.adapters.sql.search import Dialect, SearchQuery, matching_topics
+from postroom.adapters.sql.statistics import SqlStatistics
 from postroom.adapters.sql.tables import (
     MESSAGE_COLUMNS,
     ReadModelTables,
@@ -52,7 +53,6 @@ from postroom.domain.search import (
     Order,
     SearchPage,
     TableStats,
-    topic_matches,
 )
 
 SHOWN_VERSIONS = 10
@@ -70,7 +70,7 @@ _item_values = itemgetter(*map(MESSAGE_COLUMNS.index, _ITEM_FIELDS))
 _STATUS_COLUMN, _HEADERS_COLUMN = map(MESSAGE_COLUMNS.index, ("status", "custom_headers"))
 
 
-class SqlReadModels(ABC):
+class SqlReadModels(SqlStatistics, ABC):
     """Queries on SQL tables; each call reads one version, in one transaction.
 
     Arguments:
@@ -121,7 +121,7 @@ class SqlReadModels(ABC):
     def search(self, filter_: EventFilter) -> SearchPage:
         """Return one page of matching messages; see `ReadModels.search`."""
         with self._reading() as (db, tables):
-            topics = _topics(db, tables, filter_.topics)
+            topics = matching_topics(db, tables, filter_.topics)
             if topics == {}:
                 return SearchPage(())
             query = SearchQuery(filter_, tables, topics, self._dialect)
@@ -142,7 +142,7 @@ class SqlReadModels(ABC):
     def _scan_pages(
         self, db: Connection, tables: ReadModelTables, filter_: EventFilter
     ) -> Iterator[Sequence[FoundMessage]]:
-        topics = _topics(db, tables, filter_.topics)
+        topics = matching_topics(db, tables, filter_.topics)
         if topics == {}:
             return
         query = SearchQuery(filter_, tables, topics, self._dialect)
@@ -164,7 +164,7 @@ class SqlReadModels(ABC):
     def backlog(self, filter_: BacklogFilter) -> BacklogPage:
         """Return one page of the backlog; see `ReadModels.backlog`."""
         with self._reading("backlog") as (db, tables):
-            topics = _topics(db, tables, filter_.topics)
+            topics = matching_topics(db, tables, filter_.topics)
             rows = db.execute(backlog_page(filter_, tables, topics, self._dialect)).all()
         items = tuple(ShardBacklog(*row) for row in rows[: filter_.limit])
         last = items[-1] if len(rows) > filter_.limit else None
@@ -175,7 +175,7 @@ class SqlReadModels(ABC):
     def dead_letters(self, filter_: DeadLetterFilter) -> DeadLetterPage:
         """Return one page of the dead letters; see `ReadModels.dead_letters`."""
         with self._reading("dead_letters") as (db, tables):
-            topics = _topics(db, tables, filter_.topics)
+            topics = matching_topics(db, tables, filter_.topics)
             rows = db.execute(dead_letter_page(filter_, tables, topics, self._dialect)).all()
         items = tuple(map(_dead_letter, rows[: filter_.limit]))
         last = items[-1] if len(rows) > filter_.limit else None
@@ -184,7 +184,7 @@ class SqlReadModels(ABC):
     def activity(self, filter_: ActivityFilter) -> ActivityPage:
         """Return one page of the activity; see `ReadModels.activity`."""
         with self._reading("activity") as (db, tables):
-            topics = _topics(db, tables, filter_.topics)
+            topics = matching_topics(db, tables, filter_.topics)
             rows = db.execute(activity_page(filter_, tables, topics, self._dialect)).all()
         items = tuple(
             ActivityCount(starts_at, topic, event, int(events), first_at, last_at)
@@ -298,23 +298,6 @@ def _parked(db: Connection, version: int, shown: int) -> tuple[int, tuple[Parked
     return int(total or 0), tuple(
         ParkedRecord(row.mailbox, row.position, row.type, row.error, row.parked_at) for row in rows
     )
-
-
-def _topics(db: Connection, tables: ReadModelTables, patterns: Sequence[str]) -> dict[str, int | None] | None:
-    """Return the topics that match names or globs; None when there are no patterns.
-
-    The value of a topic is its number of messages, or None if that was not read.
-    """
-    if not patterns:
-        return None
-    if not any("*" in pattern for pattern in patterns):
-        return dict.fromkeys(patterns)
-    topics = db.execute(select(tables.topic.c.topic, tables.topic.c.messages)).all()
-    return {
-        topic: messages
-        for topic, messages in topics
-        if any(topic_matches(pattern, topic) for pattern in patterns)
-    }
 
 
 def _message(row: Row[Any]) -> FoundMessage:

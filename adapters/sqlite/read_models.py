@@ -136,6 +136,11 @@ class _SqliteDialect:
     def expected_rows(self, db: Connection, ids: Select[Any]) -> int | None:
         return None
 
+    def sortable(
+        self, column_: ColumnElement[Any]
+    ) -> tuple[ColumnElement[str], tuple[ColumnElement[bool], ...]]:
+        return column_, ()
+
     def allow_unordered(self, db: Connection) -> None:
         """Do nothing: SQLite reads them for the statements that need them."""
 

@@ -7,6 +7,7 @@ from typing import Protocol, Self
 
 import msgspec
 
+from postroom.application.ports.facets import SearchStatistics
 from postroom.domain.errors import InvalidRequest
 from postroom.domain.search import EventFilter, FoundMessage, SearchPage, TableStats
 
@@ -305,7 +306,7 @@ class Scan(msgspec.Struct, frozen=True):
     pages: Iterator[Sequence[FoundMessage]]
 
 
-class ReadModels(Protocol):
+class ReadModels(SearchStatistics, Protocol):
     """Queries of the read models; every adapter passes `tests/conformance/read_models.py`.
 
     All calls block, may come from any thread, and raise NotFound before the first rebuild, and Unavailable
