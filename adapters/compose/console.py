@@ -117,6 +117,7 @@ def open_data(
             read_models=read_models,
             log=log,
             audit=None if audit is None else audit.read,
+            audit_log=None if audit is None else audit.log,
             leases=leases,
         )
 

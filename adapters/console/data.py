@@ -7,7 +7,7 @@ import msgspec
 from postroom.application.access.read_audit import ReadAudit
 from postroom.application.masking import NO_MASK, Mask
 from postroom.application.metrics import Metric
-from postroom.application.ports.control_plane import LeaseSummary
+from postroom.application.ports.control_plane import LeaseAdmin, LeaseSummary
 from postroom.application.ports.event_log import EventLogReader
 from postroom.application.ports.read_models import ReadModels
 from postroom.domain.envelope.content import DecodedPayload
@@ -30,7 +30,9 @@ class ConsoleData(msgspec.Struct, frozen=True, kw_only=True):
         read_models: of all mailboxes of the store.
         log: of the mailbox.
         audit: of the store.
+        audit_log: the log of `audit`, to verify it.
         leases: of the cluster that the process belongs to.
+        control_plane: of that cluster.
         decode: decodes a payload of a mailbox, by name, by the schemas of its namespace; None goes by the
             content type alone.
         mask: what those without the right `admin` do not see.
@@ -42,7 +44,9 @@ class ConsoleData(msgspec.Struct, frozen=True, kw_only=True):
     read_models: ReadModels | None = None
     log: EventLogReader | None = None
     audit: ReadAudit | None = None
+    audit_log: EventLogReader | None = None
     leases: Leases | None = None
+    control_plane: LeaseAdmin | None = None
     decode: Decode | None = None
     mask: Mask = NO_MASK
     serves_calls: bool = True
