@@ -89,7 +89,7 @@ async def served_console(
         options: of `console_mount`.
     """
     checked = settings or ConsoleSettings()
-    mount = console_mount(store, mailbox.name, checked, measure=measure, **options)
+    mount = console_mount(store, checked, **options)
     async with (
         served(
             mailbox,
