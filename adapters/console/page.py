@@ -14,7 +14,7 @@ from starlette.routing import Route
 
 from postroom.adapters.console.data import ConsoleData
 from postroom.adapters.console.samples import Samples
-from postroom.adapters.console.sessions import BrowserSession
+from postroom.adapters.console.sessions import BrowserSession, Sessions
 from postroom.adapters.console.settings import ConsoleSettings
 from postroom.adapters.console.templating import Templates
 from postroom.application.ports.mailbox import Mailbox
@@ -43,6 +43,10 @@ class Frame(Protocol):
     samples: Samples
     nav: Sequence["NavEntry"]
     streams: int
+
+    @property
+    def sessions(self) -> Sessions:
+        """Return the sessions of browsers."""
 
     def find(self, request: Request, *, touch: bool = True) -> BrowserSession | None:
         """Return the session of a request's cookie; see `Sessions.find`."""
