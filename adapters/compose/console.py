@@ -14,10 +14,12 @@ from contextlib import (
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import msgspec
+
 from postroom.adapters.compose import shown_store
 from postroom.adapters.compose.audit import read_audit_log
 from postroom.adapters.compose.store import MEMORY, open_store
-from postroom.adapters.console.data import ConsoleData, Leases
+from postroom.adapters.console.data import ConsoleData, Decode, Leases
 from postroom.adapters.console.samples import Samples
 from postroom.adapters.console.sessions import OneTimeCode
 from postroom.adapters.console.settings import ConsoleSettings
@@ -87,6 +89,7 @@ def console_mount(
     from postroom.adapters.http_server.mount import Mount
 
     checked = (settings or ConsoleSettings()).validate()
+    decode, mask = None if checked.namespaces is None else _decoder(checked.namespaces), checked.mask()
 
     @asynccontextmanager
     async def open_(service: Service, is_secure: bool) -> AsyncIterator[Any]:
@@ -97,6 +100,7 @@ def console_mount(
             leases = None if open_leases is None else await opened.enter_async_context(open_leases())
             opening = open_data(store, service.mailbox.name, measure=service.metrics.measure, leases=leases)
             data = await asyncio.to_thread(opened.enter_context, opening)
+            data = msgspec.structs.replace(data, decode=decode, mask=mask, serves_calls=not is_alone)
             return make_console(
                 service,
                 data,
@@ -172,6 +176,15 @@ def _closing(open_each: Callable[[], T]) -> Iterator[T]:
         yield each
     finally:
         each.close()
+
+
+@explain_missing_extra("namespaces")
+def _decoder(file: str) -> Decode:
+    """Return the decoder by the schemas of a file of namespaces, or raise InvalidRequest."""
+    from postroom.adapters.config.namespaces import load_namespaces
+    from postroom.adapters.schemas.decoder import SchemaDecoder
+
+    return SchemaDecoder({each.name: each.payload_schemas for each in load_namespaces(file)}).decode
 
 
 @explain_missing_extra("console")

@@ -36,6 +36,13 @@ class Browser:
         self.url = url
         self.csrf = ""
 
+    @classmethod
+    @asynccontextmanager
+    async def another(cls, browser: "Browser") -> AsyncIterator["Browser"]:
+        """Yield another browser at the same console, without cookies."""
+        async with ClientSession(cookie_jar=CookieJar(unsafe=True)) as client:
+            yield cls(client, browser.url)
+
     async def get(self, path: str = "/", **options: Any) -> Answer:
         """Open a page; remember the CSRF token of its forms."""
         return await self._request("GET", path, **options)
