@@ -2,13 +2,22 @@
 
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, asynccontextmanager, contextmanager
+from contextlib import (
+    AbstractAsyncContextManager,
+    AbstractContextManager,
+    AsyncExitStack,
+    ExitStack,
+    asynccontextmanager,
+    contextmanager,
+)
 from typing import TYPE_CHECKING, Any, TypeVar
+
+import msgspec
 
 from postroom.adapters.compose import shown_store
 from postroom.adapters.compose.audit import read_audit_log
 from postroom.adapters.compose.store import MEMORY, open_store
-from postroom.adapters.console.data import ConsoleData, Leases
+from postroom.adapters.console.data import ConsoleData, Decode, Leases
 from postroom.adapters.console.sessions import OneTimeCode
 from postroom.adapters.console.settings import ConsoleSettings
 from postroom.application.background import background_task
@@ -20,9 +29,20 @@ from postroom.domain.errors import PostroomError
 if TYPE_CHECKING:  # uvicorn is an extra
     from postroom.adapters.http_server.mount import Mount
 
-__all__ = ["ConsoleSettings", "OneTimeCode", "console_mount", "is_installed", "new_code"]
+__all__ = [
+    "ConsoleSettings",
+    "Leases",
+    "OneTimeCode",
+    "OpenLeases",
+    "console_mount",
+    "is_installed",
+    "new_code",
+]
 
 T = TypeVar("T")
+
+OpenLeases = Callable[[], AbstractAsyncContextManager[Leases | None]]
+"""Open what returns the leases of a cluster, for as long as the context lasts."""
 
 
 def is_installed() -> bool:
@@ -45,21 +65,18 @@ def new_code(token: str | None = None) -> OneTimeCode:
 
 def console_mount(
     store: str,
-    mailbox: str,
     settings: ConsoleSettings | None = None,
     *,
-    measure: Measure | None = None,
-    leases: Leases | None = None,
+    open_leases: OpenLeases | None = None,
     trusts_proxy: bool = False,
     code: OneTimeCode | None = None,
     is_alone: bool = False,
 ) -> "Mount":
-    """Return the mount of the console of a mailbox.
+    """Return the mount of the console of the mailbox that is served.
 
     Arguments:
         store: address of the mailbox's store.
-        measure: returns the metrics of the mailbox.
-        leases: returns the leases of the cluster; None outside of one.
+        open_leases: opens what returns the leases of the cluster; None outside of one.
         trusts_proxy: requests come from a proxy, which states the path below which it serves the console.
         code: starts the session of the local user; without it, sessions start with capability tokens.
         is_alone: serve the console only.
@@ -70,10 +87,16 @@ def console_mount(
     from postroom.adapters.http_server.mount import Mount
 
     checked = (settings or ConsoleSettings()).validate()
+    decode, mask = None if checked.namespaces is None else _decoder(checked.namespaces), checked.mask()
 
     @asynccontextmanager
     async def open_(service: Service, is_secure: bool) -> AsyncIterator[Any]:
-        with open_data(store, mailbox, measure=measure, leases=leases) as data:
+        async with AsyncExitStack() as opened:
+            leases = None if open_leases is None else await opened.enter_async_context(open_leases())
+            measure = service.metrics.measure
+            name = service.mailbox.name
+            data = opened.enter_context(open_data(store, name, measure=measure, leases=leases))
+            data = msgspec.structs.replace(data, decode=decode, mask=mask, serves_calls=not is_alone)
             app = make_console(
                 service, data, checked, is_secure=is_secure, trusts_proxy=trusts_proxy, code=code
             )
@@ -87,7 +110,7 @@ def console_mount(
 def open_data(
     store: str, mailbox: str, *, measure: Measure | None = None, leases: Leases | None = None
 ) -> Iterator[ConsoleData]:
-    """Open what the console reads of a store, for as long as the context lasts; see `console_mount`.
+    """Open what the console reads of a store, for as long as the context lasts; see `ConsoleData`.
 
     What does not exist, or can't be read, is None.
     """
@@ -125,6 +148,15 @@ def _closing(open_each: Callable[[], T]) -> Iterator[T]:
         yield each
     finally:
         each.close()
+
+
+@explain_missing_extra("namespaces")
+def _decoder(file: str) -> Decode:
+    """Return the decoder by the schemas of a file of namespaces, or raise InvalidRequest."""
+    from postroom.adapters.config.namespaces import load_namespaces
+    from postroom.adapters.schemas.decoder import SchemaDecoder
+
+    return SchemaDecoder({each.name: each.payload_schemas for each in load_namespaces(file)}).decode
 
 
 @explain_missing_extra("console")
