@@ -10,7 +10,7 @@ compile := $(bin)/uv pip compile --quiet --universal --python-version 3.11 --gen
 	--no-emit-index-url --no-emit-find-links --custom-compile-command "make lock"
 
 # What deploy/Containerfile installs: all that long-running commands need, without Spark.
-container_extras := $(foreach each,grpc http kafka nats otel postgres rabbitmq redis schedule serve views,--extra $(each))
+container_extras := $(foreach each,console grpc http kafka nats otel postgres rabbitmq redis schedule serve views,--extra $(each))
 
 .PHONY: help
 help: ## List the targets

@@ -18,6 +18,34 @@ Search = Callable[[EventFilter], Awaitable[SearchPage]]
 """Search of the read models of a store."""
 
 
+class Grant(NamedTuple):
+    """What a token permits, for surfaces that show it; the mailbox of the session decides.
+
+    Arguments:
+        principal: to whom the token was issued; None without one.
+        operations: those that it permits on the mailbox.
+        expires: ms since 1970 UTC; None if it never expires.
+        covers_all_topics: whether it is not limited to topics.
+        covers: returns whether it covers a topic.
+        check: raises Forbidden or Unauthenticated unless it permits an operation now, on some topics.
+    """
+
+    principal: str | None
+    operations: frozenset[Operation]
+    expires: int | None
+    covers_all_topics: bool
+    covers: Callable[[str], bool]
+    check: Callable[[Operation], Awaitable[None]]
+
+
+async def _permit(operation: Operation) -> None:
+    pass
+
+
+UNRESTRICTED = Grant(None, frozenset(Operation), None, True, lambda topic: True, _permit)
+"""The grant of a caller who may do everything."""
+
+
 class Session(NamedTuple):
     """What the bearer of one token may use (svc-mailbox I-8).
 
@@ -25,11 +53,13 @@ class Session(NamedTuple):
         mailbox: refuses the calls that the token does not permit.
         search: searches the read models for what the token permits.
         require: raises Forbidden unless the token permits an operation on the mailbox as a whole.
+        grant: what the token permits, to be shown.
     """
 
     mailbox: Mailbox
     search: Search
     require: Callable[[Operation], None]
+    grant: Grant = UNRESTRICTED
 
 
 OpenSession = Callable[[str | None], Awaitable[Session]]

@@ -88,6 +88,7 @@ COMMANDS: Entries = {
         OPERATIONS,
     ),
     "serve": Command("serve:serve", OPERATIONS),
+    "console": Command("console:console", OPERATIONS),
     "proxy": Command("proxy:proxy", OPERATIONS),
     "runner": Command("runner:runner", OPERATIONS),
     "admin": Command("admin:admin", OPERATIONS),

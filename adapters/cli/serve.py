@@ -13,6 +13,8 @@ from postroom.adapters.cli.session import Session
 from postroom.adapters.cli.settings import InvalidSettings, Settings
 from postroom.adapters.compose.access import Access, CheckedAccess, check_keys, open_access, open_key_ring
 from postroom.adapters.compose.audit import AuditSettings
+from postroom.adapters.compose.connect import SharedMailbox
+from postroom.adapters.compose.console import ConsoleSettings, console_mount, is_installed
 from postroom.adapters.compose.serve import (
     HttpSettings,
     Protection,
@@ -40,6 +42,7 @@ class ServeSettings(HttpSettings, frozen=True, kw_only=True):
         tls_client_ca: file in PEM of the authorities of clients' certificates, which are then required.
         behind_proxy: a proxy in front speaks TLS.
         allowed_hosts: names by which clients reach the server, besides those of loopback; `*` is any.
+        console: serve the console, too; None does if its packages are installed.
     """
 
     http: str = DEFAULT_HTTP
@@ -50,6 +53,7 @@ class ServeSettings(HttpSettings, frozen=True, kw_only=True):
     tls_client_ca: str | None = None
     behind_proxy: bool = False
     allowed_hosts: tuple[str, ...] = ()
+    console: bool | None = None
 
     def protection(self) -> Protection:
         """Return how the surfaces are protected; raise InvalidRequest for an unusable certificate."""
@@ -102,13 +106,30 @@ def serve(
     with explain_missing_extra("serve"):
         import uvloop
     protection = settings.protection()
-    surfaces = [open_http_surface(settings.http, settings, protection)] if settings.http else []
-    if settings.grpc:
-        surfaces.append(open_grpc_surface(settings.grpc, protection))
-    if not surfaces:
+    if not settings.http and not settings.grpc:
         raise InvalidSettings("[serve] has neither an http nor a grpc address; set one.")
     reloads = [tls_certificates(protection.tls)] if protection.tls is not None else []
-    uvloop.run(_serve(session, surfaces, opening, reloads, amnesia=settings.amnesia))
+    uvloop.run(_serve(session, settings, protection, opening, reloads))
+
+
+def _surfaces(
+    session: Session, settings: ServeSettings, protection: Protection, mailbox: SharedMailbox
+) -> list[Surface]:
+    surfaces = []
+    if settings.http:
+        mount = None
+        if settings.console or (settings.console is None and is_installed()):
+            mount = console_mount(
+                session.store,
+                mailbox.name,
+                session.settings.section("console", ConsoleSettings),
+                measure=mailbox.measure,
+                trusts_proxy=settings.behind_proxy,
+            )
+        surfaces.append(open_http_surface(settings.http, settings, protection, mount))
+    if settings.grpc:
+        surfaces.append(open_grpc_surface(settings.grpc, protection))
+    return surfaces
 
 
 def checked_access(session: Session) -> AbstractAsyncContextManager[Access]:
@@ -145,12 +166,12 @@ def principal_quotas(access: CheckedAccess) -> Reload:
 
 async def _serve(
     session: Session,
-    surfaces: list[Surface],
+    settings: ServeSettings,
+    protection: Protection,
     opening: AbstractAsyncContextManager[Access],
     reloads: list[Reload],
-    *,
-    amnesia: bool,
 ) -> None:
+    amnesia = settings.amnesia
     stop = asyncio.Event()
     async with (
         session.use(create=True, amnesia=amnesia) as mailbox,
@@ -158,7 +179,7 @@ async def _serve(
         serve_mailbox(
             session.store,
             mailbox,
-            surfaces,
+            _surfaces(session, settings, protection, mailbox),
             access=access,
             default_policy=session.settings.policy,
             measure=mailbox.measure,

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from typing import TYPE_CHECKING
 
 from postroom.adapters.compose.store import MEMORY
 from postroom.adapters.http_server.settings import HttpSettings
@@ -16,6 +17,9 @@ from postroom.application.service import OpenSession, Search, Service, Surface, 
 from postroom.application.surface_metrics import SurfaceMetrics
 from postroom.application.write_health import WriteHealth
 from postroom.domain.policy import TopicPolicy
+
+if TYPE_CHECKING:  # uvicorn is an extra
+    from postroom.adapters.http_server.mount import Mount
 
 __all__ = [
     "HttpSettings",
@@ -103,11 +107,13 @@ def make_service(
 
 
 @explain_missing_extra("serve")
-def open_http_surface(address: str, settings: HttpSettings, protection: Protection | None = None) -> Surface:
+def open_http_surface(
+    address: str, settings: HttpSettings, protection: Protection | None = None, mount: "Mount | None" = None
+) -> Surface:
     """Return the HTTP surface; see `http_surface`."""
     from postroom.adapters.http_server.server import http_surface
 
-    return http_surface(address, settings, protection)
+    return http_surface(address, settings, protection, mount)
 
 
 @explain_missing_extra("grpc")

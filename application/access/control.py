@@ -15,7 +15,7 @@ from postroom.application.access.settings import AccessSettings
 from postroom.application.delivery_window import DeliveryWindows
 from postroom.application.ports.clock import Clock
 from postroom.application.ports.mailbox import Mailbox
-from postroom.application.service import Search, Session
+from postroom.application.service import Grant, Search, Session
 from postroom.application.telemetry import logger
 from postroom.domain.capability.access import Access, limit_time, verify
 from postroom.domain.capability.rights import Operation
@@ -142,7 +142,19 @@ class AccessControl:
             guard.check_all_topics()
             guard.charge()
 
-        session = Session(mailbox, search, require)
+        async def check(operation: Operation) -> None:
+            await guard.check(operation)
+            guard.charge()
+
+        grant = Grant(
+            access.principal,
+            guard.operations,
+            access.expires,
+            guard.covers_all_topics,
+            guard.covers,
+            check,
+        )
+        session = Session(mailbox, search, require, grant)
         return _VerifiedToken(session, guard, self._clock.uptime() + self._ttl)
 
     def _count_refusal(self) -> None:

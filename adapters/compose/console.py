@@ -1,0 +1,135 @@
+"""Wiring of the console: what its pages read, and its mount in the HTTP server."""
+
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, asynccontextmanager, contextmanager
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from postroom.adapters.compose import shown_store
+from postroom.adapters.compose.audit import read_audit_log
+from postroom.adapters.compose.store import MEMORY, open_store
+from postroom.adapters.console.data import ConsoleData, Leases
+from postroom.adapters.console.sessions import OneTimeCode
+from postroom.adapters.console.settings import ConsoleSettings
+from postroom.application.background import background_task
+from postroom.application.extras import MissingExtra, explain_missing_extra
+from postroom.application.metrics import Measure
+from postroom.application.service import Service
+from postroom.domain.errors import PostroomError
+
+if TYPE_CHECKING:  # uvicorn is an extra
+    from postroom.adapters.http_server.mount import Mount
+
+__all__ = ["ConsoleSettings", "OneTimeCode", "console_mount", "is_installed", "new_code"]
+
+T = TypeVar("T")
+
+
+def is_installed() -> bool:
+    """Return whether the packages of the console are installed."""
+    try:
+        _import_app()
+    except MissingExtra:
+        return False
+    return True
+
+
+def new_code(token: str | None = None) -> OneTimeCode:
+    """Return a code with which a link starts one session.
+
+    Arguments:
+        token: the capability token of the session; None for a caller who may do everything.
+    """
+    return OneTimeCode(time.monotonic, token)
+
+
+def console_mount(
+    store: str,
+    mailbox: str,
+    settings: ConsoleSettings | None = None,
+    *,
+    measure: Measure | None = None,
+    leases: Leases | None = None,
+    trusts_proxy: bool = False,
+    code: OneTimeCode | None = None,
+    is_alone: bool = False,
+) -> "Mount":
+    """Return the mount of the console of a mailbox.
+
+    Arguments:
+        store: address of the mailbox's store.
+        measure: returns the metrics of the mailbox.
+        leases: returns the leases of the cluster; None outside of one.
+        trusts_proxy: requests come from a proxy, which states the path below which it serves the console.
+        code: starts the session of the local user; without it, sessions start with capability tokens.
+        is_alone: serve the console only.
+
+    Raises: InvalidRequest for invalid settings; MissingExtra.
+    """
+    make_console = _import_app()
+    from postroom.adapters.http_server.mount import Mount
+
+    checked = (settings or ConsoleSettings()).validate()
+
+    @asynccontextmanager
+    async def open_(service: Service, is_secure: bool) -> AsyncIterator[Any]:
+        with open_data(store, mailbox, measure=measure, leases=leases) as data:
+            app = make_console(
+                service, data, checked, is_secure=is_secure, trusts_proxy=trusts_proxy, code=code
+            )
+            async with background_task(app.state.console.samples.run(service.stopping)):
+                yield app
+
+    return Mount(checked.prefix, open_, is_alone)
+
+
+@contextmanager
+def open_data(
+    store: str, mailbox: str, *, measure: Measure | None = None, leases: Leases | None = None
+) -> Iterator[ConsoleData]:
+    """Open what the console reads of a store, for as long as the context lasts; see `console_mount`.
+
+    What does not exist, or can't be read, is None.
+    """
+    with ExitStack() as opened:
+        shown = shown_store(store)
+        if store == MEMORY:
+            yield ConsoleData(store=shown, measure=measure, leases=leases)
+            return
+        place = open_store(store)
+
+        def enter(open_each: Callable[[], AbstractContextManager[T]]) -> T | None:
+            try:
+                return opened.enter_context(open_each())
+            except PostroomError:
+                return None
+
+        read_models = enter(lambda: _closing(place.read_models))
+        log = enter(lambda: _closing(lambda: place.existing_log(mailbox)))
+        audit = enter(lambda: read_audit_log(store))
+        yield ConsoleData(
+            store=shown,
+            measure=measure,
+            read_models=read_models,
+            log=log,
+            audit=None if audit is None else audit.read,
+            leases=leases,
+        )
+
+
+@contextmanager
+def _closing(open_each: Callable[[], T]) -> Iterator[T]:
+    each: Any = open_each()
+    try:
+        yield each
+    finally:
+        each.close()
+
+
+@explain_missing_extra("console")
+def _import_app() -> Callable[..., Any]:
+    import python_multipart  # noqa: F401  # without it, forms can't be read
+
+    from postroom.adapters.console.app import make_console
+
+    return make_console

@@ -1,0 +1,37 @@
+"""What the pages of the console read besides the mailbox of their session."""
+
+from collections.abc import Awaitable, Callable, Sequence
+
+import msgspec
+
+from postroom.application.access.read_audit import ReadAudit
+from postroom.application.metrics import Metric
+from postroom.application.ports.control_plane import LeaseSummary
+from postroom.application.ports.event_log import EventLogReader
+from postroom.application.ports.read_models import ReadModels
+
+Leases = Callable[[], Awaitable[Sequence[LeaseSummary]]]
+"""Return the leases of a cluster, by mailbox; raises Unavailable when no admin answers."""
+
+
+class ConsoleData(msgspec.Struct, frozen=True, kw_only=True):
+    """What the console reads of a store; what is None, its pages say how to get.
+
+    The calls of all but `measure` and `leases` block. What they return is not limited to what a capability
+    covers: a page checks that first (`Page.require_all`, `Page.check`).
+
+    Arguments:
+        store: its name, without a password.
+        measure: metrics of the mailbox, of its owner.
+        read_models: of all mailboxes of the store.
+        log: of the mailbox.
+        audit: of the store.
+        leases: of the cluster that the process belongs to.
+    """
+
+    store: str = ""
+    measure: Callable[[], Awaitable[Sequence[Metric]]] | None = None
+    read_models: ReadModels | None = None
+    log: EventLogReader | None = None
+    audit: ReadAudit | None = None
+    leases: Leases | None = None
