@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from postroom.application.delivery_window import DeliveryWindows
 from postroom.application.ports.mailbox import Mailbox
+from postroom.application.ports.search_queries import SearchQueries
 from postroom.application.query_results import DlqProfile
 from postroom.application.surface_metrics import SurfaceMetrics
 from postroom.application.write_health import WriteHealth
@@ -54,12 +55,14 @@ class Session(NamedTuple):
         search: searches the read models for what the token permits.
         require: raises Forbidden unless the token permits an operation on the mailbox as a whole.
         grant: what the token permits, to be shown.
+        search_queries: returns the queries around a search, limited to what the token permits.
     """
 
     mailbox: Mailbox
     search: Search
     require: Callable[[Operation], None]
     grant: Grant = UNRESTRICTED
+    search_queries: Callable[[SearchQueries], SearchQueries] = lambda queries: queries
 
 
 OpenSession = Callable[[str | None], Awaitable[Session]]

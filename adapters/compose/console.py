@@ -5,8 +5,9 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from postroom.adapters.compose import shown_store
+from postroom.adapters.compose import Postroom, shown_store
 from postroom.adapters.compose.audit import read_audit_log
+from postroom.adapters.compose.search_queries import StoreSearchQueries
 from postroom.adapters.compose.store import MEMORY, open_store
 from postroom.adapters.console.data import ConsoleData, Leases
 from postroom.adapters.console.sessions import OneTimeCode
@@ -14,7 +15,7 @@ from postroom.adapters.console.settings import ConsoleSettings
 from postroom.application.background import background_task
 from postroom.application.extras import MissingExtra, explain_missing_extra
 from postroom.application.metrics import Measure
-from postroom.application.service import Service
+from postroom.application.service import Search, Service
 from postroom.domain.errors import PostroomError
 
 if TYPE_CHECKING:  # uvicorn is an extra
@@ -73,7 +74,8 @@ def console_mount(
 
     @asynccontextmanager
     async def open_(service: Service, is_secure: bool) -> AsyncIterator[Any]:
-        with open_data(store, mailbox, measure=measure, leases=leases) as data:
+        search = service.mailbox.search_unsettled if isinstance(service.mailbox, Postroom) else None
+        with open_data(store, mailbox, measure=measure, leases=leases, search_unsettled=search) as data:
             app = make_console(
                 service, data, checked, is_secure=is_secure, trusts_proxy=trusts_proxy, code=code
             )
@@ -85,11 +87,19 @@ def console_mount(
 
 @contextmanager
 def open_data(
-    store: str, mailbox: str, *, measure: Measure | None = None, leases: Leases | None = None
+    store: str,
+    mailbox: str,
+    *,
+    measure: Measure | None = None,
+    leases: Leases | None = None,
+    search_unsettled: Search | None = None,
 ) -> Iterator[ConsoleData]:
     """Open what the console reads of a store, for as long as the context lasts; see `console_mount`.
 
     What does not exist, or can't be read, is None.
+
+    Arguments:
+        search_unsettled: searches the unsettled messages if this process owns the mailbox.
     """
     with ExitStack() as opened:
         shown = shown_store(store)
@@ -111,6 +121,9 @@ def open_data(
             store=shown,
             measure=measure,
             read_models=read_models,
+            search_queries=None
+            if read_models is None
+            else StoreSearchQueries(store, read_models, mailbox, search_unsettled),
             log=log,
             audit=None if audit is None else audit.read,
             leases=leases,

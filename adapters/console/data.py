@@ -9,6 +9,7 @@ from postroom.application.metrics import Metric
 from postroom.application.ports.control_plane import LeaseSummary
 from postroom.application.ports.event_log import EventLogReader
 from postroom.application.ports.read_models import ReadModels
+from postroom.application.ports.search_queries import SearchQueries
 
 Leases = Callable[[], Awaitable[Sequence[LeaseSummary]]]
 """Return the leases of a cluster, by mailbox; raises Unavailable when no admin answers."""
@@ -24,6 +25,7 @@ class ConsoleData(msgspec.Struct, frozen=True, kw_only=True):
         store: its name, without a password.
         measure: metrics of the mailbox, of its owner.
         read_models: of all mailboxes of the store.
+        search_queries: of the mailbox; `Session.search_queries` limits them to what a token permits.
         log: of the mailbox.
         audit: of the store.
         leases: of the cluster that the process belongs to.
@@ -32,6 +34,7 @@ class ConsoleData(msgspec.Struct, frozen=True, kw_only=True):
     store: str = ""
     measure: Callable[[], Awaitable[Sequence[Metric]]] | None = None
     read_models: ReadModels | None = None
+    search_queries: SearchQueries | None = None
     log: EventLogReader | None = None
     audit: ReadAudit | None = None
     leases: Leases | None = None
