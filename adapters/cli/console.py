@@ -80,11 +80,11 @@ async def _show(
             cap_cache_ttl_ms=None if token is None else cache_ttl_ms(session),
         ) as (address,):
             link = f"{address}{settings.prefix}/start?code={code.text}"
-            if session.out.as_json:
-                session.out.json({"mailbox": mailbox.name, "link": link})
-            else:
-                session.out.line(f"The console of {mailbox.name} is at {link}")
-            session.out.flush()
             async with running(session, stop.set):
+                if session.out.as_json:
+                    session.out.json({"mailbox": mailbox.name, "link": link})
+                else:
+                    session.out.line(f"The console of {mailbox.name} is at {link}")
+                session.out.flush()
                 await stop.wait()
         session.out.note("Stopping.")

@@ -137,6 +137,7 @@ COMMANDS: Entries = {
             "retries": Command("report:retries"),
             "traffic": Command("report:traffic"),
             "sla": Command("report:sla"),
+            "whatif": Command("whatif:whatif"),
             "run": Command("report:run"),
         },
         OPERATIONS,

@@ -10,6 +10,7 @@ from xml.etree.ElementTree import Element
 import pygal
 from pygal.style import Style
 
+from postroom.adapters.reports.labels import label_of
 from postroom.projections.reports.report import Chart
 
 # pygal's finder of plug-ins has only the method that Python 3.12 removed; failing imports would warn of it.
@@ -88,12 +89,6 @@ def _series(chart: Chart, rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[A
         else:
             points[row[chart.x]] = before + value if chart.merge == "sum" else max(before, value)
     return series
-
-
-def label_of(value: Any) -> str:
-    """Return a value as text that XML can have: other characters become `�`."""
-    text = "(none)" if value is None else str(value)
-    return "".join(each if each.isprintable() else "�" for each in text)
 
 
 def _without_scripts(root: Element) -> Element:

@@ -82,7 +82,7 @@ class VerifyLog:
 
         Raises: BrokenLog with the first position that fails.
         """
-        start, chain = self._start()
+        start, chain = start_of(self._log, self._removals)
         last, messages = start, 0
         fold, index = FoldCheck(self._log, start), IndexCheck(self._log)
         for commit in chained(self._log.commits(start), chain, start + 1):
@@ -93,12 +93,7 @@ class VerifyLog:
                 if (sent := check_message(record)) is not None:
                     envelopes.append(sent.envelope)
             messages += len(envelopes)
-            if commit.envelopes != encode_envelopes(envelopes):
-                raise BrokenLog(
-                    f"The commit of positions {commit.first} to {commit.last} has other envelopes than those "
-                    "of its messages: it was altered. Restore the store from a backup.",
-                    commit.first,
-                )
+            check_envelopes(commit, envelopes)
             if commit.last // PROGRESS_EVENTS > last // PROGRESS_EVENTS:
                 progress(commit.last)
             last, chain = commit.last, commit.chain
@@ -112,19 +107,35 @@ class VerifyLog:
         index.finish(last)
         return Verification(self._log.mailbox, start + 1, last, messages, chain.hex())
 
-    def _start(self) -> tuple[int, bytes]:
-        """Return the position before the first commit, and the chain hash to continue from."""
-        first = self._log.first_position()
-        if first is None or first == 1:
-            return 0, GENESIS
-        candidates = [each for each in self._removals(self._log) if each.through >= first - 1]
-        if candidates:
-            oldest = min(candidates, key=lambda removal: removal.through)
-            return oldest.through, oldest.link
+
+def start_of(
+    log: EventLogReader, removals: Callable[[EventLogReader], Sequence[Removal]]
+) -> tuple[int, bytes]:
+    """Return the position before the first commit of a log, and the chain hash to continue from.
+
+    Raises: BrokenLog when commits at the start are missing that no retention removed.
+    """
+    first = log.first_position()
+    if first is None or first == 1:
+        return 0, GENESIS
+    candidates = [each for each in removals(log) if each.through >= first - 1]
+    if candidates:
+        oldest = min(candidates, key=lambda removal: removal.through)
+        return oldest.through, oldest.link
+    raise BrokenLog(
+        f"The log of mailbox {log.mailbox} starts at position {first}, but no retention is recorded for the "
+        "positions before it. Restore the store from a backup.",
+        first,
+    )
+
+
+def check_envelopes(commit: Commit, envelopes: Sequence[bytes]) -> None:
+    """Raise BrokenLog when a commit has other envelopes than those of its messages."""
+    if commit.envelopes != encode_envelopes(envelopes):
         raise BrokenLog(
-            f"The log of mailbox {self._log.mailbox} starts at position {first}, but no retention is "
-            "recorded for the positions before it. Restore the store from a backup.",
-            first,
+            f"The commit of positions {commit.first} to {commit.last} has other envelopes than those of its "
+            "messages: it was altered. Restore the store from a backup.",
+            commit.first,
         )
 
 

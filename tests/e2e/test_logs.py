@@ -206,6 +206,7 @@ COMMANDS = {
     "report retries": "report retries --engine local",
     "report traffic": "report traffic --engine local",
     "report sla": "report sla --engine local",
+    "report whatif": "report whatif --attempts 1,8 --engine local",
     "report run": "report run tasks --engine local",
     "search": "search --match canary*",
     "stats": "stats",
