@@ -83,8 +83,8 @@ def _note(timeline: Timeline) -> str:
             return f"{counted:,} sends, by the time at which the log recorded them."
         case "sample":
             return (
-                f"{counted:,} matches in a sample of {timeline.sample:,} messages; narrow the search to count "
-                "all of them."
+                f"{counted:,} matches in a sample of {timeline.sample:,} messages; narrow the search to "
+                "count all of them."
             )
 
 

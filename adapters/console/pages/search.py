@@ -71,7 +71,7 @@ class FacetLink(NamedTuple):
     """A value of a facet; a link narrows the search to it."""
 
     value: str
-    count: str
+    shown_count: str
     href: str | None
     is_selected: bool
 
@@ -262,14 +262,15 @@ def _facet_lists(page: Page, filter_: EventFilter, facets: Facets) -> list[Facet
         for each in facet.values:
             narrowed, is_selected = _narrow(filter_, facet.field, each.value)
             count = f"{each.count:,}" + ("" if each.is_exact else "+")
-            links.append(FacetLink(each.value, count, narrowed and _link(page, narrowed), is_selected))
+            href = None if narrowed is None else _link(page, narrowed)
+            links.append(FacetLink(each.value, count, href, is_selected))
         if links:
             lists.append(FacetList(LABELS[facet.field], links, facet.others))
     return lists
 
 
 def _narrow(filter_: EventFilter, field: FacetField, value: str) -> tuple[EventFilter | None, bool]:
-    """Return the filter of one value of a facet, None if there is no such criterion, and whether it is set."""
+    """Return the filter of one value of a facet, None without such a criterion, and whether it is set."""
     match field:
         case FacetField.TOPIC:
             return change(filter_, topics=(value,)), filter_.topics == (value,)
