@@ -188,10 +188,10 @@ async def _results(page: Page, filter_: EventFilter, queries: SearchQueries | No
 def _linked(page: Page, filter_: EventFilter, result: SearchPage, *, is_back: bool, is_live: bool) -> Results:
     items = result.items[::-1] if is_back else result.items
     previous = following = None
-    known = result.next_cursor or filter_.cursor
-    if items and known is not None:
+    cursor = result.next_cursor or filter_.cursor
+    if items and cursor is not None:
         # A cursor has the place of a message: its mailbox's, and its position.
-        base = Cursor.decode(known).id // POSITIONS_PER_MAILBOX * POSITIONS_PER_MAILBOX
+        base = Cursor.decode(cursor).id // POSITIONS_PER_MAILBOX * POSITIONS_PER_MAILBOX
         first, last = (
             Cursor(each.timestamp, base + each.position).encode() for each in (items[0], items[-1])
         )

@@ -24,6 +24,7 @@ from tests.projections.histories import START_US, STORY, VARIED, build_without_s
 from tests.support.access import Controlled
 from tests.support.servers.console import Browser, served_console
 from tests.support.stores import copy_store
+from tests.support.waiting import until
 
 MAILBOX = "box0@test"
 ODD = [
@@ -205,6 +206,7 @@ async def test_a_token_sees_and_exports_what_it_covers_and_each_call_is_audited(
     assert re.findall('value="([^"]*)"', topics.text) == ["odd"]
     export = await checked.get("/search/export?format=json&topics=odd")
     assert "envelope" not in export.text
+    await until(lambda: any(each.criteria[:1] == ("export_end",) for each in place.audit.entries))
     entries = [each for each in place.audit.entries if each.principal == "ann"]
     kinds = {each.criteria[0] for each in entries if each.criteria and each.outcome == "allowed"}
     assert {"facets", "timeline", "suggestions", "export", "export_end"} <= kinds
