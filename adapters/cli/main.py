@@ -65,9 +65,10 @@ COMMANDS: Entries = {
     "migrate": Command("migrate:migrate", OPERATIONS),
     "bench": Command("benchmark:bench", OPERATIONS),
     "dlq": Group(
-        "Dead letters of a mailbox: list, show, redrive and purge them.",
+        "Dead letters of a mailbox: list, group, show, redrive and purge them.",
         {
             "list": Command("dlq:list_dead_letters"),
+            "groups": Command("dead_letter_groups:group_dead_letters"),
             "show": Command("dlq:show_dead_letter"),
             "redrive": Command("dlq:redrive_dead_letters"),
             "purge": Command("dlq:purge_dead_letters"),

@@ -126,6 +126,7 @@ def open_data(
             else StoreSearchQueries(store, read_models, mailbox, search_unsettled),
             log=log,
             audit=None if audit is None else audit.read,
+            audit_log=None if audit is None else audit.log,
             leases=leases,
         )
 

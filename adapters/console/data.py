@@ -6,7 +6,7 @@ import msgspec
 
 from postroom.application.access.read_audit import ReadAudit
 from postroom.application.metrics import Metric
-from postroom.application.ports.control_plane import LeaseSummary
+from postroom.application.ports.control_plane import LeaseAdmin, LeaseSummary
 from postroom.application.ports.event_log import EventLogReader
 from postroom.application.ports.read_models import ReadModels
 from postroom.application.ports.search_queries import SearchQueries
@@ -28,7 +28,9 @@ class ConsoleData(msgspec.Struct, frozen=True, kw_only=True):
         search_queries: of the mailbox; `Session.search_queries` limits them to what a token permits.
         log: of the mailbox.
         audit: of the store.
+        audit_log: the log of `audit`, to verify it.
         leases: of the cluster that the process belongs to.
+        control_plane: of that cluster.
     """
 
     store: str = ""
@@ -37,4 +39,6 @@ class ConsoleData(msgspec.Struct, frozen=True, kw_only=True):
     search_queries: SearchQueries | None = None
     log: EventLogReader | None = None
     audit: ReadAudit | None = None
+    audit_log: EventLogReader | None = None
     leases: Leases | None = None
+    control_plane: LeaseAdmin | None = None

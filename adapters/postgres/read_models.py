@@ -206,6 +206,11 @@ class _PostgresDialect:
         has_id: ColumnElement[bool] = column == any_(literal(list(ids), ARRAY(BigInteger)))
         return has_id
 
+    def contains(self, column: ColumnElement[Any], text: str) -> ColumnElement[bool]:
+        # Columns have the collation C, in which only ASCII letters have a case.
+        part = literal(text, StoredText).collate("C")
+        return func.strpos(func.lower(column, type_=Text), func.lower(part, type_=Text)) > 0
+
     def with_parts(self, tables: ReadModelTables, parts: Sequence[str]) -> Select[Any] | None:
         # By the trigram index if pg_trgm is installed, else by a scan of the narrow table `text`.
         if not parts:

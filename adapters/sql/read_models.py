@@ -11,7 +11,8 @@ import msgspec
 from sqlalchemy import Connection, Row, func, inspect, select
 
 from postroom.adapters.sql.access_path import choose, read_page
-from postroom.adapters.sql.listing import activity_page, backlog_page, dead_letter_page
+from postroom.adapters.sql.dead_letters import DeadLetterQuery
+from postroom.adapters.sql.listing import activity_page, backlog_page
 from postroom.adapters.sql.search import Dialect, SearchQuery, matching_topics
 from postroom.adapters.sql.statistics import SqlStatistics
 from postroom.adapters.sql.tables import (
@@ -23,6 +24,12 @@ from postroom.adapters.sql.tables import (
     projection_parked,
     tables_of,
 )
+from postroom.application.ports.dead_letters import (
+    DeadLetterFilter,
+    DeadLetterGroupFilter,
+    DeadLetterGroupPage,
+    DeadLetterPage,
+)
 from postroom.application.ports.read_models import (
     SHOWN_PARKED,
     ActivityCount,
@@ -33,10 +40,6 @@ from postroom.application.ports.read_models import (
     BacklogFilter,
     BacklogPage,
     ContextBacklog,
-    DeadLetter,
-    DeadLetterFilter,
-    DeadLettering,
-    DeadLetterPage,
     MailboxLag,
     ParkedRecord,
     ProjectionStatus,
@@ -60,7 +63,6 @@ SCAN_PAGE_ROWS = 200
 """Rows per page of a scan: few, because an envelope may be a MiB."""
 
 _decode_json = msgspec.json.Decoder().decode
-_decode_lineage = msgspec.json.Decoder(tuple[DeadLettering, ...]).decode
 _decode_headers = msgspec.json.Decoder(dict[str, str]).decode
 _STATUS = {status.name.lower(): status for status in Status} | {"delayed": Status.READY}
 _ITEM_FIELDS = tuple(
@@ -176,10 +178,13 @@ class SqlReadModels(SqlStatistics, ABC):
         """Return one page of the dead letters; see `ReadModels.dead_letters`."""
         with self._reading("dead_letters") as (db, tables):
             topics = matching_topics(db, tables, filter_.topics)
-            rows = db.execute(dead_letter_page(filter_, tables, topics, self._dialect)).all()
-        items = tuple(map(_dead_letter, rows[: filter_.limit]))
-        last = items[-1] if len(rows) > filter_.limit else None
-        return DeadLetterPage(items, Cursor(last.last_seen, last.id).encode() if last else None)
+            return DeadLetterQuery(filter_, tables, topics, self._dialect).read_page(db)
+
+    def dead_letter_groups(self, filter_: DeadLetterGroupFilter) -> DeadLetterGroupPage:
+        """Return one page of groups of dead letters; see `ReadModels.dead_letter_groups`."""
+        with self._reading("dead_letters") as (db, tables):
+            topics = matching_topics(db, tables, filter_.topics)
+            return DeadLetterQuery(filter_, tables, topics, self._dialect).read_groups(db, filter_)
 
     def activity(self, filter_: ActivityFilter) -> ActivityPage:
         """Return one page of the activity; see `ReadModels.activity`."""
@@ -307,11 +312,6 @@ def _message(row: Row[Any]) -> FoundMessage:
         status=_STATUS[row[_STATUS_COLUMN]],
         custom_headers=_decode_headers(headers) if headers else {},
     )
-
-
-def _dead_letter(row: Row[Any]) -> DeadLetter:
-    lineage = _decode_lineage(row.lineage) if row.lineage else ()
-    return DeadLetter(**row._asdict() | {"lineage": lineage})
 
 
 def _version(row: Row[Any]) -> Version:

@@ -50,6 +50,9 @@ class Dialect(Protocol):
     def is_any(self, column: ColumnElement[Any], ids: Sequence[int]) -> ColumnElement[bool]:
         """Return the condition that a column is one of many ids, as one parameter."""
 
+    def contains(self, column: ColumnElement[Any], text: str) -> ColumnElement[bool]:
+        """Return the condition that a column contains a text, whatever the case of ASCII letters."""
+
     def with_parts(self, tables: ReadModelTables, parts: Sequence[str]) -> Select[Any] | None:
         """Return the ids of messages that may contain these parts of text; None if no index helps."""
 

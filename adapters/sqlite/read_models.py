@@ -128,6 +128,10 @@ class _SqliteDialect:
         each = func.json_each(_encode_json(ids).decode()).table_valued("value")
         return column_.in_(select(each.c.value))
 
+    def contains(self, column_: ColumnElement[Any], text: str) -> ColumnElement[bool]:
+        # LIKE would end at a NUL.
+        return func.instr(func.lower(column_), func.lower(text)) > 0
+
     def with_parts(self, tables: ReadModelTables, parts: Sequence[str]) -> Select[Any] | None:
         # The index has no positions of trigrams: it returns candidates, which are checked against the text.
         trigrams = {part[at : at + TRIGRAM] for part in parts for at in range(len(part) - TRIGRAM + 1)}

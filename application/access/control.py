@@ -155,12 +155,13 @@ class AccessControl:
             guard.covers_all_topics,
             guard.covers,
             check,
+            access,
         )
 
         def search_queries(queries: SearchQueries) -> SearchQueries:
             return AuthorizedSearchQueries(queries, guard, auditor)
 
-        session = Session(mailbox, search, require, grant, search_queries)
+        session = Session(mailbox, search, require, grant, auditor.read, search_queries)
         return _VerifiedToken(session, guard, self._clock.uptime() + self._ttl)
 
     def _count_refusal(self) -> None:

@@ -11,7 +11,15 @@ from postroom.application.cluster.namespace_members import Members
 from postroom.application.mailbox.redrive_client import check_job_id, check_spec
 from postroom.application.ports.mailbox import Mailbox
 from postroom.application.ports.namespace_directory import NamespaceDirectory
-from postroom.application.redrive_results import RedriveGroup, RedrivePreview, RedriveReport
+from postroom.application.redrive_results import (
+    Outcome,
+    RedriveGroup,
+    RedriveMessage,
+    RedriveMessages,
+    RedrivePreview,
+    RedriveReport,
+    check_page,
+)
 from postroom.domain.errors import InvalidRequest, NotFound
 from postroom.domain.names import check_uuid
 from postroom.domain.redrive.spec import JobAction, RedriveSpec, check_action
@@ -71,6 +79,40 @@ class NamespaceRedrives:
         """Return a job; see `Mailbox.get_redrive`."""
         id_ = check_uuid("The redrive job id", job_id)
         return await self._at_those_that_have_it(lambda mailbox: mailbox.get_redrive(id_))
+
+    async def list_redrive_messages(
+        self, job_id: str, /, *, outcome: Outcome | None = None, cursor: str | None = None, limit: int = 100
+    ) -> RedriveMessages:
+        """Return a page of the messages of a job; see `Mailbox.list_redrive_messages`.
+
+        The messages of one mailbox come after those of another; the cursor begins with the mailbox's name.
+        """
+        id_ = check_uuid("The redrive job id", job_id)
+        check_page(outcome, cursor, limit)
+        await self.get_redrive(id_)
+        names = sorted((await self._get_members()).names)
+        name, rest = names[0], None
+        if cursor is not None:
+            name, _, text = cursor.rpartition(" ")
+            rest = text or None
+            if name not in names:
+                raise InvalidRequest(f"Invalid cursor {cursor[:40]!r}; use next_cursor of the previous page.")
+        page: list[RedriveMessage] = []
+        for each in names:
+            if each < name:
+                continue
+            try:
+                part = await self._directory.mailbox(each).list_redrive_messages(
+                    id_, outcome=outcome, cursor=rest if each == name else None, limit=limit - len(page)
+                )
+            except NotFound:
+                continue
+            page += part.messages
+            if part.next_cursor is not None:
+                return RedriveMessages(page, f"{each} {part.next_cursor}")
+            if len(page) == limit and each != names[-1]:
+                return RedriveMessages(page, f"{names[names.index(each) + 1]} ")
+        return RedriveMessages(page)
 
     async def change_redrive(
         self, job_id: str, action: JobAction, /, *, principal: str | None = None

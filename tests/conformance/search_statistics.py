@@ -7,8 +7,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from postroom.application.messages import NewMessage
+from postroom.application.ports.dead_letters import DeadLetterFilter
 from postroom.application.ports.facets import FACET_VALUES, FacetField, SuggestionField, Timeline
-from postroom.application.ports.read_models import ActivityFilter, DeadLetterFilter, ReadModels
+from postroom.application.ports.read_models import ActivityFilter, ReadModels
 from postroom.domain.errors import InvalidRequest
 from postroom.domain.message import Status
 from postroom.domain.search import EventFilter, FoundMessage

@@ -15,8 +15,9 @@ from postroom.adapters.postgres.database import connect
 from postroom.adapters.postgres.read_models import PostgresReadModels
 from postroom.adapters.sqlite.read_model_file import views_path
 from postroom.application.messages import NewMessage
+from postroom.application.ports.dead_letters import DeadLetterFilter
 from postroom.application.ports.facets import SuggestionField
-from postroom.application.ports.read_models import BacklogFilter, DeadLetterFilter, ReadModels
+from postroom.application.ports.read_models import BacklogFilter, ReadModels
 from postroom.domain.errors import NotFound, Rejected, Unavailable
 from postroom.domain.search import EventFilter
 from tests.conformance.read_models import BODIES, TOLD, Build, ReadModelsConformance, SendOne

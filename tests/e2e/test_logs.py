@@ -221,6 +221,7 @@ COMMANDS = {
     "archive list": "archive list",
     "archive verify": "archive verify",
     "dlq list": "dlq list",
+    "dlq groups": "dlq groups",
     "dlq show": "dlq show own",
     "dlq redrive": "dlq redrive orders",
     "dlq purge": "dlq purge orders --yes",

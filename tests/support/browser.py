@@ -112,7 +112,8 @@ class Window:
 
     def assert_quiet(self, *hosts: str) -> None:
         """Raise AssertionError when a page did what none must, or asked another host than these."""
-        assert (self.errors, self.dialogs, self.hosts - set(hosts)) == ([], [], set())
+        deeds = (self.errors, self.dialogs, self.hosts - set(hosts))
+        assert deeds == ([], [], set()), deeds
 
     def _note_console(self, message: ConsoleMessage) -> None:
         if message.type in ("error", "warning"):

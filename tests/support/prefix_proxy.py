@@ -2,7 +2,6 @@
 
 import asyncio
 import threading
-from collections.abc import Mapping
 from typing import Self
 
 from aiohttp import ClientSession, ClientTimeout, web
@@ -16,23 +15,23 @@ _SECONDS = 60.0
 class PrefixProxy:
     """A proxy at a free port of loopback, which runs in a thread of its own.
 
-    It removes its prefix from the paths of requests, and sends on all else, the client's `Host` included.
+    It removes its prefix from the paths of requests, states it as `X-Forwarded-Prefix`, and sends on all
+    else, the client's `Host` included.
 
     Arguments:
         target: address of the server behind it.
         prefix: path such as `/ops`.
-        headers: that it adds to requests.
     """
 
-    def __init__(self, target: str, prefix: str, headers: Mapping[str, str]) -> None:
+    def __init__(self, target: str, prefix: str) -> None:
         self._target = target
         self._prefix = prefix
-        self._headers = headers
         self._loop = asyncio.new_event_loop()
         self._stop = asyncio.Event()
         self._is_ready = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self.origin = ""
+        """Scheme, host and port."""
         self.refused: list[str] = []
         """Paths outside its prefix that were asked for."""
 
@@ -74,7 +73,7 @@ class PrefixProxy:
         headers = CIMultiDict(
             (name, value) for name, value in request.headers.items() if name.lower() not in _HOP_BY_HOP
         )
-        headers.update(self._headers)
+        headers["X-Forwarded-Prefix"] = self._prefix
         async with self._client.request(
             request.method,
             URL(self._target + path.removeprefix(self._prefix), encoded=True),

@@ -16,7 +16,8 @@ from pyspark.sql import SparkSession
 from postroom.adapters.compose import open_mailbox
 from postroom.adapters.compose.queries import open_read_models
 from postroom.application.messages import NewMessage
-from postroom.application.ports.read_models import BacklogFilter, DeadLetterFilter
+from postroom.application.ports.dead_letters import DeadLetterFilter
+from postroom.application.ports.read_models import BacklogFilter
 from postroom.domain.search import EventFilter
 from tests.integration.spark.cluster import Bundle, Job
 from tests.projections.histories import STORY, VARIED, live, rebuild

@@ -72,6 +72,10 @@ CALLS = {
     "extend": Call((Operation.EXTEND,), lambda m, t, r: first(m.extend_visibility([r.receipt], 1_000))),
     "redrive": Call((Operation.REDRIVE,), lambda m, t, _: m.redrive_dead_letters(t)),
     "redrive job": Call((Operation.REDRIVE,), lambda m, t, _: m.start_redrive(RedriveSpec(topics=(t,)))),
+    "redrive job with copies": Call(
+        (Operation.REDRIVE, Operation.SEND),
+        lambda m, t, _: m.start_redrive(RedriveSpec(topics=(t,), set_headers={"a": "b"})),
+    ),
     "redrive job by words": Call(
         (Operation.REDRIVE, *PAYLOAD),
         lambda m, t, _: m.start_redrive(RedriveSpec(topics=(t,), match="word")),
@@ -141,6 +145,7 @@ ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "start_redrive": (RedriveSpec(topics=(A,)),),
     "list_redrives": (),
     "get_redrive": (JOB,),
+    "list_redrive_messages": (JOB,),
     "change_redrive": (JOB, "cancel"),
 }
 """Of every call of a mailbox."""
