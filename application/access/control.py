@@ -161,7 +161,7 @@ class AccessControl:
         def search_queries(queries: SearchQueries) -> SearchQueries:
             return AuthorizedSearchQueries(queries, guard, auditor)
 
-        session = Session(mailbox, search, require, grant, auditor.read, search_queries)
+        session = Session(mailbox, search, require, mailbox.read_headers, grant, auditor.read, search_queries)
         return _VerifiedToken(session, guard, self._clock.uptime() + self._ttl)
 
     def _count_refusal(self) -> None:
