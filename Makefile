@@ -87,6 +87,10 @@ screenshots: .venv ## Take pictures of the console's pages into docs/images; PIC
 	@scripts/ensure-chromium.sh
 	@$(bin)/python -m tests.screenshots $(PICTURES)
 
+.PHONY: pictures
+pictures: .venv ## Draw the pictures of docs/reports.md from a sample store
+	@$(bin)/python -m scripts.report_pictures
+
 .PHONY: spark-bundle
 spark-bundle: .venv ## Build what a Spark cluster needs into dist/: code, packages, entry points
 	@scripts/spark-bundle.sh
