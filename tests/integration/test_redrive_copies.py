@@ -140,10 +140,13 @@ async def test_two_jobs_on_the_same_messages_send_one_copy_of_each() -> None:
 async def test_a_job_waits_for_room_at_its_destination_and_does_not_mind_a_pause() -> None:
     policy = TopicPolicy(max_attempts=1, shards=1, shard_capacity=4)
     async with owned(MemoryEventLog(NAME)) as mailbox:
-        await add_dead_letters(mailbox, IDS)
+        await add_dead_letters(mailbox, IDS[:4], payload=b"{}")
+        await add_dead_letters(mailbox, ["text"])
+        await add_dead_letters(mailbox, IDS[4:], payload=b"{}")
         await mailbox.set_topic_policy("fixed", policy)
         await mailbox.pause_topic("fixed")
-        job = await mailbox.start_redrive(TO_FIXED)
+        spec = RedriveSpec(topics=("orders",), destination="fixed", merge_patch="{}")
+        job = await mailbox.start_redrive(spec)
 
         async def is_full() -> bool:
             return (await mailbox.get_redrive(job.job_id)).moved == 4
@@ -152,7 +155,8 @@ async def test_a_job_waits_for_room_at_its_destination_and_does_not_mind_a_pause
         await mailbox.resume_topic("fixed")
         received = await mailbox.receive_messages("fixed", max_messages=4)
         await mailbox.ack_messages([each.receipt for each in received])
-        assert (await ended(mailbox, job)).moved == len(IDS)
+        report = await ended(mailbox, job)
+        assert (report.moved, report.skipped) == (len(IDS), 1)  # it met the text before and after it waited
 
 
 @pytest.mark.parametrize(
