@@ -5,12 +5,16 @@ from collections import Counter
 from typing import Any
 
 import pytest
+import uuid_utils
 from hypothesis import given
 from hypothesis import strategies as st
 
 from postroom.adapters.compose import Postroom
 from postroom.adapters.memory.event_log import MemoryEventLog
+from postroom.adapters.system.clock import SystemClock
+from postroom.application.mailbox.message_factory import MessageFactory
 from postroom.application.redrive_results import RedriveMessage, RedriveReport
+from postroom.domain.envelope.v1.envelope_pb2 import PrismEnvelope
 from postroom.domain.errors import InvalidRequest
 from postroom.domain.message import MessageExpired, MessageSent
 from postroom.domain.names import message_stream
@@ -21,6 +25,7 @@ from tests.support.waiting import until_answer
 
 IDS = [f"m{number}" for number in range(7)]
 TO_FIXED = RedriveSpec(topics=("orders",), destination="fixed")
+EDIT = RedriveSpec(set_headers={"x": "1"})
 ORDER = b'{"id": 7, "total": 1.10, "city": {"name": "Bonn", "zip": 53111}, "note": "x"}'
 
 
@@ -90,6 +95,26 @@ async def test_a_copy_has_the_edits_and_the_original_stays_as_it_is() -> None:
         assert before.item.custom_headers == {"id": "a"}
         assert (before.intact, after.intact) == (True, True)
         await mailbox.ack_messages([copy.receipt])
+
+
+@pytest.mark.parametrize(("spec", "signature"), [(TO_FIXED, b"s"), (EDIT, b"")], ids=["topic", "edit"])
+async def test_a_copy_has_the_signature_unless_there_are_edits_but_never_the_secret(
+    spec: RedriveSpec, signature: bytes
+) -> None:
+    envelope = PrismEnvelope(envelope_version=1)
+    envelope.metadata.message_id, envelope.metadata.topic = "signed", "orders"
+    envelope.security.auth_token, envelope.security.signature = "secret", b"s"
+    async with owned(MemoryEventLog(NAME)) as mailbox:
+        factory = MessageFactory(NAME, SystemClock().wall, uuid_utils.uuid7)
+        blob = envelope.SerializeToString()
+        await mailbox.engine.submit([factory.from_envelope(blob, envelope).command])
+        await add_dead_letters(mailbox, [])
+        await ended(mailbox, await mailbox.start_redrive(spec))
+        (copy,) = await mailbox.receive_messages([spec.destination or "orders"])
+        security = PrismEnvelope.FromString(copy.envelope).security
+        assert (copy.causality_parent, security.signature) == ("signed", signature)
+        detail = await mailbox.get_message(copy.message_id)
+        assert (b"secret" in detail.item.envelope_blob, detail.intact) == (False, True)
 
 
 async def test_a_job_skips_what_it_cannot_edit_and_says_why() -> None:
@@ -182,20 +207,23 @@ async def test_undoing_removes_the_copies_that_nobody_received_whenever_it_crash
         await add_dead_letters(mailbox, IDS)
         job = await ended(mailbox, await mailbox.start_redrive(TO_FIXED))
         received = await mailbox.receive_messages("fixed", max_messages=2)
-        await mailbox.redrive_dead_letters("orders", reason="replaced", message_ids=["m6"])
+        await mailbox.redrive_dead_letters("orders", reason="replaced", message_ids=["m5", "m6"])
+        for again in await mailbox.receive_messages("orders", max_messages=1):
+            await again.nack(reason="again")  # m5
         before = len(list(log.commits()))
         await ended(mailbox, await mailbox.change_redrive(job.job_id, "undo"))
         commits = list(log.commits())
-    kept = {str(each.causality_parent) for each in received} | {"m6"}
+    kept = {str(each.causality_parent) for each in received} | {"m5", "m6"}
     for end in range(before + 1, len(commits) + 1):
         async with owned(log_of(commits[:end])) as mailbox:
             report = await ended(mailbox, job)
-            assert (report.status, report.restored, report.retained) == ("undone", 4, 3)
+            assert (report.status, report.restored, report.retained) == ("undone", 3, 4)
+            taken = dict.fromkeys(("m0", "m1"), "replaced")
             restored = dict.fromkeys(sorted({*IDS} - kept), "max_attempts")
-            assert await reasons(mailbox) == {**dict.fromkeys(("m0", "m1"), "replaced"), **restored}
+            assert await reasons(mailbox) == {**taken, **restored, "m5": "max_attempts"}
             done = {each.message_id: each.outcome for each in await outcomes(mailbox, job)}
             assert done == {id_: "redriven" if id_ in kept else "undone" for id_ in IDS}
-            assert len(await mailbox.peek_messages("fixed", limit=10)) == 1  # that of m6
+            assert len(await mailbox.peek_messages("fixed", limit=10)) == 2  # those of m5 and m6
             assert (await mailbox.get_message("m3")).history[-1].facts["redrive_job"] == job.job_id
 
 
