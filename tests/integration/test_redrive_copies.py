@@ -13,13 +13,17 @@ from postroom.adapters.compose import Postroom
 from postroom.adapters.memory.event_log import MemoryEventLog
 from postroom.adapters.system.clock import SystemClock
 from postroom.application.mailbox.message_factory import MessageFactory
+from postroom.application.messages import NewMessage
+from postroom.application.ports.mailbox import Mailbox
 from postroom.application.redrive_results import RedriveMessage, RedriveReport
 from postroom.domain.envelope.v1.envelope_pb2 import PrismEnvelope
 from postroom.domain.errors import InvalidRequest
 from postroom.domain.message import MessageExpired, MessageSent
 from postroom.domain.names import message_stream
+from postroom.domain.namespace.members import RESERVED_TOPIC
 from postroom.domain.policy import TopicPolicy
 from postroom.domain.redrive.spec import RedriveSpec
+from tests.support.namespaces import open_namespace
 from tests.support.redrives import NAME, add_dead_letters, ended, log_of, owned, ready_ids
 from tests.support.waiting import until_answer
 
@@ -29,14 +33,24 @@ EDIT = RedriveSpec(set_headers={"x": "1"})
 ORDER = b'{"id": 7, "total": 1.10, "city": {"name": "Bonn", "zip": 53111}, "note": "x"}'
 
 
-async def outcomes(mailbox: Postroom, job: RedriveReport, **options: Any) -> list[RedriveMessage]:
+async def outcomes(
+    mailbox: Mailbox, job: RedriveReport, limit: int = 2, **options: Any
+) -> list[RedriveMessage]:
     messages: list[RedriveMessage] = []
     cursor = None
     while True:
-        page = await mailbox.list_redrive_messages(job.job_id, cursor=cursor, limit=2, **options)
+        page = await mailbox.list_redrive_messages(job.job_id, cursor=cursor, limit=limit, **options)
         messages += page.messages
         if (cursor := page.next_cursor) is None:
             return messages
+
+
+async def finished(mailbox: Mailbox, job: RedriveReport) -> RedriveReport:
+    async def is_idle() -> bool:
+        return not (await mailbox.get_redrive(job.job_id)).is_active
+
+    await until_answer(is_idle)
+    return await mailbox.get_redrive(job.job_id)
 
 
 async def reasons(mailbox: Postroom) -> dict[str, str]:
@@ -241,6 +255,26 @@ async def test_the_messages_of_a_job_are_listed_with_their_outcomes() -> None:
         for wrong in ({"outcome": "lost"}, {"limit": 0}, {"limit": 1_001}, {"cursor": "x"}, {"cursor": 5}):
             with pytest.raises(InvalidRequest):
                 await mailbox.list_redrive_messages(job.job_id, **wrong)
+
+
+async def test_the_messages_of_a_job_in_a_namespace_are_listed_mailbox_by_mailbox() -> None:
+    async with open_namespace("acme@a", "acme@b", "acme@c") as namespace:
+        await namespace.set_topic_policy("orders", TopicPolicy(max_attempts=1))
+        sent = [
+            await namespace.send_message(NewMessage(topic="orders", payload=b"x", sticky_key=str(number)))
+            for number in range(9)
+        ]
+        while received := await namespace.receive_messages("orders"):
+            await namespace.nack_messages([each.receipt for each in received], reason="boom")
+        job = await finished(namespace, await namespace.start_redrive(TO_FIXED))
+        for limit in (1, 3, 4, 1_000):
+            done = await outcomes(namespace, job, limit=limit)
+            assert sorted(each.message_id for each in done) == sorted(each.message_id for each in sent)
+        assert await outcomes(namespace, job, outcome="skipped") == []
+        with pytest.raises(InvalidRequest, match="next_cursor"):
+            await namespace.list_redrive_messages(job.job_id, cursor="acme@d 1.0")
+        with pytest.raises(InvalidRequest, match="reserved"):
+            await namespace.start_redrive(RedriveSpec(destination=RESERVED_TOPIC))
 
 
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
