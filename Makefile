@@ -82,6 +82,10 @@ bench-spark: .venv/java-ready ## Measure Spark beside its peers at 1M and 5M mes
 bench-cluster: .venv ## Measure leases, routes and forwarding on a cluster of this machine, and write bench-cluster.json
 	@GRPC_ENABLE_FORK_SUPPORT=false $(bin)/python -m tests.benchmarks cluster. --output bench-cluster.json
 
+.PHONY: pictures
+pictures: .venv ## Draw the pictures of docs/reports.md from a sample store
+	@$(bin)/python -m scripts.report_pictures
+
 .PHONY: spark-bundle
 spark-bundle: .venv ## Build what a Spark cluster needs into dist/: code, packages, entry points
 	@scripts/spark-bundle.sh

@@ -1,21 +1,28 @@
 """What network surfaces serve: sessions of callers, and whether the service is stopping."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import NamedTuple
+from typing import NamedTuple, Protocol, TypeVar
 
 from postroom.application.delivery_window import DeliveryWindows
+from postroom.application.ports.dead_letters import DeadLetterGroupFilter, DeadLetterGroupPage
 from postroom.application.ports.mailbox import Mailbox
 from postroom.application.query_results import DlqProfile
 from postroom.application.surface_metrics import SurfaceMetrics
 from postroom.application.write_health import WriteHealth
+from postroom.domain.capability.access import Access
 from postroom.domain.capability.rights import Operation
 from postroom.domain.policy import TopicPolicy
 from postroom.domain.search import EventFilter, SearchPage
 
+T = TypeVar("T")
+
 Search = Callable[[EventFilter], Awaitable[SearchPage]]
 """Search of the read models of a store."""
+
+Groups = Callable[[DeadLetterGroupFilter], Awaitable[DeadLetterGroupPage]]
+"""Query for groups of the dead letters in the read models of a store."""
 
 
 class Grant(NamedTuple):
@@ -28,6 +35,7 @@ class Grant(NamedTuple):
         covers_all_topics: whether it is not limited to topics.
         covers: returns whether it covers a topic.
         check: raises Forbidden or Unauthenticated unless it permits an operation now, on some topics.
+        access: the rights in full; None for a caller who may do everything.
     """
 
     principal: str | None
@@ -36,6 +44,7 @@ class Grant(NamedTuple):
     covers_all_topics: bool
     covers: Callable[[str], bool]
     check: Callable[[Operation], Awaitable[None]]
+    access: Access | None = None
 
 
 async def _permit(operation: Operation) -> None:
@@ -46,6 +55,35 @@ UNRESTRICTED = Grant(None, frozenset(Operation), None, True, lambda topic: True,
 """The grant of a caller who may do everything."""
 
 
+class AuditedRead(Protocol):
+    """Return what `read` returns, or raise what it raises, when that is recorded; see `Auditor.read`."""
+
+    async def __call__(
+        self,
+        operation: Operation,
+        read: Callable[[], Awaitable[T]],
+        count: Callable[[T], int],
+        *,
+        topics: Sequence[str] = (),
+        target: str = "",
+        criteria: Sequence[str] = (),
+    ) -> T:
+        """Read, and record it."""
+
+
+async def read_unaudited(
+    operation: Operation,
+    read: Callable[[], Awaitable[T]],
+    count: Callable[[T], int],
+    *,
+    topics: Sequence[str] = (),
+    target: str = "",
+    criteria: Sequence[str] = (),
+) -> T:
+    """Return what `read` returns; where every caller may do everything, nothing is audited (ADR 0051)."""
+    return await read()
+
+
 class Session(NamedTuple):
     """What the bearer of one token may use (svc-mailbox I-8).
 
@@ -54,12 +92,14 @@ class Session(NamedTuple):
         search: searches the read models for what the token permits.
         require: raises Forbidden unless the token permits an operation on the mailbox as a whole.
         grant: what the token permits, to be shown.
+        audit: reads what the mailbox has no query for, such as its log; `read` calls `require`.
     """
 
     mailbox: Mailbox
     search: Search
     require: Callable[[Operation], None]
     grant: Grant = UNRESTRICTED
+    audit: AuditedRead = read_unaudited
 
 
 OpenSession = Callable[[str | None], Awaitable[Session]]
@@ -82,6 +122,7 @@ class Service(NamedTuple):
         writes: whether sends are accepted.
         is_dev: every caller may do everything; each answer says so.
         dlq_profile: whether dead letters survive a restart.
+        groups: groups dead letters, of any topic and mailbox; None for a store without read models.
     """
 
     mailbox: Mailbox
@@ -93,6 +134,7 @@ class Service(NamedTuple):
     writes: WriteHealth
     is_dev: bool = False
     dlq_profile: DlqProfile = "durable"
+    groups: Groups | None = None
 
 
 Surface = Callable[[Service], AbstractAsyncContextManager[str]]

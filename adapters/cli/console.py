@@ -2,10 +2,12 @@
 
 import asyncio
 from contextlib import AbstractAsyncContextManager, nullcontext
+from functools import partial
 from typing import Annotated
 
 from typer import Option
 
+from postroom.adapters.cli.lease import open_leases
 from postroom.adapters.cli.remote import ClientSettings
 from postroom.adapters.cli.running import running
 from postroom.adapters.cli.serve import cache_ttl_ms, checked_access
@@ -67,7 +69,7 @@ async def _show(
     ):
         code = new_code(token)
         mount = console_mount(
-            session.store, mailbox.name, settings, measure=mailbox.measure, code=code, is_alone=True
+            session.store, settings, open_leases=partial(open_leases, session), code=code, is_alone=True
         )
         surfaces: list[Surface] = [open_http_surface(http, HttpSettings(), None, mount)]
         async with serve_mailbox(

@@ -2,7 +2,14 @@
 
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, asynccontextmanager, contextmanager
+from contextlib import (
+    AbstractAsyncContextManager,
+    AbstractContextManager,
+    AsyncExitStack,
+    ExitStack,
+    asynccontextmanager,
+    contextmanager,
+)
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from postroom.adapters.compose import shown_store
@@ -20,9 +27,20 @@ from postroom.domain.errors import PostroomError
 if TYPE_CHECKING:  # uvicorn is an extra
     from postroom.adapters.http_server.mount import Mount
 
-__all__ = ["ConsoleSettings", "OneTimeCode", "console_mount", "is_installed", "new_code"]
+__all__ = [
+    "ConsoleSettings",
+    "Leases",
+    "OneTimeCode",
+    "OpenLeases",
+    "console_mount",
+    "is_installed",
+    "new_code",
+]
 
 T = TypeVar("T")
+
+OpenLeases = Callable[[], AbstractAsyncContextManager[Leases | None]]
+"""Open what returns the leases of a cluster, for as long as the context lasts."""
 
 
 def is_installed() -> bool:
@@ -45,21 +63,18 @@ def new_code(token: str | None = None) -> OneTimeCode:
 
 def console_mount(
     store: str,
-    mailbox: str,
     settings: ConsoleSettings | None = None,
     *,
-    measure: Measure | None = None,
-    leases: Leases | None = None,
+    open_leases: OpenLeases | None = None,
     trusts_proxy: bool = False,
     code: OneTimeCode | None = None,
     is_alone: bool = False,
 ) -> "Mount":
-    """Return the mount of the console of a mailbox.
+    """Return the mount of the console of the mailbox that is served.
 
     Arguments:
         store: address of the mailbox's store.
-        measure: returns the metrics of the mailbox.
-        leases: returns the leases of the cluster; None outside of one.
+        open_leases: opens what returns the leases of the cluster; None outside of one.
         trusts_proxy: requests come from a proxy, which states the path below which it serves the console.
         code: starts the session of the local user; without it, sessions start with capability tokens.
         is_alone: serve the console only.
@@ -73,7 +88,11 @@ def console_mount(
 
     @asynccontextmanager
     async def open_(service: Service, is_secure: bool) -> AsyncIterator[Any]:
-        with open_data(store, mailbox, measure=measure, leases=leases) as data:
+        async with AsyncExitStack() as opened:
+            leases = None if open_leases is None else await opened.enter_async_context(open_leases())
+            measure = service.metrics.measure
+            name = service.mailbox.name
+            data = opened.enter_context(open_data(store, name, measure=measure, leases=leases))
             app = make_console(
                 service, data, checked, is_secure=is_secure, trusts_proxy=trusts_proxy, code=code
             )
@@ -87,7 +106,7 @@ def console_mount(
 def open_data(
     store: str, mailbox: str, *, measure: Measure | None = None, leases: Leases | None = None
 ) -> Iterator[ConsoleData]:
-    """Open what the console reads of a store, for as long as the context lasts; see `console_mount`.
+    """Open what the console reads of a store, for as long as the context lasts; see `ConsoleData`.
 
     What does not exist, or can't be read, is None.
     """
@@ -113,6 +132,7 @@ def open_data(
             read_models=read_models,
             log=log,
             audit=None if audit is None else audit.read,
+            audit_log=None if audit is None else audit.log,
             leases=leases,
         )
 

@@ -82,6 +82,11 @@ class Console:
         self._is_secure = is_secure
         self._trusts_proxy = trusts_proxy
 
+    @property
+    def sessions(self) -> Sessions:
+        """Return the sessions of browsers."""
+        return self._sessions
+
     # -- requests of signed-in browsers ---
 
     async def serve(self, path: str, handler: Handler, request: Request) -> Response:
@@ -101,6 +106,9 @@ class Console:
             if browser is None:
                 raise Unauthenticated(NO_SESSION)
             session = await self.service.open_session(browser.token)
+            access = session.grant.access
+            if access is not None:
+                browser.principal, browser.capability = access.principal, access.nonce.hex()
             if request.method == "POST":
                 if self.settings.read_only:
                     raise Forbidden("This console is read-only; start one that is not, to change anything.")

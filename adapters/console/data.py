@@ -6,7 +6,7 @@ import msgspec
 
 from postroom.application.access.read_audit import ReadAudit
 from postroom.application.metrics import Metric
-from postroom.application.ports.control_plane import LeaseSummary
+from postroom.application.ports.control_plane import LeaseAdmin, LeaseSummary
 from postroom.application.ports.event_log import EventLogReader
 from postroom.application.ports.read_models import ReadModels
 
@@ -26,7 +26,9 @@ class ConsoleData(msgspec.Struct, frozen=True, kw_only=True):
         read_models: of all mailboxes of the store.
         log: of the mailbox.
         audit: of the store.
+        audit_log: the log of `audit`, to verify it.
         leases: of the cluster that the process belongs to.
+        control_plane: of that cluster.
     """
 
     store: str = ""
@@ -34,4 +36,6 @@ class ConsoleData(msgspec.Struct, frozen=True, kw_only=True):
     read_models: ReadModels | None = None
     log: EventLogReader | None = None
     audit: ReadAudit | None = None
+    audit_log: EventLogReader | None = None
     leases: Leases | None = None
+    control_plane: LeaseAdmin | None = None

@@ -13,7 +13,7 @@ from starlette.routing import Route
 
 from postroom.adapters.console.data import ConsoleData
 from postroom.adapters.console.samples import Samples
-from postroom.adapters.console.sessions import BrowserSession
+from postroom.adapters.console.sessions import BrowserSession, Sessions
 from postroom.adapters.console.settings import ConsoleSettings
 from postroom.adapters.console.templating import Templates
 from postroom.application.ports.mailbox import Mailbox
@@ -40,6 +40,10 @@ class Frame(Protocol):
     samples: Samples
     nav: Sequence["NavEntry"]
     streams: int
+
+    @property
+    def sessions(self) -> Sessions:
+        """Return the sessions of browsers."""
 
     def find(self, request: Request, *, touch: bool = True) -> BrowserSession | None:
         """Return the session of a request's cookie; see `Sessions.find`."""
@@ -176,16 +180,16 @@ class Page:
 
     def part(self, template: str, /, **facts: Any) -> str:
         """Return the text of a template, such as a part of a page."""
-        return self.console.templates.render(
-            template,
-            base=self.base,
-            page=self,
-            url=self.url,
-            csrf=self.browser.csrf,
-            nav=[each for each in self.console.nav if self.may(each.operation)],
-            here=self.request.scope["path"].removeprefix(self.request.scope["root_path"]) or "/",
-            **{"notices": []} | facts,
-        )
+        frame: dict[str, Any] = {
+            "base": self.base,
+            "page": self,
+            "url": self.url,
+            "csrf": self.browser.csrf,
+            "nav": [each for each in self.console.nav if self.may(each.operation)],
+            "here": self.request.scope["path"].removeprefix(self.request.scope["root_path"]) or "/",
+            "notices": [],
+        }
+        return self.console.templates.render(template, **frame | facts)
 
     def redirect(self, path: str, notice: str | None = None, /, **query: Any) -> Response:
         """Return the answer to a form that leads to a page, with a sentence about what was done."""

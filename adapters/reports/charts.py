@@ -18,6 +18,8 @@ sys.meta_path[:] = [each for each in sys.meta_path if not isinstance(each, pygal
 
 MAX_SERIES = 8
 """Number of colors, and so of the series of a chart."""
+MAX_LABELS = 8
+"""Number of labels on the axis of x."""
 _STYLE = Style(
     background="transparent",
     plot_background="transparent",
@@ -61,7 +63,7 @@ def draw(chart: Chart, rows: Sequence[Mapping[str, Any]]) -> Drawing:
         width=760,
         height=280,
         show_legend=False,
-        x_labels_major_count=min(8, len(xs)),
+        x_labels_major_every=-(-len(xs) // MAX_LABELS) or 1,
         show_minor_x_labels=False,
         truncate_label=-1,
         dots_size=2.5,

@@ -41,7 +41,7 @@ def _draw(chart: HeatMap, name: Any, rows: Sequence[Row]) -> str:
     head = [] if name is None else [label_of(name)]
     if actual is not None:
         head.append(f"actual: {_number(actual)}")
-    parts.append(_text(0, 16, ", ".join(head), "start"))
+    parts.append(_text(8, 16, ", ".join(head), "start"))
     parts += [
         _text(LEFT + (number + 0.5) * width, TOP - 8, _label(x, value), "middle")
         for number, value in enumerate(columns)

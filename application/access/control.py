@@ -153,8 +153,9 @@ class AccessControl:
             guard.covers_all_topics,
             guard.covers,
             check,
+            access,
         )
-        session = Session(mailbox, search, require, grant)
+        session = Session(mailbox, search, require, grant, auditor.read)
         return _VerifiedToken(session, guard, self._clock.uptime() + self._ttl)
 
     def _count_refusal(self) -> None:

@@ -172,7 +172,9 @@ class Report:
                 raise InvalidRequest(
                     f"The report {self.name} has no parameter {name!r}; it has {', '.join(defaults)}."
                 )
-        return {name: value for name, value in {**defaults, **parameters}.items() if f":{name}" in self.sql}
+        values = {**defaults, **parameters}
+        # Spark compares no boolean with a number.
+        return {name: int(value) for name, value in values.items() if f":{name}" in self.sql}
 
 
 def sql_of(name: str) -> str:

@@ -113,6 +113,8 @@ def http_cases(known: dict[str, Known]) -> Sequence[Case]:
         add("GET /v1/backlog", HEADERS, [topic], topic=topic)
         add("GET /v1/backlog", HEADERS, [topic], topic=topic, at=1)
         add("GET /v1/dlq", HEADERS, [topic], topic=topic, cursor=1)
+        add("GET /v1/dlq/groups", HEADERS, [topic], topics=topic)
+        add("GET /v1/dlq/groups", HEADERS, [topic], topics=f"{topic}*", text="x")
         add("GET /v1/peek", PAYLOAD, [topic], topic=topic)
         add("GET /v1/messages", HEADERS, [topic], topics=topic, cursor=CURSOR)
         add("GET /v1/messages", HEADERS, [topic], topics=f"{topic}*")

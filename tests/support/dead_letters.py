@@ -49,13 +49,17 @@ async def fail(post: Postroom, clock: ManualClock, failures: Sequence[Failure]) 
         clock.advance(failure.pause_ms)
 
 
-def fill(store: Store, failures: Sequence[Failure] = FAILURES, mailbox: str = MAILBOX) -> None:
-    """Give a store dead letters, and read models of them."""
+def fill(store: Store, failures: Sequence[Failure] = FAILURES, *, start_us: int = START_US) -> None:
+    """Give a store dead letters, and read models of them.
+
+    Arguments:
+        start_us: log time at which the first message is sent.
+    """
 
     async def live() -> None:
         clock = ManualClock()
-        clock.wall_us = START_US
-        log = open_log(store, mailbox)
+        clock.wall_us = start_us
+        log = open_log(store, MAILBOX)
         engine = MailboxEngine(log, clock, default_policy=POLICY)
         await engine.open("a test", "queue")
         await fail(Postroom(engine, clock), clock, failures)
