@@ -12,10 +12,12 @@ from contextlib import (
 )
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import msgspec
+
 from postroom.adapters.compose import shown_store
 from postroom.adapters.compose.audit import read_audit_log
 from postroom.adapters.compose.store import MEMORY, open_store
-from postroom.adapters.console.data import ConsoleData, Leases
+from postroom.adapters.console.data import ConsoleData, Decode, Leases
 from postroom.adapters.console.sessions import OneTimeCode
 from postroom.adapters.console.settings import ConsoleSettings
 from postroom.application.background import background_task
@@ -85,6 +87,7 @@ def console_mount(
     from postroom.adapters.http_server.mount import Mount
 
     checked = (settings or ConsoleSettings()).validate()
+    decode, mask = None if checked.namespaces is None else _decoder(checked.namespaces), checked.mask()
 
     @asynccontextmanager
     async def open_(service: Service, is_secure: bool) -> AsyncIterator[Any]:
@@ -93,6 +96,7 @@ def console_mount(
             measure = service.metrics.measure
             name = service.mailbox.name
             data = opened.enter_context(open_data(store, name, measure=measure, leases=leases))
+            data = msgspec.structs.replace(data, decode=decode, mask=mask, serves_calls=not is_alone)
             app = make_console(
                 service, data, checked, is_secure=is_secure, trusts_proxy=trusts_proxy, code=code
             )
@@ -144,6 +148,15 @@ def _closing(open_each: Callable[[], T]) -> Iterator[T]:
         yield each
     finally:
         each.close()
+
+
+@explain_missing_extra("namespaces")
+def _decoder(file: str) -> Decode:
+    """Return the decoder by the schemas of a file of namespaces, or raise InvalidRequest."""
+    from postroom.adapters.config.namespaces import load_namespaces
+    from postroom.adapters.schemas.decoder import SchemaDecoder
+
+    return SchemaDecoder({each.name: each.payload_schemas for each in load_namespaces(file)}).decode
 
 
 @explain_missing_extra("console")

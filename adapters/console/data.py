@@ -5,11 +5,15 @@ from collections.abc import Awaitable, Callable, Sequence
 import msgspec
 
 from postroom.application.access.read_audit import ReadAudit
+from postroom.application.masking import NO_MASK, Mask
 from postroom.application.metrics import Metric
 from postroom.application.ports.control_plane import LeaseAdmin, LeaseSummary
 from postroom.application.ports.event_log import EventLogReader
 from postroom.application.ports.read_models import ReadModels
+from postroom.domain.envelope.content import DecodedPayload
+from postroom.domain.envelope.v1.envelope_pb2 import PrismEnvelope
 
+Decode = Callable[[str, PrismEnvelope], DecodedPayload]
 Leases = Callable[[], Awaitable[Sequence[LeaseSummary]]]
 """Return the leases of a cluster, by mailbox; raises Unavailable when no admin answers."""
 
@@ -29,6 +33,10 @@ class ConsoleData(msgspec.Struct, frozen=True, kw_only=True):
         audit_log: the log of `audit`, to verify it.
         leases: of the cluster that the process belongs to.
         control_plane: of that cluster.
+        decode: decodes a payload of a mailbox, by name, by the schemas of its namespace; None goes by the
+            content type alone.
+        mask: what those without the right `admin` do not see.
+        serves_calls: the calls of the HTTP interface are served at the same address.
     """
 
     store: str = ""
@@ -39,3 +47,6 @@ class ConsoleData(msgspec.Struct, frozen=True, kw_only=True):
     audit_log: EventLogReader | None = None
     leases: Leases | None = None
     control_plane: LeaseAdmin | None = None
+    decode: Decode | None = None
+    mask: Mask = NO_MASK
+    serves_calls: bool = True

@@ -155,7 +155,7 @@ class AccessControl:
             check,
             access,
         )
-        session = Session(mailbox, search, require, grant, auditor.read)
+        session = Session(mailbox, search, require, mailbox.read_headers, grant, auditor.read)
         return _VerifiedToken(session, guard, self._clock.uptime() + self._ttl)
 
     def _count_refusal(self) -> None:
