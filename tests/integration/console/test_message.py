@@ -126,6 +126,18 @@ async def test_a_message_is_shown_whatever_its_id(place: MemoryPlace, browser: B
         assert not set(page.text) & {RTL, "\0", "\x1b"} - set(id_)
 
 
+async def test_signing_in_leads_to_the_message_that_was_asked_for(
+    place: MemoryPlace, browser: Browser
+) -> None:
+    for id_ in ("100%/2F ü", "a?b#c"):
+        await place.mailbox.send_message(message(message_id=id_))
+        browser.client.cookie_jar.clear()
+        page = await browser.get(f"/messages/{quote(id_, safe='')}")
+        (target,) = re.findall(r'name="next" value="([^"]*)"', page.text)
+        page = await browser.sign_in(place.issue(), next=unescape(target))
+        assert f"Message {id_} ·" in unescape(page.text)
+
+
 async def test_a_token_that_reads_headers_only_sees_no_payload(place: MemoryPlace, browser: Browser) -> None:
     sent = await place.mailbox.send_message(message(b"secret body", attrs={"tenant": "acme"}))
     await browser.sign_in(place.issue(operations=[READ_HEADERS]))
