@@ -51,16 +51,21 @@ def console(
     )
     with explain_missing_extra("serve"):
         import uvloop
-    uvloop.run(_show(session, http, settings, access, token))
+    uvloop.run(serve_console(session, http, settings, access, token))
 
 
-async def _show(
+async def serve_console(
     session: Session,
     http: str,
     settings: ConsoleSettings,
     opening: AbstractAsyncContextManager[Access],
     token: str | None,
 ) -> None:
+    """Print the link of the console, and serve it until interrupted.
+
+    Arguments:
+        token: of the session that the link starts; None for a caller who needs none.
+    """
     stop = asyncio.Event()
     async with (
         # A look never replaces an owner that is slow to answer, and sets no policies.

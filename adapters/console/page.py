@@ -1,6 +1,7 @@
 """`Page`: what the handler of a page gets, and `route`, which serves a handler."""
 
 import asyncio
+import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple, ParamSpec, Protocol, TypeVar
@@ -23,6 +24,8 @@ from postroom.domain.capability.rights import Operation
 P = ParamSpec("P")
 T = TypeVar("T")
 
+_CHANGED_IN_PATHS = re.compile(r"(^|/)\.{0,2}(/|$)|[\x00-\x20\x7f\\]")
+"""Segments that are removed from paths, and characters that are refused there or replaced."""
 READS = frozenset((Operation.READ_HEADERS, Operation.READ_PAYLOAD))
 
 
@@ -172,6 +175,11 @@ class Page:
         """Return the link to a path of the console; parameters that are None or empty are left out."""
         pairs = [(name, each) for name, value in query.items() for each in _values(value)]
         return self.base + quote(path, safe="/:@!$&'()*+,;=-._~") + (f"?{urlencode(pairs)}" if pairs else "")
+
+    def message_url(self, id_: str) -> str:
+        """Return the link to a message; an id that browsers would change in a path is in the query."""
+        is_plain = not _CHANGED_IN_PATHS.search(id_)
+        return self.url(f"/messages/{id_}") if is_plain else self.url("/messages", id=id_)
 
     async def render(self, template: str, status: int = 200, /, **facts: Any) -> Response:
         """Return a page from its template; see `templates/base.html` for what all templates know."""

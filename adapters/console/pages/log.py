@@ -99,7 +99,7 @@ async def show_event(page: Page) -> Response:
         "log/event.html",
         event=event,
         fields=list(flatten(event.fields())),
-        message_url=event.message_id and page.url(f"/messages/{event.message_id}"),
+        message_url=event.message_id and page.message_url(event.message_id),
     )
 
 
