@@ -103,7 +103,7 @@ class MountedApp:
                 self._metrics.refused(error)
                 exchange.status = error.status
                 reply = refusal(error, corr_id)
-                reply = reply._replace(headers=(*reply.headers, *PROTECTION))
+                reply.headers += PROTECTION
                 await send_reply(reply, corr_id, send)
             self._report(scope, exchange.status, time.perf_counter() - started, span)
 

@@ -28,7 +28,12 @@ class Need(NamedTuple):
     is_mailbox: bool = True
 
 
+FOREIGN = "foreign"
+"""A message of the topic `payments`."""
+UNKNOWN = "0199d3a0-0000-7000-8000-000000000001"
 TOPIC = (("topic", "orders"),)
+OF_MESSAGE = (("id", FOREIGN), ("job_id", UNKNOWN), ("new_id", UNKNOWN))
+OF_JOB = (("topics", "orders"), ("action", "redrive"), ("job_id", "0199d3a0-0000-7000-8000-000000000002"))
 PUBLIC = {"GET /sign-in", "POST /sign-in", "POST /sign-out", "GET /start", "GET /static/{name}"}
 """Routes that need no session."""
 NEEDS = {
@@ -45,6 +50,27 @@ NEEDS = {
     "GET /audit/verify": Need((ADMIN,), all_topics=True),
     "GET /access": Need((), is_mailbox=False),
     "POST /access/end": Need((ADMIN,), all_topics=True),
+    "GET /messages": Need((), is_mailbox=False),  # a form for an id
+    "GET /messages/{id:path}": Need(all_topics=True, path=f"/messages/{FOREIGN}"),
+    "GET /message/payload": Need((READ, PAYLOAD), all_topics=True, path=f"/message/payload?id={FOREIGN}"),
+    "GET /message/resend": Need((READ, PAYLOAD), all_topics=True, path=f"/message/resend?id={FOREIGN}"),
+    "POST /message/resend": Need((READ, PAYLOAD), all_topics=True, form=OF_MESSAGE),
+    "GET /message/{action}": Need(all_topics=True, path=f"/message/redrive?id={FOREIGN}"),
+    "POST /message/{action}": Need(
+        (READ, REDRIVE), all_topics=True, path="/message/redrive", form=OF_MESSAGE
+    ),
+    "GET /dead-letters": Need(),
+    "GET /dead-letters/letters": Need(),
+    "GET /redrives": Need((REDRIVE,)),
+    "POST /redrives": Need((REDRIVE,), form=OF_JOB),
+    "GET /redrives/new": Need((REDRIVE,)),
+    "POST /redrives/preview": Need((READ, REDRIVE), form=OF_JOB),
+    "GET /redrives/{job_id}": Need((REDRIVE,), all_topics=True, path=f"/redrives/{UNKNOWN}"),
+    "GET /redrives/{job_id}/{action}": Need((REDRIVE,), all_topics=True, path=f"/redrives/{UNKNOWN}/undo"),
+    "POST /redrives/{job_id}/{action}": Need((REDRIVE,), all_topics=True, path=f"/redrives/{UNKNOWN}/undo"),
+    "GET /search": Need(all_topics=True),
+    "GET /search/export": Need(all_topics=True, path="/search/export?format=csv"),
+    "GET /search/suggestions/{field}": Need(path="/search/suggestions/topic"),
 }
 
 
