@@ -8,6 +8,7 @@ from typing import NamedTuple, Protocol, TypeVar
 from postroom.application.delivery_window import DeliveryWindows
 from postroom.application.ports.dead_letters import DeadLetterGroupFilter, DeadLetterGroupPage
 from postroom.application.ports.mailbox import Mailbox
+from postroom.application.ports.search_queries import SearchQueries
 from postroom.application.query_results import DlqProfile, MessageDetail
 from postroom.application.surface_metrics import SurfaceMetrics
 from postroom.application.write_health import WriteHealth
@@ -94,6 +95,7 @@ class Session(NamedTuple):
         read_headers: returns a message with its history, and its envelope without the payload.
         grant: what the token permits, to be shown.
         audit: reads what the mailbox has no query for, such as its log; `read` calls `require`.
+        search_queries: returns the queries around a search, limited to what the token permits.
     """
 
     mailbox: Mailbox
@@ -102,6 +104,7 @@ class Session(NamedTuple):
     read_headers: Callable[[str], Awaitable[MessageDetail]]
     grant: Grant = UNRESTRICTED
     audit: AuditedRead = read_unaudited
+    search_queries: Callable[[SearchQueries], SearchQueries] = lambda queries: queries
 
 
 OpenSession = Callable[[str | None], Awaitable[Session]]

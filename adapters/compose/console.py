@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from postroom.adapters.compose import shown_store
+from postroom.adapters.compose import Postroom, shown_store
 from postroom.adapters.compose.audit import read_audit_log
+from postroom.adapters.compose.search_queries import StoreSearchQueries
 from postroom.adapters.compose.store import MEMORY, open_store
 from postroom.adapters.console.data import ConsoleData, Decode, Leases
 from postroom.adapters.console.sessions import OneTimeCode
@@ -23,7 +24,7 @@ from postroom.adapters.console.settings import ConsoleSettings
 from postroom.application.background import background_task
 from postroom.application.extras import MissingExtra, explain_missing_extra
 from postroom.application.metrics import Measure
-from postroom.application.service import Service
+from postroom.application.service import Search, Service
 from postroom.domain.errors import PostroomError
 
 if TYPE_CHECKING:  # uvicorn is an extra
@@ -95,7 +96,10 @@ def console_mount(
             leases = None if open_leases is None else await opened.enter_async_context(open_leases())
             measure = service.metrics.measure
             name = service.mailbox.name
-            data = opened.enter_context(open_data(store, name, measure=measure, leases=leases))
+            search = service.mailbox.search_unsettled if isinstance(service.mailbox, Postroom) else None
+            data = opened.enter_context(
+                open_data(store, name, measure=measure, leases=leases, search_unsettled=search)
+            )
             data = msgspec.structs.replace(data, decode=decode, mask=mask, serves_calls=not is_alone)
             app = make_console(
                 service, data, checked, is_secure=is_secure, trusts_proxy=trusts_proxy, code=code
@@ -108,11 +112,19 @@ def console_mount(
 
 @contextmanager
 def open_data(
-    store: str, mailbox: str, *, measure: Measure | None = None, leases: Leases | None = None
+    store: str,
+    mailbox: str,
+    *,
+    measure: Measure | None = None,
+    leases: Leases | None = None,
+    search_unsettled: Search | None = None,
 ) -> Iterator[ConsoleData]:
     """Open what the console reads of a store, for as long as the context lasts; see `ConsoleData`.
 
     What does not exist, or can't be read, is None.
+
+    Arguments:
+        search_unsettled: searches the unsettled messages if this process owns the mailbox.
     """
     with ExitStack() as opened:
         shown = shown_store(store)
@@ -134,6 +146,9 @@ def open_data(
             store=shown,
             measure=measure,
             read_models=read_models,
+            search_queries=None
+            if read_models is None
+            else StoreSearchQueries(store, read_models, mailbox, search_unsettled),
             log=log,
             audit=None if audit is None else audit.read,
             audit_log=None if audit is None else audit.log,

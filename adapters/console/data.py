@@ -10,6 +10,7 @@ from postroom.application.metrics import Metric
 from postroom.application.ports.control_plane import LeaseAdmin, LeaseSummary
 from postroom.application.ports.event_log import EventLogReader
 from postroom.application.ports.read_models import ReadModels
+from postroom.application.ports.search_queries import SearchQueries
 from postroom.domain.envelope.content import DecodedPayload
 from postroom.domain.envelope.v1.envelope_pb2 import PrismEnvelope
 
@@ -28,6 +29,7 @@ class ConsoleData(msgspec.Struct, frozen=True, kw_only=True):
         store: its name, without a password.
         measure: metrics of the mailbox, of its owner.
         read_models: of all mailboxes of the store.
+        search_queries: of the mailbox; `Session.search_queries` limits them to what a token permits.
         log: of the mailbox.
         audit: of the store.
         audit_log: the log of `audit`, to verify it.
@@ -42,6 +44,7 @@ class ConsoleData(msgspec.Struct, frozen=True, kw_only=True):
     store: str = ""
     measure: Callable[[], Awaitable[Sequence[Metric]]] | None = None
     read_models: ReadModels | None = None
+    search_queries: SearchQueries | None = None
     log: EventLogReader | None = None
     audit: ReadAudit | None = None
     audit_log: EventLogReader | None = None
