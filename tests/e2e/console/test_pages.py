@@ -25,6 +25,12 @@ PAGES = {
     "look-up of a message": "/messages",
     "dead letter": f"/messages/{LONG_ID}",
     "message with hostile text": f"/messages/{quote(XSS, safe='')}",
+    "search": "/search",
+    "search with criteria": f"/search?topics=orders.*&header={quote(XSS)}%3D{quote(XSS)}&statuses=dead&at=20",
+    "groups of dead letters": "/dead-letters",
+    "dead letters": "/dead-letters/letters",
+    "redrive jobs": "/redrives",
+    "form of a redrive job": "/redrives/new",
     "edit of a message": "/message/resend?id=order-1",
 }
 MESSAGES = {
