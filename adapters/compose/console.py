@@ -1,7 +1,8 @@
 """Wiring of the console: what its pages read, and its mount in the HTTP server."""
 
+import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import (
     AbstractAsyncContextManager,
     AbstractContextManager,
@@ -10,6 +11,7 @@ from contextlib import (
     asynccontextmanager,
     contextmanager,
 )
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
@@ -19,10 +21,11 @@ from postroom.adapters.compose.audit import read_audit_log
 from postroom.adapters.compose.search_queries import StoreSearchQueries
 from postroom.adapters.compose.store import MEMORY, open_store
 from postroom.adapters.console.data import ConsoleData, Decode, Leases
+from postroom.adapters.console.samples import Samples
 from postroom.adapters.console.sessions import OneTimeCode
 from postroom.adapters.console.settings import ConsoleSettings
 from postroom.application.background import background_task
-from postroom.application.extras import MissingExtra, explain_missing_extra
+from postroom.application.extras import explain_missing_extra
 from postroom.application.metrics import Measure
 from postroom.application.service import Search, Service
 from postroom.domain.errors import PostroomError
@@ -40,6 +43,8 @@ __all__ = [
     "new_code",
 ]
 
+PACKAGES = ("jinja2", "markupsafe", "python_multipart", "starlette")
+
 T = TypeVar("T")
 
 OpenLeases = Callable[[], AbstractAsyncContextManager[Leases | None]]
@@ -48,11 +53,7 @@ OpenLeases = Callable[[], AbstractAsyncContextManager[Leases | None]]
 
 def is_installed() -> bool:
     """Return whether the packages of the console are installed."""
-    try:
-        _import_app()
-    except MissingExtra:
-        return False
-    return True
+    return all(find_spec(each) is not None for each in PACKAGES)
 
 
 def new_code(token: str | None = None) -> OneTimeCode:
@@ -84,7 +85,8 @@ def console_mount(
 
     Raises: InvalidRequest for invalid settings; MissingExtra.
     """
-    make_console = _import_app()
+    if not is_installed():
+        _import_app()  # raises MissingExtra
     from postroom.adapters.http_server.mount import Mount
 
     checked = (settings or ConsoleSettings()).validate()
@@ -92,22 +94,47 @@ def console_mount(
 
     @asynccontextmanager
     async def open_(service: Service, is_secure: bool) -> AsyncIterator[Any]:
-        async with AsyncExitStack() as opened:
+        samples = Samples(service.mailbox, service.metrics.measure)
+
+        async def open_app(opened: AsyncExitStack) -> Any:
+            make_console = await asyncio.to_thread(_import_app)
             leases = None if open_leases is None else await opened.enter_async_context(open_leases())
-            measure = service.metrics.measure
-            name = service.mailbox.name
+            measure, name = service.metrics.measure, service.mailbox.name
             search = service.mailbox.search_unsettled if isinstance(service.mailbox, Postroom) else None
-            data = opened.enter_context(
-                open_data(store, name, measure=measure, leases=leases, search_unsettled=search)
-            )
+            opening = open_data(store, name, measure=measure, leases=leases, search_unsettled=search)
+            data = await asyncio.to_thread(opened.enter_context, opening)
             data = msgspec.structs.replace(data, decode=decode, mask=mask, serves_calls=not is_alone)
-            app = make_console(
-                service, data, checked, is_secure=is_secure, trusts_proxy=trusts_proxy, code=code
+            return make_console(
+                service,
+                data,
+                checked,
+                samples,
+                is_secure=is_secure,
+                trusts_proxy=trusts_proxy,
+                code=code,
             )
-            async with background_task(app.state.console.samples.run(service.stopping)):
-                yield app
+
+        async with AsyncExitStack() as opened, background_task(samples.run(service.stopping)):
+            yield _LateApp(lambda: open_app(opened))
 
     return Mount(checked.prefix, open_, is_alone)
+
+
+class _LateApp:
+    """ASGI application that is opened at its first request: most servers are never asked for the console."""
+
+    def __init__(self, open_: Callable[[], Awaitable[Any]]) -> None:
+        self._open = open_
+        self._app: Any = None
+        self._lock = asyncio.Lock()
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Serve one request."""
+        if self._app is None:
+            async with self._lock:
+                if self._app is None:
+                    self._app = await self._open()
+        await self._app(scope, receive, send)
 
 
 @contextmanager
@@ -176,7 +203,7 @@ def _decoder(file: str) -> Decode:
 
 @explain_missing_extra("console")
 def _import_app() -> Callable[..., Any]:
-    import python_multipart  # noqa: F401  # without it, forms can't be read
+    import python_multipart  # noqa: F401 - without it, Starlette reads no forms
 
     from postroom.adapters.console.app import make_console
 

@@ -64,6 +64,7 @@ class Console:
         service: Service,
         data: ConsoleData,
         settings: ConsoleSettings,
+        samples: Samples,
         *,
         is_secure: bool,
         trusts_proxy: bool,
@@ -74,7 +75,7 @@ class Console:
         self.settings = settings.validate()
         self.static = StaticFiles()
         self.templates = Templates(self.static)
-        self.samples = Samples(service.mailbox, data.measure)
+        self.samples = samples
         self.nav: Sequence[NavEntry] = ()
         self.streams = 0
         self._sessions = Sessions(time.monotonic, settings.idle_timeout_ms / 1_000)
@@ -301,7 +302,8 @@ class Console:
 def make_console(
     service: Service,
     data: ConsoleData,
-    settings: ConsoleSettings | None = None,
+    settings: ConsoleSettings,
+    samples: Samples,
     *,
     is_secure: bool = False,
     trusts_proxy: bool = False,
@@ -314,7 +316,8 @@ def make_console(
     console = Console(
         service,
         data,
-        settings or ConsoleSettings(),
+        settings,
+        samples,
         is_secure=is_secure,
         trusts_proxy=trusts_proxy,
         code=code,

@@ -1,7 +1,9 @@
 """Redrive jobs that send copies: to another topic, or with other headers or payloads."""
 
 import asyncio
+import time
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -16,6 +18,7 @@ from postroom.application.mailbox.message_factory import MessageFactory
 from postroom.application.messages import NewMessage
 from postroom.application.ports.mailbox import Mailbox
 from postroom.application.redrive_results import RedriveMessage, RedriveReport
+from postroom.domain.commit import Commit
 from postroom.domain.envelope.v1.envelope_pb2 import PrismEnvelope
 from postroom.domain.errors import InvalidRequest
 from postroom.domain.message import MessageExpired, MessageSent
@@ -255,6 +258,21 @@ async def test_the_messages_of_a_job_are_listed_with_their_outcomes() -> None:
         for wrong in ({"outcome": "lost"}, {"limit": 0}, {"limit": 1_001}, {"cursor": "x"}, {"cursor": 5}):
             with pytest.raises(InvalidRequest):
                 await mailbox.list_redrive_messages(job.job_id, **wrong)
+
+
+class SlowLog(MemoryEventLog):
+    """A log that a job is ahead of."""
+
+    def append(self, commits: Sequence[Commit]) -> None:
+        time.sleep(0.02)
+        super().append(commits)
+
+
+async def test_the_messages_of_a_job_that_has_just_ended_are_all_listed() -> None:
+    async with owned(SlowLog(NAME), batch=100) as mailbox:
+        await add_dead_letters(mailbox, IDS)
+        job = await finished(mailbox, await mailbox.start_redrive(TO_FIXED))
+        assert len(await outcomes(mailbox, job, limit=100)) == len(IDS)
 
 
 async def test_the_messages_of_a_job_in_a_namespace_are_listed_mailbox_by_mailbox() -> None:

@@ -57,8 +57,6 @@ async def live(page: Page) -> Response:
     console = page.console
     if console.streams >= MAX_STREAMS or page.browser.streams >= MAX_STREAMS_OF_SESSION:
         raise Saturated("The console has its limit of live pages; close some, or reload this one.", 10_000)
-    console.streams += 1
-    page.browser.streams += 1
     headers = {"x-accel-buffering": "no"}
     return _LiveResponse(page, _events(page), media_type="text/event-stream", headers=headers)
 
@@ -72,6 +70,8 @@ class _LiveResponse(StreamingResponse):
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Send the events."""
+        self._page.console.streams += 1
+        self._page.browser.streams += 1
         try:
             await super().__call__(scope, receive, send)
         finally:
