@@ -5,12 +5,11 @@ from typing import Any
 from urllib.parse import quote
 
 import pytest
-
 from playwright.sync_api import Locator, Page
 
 from tests.e2e.console.conftest import Console, enter_token
 from tests.support.browser import Window
-from tests.support.hostile_store import DEAD, LONG_ID, QUIET_TOPIC, TOPIC, XSS
+from tests.support.hostile_store import DEAD, LONG_ID, QUIET_TOPIC, SCRIPT_URL, TOPIC, XSS
 from tests.support.prefix_proxy import PrefixProxy
 from tests.support.servers.http import PostroomServer
 
@@ -97,7 +96,7 @@ def fail(server: PostroomServer, token: str, ids: list[str]) -> None:
 
 def dead_letters(server: PostroomServer, token: str) -> set[str]:
     answer = server.call("GET", f"/v1/dlq?topic={TOPIC}", headers={"Authorization": f"Bearer {token}"})
-    return {each["msg_id"] for each in answer.json["dead_letters"]}
+    return {each["message_id"] for each in answer.json["items"]}
 
 
 def test_a_search_is_its_url(console: Console, windows: Callable[..., Window]) -> None:
@@ -106,8 +105,11 @@ def test_a_search_is_its_url(console: Console, windows: Callable[..., Window]) -
         assert console.sign_in(window, console.issue("ops"), "/search")
     page = first.page
     page.get_by_label("Topics", exact=True).fill("orders.*")
-    page.get_by_label("Headers", exact=True).fill(f"{XSS}={XSS}")
-    page.get_by_label("dead").check()
+    page.get_by_label("Headers", exact=True).fill(f"link={SCRIPT_URL}")
+    page.get_by_label("Text in headers").fill(XSS)
+    page.get_by_role("checkbox", name="expired").check()
+    for status in ("dead", "ready"):  # which of them depends on the tests before
+        page.get_by_role("checkbox", name=status).check()
     page.get_by_role("button", name="Search", exact=True).click()
     page.get_by_role("link", name=LONG_ID[:20]).wait_for()
 
@@ -121,9 +123,8 @@ def test_a_search_is_its_url(console: Console, windows: Callable[..., Window]) -
 
 def state(page: Page) -> tuple[str, Any]:
     """Return the text of a page, and the values of its fields."""
-    values = page.locator("main").evaluate(
-        "main => [...main.querySelectorAll('input, select')].map(each => [each.name, each.value, each.checked])"
-    )
+    fields = "[...document.querySelectorAll('main input, main select')]"
+    values = page.evaluate(f"{fields}.map(each => [each.name, each.value, each.checked])")
     return page.locator("main").inner_text(), values
 
 
