@@ -225,7 +225,7 @@ class Console:
     ) -> Response:
         self._sessions.end(request.cookies.get(cookie_name(request)))
         self.service.metrics.refused(error)
-        path = request.scope["path"].removeprefix(request.scope["root_path"])
+        path = _path(request)
         if request.method == "POST":
             if self.service.is_dev and self._code is None:
                 cookie, browser = self._sessions.start(None)
@@ -245,7 +245,7 @@ class Console:
     def _resume(
         self, request: Request, browser: BrowserSession, base: str, form: FormData | None, status: int
     ) -> Response:
-        path = return_path(request.scope["path"].removeprefix(request.scope["root_path"]))
+        path = return_path(_path(request))
         return self._resume_page(request, browser, base, path, _fields(form), status)
 
     def _resume_page(
@@ -339,6 +339,12 @@ def make_console(
     app.router.redirect_slashes = False
     app.state.console = console
     return app
+
+
+def _path(request: Request) -> str:
+    """Return the path within the console as it was asked for: an id in it may have an escaped slash."""
+    path: bytes = request.scope["raw_path"]
+    return path.decode("latin-1").removeprefix(request.scope["root_path"])
 
 
 async def _read_form(request: Request) -> FormData:

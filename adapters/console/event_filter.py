@@ -7,8 +7,9 @@ from typing import Any, Final
 
 import msgspec
 
+from postroom.application.masking import NO_MASK, Mask
 from postroom.domain.arguments import check_text
-from postroom.domain.errors import InvalidRequest
+from postroom.domain.errors import Forbidden, InvalidRequest
 from postroom.domain.search import EventFilter, Order, parse_status
 
 LISTS: Final = ("topics", "principals", "statuses")
@@ -89,6 +90,22 @@ def criteria(filter_: EventFilter) -> Mapping[str, Any]:
     """Return the fields of a filter that are set, without paging."""
     names = ("topics", "principals", "statuses", *TIMES, *TEXTS, "headers")
     return {name: value for name in names if (value := getattr(filter_, name)) not in (None, (), {})}
+
+
+def check_mask(filter_: EventFilter, mask: Mask) -> None:
+    """Raise Forbidden for a criterion whose matches would tell what is hidden."""
+    names = [name for name in ("correlation_id", "trace_id", "namespace") if getattr(filter_, name)]
+    names += [*["principal"] * bool(filter_.principals), *filter_.headers]
+    hidden = [name for name in names if mask.covers_header(name)]
+    if filter_.text is not None and mask.headers:
+        hidden.append("text")
+    if filter_.match is not None and mask != NO_MASK:
+        hidden.append("words")
+    if hidden:
+        raise Forbidden(
+            f"Searches by {hidden[0]} are refused, as they would tell values that are hidden here; a token "
+            "with the right admin is needed."
+        )
 
 
 def write_header(name: str, value: str) -> str:

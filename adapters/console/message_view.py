@@ -52,6 +52,7 @@ class MessageView(NamedTuple):
     Arguments:
         published_at: µs since 1970 UTC.
         now: its present state, as a sentence.
+        is_masked: whether the value of a header is hidden.
         envelope: None if it can't be read, as it was altered.
         original_subject: the subject it was ingested from; empty when it was sent directly.
     """
@@ -73,6 +74,7 @@ class MessageView(NamedTuple):
     timeline: tuple[TimelineEntry, ...]
     dead_letterings: tuple[DeadLettering, ...]
     original_subject: str
+    is_masked: bool
     envelope: PrismEnvelope | None
 
     @property
@@ -109,6 +111,7 @@ def make_view(detail: MessageDetail, explanation: Explanation, mask: Mask) -> Me
         tuple(_timeline(detail, explanation, mask)),
         tuple(lineage.dead_letterings),
         subject if subject in item.custom_headers.values() else "",
+        hides_headers(detail, envelope, mask),
         envelope,
     )
 
@@ -129,8 +132,22 @@ def _headers(item: MailboxItem, envelope: PrismEnvelope | None, mask: Mask) -> I
             yield Header(label, value, "" if is_hidden else link, parameter)
     if envelope is None:
         return
+    for name, value in _other_headers(envelope).items():
+        is_hidden = mask.covers_header(name)
+        link = MESSAGE if name == "causality_parent" and not is_hidden else ""
+        yield Header(_OTHERS[name], MASK if is_hidden else value, link)
+
+
+def hides_headers(detail: MessageDetail, envelope: PrismEnvelope | None, mask: Mask) -> bool:
+    """Return whether a mask hides the value of any header of a message."""
+    others = {} if envelope is None else _other_headers(envelope)
+    return mask.hide_item(detail.item) is not detail.item or any(map(mask.covers_header, others))
+
+
+def _other_headers(envelope: PrismEnvelope) -> dict[str, str]:
+    """Return the headers that searches do not have, those that are set."""
     content = OpenedEnvelope(envelope)
-    others = {
+    values = {
         "causality_parent": content.causality_parent,
         "content_encoding": content.content_encoding,
         "payload_type": envelope.payload.type_url or None,
@@ -138,11 +155,7 @@ def _headers(item: MailboxItem, envelope: PrismEnvelope | None, mask: Mask) -> I
         "priority": str(content.priority),
         "baggage": ", ".join(f"{key}={value}" for key, value in sorted(content.baggage.items())) or None,
     }
-    for name, value in others.items():
-        if value is not None:
-            is_hidden = mask.covers_header(name)
-            link = MESSAGE if name == "causality_parent" and not is_hidden else ""
-            yield Header(_OTHERS[name], MASK if is_hidden else value, link)
+    return {name: value for name, value in values.items() if value is not None}
 
 
 _SHOWN = (

@@ -7,9 +7,11 @@ from typing import Any, Final
 
 from starlette.responses import Response, StreamingResponse
 
-from postroom.adapters.console.event_filter import parse_filter
+from postroom.adapters.console.event_filter import check_mask, parse_filter
 from postroom.adapters.console.page import Page
+from postroom.application.masking import NO_MASK, Mask
 from postroom.application.ports.search_queries import ExportFormat, ExportOptions, ExportPart, SearchQueries
+from postroom.domain.capability.rights import Operation
 from postroom.domain.errors import InvalidRequest
 
 TYPES: Final = {
@@ -34,12 +36,19 @@ async def download(page: Page, queries: SearchQueries) -> Response:
     except ValueError:
         raise InvalidRequest("Unknown format of an export; expected csv, json or parquet.") from None
     filter_ = parse_filter(page.query.multi_items())
-    options = ExportOptions(format_, payload=page.query.get("payload") == "1")
+    mask = mask_of(page)
+    check_mask(filter_, mask)
+    options = ExportOptions(format_, payload=page.query.get("payload") == "1", mask=mask)
     opened = AsyncExitStack()
     parts = await opened.enter_async_context(queries.export(filter_, options))
     name = f"messages-{datetime.now(UTC):%Y%m%dT%H%M%SZ}.{SUFFIXES[format_]}"
     headers = {"content-disposition": f'attachment; filename="{name}"'}
     return _Download(opened, _data(parts), media_type=TYPES[format_], headers=headers)
+
+
+def mask_of(page: Page) -> Mask:
+    """Return what the caller may not see."""
+    return NO_MASK if Operation.ADMIN in page.grant.operations else page.data.mask
 
 
 async def _data(parts: AsyncIterator[ExportPart]) -> AsyncIterator[bytes]:

@@ -6,6 +6,7 @@ from typing import Any
 
 from postroom.adapters.export.partitions import File
 from postroom.adapters.export.text import CsvFile, JsonFile
+from postroom.application.masking import NO_MASK
 from postroom.application.ports.export import ExportedMessage, ExportSize, ExportSource
 from postroom.application.ports.search_queries import ExportFormat, ExportOptions, ExportPart
 
@@ -48,7 +49,7 @@ class StreamedExport:
         """Write messages, oldest first; raise LimitReached after the last that may be exported."""
         limit = self._options.limit
         rest = len(messages) if limit is None else limit - self._messages - len(self._buffer)
-        self._buffer += messages[:rest]
+        self._buffer += map(self._masked, messages[:rest])
         self._bytes += sum(
             len(each.envelope or b"") + len(each.payload or b"") + MESSAGE_BYTES for each in messages[:rest]
         )
@@ -67,6 +68,13 @@ class StreamedExport:
         self._flush()
         self._file.close()
         self._pass_on()
+
+    def _masked(self, exported: ExportedMessage) -> ExportedMessage:
+        mask = self._options.mask
+        if mask == NO_MASK:
+            return exported
+        payload = None if mask.payload_fields else exported.payload
+        return ExportedMessage(mask.hide_item(exported.message), None, payload)
 
     def _flush(self) -> None:
         if self._buffer:

@@ -7,6 +7,7 @@ from typing import Protocol
 
 import msgspec
 
+from postroom.application.masking import NO_MASK, Mask
 from postroom.application.ports.facets import BARS, Facets, SuggestionField, Timeline
 from postroom.domain.search import EventFilter, SearchPage
 
@@ -26,11 +27,14 @@ class ExportOptions(msgspec.Struct, frozen=True):
     Arguments:
         payload: include envelopes and, unless encrypted, payloads.
         limit: maximum number of messages, oldest first; None for all.
+        mask: headers whose values are hidden. With any mask, envelopes are left out; with one of fields of
+            payloads, these too.
     """
 
     format: ExportFormat
     payload: bool = False
     limit: int | None = None
+    mask: Mask = NO_MASK
 
 
 class ExportPart(msgspec.Struct, frozen=True):

@@ -14,6 +14,7 @@ import polars as pl
 import pytest
 
 from postroom.adapters.compose import open_mailbox
+from postroom.adapters.compose.console import ConsoleSettings
 from postroom.adapters.compose.testing import ManualClock
 from postroom.adapters.console.event_filter import PARAMETERS
 from postroom.application.messages import NewMessage
@@ -223,3 +224,29 @@ async def test_an_export_ends_with_its_download_and_more_than_two_are_refused(
         assert (first.status, second.status) == (200, 200)
         await first.content.readany()
     assert (await browser.get("/search/export?format=json")).status in (200, 429)
+
+
+async def test_what_is_hidden_is_not_in_results_facets_suggestions_and_exports(place: Place) -> None:
+    access = lambda mailbox, search: place.control.open_session  # noqa: E731  # as of `served_console`
+    hidden = ConsoleSettings(mask_headers=("principal", "=1+1"), mask_payload_fields=("/card",))
+    async with served_console(place.mailbox, store=place.store, access=access, settings=hidden) as browser:
+        await browser.sign_in(place.issue(operations=[Operation.READ_HEADERS, Operation.READ_PAYLOAD]))
+        page = await browser.get("/search?topics=odd")
+        assert len(messages(page.text)) == 1
+        assert "[masked]" in page.text
+        assert "alert(1)" not in page.text
+        assert "Principal</h2>" not in page.text
+        for path in (
+            *("principals=alice", "header=%5C%3D1%2B1=x", "text=evil", "match=evil"),
+            "format=csv&principals=alice",
+        ):
+            for target in ("/search", "/search/export"):
+                assert (await browser.get(f"{target}?{path}&format=csv")).status == 403, path
+        assert "value=" not in (await browser.get("/search/suggestions/principal?principals=a")).text
+        export = await browser.get("/search/export?format=json&payload=1&topics=odd")
+        row = json.loads(export.text)
+        assert (row["principal"], row["custom_headers"]["=1+1"]) == ("[masked]", "[masked]")
+        assert (row["envelope_b64"], row["payload"], row["payload_b64"]) == (None, None, None)
+        await browser.sign_in(place.issue())
+        page = await browser.get("/search?topics=odd&principals=%3Cscript%3Ealert(1)%3C/script%3E")
+        assert len(messages(page.text)) == 1
