@@ -35,6 +35,8 @@ class TimelineEntry(NamedTuple):
     Arguments:
         why: the reason of a delivery, as a sentence.
         job: id of the redrive job that caused it.
+        copy: id of the copy that this job sent of the message.
+        original: id of the message of which this one is the copy.
     """
 
     position: int
@@ -44,6 +46,8 @@ class TimelineEntry(NamedTuple):
     text: str
     why: str
     job: str
+    copy: str
+    original: str
 
 
 class MessageView(NamedTuple):
@@ -196,4 +200,6 @@ def _timeline(detail: MessageDetail, explanation: Explanation, mask: Mask) -> It
             text,
             reasons.get(step.position, ""),
             str(facts.get("redrive_job", "")),
+            str(facts.get("copy", "")),
+            str(facts.get("original", "")),
         )

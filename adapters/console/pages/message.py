@@ -131,7 +131,13 @@ async def act(page: Page) -> Response:
     """Redrive, archive or purge a dead letter, by a job of this one message."""
     action = _action(page)
     detail = await page.session.read_headers(page.field("id"))
-    spec = RedriveSpec(action=action, topics=(detail.topic,), message_ids=(detail.message_id,))  # type: ignore[arg-type]  # one of its literals
+    spec = RedriveSpec(
+        action=action,  # type: ignore[arg-type]  # one of its literals
+        topics=(detail.topic,),
+        message_ids=(detail.message_id,),
+        # Jobs leave out those of which there is a copy unless they name that reason.
+        reasons=("replaced",) if detail.reason == "replaced" else (),
+    )
     job_id = check_uuid("The redrive job id", page.field("job_id"))
     report = await page.mailbox.start_redrive(spec, job_id=job_id)
     return redirect_to_message(page, detail.message_id, _describe(await _wait(page, report), action))
