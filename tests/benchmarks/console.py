@@ -44,6 +44,15 @@ PAGES: dict[str, Sequence[str]] = {
         "/search/suggestions/principal?principals=user-1",
         "/search/suggestions/header?header=r",
     ),
+    "dead-letters": (
+        "/dead-letters",
+        "/dead-letters?by=reason&order=largest",
+        "/dead-letters?topics=bench.*&text=be",
+        "/dead-letters/letters",
+        "/dead-letters/letters?topics=bench.failing",
+    ),
+    "redrives": ("/redrives", "/redrives/new?topics=bench.failing"),
+    "what-if": ("/what-if", "/what-if?max_attempts=3", "/what-if?max_attempts=3&topic=bench.flaky"),
 }
 """Paths of each page, whose figures are those of all of them; other pages add theirs."""
 REPEATS = 15
