@@ -12,25 +12,29 @@ from postroom.adapters.nats.consumers import ensure_consumer
 from postroom.adapters.nats.dead_letter_queue import JetStreamDeadLetterQueue
 from postroom.adapters.nats.definitions import ConsumerDefinition
 from postroom.adapters.nats.metrics import nats_metrics
+from postroom.adapters.nats.ordered_stream import JetStreamOrderedStream
 from postroom.adapters.nats.publisher import JetStreamPublisher
 from postroom.adapters.nats.pull_consumer import PullConsumer
 from postroom.adapters.nats.settings import NatsSettings
 from postroom.adapters.nats.source import JetStreamSource
 from postroom.adapters.nats.streams import JetStreamStreams
 from postroom.adapters.postgres.messaging.inbox import PostgresInbox
+from postroom.adapters.postgres.messaging.inbox_queue import PostgresInboxQueue
 from postroom.adapters.postgres.messaging.settings import MessagingSettings
 from postroom.adapters.system.clock import SystemClock
 from postroom.application.background import background_task
 from postroom.application.cleanup import Cleanup
 from postroom.application.inbox.dead_letter_admin import DeadLetterAdmin, InboxDeadLetter
 from postroom.application.inbox.dead_letters import DeadLetterPublisher
-from postroom.application.inbox.delivery import Delivery
+from postroom.application.inbox.delivery import Delivery, identify
 from postroom.application.inbox.get_backlog import GetInboxBacklog, InboxBacklog
 from postroom.application.inbox.metrics import MeasuredHandler, inbox_monitor
+from postroom.application.inbox.ordered_source import OrderedSource, sharing
 from postroom.application.inbox.settings import InboxSettings
 from postroom.application.inbox.worker import InboxWorker
 from postroom.application.monitor import Monitor
 from postroom.application.ports.event_handler import EventHandler
+from postroom.application.ports.source import Source
 from postroom.domain.errors import InvalidRequest
 from postroom.domain.inbox import DeliveryPolicy
 from postroom.domain.subject import check_token
@@ -118,22 +122,41 @@ async def open_monitored_worker(
             actual.max_deliver,
             settings.backoff_base_ms,
             settings.backoff_max_ms,
-            actual.server_limit,
+            None if settings.ordered else actual.server_limit,
         )
         repository = _repository(messaging, settings)
         stack.push_async_callback(repository.close)
         await repository.backlog()  # fails now rather than at the first message
-        source = await JetStreamSource.open(nats, PullConsumer(durable=actual.durable, stream=actual.stream))
-        stack.push_async_callback(source.close)
+        clock = SystemClock()
+        stream = await JetStreamSource.open(nats, PullConsumer(durable=actual.durable, stream=actual.stream))
+        stack.push_async_callback(stream.close)
+        queue = PostgresInboxQueue(messaging.database, f"{actual.stream}/{actual.durable}", messaging.tables)
+        stack.push_async_callback(queue.close)
+        source: Source = stream
+        if settings.ordered:
+            ordered = OrderedSource(
+                queue,
+                JetStreamOrderedStream(stream, actual.stream, actual.durable),
+                lambda message: identify(message, actual.stream),
+                clock,
+                lease_ms=settings.lease_ms,
+                ack_wait_ms=stream.ack_wait_ms,
+            )
+            await stack.enter_async_context(sharing(ordered, queue))
+            source = ordered
+        else:
+            await _refuse_beside_ordered(queue, actual.durable)
         if settings.cleanup_every_ms:
             connection = _repository(messaging, settings)
             stack.push_async_callback(connection.close)
             cleanup = _cleanup(connection, settings)
             await stack.enter_async_context(background_task(cleanup.run(settings.cleanup_every_ms)))
-        clock = SystemClock()
         dead_letters = DeadLetterPublisher(
             JetStreamPublisher(client), messaging.context, actual.stream, actual.durable
         )
+        concurrency = settings.concurrency
+        if not settings.ordered:
+            concurrency = min(concurrency, actual.max_ack_pending)
         worker = InboxWorker(
             source,
             Delivery(
@@ -143,16 +166,20 @@ async def open_monitored_worker(
                 clock,
                 policy,
                 stream=actual.stream,
-                busy_ms=source.ack_wait_ms,
+                busy_ms=stream.ack_wait_ms,
             ),
             clock,
             policy,
-            concurrency=min(settings.concurrency, actual.max_ack_pending),
-            ack_wait_ms=source.ack_wait_ms,
+            concurrency=(
+                settings.concurrency
+                if settings.ordered
+                else min(settings.concurrency, actual.max_ack_pending)
+            ),
+            ack_wait_ms=stream.ack_wait_ms,
         )
         counting = _repository(messaging, settings)
         stack.push_async_callback(counting.close)
-        clients = {"source": source.client, "publisher": client}
+        clients = {"source": stream.client, "publisher": client}
         monitor = inbox_monitor(
             worker,
             messaging.context,
@@ -188,6 +215,17 @@ async def open_dead_letters(
         stack.push_async_callback(repository.close)
         queue = JetStreamDeadLetterQueue(client)
         yield DeadLetterAdmin(queue, repository, events, SystemClock(), messaging.context)
+
+
+async def _refuse_beside_ordered(queue: PostgresInboxQueue, consumer: str) -> None:
+    """Raise InvalidRequest if the consumer's messages are in a queue, which only ordered workers deliver."""
+    messages, workers = await queue.use()
+    if messages or workers:
+        raise InvalidRequest(
+            f"Consumer {consumer} is read in order: {workers} workers share its queue of {messages:,} "
+            "messages. Set ordered = true under [inbox]; or run ordered workers until the queue is empty, "
+            "and stop them."
+        )
 
 
 def _handler(settings: InboxSettings) -> HttpEventHandler:

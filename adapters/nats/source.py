@@ -278,7 +278,7 @@ class JetStreamSource:
             SourceMessage(
                 subject.decode(),
                 data,
-                _LazyHeaders(headers) if headers else _NO_HEADERS,
+                LazyHeaders(headers) if headers else _NO_HEADERS,
                 int(words[at]),
                 words[at + 1].decode(),
                 reply,
@@ -328,7 +328,7 @@ class JetStreamSource:
         return Unavailable(f"{self._name()} {what}: {reason}. It is retried when NATS is available.")
 
 
-class _LazyHeaders(Headers):
+class LazyHeaders(Headers):
     """Headers that are parsed on first access."""
 
     __slots__ = ("_raw",)

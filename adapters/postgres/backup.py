@@ -17,7 +17,14 @@ from postroom.application.ports.event_log import Seal, StoredSnapshot
 from postroom.domain.commit import GENESIS, POSITIONS_PER_MAILBOX, Commit, IndexEntry
 
 OUTBOX = "outbox_messages"
-TABLES = ("outbox_events", "outbox_retries", "inbox_messages", "aggregate_events")
+TABLES = (
+    "outbox_events",
+    "outbox_retries",
+    "inbox_messages",
+    "aggregate_events",
+    "inbox_queue",
+    "inbox_readers",
+)
 """Tables of outbox and inbox, which only PostgreSQL has; each is a file of a backup unless it is empty."""
 SUFFIX = ".csv"
 COMMIT_TYPES = ("int8", "int8", "int8", "int8", "bytea", "bytea", "bytea")

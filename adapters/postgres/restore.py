@@ -130,7 +130,7 @@ class PostgresStoreLoader:
                 with self._connection.cursor() as cursor, cursor.copy(statement.encode()) as copy:
                     while data := file.read(1 << 20):
                         copy.write(data)
-            if table == "outbox_events":
+            if table in ("outbox_events", "inbox_queue"):
                 statement = SQL["restart_positions"].format(table=table)
                 self._connection.execute(statement.encode(), {"table": table})
 

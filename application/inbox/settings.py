@@ -27,6 +27,8 @@ class InboxSettings(msgspec.Struct, frozen=True):
         cleanup_every_ms: interval of cleanups by a worker; 0 leaves them to `postroom inbox cleanup`.
         keep_history: keep the histories of deleted messages in `aggregate_events`.
         consumer: which of `[consumers]` to read, if there are several.
+        ordered: keep the order of each aggregate with any number of workers, by a queue in the database.
+        lease_ms: how long the partitions of an ordered worker stay its own after it ended or was paused.
     """
 
     handler: str = ""
@@ -43,6 +45,8 @@ class InboxSettings(msgspec.Struct, frozen=True):
     cleanup_every_ms: Annotated[int, Meta(ge=0)] = 600 * SECOND_MS
     keep_history: bool = False
     consumer: str = ""
+    ordered: bool = False
+    lease_ms: Annotated[int, Meta(ge=100)] = 15 * SECOND_MS
 
     def __repr__(self) -> str:
         return f"InboxSettings(handler={self.handler!r})"  # the rest has secrets

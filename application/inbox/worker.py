@@ -16,8 +16,9 @@ import msgspec
 from postroom.application.background import cancel_and_wait, wait_at_most
 from postroom.application.correlation import correlate
 from postroom.application.inbox.delivery import Delivery
+from postroom.application.inbox.partitions import aggregate_key
 from postroom.application.monitor import Progress
-from postroom.application.outbox.message import AGGREGATE_ID, AGGREGATE_TYPE, CORRELATION_ID
+from postroom.application.outbox.message import CORRELATION_ID
 from postroom.application.ports.clock import Clock
 from postroom.application.ports.source import Source, SourceMessage
 from postroom.application.telemetry import logger
@@ -150,7 +151,10 @@ class InboxWorker:
         return messages
 
     def _start(self, message: SourceMessage) -> None:
-        lanes = (lane_key(message), f"id {self._delivery.message_id(message)}")
+        lanes = (
+            lane_key(message) or f"sequence {message.sequence}",
+            f"id {self._delivery.message_id(message)}",
+        )
         ahead = {self._lanes[lane] for lane in lanes if lane in self._lanes}
         task = asyncio.create_task(self._work(message, lanes, ahead))
         self._lanes.update(dict.fromkeys(lanes, task))
@@ -183,6 +187,7 @@ class InboxWorker:
             logger().warning("inbox.settling_failed", sequence=message.sequence, error=str(error))
         except Exception:
             logger().exception("inbox.defect", subject=message.subject, sequence=message.sequence)
+            self._hold(message, lanes, self._clock.uptime() // 1_000, self._ack_wait_ms)
         finally:
             del self._in_progress[id(message)]
             for lane in lanes:
@@ -203,13 +208,18 @@ class InboxWorker:
             now = self._clock.uptime() // 1_000
         for lane in lanes:
             self._holds.get(lane, {}).pop(at, None)
-            if result.redeliver_ms is not None:
-                until = now + result.redeliver_ms
-                self._holds.setdefault(lane, {})[at] = _Hold(until, until + self._ack_wait_ms)
         if result.redeliver_ms is not None:
+            self._hold(message, lanes, now, result.redeliver_ms)
             for lane in list(self._holds):
                 self._forget(lane, now)
         return result
+
+    def _hold(self, message: SourceMessage, lanes: Iterable[str], now: int, redeliver_ms: int) -> None:
+        """Have later messages of its lanes wait for the redelivery of a message."""
+        until = now + redeliver_ms
+        for lane in lanes:
+            holds = self._holds.setdefault(lane, {})
+            holds[stream_position(message.sequence)] = _Hold(until, until + self._ack_wait_ms)
 
     def _forget(self, lane: str, now: int) -> None:
         """Remove expired holds of a lane, and the lane if none remains."""
@@ -305,7 +315,4 @@ def stream_position(sequence: str) -> StreamPosition:
 
 def lane_key(message: SourceMessage) -> str:
     """Return the lane of a message: its aggregate, or else its sequence."""
-    headers = message.headers
-    if AGGREGATE_ID in headers:
-        return f"aggregate {headers.get(AGGREGATE_TYPE, '')}/{headers[AGGREGATE_ID]}"
-    return f"sequence {message.sequence}"
+    return aggregate_key(message) or f"sequence {message.sequence}"

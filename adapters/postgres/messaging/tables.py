@@ -18,6 +18,10 @@ class Tables(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     outbox_retries: str = "outbox_retries"
     inbox_messages: str = "inbox_messages"
     aggregate_events: str = "aggregate_events"
+    inbox_queue: str = "inbox_queue"
+    inbox_readers: str = "inbox_readers"
+    inbox_workers: str = "inbox_workers"
+    inbox_partitions: str = "inbox_partitions"
 
     def __post_init__(self) -> None:
         for table in self.__struct_fields__:

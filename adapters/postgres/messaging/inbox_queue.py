@@ -1,0 +1,160 @@
+"""The inbox queue port over PostgreSQL, on one connection that is opened on demand."""
+
+import asyncio
+from collections.abc import Collection, Sequence
+from typing import Any
+from uuid import UUID, uuid4
+
+import msgspec
+import psycopg
+
+from postroom.adapters.postgres.database import AsyncConnection, connect_async, describe, shown
+from postroom.adapters.postgres.messaging.tables import Tables, messaging_statements
+from postroom.adapters.sql.transaction import for_psycopg
+from postroom.application.inbox.partitions import PARTITIONS
+from postroom.application.ports.inbox_queue import NewMessage, Ownership, QueuedMessage, Retry, Turn
+from postroom.application.ports.ordered_stream import StreamState
+from postroom.application.ports.source import Headers, SourceMessage
+from postroom.domain.errors import Unavailable
+
+
+class _Content(msgspec.Struct, array_like=True, frozen=True):
+    """What the queue stores of a message, msgpack."""
+
+    subject: str
+    headers: Sequence[tuple[str, str]]
+    data: bytes
+
+
+_decode = msgspec.msgpack.Decoder(_Content).decode
+
+
+class PostgresInboxQueue:
+    """The queue of one consumer in the service's database, as one worker uses it.
+
+    Arguments:
+        url: the database, in which `postroom migrate` created the tables.
+        consumer: `STREAM/DURABLE`.
+    """
+
+    def __init__(self, url: str, consumer: str, tables: Tables | None = None) -> None:
+        self._url = url
+        self._consumer = consumer
+        self.worker: UUID = uuid4()
+        """Identifies this worker."""
+        self._incarnation = ""
+        statements = messaging_statements("inbox_queue.sql", tables or Tables())
+        self._sql = {name: for_psycopg(text) for name, text in statements.items()}
+        self._connection: AsyncConnection | None = None
+        self._turn = asyncio.Lock()
+
+    async def open(self, state: StreamState) -> None:
+        """Begin to use the queue; see `InboxQueue.open`."""
+        await self._run("add_partitions", partitions=PARTITIONS)
+        await self._run(
+            "open_reader", incarnation=state.incarnation, floor=state.floor, delivered=state.delivered
+        )
+        self._incarnation = state.incarnation
+
+    async def take_turn(self, ms: int, most: int) -> Turn | None:
+        """Take or prolong the right to add; see `InboxQueue.take_turn`."""
+        rows = await self._run("take_turn", incarnation=self._incarnation, ms=ms, most=most)
+        return Turn(*rows[0]) if rows else None
+
+    async def add(self, after: int, last: int, messages: Sequence[NewMessage]) -> bool:
+        """Add the next messages of the stream; see `InboxQueue.add`."""
+        rows = await self._run(
+            "add",
+            incarnation=self._incarnation,
+            after=after,
+            last=last,
+            partitions=[each.partition for each in messages],
+            lanes=[each.lane for each in messages],
+            sequences=[int(each.message.sequence) for each in messages],
+            messages=[_encode(each.message) for each in messages],
+        )
+        return bool(rows)
+
+    async def renew(self, ms: int) -> None:
+        """Renew the lease of this worker's partitions; see `InboxQueue.renew`."""
+        await self._run("renew", ms=ms)
+
+    async def claim(self) -> Ownership:
+        """Claim partitions without a live owner; see `InboxQueue.claim`."""
+        await self._run("claim", partitions=PARTITIONS)
+        rows = await self._run("owned")
+        return Ownership({partition: epoch for partition, epoch, _ in rows}, rows[0][2] if rows else 1)
+
+    async def release(self, partitions: Collection[int]) -> None:
+        """Give up partitions; see `InboxQueue.release`."""
+        await self._run("release", partitions=list(partitions))
+
+    async def leave(self) -> None:
+        """Give up all partitions, and the turn; see `InboxQueue.leave`."""
+        await self._run("leave")
+
+    async def next(
+        self, limit: int, in_hand: Collection[int], draining: Collection[int]
+    ) -> Sequence[QueuedMessage]:
+        """Return the first messages of this worker's partitions; see `InboxQueue.next`."""
+        rows = await self._run("next", limit=limit, in_hand=list(in_hand), draining=list(draining))
+        return [
+            QueuedMessage(position, partition, epoch, lane, failures, _read(content, sequence, failures))
+            for position, partition, epoch, lane, sequence, failures, content in rows
+        ]
+
+    async def settle(self, settled: Collection[int], retries: Collection[Retry]) -> None:
+        """Remove messages, and postpone others; see `InboxQueue.settle`."""
+        await self._run(
+            "settle",
+            settled=list(settled),
+            retried=[retry.position for retry in retries],
+            partitions=[retry.partition for retry in retries],
+            epochs=[retry.epoch for retry in retries],
+            delays=[retry.delay_ms for retry in retries],
+        )
+
+    async def use(self) -> tuple[int, int]:
+        """Return how many messages are in the queue, and how many workers share it; 0 without its tables."""
+        try:
+            ((messages, workers),) = await self._run("use")
+        except Unavailable as error:
+            if isinstance(error.__cause__, psycopg.errors.UndefinedTable):
+                return 0, 0
+            raise
+        return messages, workers
+
+    async def close(self) -> None:
+        """Disconnect; closing twice is fine."""
+        if self._connection is not None:
+            await self._connection.close()
+            self._connection = None
+
+    async def _run(self, name: str, **parameters: Any) -> list[tuple[Any, ...]]:
+        """Run a statement, which is a transaction."""
+        async with self._turn:
+            if self._connection is None or self._connection.closed:
+                self._connection = await connect_async(self._url, "postroom inbox queue")
+                self._connection.prepare_threshold = None  # PgBouncer may switch server connections
+            parameters |= {"consumer": self._consumer, "worker": str(self.worker)}
+            try:
+                cursor = await self._connection.execute(self._sql[name], parameters)
+                return await cursor.fetchall() if cursor.description is not None else []
+            except psycopg.errors.UndefinedTable as error:
+                raise Unavailable(
+                    f"The database {shown(self._url)} has no inbox queue: {error.diag.message_primary}. Run "
+                    "`postroom migrate --messaging URL` once, or configure the names of its tables."
+                ) from error
+            except psycopg.Error as error:
+                raise describe(error, self._url) from error
+
+
+def _encode(message: SourceMessage) -> bytes:
+    return msgspec.msgpack.encode(_Content(message.subject, message.header_pairs, message.data))
+
+
+def _read(content: bytes, sequence: int, failures: int) -> SourceMessage:
+    stored = _decode(content)
+    return SourceMessage(
+        stored.subject, stored.data, Headers(stored.headers), failures + 1, str(sequence), None
+    )
