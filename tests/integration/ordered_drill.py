@@ -1,10 +1,10 @@
 """A drill of ordered workers: `python -m tests.integration.ordered_drill EVENTS WORKERS [SEED]`.
 
 Worker processes handle events of 500 aggregates while they are killed, paused for up to 5 s (their leases
-end after 2 s), stopped and replaced. Handlers fail now and then, before or after their transaction, and refuse
-some events for ever. Each effect is a row, written in the transaction of the inbox's middleware; so the rows of
-an aggregate have the order in which its events were handled. Ends with status 1 if one is missing, there twice,
-or out of order.
+end after 2 s), stopped and replaced. Handlers fail now and then, before or after their transaction, and
+refuse some events for ever. Each effect is a row, written in the transaction of the inbox's middleware; so
+the rows of an aggregate have the order in which its events were handled. Ends with status 1 if one is
+missing, there twice, or out of order.
 """
 
 import asyncio
