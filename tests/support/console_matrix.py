@@ -48,6 +48,7 @@ NEEDS = {
     "GET /log/verify": Need(all_topics=True, path="/log/verify?from=1"),
     "GET /audit": Need((ADMIN,), all_topics=True),
     "GET /audit/verify": Need((ADMIN,), all_topics=True),
+    "GET /cluster": Need((ADMIN,), all_topics=True),
     "GET /access": Need((), is_mailbox=False),
     "POST /access/end": Need((ADMIN,), all_topics=True),
     "GET /messages": Need((), is_mailbox=False),  # a form for an id
