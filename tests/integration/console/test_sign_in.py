@@ -185,3 +185,12 @@ async def test_a_form_that_is_too_large_is_refused_in_words(place: MemoryPlace, 
     fields = [f"topic={'x' * 1_000}"] * 1_100
     page = await browser.send("/topics/pause", BytesIO("&".join(fields).encode()))
     assert (page.status, "E_FRAME" in page.text) == (413, True)
+
+
+async def test_a_method_that_a_page_does_not_accept_is_refused_in_words(
+    place: MemoryPlace, browser: Browser
+) -> None:
+    await browser.sign_in(place.issue())
+    page = await browser.get("/topics/pause?topic=orders")
+    assert (page.status, "does not accept" in page.text) == (400, True)
+    assert not (await place.mailbox.get_backlog()).paused_topics
