@@ -62,6 +62,7 @@ NEEDS = {
     ),
     "GET /dead-letters": Need(),
     "GET /dead-letters/letters": Need(),
+    "GET /what-if": Need(),
     "GET /redrives": Need((REDRIVE,)),
     "POST /redrives": Need((REDRIVE,), form=OF_JOB),
     "GET /redrives/new": Need((REDRIVE,)),

@@ -141,10 +141,6 @@ async def test_each_route_is_permitted_or_refused_as_the_scope_of_the_token_says
     assert not differences, "\n".join(map(str, differences))
 
 
-def test_the_matrix_lists_no_route_that_does_not_exist() -> None:
-    assert not {route for route in NEEDS if route in PUBLIC}
-
-
 async def test_the_matrix_has_routes_of_the_console_only(stored: Stored) -> None:
     assert {*NEEDS, *PUBLIC} <= {*routes(stored.mailbox)}
 
