@@ -77,7 +77,7 @@ PICTURES: Final = (
     Picture("verification", "/log/verify?from=1&through=5000"),
     Picture("audit", "/audit", is_dark=True),
     Picture("access", "/access"),
-    Picture("what-if", "/what-if?topic=orders.created"),
+    Picture("what-if", "/what-if?topic=orders.created&max_attempts=5&backoff_base_ms=1000"),
 )
 
 

@@ -104,6 +104,7 @@ def test_a_search_is_its_url(console: Console, windows: Callable[..., Window]) -
     for window in (first, second):
         assert console.sign_in(window, console.issue("ops"), "/search")
     page = first.page
+    page.evaluate("document.querySelectorAll('main details').forEach(each => each.open = true)")
     page.get_by_label("Topics", exact=True).fill("orders.*")
     page.get_by_label("Headers", exact=True).fill(f"link={SCRIPT_URL}")
     page.get_by_label("Text in headers").fill(XSS)

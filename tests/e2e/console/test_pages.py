@@ -30,6 +30,7 @@ PAGES = {
     "dead letters": "/dead-letters/letters",
     "redrive jobs": "/redrives",
     "form of a redrive job": "/redrives/new",
+    "what-if": "/what-if?topic=orders.*&max_attempts=5",
     "edit of a message": "/message/resend?id=order-1",
 }
 MESSAGES = {
