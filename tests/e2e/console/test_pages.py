@@ -14,6 +14,7 @@ HOSTILE = """<!doctype html><html lang="en"><title>Page</title><main><h1>Page</h
 <script>fetch("http://other.example/"); alert("hostile"); missing()</script></main></html>"""
 PAGES = {
     "overview": "/",
+    "what-if": "/what-if?max_attempts=3",
     "log": "/log",
     "commits": "/log/commits",
     "verification of the log": "/log/verify",
