@@ -66,15 +66,12 @@ class Picture(NamedTuple):
 
 PICTURES: Final = (
     Picture("overview", "/"),
-    Picture("overview-dark", "/", is_dark=True),
     Picture("search", "/search?topics=orders.*&principals=shop-lima", top=".chart-frame"),
     Picture("message", "/messages/{dead}"),
     Picture("dead-letters", "/dead-letters"),
-    Picture("redrive-form", "/redrives/new?topics=orders.*"),
     Picture("redrive-job", "/redrives/{job}"),
     Picture("log", "/log"),
     Picture("commit", "/log/commits/1000"),
-    Picture("verification", "/log/verify?from=1&through=5000"),
     Picture("audit", "/audit", is_dark=True),
     Picture("access", "/access"),
     Picture("what-if", "/what-if?topic=orders.created&max_attempts=5&backoff_base_ms=1000"),
