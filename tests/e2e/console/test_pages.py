@@ -14,7 +14,6 @@ HOSTILE = """<!doctype html><html lang="en"><title>Page</title><main><h1>Page</h
 <script>fetch("http://other.example/"); alert("hostile"); missing()</script></main></html>"""
 PAGES = {
     "overview": "/",
-    "what-if": "/what-if?max_attempts=3",
     "log": "/log",
     "commits": "/log/commits",
     "verification of the log": "/log/verify",
@@ -82,6 +81,15 @@ def test_a_page_is_quiet_and_accessible_and_fits_the_window(
     console: Console, admin: Window, name: str
 ) -> None:
     check_page(admin, console, PAGES[name])
+
+
+def test_the_forms_of_sign_in_and_of_errors_are_accessible(
+    console: Console, windows: Callable[..., Window]
+) -> None:
+    window = windows(size=PHONE, is_dark=True)
+    for path in ("/", "/none"):
+        page = window.open(console.base + path)
+        assert (find_violations(page), overflow(page)) == ([], 0)
 
 
 @pytest.mark.parametrize("name", MESSAGES)
