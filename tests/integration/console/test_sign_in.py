@@ -49,6 +49,14 @@ async def test_sign_out_ends_the_session(place: MemoryPlace, browser: Browser) -
     assert (await browser.get("/", cookies=old)).status == 401
 
 
+@pytest.mark.parametrize("body", [b"csrf=guess", b"a=1&" * 2_000], ids=["guess", "fields"])
+async def test_nobody_else_signs_a_browser_out(place: MemoryPlace, browser: Browser, body: bytes) -> None:
+    await browser.sign_in(place.issue())
+    headers = {"content-type": "application/x-www-form-urlencoded"}
+    await browser.send("/sign-out", body, headers=headers)
+    assert (await browser.get("/")).status == 200
+
+
 async def test_a_session_ends_when_its_token_expires_or_is_revoked(
     place: MemoryPlace, browser: Browser
 ) -> None:
