@@ -150,8 +150,7 @@ async def _measure_export(figures: Figures, database: Database, mailbox: Postroo
             async for data in response.content.iter_any():
                 size += len(data)
         seconds = time.perf_counter() - started
-        await until(lambda before=before: _children_seconds() > before)  # its process has been waited for
-        processor = _children_seconds() - before
+        processor = await _new_children_seconds(before)
         name = f"console.{database}.export.{format_}"
         figures.add(name, size / 1e6 / seconds, "MB/s", EXPORT_GOAL_MB)
         figures.add(f"{name}.cpu", size / 1e6 / processor, "MB/s")
@@ -183,6 +182,12 @@ async def _send_seconds(mailbox: Postroom) -> float:
 def _children_seconds() -> float:
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
     return usage.ru_utime + usage.ru_stime
+
+
+async def _new_children_seconds(before: float) -> float:
+    """Return the processor time of a process that has ended, when it has been waited for."""
+    await until(lambda: _children_seconds() > before)
+    return _children_seconds() - before
 
 
 def _resident_bytes() -> int:
