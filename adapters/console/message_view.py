@@ -13,6 +13,9 @@ from postroom.domain.errors import InvalidRequest
 from postroom.domain.message import MS
 
 MESSAGE, SEARCH = "message", "search"
+MAX_EVENTS = 500
+"""Number of events that are shown: the first, and the latest."""
+MAX_DEAD_LETTERINGS = 50
 
 
 class Header(NamedTuple):
@@ -35,6 +38,8 @@ class TimelineEntry(NamedTuple):
     Arguments:
         why: the reason of a delivery, as a sentence.
         job: id of the redrive job that caused it.
+        copy: id of the copy that this job sent of the message.
+        original: id of the message of which this one is the copy.
     """
 
     position: int
@@ -44,6 +49,8 @@ class TimelineEntry(NamedTuple):
     text: str
     why: str
     job: str
+    copy: str
+    original: str
 
 
 class MessageView(NamedTuple):
@@ -52,7 +59,10 @@ class MessageView(NamedTuple):
     Arguments:
         published_at: µs since 1970 UTC.
         now: its present state, as a sentence.
+        is_masked: whether the value of a header is hidden.
         envelope: None if it can't be read, as it was altered.
+        omitted: number of events that are not in the timeline.
+        dead_letterings: the latest.
         original_subject: the subject it was ingested from; empty when it was sent directly.
     """
 
@@ -71,8 +81,10 @@ class MessageView(NamedTuple):
     headers: tuple[Header, ...]
     custom_headers: tuple[Header, ...]
     timeline: tuple[TimelineEntry, ...]
+    omitted: int
     dead_letterings: tuple[DeadLettering, ...]
     original_subject: str
+    is_masked: bool
     envelope: PrismEnvelope | None
 
     @property
@@ -91,6 +103,8 @@ def make_view(detail: MessageDetail, explanation: Explanation, mask: Mask) -> Me
     item = mask.hide_item(detail.item)
     lineage = lineage_of(detail)
     subject = lineage.original_subject
+    timeline = tuple(_timeline(detail, explanation, mask))
+    omitted = max(0, len(timeline) - MAX_EVENTS)
     return MessageView(
         detail.message_id,
         detail.topic,
@@ -106,9 +120,11 @@ def make_view(detail: MessageDetail, explanation: Explanation, mask: Mask) -> Me
         explanation.now,
         tuple(_headers(item, envelope, mask)),
         tuple(Header(name, value) for name, value in sorted(item.custom_headers.items())),
-        tuple(_timeline(detail, explanation, mask)),
-        tuple(lineage.dead_letterings),
+        timeline[:1] + timeline[1 + omitted :],
+        omitted,
+        tuple(lineage.dead_letterings[-MAX_DEAD_LETTERINGS:]),
         subject if subject in item.custom_headers.values() else "",
+        hides_headers(detail, envelope, mask),
         envelope,
     )
 
@@ -129,8 +145,22 @@ def _headers(item: MailboxItem, envelope: PrismEnvelope | None, mask: Mask) -> I
             yield Header(label, value, "" if is_hidden else link, parameter)
     if envelope is None:
         return
+    for name, value in _other_headers(envelope).items():
+        is_hidden = mask.covers_header(name)
+        link = MESSAGE if name == "causality_parent" and not is_hidden else ""
+        yield Header(_OTHERS[name], MASK if is_hidden else value, link)
+
+
+def hides_headers(detail: MessageDetail, envelope: PrismEnvelope | None, mask: Mask) -> bool:
+    """Return whether a mask hides the value of any header of a message."""
+    others = {} if envelope is None else _other_headers(envelope)
+    return mask.hide_item(detail.item) is not detail.item or any(map(mask.covers_header, others))
+
+
+def _other_headers(envelope: PrismEnvelope) -> dict[str, str]:
+    """Return the headers that searches do not have, those that are set."""
     content = OpenedEnvelope(envelope)
-    others = {
+    values = {
         "causality_parent": content.causality_parent,
         "content_encoding": content.content_encoding,
         "payload_type": envelope.payload.type_url or None,
@@ -138,11 +168,7 @@ def _headers(item: MailboxItem, envelope: PrismEnvelope | None, mask: Mask) -> I
         "priority": str(content.priority),
         "baggage": ", ".join(f"{key}={value}" for key, value in sorted(content.baggage.items())) or None,
     }
-    for name, value in others.items():
-        if value is not None:
-            is_hidden = mask.covers_header(name)
-            link = MESSAGE if name == "causality_parent" and not is_hidden else ""
-            yield Header(_OTHERS[name], MASK if is_hidden else value, link)
+    return {name: value for name, value in values.items() if value is not None}
 
 
 _SHOWN = (
@@ -183,4 +209,6 @@ def _timeline(detail: MessageDetail, explanation: Explanation, mask: Mask) -> It
             text,
             reasons.get(step.position, ""),
             str(facts.get("redrive_job", "")),
+            str(facts.get("copy", "")),
+            str(facts.get("original", "")),
         )

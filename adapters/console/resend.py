@@ -11,11 +11,12 @@ from postroom.domain.envelope.content import decompress
 from postroom.domain.envelope.headers import BINARY_PREFIX, extension_bytes, extension_text
 from postroom.domain.envelope.v1.envelope_pb2 import PrismEnvelope
 from postroom.domain.errors import FrameTooLarge, InvalidRequest
-from postroom.domain.message import DEFAULT_PRIORITY
+from postroom.domain.message import DEFAULT_PRIORITY, MAX_PRIORITY
 
 MAX_EDIT_BYTES = 256 << 10
 """Size of a payload above which it is not edited in a page."""
 MAX_HEADERS = 200
+_NOT_IN_FIELDS = frozenset("\r\n\0")
 EMPTY_ROWS = 3
 """Number of rows for new headers."""
 TEXT, BASE64 = "text", "base64"
@@ -55,35 +56,65 @@ def draft_of(envelope: PrismEnvelope, id_: str, topic: str) -> Draft:
     Arguments:
         id_: of the other message, its correlation id if it has no other.
 
-    Raises: InvalidRequest for a payload that is encrypted or can't be decompressed, FrameTooLarge for one
-        that is too large to be edited.
+    Raises: InvalidRequest for what no form can contain: a payload that is encrypted or can't be decompressed,
+        too many headers, and a header with a line end; FrameTooLarge for a payload that is too large.
     """
-    content = OpenedEnvelope(envelope)
-    data = edited_payload(envelope)
-    if len(data) > MAX_EDIT_BYTES:
+    message = message_like(envelope, id_, topic)
+    if len(message.payload) > MAX_EDIT_BYTES:
         raise FrameTooLarge(
-            f"The payload of message {id_} has {len(data):,} bytes; payloads of up to {MAX_EDIT_BYTES:,} can "
-            "be edited here. Download it, edit the file, and send it with postroom send --file."
+            f"The payload of message {id_} has {len(message.payload):,} bytes; payloads of up to "
+            f"{MAX_EDIT_BYTES:,} can be edited here. Download it, edit the file, and send it with postroom "
+            "send --file."
         )
-    text, encoding = _as_text(data)
-    headers = tuple((name, extension_text(value)) for name, value in sorted(content.extensions.items()))
-    for name, _ in headers:
-        if not is_visible(name, multiline=False):
+    if len(message.attrs) > MAX_HEADERS:
+        raise InvalidRequest(
+            f"Message {id_} has {len(message.attrs):,} custom headers; up to {MAX_HEADERS} can be edited."
+        )
+    headers = tuple((name, extension_text(value)) for name, value in _as_bytes(message.attrs).items())
+    texts = [message.content_type, message.correlation_id, message.schema_url, message.schema_version]
+    for text in (*message.attrs, *filter(None, texts)):
+        if not _NOT_IN_FIELDS.isdisjoint(text):
+            shown = printable(text, multiline=False)[:80]
             raise InvalidRequest(
-                f"The header {printable(name, multiline=False)[:80]!r} has a control character in its name, "
-                "which a form can't contain; copy the call for curl or Python instead."
+                f"A header of message {id_} has a line end or a NUL in {shown!r}, which the field of a form "
+                "can't contain; copy the call for curl or Python, and edit that."
             )
+    payload, encoding = _as_text(message.payload)
     return Draft(
         topic,
-        text,
+        payload,
         encoding,
         headers,
-        content.content_type or "",
-        content.correlation_id or id_,
-        str(min(max(content.priority, 0), 10)),
-        str(max(content.ttl_seconds, 0)),
-        content.schema_url or "",
-        content.schema_version or "",
+        message.content_type or "",
+        message.correlation_id or "",
+        str(message.priority),
+        str(message.ttl_seconds),
+        message.schema_url or "",
+        message.schema_version or "",
+    )
+
+
+def message_like(envelope: PrismEnvelope, id_: str, topic: str) -> NewMessage:
+    """Return a new message with the payload and headers of another one, which caused it.
+
+    Arguments:
+        id_: of the other message, the correlation id if it has no other.
+
+    Raises: InvalidRequest for a payload that is encrypted or can't be decompressed.
+    """
+    content = OpenedEnvelope(envelope)
+    attrs = {name: _as_attr(value) for name, value in sorted(content.extensions.items())}
+    return NewMessage(
+        topic=topic,
+        payload=edited_payload(envelope),
+        attrs=attrs,
+        ttl_seconds=max(content.ttl_seconds, 0),
+        content_type=content.content_type,
+        correlation_id=content.correlation_id or id_,
+        causality_parent=id_,
+        priority=min(max(content.priority, 0), MAX_PRIORITY),
+        schema_url=content.schema_url,
+        schema_version=content.schema_version,
     )
 
 
@@ -150,9 +181,18 @@ def to_message(
     )
 
 
-def is_visible(text: str, *, multiline: bool = True) -> bool:
-    """Return whether a text is shown as it is; see `printable`."""
-    return printable(text, multiline=multiline) == text
+def _as_attr(value: bytes) -> str | bytes:
+    """Return the value of a header as text, if that stands for it."""
+    text = extension_text(value)
+    return value if text.startswith(BINARY_PREFIX) else text
+
+
+def _as_bytes(attrs: Mapping[str, str | bytes]) -> dict[str, bytes]:
+    return {name: value if isinstance(value, bytes) else value.encode() for name, value in attrs.items()}
+
+
+def _is_visible(text: str) -> bool:
+    return printable(text) == text
 
 
 def _as_text(data: bytes) -> tuple[str, str]:
@@ -160,7 +200,7 @@ def _as_text(data: bytes) -> tuple[str, str]:
         text = data.decode()
     except UnicodeDecodeError:
         text = None
-    if text is not None and is_visible(text.replace("\r\n", "\n")):
+    if text is not None and _is_visible(text.replace("\r\n", "\n")):
         return text, TEXT
     return b64encode(data).decode(), BASE64
 

@@ -10,9 +10,9 @@ import uuid_utils
 from starlette.responses import Response, StreamingResponse
 
 from postroom.adapters.console.copies import Copy, Target, read_copies, send_copies
-from postroom.adapters.console.message_view import MessageView, make_view, read_envelope
+from postroom.adapters.console.message_view import MessageView, hides_headers, make_view, read_envelope
 from postroom.adapters.console.page import NavEntry, Page, route
-from postroom.adapters.console.resend import Draft, draft_of, read_draft, to_message
+from postroom.adapters.console.resend import Draft, draft_of, message_like, read_draft, to_message
 from postroom.application.masking import NO_MASK, Mask
 from postroom.application.payload_preview import PayloadPreview, decode_bounded, preview_payload
 from postroom.application.queries.verify_message import MessageVerification, VerifyMessage
@@ -62,7 +62,7 @@ async def _show(page: Page, id_: str) -> Response:
         if view.envelope is not None:
             decode = partial(_decode, page, view.mailbox)
             preview = await page.blocking(preview_payload, view.envelope, decode, mask)
-            copies = _send_copies(page, view, view.envelope, preview, mask)
+            copies = await page.blocking(_send_copies, page, view, view.envelope, preview)
         if page.data.log is not None:
             try:
                 verification = await page.blocking(VerifyMessage(page.data.log), id_)
@@ -80,7 +80,7 @@ async def _show(page: Page, id_: str) -> Response:
         rest=text[FOLD_CHARS:],
         verification=verification if isinstance(verification, MessageVerification) else None,
         verification_error=verification if isinstance(verification, PostroomError) else None,
-        hides_digests=preview is not None and preview.is_masked,
+        hides_digests=view.is_masked or (preview is not None and preview.is_masked),
         correlation_id=_correlation_id(view),
         read_copies=read_copies(_target(page), view.id),
         send_copies=copies,
@@ -131,7 +131,13 @@ async def act(page: Page) -> Response:
     """Redrive, archive or purge a dead letter, by a job of this one message."""
     action = _action(page)
     detail = await page.session.read_headers(page.field("id"))
-    spec = RedriveSpec(action=action, topics=(detail.topic,), message_ids=(detail.message_id,))  # type: ignore[arg-type]  # one of its literals
+    spec = RedriveSpec(
+        action=action,  # type: ignore[arg-type]  # one of its literals
+        topics=(detail.topic,),
+        message_ids=(detail.message_id,),
+        # Jobs leave out those of which there is a copy unless they name that reason.
+        reasons=("replaced",) if detail.reason == "replaced" else (),
+    )
     job_id = check_uuid("The redrive job id", page.field("job_id"))
     report = await page.mailbox.start_redrive(spec, job_id=job_id)
     return redirect_to_message(page, detail.message_id, _describe(await _wait(page, report), action))
@@ -268,7 +274,7 @@ async def _editable(page: Page, id_: str) -> tuple[MessageDetail, PrismEnvelope]
     mask = _mask(page)
     if mask != NO_MASK:
         decoded = await page.blocking(decode_bounded, envelope, partial(_decode, page, detail.mailbox))
-        if mask.hide_item(detail.item) is not detail.item or mask.hide_fields(decoded) is not decoded:
+        if hides_headers(detail, envelope, mask) or mask.hide_fields(decoded) is not decoded:
             raise Forbidden(
                 "Headers or fields of this message are hidden from you, and would be lost; a token with the "
                 "right admin is needed to edit it."
@@ -307,15 +313,13 @@ def _target(page: Page) -> Target:
 
 
 def _send_copies(
-    page: Page, view: MessageView, envelope: PrismEnvelope, preview: PayloadPreview, mask: Mask
+    page: Page, view: MessageView, envelope: PrismEnvelope, preview: PayloadPreview
 ) -> list[Copy]:
     """Return the calls that send a message like this one; none if parts of it are hidden or encrypted."""
-    has_hidden_header = any(mask.covers_header(each.name) for each in view.custom_headers)
-    if preview.is_masked or preview.format == PayloadFormat.ENCRYPTED or has_hidden_header:
+    if preview.is_masked or view.is_masked or preview.format == PayloadFormat.ENCRYPTED:
         return []
     try:
-        draft = draft_of(envelope, view.id, view.topic)
-        message = to_message(draft, envelope, view.id, None, None)
+        message = message_like(envelope, view.id, view.topic)
     except PostroomError as error:
         return [Copy("Send it again", None, str(error))]
     return send_copies(_target(page), message)

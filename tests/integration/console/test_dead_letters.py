@@ -62,7 +62,7 @@ async def test_errors_are_escaped_wherever_they_are_shown(desk: Desk) -> None:
 
 async def test_criteria_narrow_groups_and_letters_and_stay_in_the_fields(desk: Desk) -> None:
     page = await desk.browser.get("/dead-letters?topics=orders.*&text=CARD&order=largest&by=fingerprint")
-    assert "10 dead letters in 1 groups" in page.text
+    assert "10 dead letters in 1 group." in page.text
     assert 'value="orders.*"' in page.text
     page = await desk.browser.get("/dead-letters?since=1h")
     assert "No dead letters match" in page.text

@@ -7,14 +7,17 @@ from pathlib import Path
 from urllib.parse import quote
 
 import pytest
+from google.protobuf import source_context_pb2
+from google.protobuf.descriptor_pb2 import FileDescriptorSet
 
-from postroom.adapters.compose.console import ConsoleSettings
+from postroom.adapters.compose.console import ConsoleSettings, console_mount
 from postroom.adapters.compose.testing import open_memory_mailbox
 from postroom.domain.capability.rights import Operation
 from postroom.domain.envelope.v1.envelope_pb2 import PrismEnvelope
-from postroom.domain.policy import MailboxLimits
+from postroom.domain.errors import InvalidRequest
+from postroom.domain.policy import MailboxLimits, TopicPolicy
 from tests.integration.console.conftest import access_of
-from tests.support.access import MemoryPlace
+from tests.support.access import MemoryPlace, controlled_mailbox
 from tests.support.altered_commits import alter
 from tests.support.messages import message
 from tests.support.servers.console import Browser, served_console
@@ -37,6 +40,26 @@ NASTY_IDS = {
     "long": "ü" * 255,
     "option": "--help",
 }
+
+NAMESPACES = """
+namespaces:
+  - name: acme
+    pattern: mailbox
+    schemas:
+      payload:
+        format: protobuf
+        file: source.binpb
+        schemas:
+          - topic: orders
+            message_name: google.protobuf.SourceContext
+    slots:
+      message_source:
+        backend: nats
+        config: {url: "nats://localhost:4222", subject: orders, consumer_group: orders}
+      storage:
+        backend: sqlite
+        config: {database_path: orders.db}
+"""
 
 
 async def test_a_message_is_shown_with_headers_payload_history_and_hashes(
@@ -101,6 +124,18 @@ async def test_a_message_is_shown_whatever_its_id(place: MemoryPlace, browser: B
         assert SCRIPT not in page.text
         assert "&lt;script&gt;" in page.text
         assert not set(page.text) & {RTL, "\0", "\x1b"} - set(id_)
+
+
+async def test_signing_in_leads_to_the_message_that_was_asked_for(
+    place: MemoryPlace, browser: Browser
+) -> None:
+    for id_ in ("100%/2F ü", "a?b#c"):
+        await place.mailbox.send_message(message(message_id=id_))
+        browser.client.cookie_jar.clear()
+        page = await browser.get(f"/messages/{quote(id_, safe='')}")
+        (target,) = re.findall(r'name="next" value="([^"]*)"', page.text)
+        page = await browser.sign_in(place.issue(), next=unescape(target))
+        assert f"Message {id_} ·" in unescape(page.text)
 
 
 async def test_a_token_that_reads_headers_only_sees_no_payload(place: MemoryPlace, browser: Browser) -> None:
@@ -203,6 +238,21 @@ async def test_an_altered_message_is_shown_as_altered_with_the_hash_that_does_no
         assert "does not match" not in intact
 
 
+async def test_of_a_long_history_the_first_event_and_the_latest_are_shown() -> None:
+    policy = TopicPolicy(max_attempts=1_000)
+    async with open_memory_mailbox(default_policy=policy) as mailbox, served_console(mailbox) as browser:
+        await mailbox.send_message(message(message_id="m"))
+        for _ in range(400):
+            (received,) = await mailbox.receive_messages("orders")
+            await received.nack(delay_ms=0, reason=f"attempt {received.attempt}")
+        page = unescape((await browser.get("/messages/m")).text)
+        assert page.count('class="number"><a href="/console/log/events/') == 500
+        assert "301 between them" in page
+        assert "Sent to orders" in page
+        assert "attempt 400" in page
+        assert "attempt 100." not in page
+
+
 async def test_a_message_that_retention_removed_is_unknown() -> None:
     async with open_memory_mailbox() as mailbox, served_console(mailbox) as browser:
         await mailbox.send_message(message(message_id="m"))
@@ -218,20 +268,29 @@ async def test_a_message_that_retention_removed_is_unknown() -> None:
 
 
 async def test_masked_fields_are_hidden_from_those_without_the_right_admin(place: MemoryPlace) -> None:
-    settings = ConsoleSettings(mask_headers=("Authorization",), mask_payload_fields=("/card/number",))
+    settings = ConsoleSettings(
+        mask_headers=("Authorization", "correlation_id", "causality_parent", "principal"),
+        mask_payload_fields=("/card/number",),
+    )
     await place.mailbox.send_message(
         message(
             b'{"card":{"number":"4111"}}',
             message_id="m",
             attrs={"authorization": "hunter2", "tenant": "acme"},
+            correlation_id="hunter2",
+            causality_parent="hunter2",
+            principal="hunter2",
         )
     )
     await place.mailbox.send_message(message(b"card 4111", message_id="text"))
+    await place.mailbox.send_message(message(b"{}", message_id="plain", principal="hunter2"))
     async with served_console(place.mailbox, access=access_of(place), settings=settings) as browser:
         await browser.sign_in(place.issue(operations=[READ_HEADERS, READ_PAYLOAD, Operation.SEND]))
         for path in (
             "/messages/m",
             "/messages/text",
+            "/messages/plain",
+            "/message/resend?id=plain",
             "/message/payload?id=m",
             "/message/payload?id=text",
             "/message/resend?id=m",
@@ -249,3 +308,41 @@ async def test_masked_fields_are_hidden_from_those_without_the_right_admin(place
         page = await browser.get("/messages/m")
         assert "4111" in page.text
         assert "hunter2" in page.text
+
+
+async def test_protobuf_is_decoded_by_the_schema_of_its_namespace(tmp_path: Path) -> None:
+    file = tmp_path / "namespaces.yaml"
+    file.write_text(NAMESPACES)
+    descriptors = FileDescriptorSet()
+    source_context_pb2.DESCRIPTOR.CopyToProto(descriptors.file.add())
+    (tmp_path / "source.binpb").write_bytes(descriptors.SerializeToString())
+    payload = source_context_pb2.SourceContext(file_name="4111").SerializeToString()
+    settings = ConsoleSettings(namespaces=str(file), mask_payload_fields=("/file_name",))
+    async with (
+        controlled_mailbox() as place,
+        served_console(place.mailbox, access=access_of(place), settings=settings) as browser,
+    ):
+        await place.mailbox.send_message(message(payload, message_id="m"))
+        await browser.sign_in(place.issue())
+        page = unescape((await browser.get("/messages/m")).text)
+        assert '"file_name": "4111"' in page
+        assert "protobuf" in page
+        await browser.sign_in(place.issue(operations=[READ_HEADERS, READ_PAYLOAD]))
+        for path in ("/messages/m", "/message/payload?id=m"):
+            text = unescape((await browser.get(path)).text)
+            assert "4111" not in text
+            assert "[masked]" in text
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ConsoleSettings(mask_payload_fields=("card",)),
+        ConsoleSettings(mask_headers=("",)),
+        ConsoleSettings(namespaces="/nowhere/namespaces.yaml"),
+    ],
+    ids=["pointer", "header", "namespaces"],
+)
+def test_invalid_settings_of_the_page_are_refused_at_the_start(settings: ConsoleSettings) -> None:
+    with pytest.raises(InvalidRequest):
+        console_mount("memory:", settings)

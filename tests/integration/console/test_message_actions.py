@@ -11,10 +11,12 @@ from postroom.application.access.mailbox import AuthorizedMailbox
 from postroom.application.background import background_task
 from postroom.domain.capability.rights import Operation
 from postroom.domain.policy import TopicPolicy
+from postroom.domain.redrive.spec import RedriveSpec
 from tests.integration.console.conftest import access_of
 from tests.support.access import MemoryPlace, controlled_mailbox
 from tests.support.messages import message
 from tests.support.servers.console import Answer, Browser, served_console
+from tests.support.waiting import until_answer
 
 READS = [Operation.READ_HEADERS, Operation.READ_PAYLOAD]
 ID = "a/b?c"
@@ -89,6 +91,21 @@ async def test_a_second_operator_is_told_that_nothing_is_left_to_do(
     page = await browser.get("/message/redrive?id=a%2Fb%3Fc")
     assert "there is nothing to redrive" in page.text
     assert "<button" not in page.text.rpartition("<h1>")[2]
+
+
+async def test_an_original_and_its_copy_name_each_other(place: MemoryPlace, browser: Browser) -> None:
+    spec = RedriveSpec(topics=("orders",), set_headers={"tenant": "other"})
+    await place.mailbox.start_redrive(spec)
+    await until_answer(lambda: place.mailbox.receive_messages("orders"))
+    await browser.sign_in(place.issue())
+    original = unescape((await browser.get("/messages/a/b%3Fc")).text)
+    (copy,) = re.findall(r'copied as</dt><dd><a href="/console/messages/([^"]+)"', original)
+    page = await browser.get(f"/messages/{copy}")
+    assert 'copy of</dt><dd><a href="/console/messages/a/b%3Fc"' in page.text
+    page = await browser.get("/message/archive?id=a%2Fb%3Fc")
+    assert "A redrive job sent a copy of it" in page.text
+    page = await browser.send("/message/archive", fields_of(page))
+    assert "The message was archived" in page.text
 
 
 async def test_what_the_token_does_not_permit_is_neither_offered_nor_done(
