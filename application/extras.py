@@ -36,6 +36,7 @@ EXTRAS = {
     "pyspark": "spark",
     "pytest_asyncio": "testing",
     "redis": "redis",
+    "rfc3161_client": "anchors",
     "sqlalchemy": "views",
     "standardwebhooks": "http",
     "uvicorn": "serve",
