@@ -10,7 +10,7 @@ compile := $(bin)/uv pip compile --quiet --universal --python-version 3.11 --gen
 	--no-emit-index-url --no-emit-find-links --custom-compile-command "make lock"
 
 # What deploy/Containerfile installs: all that long-running commands need, without Spark.
-container_extras := $(foreach each,grpc http kafka nats otel postgres rabbitmq redis schedule serve views,--extra $(each))
+container_extras := $(foreach each,console grpc http kafka nats otel postgres rabbitmq redis schedule serve views,--extra $(each))
 
 .PHONY: help
 help: ## List the targets
@@ -31,7 +31,7 @@ help: ## List the targets
 WORKERS ?= 5
 
 .PHONY: demo demo-cluster example test test-pythons bench bench-spark bench-cluster
-demo: .venv ## Send, receive, crash, rebuild and search on an empty store; without Java, all but the search
+demo: .venv ## Send, receive, crash, rebuild, search and show the console; without Java, all but the search
 	@scripts/ensure-java.sh || true
 	@$(with_java) $(bin)/postroom demo
 
@@ -43,6 +43,7 @@ example: .venv ## Place an order, crash, and see it shipped once: outbox and inb
 
 # Files in the order of collection: xdist's own order, the number of tests, would start the slowest files last.
 test: .venv/java-ready ## Run the whole test suite
+	@scripts/ensure-chromium.sh
 	@$(with_java) $(bin)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 # Those that are not installed are skipped; scripts/test-pythons.sh names them.
@@ -80,6 +81,15 @@ bench-spark: .venv/java-ready ## Measure Spark beside its peers at 1M and 5M mes
 
 bench-cluster: .venv ## Measure leases, routes and forwarding on a cluster of this machine, and write bench-cluster.json
 	@GRPC_ENABLE_FORK_SUPPORT=false $(bin)/python -m tests.benchmarks cluster. --output bench-cluster.json
+
+.PHONY: screenshots
+screenshots: .venv ## Take pictures of the console's pages into docs/images; PICTURES="search log" takes some of them
+	@scripts/ensure-chromium.sh
+	@$(bin)/python -m tests.screenshots $(PICTURES)
+
+.PHONY: pictures
+pictures: .venv ## Draw the pictures of docs/reports.md from a sample store
+	@$(bin)/python -m scripts.report_pictures
 
 .PHONY: spark-bundle
 spark-bundle: .venv ## Build what a Spark cluster needs into dist/: code, packages, entry points

@@ -80,7 +80,12 @@ if TYPE_CHECKING:
         MessageDetail,
         PeekedMessage,
     )
-    from postroom.application.redrive_results import RedrivePreview, RedriveReport
+    from postroom.application.redrive_results import (
+        RedriveMessage,
+        RedriveMessages,
+        RedrivePreview,
+        RedriveReport,
+    )
     from postroom.application.workers.worker import Worker, WorkerCounts
     from postroom.domain.envelope.validation import EnvelopeProblem, ValidationMode
     from postroom.domain.errors import (
@@ -186,6 +191,8 @@ __all__ = [
     "ReceivedMessage",
     "RedisSource",
     "RedriveDeadLetters",
+    "RedriveMessage",
+    "RedriveMessages",
     "RedrivePreview",
     "RedriveReport",
     "RedriveSpec",
@@ -290,7 +297,7 @@ _NAMES = {
     "application.queries.simulate_policy": "Simulation",
     "application.queries.verify": "Verification",
     "application.query_results": "Backlog DeadLetter Explanation HistoryEntry MessageDetail PeekedMessage",
-    "application.redrive_results": "RedrivePreview RedriveReport",
+    "application.redrive_results": "RedriveMessage RedriveMessages RedrivePreview RedriveReport",
     "application.workers.worker": "Worker WorkerCounts",
     "domain.envelope.validation": "EnvelopeProblem ValidationMode",
     "domain.errors": (

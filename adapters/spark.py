@@ -2,12 +2,14 @@
 
 Packaging maps this file to `postroom/spark.py`:
 
-    from postroom.spark import register
+    from postroom.spark import register, report_frame
 
     register(spark)
     spark.read.format("postroom_events").load("orders.db")
+    report_frame(spark, "orders.db", "latency")
 """
 
+from postroom.adapters.compose.reports import report_frame
 from postroom.adapters.compose.spark import register
 
-__all__ = ["register"]
+__all__ = ["register", "report_frame"]

@@ -1,9 +1,12 @@
 """Redrive jobs as their callers see them."""
 
+from typing import Literal
+
 import msgspec
 
 from postroom.application.messages import rfc3339
 from postroom.application.query_results import DeadLetter
+from postroom.domain.arguments import check_choice, check_int, check_optional_text
 from postroom.domain.names import message_id
 from postroom.domain.redrive.job import RedriveJob
 from postroom.domain.redrive.spec import RedriveSpec
@@ -34,6 +37,36 @@ class RedrivePreview(msgspec.Struct, frozen=True):
     matched: int
     groups: list[RedriveGroup]
     samples: list[DeadLetter]
+
+
+Outcome = Literal["redriven", "archived", "purged", "skipped", "undone"]
+OUTCOMES: tuple[Outcome, ...] = ("redriven", "archived", "purged", "skipped", "undone")
+
+
+class RedriveMessage(msgspec.Struct, frozen=True):
+    """What a redrive job did with a message that it selected.
+
+    Arguments:
+        topic: None where the log does not have the message any more.
+        outcome: `undone` if it is a dead letter again, as the job was undone.
+        reason: why it was skipped; see `SkipReason`.
+        copy_id: id of the copy that was sent in its place, if the job sends copies.
+        at: log time.
+    """
+
+    message_id: str
+    topic: str | None
+    outcome: Outcome
+    reason: str | None
+    copy_id: str | None
+    at: str
+
+
+class RedriveMessages(msgspec.Struct, frozen=True):
+    """Page of the messages of a redrive job, in its order; `next_cursor` is None on the last page."""
+
+    messages: list[RedriveMessage]
+    next_cursor: str | None = None
 
 
 class RedriveReport(msgspec.Struct, frozen=True):
@@ -88,3 +121,14 @@ def report_of(mailbox: str, job: RedriveJob) -> RedriveReport:
         rfc3339(job.started_at) or "",
         rfc3339(job.changed_at) or "",
     )
+
+
+MAX_PAGE = 1_000
+
+
+def check_page(outcome: object, cursor: object, limit: object) -> None:
+    """Raise InvalidRequest unless these are arguments of `list_redrive_messages`."""
+    if outcome is not None:
+        check_choice("The outcome", outcome, OUTCOMES)
+    check_optional_text("cursor", cursor)
+    check_int("limit", limit, 1, MAX_PAGE)

@@ -1,21 +1,88 @@
 """What network surfaces serve: sessions of callers, and whether the service is stopping."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import NamedTuple
+from typing import NamedTuple, Protocol, TypeVar
 
 from postroom.application.delivery_window import DeliveryWindows
+from postroom.application.ports.dead_letters import DeadLetterGroupFilter, DeadLetterGroupPage
 from postroom.application.ports.mailbox import Mailbox
-from postroom.application.query_results import DlqProfile
+from postroom.application.ports.search_queries import SearchQueries
+from postroom.application.query_results import DlqProfile, MessageDetail
 from postroom.application.surface_metrics import SurfaceMetrics
 from postroom.application.write_health import WriteHealth
+from postroom.domain.capability.access import Access
 from postroom.domain.capability.rights import Operation
 from postroom.domain.policy import TopicPolicy
 from postroom.domain.search import EventFilter, SearchPage
 
+T = TypeVar("T")
+
 Search = Callable[[EventFilter], Awaitable[SearchPage]]
 """Search of the read models of a store."""
+
+Groups = Callable[[DeadLetterGroupFilter], Awaitable[DeadLetterGroupPage]]
+"""Query for groups of the dead letters in the read models of a store."""
+
+
+class Grant(NamedTuple):
+    """What a token permits, for surfaces that show it; the mailbox of the session decides.
+
+    Arguments:
+        principal: to whom the token was issued; None without one.
+        operations: those that it permits on the mailbox.
+        expires: ms since 1970 UTC; None if it never expires.
+        covers_all_topics: whether it is not limited to topics.
+        covers: returns whether it covers a topic.
+        check: raises Forbidden or Unauthenticated unless it permits an operation now, on some topics.
+        access: the rights in full; None for a caller who may do everything.
+    """
+
+    principal: str | None
+    operations: frozenset[Operation]
+    expires: int | None
+    covers_all_topics: bool
+    covers: Callable[[str], bool]
+    check: Callable[[Operation], Awaitable[None]]
+    access: Access | None = None
+
+
+async def _permit(operation: Operation) -> None:
+    pass
+
+
+UNRESTRICTED = Grant(None, frozenset(Operation), None, True, lambda topic: True, _permit)
+"""The grant of a caller who may do everything."""
+
+
+class AuditedRead(Protocol):
+    """Return what `read` returns, or raise what it raises, when that is recorded; see `Auditor.read`."""
+
+    async def __call__(
+        self,
+        operation: Operation,
+        read: Callable[[], Awaitable[T]],
+        count: Callable[[T], int],
+        *,
+        topics: Sequence[str] = (),
+        target: str = "",
+        criteria: Sequence[str] = (),
+    ) -> T:
+        """Read, and record it."""
+
+
+async def read_unaudited(
+    operation: Operation,
+    read: Callable[[], Awaitable[T]],
+    count: Callable[[T], int],
+    *,
+    topics: Sequence[str] = (),
+    target: str = "",
+    criteria: Sequence[str] = (),
+) -> T:
+    """Return what `read` returns; where every caller may do everything, nothing is audited (ADR 0051)."""
+    return await read()
 
 
 class Session(NamedTuple):
@@ -25,11 +92,19 @@ class Session(NamedTuple):
         mailbox: refuses the calls that the token does not permit.
         search: searches the read models for what the token permits.
         require: raises Forbidden unless the token permits an operation on the mailbox as a whole.
+        read_headers: returns a message with its history, and its envelope without the payload.
+        grant: what the token permits, to be shown.
+        audit: reads what the mailbox has no query for, such as its log; `read` calls `require`.
+        search_queries: returns the queries around a search, limited to what the token permits.
     """
 
     mailbox: Mailbox
     search: Search
     require: Callable[[Operation], None]
+    read_headers: Callable[[str], Awaitable[MessageDetail]]
+    grant: Grant = UNRESTRICTED
+    audit: AuditedRead = read_unaudited
+    search_queries: Callable[[SearchQueries], SearchQueries] = lambda queries: queries
 
 
 OpenSession = Callable[[str | None], Awaitable[Session]]
@@ -52,6 +127,7 @@ class Service(NamedTuple):
         writes: whether sends are accepted.
         is_dev: every caller may do everything; each answer says so.
         dlq_profile: whether dead letters survive a restart.
+        groups: groups dead letters, of any topic and mailbox; None for a store without read models.
     """
 
     mailbox: Mailbox
@@ -63,6 +139,7 @@ class Service(NamedTuple):
     writes: WriteHealth
     is_dev: bool = False
     dlq_profile: DlqProfile = "durable"
+    groups: Groups | None = None
 
 
 Surface = Callable[[Service], AbstractAsyncContextManager[str]]
@@ -90,7 +167,7 @@ def only(service: Service) -> FindService:
 
 def unrestricted(mailbox: Mailbox, search: Search) -> OpenSession:
     """Return sessions in which every caller may do everything, with or without a token (`serve --dev`)."""
-    session = Session(mailbox, search, lambda operation: None)
+    session = Session(mailbox, search, lambda operation: None, mailbox.get_message)
 
     async def open_session(token: str | None) -> Session:
         return session

@@ -5,7 +5,7 @@ from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 from postroom.application.ports.mailbox import Mailbox
-from postroom.application.redrive_results import RedrivePreview, RedriveReport
+from postroom.application.redrive_results import Outcome, RedriveMessages, RedrivePreview, RedriveReport
 from postroom.domain.redrive.spec import JobAction, RedriveSpec
 
 T = TypeVar("T")
@@ -40,6 +40,14 @@ class SyncRedrives:
     def get_redrive(self, job_id: str, /) -> RedriveReport:
         """Return a job; see `Mailbox.get_redrive`."""
         return self._run(self._open.get_redrive(job_id))
+
+    def list_redrive_messages(
+        self, job_id: str, /, *, outcome: Outcome | None = None, cursor: str | None = None, limit: int = 100
+    ) -> RedriveMessages:
+        """Return a page of the messages of a job; see `Mailbox.list_redrive_messages`."""
+        return self._run(
+            self._open.list_redrive_messages(job_id, outcome=outcome, cursor=cursor, limit=limit)
+        )
 
     def change_redrive(
         self, job_id: str, action: JobAction, /, *, principal: str | None = None

@@ -16,8 +16,10 @@ MAX_EPOCH = (1 << 48) - 1
 """Greatest epoch that a receipt can carry."""
 
 RequeueReason = Literal["nacked", "visibility_expired"]
-DeadReason = Literal["max_attempts", "rejected", "ttl_expired", "retention_expired", "integrity"]
-ExpiryReason = Literal["retention", "capacity", "purged", "archived"]
+DeadReason = Literal["max_attempts", "rejected", "ttl_expired", "retention_expired", "integrity", "replaced"]
+ExpiryReason = Literal["retention", "capacity", "purged", "archived", "undone"]
+REPLACED: DeadReason = "replaced"
+"""Reason of a dead letter of which a redrive job sent a copy (ADR 0082)."""
 
 
 class Headers(msgspec.Struct, frozen=True, gc=False):

@@ -11,6 +11,7 @@ import msgspec
 
 from postroom.domain.mailbox.events import OwnershipTaken
 from postroom.domain.message import (
+    REPLACED,
     DeadReason,
     ExpiryReason,
     MessageAcked,
@@ -117,6 +118,7 @@ class Round(msgspec.Struct):
     Arguments:
         due: µs from which it may be delivered.
         expires_at: µs at which it is dead-lettered if undelivered.
+        replacement: since when the dead letter has a copy in its place, which a redrive job sent.
     """
 
     entry: LogPosition
@@ -124,6 +126,7 @@ class Round(msgspec.Struct):
     expires_at: int
     deliveries: list[Delivery] = []
     dead_lettering: DeadLettering | None = None
+    replacement: DeadLettering | None = None
 
 
 class Removal(msgspec.Struct, frozen=True, gc=False):
@@ -258,4 +261,14 @@ def _dead_letter(
         # The log does not record how the last attempt ended: at or after its deadline, it timed out.
         kind: OutcomeKind = "timed_out" if event.at >= delivery.deadline else "nacked"
         delivery.outcome = DeliveryOutcome(entry, kind, None, event.last_error, policy)
-    history.rounds[-1].dead_lettering = DeadLettering(entry, event.reason, event.last_error, event.expires_at)
+    current, latest = (
+        history.rounds[-1],
+        DeadLettering(entry, event.reason, event.last_error, event.expires_at),
+    )
+    if current.dead_lettering is None:
+        current.dead_lettering = latest
+    elif event.reason == REPLACED:
+        current.replacement = latest
+    else:  # the job that replaced it was undone
+        current.replacement = None
+        current.dead_lettering = msgspec.structs.replace(current.dead_lettering, expires_at=event.expires_at)

@@ -120,10 +120,29 @@ def simulate(
         history: of the message; messages are simulated independently.
         default_policy: the topic's policy if the log does not hold one.
     """
+    if is_unaffected(history, changes):
+        return observe(history, end), observe(history, end)
     best, worst = (
         _Replay(history, changes, default_policy, end, optimistic).run() for optimistic in (True, False)
     )
     return best, worst
+
+
+def is_unaffected(history: MessageHistory, changes: Changes) -> bool:
+    """Return whether a message has its actual outcome under any changes with this visibility or a longer one.
+
+    That is known without a simulation where it was delivered at most once, and acked in time.
+    """
+    if len(history.rounds) != 1 or history.removal is not None or len(history.rounds[0].deliveries) > 1:
+        return False
+    for delivery in history.rounds[0].deliveries:
+        outcome = delivery.outcome
+        if outcome is None or outcome.kind != "acked" or delivery.extensions or delivery.takeovers:
+            return False
+        visibility = delivery.visibility if changes.visibility_ms is None else changes.visibility_ms * MS
+        if visibility < delivery.visibility and outcome.entry.at - delivery.entry.at >= visibility:
+            return False
+    return True
 
 
 class _Replay:

@@ -60,6 +60,7 @@ SPARK_FILES = {
     "tests/benchmarks/test_comparison.py": "spark 1",
     "tests/integration/spark/test_documentation.py": "spark 2",
     "tests/integration/spark/test_rebuild.py": "spark 2",
+    "tests/integration/spark/test_reports.py": "spark 2",
     "tests/integration/spark/test_source.py": "spark 2",
     "tests/integration/spark/test_source_stream.py": "spark 2",
     "tests/integration/spark/test_verify.py": "spark 2",

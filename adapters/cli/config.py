@@ -17,6 +17,7 @@ from postroom.adapters.cli.serve import ServeSettings
 from postroom.adapters.cli.session import ArchiveSettings, OwnerSection, RelaySettings, Session
 from postroom.adapters.cli.settings import Settings
 from postroom.adapters.cli.values import WrongUsage, exact_duration
+from postroom.adapters.compose.console import ConsoleSettings
 from postroom.adapters.compose.settings import MessagingSettings, NatsSettings
 from postroom.adapters.compose.tracing import TracingSettings
 from postroom.application.inbox.settings import InboxSettings
@@ -29,6 +30,7 @@ HIDDEN = "(hidden)"
 _KINDS: Mapping[str, type[msgspec.Struct]] = {
     "archive": ArchiveSettings,
     "serve": ServeSettings,
+    "console": ConsoleSettings,
     "access": AccessSection,
     "nats": NatsSettings,
     "search": SearchSettings,

@@ -8,7 +8,7 @@ from collections.abc import MutableMapping
 from datetime import UTC, datetime
 from typing import Any, Literal
 
-from postroom.adapters.cli.values import printable
+from postroom.application.printable import printable
 from postroom.application.telemetry import ROOT, LogEvent
 
 LogFormat = Literal["auto", "console", "json"]

@@ -66,9 +66,10 @@ COMMANDS: Entries = {
     "migrate": Command("migrate:migrate", OPERATIONS),
     "bench": Command("benchmark:bench", OPERATIONS),
     "dlq": Group(
-        "Dead letters of a mailbox: list, show, redrive and purge them.",
+        "Dead letters of a mailbox: list, group, show, redrive and purge them.",
         {
             "list": Command("dlq:list_dead_letters"),
+            "groups": Command("dead_letter_groups:group_dead_letters"),
             "show": Command("dlq:show_dead_letter"),
             "redrive": Command("dlq:redrive_dead_letters"),
             "purge": Command("dlq:purge_dead_letters"),
@@ -89,6 +90,7 @@ COMMANDS: Entries = {
         OPERATIONS,
     ),
     "serve": Command("serve:serve", OPERATIONS),
+    "console": Command("console:console", OPERATIONS),
     "proxy": Command("proxy:proxy", OPERATIONS),
     "runner": Command("runner:runner", OPERATIONS),
     "admin": Command("admin:admin", OPERATIONS),
@@ -137,6 +139,7 @@ COMMANDS: Entries = {
             "retries": Command("report:retries"),
             "traffic": Command("report:traffic"),
             "sla": Command("report:sla"),
+            "whatif": Command("whatif:whatif"),
             "run": Command("report:run"),
         },
         OPERATIONS,

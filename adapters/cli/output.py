@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from postroom.adapters.cli.values import printable
+from postroom.application.printable import printable
 
 FALLBACK_SIZE = (80, 24)
 """Columns and lines if stdout is not a terminal and COLUMNS is not set."""

@@ -3,6 +3,7 @@
 import asyncio
 import sys
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast
 
 import msgspec
@@ -16,10 +17,11 @@ from postroom.adapters.cli.values import WrongUsage, parse_duration, parse_pairs
 
 if TYPE_CHECKING:
     from postroom.application.ports.mailbox import Mailbox
-    from postroom.application.redrive_results import RedrivePreview, RedriveReport
+    from postroom.application.redrive_results import Outcome, RedrivePreview, RedriveReport
     from postroom.domain.redrive.spec import JobAction
 
 POLL_SECONDS = 0.2
+_OUTCOMES = ("redriven", "archived", "purged", "skipped", "undone")
 JobId = Annotated[str, Argument(help="Id of the job.")]
 Time = Annotated[
     str | None,
@@ -55,6 +57,17 @@ async def start(
     rate: Annotated[int | None, Option(help="Maximum number of messages a second.")] = None,
     delay: Annotated[str, Option(metavar="DURATION", help="Time until they may be delivered.")] = "0",
     limit: Annotated[int | None, Option(help="Maximum number of messages.")] = None,
+    to: Annotated[str | None, Option(metavar="TOPIC", help="Send copies to this topic instead.")] = None,
+    set_header: Annotated[
+        Texts,
+        Option(metavar="NAME=VALUE", help="Custom header of copies that are sent; may be repeated."),
+    ] = None,
+    remove_header: Annotated[
+        Texts, Option(metavar="NAME", help="Custom header that the copies lack; may be repeated.")
+    ] = None,
+    merge_patch: Annotated[
+        str | None, Option(metavar="JSON|@FILE", help="JSON merge patch of the payloads, or a file with it.")
+    ] = None,
     job_id: Annotated[str | None, Option(help="Id of the job; starting it again changes nothing.")] = None,
     dry_run: Annotated[bool, Option("--dry-run", help="Only show what would be selected.")] = False,
     detach: Annotated[bool, Option("--detach", help="Do not wait until the job has ended.")] = False,
@@ -84,6 +97,10 @@ async def start(
         rate=rate,
         delay_ms=parse_duration(delay),
         limit=limit,
+        destination=to,
+        set_headers=parse_pairs(set_header or (), "--set-header"),
+        remove_headers=tuple(remove_header or ()),
+        merge_patch=_read_patch(merge_patch),
         **{name: None if time is None else parse_time(time, now) for name, time in times.items()},
     ).validate()
     async with use_mailbox(session) as postroom:
@@ -126,10 +143,39 @@ async def list_jobs(session: Session) -> None:
     )
 
 
-async def show(session: Session, job: JobId) -> None:
-    """Show a redrive job with its selection and progress."""
+async def show(
+    session: Session,
+    job: JobId,
+    messages: Annotated[bool, Option("--messages", help="List its messages instead.")] = False,
+    outcome: Annotated[
+        str | None,
+        Option(metavar="|".join(_OUTCOMES), help="List only messages with this outcome."),
+    ] = None,
+    limit: Annotated[int, Option(help="Maximum number of messages, 1 to 1,000.")] = 100,
+    cursor: Annotated[str | None, Option(help="next_cursor of the previous page.")] = None,
+) -> None:
+    """Show a redrive job with its selection and progress, or a page of its messages."""
     async with use_mailbox(session) as postroom:
-        _show(session, await postroom.get_redrive(job))
+        if not (messages or outcome or cursor):
+            _show(session, await postroom.get_redrive(job))
+            return
+        page = await postroom.list_redrive_messages(
+            job, outcome=cast("Outcome | None", outcome), cursor=cursor, limit=limit
+        )
+    if session.out.as_json:
+        session.out.json(page)
+        return
+    from postroom.adapters.cli.tables import Id
+
+    session.out.table(
+        ("message", "topic", "outcome", "reason", "copy"),
+        [
+            (Id(each.message_id), each.topic, each.outcome, each.reason, each.copy_id and Id(each.copy_id))
+            for each in page.messages
+        ],
+    )
+    if page.next_cursor is not None:
+        session.out.note(f"more: --cursor '{page.next_cursor}'")
 
 
 async def pause(session: Session, job: JobId) -> None:
@@ -172,6 +218,16 @@ async def _follow(session: Session, postroom: "Mailbox", report: "RedriveReport"
             report = await postroom.get_redrive(report.job_id)
             update(report.moved + report.skipped, f"{report.moved:,} of {report.matched:,}")
     return report
+
+
+def _read_patch(text: str | None) -> str | None:
+    """Return a merge patch, or that in a file whose name follows an @."""
+    if text is None or not text.startswith("@"):
+        return text
+    try:
+        return Path(text[1:]).read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise WrongUsage(f"--merge-patch: the file {text[1:]} can't be read: {error}.") from None
 
 
 def _confirm(session: Session) -> bool:

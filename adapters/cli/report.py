@@ -1,6 +1,6 @@
 """`postroom report`: figures of a store's messages, as a table, JSON, Parquet or an HTML page."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -20,8 +20,27 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from postroom.projections.reports.report import Report
+    from postroom.projections.spark.options import LogSelection
 
 PERIODS = ("hour", "day")
+
+Since = Annotated[
+    str | None, Option("--since", metavar="TIME", help="First event: RFC 3339, or an age such as 7d.")
+]
+Until = Annotated[str | None, Option("--until", metavar="TIME", help="End (exclusive), in the same format.")]
+Topic = Annotated[
+    str | None,
+    Option("--topic", metavar="TOPIC", help="Only this topic; with * at the end, those that begin so."),
+]
+Parquet = Annotated[
+    str | None,
+    Option("--parquet", metavar="FOLDER", help="Also write the rows to a Parquet file in this folder."),
+]
+Html = Annotated[
+    str | None,
+    Option("--html", metavar="FILE", help="Also write a page with charts, which needs no network."),
+]
+Overwrite = Annotated[bool, Option("--overwrite", help="Replace an existing Parquet folder.")]
 
 
 class ReportOptions(msgspec.Struct, frozen=True):
@@ -40,23 +59,15 @@ class ReportOptions(msgspec.Struct, frozen=True):
 
 def report_options(
     session: Session,
-    since: Annotated[
-        str | None, Option(metavar="TIME", help="First event: RFC 3339, or an age such as 7d.")
-    ] = None,
-    until: Annotated[str | None, Option(metavar="TIME", help="End (exclusive), in the same format.")] = None,
-    topic: Annotated[
-        str | None, Option(metavar="TOPIC", help="Only this topic; with * at the end, those that begin so.")
-    ] = None,
+    since: Since = None,
+    until: Until = None,
+    topic: Topic = None,
     by: Annotated[str, Option(metavar="hour|day", help="Period of a row, in UTC.")] = "hour",
     archive: Archive = None,
     engine: Engine = "spark",
-    parquet: Annotated[
-        str | None, Option(metavar="FOLDER", help="Also write the rows to a Parquet file in this folder.")
-    ] = None,
-    html: Annotated[
-        str | None, Option(metavar="FILE", help="Also write a page with charts, which needs no network.")
-    ] = None,
-    overwrite: Annotated[bool, Option("--overwrite", help="Replace an existing Parquet folder.")] = False,
+    parquet: Parquet = None,
+    html: Html = None,
+    overwrite: Overwrite = False,
 ) -> ReportOptions:
     """Return the options; raise WrongUsage for an invalid value."""
     if by not in PERIODS:
@@ -142,10 +153,21 @@ def _report(
 def _write(
     session: Session, report: "Report", options: ReportOptions, parameters: Mapping[str, int]
 ) -> int | None:
+    rows = compute(session, report, options, parameters)
+    headings = [name.removesuffix("_ms") for name in rows.column_names]
+    cells = [[cell(name, value) for name, value in row.items()] for row in rows.to_pylist()]
+    only_wide = [name.removesuffix("_ms") for name in report.only_wide]
+    show(session, report, rows, options, lambda: session.out.table(headings, cells, only_wide=only_wide))
+    return None if rows.num_rows else NOTHING
+
+
+def compute(
+    session: Session, report: "Report", options: ReportOptions, parameters: Mapping[str, int]
+) -> "pa.Table":
+    """Return the rows of a report, and write them to the files that the options name."""
     with explain_missing_extra("reports"):
         from postroom.adapters.compose.reports import make_report, write_page, write_parquet
         from postroom.projections.reports.report import PERIODS as MICROS
-        from postroom.projections.spark.options import LogSelection
 
     store = session.existing_store()
     label = "Starting Spark" if options.engine == "spark" else "Reading"
@@ -153,7 +175,7 @@ def _write(
         rows = make_report(
             store,
             report,
-            selection=LogSelection(session.settings.mailbox, options.since, options.until),
+            selection=selection_of(session, options),
             topic=options.topic,
             archive=options.archive,
             engine="local" if options.engine == "local" else "spark",
@@ -163,17 +185,28 @@ def _write(
         write_parquet(report, rows, options.parquet, overwrite=options.overwrite)
     if options.html is not None:
         write_page(report, rows, options.html)
-    _show(session, report, rows, options)
-    return None if rows.num_rows else NOTHING
+    return rows
 
 
-def _show(session: Session, report: "Report", rows: "pa.Table", options: ReportOptions) -> None:
+def selection_of(session: Session, options: ReportOptions) -> "LogSelection":
+    """Return which part of each log is read."""
+    from postroom.projections.spark.options import LogSelection
+
+    return LogSelection(session.settings.mailbox, options.since, options.until)
+
+
+def show(
+    session: Session, report: "Report", rows: "pa.Table", options: ReportOptions, table: Callable[[], None]
+) -> None:
+    """Print the rows of a report, and which files were written.
+
+    Arguments:
+        table: prints them as a table.
+    """
     if session.out.as_json:
         session.out.json({"report": report.name, "rows": [_json(row) for row in rows.to_pylist()]})
         return
-    headings = [name.removesuffix("_ms") for name in rows.column_names]
-    cells = [[_cell(name, value) for name, value in row.items()] for row in rows.to_pylist()]
-    session.out.table(headings, cells, only_wide=[name.removesuffix("_ms") for name in report.only_wide])
+    table()
     for option, path in (("--parquet", options.parquet), ("--html", options.html)):
         if path is not None:
             session.out.note(f"{option}: {pluralize(rows.num_rows, 'row')} in {path}")
@@ -183,7 +216,8 @@ def _json(row: Mapping[str, Any]) -> dict[str, Any]:
     return {name: _rfc_3339(value) if isinstance(value, datetime) else value for name, value in row.items()}
 
 
-def _cell(name: str, value: Any) -> object:
+def cell(name: str, value: Any) -> object:
+    """Return a value for a table: times and durations in few characters."""
     from postroom.adapters.cli.tables import Id
 
     match value:

@@ -2,17 +2,20 @@
 
 import asyncio
 from contextlib import AbstractAsyncContextManager, nullcontext
+from functools import partial
 from typing import Annotated
 
 from typer import Option
 
 from postroom.adapters.cli.access_settings import AccessSection
 from postroom.adapters.cli.amnesia import enter_amnesia, report_loss
+from postroom.adapters.cli.lease import open_leases
 from postroom.adapters.cli.running import Reload, running, topic_policies
 from postroom.adapters.cli.session import Session
 from postroom.adapters.cli.settings import InvalidSettings, Settings
 from postroom.adapters.compose.access import Access, CheckedAccess, check_keys, open_access, open_key_ring
 from postroom.adapters.compose.audit import AuditSettings
+from postroom.adapters.compose.console import ConsoleSettings, console_mount, is_installed
 from postroom.adapters.compose.serve import (
     HttpSettings,
     Protection,
@@ -40,6 +43,7 @@ class ServeSettings(HttpSettings, frozen=True, kw_only=True):
         tls_client_ca: file in PEM of the authorities of clients' certificates, which are then required.
         behind_proxy: a proxy in front speaks TLS.
         allowed_hosts: names by which clients reach the server, besides those of loopback; `*` is any.
+        console: serve the console, too; None does if its packages are installed.
     """
 
     http: str = DEFAULT_HTTP
@@ -50,6 +54,7 @@ class ServeSettings(HttpSettings, frozen=True, kw_only=True):
     tls_client_ca: str | None = None
     behind_proxy: bool = False
     allowed_hosts: tuple[str, ...] = ()
+    console: bool | None = None
 
     def protection(self) -> Protection:
         """Return how the surfaces are protected; raise InvalidRequest for an unusable certificate."""
@@ -102,13 +107,28 @@ def serve(
     with explain_missing_extra("serve"):
         import uvloop
     protection = settings.protection()
-    surfaces = [open_http_surface(settings.http, settings, protection)] if settings.http else []
-    if settings.grpc:
-        surfaces.append(open_grpc_surface(settings.grpc, protection))
-    if not surfaces:
+    if not settings.http and not settings.grpc:
         raise InvalidSettings("[serve] has neither an http nor a grpc address; set one.")
     reloads = [tls_certificates(protection.tls)] if protection.tls is not None else []
+    surfaces = _surfaces(session, settings, protection)
     uvloop.run(_serve(session, surfaces, opening, reloads, amnesia=settings.amnesia))
+
+
+def _surfaces(session: Session, settings: ServeSettings, protection: Protection) -> list[Surface]:
+    surfaces = []
+    if settings.http:
+        mount = None
+        if settings.console or (settings.console is None and is_installed()):
+            mount = console_mount(
+                session.store,
+                session.settings.section("console", ConsoleSettings),
+                open_leases=partial(open_leases, session),
+                trusts_proxy=settings.behind_proxy,
+            )
+        surfaces.append(open_http_surface(settings.http, settings, protection, mount))
+    if settings.grpc:
+        surfaces.append(open_grpc_surface(settings.grpc, protection))
+    return surfaces
 
 
 def checked_access(session: Session) -> AbstractAsyncContextManager[Access]:

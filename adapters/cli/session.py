@@ -203,6 +203,8 @@ class Session:
         create: bool = False,
         mode: "MailboxMode | None" = None,
         amnesia: bool = False,
+        owner_timeout_ms: int | None = None,
+        sets_policies: bool = True,
     ) -> AsyncIterator["SharedMailbox"]:
         """Use a mailbox until the context manager exits, with the topic policies of the settings applied.
 
@@ -211,11 +213,13 @@ class Session:
         Arguments:
             create: create the store and the mailbox, in `mode`, if they do not exist.
             amnesia: forget settled messages; the store must be `memory:`.
+            owner_timeout_ms: see `connect`; None takes its default.
+            sets_policies: apply the topic policies of the settings.
 
         Raises: NotFound when they do not exist and `create` is false, or the store's folder does not exist.
         """
         from postroom.adapters.compose import list_mailboxes
-        from postroom.adapters.compose.connect import share_mailbox
+        from postroom.adapters.compose.connect import OWNER_TIMEOUT_MS, share_mailbox
 
         self._refuse_server()
         settings = self.settings
@@ -226,9 +230,13 @@ class Session:
             _check_mailbox(name, list_mailboxes(self.existing_store()), self.shown_store)
         owner_settings = self.owner_settings()._replace(mode=mode, amnesia=amnesia)
         async with share_mailbox(
-            self.store, name, timeout_ms=settings.timeout_ms, settings=owner_settings
+            self.store,
+            name,
+            timeout_ms=settings.timeout_ms,
+            owner_timeout_ms=owner_timeout_ms or OWNER_TIMEOUT_MS,
+            settings=owner_settings,
         ) as shared:
-            for topic, policy in settings.topics.items():
+            for topic, policy in settings.topics.items() if sets_policies else ():
                 try:
                     await shared.set_topic_policy(topic, policy)
                 except InvalidRequest as error:

@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 
 from rich.cells import cell_len, set_cell_size
 
-from postroom.adapters.cli.values import printable
+from postroom.application.printable import printable
 
 GAP = "  "
 MIN_WIDTH = 4

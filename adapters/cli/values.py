@@ -17,10 +17,6 @@ _UNITS_BYTES = {"B": 1, "kB": 10**3, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB"
 }
 _SIZE = re.compile(r"(\d+(?:\.\d+)?) ?([kKMGT]i?B|B)\Z")
 _NUMBER = re.compile(r"-?\d+\Z")
-_UNSAFE = re.compile(
-    r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
-)
-"""Control characters, line and paragraph separators, bidirectional overrides, and lone surrogates."""
 
 
 class WrongUsage(InvalidRequest):
@@ -122,21 +118,6 @@ def read_words(arguments: list[str], stdin: BinaryIO) -> list[str]:
     for argument in arguments:
         words += stdin.read().decode().split() if argument == "-" else [argument]
     return words
-
-
-def printable(text: str, *, multiline: bool = True) -> str:
-    """Return text with control characters, bidirectional overrides and lone surrogates escaped.
-
-    Arguments:
-        multiline: keep line feeds and tabs.
-    """
-    safe_text = _UNSAFE.sub(lambda match: _escape(match[0]), text)
-    return safe_text if multiline else safe_text.replace("\n", "\\n").replace("\t", "\\t")
-
-
-def _escape(character: str) -> str:
-    code = ord(character)
-    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
 
 
 def readable(payload: bytes) -> tuple[str, bool]:

@@ -73,6 +73,7 @@ class Postroom(CommandHandlers, OwnerQueries):
         self.start_redrive = self.redrives.start_redrive
         self.list_redrives = self.redrives.list_redrives
         self.get_redrive = self.redrives.get_redrive
+        self.list_redrive_messages = self.redrives.list_redrive_messages
         self.change_redrive = self.redrives.change_redrive
 
 

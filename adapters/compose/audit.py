@@ -43,6 +43,7 @@ class AuditReader:
     """The queries on the audit log of a store; any number of readers is allowed."""
 
     def __init__(self, log: EventLogReader) -> None:
+        self.log = log
         self.read: ReadAudit = ReadAudit(log)
         self.verify: VerifyLog = verify_audit(log)
 

@@ -58,7 +58,9 @@ def _open_export(
         from postroom.adapters.export.text import CsvFile, JsonFile
 
         text = CsvFile if format_ == "csv" else JsonFile
-        return export_files(target, format_, by_topic, lambda path: text(path, envelope, payload), overwrite)
+        return export_files(
+            target, format_, by_topic, lambda path: text(open(path, "wb"), envelope, payload), overwrite
+        )
     with explain_missing_extra("delta" if format_ == "delta" else "archive"):
         from postroom.adapters.export.parquet import ParquetFile, export_schema
 

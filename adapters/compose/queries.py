@@ -21,6 +21,7 @@ from postroom.application.queries.get_message import GetMessage
 from postroom.application.queries.get_projection_status import GetProjectionStatus
 from postroom.application.queries.get_table_stats import GetTableStats
 from postroom.application.queries.get_topic_policy import GetTopicPolicy
+from postroom.application.queries.group_dead_letters import GroupDeadLetters
 from postroom.application.queries.list_dead_letters import ListDeadLetters
 from postroom.application.queries.list_topics import ListTopics
 from postroom.application.queries.log_time import LogTime
@@ -57,6 +58,7 @@ class Projections:
 
     def __init__(self, read_models: ReadModels) -> None:
         self.search_messages = SearchMessages(read_models)
+        self.group_dead_letters = GroupDeadLetters(read_models)
         self.get_table_stats = GetTableStats(read_models)
         self.get_projection_status = GetProjectionStatus(read_models)
 

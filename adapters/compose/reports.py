@@ -1,21 +1,29 @@
 """Reports on the store at an address."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from postroom.adapters.compose.queries import read_mailbox
 from postroom.adapters.compose.store import open_log_reader, open_store
 from postroom.adapters.postgres.url import is_url
 from postroom.application.extras import explain_missing_extra
+from postroom.application.queries.mailbox_past import read_mailbox_past
+from postroom.application.queries.time_travel import to_us
+from postroom.domain.errors import InvalidRequest
+from postroom.domain.policy import TopicPolicy
+from postroom.domain.policy_simulation import Changes
 from postroom.projections.ports.log_reader import LogReader
+from postroom.projections.reports import whatif
 from postroom.projections.reports.report import BEGINNING, END_OF_TIME, Report
 from postroom.projections.spark.columns import EVENTS, arrow_schema
 from postroom.projections.spark.event_rows import EventFilter, EventRows
-from postroom.projections.spark.options import LogSelection
+from postroom.projections.spark.options import WHOLE_LOG, LogSelection
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    from pyspark.sql import DataFrame, SparkSession
 
 Engine = Literal["spark", "local"]
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -44,20 +52,90 @@ def make_report(
         not start; MissingExtra when a package is not installed.
     """
     log = open_log_reader(open_store(address), archive)
+    arguments = _arguments(log, report, selection, parameters or {})
+    if engine == "local":
+        return _run_locally(log, report, _selection(report, selection), topic, arguments)
+    with explain_missing_extra("spark"):
+        from postroom.adapters.compose.spark import register
+        from postroom.projections.spark.session import start_session
+
+    spark = start_session()
+    register(spark)
+    return _frame(spark, address, report, _selection(report, selection), topic, archive, arguments).toArrow()
+
+
+def report_frame(
+    spark: "SparkSession",
+    store: str,
+    report: str | Report,
+    *,
+    mailbox: str | None = None,
+    topic: str | None = None,
+    since: datetime | None = None,
+    until: datetime | None = None,
+    archive: str | None = None,
+    policies: Sequence[Changes] = (),
+    parameters: Mapping[str, int] | None = None,
+) -> "DataFrame":
+    """Return a report as a DataFrame, with the columns that `docs/reports.md` describes.
+
+    Arguments:
+        spark: a session with which Postroom's data sources are registered.
+        store: path or URL of the store.
+        report: `latency`, `retries`, `traffic`, `sla` or `whatif`, or a report of your own.
+        mailbox: name, or the beginning of names followed by `*`; None for all.
+        topic: a topic, or with `*` at its end those that begin so.
+        since, until: of sending, or of the failure in `retries`; the first included, the second not.
+        archive: folder of the records that retention removed.
+        policies: of `whatif`, at most 60.
+        parameters: of the report, in µs: `period`, `bound` of `sla`; `by_topic` of `whatif` is 0 or 1.
+
+    Raises: InvalidRequest for an unknown report or parameter; Unavailable when the store can't be read.
+    """
+    selection = LogSelection(mailbox, *(None if each is None else to_us(each) for each in (since, until)))
+    if isinstance(report, str):
+        report = _report(report, store, selection, archive, policies)
+    log = open_log_reader(open_store(store), archive)
+    arguments = _arguments(log, report, selection, parameters or {})
+    return _frame(spark, store, report, _selection(report, selection), topic, archive, arguments)
+
+
+def _report(
+    name: str, address: str, selection: LogSelection, archive: str | None, policies: Sequence[Changes]
+) -> Report:
+    with explain_missing_extra("reports"):
+        from postroom.projections.reports.catalog import REPORTS
+
+    if name != whatif.NAME:
+        if name not in REPORTS:
+            raise InvalidRequest(
+                f"There is no report {name!r}; name {', '.join(REPORTS)} or {whatif.NAME}, or pass a Report."
+            )
+        if policies:
+            raise InvalidRequest(f"The report {name} takes no policies; {whatif.NAME} does.")
+        return REPORTS[name]
+    return whatif_report(address, policies, selection=selection, archive=archive)
+
+
+def _arguments(
+    log: LogReader, report: Report, selection: LogSelection, parameters: Mapping[str, int]
+) -> dict[str, int]:
+    """Return the parameters of a report with those that follow from the selection and the log."""
     arguments = {
         "since": BEGINNING if selection.since is None else selection.since,
         "until": END_OF_TIME if selection.until is None else selection.until,
-        **(parameters or {}),
+        **parameters,
     }
     if "now" in report.defaults:
         arguments["now"] = max(
             (each.at for each in log.extents() if selection.includes(each.name)), default=0
         )
-    if report.follows:
-        selection = LogSelection(selection.mailbox, selection.since)
-    if engine == "local":
-        return _run_locally(log, report, selection, topic, arguments)
-    return _run_on_spark(address, report, selection, topic, archive, arguments)
+    return arguments
+
+
+def _selection(report: Report, selection: LogSelection) -> LogSelection:
+    """Return what a report reads: one that follows messages reads to the end of the log."""
+    return LogSelection(selection.mailbox, selection.since) if report.follows else selection
 
 
 def _run_locally(
@@ -71,21 +149,17 @@ def _run_locally(
     return run_report(report, schema, rows.read(selection.ranges(log, log.extents())), parameters)
 
 
-def _run_on_spark(
+def _frame(
+    spark: "SparkSession",
     address: str,
     report: Report,
     selection: LogSelection,
     topic: str | None,
     archive: str | None,
     parameters: Mapping[str, int],
-) -> "pa.Table":
-    with explain_missing_extra("spark"):
-        from postroom.adapters.compose.spark import register
-        from postroom.projections.reports.spark import report_frame
-        from postroom.projections.spark.session import start_session
+) -> "DataFrame":
+    from postroom.projections.reports import spark as on_spark
 
-    spark = start_session()
-    register(spark)
     # Spark's processes may have another working directory than this one.
     options = {
         "url" if is_url(address) else "path": address if is_url(address) else str(Path(address).absolute()),
@@ -98,7 +172,34 @@ def _run_on_spark(
         "until": _time(selection.until),
     }
     events = spark.read.format("postroom_events").options(**options).load()
-    return report_frame(report, events, parameters).toArrow()
+    return on_spark.report_frame(report, events, parameters)
+
+
+def whatif_report(
+    address: str,
+    policies: Sequence[Changes],
+    *,
+    selection: LogSelection = WHOLE_LOG,
+    archive: str | None = None,
+    default_policy: TopicPolicy | None = None,
+) -> Report:
+    """Return the report of what each of some policies would have done to the messages of a store.
+
+    Arguments:
+        policies: at most 60; see `policy_grid`.
+        selection: mailboxes that are read.
+        archive: folder of the records that retention removed.
+        default_policy: policy of topics for which the log contains none.
+
+    Raises: NotFound when the store does not exist; Unavailable when it can't be read; BrokenLog when a log
+        contains a commit that this version can't read.
+    """
+    pasts = {}
+    for extent in open_log_reader(open_store(address), archive).extents():
+        if selection.includes(extent.name):
+            with read_mailbox(address, extent.name, archive=archive) as reader:
+                pasts[extent.name] = read_mailbox_past(reader.log, extent.last, extent.at)
+    return whatif.whatif_report(policies, pasts, default_policy or TopicPolicy())
 
 
 def _time(micros: int | None) -> str | None:

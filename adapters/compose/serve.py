@@ -2,20 +2,25 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, closing
+from typing import TYPE_CHECKING
 
-from postroom.adapters.compose.store import MEMORY
+from postroom.adapters.compose.store import MEMORY, open_store
 from postroom.adapters.http_server.settings import HttpSettings
 from postroom.adapters.sockets.protection import Protection
 from postroom.adapters.sockets.tls import ServerTls, TlsFiles
 from postroom.application.delivery_window import DeliveryWindows
 from postroom.application.extras import explain_missing_extra
 from postroom.application.metrics import Measure
+from postroom.application.ports.dead_letters import DeadLetterGroupFilter, DeadLetterGroupPage
 from postroom.application.ports.mailbox import Mailbox
-from postroom.application.service import OpenSession, Search, Service, Surface, unrestricted
+from postroom.application.service import Groups, OpenSession, Search, Service, Surface, unrestricted
 from postroom.application.surface_metrics import SurfaceMetrics
 from postroom.application.write_health import WriteHealth
 from postroom.domain.policy import TopicPolicy
+
+if TYPE_CHECKING:  # uvicorn is an extra
+    from postroom.adapters.http_server.mount import Mount
 
 __all__ = [
     "HttpSettings",
@@ -99,15 +104,31 @@ def make_service(
         WriteHealth(),
         is_dev=access is unrestricted,
         dlq_profile="ephemeral" if store == MEMORY else "durable",
+        groups=None if store == MEMORY else make_groups(store),
     )
 
 
+def make_groups(store: str) -> Groups:
+    """Return the query for groups of dead letters in a store's read models, which runs in a thread."""
+
+    def group(filter_: DeadLetterGroupFilter) -> DeadLetterGroupPage:
+        with explain_missing_extra(), closing(open_store(store).read_models()) as read_models:
+            return read_models.dead_letter_groups(filter_)
+
+    async def group_in_thread(filter_: DeadLetterGroupFilter) -> DeadLetterGroupPage:
+        return await asyncio.to_thread(group, filter_)
+
+    return group_in_thread
+
+
 @explain_missing_extra("serve")
-def open_http_surface(address: str, settings: HttpSettings, protection: Protection | None = None) -> Surface:
+def open_http_surface(
+    address: str, settings: HttpSettings, protection: Protection | None = None, mount: "Mount | None" = None
+) -> Surface:
     """Return the HTTP surface; see `http_surface`."""
     from postroom.adapters.http_server.server import http_surface
 
-    return http_surface(address, settings, protection)
+    return http_surface(address, settings, protection, mount)
 
 
 @explain_missing_extra("grpc")

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from operator import attrgetter
 from pathlib import Path
+from typing import BinaryIO
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -49,12 +50,16 @@ def export_schema(envelope: bool, payload: bool, by_topic: bool) -> pa.Schema:
 
 
 class ParquetFile:
-    """A Parquet file of messages that is being written."""
+    """A Parquet file of messages that is being written.
 
-    def __init__(self, path: Path, schema: pa.Schema) -> None:
+    Arguments:
+        target: a path, or an open file, which the caller closes.
+    """
+
+    def __init__(self, target: Path | BinaryIO, schema: pa.Schema) -> None:
         self._schema = schema
         repeating = [name for name in schema.names if name not in _UNIQUE]
-        self._writer = pq.ParquetWriter(path, schema, compression="zstd", use_dictionary=repeating)
+        self._writer = pq.ParquetWriter(target, schema, compression="zstd", use_dictionary=repeating)
 
     def write(self, messages: Sequence[ExportedMessage]) -> None:
         """Add messages as a row group."""

@@ -6,8 +6,8 @@ Unlike Parquet, each row has its topic: text is often read by tools without supp
 import csv
 from base64 import b64encode
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
+from io import TextIOWrapper
+from typing import Any, BinaryIO
 
 import msgspec
 
@@ -20,10 +20,14 @@ HEADERS = tuple(name for name in FoundMessage.__struct_fields__ if name != "enve
 
 
 class JsonFile:
-    """A file of JSON lines that is being written; its rows are those of `postroom search --json`."""
+    """A file of JSON lines that is being written; its rows are those of `postroom search --json`.
 
-    def __init__(self, path: Path, envelope: bool, payload: bool) -> None:
-        self._file = open(path, "wb")  # noqa: SIM115  # `close` closes it
+    Arguments:
+        file: is closed by `close`.
+    """
+
+    def __init__(self, file: BinaryIO, envelope: bool, payload: bool) -> None:
+        self._file = file
         self._envelope = envelope
         self._payload = payload
         self._encode = msgspec.json.Encoder().encode_lines
@@ -50,17 +54,21 @@ class CsvFile:
 
     Text that a spreadsheet would evaluate as a formula, or that begins with an apostrophe, is preceded by an
     apostrophe; remove one leading apostrophe to restore it.
+
+    Arguments:
+        file: is closed by `close`.
     """
 
-    def __init__(self, path: Path, envelope: bool, payload: bool) -> None:
+    def __init__(self, file: BinaryIO, envelope: bool, payload: bool) -> None:
         columns = [*HEADERS, *["envelope_b64"] * envelope, *["payload", "payload_b64"] * payload]
-        self._file = open(path, "w", encoding="utf-8", newline="")  # noqa: SIM115  # `close` closes it
+        self._file = TextIOWrapper(file, "utf-8", newline="")
         self._rows = csv.DictWriter(self._file, columns, extrasaction="ignore")
         self._rows.writeheader()
 
     def write(self, messages: Sequence[ExportedMessage]) -> None:
         """Add messages."""
         self._rows.writerows(map(_csv_row, messages))
+        self._file.flush()
 
     def close(self) -> None:
         """Finish the file."""

@@ -8,7 +8,7 @@ from google.protobuf.json_format import ParseDict
 
 from postroom.adapters.grpc import messages
 from postroom.adapters.grpc.v1 import mailbox_pb2 as pb
-from postroom.application.redrive_results import RedrivePreview, RedriveReport
+from postroom.application.redrive_results import Outcome, RedriveMessages, RedrivePreview, RedriveReport
 from postroom.domain.redrive.spec import JobAction, RedriveSpec
 
 
@@ -37,6 +37,13 @@ class GrpcRedrives:
     async def get_redrive(self, job_id: str) -> RedriveReport:
         """Return a job."""
         return _read(await self._call("get_redrive", pb.GetRedriveRequest(job_id=job_id)))
+
+    async def list_redrive_messages(
+        self, job_id: str, outcome: Outcome | None, cursor: str | None, limit: int
+    ) -> RedriveMessages:
+        """Return a page of the messages of a redrive job."""
+        request = pb.ListRedriveMessagesRequest(job_id=job_id, outcome=outcome, cursor=cursor, limit=limit)
+        return messages.read_result(await self._call("list_redrive_messages", request), RedriveMessages)
 
     async def change_redrive(self, job_id: str, action: JobAction) -> RedriveReport:
         """Pause, resume, cancel or undo a job."""

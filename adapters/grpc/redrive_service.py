@@ -45,6 +45,14 @@ class RedriveService:
         """Return a job."""
         return pb.GetRedriveResponse(job=_write(await call.mailbox.get_redrive(request.job_id)))
 
+    async def list_redrive_messages(
+        self, request: pb.ListRedriveMessagesRequest, call: Accepted
+    ) -> pb.ListRedriveMessagesResponse:
+        """Return a page of the messages of a job."""
+        options: dict[str, Any] = messages.set_fields(request)
+        page = await call.mailbox.list_redrive_messages(options.pop("job_id", ""), **options)
+        return messages.write_result(page, pb.ListRedriveMessagesResponse())
+
     async def change_redrive(
         self, request: pb.ChangeRedriveRequest, call: Accepted
     ) -> pb.ChangeRedriveResponse:

@@ -6,7 +6,7 @@ from typing import TypeVar
 
 import msgspec
 
-from postroom.application.redrive_results import RedrivePreview, RedriveReport
+from postroom.application.redrive_results import Outcome, RedriveMessages, RedrivePreview, RedriveReport
 from postroom.domain.redrive.spec import JobAction, RedriveSpec
 
 T = TypeVar("T")
@@ -56,6 +56,13 @@ class HttpRedrives:
     async def get_redrive(self, job_id: str) -> RedriveReport:
         """Return a job."""
         return await self._get(f"/v1/redrives/{job_id}", RedriveReport)
+
+    async def list_redrive_messages(
+        self, job_id: str, outcome: Outcome | None, cursor: str | None, limit: int
+    ) -> RedriveMessages:
+        """Return a page of the messages of a redrive job."""
+        query = {"outcome": outcome, "cursor": cursor, "limit": limit}
+        return await self._get(f"/v1/redrives/{job_id}/messages", RedriveMessages, query)
 
     async def change_redrive(self, job_id: str, action: JobAction) -> RedriveReport:
         """Pause, resume, cancel or undo a job."""

@@ -198,6 +198,15 @@ def _queries(queries: QueryHandlers) -> Sequence[Route]:
         ),
         Route(
             "GET",
+            "/v1/dlq/groups",
+            queries.dead_letter_groups,
+            "Group the dead letters in the read models by error, topic or reason, with trends.",
+            query_schemas.DeadLetterGroups,
+            query=query_schemas.DeadLetterGroupsQuery,
+            refusals=(404,),
+        ),
+        Route(
+            "GET",
             "/v1/topics",
             queries.topics,
             "List the topics with their policies, counts, and whether they are paused.",

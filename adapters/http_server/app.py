@@ -1,21 +1,18 @@
 """The ASGI application: it checks requests, calls their handlers, and answers errors as problem documents."""
 
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
-from functools import lru_cache
+from collections.abc import AsyncIterator, Awaitable, Callable
 from http import HTTPStatus
 from typing import Any, Final
 from urllib.parse import unquote_to_bytes
 
 import msgspec
 
-from postroom.adapters.http_server.body_budget import BodyBudget
+from postroom.adapters.http_server.bodies import Bodies, ClientGone
 from postroom.adapters.http_server.call import Call, Reply
 from postroom.adapters.http_server.parameters import parse_query
 from postroom.adapters.http_server.problems import (
     TYPE,
-    ForeignHost,
-    ForeignOrigin,
     MethodNotAllowed,
     UnsupportedMediaType,
     problem,
@@ -23,10 +20,8 @@ from postroom.adapters.http_server.problems import (
     retry_after_ms,
 )
 from postroom.adapters.http_server.routes import Route, Router
-from postroom.adapters.http_server.settings import HttpSettings
+from postroom.adapters.http_server.site import Site
 from postroom.adapters.http_server.strict_json import decode
-from postroom.adapters.sockets.address import is_loopback_name
-from postroom.adapters.sockets.protection import ANY_HOST
 from postroom.application.bearer import read_bearer
 from postroom.application.correlation import MAX_CORR_ID_CHARS, correlate, is_corr_id
 from postroom.application.service import OpenSession, Session
@@ -44,15 +39,8 @@ from postroom.domain.errors import (
 
 CHUNK_BYTES: Final = 64 << 10
 """Size of the pieces in which answers are written (svc-mailbox I-6)."""
-DISCARD_FRAMES: Final = 4
-"""Frames of a body that is too large which are read and discarded, so that its sender sees the answer."""
-MAX_HOST_CHARS: Final = 256
 UNTRACED: Final = frozenset((b"/healthz", b"/readyz", b"/metrics"))
 """Paths that monitoring polls, for which no spans are recorded."""
-
-
-class ClientGone(Exception):
-    """The client closed the connection before its request was complete."""
 
 
 class App:
@@ -60,8 +48,8 @@ class App:
 
     Arguments:
         open_session: opens the session of a request's token.
-        limits: size of a body, and of all bodies that are held at a time.
-        any_host: accept any `Host`, as on a Unix socket; otherwise loopback names only.
+        bodies: bounds the bodies of requests.
+        site: checks `Host` and `Origin`.
     """
 
     def __init__(
@@ -69,24 +57,17 @@ class App:
         router: Router,
         open_session: OpenSession,
         metrics: SurfaceMetrics,
-        limits: HttpSettings,
-        *,
-        any_host: bool,
+        bodies: Bodies,
+        site: Site,
     ) -> None:
         self._router = router
         self._open_session = open_session
         self._metrics = metrics
-        self._frame_bytes = limits.frame_bytes
-        self._budget = BodyBudget(limits.buffer_bytes)
-        self._any_host = any_host
-        self._hosts: frozenset[str] = frozenset()
+        self._bodies = bodies
+        self._site = site
         self._decoders = {
             route.body: msgspec.json.Decoder(route.body) for route in router.routes if route.body
         }
-
-    def allow_hosts(self, names: Iterable[str]) -> None:
-        """Accept requests whose `Host` is one of these, too; `*` is any."""
-        self._hosts = frozenset(each.lower() for each in names)
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Serve one request."""
@@ -95,7 +76,7 @@ class App:
         recorder = NO_TRACER if scope["raw_path"] in UNTRACED else tracer()
         parent = _trace_context(headers) if b"traceparent" in headers else None
         with (
-            self._budget.hold() as hold,
+            self._bodies.hold() as hold,
             correlate(caller) as corr_id,
             recorder.serve(scope["method"], "http", parent) as span,
         ):
@@ -115,7 +96,7 @@ class App:
         route: Route | None = None
         try:
             _check_corr_id(headers)
-            self._check_site(scope["headers"], scope["scheme"].encode())
+            self._site.check_api(scope["headers"], scope["scheme"].encode())
             route, path = self._router.find(scope["method"], _segments(scope["raw_path"]))
             token = None if route.is_public else read_bearer(_authorization(scope["headers"]))
 
@@ -136,21 +117,21 @@ class App:
         except ClientGone:
             return
         except PostroomError as error:
-            reply = _refusal(error, corr_id, ends_connection=b"expect" in headers)
+            reply = refusal(error, corr_id, ends_connection=b"expect" in headers)
             self._metrics.refused(error)
         except Exception:
             logger().exception("http.request_failed")
-            reply = _refusal(
+            reply = refusal(
                 InternalError(
                     "The request failed because of a defect; its traceback is in the server's log."
                 ),
                 corr_id,
             )
-        await _send(reply, corr_id, send)
+        await send_reply(reply, corr_id, send)
         seconds = time.perf_counter() - started
         name = route.path if route is not None else "other"
         self._metrics.answered_http(scope["method"], name, reply.status)
-        _describe(span, scope["method"], name, reply.status)
+        describe(span, scope["method"], name, reply.status)
         logger().info(
             "http.request",
             method=scope["method"],
@@ -162,7 +143,7 @@ class App:
     async def _body(
         self, route: Route, headers: dict[bytes, bytes], receive: Any, hold: Callable[[int], None]
     ) -> Any:
-        body = await self._read(headers, receive, hold)
+        body = await self._bodies.read(headers, receive, hold)
         if route.body is None:
             if body:
                 raise InvalidRequest(f"{route.method} {route.path} takes no body.")
@@ -172,62 +153,6 @@ class App:
         elif headers.get(b"content-type", b"").partition(b";")[0].strip().lower() != b"application/json":
             raise UnsupportedMediaType("The body must be JSON; send Content-Type: application/json.")
         return decode(body, self._decoders[route.body])
-
-    async def _read(self, headers: dict[bytes, bytes], receive: Any, hold: Callable[[int], None]) -> bytes:
-        """Return the body; one that is too large is never held in memory."""
-        limit, size, pieces = self._frame_bytes, 0, []
-        is_declared = int(headers.get(b"content-length", b"0")) > limit  # the parser accepts digits only
-        if is_declared and headers.get(b"expect", b"").lower() == b"100-continue":
-            raise self._too_large()
-        while True:
-            message = await receive()
-            if message["type"] == "http.disconnect":
-                raise ClientGone
-            size += len(message["body"])
-            if size <= limit and not is_declared:
-                hold(len(message["body"]))
-                pieces.append(message["body"])
-            else:
-                pieces.clear()
-            if not message["more_body"] or size > DISCARD_FRAMES * limit:
-                break
-        if size > limit:
-            raise self._too_large()
-        return b"".join(pieces)
-
-    def _too_large(self) -> FrameTooLarge:
-        return FrameTooLarge(
-            f"The body exceeds the frame limit of {self._frame_bytes} bytes; send a reference to the data."
-        )
-
-    def _check_site(self, headers: list[tuple[bytes, bytes]], scheme: bytes) -> None:
-        """Refuse requests of web pages, whose browser runs on this machine.
-
-        A page may have bound its name to this machine (DNS rebinding). It may also send forms and requests
-        without a body, for which browsers don't ask the server first; then they name the page's origin.
-        """
-        if self._any_host:
-            return
-        hosts = [value for name, value in headers if name == b"host"]
-        if not (
-            len(hosts) == 1 and (_is_this_machine(hosts[0]) or self._hosts & {ANY_HOST, _name(hosts[0])})
-        ):
-            raise ForeignHost(
-                "The Host header must name this machine, such as localhost, or one of its allowed_hosts."
-            )
-        if any(name == b"origin" and value != scheme + b"://" + hosts[0] for name, value in headers):
-            raise ForeignOrigin("Web pages may not use the service; a proxy for them must remove Origin.")
-
-
-@lru_cache(1_024)
-def _is_this_machine(host: bytes) -> bool:
-    return len(host) < MAX_HOST_CHARS and is_loopback_name(host.decode("latin-1"))
-
-
-def _name(host: bytes) -> str:
-    """Return the name in the value of a `Host` header, without the port."""
-    name, _, port = host.decode("latin-1").lower().rpartition(":")
-    return name if port.isdecimal() else host.decode("latin-1").lower()
 
 
 def _segments(raw_path: bytes) -> list[str]:
@@ -243,7 +168,7 @@ def _trace_context(headers: dict[bytes, bytes]) -> TraceContext | None:
     return read_context(*(headers.get(name, b"").decode("latin-1") for name in names))
 
 
-def _describe(span: Span, method: str, route: str, status: int) -> None:
+def describe(span: Span, method: str, route: str, status: int) -> None:
     """Describe a request by the semantic conventions of HTTP servers."""
     span.rename(f"{method} {route}")
     span.set("http.request.method", method)
@@ -263,7 +188,7 @@ def _check_corr_id(headers: dict[bytes, bytes]) -> None:
         raise InvalidRequest(f"X-Corr-Id must have 1 to {MAX_CORR_ID_CHARS} visible ASCII characters.")
 
 
-def _refusal(error: PostroomError, corr_id: str, *, ends_connection: bool = False) -> Reply:
+def refusal(error: PostroomError, corr_id: str, *, ends_connection: bool = False) -> Reply:
     """Return the answer to a refused request.
 
     Arguments:
@@ -282,7 +207,8 @@ def _refusal(error: PostroomError, corr_id: str, *, ends_connection: bool = Fals
     return Reply(msgspec.json.encode(problem(error, corr_id)), error.status, TYPE, tuple(headers))
 
 
-async def _send(reply: Reply, corr_id: str, send: Any) -> None:
+async def send_reply(reply: Reply, corr_id: str, send: Any) -> None:
+    """Send an answer, in pieces (svc-mailbox I-6)."""
     body = reply.body
     headers = [(b"content-type", reply.content_type), (b"x-corr-id", corr_id.encode()), *reply.headers]
     if isinstance(body, bytes):

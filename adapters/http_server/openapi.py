@@ -9,7 +9,7 @@ import msgspec
 from postroom.adapters.http_server import problems, schemas
 from postroom.adapters.http_server.routes import Route
 
-VERSION = "1.2.0"
+VERSION = "1.3.0"
 """Version of the contract: a new call or an optional field raises the middle number."""
 DESCRIPTION = (
     "Send, receive and settle messages of one mailbox. Payloads are base64. Every answer has `X-Corr-Id`: "

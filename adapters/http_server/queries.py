@@ -1,15 +1,25 @@
 """Handlers of queries, operators' calls, and the state of the service."""
 
+from datetime import datetime
+
 import msgspec
 
 from postroom.adapters.http_server import query_schemas, schemas
 from postroom.adapters.http_server.call import Call, Reply, json_reply
 from postroom.adapters.prometheus.text import write_metrics
+from postroom.application.access.dead_letters import covered_filter
+from postroom.application.messages import rfc3339
+from postroom.application.ports.dead_letters import (
+    DEFAULT_GROUP,
+    DeadLetter,
+    DeadLetterGroupFilter,
+    DeadLetterGroupPage,
+)
 from postroom.application.queries.time_travel import to_us
 from postroom.application.service import Service
 from postroom.domain.capability.rights import Operation
 from postroom.domain.envelope.build import without_auth_token
-from postroom.domain.errors import PostroomError
+from postroom.domain.errors import NotFound, PostroomError
 from postroom.domain.policy import TopicPolicy
 from postroom.domain.search import EventFilter, FoundMessage, Order, parse_status
 
@@ -21,6 +31,7 @@ class QueryHandlers:
 
     def __init__(self, service: Service) -> None:
         self._dlq_profile = service.dlq_profile
+        self._groups = service.groups
 
     async def search(self, call: Call) -> Reply:
         """Return a page of the messages of this mailbox that match (RFC-037 `QueryEvents`)."""
@@ -72,6 +83,25 @@ class QueryHandlers:
         )
         cursor = letters[-1].position if len(letters) == query.limit else None
         return json_reply(query_schemas.DeadLetters(letters, cursor, self._dlq_profile))
+
+    async def dead_letter_groups(self, call: Call) -> Reply:
+        """Return a page of groups of dead letters."""
+        query: query_schemas.DeadLetterGroupsQuery = call.query
+        fields = msgspec.structs.asdict(query)
+        filter_ = DeadLetterGroupFilter(
+            **fields
+            | {
+                "topics": tuple(query.topics),
+                "by": tuple(query.by) or DEFAULT_GROUP,
+                "since": _to_us(query.since),
+                "until": _to_us(query.until),
+            }
+        )
+        visible = await covered_filter(call.session, filter_)
+        if self._groups is None:
+            raise NotFound("The mailbox is in memory, without the read models that groups are read from.")
+        page = DeadLetterGroupPage(()) if visible is None else await self._groups(visible)
+        return json_reply(_groups(page))
 
     async def topics(self, call: Call) -> Reply:
         """List the topics."""
@@ -164,6 +194,41 @@ class StateHandlers:
     async def info(self, call: Call) -> Reply:
         """Return the name of the mailbox."""
         return json_reply(query_schemas.Info(self._service.mailbox.name, self._service.dlq_profile))
+
+
+def _to_us(moment: int | datetime | None) -> int | None:
+    """Return a time in µs; numbers are in ms."""
+    return None if moment is None else moment * MS if isinstance(moment, int) else to_us(moment)
+
+
+def _groups(page: DeadLetterGroupPage) -> query_schemas.DeadLetterGroups:
+    return query_schemas.DeadLetterGroups(
+        [
+            query_schemas.DeadLetterGroup(
+                each.topic,
+                each.reason,
+                each.fingerprint,
+                each.count,
+                rfc3339(each.first_seen) or "",
+                rfc3339(each.last_seen) or "",
+                list(each.trend),
+                _sample(each.sample),
+            )
+            for each in page.items
+        ],
+        page.letters,
+        page.groups,
+        rfc3339(page.since),
+        rfc3339(page.start) if page.items and page.items[0].trend else None,
+        page.width,
+        page.next_cursor,
+    )
+
+
+def _sample(letter: DeadLetter) -> query_schemas.DeadLetterSample:
+    facts = {name: getattr(letter, name) for name in query_schemas.DeadLetterSample.__struct_fields__}
+    times = {name: rfc3339(facts[name]) or "" for name in ("first_seen", "last_seen")}
+    return query_schemas.DeadLetterSample(**facts | times)
 
 
 def _item(message: FoundMessage) -> query_schemas.Item:

@@ -166,6 +166,85 @@ class DeadLetters(msgspec.Struct, frozen=True):
     dlq_profile: DlqProfile
 
 
+class DeadLetterGroupsQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Parameters of the groups of dead letters. Lists are repeated parameters.
+
+    Arguments:
+        topics: names or globs such as `orders.*`.
+        since, until: RFC 3339, or ms since 1970 UTC; dead-lettered at or after `since`, and before `until`.
+        text: part of the last error; the case of ASCII letters does not matter.
+        by: fields that the dead letters of a group have in common: fingerprint, topic, reason.
+        order: `latest`: the group with the last dead-lettering first; `largest`: the one with the most.
+        bars: number of bars of the trends; 0 for none.
+        cursor: `next_cursor` of the previous page.
+    """
+
+    topics: list[Name] = []
+    reason: Text | None = None
+    fingerprint: Text | None = None
+    since: int | datetime | None = None
+    until: int | datetime | None = None
+    text: Annotated[str, Meta(min_length=1, max_length=1_000)] | None = None
+    by: list[Name] = []
+    order: Annotated[str, Meta(pattern="^(latest|largest)$")] = "latest"
+    bars: Annotated[int, Meta(ge=0, le=200)] = 24
+    limit: Limit = 100
+    cursor: Name | None = None
+
+
+class DeadLetterSample(msgspec.Struct, frozen=True):
+    """One dead letter of a group; times are RFC 3339."""
+
+    message_id: str
+    topic: str
+    shard: int
+    reason: str
+    attempt: int
+    last_error: str | None
+    first_seen: str
+    last_seen: str
+    redriven: int
+
+
+class DeadLetterGroup(msgspec.Struct, frozen=True):
+    """Dead letters that are alike; `topic`, `reason` and `fingerprint` are null where they differ.
+
+    Arguments:
+        count: number of them, since the `since` of the page.
+        first_seen, last_seen: when the first and the last of them was dead-lettered.
+        trend: how many of them were dead-lettered in each bar.
+        sample: the one that was sent last.
+    """
+
+    topic: str | None
+    reason: str | None
+    fingerprint: str | None
+    count: int
+    first_seen: str
+    last_seen: str
+    trend: list[int]
+    sample: DeadLetterSample
+
+
+class DeadLetterGroups(msgspec.Struct, frozen=True):
+    """Page of groups; `next_cursor` is null on the last page.
+
+    Arguments:
+        letters, groups: number of dead letters that match, and of their groups, on all pages.
+        since: if there are too many dead letters, only those since this time are counted; else null.
+        trend_start: when the first bar begins; null if there are none.
+        bar_us: the time that each bar covers, in µs.
+    """
+
+    items: list[DeadLetterGroup]
+    letters: int
+    groups: int
+    since: str | None
+    trend_start: str | None
+    bar_us: int
+    next_cursor: str | None
+
+
 class PeekedMessages(msgspec.Struct, frozen=True):
     """Ready messages; the payload is null where its stored bytes do not match their hash."""
 

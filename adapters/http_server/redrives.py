@@ -1,13 +1,15 @@
 """Handlers and routes of redrive jobs."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
+from msgspec import Meta
 
 from postroom.adapters.http_server.call import Call, Reply, json_reply
 from postroom.adapters.http_server.routes import Route
-from postroom.application.redrive_results import RedrivePreview, RedriveReport
+from postroom.adapters.http_server.schemas import Limit, Text
+from postroom.application.redrive_results import Outcome, RedriveMessages, RedrivePreview, RedriveReport
 from postroom.domain.redrive.spec import JOB_ACTIONS, JobAction, RedriveSpec
 
 _JOB = "01890a5d-ac96-774b-bcce-b302099a8057"
@@ -31,6 +33,14 @@ class RedriveReports(msgspec.Struct, frozen=True):
     jobs: list[RedriveReport]
 
 
+class RedriveMessagesQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Parameters of the list of a job's messages."""
+
+    outcome: Outcome | None = None
+    limit: Limit = 100
+    cursor: Annotated[Text | None, Meta(description="next_cursor of the previous page.")] = None
+
+
 class RedriveHandlers:
     """Handlers of redrive jobs."""
 
@@ -50,6 +60,15 @@ class RedriveHandlers:
     async def get_redrive(self, call: Call) -> Reply:
         """Return a job."""
         return json_reply(await call.mailbox.get_redrive(call.path["job_id"]))
+
+    async def list_redrive_messages(self, call: Call) -> Reply:
+        """Return a page of the messages of a job."""
+        query: RedriveMessagesQuery = call.query
+        return json_reply(
+            await call.mailbox.list_redrive_messages(
+                call.path["job_id"], outcome=query.outcome, cursor=query.cursor, limit=query.limit
+            )
+        )
 
     async def pause_redrive(self, call: Call) -> Reply:
         """Pause a job."""
@@ -118,6 +137,15 @@ def redrive_routes() -> Sequence[Route]:
             handlers.get_redrive,
             "Return a redrive job with its progress.",
             RedriveReport,
+            refusals=(404,),
+        ),
+        Route(
+            "GET",
+            "/v1/redrives/{job_id}/messages",
+            handlers.list_redrive_messages,
+            "Return a page of the messages of a redrive job, with what it did with each.",
+            RedriveMessages,
+            query=RedriveMessagesQuery,
             refusals=(404,),
         ),
         *(

@@ -10,12 +10,15 @@ from uvicorn.config import Config
 
 from postroom.adapters.http_server.api import make_routes
 from postroom.adapters.http_server.app import App
+from postroom.adapters.http_server.bodies import Bodies
 from postroom.adapters.http_server.connection import Connection, State
 from postroom.adapters.http_server.handlers import MessageHandlers
+from postroom.adapters.http_server.mount import Mount, MountedApp
 from postroom.adapters.http_server.openapi import make_document
 from postroom.adapters.http_server.queries import OperatorHandlers, QueryHandlers, StateHandlers
 from postroom.adapters.http_server.routes import Router
 from postroom.adapters.http_server.settings import HttpSettings
+from postroom.adapters.http_server.site import Site
 from postroom.adapters.sockets.address import BACKLOG, Address, find_file, listen, unlink, url
 from postroom.adapters.sockets.protection import Protection, check_access
 from postroom.adapters.sockets.tls_listener import TlsListener
@@ -30,13 +33,17 @@ MODE_HEADERS = [(b"x-postroom-mode", b"dev")]
 
 
 def http_surface(
-    address: str, settings: HttpSettings | None = None, protection: Protection | None = None
+    address: str,
+    settings: HttpSettings | None = None,
+    protection: Protection | None = None,
+    mount: Mount | None = None,
 ) -> Surface:
     """Return a surface that serves HTTP.
 
     Arguments:
         address: `host:port`, or `unix:path`.
         protection: what an address beyond loopback needs.
+        mount: an application for browsers, such as the console.
 
     Its context raises Unavailable when the address can't be bound, and InvalidRequest for one beyond loopback
     when the service asks for no tokens.
@@ -51,50 +58,50 @@ def http_surface(
     @asynccontextmanager
     async def serve(service: Service) -> AsyncIterator[str]:
         check_access(target, is_dev=service.is_dev)
-        app = make_app(service, limits, any_host=target.is_unix)
-        if not service.is_dev:
-            app.allow_hosts(protection.allowed_hosts)
-        listener = listen(target)
-        file = find_file(target)
-        config = Config(
-            app,
-            http="httptools",
-            ws="none",
-            lifespan="off",
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            proxy_headers=False,
-            timeout_keep_alive=limits.idle_timeout_ms / 1_000,  # type: ignore[arg-type]  # seconds
-        )
-        config.load()
-        state = State()
-        loop = asyncio.get_running_loop()
-        port = 0 if target.is_unix else listener.getsockname()[1]
+        site = _make_site(service, protection, target)
+        is_secure = tls is not None or protection.behind_proxy
+        async with _open_app(service, limits, site, mount, is_secure=is_secure) as app:
+            listener = listen(target)
+            file = find_file(target)
+            config = Config(
+                app,
+                http="httptools",
+                ws="none",
+                lifespan="off",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                proxy_headers=False,
+                timeout_keep_alive=limits.idle_timeout_ms / 1_000,  # type: ignore[arg-type]  # seconds
+            )
+            config.load()
+            state = State()
+            loop = asyncio.get_running_loop()
+            port = 0 if target.is_unix else listener.getsockname()[1]
 
-        def make_connection() -> Connection:
-            return Connection(config, state, limits)
+            def make_connection() -> Connection:
+                return Connection(config, state, limits)
 
-        async with AsyncExitStack() as accepting:
-            if tls is None:
-                server = await loop.create_server(make_connection, sock=listener, backlog=BACKLOG)
-                accepting.callback(server.close)
-            else:
-                tls_listener = TlsListener(
-                    listener,
-                    make_connection,
-                    tls.context,
-                    max_handshakes=limits.max_connections,
-                    timeout=limits.header_timeout_ms / 1_000,
-                )
-                await accepting.enter_async_context(background_task(tls_listener.run()))
-            try:
-                async with background_task(_tell_time(state, MODE_HEADERS if service.is_dev else [])):
-                    yield url("http" if tls is None else "https", target, port)
-            finally:
-                await accepting.aclose()
-                await _drain(state, limits.stop_timeout_ms / 1_000)
-                unlink(target, file)
+            async with AsyncExitStack() as accepting:
+                if tls is None:
+                    server = await loop.create_server(make_connection, sock=listener, backlog=BACKLOG)
+                    accepting.callback(server.close)
+                else:
+                    tls_listener = TlsListener(
+                        listener,
+                        make_connection,
+                        tls.context,
+                        max_handshakes=limits.max_connections,
+                        timeout=limits.header_timeout_ms / 1_000,
+                    )
+                    await accepting.enter_async_context(background_task(tls_listener.run()))
+                try:
+                    async with background_task(_tell_time(state, MODE_HEADERS if service.is_dev else [])):
+                        yield url("http" if tls is None else "https", target, port)
+                finally:
+                    await accepting.aclose()
+                    await _drain(state, limits.stop_timeout_ms / 1_000)
+                    unlink(target, file)
 
     return serve
 
@@ -113,8 +120,14 @@ def _check_settings(target: Address, limits: HttpSettings, protection: Protectio
         )
 
 
-def make_app(service: Service, limits: HttpSettings, *, any_host: bool = False) -> App:
-    """Return the ASGI application of a service."""
+def make_app(
+    service: Service, limits: HttpSettings, site: Site | None = None, bodies: Bodies | None = None
+) -> App:
+    """Return the ASGI application of a service.
+
+    Arguments:
+        site: the names of the server; those of loopback by default.
+    """
     state = StateHandlers(service)
     messages = MessageHandlers(service, limits)
     routes = [
@@ -122,7 +135,34 @@ def make_app(service: Service, limits: HttpSettings, *, any_host: bool = False) 
         for route in make_routes(messages, QueryHandlers(service), OperatorHandlers(), state)
     ]
     state.contract = msgspec.json.encode(make_document(routes))
-    return App(Router(routes), service.open_session, service.metrics, limits, any_host=any_host)
+    return App(
+        Router(routes),
+        service.open_session,
+        service.metrics,
+        bodies or Bodies(limits),
+        site or Site(any_host=False),
+    )
+
+
+def _make_site(service: Service, protection: Protection, target: Address) -> Site:
+    site = Site(any_host=target.is_unix)
+    if not service.is_dev:
+        site.allow(protection.allowed_hosts)
+    return site
+
+
+@asynccontextmanager
+async def _open_app(
+    service: Service, limits: HttpSettings, site: Site, mount: Mount | None, *, is_secure: bool
+) -> AsyncIterator[App | MountedApp]:
+    bodies = Bodies(limits)
+    app = make_app(service, limits, site, bodies)
+    if mount is None:
+        yield app
+        return
+    async with mount.open(service, is_secure) as mounted:
+        others = None if mount.is_alone else app
+        yield MountedApp(mount.prefix, mounted, others, site, bodies, service.metrics)
 
 
 async def _tell_time(state: State, headers: list[tuple[bytes, bytes]]) -> None:

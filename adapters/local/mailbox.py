@@ -15,7 +15,7 @@ from postroom.application.query_results import (
     Moment,
     PeekedMessage,
 )
-from postroom.application.redrive_results import RedrivePreview, RedriveReport
+from postroom.application.redrive_results import Outcome, RedriveMessages, RedrivePreview, RedriveReport
 from postroom.application.service import Search
 from postroom.domain.errors import Unavailable, WrongMode
 from postroom.domain.mailbox.counts import TopicSummary
@@ -65,6 +65,15 @@ class SharedMailbox(CommandHandlers):
         """Return a job; see `Mailbox.get_redrive`."""
         report: RedriveReport = await self._owner.query("get_redrive", job_id)
         return report
+
+    async def list_redrive_messages(
+        self, job_id: str, /, *, outcome: Outcome | None = None, cursor: str | None = None, limit: int = 100
+    ) -> RedriveMessages:
+        """Return a page of the messages of a job; see `Mailbox.list_redrive_messages`."""
+        page: RedriveMessages = await self._owner.query(
+            "list_redrive_messages", job_id, outcome=outcome, cursor=cursor, limit=limit
+        )
+        return page
 
     async def change_redrive(
         self, job_id: str, action: JobAction, /, *, principal: str | None = None

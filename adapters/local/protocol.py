@@ -24,7 +24,7 @@ from postroom.application.query_results import (
     MessageDetail,
     PeekedMessage,
 )
-from postroom.application.redrive_results import RedrivePreview, RedriveReport
+from postroom.application.redrive_results import RedriveMessages, RedrivePreview, RedriveReport
 from postroom.application.remote_errors import rebuild_error
 from postroom.domain.arguments import MAX_INT, check_int, check_optional_text, check_path, check_text
 from postroom.domain.errors import InvalidRequest, PostroomError, Rejected
@@ -292,6 +292,7 @@ _RESULTS: dict[str, Callable[[msgspec.Raw], Any]] = {
         "start_redrive": RedriveReport,
         "list_redrives": list[RedriveReport],
         "get_redrive": RedriveReport,
+        "list_redrive_messages": RedriveMessages,
         "change_redrive": RedriveReport,
     }.items()
 }

@@ -23,6 +23,7 @@ from sqlalchemy import (
     literal,
     literal_column,
     select,
+    type_coerce,
 )
 from sqlalchemy.dialects.postgresql import ARRAY, TSQUERY
 from sqlalchemy.exc import DBAPIError, DisconnectionError
@@ -205,6 +206,11 @@ class _PostgresDialect:
         has_id: ColumnElement[bool] = column == any_(literal(list(ids), ARRAY(BigInteger)))
         return has_id
 
+    def contains(self, column: ColumnElement[Any], text: str) -> ColumnElement[bool]:
+        # Columns have the collation C, in which only ASCII letters have a case.
+        part = literal(text, StoredText).collate("C")
+        return func.strpos(func.lower(column, type_=Text), func.lower(part, type_=Text)) > 0
+
     def with_parts(self, tables: ReadModelTables, parts: Sequence[str]) -> Select[Any] | None:
         # By the trigram index if pg_trgm is installed, else by a scan of the narrow table `text`.
         if not parts:
@@ -215,6 +221,13 @@ class _PostgresDialect:
     def expected_rows(self, db: Connection, ids: Select[Any]) -> int | None:
         rows = _PLANNED_ROWS.search(str(db.scalar(_Explain(ids))))
         return int(rows[1]) if rows else None
+
+    def sortable(
+        self, column: ColumnElement[Any]
+    ) -> tuple[ColumnElement[str], tuple[ColumnElement[bool], ...]]:
+        if column.key in INDEXED_BY_PREFIX:
+            return type_coerce(_indexed_prefix(column), StoredText), ()
+        return column, (_is_short(column),) if column.key in INDEXED_IF_SHORT else ()
 
     def allow_unordered(self, db: Connection) -> None:
         db.exec_driver_sql(_SQL["allow_bitmap_scans"])

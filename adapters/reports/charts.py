@@ -10,6 +10,7 @@ from xml.etree.ElementTree import Element
 import pygal
 from pygal.style import Style
 
+from postroom.adapters.reports.labels import label_of
 from postroom.projections.reports.report import Chart
 
 # pygal's finder of plug-ins has only the method that Python 3.12 removed; failing imports would warn of it.
@@ -17,6 +18,8 @@ sys.meta_path[:] = [each for each in sys.meta_path if not isinstance(each, pygal
 
 MAX_SERIES = 8
 """Number of colors, and so of the series of a chart."""
+MAX_LABELS = 8
+"""Number of labels on the axis of x."""
 _STYLE = Style(
     background="transparent",
     plot_background="transparent",
@@ -60,7 +63,7 @@ def draw(chart: Chart, rows: Sequence[Mapping[str, Any]]) -> Drawing:
         width=760,
         height=280,
         show_legend=False,
-        x_labels_major_count=min(8, len(xs)),
+        x_labels_major_every=-(-len(xs) // MAX_LABELS) or 1,
         show_minor_x_labels=False,
         truncate_label=-1,
         dots_size=2.5,
@@ -88,12 +91,6 @@ def _series(chart: Chart, rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[A
         else:
             points[row[chart.x]] = before + value if chart.merge == "sum" else max(before, value)
     return series
-
-
-def label_of(value: Any) -> str:
-    """Return a value as text that XML can have: other characters become `�`."""
-    text = "(none)" if value is None else str(value)
-    return "".join(each if each.isprintable() else "�" for each in text)
 
 
 def _without_scripts(root: Element) -> Element:

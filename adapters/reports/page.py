@@ -9,8 +9,10 @@ from typing import Any
 
 import pyarrow as pa
 
-from postroom.adapters.reports.charts import MAX_SERIES, draw, label_of
-from postroom.projections.reports.report import Chart, Report
+from postroom.adapters.reports.charts import MAX_SERIES, draw
+from postroom.adapters.reports.heat_map import draw_heat_maps
+from postroom.adapters.reports.labels import label_of
+from postroom.projections.reports.report import Chart, HeatMap, Report
 
 MAX_ROWS = 2_000
 """Number of rows that a page shows."""
@@ -40,14 +42,24 @@ def page_of(report: Report, rows: pa.Table) -> str:
     )
 
 
-def _figure(chart: Chart, rows: Sequence[Mapping[str, Any]]) -> str:
+def _figure(chart: Chart | HeatMap, rows: Sequence[Mapping[str, Any]]) -> str:
+    if isinstance(chart, HeatMap):
+        maps, rest = draw_heat_maps(chart, rows)
+        return f"{_heading(chart)}{''.join(maps)}{_omission(rest)}</figure>"
     drawing = draw(chart, rows)
     legend = "".join(
         f'<li class="s{number}">{_text(name)}</li>' for number, name in enumerate(drawing.series)
     )
-    omitted = f"<p>{drawing.omitted:,} with smaller figures are not shown.</p>" if drawing.omitted else ""
+    return f"{_heading(chart)}{drawing.svg}<ul>{legend}</ul>{_omission(drawing.omitted)}</figure>"
+
+
+def _heading(chart: Chart | HeatMap) -> str:
     unit = f" ({_text(chart.unit)})" if chart.unit else ""
-    return f"<figure><h2>{_text(chart.title)}{unit}</h2>{drawing.svg}<ul>{legend}</ul>{omitted}</figure>"
+    return f"<figure><h2>{_text(chart.title)}{unit}</h2>"
+
+
+def _omission(count: int) -> str:
+    return f"<p>{count:,} with smaller figures are not shown.</p>" if count else ""
 
 
 def _table(columns: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> str:

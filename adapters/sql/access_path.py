@@ -47,6 +47,16 @@ def choose(db: Connection, query: SearchQuery) -> Lead:
     return _selective(db, query, leads) or _least_frequent(db, query, leads)
 
 
+def fewest_rows(db: Connection, query: SearchQuery, limit: int) -> tuple[Lead, bool]:
+    """Return the access path with the fewest rows, and whether these are at most `limit`."""
+    leads = query.leads()
+    lead = _least(db, query, leads, limit + 1) or _by_text(db, query, leads)
+    if lead is None:
+        ordered = [lead for lead in leads if isinstance(lead, Lead)]
+        lead = min(ordered, key=lambda lead: len(lead.branches), default=query.by_time)
+    return lead, int(db.execute(query.count(lead, limit + 1)).scalar_one()) <= limit
+
+
 def _selective(db: Connection, query: SearchQuery, leads: Sequence[Lead | Candidates]) -> Lead | None:
     """Return the access path with few rows; None if there is none."""
     if len(leads) == 1 and isinstance(leads[0], Lead):

@@ -1,21 +1,20 @@
-"""Queries on backlog, dead letters and activity with keyset pagination."""
+"""Queries on backlog and activity with keyset pagination."""
 
 from collections.abc import Collection, Iterator
 from typing import Any
 
 import msgspec
-from sqlalchemy import BigInteger, ColumnElement, Select, Table, and_, func, literal, or_, select, tuple_
+from sqlalchemy import ColumnElement, Select, Table, and_, func, literal, or_, select, tuple_
 
 from postroom.adapters.sql.search import Dialect
 from postroom.adapters.sql.tables import ReadModelTables
+from postroom.application.ports.dead_letters import DeadLetterFilter
 from postroom.application.ports.read_models import (
     ActivityCursor,
     ActivityFilter,
     BacklogCursor,
     BacklogFilter,
-    DeadLetterFilter,
 )
-from postroom.domain.search import Cursor
 
 
 def backlog_page(
@@ -24,31 +23,11 @@ def backlog_page(
     """Return the statement for a page of the backlog plus one row."""
     table = tables.backlog
     key = (table.c.mailbox, table.c.topic, table.c.shard)
-    rows = select(table).where(*_common(filter_, table, topics, dialect)).order_by(*key)
+    rows = select(table).where(*common_conditions(filter_, table, topics, dialect)).order_by(*key)
     if filter_.cursor is not None:
         after = BacklogCursor.decode(filter_.cursor)
         parts = zip(msgspec.structs.astuple(after), key, strict=True)
         rows = rows.where(tuple_(*key) > tuple_(*(literal(part, column.type) for part, column in parts)))
-    return rows.limit(filter_.limit + 1)
-
-
-def dead_letter_page(
-    filter_: DeadLetterFilter, tables: ReadModelTables, topics: Collection[str] | None, dialect: Dialect
-) -> Select[Any]:
-    """Return the statement for a page of dead letters, newest first, plus one row."""
-    table = tables.dead_letters
-    key = (table.c.last_seen, table.c.id)
-    rows = select(table).where(*_common(filter_, table, topics, dialect))
-    rows = rows.order_by(*(part.desc() for part in key))
-    if filter_.reason is not None:
-        rows = rows.where(table.c.reason == filter_.reason)
-    if filter_.fingerprint is not None:
-        rows = rows.where(table.c.fingerprint == filter_.fingerprint)
-    if filter_.cursor is not None:
-        after = Cursor.decode(filter_.cursor)
-        rows = rows.where(
-            tuple_(*key) < tuple_(literal(after.timestamp, BigInteger), literal(after.id, BigInteger))
-        )
     return rows.limit(filter_.limit + 1)
 
 
@@ -59,7 +38,7 @@ def activity_page(
     table = tables.activity
     key = (table.c.starts_at, table.c.topic, table.c.event)
     sums = (func.sum(table.c.events), func.min(table.c.first_at), func.max(table.c.last_at))
-    rows = select(*key, *sums).where(*_common(filter_, table, topics, dialect))
+    rows = select(*key, *sums).where(*common_conditions(filter_, table, topics, dialect))
     rows = rows.where(table.c.period == filter_.period).group_by(*key)
     rows = rows.order_by(table.c.starts_at.desc(), table.c.topic, table.c.event)
     if filter_.since is not None:
@@ -77,12 +56,13 @@ def activity_page(
     return rows.limit(filter_.limit + 1)
 
 
-def _common(
+def common_conditions(
     filter_: ActivityFilter | BacklogFilter | DeadLetterFilter,
     table: Table,
     topics: Collection[str] | None,
     dialect: Dialect,
 ) -> Iterator[ColumnElement[bool]]:
+    """Yield the conditions that all of these filters have."""
     if filter_.mailbox is not None:
         yield table.c.mailbox == filter_.mailbox
     if topics is not None:

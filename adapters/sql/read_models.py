@@ -11,8 +11,10 @@ import msgspec
 from sqlalchemy import Connection, Row, func, inspect, select
 
 from postroom.adapters.sql.access_path import choose, read_page
-from postroom.adapters.sql.listing import activity_page, backlog_page, dead_letter_page
-from postroom.adapters.sql.search import Dialect, SearchQuery
+from postroom.adapters.sql.dead_letters import DeadLetterQuery
+from postroom.adapters.sql.listing import activity_page, backlog_page
+from postroom.adapters.sql.search import Dialect, SearchQuery, matching_topics
+from postroom.adapters.sql.statistics import SqlStatistics
 from postroom.adapters.sql.tables import (
     MESSAGE_COLUMNS,
     ReadModelTables,
@@ -21,6 +23,12 @@ from postroom.adapters.sql.tables import (
     projection_cursor,
     projection_parked,
     tables_of,
+)
+from postroom.application.ports.dead_letters import (
+    DeadLetterFilter,
+    DeadLetterGroupFilter,
+    DeadLetterGroupPage,
+    DeadLetterPage,
 )
 from postroom.application.ports.read_models import (
     SHOWN_PARKED,
@@ -32,10 +40,6 @@ from postroom.application.ports.read_models import (
     BacklogFilter,
     BacklogPage,
     ContextBacklog,
-    DeadLetter,
-    DeadLetterFilter,
-    DeadLettering,
-    DeadLetterPage,
     MailboxLag,
     ParkedRecord,
     ProjectionStatus,
@@ -52,7 +56,6 @@ from postroom.domain.search import (
     Order,
     SearchPage,
     TableStats,
-    topic_matches,
 )
 
 SHOWN_VERSIONS = 10
@@ -60,7 +63,6 @@ SCAN_PAGE_ROWS = 200
 """Rows per page of a scan: few, because an envelope may be a MiB."""
 
 _decode_json = msgspec.json.Decoder().decode
-_decode_lineage = msgspec.json.Decoder(tuple[DeadLettering, ...]).decode
 _decode_headers = msgspec.json.Decoder(dict[str, str]).decode
 _STATUS = {status.name.lower(): status for status in Status} | {"delayed": Status.READY}
 _ITEM_FIELDS = tuple(
@@ -70,7 +72,7 @@ _item_values = itemgetter(*map(MESSAGE_COLUMNS.index, _ITEM_FIELDS))
 _STATUS_COLUMN, _HEADERS_COLUMN = map(MESSAGE_COLUMNS.index, ("status", "custom_headers"))
 
 
-class SqlReadModels(ABC):
+class SqlReadModels(SqlStatistics, ABC):
     """Queries on SQL tables; each call reads one version, in one transaction.
 
     Arguments:
@@ -121,7 +123,7 @@ class SqlReadModels(ABC):
     def search(self, filter_: EventFilter) -> SearchPage:
         """Return one page of matching messages; see `ReadModels.search`."""
         with self._reading() as (db, tables):
-            topics = _topics(db, tables, filter_.topics)
+            topics = matching_topics(db, tables, filter_.topics)
             if topics == {}:
                 return SearchPage(())
             query = SearchQuery(filter_, tables, topics, self._dialect)
@@ -142,7 +144,7 @@ class SqlReadModels(ABC):
     def _scan_pages(
         self, db: Connection, tables: ReadModelTables, filter_: EventFilter
     ) -> Iterator[Sequence[FoundMessage]]:
-        topics = _topics(db, tables, filter_.topics)
+        topics = matching_topics(db, tables, filter_.topics)
         if topics == {}:
             return
         query = SearchQuery(filter_, tables, topics, self._dialect)
@@ -164,7 +166,7 @@ class SqlReadModels(ABC):
     def backlog(self, filter_: BacklogFilter) -> BacklogPage:
         """Return one page of the backlog; see `ReadModels.backlog`."""
         with self._reading("backlog") as (db, tables):
-            topics = _topics(db, tables, filter_.topics)
+            topics = matching_topics(db, tables, filter_.topics)
             rows = db.execute(backlog_page(filter_, tables, topics, self._dialect)).all()
         items = tuple(ShardBacklog(*row) for row in rows[: filter_.limit])
         last = items[-1] if len(rows) > filter_.limit else None
@@ -175,16 +177,19 @@ class SqlReadModels(ABC):
     def dead_letters(self, filter_: DeadLetterFilter) -> DeadLetterPage:
         """Return one page of the dead letters; see `ReadModels.dead_letters`."""
         with self._reading("dead_letters") as (db, tables):
-            topics = _topics(db, tables, filter_.topics)
-            rows = db.execute(dead_letter_page(filter_, tables, topics, self._dialect)).all()
-        items = tuple(map(_dead_letter, rows[: filter_.limit]))
-        last = items[-1] if len(rows) > filter_.limit else None
-        return DeadLetterPage(items, Cursor(last.last_seen, last.id).encode() if last else None)
+            topics = matching_topics(db, tables, filter_.topics)
+            return DeadLetterQuery(filter_, tables, topics, self._dialect).read_page(db)
+
+    def dead_letter_groups(self, filter_: DeadLetterGroupFilter) -> DeadLetterGroupPage:
+        """Return one page of groups of dead letters; see `ReadModels.dead_letter_groups`."""
+        with self._reading("dead_letters") as (db, tables):
+            topics = matching_topics(db, tables, filter_.topics)
+            return DeadLetterQuery(filter_, tables, topics, self._dialect).read_groups(db, filter_)
 
     def activity(self, filter_: ActivityFilter) -> ActivityPage:
         """Return one page of the activity; see `ReadModels.activity`."""
         with self._reading("activity") as (db, tables):
-            topics = _topics(db, tables, filter_.topics)
+            topics = matching_topics(db, tables, filter_.topics)
             rows = db.execute(activity_page(filter_, tables, topics, self._dialect)).all()
         items = tuple(
             ActivityCount(starts_at, topic, event, int(events), first_at, last_at)
@@ -300,23 +305,6 @@ def _parked(db: Connection, version: int, shown: int) -> tuple[int, tuple[Parked
     )
 
 
-def _topics(db: Connection, tables: ReadModelTables, patterns: Sequence[str]) -> dict[str, int | None] | None:
-    """Return the topics that match names or globs; None when there are no patterns.
-
-    The value of a topic is its number of messages, or None if that was not read.
-    """
-    if not patterns:
-        return None
-    if not any("*" in pattern for pattern in patterns):
-        return dict.fromkeys(patterns)
-    topics = db.execute(select(tables.topic.c.topic, tables.topic.c.messages)).all()
-    return {
-        topic: messages
-        for topic, messages in topics
-        if any(topic_matches(pattern, topic) for pattern in patterns)
-    }
-
-
 def _message(row: Row[Any]) -> FoundMessage:
     headers = row[_HEADERS_COLUMN]  # a position is found faster than a name
     return FoundMessage(
@@ -324,11 +312,6 @@ def _message(row: Row[Any]) -> FoundMessage:
         status=_STATUS[row[_STATUS_COLUMN]],
         custom_headers=_decode_headers(headers) if headers else {},
     )
-
-
-def _dead_letter(row: Row[Any]) -> DeadLetter:
-    lineage = _decode_lineage(row.lineage) if row.lineage else ()
-    return DeadLetter(**row._asdict() | {"lineage": lineage})
 
 
 def _version(row: Row[Any]) -> Version:

@@ -15,6 +15,7 @@ from sqlalchemy import (
     FromClause,
     Select,
     Table,
+    and_,
     func,
     literal,
     select,
@@ -24,7 +25,7 @@ from sqlalchemy import (
 
 from postroom.adapters.sql.tables import ReadModelTables
 from postroom.domain.message import Status
-from postroom.domain.search import EventFilter, Order
+from postroom.domain.search import EventFilter, Order, topic_matches
 from postroom.domain.tokenizer import Word
 
 MAX_BRANCHES = 32
@@ -49,6 +50,9 @@ class Dialect(Protocol):
     def is_any(self, column: ColumnElement[Any], ids: Sequence[int]) -> ColumnElement[bool]:
         """Return the condition that a column is one of many ids, as one parameter."""
 
+    def contains(self, column: ColumnElement[Any], text: str) -> ColumnElement[bool]:
+        """Return the condition that a column contains a text, whatever the case of ASCII letters."""
+
     def with_parts(self, tables: ReadModelTables, parts: Sequence[str]) -> Select[Any] | None:
         """Return the ids of messages that may contain these parts of text; None if no index helps."""
 
@@ -57,6 +61,11 @@ class Dialect(Protocol):
 
     def expected_rows(self, db: Connection, ids: Select[Any]) -> int | None:
         """Return how many ids the database expects to read; None if it does not tell."""
+
+    def sortable(
+        self, column: ColumnElement[Any]
+    ) -> tuple[ColumnElement[str], tuple[ColumnElement[bool], ...]]:
+        """Return the expression by which an index sorts a column of text, and the condition of the index."""
 
     def allow_unordered(self, db: Connection) -> None:
         """Let the statements of this transaction read indexes that return rows in no order."""
@@ -208,6 +217,27 @@ class SearchQuery:
             conditions = (messages.c.id.in_(union_all(*(select(each.c.id) for each in branches))),)
         return self._sorted(select(messages).where(*conditions), messages)
 
+    def is_match_among(self, lead: Lead, rows: int) -> ColumnElement[bool]:
+        """Return the condition that a message matches and is one of the first `rows` rows of a lead."""
+        firsts = []
+        for branch in lead.branches:
+            table = branch.table
+            first = select(table.c.timestamp, table.c.id).where(*branch.conditions, *self._times(table))
+            firsts.append(self._sorted(first, table).limit(rows).subquery())
+        merged = union_all(*(select(each.c.timestamp, each.c.id) for each in firsts)).subquery()
+        ids = self._sorted(select(merged.c.id), merged).limit(rows)
+        return and_(self._messages.c.id.in_(ids), *self._checks(lead))
+
+    def edge(self, lead: Lead, *, is_first: bool) -> Select[Any]:
+        """Return the statement for `timestamp` and `id` of the earliest row of a lead, or the latest."""
+        edges = []
+        for branch in lead.branches:
+            table = branch.table
+            rows = select(table.c.timestamp, table.c.id).where(*branch.conditions, *self._times(table))
+            edges.append(rows.order_by(*_by_time(table, is_first)).limit(1).subquery())
+        merged = union_all(*(select(each.c.timestamp, each.c.id) for each in edges)).subquery()
+        return select(merged.c.timestamp, merged.c.id).order_by(*_by_time(merged, is_first)).limit(1)
+
     def _branch(self, lead: Lead, branch: Branch, size: int | None) -> FromClause:
         table, messages = branch.table, self._messages
         rows = select(table.c.timestamp, table.c.id)
@@ -274,10 +304,31 @@ class SearchQuery:
         yield row < last if self._filter.order == Order.NEWEST_FIRST else row > last
 
     def _sorted(self, rows: Select[Any], table: FromClause) -> Select[Any]:
-        keys = (table.c.timestamp, table.c.id)
-        return rows.order_by(
-            *(key.desc() for key in keys) if self._filter.order == Order.NEWEST_FIRST else keys
-        )
+        return rows.order_by(*_by_time(table, self._filter.order != Order.NEWEST_FIRST))
+
+
+def _by_time(table: FromClause, oldest_first: bool) -> list[ColumnElement[Any]]:
+    keys = (table.c.timestamp, table.c.id)
+    return [key if oldest_first else key.desc() for key in keys]
+
+
+def matching_topics(
+    db: Connection, tables: ReadModelTables, patterns: Sequence[str]
+) -> dict[str, int | None] | None:
+    """Return the topics that match names or globs; None when there are no patterns.
+
+    The value of a topic is its number of messages, or None if that was not read.
+    """
+    if not patterns:
+        return None
+    if not any("*" in pattern for pattern in patterns):
+        return dict.fromkeys(patterns)
+    topics = db.execute(select(tables.topic.c.topic, tables.topic.c.messages)).all()
+    return {
+        topic: messages
+        for topic, messages in topics
+        if any(topic_matches(pattern, topic) for pattern in patterns)
+    }
 
 
 def _word_substring(word: Word) -> str:

@@ -83,6 +83,7 @@ class ReadModelTables:
 
     def __init__(self, version: int, models: str | None, text: type[TypeEngine[str]]) -> None:
         self.version = version
+        self.text_type = text
         self.models = (
             dict.fromkeys(("mailbox", "backlog"), version) if models is None else _decode_models(models)
         )

@@ -128,6 +128,10 @@ class _SqliteDialect:
         each = func.json_each(_encode_json(ids).decode()).table_valued("value")
         return column_.in_(select(each.c.value))
 
+    def contains(self, column_: ColumnElement[Any], text: str) -> ColumnElement[bool]:
+        # LIKE would end at a NUL.
+        return func.instr(func.lower(column_), func.lower(text)) > 0
+
     def with_parts(self, tables: ReadModelTables, parts: Sequence[str]) -> Select[Any] | None:
         # The index has no positions of trigrams: it returns candidates, which are checked against the text.
         trigrams = {part[at : at + TRIGRAM] for part in parts for at in range(len(part) - TRIGRAM + 1)}
@@ -135,6 +139,11 @@ class _SqliteDialect:
 
     def expected_rows(self, db: Connection, ids: Select[Any]) -> int | None:
         return None
+
+    def sortable(
+        self, column_: ColumnElement[Any]
+    ) -> tuple[ColumnElement[str], tuple[ColumnElement[bool], ...]]:
+        return column_, ()
 
     def allow_unordered(self, db: Connection) -> None:
         """Do nothing: SQLite reads them for the statements that need them."""

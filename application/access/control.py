@@ -11,11 +11,13 @@ from postroom.application.access.guard import Guard
 from postroom.application.access.mailbox import AuthorizedMailbox
 from postroom.application.access.quotas import Quotas
 from postroom.application.access.search import AuthorizedSearch
+from postroom.application.access.search_queries import AuthorizedSearchQueries
 from postroom.application.access.settings import AccessSettings
 from postroom.application.delivery_window import DeliveryWindows
 from postroom.application.ports.clock import Clock
 from postroom.application.ports.mailbox import Mailbox
-from postroom.application.service import Search, Session
+from postroom.application.ports.search_queries import SearchQueries
+from postroom.application.service import Grant, Search, Session
 from postroom.application.telemetry import logger
 from postroom.domain.capability.access import Access, limit_time, verify
 from postroom.domain.capability.rights import Operation
@@ -142,7 +144,24 @@ class AccessControl:
             guard.check_all_topics()
             guard.charge()
 
-        session = Session(mailbox, search, require)
+        async def check(operation: Operation) -> None:
+            await guard.check(operation)
+            guard.charge()
+
+        grant = Grant(
+            access.principal,
+            guard.operations,
+            access.expires,
+            guard.covers_all_topics,
+            guard.covers,
+            check,
+            access,
+        )
+
+        def search_queries(queries: SearchQueries) -> SearchQueries:
+            return AuthorizedSearchQueries(queries, guard, auditor)
+
+        session = Session(mailbox, search, require, mailbox.read_headers, grant, auditor.read, search_queries)
         return _VerifiedToken(session, guard, self._clock.uptime() + self._ttl)
 
     def _count_refusal(self) -> None:

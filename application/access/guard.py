@@ -29,7 +29,7 @@ class Guard:
         self._limits: list[Limit] = quotas.limits_of(access)
         self._refused = refused
         self._topics: dict[str, bool] = {}
-        self._operations = access.operations if access.covers_mailbox(mailbox) else frozenset()
+        self.operations = access.operations if access.covers_mailbox(mailbox) else frozenset()
         self.covers_all_topics = access.covers_all_topics
 
     def check_validity(self) -> None:
@@ -50,7 +50,7 @@ class Guard:
 
     def check_operation(self, operation: Operation) -> None:
         """Raise Forbidden unless the capability covers an operation on the mailbox."""
-        if operation in self._operations:
+        if operation in self.operations:
             return
         self._refused()
         check_operation(self.access, operation, self.mailbox)

@@ -55,7 +55,10 @@ class AuditFilter(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AuditPage(msgspec.Struct, frozen=True):
-    """Page of audit entries; `next_cursor` is None on the last page."""
+    """Page of audit entries; `next_cursor` is None on the last page.
+
+    A page that ended because of `reads` may have fewer entries than its limit, and a cursor all the same.
+    """
 
     entries: tuple[AuditEntry, ...]
     next_cursor: int | None = None
@@ -68,13 +71,19 @@ class ReadAudit:
         self._log = log
 
     def __call__(
-        self, filter_: AuditFilter | None = None, *, limit: int = 100, cursor: int | None = None
+        self,
+        filter_: AuditFilter | None = None,
+        *,
+        limit: int = 100,
+        cursor: int | None = None,
+        reads: int | None = None,
     ) -> AuditPage:
         """Return entries, newest first.
 
         Arguments:
             limit: maximum number of entries, 1 to 1,000.
             cursor: `next_cursor` of the previous page.
+            reads: maximum number of entries that are compared with the filter; None is no limit.
 
         Raises: InvalidRequest for a limit out of bounds, Unavailable when the log can't be read, BrokenLog
             for a record that was altered so that it can't be read.
@@ -82,7 +91,9 @@ class ReadAudit:
         check_int("limit", limit, 1, MAX_LIMIT)
         criteria = filter_ or AuditFilter()
         entries: list[AuditEntry] = []
-        for position, entry in self._backwards(criteria, cursor):
+        for count, (position, entry) in enumerate(self._backwards(criteria, cursor)):
+            if count == reads:
+                return AuditPage(tuple(entries), position + 1)
             if not criteria.matches(entry):
                 continue
             if len(entries) == limit:

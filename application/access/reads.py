@@ -21,6 +21,7 @@ from postroom.application.service import Search
 from postroom.domain.arguments import check_int, check_text
 from postroom.domain.capability.access import uncovered_topic
 from postroom.domain.capability.rights import Operation
+from postroom.domain.envelope.build import without_payload
 from postroom.domain.errors import NotFound
 from postroom.domain.mailbox.counts import TopicSummary
 from postroom.domain.names import MAX_ID_CHARS, check_topic
@@ -52,6 +53,15 @@ class AuthorizedReads:
         """Return a message with its history and envelope; see `Mailbox.get_message`."""
         return await self._auditor.read(
             READ_PAYLOAD, partial(self._get_message, id_), lambda _: 1, target=_target(id_)
+        )
+
+    async def read_headers(self, id_: str, /) -> MessageDetail:
+        """Return a message with its history, and its envelope without the payload.
+
+        Raises: as `get_message`, but the right to read payloads is not needed.
+        """
+        return await self._auditor.read(
+            READ_HEADERS, partial(self._read_headers, id_), lambda _: 1, target=_target(id_)
         )
 
     async def explain_message(self, id_: str, /) -> Explanation:
@@ -122,11 +132,21 @@ class AuthorizedReads:
 
     async def _get_message(self, id_: str) -> MessageDetail:
         await self._guard.check(READ_HEADERS, READ_PAYLOAD)
+        detail = await self._find_message(id_)
+        self._guard.count_bytes([len(detail.item.envelope_blob)])
+        return detail
+
+    async def _read_headers(self, id_: str) -> MessageDetail:
+        await self._guard.check(READ_HEADERS)
+        detail = await self._find_message(id_)
+        item = msgspec.structs.replace(detail.item, envelope_blob=without_payload(detail.item.envelope_blob))
+        return msgspec.structs.replace(detail, item=item)
+
+    async def _find_message(self, id_: str) -> MessageDetail:
         self._guard.charge()
         with self._hidden_absence():
             detail = await self._mailbox.get_message(id_)
         self._guard.check_topics([detail.topic])
-        self._guard.count_bytes([len(detail.item.envelope_blob)])
         return detail
 
     async def _explain_message(self, id_: str) -> Explanation:

@@ -8,7 +8,7 @@ from postroom.application.access.auditor import Auditor
 from postroom.application.access.guard import Guard
 from postroom.application.mailbox.redrive_client import check_spec
 from postroom.application.ports.mailbox import Mailbox
-from postroom.application.redrive_results import RedrivePreview, RedriveReport
+from postroom.application.redrive_results import Outcome, RedriveMessages, RedrivePreview, RedriveReport
 from postroom.domain.arguments import check_text
 from postroom.domain.capability.access import uncovered_topic
 from postroom.domain.capability.rights import Operation
@@ -22,8 +22,9 @@ class AuthorizedRedrives:
     """The redrive jobs of `AuthorizedMailbox`; each call but the lists is audited.
 
     Jobs that redrive need the right `redrive`, those that archive or purge `admin`. Criteria of headers need
-    `read-headers`, and words, which may be in payloads, `read-payload`. A capability that is limited to
-    topics must name topics, or globs, that it covers, and sees only such jobs.
+    `read-headers`, and words, which may be in payloads, `read-payload`; those that send copies need `send`,
+    too. A capability that is limited to topics must name topics, or globs, and a destination that it covers,
+    and sees only jobs on such topics.
     """
 
     _mailbox: Mailbox
@@ -66,6 +67,17 @@ class AuthorizedRedrives:
         self._guard.charge()
         return await self._find(job_id)
 
+    async def list_redrive_messages(
+        self, job_id: str, /, *, outcome: Outcome | None = None, cursor: str | None = None, limit: int = 100
+    ) -> RedriveMessages:
+        """Return a page of the messages of a job; see `Mailbox.list_redrive_messages`."""
+        await self._guard.check(Operation.REDRIVE)
+        self._guard.charge()
+        await self._find(job_id)
+        return await self._mailbox.list_redrive_messages(
+            job_id, outcome=outcome, cursor=cursor, limit=self._guard.at_most(limit)
+        )
+
     async def change_redrive(
         self, job_id: str, action: JobAction, /, *, principal: str | None = None
     ) -> RedriveReport:
@@ -94,7 +106,9 @@ class AuthorizedRedrives:
     async def _change(self, job_id: str, action: JobAction) -> RedriveReport:
         await self._guard.check(Operation.REDRIVE)
         self._guard.charge()
-        self._guard.check_operation(_right_of((await self._find(job_id)).spec))
+        spec = (await self._find(job_id)).spec
+        self._guard.check_operation(_right_of(spec))
+        self._check_copies(spec)
         return await self._mailbox.change_redrive(job_id, action, principal=self._guard.access.principal)
 
     async def _find(self, job_id: str) -> RedriveReport:
@@ -118,7 +132,15 @@ class AuthorizedRedrives:
             self._guard.check_all_topics()
         # The text of a glob is covered only if everything that it matches is.
         self._guard.check_topics(spec.topics)
+        self._check_copies(spec)
         self._guard.charge()
+
+    def _check_copies(self, spec: RedriveSpec) -> None:
+        """Check that the capability covers sends to the topic of the copies; its own has been checked."""
+        if spec.sends_copies:
+            self._guard.check_operation(Operation.SEND)
+        if spec.destination is not None:
+            self._guard.check_topics((spec.destination,))
 
     def _covers(self, spec: RedriveSpec) -> bool:
         """Return whether the capability covers all topics from which a job selects."""

@@ -32,39 +32,48 @@ class AuthorizedSearch:
         Raises: Unauthenticated, Forbidden, Saturated; what the search raises.
         """
         check_type("The filter", filter_, EventFilter)
-        criteria = [
-            name
-            for name, value in msgspec.structs.asdict(filter_).items()
-            if name not in PAGING and value not in (None, (), {})
-        ]
         return await self._auditor.read(
             Operation.READ_HEADERS,
             lambda: self._run(filter_),
             lambda page: len(page.items),
             topics=filter_.topics,
             target=filter_.message_id or "",
-            criteria=criteria,
+            criteria=criteria_of(filter_),
         )
 
     async def _run(self, filter_: EventFilter) -> SearchPage:
         guard = self._guard
-        await guard.check(Operation.READ_HEADERS)
-        if filter_.mailbox not in (None, guard.mailbox):
-            raise Forbidden(
-                f"Searches here are of the mailbox {guard.mailbox}; ask another server.", "mailbox"
-            )
-        if filter_.match is not None:
-            guard.check_operation(Operation.READ_PAYLOAD)
-        if not filter_.topics:
-            guard.check_all_topics()
-        # The text of a glob is covered only if everything that it matches is.
-        guard.check_topics(filter_.topics)
-        guard.charge()
-        page = await self._search(
-            msgspec.structs.replace(filter_, mailbox=guard.mailbox, limit=guard.at_most(filter_.limit))
-        )
+        own = await check_filter(guard, filter_)
+        page = await self._search(msgspec.structs.replace(own, limit=guard.at_most(filter_.limit)))
         if not guard.permits(Operation.READ_PAYLOAD):
             items = tuple(msgspec.structs.replace(each, envelope_blob=b"") for each in page.items)
             return msgspec.structs.replace(page, items=items)
         guard.count_bytes(len(each.envelope_blob) for each in page.items)
         return page
+
+
+async def check_filter(guard: Guard, filter_: EventFilter) -> EventFilter:
+    """Return a filter of the messages of the mailbox that a capability may search; count the call.
+
+    Raises: Unauthenticated, Forbidden, Saturated.
+    """
+    await guard.check(Operation.READ_HEADERS)
+    if filter_.mailbox not in (None, guard.mailbox):
+        raise Forbidden(f"Searches here are of the mailbox {guard.mailbox}; ask another server.", "mailbox")
+    if filter_.match is not None:
+        guard.check_operation(Operation.READ_PAYLOAD)
+    if not filter_.topics:
+        guard.check_all_topics()
+    # The text of a glob is covered only if everything that it matches is.
+    guard.check_topics(filter_.topics)
+    guard.charge()
+    return msgspec.structs.replace(filter_, mailbox=guard.mailbox)
+
+
+def criteria_of(filter_: EventFilter) -> list[str]:
+    """Return the names of the fields that are criteria, for the audit log."""
+    return [
+        name
+        for name, value in msgspec.structs.asdict(filter_).items()
+        if name not in PAGING and value not in (None, (), {})
+    ]

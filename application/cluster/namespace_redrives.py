@@ -11,9 +11,18 @@ from postroom.application.cluster.namespace_members import Members
 from postroom.application.mailbox.redrive_client import check_job_id, check_spec
 from postroom.application.ports.mailbox import Mailbox
 from postroom.application.ports.namespace_directory import NamespaceDirectory
-from postroom.application.redrive_results import RedriveGroup, RedrivePreview, RedriveReport
+from postroom.application.redrive_results import (
+    Outcome,
+    RedriveGroup,
+    RedriveMessage,
+    RedriveMessages,
+    RedrivePreview,
+    RedriveReport,
+    check_page,
+)
 from postroom.domain.errors import InvalidRequest, NotFound
 from postroom.domain.names import check_uuid
+from postroom.domain.namespace.members import RESERVED_TOPIC
 from postroom.domain.redrive.spec import JobAction, RedriveSpec, check_action
 
 T = TypeVar("T")
@@ -40,7 +49,7 @@ class NamespaceRedrives:
 
     async def preview_redrive(self, spec: RedriveSpec, /) -> RedrivePreview:
         """Return what the jobs would select; see `Mailbox.preview_redrive`."""
-        checked = await self._check_limit(check_spec(spec))
+        checked = await self._check(check_spec(spec))
         previews = await self._ask_all(lambda mailbox: mailbox.preview_redrive(checked))
         return merge_previews(self._directory.namespace, previews)
 
@@ -49,9 +58,9 @@ class NamespaceRedrives:
     ) -> RedriveReport:
         """Start a job in each mailbox; see `Mailbox.start_redrive`.
 
-        Raises: InvalidRequest for a limit, if there are several mailboxes.
+        Raises: InvalidRequest for a limit, if there are several mailboxes, and for the reserved topic.
         """
-        checked = await self._check_limit(check_spec(spec))
+        checked = await self._check(check_spec(spec))
         id_ = check_job_id(job_id, uuid_utils.uuid7)
         reports = await self._ask_all(
             lambda mailbox: mailbox.start_redrive(checked, job_id=id_, principal=principal)
@@ -71,6 +80,40 @@ class NamespaceRedrives:
         """Return a job; see `Mailbox.get_redrive`."""
         id_ = check_uuid("The redrive job id", job_id)
         return await self._at_those_that_have_it(lambda mailbox: mailbox.get_redrive(id_))
+
+    async def list_redrive_messages(
+        self, job_id: str, /, *, outcome: Outcome | None = None, cursor: str | None = None, limit: int = 100
+    ) -> RedriveMessages:
+        """Return a page of the messages of a job; see `Mailbox.list_redrive_messages`.
+
+        The messages of one mailbox come after those of another; the cursor begins with the mailbox's name.
+        """
+        id_ = check_uuid("The redrive job id", job_id)
+        check_page(outcome, cursor, limit)
+        await self.get_redrive(id_)
+        names = sorted((await self._get_members()).names)
+        name, rest = names[0], None
+        if cursor is not None:
+            name, _, text = cursor.rpartition(" ")
+            rest = text or None
+            if name not in names:
+                raise InvalidRequest(f"Invalid cursor {cursor[:40]!r}; use next_cursor of the previous page.")
+        page: list[RedriveMessage] = []
+        for each in names:
+            if each < name:
+                continue
+            try:
+                part = await self._directory.mailbox(each).list_redrive_messages(
+                    id_, outcome=outcome, cursor=rest if each == name else None, limit=limit - len(page)
+                )
+            except NotFound:
+                continue
+            page += part.messages
+            if part.next_cursor is not None:
+                return RedriveMessages(page, f"{each} {part.next_cursor}")
+            if len(page) == limit and each != names[-1]:
+                return RedriveMessages(page, f"{names[names.index(each) + 1]} ")
+        return RedriveMessages(page)
 
     async def change_redrive(
         self, job_id: str, action: JobAction, /, *, principal: str | None = None
@@ -113,7 +156,9 @@ class NamespaceRedrives:
             raise missing[0]
         return merge_reports(self._directory.namespace, reports)
 
-    async def _check_limit(self, spec: RedriveSpec) -> RedriveSpec:
+    async def _check(self, spec: RedriveSpec) -> RedriveSpec:
+        if spec.destination == RESERVED_TOPIC:
+            raise InvalidRequest(f"The topic {RESERVED_TOPIC} is reserved; send copies to another one.")
         if spec.limit is not None and len((await self._get_members()).names) > 1:
             raise InvalidRequest(
                 "A limit is of one mailbox, and the namespace has several; leave it out, or start a job in "

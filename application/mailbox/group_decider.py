@@ -28,6 +28,7 @@ from postroom.domain.mailbox.commands import Command, Receive, Send, Sweep
 from postroom.domain.mailbox.decide import decide
 from postroom.domain.mailbox.state import Mailbox, evolve
 from postroom.domain.message import MS, MessageAcked, MessageExpired, MessageReceived, MessageSent, Receipt
+from postroom.domain.redrive.commands import AdvanceRedrive, Copy
 
 DRAIN_RATES = 1_024
 """Maximum number of topics whose drain rate is known."""
@@ -142,6 +143,8 @@ class GroupDecider:
         mailbox = group.state.mailbox
         try:
             command = self._enricher.from_batch(command)
+            if self._admit is not None and type(command) is AdvanceRedrive and command.copies:
+                self._admit(mailbox, sum(len(each.envelope) for each in command.copies if type(each) is Copy))
             events = decide(command, mailbox, now)
             if type(command) is not Send:
                 self._apply(events, group)

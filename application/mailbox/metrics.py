@@ -10,7 +10,7 @@ from time import perf_counter
 from postroom.application.metrics import Histogram, Metric, histogram, new_histogram, rejected_metric
 from postroom.application.ports.mailbox_owner import Answer
 from postroom.domain.errors import PostroomError
-from postroom.domain.mailbox.commands import Ack, Command, Receive, Send
+from postroom.domain.mailbox.commands import Ack, Command, Nack, Receive, Send
 from postroom.domain.message import Message
 
 BATCH_BOUNDS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000)
@@ -21,6 +21,7 @@ MAX_SHARDS = 1_024
 
 
 _shard_of = attrgetter("topic", "shard")
+_EVENTS: dict[type, str] = {Send: "sent", Receive: "delivered", Ack: "acked", Nack: "nacked"}
 
 
 class ReorderDepth:
@@ -80,6 +81,7 @@ class MailboxMetrics:
             Ack: self._ack,
         }
         self._rejected: Counter[str] = Counter()
+        self._messages: dict[type, int] = dict.fromkeys(_EVENTS, 0)
         self.batch = new_histogram(BATCH_BOUNDS)
         self.commit = new_histogram()
         self.reorder = ReorderDepth()
@@ -97,14 +99,30 @@ class MailboxMetrics:
         latency = self._latencies.get(type(commands[0]))
         if latency is not None and (latency is not self._dequeue or answers[0]):  # it delivered something
             latency.observe(perf_counter() - began)
+        refusals = 0
         for answer in answers:
             if isinstance(answer, PostroomError):
                 self._reject(answer)
+                refusals += 1
+        self._count_messages(type(commands[0]), answers, refusals)
         return answers
+
+    def _count_messages(self, kind: type, answers: list[Answer], refusals: int) -> None:
+        """Count the messages of commands of one kind; of a `Receive`, those that it delivered."""
+        if kind is Receive:
+            self._messages[kind] += sum(len(each) for each in answers if isinstance(each, list))
+        elif kind in self._messages:
+            self._messages[kind] += len(answers) - refusals
 
     def collect(self) -> list[Metric]:
         """Return the metrics."""
         return [
+            Metric(
+                "postroom_messages",
+                "counter",
+                "Messages by what happened to them: sent, delivered, acked or nacked.",
+                [({"event": event}, self._messages[kind]) for kind, event in _EVENTS.items()],
+            ),
             histogram("postroom_enqueue_seconds", "Time until sends were durable.", self._enqueue),
             histogram(
                 "postroom_dequeue_seconds",

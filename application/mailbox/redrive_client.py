@@ -6,7 +6,13 @@ from typing import TypeVar
 
 from postroom.application.mailbox.message_factory import NewId
 from postroom.application.ports.mailbox_transport import MailboxTransport
-from postroom.application.redrive_results import RedrivePreview, RedriveReport
+from postroom.application.redrive_results import (
+    Outcome,
+    RedriveMessages,
+    RedrivePreview,
+    RedriveReport,
+    check_page,
+)
 from postroom.domain.arguments import check_optional_text, check_type
 from postroom.domain.names import check_uuid, message_id
 from postroom.domain.redrive.spec import JobAction, RedriveSpec, check_action
@@ -47,6 +53,14 @@ class RedriveClient:
         """Return a job; see `Mailbox.get_redrive`."""
         id_ = check_uuid("The redrive job id", job_id)
         return await self._repeat(lambda: self._transport.get_redrive(id_))
+
+    async def list_redrive_messages(
+        self, job_id: str, /, *, outcome: Outcome | None = None, cursor: str | None = None, limit: int = 100
+    ) -> RedriveMessages:
+        """Return a page of the messages of a job; see `Mailbox.list_redrive_messages`."""
+        id_ = check_uuid("The redrive job id", job_id)
+        check_page(outcome, cursor, limit)
+        return await self._repeat(lambda: self._transport.list_redrive_messages(id_, outcome, cursor, limit))
 
     async def change_redrive(
         self, job_id: str, action: JobAction, /, *, principal: str | None = None

@@ -1,12 +1,13 @@
 """Runs of the events of redrive jobs."""
 
-from postroom.application.mailbox.run import Ints, OptionalTexts, Run
+from postroom.application.mailbox.run import Ints, OptionalTexts, Run, Texts
 from postroom.domain.redrive.events import (
     RedriveAdvanced,
     RedriveCancelled,
     RedriveCompleted,
     RedrivePaused,
     RedriveResumed,
+    RedriveSkipped,
     RedriveStarted,
     RedriveUndoAdvanced,
     RedriveUndone,
@@ -34,6 +35,15 @@ class RedriveAdvancedRun(Run, frozen=True, tag="RedriveAdvanced.1"):
     cursors: Ints
     moved: Ints
     skipped: Ints
+
+
+class RedriveSkippedRun(Run, frozen=True, tag="RedriveSkipped.1"):
+    """Messages that redrive jobs left as they are."""
+
+    event = RedriveSkipped
+
+    messages: bytes | list[bytes]
+    reasons: Texts
 
 
 class RedrivePausedRun(Run, frozen=True, tag="RedrivePaused.1"):
@@ -93,6 +103,7 @@ class RedriveUndoneRun(Run, frozen=True, tag="RedriveUndone.1"):
 RedriveRun = (
     RedriveStartedRun
     | RedriveAdvancedRun
+    | RedriveSkippedRun
     | RedrivePausedRun
     | RedriveResumedRun
     | RedriveCancelledRun

@@ -12,7 +12,7 @@ from postroom.application.query_results import (
     Moment,
     PeekedMessage,
 )
-from postroom.application.redrive_results import RedrivePreview, RedriveReport
+from postroom.application.redrive_results import Outcome, RedriveMessages, RedrivePreview, RedriveReport
 from postroom.domain.errors import Rejected
 from postroom.domain.mailbox.commands import Receive
 from postroom.domain.mailbox.counts import TopicSummary
@@ -104,6 +104,11 @@ class MailboxTransport(Protocol):
 
     async def get_redrive(self, job_id: str) -> RedriveReport:
         """Return a redrive job."""
+
+    async def list_redrive_messages(
+        self, job_id: str, outcome: Outcome | None, cursor: str | None, limit: int
+    ) -> RedriveMessages:
+        """Return a page of the messages of a redrive job."""
 
     async def change_redrive(self, job_id: str, action: JobAction) -> RedriveReport:
         """Pause, resume, cancel or undo a redrive job."""

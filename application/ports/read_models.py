@@ -1,17 +1,17 @@
 """Port: the read models that projections build, for search, backlog, dead letters and activity."""
 
-from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Protocol, Self
+from typing import Protocol
 
 import msgspec
 
+from postroom.application.ports.dead_letters import DeadLetters
+from postroom.application.ports.facets import SearchStatistics
+from postroom.application.ports.paging import DEFAULT_LIMIT, PageCursor, check_limit
 from postroom.domain.errors import InvalidRequest
 from postroom.domain.search import EventFilter, FoundMessage, SearchPage, TableStats
 
-DEFAULT_LIMIT = 100
-MAX_LIMIT = 1_000
 SHOWN_PARKED = 5
 """Default number of parked records in a status."""
 PERIODS = ("hour", "day")
@@ -53,45 +53,6 @@ class ContextBacklog(msgspec.Struct, frozen=True):
     as_of: int
 
 
-class DeadLettering(msgspec.Struct, frozen=True, kw_only=True):
-    """An earlier dead-lettering of a message, and the redrive after it (log time, µs)."""
-
-    at: int
-    reason: str
-    attempt: int
-    last_error: str | None = None
-    redriven_at: int | None = None
-
-
-class DeadLetter(msgspec.Struct, frozen=True):
-    """A dead letter (svc-mailbox I-4 `{reason, attempt, last_error}`).
-
-    Arguments:
-        id: number in the read model; a rebuild preserves it.
-        original_subject: the subject from which the message was ingested; the topic if it was sent directly.
-        fingerprint: equal for failures that differ only in numbers and ids.
-        first_seen, last_seen: log time in µs at which it was sent, and last dead-lettered.
-        redriven, redriven_at: how often it was redriven, and when last (log time, µs).
-        lineage: earlier dead-letterings, oldest first.
-    """
-
-    id: int
-    mailbox: str
-    topic: str
-    shard: int
-    message_id: str
-    original_subject: str
-    reason: str
-    attempt: int
-    last_error: str | None
-    fingerprint: str
-    first_seen: int
-    last_seen: int
-    redriven: int
-    redriven_at: int | None
-    lineage: tuple[DeadLettering, ...] = ()
-
-
 class ActivityCount(msgspec.Struct, frozen=True):
     """The number of events of one type in a topic, in an hour or a day (RFC-037 phase 7).
 
@@ -124,26 +85,7 @@ class BacklogFilter(msgspec.Struct, frozen=True, kw_only=True):
     cursor: str | None = None
 
     def __post_init__(self) -> None:
-        _check_limit(self.limit)
-
-
-class DeadLetterFilter(msgspec.Struct, frozen=True, kw_only=True):
-    """Filter of dead letters, returned latest first; a dead letter must match every field.
-
-    Arguments:
-        topics: exact names or globs, at least one of which must match.
-        cursor: `next_cursor` of the previous page.
-    """
-
-    mailbox: str | None = None
-    topics: tuple[str, ...] = ()
-    reason: str | None = None
-    fingerprint: str | None = None
-    limit: int = DEFAULT_LIMIT
-    cursor: str | None = None
-
-    def __post_init__(self) -> None:
-        _check_limit(self.limit)
+        check_limit(self.limit)
 
 
 class ActivityFilter(msgspec.Struct, frozen=True, kw_only=True):
@@ -165,28 +107,12 @@ class ActivityFilter(msgspec.Struct, frozen=True, kw_only=True):
     cursor: str | None = None
 
     def __post_init__(self) -> None:
-        _check_limit(self.limit)
+        check_limit(self.limit)
         if self.period not in PERIODS:
             raise InvalidRequest(f"Unknown period {self.period!r}; expected {' or '.join(PERIODS)}.")
 
 
-class _Cursor(msgspec.Struct, frozen=True, array_like=True):
-    """The row after which the next page begins."""
-
-    def encode(self) -> str:
-        """Return the cursor as opaque text that is safe in a URL."""
-        return urlsafe_b64encode(msgspec.msgpack.encode(self)).decode().rstrip("=")
-
-    @classmethod
-    def decode(cls, text: str) -> Self:
-        """Return the cursor that `encode` wrote as `text`; raise `InvalidRequest` for any other text."""
-        try:
-            return msgspec.msgpack.decode(urlsafe_b64decode(text + "=" * (-len(text) % 4)), type=cls)
-        except (ValueError, msgspec.MsgspecError):
-            raise InvalidRequest(f"Invalid cursor {text!r}; use next_cursor of the previous page.") from None
-
-
-class BacklogCursor(_Cursor, frozen=True, array_like=True):
+class BacklogCursor(PageCursor, frozen=True, array_like=True):
     """The shard after which the next page of backlog begins."""
 
     mailbox: str
@@ -194,7 +120,7 @@ class BacklogCursor(_Cursor, frozen=True, array_like=True):
     shard: int
 
 
-class ActivityCursor(_Cursor, frozen=True, array_like=True):
+class ActivityCursor(PageCursor, frozen=True, array_like=True):
     """The count after which the next page of activity begins."""
 
     starts_at: int
@@ -206,13 +132,6 @@ class BacklogPage(msgspec.Struct, frozen=True):
     """One page of backlog, by mailbox, topic and shard; `next_cursor` is None on the last page."""
 
     items: tuple[ShardBacklog, ...]
-    next_cursor: str | None = None
-
-
-class DeadLetterPage(msgspec.Struct, frozen=True):
-    """One page of dead letters; `next_cursor` is None on the last page."""
-
-    items: tuple[DeadLetter, ...]
     next_cursor: str | None = None
 
 
@@ -305,7 +224,7 @@ class Scan(msgspec.Struct, frozen=True):
     pages: Iterator[Sequence[FoundMessage]]
 
 
-class ReadModels(Protocol):
+class ReadModels(SearchStatistics, DeadLetters, Protocol):
     """Queries of the read models; every adapter passes `tests/conformance/read_models.py`.
 
     All calls block, may come from any thread, and raise NotFound before the first rebuild, and Unavailable
@@ -331,9 +250,6 @@ class ReadModels(Protocol):
     def backlog(self, filter_: BacklogFilter) -> BacklogPage:
         """Return one page of the backlog (SDS-047 QRY-050)."""
 
-    def dead_letters(self, filter_: DeadLetterFilter) -> DeadLetterPage:
-        """Return one page of the dead letters."""
-
     def activity(self, filter_: ActivityFilter) -> ActivityPage:
         """Return one page of event counts, by hour or day, topic and type, summed over all mailboxes."""
 
@@ -352,8 +268,3 @@ class ReadModels(Protocol):
 
     def close(self) -> None:
         """Close the connections; closing twice is fine."""
-
-
-def _check_limit(limit: int) -> None:
-    if not 1 <= limit <= MAX_LIMIT:
-        raise InvalidRequest(f"The limit is {limit}; give 1 to {MAX_LIMIT} rows a page.")

@@ -2,7 +2,7 @@
 
 from typing import Protocol
 
-from postroom.application.redrive_results import RedrivePreview, RedriveReport
+from postroom.application.redrive_results import Outcome, RedriveMessages, RedrivePreview, RedriveReport
 from postroom.domain.redrive.spec import JobAction, RedriveSpec
 
 
@@ -34,6 +34,19 @@ class Redrives(Protocol):
 
     async def get_redrive(self, job_id: str, /) -> RedriveReport:
         """Return a job with its progress; raises NotFound for an unknown one."""
+
+    async def list_redrive_messages(
+        self, job_id: str, /, *, outcome: Outcome | None = None, cursor: str | None = None, limit: int = 100
+    ) -> RedriveMessages:
+        """Return a page of the messages of a job, in its order, with what it did with each.
+
+        Arguments:
+            outcome: only those that were `redriven`, `archived`, `purged`, `skipped` or `undone`.
+            cursor: `next_cursor` of the previous page.
+            limit: maximum number of messages, 1 to 1,000.
+
+        Raises: NotFound for an unknown job.
+        """
 
     async def change_redrive(
         self, job_id: str, action: JobAction, /, *, principal: str | None = None

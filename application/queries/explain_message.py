@@ -99,6 +99,8 @@ def _steps(sent: MessageSent, history: MessageHistory) -> Iterator[HistoryStep]:
             yield from _delivery(delivery)
         if each.dead_lettering is not None:
             yield _step(each.dead_lettering.entry, _dead_lettering(each))
+        if each.replacement is not None:
+            yield _step(each.replacement.entry, _DEAD_LETTERED[each.replacement.reason])
     if history.removal is not None:
         yield _step(history.removal.entry, _REMOVED[history.removal.reason])
 
@@ -205,12 +207,14 @@ _DEAD_LETTERED: dict[DeadReason, str] = {
     "ttl_expired": "Its time to live ended before it was delivered.",
     "retention_expired": "It was not delivered within the retention of its topic (ready_retention).",
     "integrity": "Its stored bytes no longer match their hash, so it was not delivered.",
+    "replaced": "A redrive job sent a copy of it instead.",
 }
 _REMOVED: dict[ExpiryReason, str] = {
     "retention": "Removed: the retention of dead letters ended (dead_retention of the topic).",
     "capacity": "Removed: its topic had more dead letters than dead_capacity, and it was the oldest.",
     "purged": "Removed by an operator, who purged the topic.",
     "archived": "Removed from the dead letters by an operator, who archived it.",
+    "undone": "Removed: it was the copy of a redrive job that an operator undid.",
 }
 
 
@@ -277,6 +281,11 @@ def _present_state(history: MessageHistory, now: int) -> str:
     current = history.rounds[-1]
     end = current.dead_lettering
     if end is not None:
+        if current.replacement is not None:
+            return (
+                f"It is a dead letter, retained until {rfc3339(end.expires_at)}, with a copy in its place "
+                f"since {rfc3339(current.replacement.entry.at)}. {_DEAD_LETTERED[end.reason]}"
+            )
         return (
             f"It has been a dead letter since {rfc3339(end.entry.at)} and is retained until "
             f"{rfc3339(end.expires_at)}. {_DEAD_LETTERED[end.reason]} To redrive it: postroom dlq redrive."

@@ -8,7 +8,7 @@ from postroom.application.mailbox.codec import is_intact
 from postroom.application.mailbox.fold import fold_message, refuse_altered_records
 from postroom.application.messages import rfc3339
 from postroom.application.ports.event_log import EventLogReader
-from postroom.application.queries.redrive_lineage import find_job
+from postroom.application.queries.redrive_lineage import RedriveLink, find_redrive
 from postroom.application.query_results import HistoryEntry, MessageDetail
 from postroom.domain.envelope.headers import MailboxItem
 from postroom.domain.errors import NotFound
@@ -58,7 +58,7 @@ class GetMessage:
             message.last_error,
             is_intact(records[0]) and has_intact_headers(sent),
             message_item(sent),
-            [_entry(record, find_job(self._log, record)) for record in records],
+            [_entry(record, find_redrive(self._log, record)) for record in records],
         )
 
 
@@ -80,14 +80,15 @@ def message_item(sent: MessageSent) -> MailboxItem:
 _HIDDEN = {"stream", "version", "at", "envelope", "headers", "payload_hash", "hash_chain"}
 
 
-def _entry(record: Record, redrive_job: str | None) -> HistoryEntry:
+def _entry(record: Record, redrive: RedriveLink | None) -> HistoryEntry:
     facts = {
         name: value
         for name, value in msgspec.structs.asdict(record.event).items()
         if name not in _HIDDEN and value is not None
     }
-    if redrive_job is not None:
-        facts["redrive_job"] = redrive_job
+    if redrive is not None:
+        links = {"redrive_job": redrive.job, "copy": redrive.copy, "original": redrive.original}
+        facts |= {name: id_ for name, id_ in links.items() if id_ is not None}
     for name in ("due", "expires_at"):
         if name in facts:
             facts[name] = rfc3339(facts[name])

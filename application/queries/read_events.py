@@ -89,11 +89,12 @@ class ReadEvents:
             if through is not None and commit.first > through:
                 return
             if stream is None or stream in commit.events:
-                for each in self._described(commit):
-                    position = each.record.position
-                    is_wanted = stream in (None, each.record.stream) and _matches(criteria, each)
-                    if is_wanted and position > after and (through is None or position <= through):
-                        yield each
+                yield from (
+                    each
+                    for each in self._described(commit, criteria, stream, after, through)
+                    if criteria.topic is None
+                    or (each.topic is not None and topic_matches(criteria.topic, each.topic))
+                )
 
     def last(self, limit: int, criteria: EventFilter = EVERY_EVENT) -> list[LoggedEvent]:
         """Return the last `limit` events that match, in the order of their positions."""
@@ -122,14 +123,25 @@ class ReadEvents:
                 yield from self(criteria, after, head.position)
                 after = head.position
 
-    def _described(self, commit: Commit) -> Iterator[LoggedEvent]:
+    def _described(
+        self, commit: Commit, criteria: EventFilter, stream: bytes | None, after: int, through: int | None
+    ) -> Iterator[LoggedEvent]:
+        """Yield the events of a commit that match all criteria but the topic, which takes the most time."""
         records = list(to_records(commit))
         self._sent |= {each.stream: each.event for each in records if isinstance(each.event, MessageSent)}
-        unknown = {each.stream for each in records if _is_later(each)} - self._sent.keys()
+        matches = [
+            each
+            for each in records
+            if each.position > after
+            and (through is None or each.position <= through)
+            and stream in (None, each.stream)
+            and (not criteria.events or each.type in criteria.events)
+        ]
+        unknown = {each.stream for each in matches if _is_later(each)} - self._sent.keys()
         if unknown:
             events = self._log.replay_first(unknown)
             self._sent |= {event.stream: event for event in events if isinstance(event, MessageSent)}
-        for record in records:
+        for record in matches:
             sent = self._sent.get(record.stream) if record.type.startswith("Message") else None
             topic = sent.topic if sent is not None else getattr(record.event, "topic", None)
             id_ = None if sent is None else message_id(sent.stream, sent.headers.message_id)
@@ -141,13 +153,6 @@ class ReadEvents:
 
 def _is_later(record: Record) -> bool:
     return record.type.startswith("Message") and not isinstance(record.event, MessageSent)
-
-
-def _matches(criteria: EventFilter, each: LoggedEvent) -> bool:
-    topic, events, _ = criteria
-    return (not events or each.record.type in events) and (
-        topic is None or (each.topic is not None and topic_matches(topic, each.topic))
-    )
 
 
 def _value(name: str, value: Any) -> Any:

@@ -1,26 +1,80 @@
-"""Lineage of messages: the redrive jobs that changed them."""
+"""Lineage of messages: the redrive jobs that changed them, and the copies that jobs sent."""
+
+from collections.abc import Iterator
+from itertools import islice
+
+import msgspec
 
 from postroom.application.mailbox.codec import to_records
 from postroom.application.ports.event_log import EventLogReader
-from postroom.domain.message import MessageDeadLettered, MessageExpired, MessageRedriven
+from postroom.domain.envelope.build import open_envelope
+from postroom.domain.errors import InvalidRequest
+from postroom.domain.message import MessageDeadLettered, MessageExpired, MessageRedriven, MessageSent
 from postroom.domain.names import message_id
 from postroom.domain.record import Record
 from postroom.domain.redrive.events import RedriveAdvanced, RedriveUndoAdvanced
 
+SENDS_AFTER = 2
+"""Commits after that of a copy in which the progress of its job may be, if their envelopes are large."""
 
-def find_job(log: EventLogReader, record: Record) -> str | None:
-    """Return the id of the job that caused an event of a message; None if it was no job.
 
-    The events of a job stand before its progress, in the same commit.
+class RedriveLink(msgspec.Struct, frozen=True):
+    """What a redrive job had to do with an event of a message.
+
+    Arguments:
+        job: id of the job.
+        copy: id of the copy that it sent of the message, if this is the dead-lettering that says so.
+        original: id of the message of which this is the copy, if this is its first event.
     """
-    if not isinstance(record.event, MessageRedriven | MessageExpired | MessageDeadLettered):
+
+    job: str
+    copy: str | None = None
+    original: str | None = None
+
+
+def find_redrive(log: EventLogReader, record: Record) -> RedriveLink | None:
+    """Return the job that caused an event of a message; None if it was no job."""
+    event = record.event
+    cause = _cause(event) if isinstance(event, MessageSent) else None
+    if cause is None and not isinstance(event, MessageRedriven | MessageExpired | MessageDeadLettered):
         return None
-    for commit in log.commits_of([record.position], envelopes=False):
-        for later in to_records(commit):
-            if later.position > record.position and isinstance(
-                later.event, RedriveAdvanced | RedriveUndoAdvanced
-            ):
-                event = later.event
-                count = event.moved if isinstance(event, RedriveAdvanced) else event.restored
-                return message_id(event.stream) if later.position - count <= record.position else None
+    before: dict[int, bytes] = {}
+    for each in _commits_with(log, record):
+        before[each.position] = each.stream
+        progress = each.event
+        if each.position <= record.position or not isinstance(
+            progress, RedriveAdvanced | RedriveUndoAdvanced
+        ):
+            continue
+        # The events of a job stand before its progress: of copies first, then of the messages it selected.
+        job = message_id(progress.stream)
+        count = progress.moved if isinstance(progress, RedriveAdvanced) else progress.restored
+        distance = each.position - record.position
+        if isinstance(event, MessageSent):
+            is_copy = isinstance(progress, RedriveAdvanced) and count < distance <= 2 * count
+            return RedriveLink(job, original=cause) if is_copy else None
+        if distance <= count:
+            is_original = isinstance(event, MessageDeadLettered) and isinstance(progress, RedriveAdvanced)
+            copy = before.get(record.position - count) if is_original else None
+            return RedriveLink(job, None if copy is None else message_id(copy))
+        is_copy = isinstance(event, MessageExpired) and isinstance(progress, RedriveUndoAdvanced)
+        return RedriveLink(job) if is_copy and distance <= 2 * count else None
     return None
+
+
+def _cause(sent: MessageSent) -> str | None:
+    try:
+        return open_envelope(sent.envelope).causality_parent
+    except InvalidRequest:  # altered
+        return None
+
+
+def _commits_with(log: EventLogReader, record: Record) -> Iterator[Record]:
+    """Yield the records of an event's commit, and of others that may belong to the same job's step."""
+    last: Record | None = None
+    for commit in log.commits_of([record.position], envelopes=False):
+        for last in to_records(commit):
+            yield last
+    if last is not None and isinstance(last.event, MessageSent):
+        for commit in islice(log.commits(last.position, envelopes=False), SENDS_AFTER):
+            yield from to_records(commit)

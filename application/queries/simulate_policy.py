@@ -1,23 +1,23 @@
 """`SimulatePolicy`: replay history under another policy; compare dead letters, deliveries and queueing."""
 
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from math import ceil
 
 import msgspec
 
 from postroom.application.mailbox.codec import decode_events
-from postroom.application.mailbox.fold import fold
 from postroom.application.ports.event_log import EventLogReader
+from postroom.application.queries.mailbox_past import read_mailbox_past
 from postroom.application.queries.time_travel import to_us
 from postroom.application.query_results import Moment
 from postroom.domain.event import Event
 from postroom.domain.mailbox.events import OwnershipTaken, TopicPolicySet
 from postroom.domain.message import MessageSent
 from postroom.domain.message_history import MessageHistory, begin, follow, take_over
-from postroom.domain.names import mailbox_stream
 from postroom.domain.policy import TopicPolicy
+from postroom.domain.policy_grid import effect_of
 from postroom.domain.policy_simulation import Changes, Outcome, observe, simulate
 from postroom.domain.search import topic_matches
 
@@ -134,12 +134,10 @@ class Simulation:
             totals.add(outcome)
         counts = self._counts
         counts["messages"] += 1
-        counts["unchanged"] += best == observed == worst
         counts["undecided"] += worst.assumed > 0
-        if observed.dead_letterings and not worst.dead_letterings:
-            counts["avoided"] += worst.status == "settled"
-            counts["pending"] += best.status == worst.status == "waiting"
-        counts["caused"] += not observed.dead_letterings and best.dead_letterings > 0
+        effect = effect_of(observed, best, worst)
+        if effect != "other":
+            counts[effect] += 1
         self._more_deliveries += worst.assumed
 
     def comparison(self) -> Comparison:
@@ -171,6 +169,7 @@ class SimulatePolicy:
         start: Moment | None = None,
         end: Moment | None = None,
         topics: Sequence[str] = (),
+        policies: Mapping[str, TopicPolicy] | None = None,
         progress: Callable[[int], None] = lambda position: None,
     ) -> None:
         """Add this mailbox's messages to a simulation; each is followed to the end of the log.
@@ -178,6 +177,7 @@ class SimulatePolicy:
         Arguments:
             start, end: include messages sent from `start` on and before `end`.
             topics: include topics that match one of these names or globs; all when empty.
+            policies: the present ones of the mailbox; None folds the log for them if it has to.
             progress: called with the position, every 10,000 events.
 
         Raises: BrokenLog when the log contains a commit that this version can't read.
@@ -188,7 +188,8 @@ class SimulatePolicy:
             return
         first = self._position_from(start, 1)
         before = self._position_from(end, head.position + 1)
-        histories = _Histories(first, before, tuple(topics), self._policies_before(first))
+        past = read_mailbox_past(log, head.position, head.at, policies)
+        histories = _Histories(first, before, tuple(topics), past.policies_before(first))
         after = first - 1
         for position, epoch, event in _events(log, after, head.position):
             history = histories.add(position, epoch, event)
@@ -206,20 +207,6 @@ class SimulatePolicy:
         if isinstance(moment, datetime):
             return self._log.position_before(to_us(moment)) + 1
         return max(1, moment)
-
-    def _policies_before(self, position: int) -> dict[str, TopicPolicy]:
-        """Return the policies in force before a position, as far as the log still contains them."""
-        changes = [
-            (record.position, event)
-            for record in self._log.read_stream(mailbox_stream(self._log.mailbox))
-            if isinstance(event := record.event, TopicPolicySet)
-        ]
-        changed_topics = {event.topic for _, event in changes}
-        # Their events were removed by retention; they were not changed since.
-        policies = {
-            topic: policy for topic, policy in fold(self._log).policies.items() if topic not in changed_topics
-        }
-        return policies | {event.topic: event.policy for at, event in changes if at < position}
 
 
 def _events(log: EventLogReader, after: int, through: int) -> Iterator[tuple[int, int, Event]]:

@@ -11,7 +11,7 @@ from postroom.application.mailbox.fold import check_seal
 from postroom.application.ports.event_log import EventLogReader
 from postroom.application.queries.verify_fold import FoldCheck
 from postroom.application.queries.verify_index import IndexCheck
-from postroom.domain.commit import GENESIS, chained
+from postroom.domain.commit import GENESIS, Commit, chained
 from postroom.domain.errors import BrokenLog
 from postroom.domain.mailbox.events import LogTruncated
 from postroom.domain.message import MessageSent
@@ -91,7 +91,7 @@ class VerifyLog:
 
         Raises: BrokenLog with the first position that fails.
         """
-        start, chain = self._start()
+        start, chain = start_of(self._log, self._removals)
         last, messages = start, 0
         own = [each for each in anchors if each.log == self._log.mailbox]
         ends = [(each.position, each.chain) for each in own]
@@ -107,12 +107,7 @@ class VerifyLog:
                 if (sent := check_message(record)) is not None:
                     envelopes.append(sent.envelope)
             messages += len(envelopes)
-            if commit.envelopes != encode_envelopes(envelopes):
-                raise BrokenLog(
-                    f"The commit of positions {commit.first} to {commit.last} has other envelopes than those "
-                    "of its messages: it was altered. Restore the store from a backup.",
-                    commit.first,
-                )
+            check_envelopes(commit, envelopes)
             if commit.last // PROGRESS_EVENTS > last // PROGRESS_EVENTS:
                 progress(commit.last)
             last, chain = commit.last, commit.chain
@@ -124,19 +119,35 @@ class VerifyLog:
             self._log.mailbox, start + 1, last, messages, chain.hex(), len(own) - older, older
         )
 
-    def _start(self) -> tuple[int, bytes]:
-        """Return the position before the first commit, and the chain hash to continue from."""
-        first = self._log.first_position()
-        if first is None or first == 1:
-            return 0, GENESIS
-        candidates = [each for each in self._removals(self._log) if each.through >= first - 1]
-        if candidates:
-            oldest = min(candidates, key=lambda removal: removal.through)
-            return oldest.through, oldest.link
+
+def start_of(
+    log: EventLogReader, removals: Callable[[EventLogReader], Sequence[Removal]]
+) -> tuple[int, bytes]:
+    """Return the position before the first commit of a log, and the chain hash to continue from.
+
+    Raises: BrokenLog when commits at the start are missing that no retention removed.
+    """
+    first = log.first_position()
+    if first is None or first == 1:
+        return 0, GENESIS
+    candidates = [each for each in removals(log) if each.through >= first - 1]
+    if candidates:
+        oldest = min(candidates, key=lambda removal: removal.through)
+        return oldest.through, oldest.link
+    raise BrokenLog(
+        f"The log of mailbox {log.mailbox} starts at position {first}, but no retention is recorded for the "
+        "positions before it. Restore the store from a backup.",
+        first,
+    )
+
+
+def check_envelopes(commit: Commit, envelopes: Sequence[bytes]) -> None:
+    """Raise BrokenLog when a commit has other envelopes than those of its messages."""
+    if commit.envelopes != encode_envelopes(envelopes):
         raise BrokenLog(
-            f"The log of mailbox {self._log.mailbox} starts at position {first}, but no retention is "
-            "recorded for the positions before it. Restore the store from a backup.",
-            first,
+            f"The commit of positions {commit.first} to {commit.last} has other envelopes than those of its "
+            "messages: it was altered. Restore the store from a backup.",
+            commit.first,
         )
 
 

@@ -1,17 +1,28 @@
 """Handlers of redrive jobs: preview, start, list, show and change them."""
 
+import asyncio
 from collections import Counter
 from collections.abc import Callable, Sequence
 
 from postroom.application.mailbox.engine import MailboxEngine
 from postroom.application.mailbox.message_factory import NewId
 from postroom.application.query_results import DeadLetter
+from postroom.application.redrive.messages import list_messages
 from postroom.application.redrive.runner import RedriveRunner
 from postroom.application.redrive.selection import find_candidates, select
-from postroom.application.redrive_results import RedriveGroup, RedrivePreview, RedriveReport, report_of
+from postroom.application.redrive_results import (
+    Outcome,
+    RedriveGroup,
+    RedriveMessages,
+    RedrivePreview,
+    RedriveReport,
+    check_page,
+    report_of,
+)
 from postroom.domain.arguments import check_optional_text, check_type
 from postroom.domain.errors import Rejected
 from postroom.domain.fingerprint import fingerprint
+from postroom.domain.mailbox.commands import Sweep
 from postroom.domain.mailbox.redrive_decisions import find_job
 from postroom.domain.message import Message
 from postroom.domain.names import check_uuid, message_stream
@@ -78,6 +89,15 @@ class RedriveJobs:
     async def get_redrive(self, job_id: str, /) -> RedriveReport:
         """Return a job; see `Mailbox.get_redrive`."""
         return self._report(self._stream(job_id))
+
+    async def list_redrive_messages(
+        self, job_id: str, /, *, outcome: Outcome | None = None, cursor: str | None = None, limit: int = 100
+    ) -> RedriveMessages:
+        """Return a page of the messages of a job; see `Mailbox.list_redrive_messages`."""
+        check_page(outcome, cursor, limit)
+        job = find_job(self._stream(job_id), self._engine.mailbox)
+        await self._engine.submit([Sweep()])  # is answered when what was decided before is durable
+        return await asyncio.to_thread(list_messages, self._engine.log, job, outcome, cursor, limit)
 
     async def change_redrive(
         self, job_id: str, action: JobAction, /, *, principal: str | None = None

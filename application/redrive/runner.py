@@ -1,21 +1,29 @@
 """Runner of the redrive jobs of a mailbox, in the process that owns it."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
+from itertools import accumulate
+
+import uuid_utils
 
 from postroom.application.background import wait_at_most
 from postroom.application.mailbox.engine import MailboxEngine
+from postroom.application.mailbox.message_factory import NewId
+from postroom.application.redrive.copies import CopyFactory, read_copies
 from postroom.application.redrive.pace import Pace
-from postroom.application.redrive.selection import Candidate, find_candidates, select
+from postroom.application.redrive.selection import Candidate, find_candidates, read_records, select
 from postroom.application.telemetry import logger, summarize
 from postroom.domain.errors import PostroomError, Rejected
 from postroom.domain.message import MessageRedriven
-from postroom.domain.redrive.commands import AdvanceRedrive, RedriveCommand, UndoRedrive
+from postroom.domain.redrive.commands import AdvanceRedrive, Copy, Original, RedriveCommand, UndoRedrive
 from postroom.domain.redrive.events import RedriveAdvanced
 from postroom.domain.redrive.job import ACTIVE, JobStatus, RedriveJob
+from postroom.domain.redrive.spec import SkipReason
 
 BATCH = 500
 """Messages that are changed in one commit at most, so that senders never wait long."""
+COPY_BYTES = 4 << 20
+"""Payloads whose copies are sent in one commit, in bytes, unless a single one is larger."""
 FULL_SECONDS = 0.25
 """Pause of a job whose next message has no room in its shard."""
 RETRY_SECONDS = 1.0
@@ -32,9 +40,12 @@ class RedriveRunner:
         batch: maximum number of messages that are changed in one commit.
     """
 
-    def __init__(self, engine: MailboxEngine, *, batch: int = BATCH) -> None:
+    def __init__(
+        self, engine: MailboxEngine, *, batch: int = BATCH, new_id: NewId = uuid_utils.uuid7
+    ) -> None:
         self._engine = engine
         self._batch = batch
+        self._copies = CopyFactory(engine.log.mailbox, engine.now, new_id)
         self._changed = asyncio.Event()
         self._works: dict[bytes, _Work] = {}
 
@@ -71,14 +82,14 @@ class RedriveRunner:
         state = self._engine.state
         work = self._works.get(job.job)
         if work is None or work.status != job.status or work.state is not state:
-            work = self._works[job.job] = _Work(self._engine, job, self._batch)
+            work = self._works[job.job] = _Work(self._engine, job, self._batch, self._copies)
         return await (work.advance(job) if job.status == JobStatus.RUNNING else work.undo(job))
 
 
 class _Work:
     """Work on one job: its queue of matches, or of what is to be undone, and its pace."""
 
-    def __init__(self, engine: MailboxEngine, job: RedriveJob, batch: int) -> None:
+    def __init__(self, engine: MailboxEngine, job: RedriveJob, batch: int, copies: CopyFactory) -> None:
         self._engine = engine
         self._batch = batch
         self.state = engine.state
@@ -88,6 +99,8 @@ class _Work:
         self._matches: list[Candidate] = []
         self._source: AsyncIterator[list[Candidate]] | None = None
         self._advances: list[tuple[int, RedriveAdvanced]] | None = None
+        self._copies = copies
+        self._is_stalled = False
 
     async def advance(self, job: RedriveJob) -> float:
         """Change the next messages; return the seconds until the next step."""
@@ -95,21 +108,38 @@ class _Work:
             await self._fill(job, 0)  # may take seconds, which the pace is not to make up for
             self._pace = Pace(job.spec.rate, self._now())
         maximum = self._batch if job.remaining is None else min(self._batch, job.remaining)
+        if self._is_stalled:  # only to see whether there is room again
+            maximum = 1
         count = self._pace.allowance(self._now(), max(1, maximum))
         if not count:
             return self._pace.pause()
         is_last = await self._fill(job, count)
-        batch = self._matches[:count]
+        batch = self._take(job, count)
         is_last = is_last and len(batch) == len(self._matches)
         cursor = job.cutoff if is_last else batch[-1].last
         streams = tuple(each.message.stream for each in batch)
-        await self._submit(AdvanceRedrive(job.job, streams, cursor, is_last))
+        copies = await asyncio.to_thread(self._make_copies, job, batch) if job.spec.sends_copies else ()
+        await self._submit(AdvanceRedrive(job.job, streams, cursor, is_last, copies))
         after = self._engine.mailbox.redrives.get(job.job)
         if after is None or after.status != JobStatus.RUNNING:
             return 0
         self._pace.spend(after.moved - job.moved)
         self._matches = [each for each in self._matches if each.last > after.cursor]
-        return FULL_SECONDS if after.version == job.version else self._pace.pause()
+        self._is_stalled = after.version == job.version
+        return FULL_SECONDS if self._is_stalled else self._pace.pause()
+
+    def _take(self, job: RedriveJob, count: int) -> list[Candidate]:
+        """Return the next matches, up to `count`; fewer if their copies would be large."""
+        batch = self._matches[:count]
+        if job.spec.sends_copies:
+            sizes = accumulate(each.message.size for each in batch)
+            batch = batch[: max(1, sum(size <= COPY_BYTES for size in sizes))]
+        return batch
+
+    def _make_copies(self, job: RedriveJob, batch: Sequence[Candidate]) -> tuple[Copy | SkipReason, ...]:
+        messages = [each.message for each in batch]
+        records = read_records(self._engine.log, [each.position for each in messages])
+        return tuple(self._copies.make(job.spec, each, records.get(each.position)) for each in messages)
 
     async def _fill(self, job: RedriveJob, count: int) -> bool:
         """Read on until there are `count` matches; return whether no more can follow them."""
@@ -128,12 +158,17 @@ class _Work:
         if self._advances is None:
             self._advances = await asyncio.to_thread(self._read_advances, job)
         messages: tuple[tuple[bytes, int], ...] = ()
+        originals: tuple[Original, ...] = ()
         cursor = job.undo_cursor
         if self._advances:
             position, event = self._advances[0]
             cursor = event.version
-            messages = await asyncio.to_thread(self._read_messages, position, event)
-        await self._submit(UndoRedrive(job.job, messages, cursor, len(self._advances) <= 1))
+            if job.spec.sends_copies:
+                messages, originals = await asyncio.to_thread(read_copies, self._engine.log, position, event)
+            else:
+                messages = await asyncio.to_thread(self._read_messages, position, event)
+        is_last = len(self._advances) <= 1
+        await self._submit(UndoRedrive(job.job, messages, cursor, is_last, originals))
         self._advances = self._advances[1:]
         after = self._engine.mailbox.redrives.get(job.job)
         return RETRY_SECONDS if after is not None and after.version == job.version else 0

@@ -63,7 +63,7 @@ async def select(
     for start in range(0, len(candidates), CHUNK):
         chunk = list(candidates[start : start + CHUNK])
         if spec.needs_log:
-            records = await asyncio.to_thread(_read, log, [each.message.position for each in chunk])
+            records = await asyncio.to_thread(read_records, log, [each.message.position for each in chunk])
             chunk = [each for each in chunk if _matches(spec, each, records, log.mailbox)]
         yield chunk
 
@@ -78,7 +78,7 @@ def _matches(spec: RedriveSpec, candidate: Candidate, records: dict[int, Record]
     )
 
 
-def _read(log: EventLogReader, positions: Sequence[int]) -> dict[int, Record]:
+def read_records(log: EventLogReader, positions: Sequence[int]) -> dict[int, Record]:
     """Return the records at these positions, without those of commits that can't be decoded."""
     try:
         return log.at_positions(positions)

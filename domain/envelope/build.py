@@ -11,9 +11,17 @@ import msgspec
 
 from postroom.domain.envelope.headers import custom_headers, is_valid_timestamp, parse_envelope
 from postroom.domain.envelope.v1.envelope_pb2 import PrismEnvelope
+from postroom.domain.errors import InvalidRequest
 from postroom.domain.message import DEFAULT_PRIORITY
 
-__all__ = ["EnvelopeTemplate", "OpenedEnvelope", "make_template", "open_envelope", "without_auth_token"]
+__all__ = [
+    "EnvelopeTemplate",
+    "OpenedEnvelope",
+    "make_template",
+    "open_envelope",
+    "without_auth_token",
+    "without_payload",
+]
 
 ENVELOPE_VERSION = 1
 
@@ -329,4 +337,21 @@ def without_auth_token(blob: bytes) -> bytes:
     if not envelope.security.auth_token:
         return blob
     envelope.security.ClearField("auth_token")
+    return envelope.SerializeToString()
+
+
+def without_payload(blob: bytes) -> bytes:
+    """Return the headers of an envelope: neither its payload nor its auth token, nor unknown fields.
+
+    Bytes that are not an envelope have no headers; the result is empty.
+    """
+    try:
+        envelope = parse_envelope(blob)
+    except InvalidRequest:
+        return b""
+    envelope.DiscardUnknownFields()
+    if envelope.HasField("payload"):
+        envelope.payload.ClearField("value")
+    if envelope.HasField("security"):
+        envelope.security.ClearField("auth_token")
     return envelope.SerializeToString()

@@ -44,6 +44,7 @@ from postroom.domain.message import (
     IN_FLIGHT,
     MS,
     READY,
+    REPLACED,
     DeadReason,
     Message,
     MessageEvent,
@@ -279,6 +280,8 @@ def _redrive(command: Redrive, mailbox: Mailbox, now: int) -> list[MessageEvent]
         if command.reason is not None and message.reason != command.reason:
             continue
         if command.messages is not None and stream not in command.messages:
+            continue
+        if message.reason == REPLACED != command.reason:  # its copy was sent instead
             continue
         if free.setdefault(message.shard, topic.policy.shard_capacity) <= 0:
             if events:

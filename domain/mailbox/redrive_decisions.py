@@ -1,18 +1,28 @@
 """Decisions of redrive jobs."""
 
 from collections.abc import Callable, Sequence
+from itertools import zip_longest
 from typing import Any
 
 from postroom.domain.errors import IdempotencyConflict, InvalidRequest, NotFound, Saturated
 from postroom.domain.event import Event
 from postroom.domain.mailbox.state import Mailbox
-from postroom.domain.message import MS, READY, Message, MessageDeadLettered, MessageRedriven
+from postroom.domain.message import (
+    MS,
+    READY,
+    REPLACED,
+    Message,
+    MessageDeadLettered,
+    MessageRedriven,
+    MessageSent,
+)
 from postroom.domain.message_decisions import expire
 from postroom.domain.names import message_id
 from postroom.domain.policy import SATURATED_RETRY_MS
 from postroom.domain.redrive.commands import (
     AdvanceRedrive,
     ChangeRedrive,
+    Copy,
     RedriveCommand,
     StartRedrive,
     UndoRedrive,
@@ -23,13 +33,14 @@ from postroom.domain.redrive.events import (
     RedriveCompleted,
     RedrivePaused,
     RedriveResumed,
+    RedriveSkipped,
     RedriveStarted,
     RedriveUndoAdvanced,
     RedriveUndone,
     RedriveUndoStarted,
 )
 from postroom.domain.redrive.job import ENDED, JobStatus, RedriveJob
-from postroom.domain.redrive.spec import RedriveSpec, is_dead
+from postroom.domain.redrive.spec import RedriveSpec, SkipReason, is_dead
 
 MAX_OPEN_JOBS = 32
 """Jobs that have not ended."""
@@ -85,43 +96,101 @@ def _advance(command: AdvanceRedrive, mailbox: Mailbox, now: int) -> list[Event]
     job = mailbox.redrives.get(command.job)
     if job is None or job.status != JobStatus.RUNNING:
         return []
-    events: list[Event] = []
+    sends: list[Event] = []
+    changes: list[Event] = []
+    skips: list[tuple[bytes, SkipReason]] = []
     room: dict[tuple[str, int], int] = {}
-    skipped, cursor, remaining = 0, job.cursor, job.remaining
+    cursor, remaining, skips_before = job.cursor, job.remaining, 0
     is_stopped = False
-    for stream in command.messages:
-        if remaining is not None and len(events) >= remaining:
+    copies = command.copies if job.spec.sends_copies else (None,) * len(command.messages)
+    for stream, copy in zip(command.messages, copies, strict=True):
+        if remaining is not None and len(changes) >= remaining:
             break
         message = mailbox.messages.get(stream)
-        if not is_dead(message) or message is None or not job.cursor < message.last <= job.cutoff:
-            skipped += 1
+        reason = _skip_reason(message, copy, job, mailbox)
+        if reason is not None or message is None:
+            skips.append((stream, reason or "settled"))
             continue
-        if job.spec.action == "redrive" and not _take_room(room, message, mailbox):
+        topic, shard = _place(message, copy, mailbox)
+        if job.spec.action == "redrive" and not _take_room(room, topic, shard, mailbox, now):
             is_stopped = True
             break
-        cursor = message.last
-        events.append(_change(message, job.spec, mailbox, now))
-    is_limited = remaining is not None and len(events) >= remaining
-    if not is_stopped:
+        cursor, skips_before = message.last, len(skips)
+        if isinstance(copy, Copy):
+            sends.append(_send(copy, shard, job.spec, mailbox, now))
+        changes.append(_change(message, job.spec, mailbox, now))
+    is_limited = remaining is not None and len(changes) >= remaining
+    if is_stopped:
+        del skips[skips_before:]  # they come again, with the message that has no room
+    else:
         cursor = max(cursor, command.cursor)
-    version = job.version
-    if events or skipped or cursor > job.cursor:
+    events, version = [*sends, *changes], job.version
+    if changes or skips or cursor > job.cursor:
         version += 1
-        events.append(RedriveAdvanced(job.job, version, now, cursor, len(events), skipped))
+        events.append(RedriveAdvanced(job.job, version, now, cursor, len(changes), len(skips)))
+    for stream, why in skips:
+        version += 1
+        events.append(RedriveSkipped(job.job, version, now, stream, why))
     if is_limited or (command.is_last and not is_stopped):
         events.append(RedriveCompleted(job.job, version + 1, now))
     return events
 
 
-def _take_room(room: dict[tuple[str, int], int], message: Message, mailbox: Mailbox) -> bool:
-    """Take a place in the shard of a message; return whether there was one."""
-    key = (message.topic, message.shard)
-    if key not in room:
-        capacity = mailbox.policy(message.topic).shard_capacity
-        shard = mailbox.topics[message.topic].shards.get(message.shard)
-        room[key] = capacity - capacity // SENDERS_SHARE - (0 if shard is None else shard.size)
-    room[key] -= 1
-    return room[key] >= 0
+def _skip_reason(
+    message: Message | None, copy: Copy | SkipReason | None, job: RedriveJob, mailbox: Mailbox
+) -> SkipReason | None:
+    """Return why a message is left as it is; None if it is changed."""
+    if message is None:
+        return "settled"
+    if not is_dead(message):
+        return "redriven"
+    if not job.cursor < message.last <= job.cutoff:
+        return "replaced" if message.reason == REPLACED else "dead_again"
+    if isinstance(copy, Copy):
+        return "too_large" if len(copy.envelope) > mailbox.limits.frame_bytes else None
+    return copy
+
+
+def _place(message: Message, copy: Copy | SkipReason | None, mailbox: Mailbox) -> tuple[str, int]:
+    """Return the topic and the shard in which a message will be; messages of one shard stay in one."""
+    if isinstance(copy, Copy):
+        return copy.topic, message.shard % mailbox.policy(copy.topic).shards
+    return message.topic, message.shard
+
+
+def _take_room(room: dict[tuple[str, int], int], name: str, number: int, mailbox: Mailbox, now: int) -> bool:
+    """Take a place in a shard of a topic; return whether there was one."""
+    if (name, number) not in room:
+        topic, capacity = mailbox.topics.get(name), mailbox.policy(name).shard_capacity
+        if topic is None and not mailbox.has_room(now):
+            return False
+        shard = None if topic is None else topic.shards.get(number)
+        room[name, number] = capacity - capacity // SENDERS_SHARE - (0 if shard is None else shard.size)
+    room[name, number] -= 1
+    return room[name, number] >= 0
+
+
+def _send(copy: Copy, shard: int, spec: RedriveSpec, mailbox: Mailbox, now: int) -> MessageSent:
+    """Send a copy as a sender would, but without an idempotency key, which is the original's."""
+    retention_ms = mailbox.policy(copy.topic).ready_retention_ms
+    ttl_ms = retention_ms if copy.ttl_ms is None else min(retention_ms, copy.ttl_ms)
+    due = now + spec.delay_ms * MS
+    return MessageSent(
+        copy.message,
+        1,
+        now,
+        copy.topic,
+        shard,
+        due,
+        due + ttl_ms * MS,
+        copy.size,
+        None,
+        copy.payload_hash,
+        copy.hash_chain,
+        copy.headers,
+        copy.envelope,
+        copy.priority,
+    )
 
 
 def _change(message: Message, spec: RedriveSpec, mailbox: Mailbox, now: int) -> Event:
@@ -129,6 +198,16 @@ def _change(message: Message, spec: RedriveSpec, mailbox: Mailbox, now: int) -> 
         return expire(message, "purged", now)
     if spec.action == "archive":
         return expire(message, "archived", now)
+    if spec.sends_copies:
+        return MessageDeadLettered(
+            message.stream,
+            message.version + 1,
+            now,
+            message.attempt,
+            REPLACED,
+            message.last_error,
+            message.expires_at,
+        )
     policy = mailbox.policy(message.topic)
     due = now + spec.delay_ms * MS
     return MessageRedriven(
@@ -169,25 +248,33 @@ def _undo(command: UndoRedrive, mailbox: Mailbox, now: int) -> list[Event]:
     job = mailbox.redrives.get(command.job)
     if job is None or job.status != JobStatus.UNDOING or command.cursor < job.undo_cursor:
         return []
-    events: list[Event] = []
+    removals: list[Event] = []
+    restored: list[Event] = []
+    advance: list[Event] = []
     version = job.version
     if command.cursor > job.undo_cursor:
-        for stream, position in command.messages:
+        for (stream, position), original in zip_longest(command.messages, command.originals):
             message = mailbox.messages.get(stream)
-            if message is not None and message.status == READY and message.last == position:
-                events.append(_restore(message, mailbox, now))
+            if message is None or message.status != READY or message.last != position:
+                continue
+            if original is None:
+                restored.append(_restore(message, message.reason, mailbox, now))
+                continue
+            before = mailbox.messages.get(original.stream)
+            if before is not None and is_dead(before) and before.last == original.position:
+                removals.append(expire(message, "undone", now))
+                restored.append(_restore(before, original.reason, mailbox, now))
         version += 1
-        retained = len(command.messages) - len(events)
-        events.append(RedriveUndoAdvanced(job.job, version, now, command.cursor, len(events), retained))
+        retained = len(command.messages) - len(restored)
+        advance.append(RedriveUndoAdvanced(job.job, version, now, command.cursor, len(restored), retained))
     if command.is_last:
-        events.append(RedriveUndone(job.job, version + 1, now))
-    return events
+        advance.append(RedriveUndone(job.job, version + 1, now))
+    return [*removals, *restored, *advance]
 
 
-def _restore(message: Message, mailbox: Mailbox, now: int) -> MessageDeadLettered:
-    """Dead-letter a message as it was before; its attempts since the redrive are none."""
+def _restore(message: Message, reason: Any, mailbox: Mailbox, now: int) -> MessageDeadLettered:
+    """Dead-letter a message as it was before, for a reason that a redrive leaves as it was."""
     expires_at = now + mailbox.policy(message.topic).dead_retention_ms * MS
-    reason: Any = message.reason  # of the dead-lettering before, which the redrive left as it was
     return MessageDeadLettered(
         message.stream, message.version + 1, now, message.attempt, reason, message.last_error, expires_at
     )

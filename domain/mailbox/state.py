@@ -27,6 +27,7 @@ from postroom.domain.message import (
     IN_FLIGHT,
     MS,
     READY,
+    REPLACED,
     Message,
     MessageAcked,
     MessageDeadLettered,
@@ -292,7 +293,8 @@ def _dead_lettered(mailbox: Mailbox, event: MessageDeadLettered) -> None:
     evolve_message(message, event, mailbox.position)
     topic = mailbox.topics[message.topic]
     topic.dead[event.stream] = message
-    topic.dead_letterings[event.reason] = topic.dead_letterings.get(event.reason, 0) + 1
+    if event.reason != REPLACED:  # nothing failed
+        topic.dead_letterings[event.reason] = topic.dead_letterings.get(event.reason, 0) + 1
     if len(topic.dead) > topic.policy.dead_capacity:
         mailbox.over_capacity.add(topic.name)
     mailbox.set_timer(message)

@@ -2,7 +2,8 @@
 
 import msgspec
 
-from postroom.domain.redrive.spec import JobAction, RedriveSpec
+from postroom.domain.message import DeadReason, Headers
+from postroom.domain.redrive.spec import JobAction, RedriveSpec, SkipReason
 
 
 class StartRedrive(msgspec.Struct, frozen=True, gc=False):
@@ -25,6 +26,7 @@ class AdvanceRedrive(msgspec.Struct, frozen=True, gc=False):
 
     Arguments:
         messages: streams of dead letters that match, in the order of their dead-letterings.
+        copies: of a job that sends copies, for each message its copy, or why there is none.
         cursor: as of `RedriveAdvanced`, if all of them can be changed.
         is_last: whether none is left after them.
     """
@@ -33,6 +35,26 @@ class AdvanceRedrive(msgspec.Struct, frozen=True, gc=False):
     messages: tuple[bytes, ...]
     cursor: int
     is_last: bool
+    copies: tuple["Copy | SkipReason", ...] = ()
+
+
+class Copy(msgspec.Struct, frozen=True, gc=False):
+    """A message to be sent in the place of a dead letter; the fields of `MessageSent`.
+
+    Arguments:
+        message: its stream id, 16 bytes.
+        ttl_ms: age at which it is dead-lettered if undelivered; None uses the topic's retention.
+    """
+
+    message: bytes
+    topic: str
+    size: int
+    payload_hash: bytes
+    hash_chain: bytes
+    headers: Headers
+    envelope: bytes
+    priority: int
+    ttl_ms: int | None
 
 
 class ChangeRedrive(msgspec.Struct, frozen=True, gc=False):
@@ -47,7 +69,9 @@ class UndoRedrive(msgspec.Struct, frozen=True, gc=False):
     """Command to make messages of a job dead letters again, if nothing happened to them since.
 
     Arguments:
-        messages: streams, and the positions of the events by which the job redrove them.
+        messages: streams, and the positions of the events by which the job redrove them; of a job that sent
+            copies, those of the copies.
+        originals: of these, for each copy.
         cursor: version of the job's event that came with them.
         is_last: whether none is left after them.
     """
@@ -56,6 +80,21 @@ class UndoRedrive(msgspec.Struct, frozen=True, gc=False):
     messages: tuple[tuple[bytes, int], ...]
     cursor: int
     is_last: bool
+    originals: tuple["Original", ...] = ()
+
+
+class Original(msgspec.Struct, frozen=True, gc=False):
+    """A dead letter of which a job sent a copy.
+
+    Arguments:
+        stream: its id, 16 bytes.
+        position: of its event in the commit that sent the copy.
+        reason: why it was dead-lettered before.
+    """
+
+    stream: bytes
+    position: int
+    reason: DeadReason
 
 
 RedriveCommand = StartRedrive | AdvanceRedrive | ChangeRedrive | UndoRedrive

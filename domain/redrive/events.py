@@ -1,7 +1,7 @@
 """Events of redrive jobs; their stream is the job's id."""
 
 from postroom.domain.event import Event
-from postroom.domain.redrive.spec import RedriveSpec
+from postroom.domain.redrive.spec import RedriveSpec, SkipReason
 
 
 class RedriveStarted(Event, frozen=True, gc=False):
@@ -24,13 +24,25 @@ class RedriveAdvanced(Event, frozen=True, gc=False):
 
     Arguments:
         cursor: dead-letterings up to this position are done with.
-        moved: number of messages that were changed: as many events precede this one.
+        moved: number of messages that were changed: as many events precede this one. Of a job that sends
+            copies, those are the originals' dead-letterings, and as many before them send the copies.
         skipped: number of messages that were not, as they are no longer the dead letters that were selected.
     """
 
     cursor: int
     moved: int
     skipped: int
+
+
+class RedriveSkipped(Event, frozen=True, gc=False):
+    """The job left a message as it is; in the commit of its progress, which counts it.
+
+    Arguments:
+        message: its stream.
+    """
+
+    message: bytes
+    reason: SkipReason
 
 
 class RedrivePaused(Event, frozen=True, gc=False):
@@ -66,7 +78,8 @@ class RedriveUndoAdvanced(Event, frozen=True, gc=False):
 
     Arguments:
         cursor: the job's events up to this version are undone.
-        restored: number of messages that are dead letters again: as many events precede this one.
+        restored: number of messages that are dead letters again: as many events precede this one. Of a job
+            that sent copies, as many before them remove the copies.
         retained: number of messages that were received, or removed, since.
     """
 
@@ -82,6 +95,7 @@ class RedriveUndone(Event, frozen=True, gc=False):
 RedriveEvent = (
     RedriveStarted
     | RedriveAdvanced
+    | RedriveSkipped
     | RedrivePaused
     | RedriveResumed
     | RedriveCancelled

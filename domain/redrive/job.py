@@ -11,6 +11,7 @@ from postroom.domain.redrive.events import (
     RedriveEvent,
     RedrivePaused,
     RedriveResumed,
+    RedriveSkipped,
     RedriveStarted,
     RedriveUndoAdvanced,
     RedriveUndone,
@@ -110,7 +111,7 @@ def evolve(jobs: dict[bytes, RedriveJob], event: RedriveEvent) -> None:
             "restored": job.restored + event.restored,
             "retained": job.retained + event.retained,
         }
-    else:
+    elif not isinstance(event, RedriveSkipped):
         changes["status"] = _STATUS_AFTER[type(event)]
     jobs[event.stream] = msgspec.structs.replace(job, **changes)
 

@@ -4,20 +4,35 @@ from typing import Literal
 
 import msgspec
 
-from postroom.domain.arguments import MAX_INT, check_any_text, check_int
+from postroom.domain.arguments import MAX_INT, check_any_text, check_int, check_text
+from postroom.domain.envelope.headers import extension_bytes
 from postroom.domain.errors import InvalidRequest
 from postroom.domain.fingerprint import fingerprint
-from postroom.domain.message import Message, Status
-from postroom.domain.names import message_stream
+from postroom.domain.message import REPLACED, Message, Status
+from postroom.domain.names import check_topic, message_stream
 from postroom.domain.policy import MAX_DURATION_MS
+from postroom.domain.redrive.merge_patch import check_patch
 from postroom.domain.search import BodyRules, EventFilter, FoundMessage, topic_matches
 
 Action = Literal["redrive", "archive", "purge"]
+SkipReason = Literal[
+    "settled", "redriven", "dead_again", "replaced", "unreadable", "not_an_object", "too_large"
+]
+"""Why a job left a message that matched as it is.
+
+    settled: it was acked, removed or expired since. redriven: it is in its queue again. dead_again: it was
+    redriven and dead-lettered again. replaced: another job sent a copy of it. Of jobs that send copies:
+    unreadable: its stored bytes can't be read. not_an_object: its payload is no JSON object. too_large: the
+    copy would exceed a frame.
+"""
 
 MAX_RATE = 1_000_000
 MAX_MESSAGE_IDS = 1_000
 MAX_VALUES = 100
 MS = 1_000
+MAX_EDIT_BYTES = 64 << 10
+"""Of the headers that a job sets, names and values together, and of its patch."""
+MAX_HEADER_NAME_CHARS = 255
 _LOG_FIELDS = ("principals", "correlation_id", "trace_id", "namespace", "headers", "text", "match")
 _ALL_BODIES = BodyRules(topics=("*",))
 
@@ -39,6 +54,14 @@ class RedriveSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         rate: maximum messages a second; None for no limit.
         delay_ms: time until the messages that are redriven may be delivered.
         limit: maximum number of messages; None for no limit.
+        destination: topic of the same mailbox to which copies of the messages are sent, each with an id of
+            its own; it exists or is created as by a send. None is their own topic.
+        set_headers, remove_headers: custom headers that the copies have, and names of those that they lack.
+            Values of `base64:` and base64 are bytes.
+        merge_patch: JSON object by which the payloads, which must be JSON objects, are changed (RFC 7396).
+
+    A job with one of the last four sends copies. The originals stay, as dead letters with reason `replaced`;
+    only a job whose `reasons` name it redrives them again.
     """
 
     action: Action = "redrive"
@@ -60,6 +83,10 @@ class RedriveSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     rate: int | None = None
     delay_ms: int = 0
     limit: int | None = None
+    destination: str | None = None
+    set_headers: dict[str, str] = {}
+    remove_headers: tuple[str, ...] = ()
+    merge_patch: str | None = None
 
     def validate(self) -> "RedriveSpec":
         """Return this specification.
@@ -84,8 +111,45 @@ class RedriveSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             raise InvalidRequest(
                 f"Redrive delay_ms is of messages that are redriven; leave it out of action {self.action}."
             )
+        self._check_copies()
         self.filter()
         return self
+
+    @property
+    def sends_copies(self) -> bool:
+        """Return whether copies are sent in the place of the messages."""
+        return self.destination is not None or self.is_edit
+
+    @property
+    def is_edit(self) -> bool:
+        """Return whether the copies have other headers or payloads."""
+        return bool(self.set_headers or self.remove_headers) or self.merge_patch is not None
+
+    def _check_copies(self) -> None:
+        if self.sends_copies and self.action != "redrive":
+            raise InvalidRequest(
+                "A destination and edits are of messages that are redriven; leave them out of action "
+                f"{self.action}."
+            )
+        if self.destination is not None:
+            check_topic(self.destination)
+        _check_count("remove_headers", self.remove_headers, MAX_VALUES)
+        for name in (*self.set_headers, *self.remove_headers):
+            check_text("The name of a header", name, 1, MAX_HEADER_NAME_CHARS)
+        if both := sorted({*self.set_headers} & {*self.remove_headers}):
+            raise InvalidRequest(f"The redrive sets header {both[0]} and removes it; do one of them.")
+        for name, text in self.set_headers.items():
+            try:
+                extension_bytes(text)
+            except ValueError:
+                raise InvalidRequest(f"The value of header {name} is not base64 after base64:.") from None
+        size = sum(len(name.encode()) + len(text.encode()) for name, text in self.set_headers.items())
+        if max(size, len((self.merge_patch or "").encode())) > MAX_EDIT_BYTES:
+            raise InvalidRequest(
+                f"The headers that a redrive sets, and its patch, have at most {MAX_EDIT_BYTES} bytes each."
+            )
+        if self.merge_patch is not None:
+            check_patch(self.merge_patch)
 
     def filter(self) -> EventFilter:
         """Return the criteria that concern what the messages were sent with."""
@@ -117,6 +181,7 @@ class RedriveSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         at = message.changed_at
         return (
             self.covers_topic(message.topic)
+            and (self.action != "redrive" or message.reason != REPLACED or REPLACED in self.reasons)
             and (not self.reasons or message.reason in self.reasons)
             and (self.dead_since is None or at >= self.dead_since * MS)
             and (self.dead_until is None or at < (self.dead_until + 1) * MS)

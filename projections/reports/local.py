@@ -7,13 +7,18 @@ from functools import lru_cache
 import duckdb
 import pyarrow as pa
 
-from postroom.projections.reports.report import Addition, Parameters, Report
+from postroom.projections.reports.report import Addition, MessageRows, Parameters, Report
 
 _FUNCTIONS = """
 CREATE MACRO unix_micros(moment) AS epoch_us(moment);
 CREATE MACRO timestamp_micros(micros) AS make_timestamp(CAST(micros AS BIGINT));
 """
 """Spark's functions that DuckDB names differently."""
+_MESSAGES = """
+SELECT e.mailbox, e.stream, list(struct_pack({fields}) ORDER BY e.position) AS events
+FROM events AS e GROUP BY e.mailbox, e.stream
+"""
+MESSAGES_PER_BATCH = 50_000
 _PARAMETER = re.compile(r"(?<!:):([a-z_]+)")
 
 
@@ -42,7 +47,21 @@ def run_report(
         for batch in batches:
             database.register("rows", pa.Table.from_batches([batch], schema=schema))
             database.execute("INSERT INTO events SELECT * FROM rows")
+        if report.messages is not None:
+            _replace_events(database, report, report.messages)
         return database.sql(text, params=arguments).to_arrow_table()
+
+
+def _replace_events(database: duckdb.DuckDBPyConnection, report: Report, rows: MessageRows) -> None:
+    """Replace the table of events by that of the rows that are made of each message."""
+    fields = ", ".join(f"{name} := e.{name}" for name in report.event_columns)
+    messages = database.sql(_MESSAGES.format(fields=fields)).to_arrow_table()
+    database.register("rows", rows.schema.empty_table())
+    database.execute("CREATE OR REPLACE TABLE events AS SELECT * FROM rows")
+    for batch in messages.to_batches(max_chunksize=MESSAGES_PER_BATCH):
+        made = rows.lists(batch["mailbox"], batch["stream"], batch["events"]).flatten()
+        database.register("rows", pa.Table.from_struct_array(made))
+        database.execute("INSERT INTO events SELECT * FROM rows")
 
 
 def _added(addition: Addition, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

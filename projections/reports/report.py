@@ -4,11 +4,16 @@ The text is in the SQL that Spark and DuckDB have in common, with Spark's names 
 the table of the report's rows, `:name` a parameter. In DuckDB, `at` is a keyword: write `e.at`.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
 from importlib.resources import files
+from itertools import islice
 from typing import Any, Literal, NamedTuple
+
+import polars as pl
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from postroom.domain.errors import InvalidRequest
 from postroom.projections.spark.columns import EVENTS
@@ -40,6 +45,23 @@ class Chart(NamedTuple):
     x: str = "start"
 
 
+class HeatMap(NamedTuple):
+    """A chart of a report's rows by the combinations of some columns, of which the first varies along x.
+
+    Arguments:
+        value: column of the figures.
+        columns: a row with a null in all of them is that of the actual history.
+        by: column with a chart for each value.
+        unit: of the figures, such as `ms`.
+    """
+
+    title: str
+    value: str
+    columns: tuple[str, ...]
+    by: str = "topic"
+    unit: str = ""
+
+
 class Addition(NamedTuple):
     """A text column that is computed from others before the SQL text reads it.
 
@@ -51,6 +73,50 @@ class Addition(NamedTuple):
     column: str
     function: Callable[..., str]
     arguments: tuple[str, ...]
+
+
+EventRow = tuple[Any, ...]
+"""An event: the columns that a report reads, without `mailbox` and `stream`; times in µs."""
+
+
+class MessageRows(NamedTuple):
+    """Rows that a Python function makes of the events of each message, for the SQL text to read.
+
+    The report reads the columns `mailbox` and `stream`, and `position` as the first of the others.
+
+    Arguments:
+        function: takes mailbox, stream id, and the events in their order; yields rows. It is pickled.
+        schema: of the rows, of texts and integers.
+    """
+
+    function: Callable[[str, bytes, Iterable[EventRow]], Iterable[tuple[Any, ...]]]
+    schema: pa.Schema
+
+    def lists(self, mailboxes: pa.Array, streams: pa.Array, events: pa.Array) -> pa.Array:
+        """Return the rows of each message as a list of structs.
+
+        Arguments:
+            events: a list of structs for each message, in the order of positions.
+        """
+        structs = events.flatten()
+        columns = [_values(structs.field(number)) for number in range(structs.type.num_fields)]
+        rows = zip(*columns, strict=True)
+        made: list[tuple[Any, ...]] = []
+        offsets = [0]
+        messages = (mailboxes.to_pylist(), streams.to_pylist(), pc.list_value_length(events).to_pylist())
+        for mailbox, stream, length in zip(*messages, strict=True):
+            made += self.function(mailbox, stream, islice(rows, length))
+            offsets.append(len(made))
+        values = zip(*made, strict=True) if made else ([] for _ in self.schema)
+        arrays = [pa.array(each, field.type) for each, field in zip(values, self.schema, strict=True)]
+        fields = pa.StructArray.from_arrays(arrays, fields=list(self.schema))
+        return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), fields)
+
+
+def _values(array: pa.Array) -> list[Any]:
+    """Return the values of an array, times as µs."""
+    is_time = pa.types.is_timestamp(array.type)
+    return pl.Series(array.cast(pa.timestamp("us")).cast(pa.int64()) if is_time else array).to_list()
 
 
 @dataclass(frozen=True)
@@ -65,6 +131,7 @@ class Report:
         only_wide: columns that a table shows with `--wide` only.
         follows: whether messages sent before `:until` are followed to the end of the log.
         addition: a column that no log has.
+        messages: rows of messages, which the text reads instead of events.
         defaults: of parameters besides `period`, `since` and `until`.
     """
 
@@ -73,10 +140,11 @@ class Report:
     sql: str
     reads: tuple[str, ...]
     events: tuple[str, ...] = ()
-    charts: tuple[Chart, ...] = ()
+    charts: tuple[Chart | HeatMap, ...] = ()
     only_wide: tuple[str, ...] = ()
     follows: bool = False
     addition: Addition | None = None
+    messages: MessageRows | None = None
     defaults: Parameters = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -87,6 +155,11 @@ class Report:
                     f"The report {self.name} reads a column {name!r}; postroom_events has "
                     f"{', '.join(columns)}."
                 )
+
+    @property
+    def event_columns(self) -> list[str]:
+        """Return the columns of an `EventRow`."""
+        return [name for name in self.reads if name not in ("mailbox", "stream")]
 
     def arguments(self, parameters: Parameters) -> dict[str, int]:
         """Return the parameters that the SQL text has, with defaults for those that are missing.
@@ -99,7 +172,9 @@ class Report:
                 raise InvalidRequest(
                     f"The report {self.name} has no parameter {name!r}; it has {', '.join(defaults)}."
                 )
-        return {name: value for name, value in {**defaults, **parameters}.items() if f":{name}" in self.sql}
+        values = {**defaults, **parameters}
+        # Spark compares no boolean with a number.
+        return {name: int(value) for name, value in values.items() if f":{name}" in self.sql}
 
 
 def sql_of(name: str) -> str:

@@ -90,6 +90,16 @@ class AuditLogConformance:
         await audit.record([entry(1), entry(2)])
         assert read(limit=2).next_cursor is None
 
+    async def test_a_page_ends_after_a_number_of_reads_and_the_next_goes_on(
+        self, audit: StoredAuditLog, read: ReadAudit
+    ) -> None:
+        await audit.record([entry(number, principal="bob" if number == 2 else "ada") for number in range(6)])
+        bob = AuditFilter(principal="bob")
+        first = read(bob, reads=3)
+        assert (first.entries, first.next_cursor) == ((), 4)
+        second = read(bob, reads=3, cursor=first.next_cursor)
+        assert ([each.target for each in second.entries], second.next_cursor) == (["m-2"], None)
+
     @pytest.mark.parametrize("limit", [0, 1_001])
     async def test_a_limit_out_of_bounds_is_refused(self, read: ReadAudit, limit: int) -> None:
         with pytest.raises(InvalidRequest, match="limit must be at"):

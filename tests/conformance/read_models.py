@@ -8,7 +8,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from postroom.application.messages import NewMessage
-from postroom.application.ports.read_models import BacklogFilter, DeadLetterFilter, ReadModels, ShardBacklog
+from postroom.application.ports.dead_letters import DeadLetterFilter
+from postroom.application.ports.read_models import BacklogFilter, ReadModels, ShardBacklog
 from postroom.domain.errors import InvalidRequest, NotFound
 from postroom.domain.message import Status
 from postroom.domain.search import BodyRules, EventFilter, FoundMessage, Order

@@ -18,14 +18,20 @@ async def check_redrive_jobs(mailbox: Mailbox, topic: str, dead: int) -> None:
     report = await mailbox.start_redrive(spec, job_id=JOB)
     assert (report.job_id, report.mailbox, report.spec, report.matched) == (JOB, mailbox.name, spec, dead)
 
-    async def is_idle() -> bool:
-        return not (await mailbox.get_redrive(JOB)).is_active
+    async def is_idle(job: str = JOB) -> bool:
+        return not (await mailbox.get_redrive(job)).is_active
 
     await until_answer(is_idle)
     assert (await mailbox.start_redrive(spec, job_id=JOB)).status == "completed"  # a repetition
     assert len(await mailbox.peek_messages(topic)) == dead
+    page = await mailbox.list_redrive_messages(JOB, limit=1)
+    assert (len(page.messages), page.messages[0].outcome, page.messages[0].topic) == (1, "redriven", topic)
+    assert (page.next_cursor is None) == (dead == 1)
     await mailbox.change_redrive(JOB, "undo")
     await until_answer(is_idle)
+    undone = await mailbox.list_redrive_messages(JOB, outcome="undone", cursor=None, limit=1_000)
+    assert (len(undone.messages), undone.next_cursor) == (dead, None)
+    assert (await mailbox.list_redrive_messages(JOB, outcome="skipped")).messages == []
     (job,) = await mailbox.list_redrives()
     assert (job.status, job.moved, job.restored) == ("undone", dead, dead)
     assert len(await mailbox.list_dead_letters(topic)) == dead
@@ -37,3 +43,19 @@ async def check_redrive_jobs(mailbox: Mailbox, topic: str, dead: int) -> None:
         await mailbox.change_redrive(JOB, "resume")
     with pytest.raises(InvalidRequest):
         await mailbox.start_redrive(RedriveSpec(rate=0))
+    with pytest.raises(NotFound):
+        await mailbox.list_redrive_messages(OTHER)
+    with pytest.raises(InvalidRequest):
+        await mailbox.list_redrive_messages(JOB, cursor="wrong")
+    edit = RedriveSpec(
+        topics=(topic,),
+        destination=f"{topic}.fixed",
+        set_headers={"a": "1"},
+        remove_headers=("b",),
+        merge_patch='{"c": 2}',
+        limit=None,
+    )
+    assert (await mailbox.start_redrive(edit, job_id=OTHER)).spec == edit
+    await until_answer(lambda: is_idle(OTHER))
+    report = await mailbox.get_redrive(OTHER)
+    assert (report.status, report.moved + report.skipped) == ("completed", dead)

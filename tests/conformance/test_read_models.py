@@ -15,10 +15,13 @@ from postroom.adapters.postgres.database import connect
 from postroom.adapters.postgres.read_models import PostgresReadModels
 from postroom.adapters.sqlite.read_model_file import views_path
 from postroom.application.messages import NewMessage
-from postroom.application.ports.read_models import BacklogFilter, DeadLetterFilter, ReadModels
+from postroom.application.ports.dead_letters import DeadLetterFilter
+from postroom.application.ports.facets import SuggestionField
+from postroom.application.ports.read_models import BacklogFilter, ReadModels
 from postroom.domain.errors import NotFound, Rejected, Unavailable
 from postroom.domain.search import EventFilter
 from tests.conformance.read_models import BODIES, TOLD, Build, ReadModelsConformance, SendOne
+from tests.conformance.search_statistics import SearchStatisticsConformance
 from tests.projections import histories
 from tests.projections.histories import STORY, VARIED, Receive, Send, build_without_spark, live
 from tests.support.fixtures import CreateDatabase, OpenReadModels
@@ -80,11 +83,11 @@ def send(store: Path | str) -> SendOne:
     return send_one
 
 
-class TestSqliteReadModels(ReadModelsConformance):
+class TestSqliteReadModels(ReadModelsConformance, SearchStatisticsConformance):
     pass
 
 
-class TestPostgresReadModels(ReadModelsConformance):
+class TestPostgresReadModels(ReadModelsConformance, SearchStatisticsConformance):
     @pytest.fixture
     def store(self, create_database: CreateDatabase, postgres_past: str) -> str:
         return create_database(postgres_past)
@@ -109,6 +112,9 @@ def test_before_the_first_rebuild_every_question_says_what_to_run(
         lambda: models.backlog(BacklogFilter()),
         lambda: models.dead_letters(DeadLetterFilter()),
         models.stats,
+        lambda: models.facets(EventFilter()),
+        lambda: models.timeline(EventFilter()),
+        lambda: models.suggest(SuggestionField.TOPIC, ""),
     ):
         with pytest.raises(NotFound, match="postroom project rebuild"):
             ask()

@@ -11,7 +11,8 @@ from postroom.adapters.compose.queries import open_read_models
 from postroom.adapters.sqlite.read_model_file import views_path
 from postroom.application.ingest.dead_letters import ORIGINAL_SUBJECT
 from postroom.application.messages import NewMessage
-from postroom.application.ports.read_models import ActivityFilter, DeadLetterFilter, ReadModels
+from postroom.application.ports.dead_letters import DeadLetterFilter
+from postroom.application.ports.read_models import ActivityFilter, ReadModels
 from postroom.domain.errors import NotFound
 from postroom.projections.projection import Row
 from tests.conformance.read_models_activity import ActivityConformance

@@ -68,6 +68,16 @@ def test_a_dead_letter_is_shown_with_where_it_came_from_and_what_it_died_of_befo
     assert "max_attempts at attempt 2: timeout after 1 ms, redriven 2025-06-15T" in text
 
 
+def test_dead_letters_are_grouped_by_their_errors(filled: Postroom) -> None:
+    page = filled.ok("dlq", "groups", "TIMEOUT", "--topic", "sh*", "--bars", "2", "--json").json
+    (group,) = page["items"]
+    assert (group["topic"], group["reason"], group["count"]) == ("shop", "max_attempts", 1)
+    assert (group["sample"]["message_id"], sum(group["trend"]), page["letters"]) == ("order-1", 1, 1)
+    shown = filled.ok("dlq", "groups", "--by", "reason")
+    assert "timeout after 3 ms" in shown.out
+    assert "1 dead letter in 1 group." in shown.err
+
+
 def test_what_waits_in_a_context_is_counted_and_kept(filled: Postroom, messaging_database: str) -> None:
     assert filled.ok("project", "contexts", "--json").json == {"contexts": []}
     record(messaging_database, order_placed("o-1", 1), order_placed("o-1", 2))

@@ -37,6 +37,22 @@ def test_the_report_of_the_page_computes_median_and_p95_by_topic_and_hour(postro
     assert row["median_ms"] == row["p95_ms"] > 0
 
 
+def test_a_grid_of_policies_is_a_table_that_fits_with_ranges(postroom: Postroom) -> None:
+    postroom.ok("send", "orders", "hello")
+    receipt = json.loads(postroom.ok("recv", "orders", "--json").out)["receipt"]
+    postroom.ok("nack", receipt, "--delay", "0")
+    grid = ("--attempts", "1,3", "--visibility", "5s,1m", "--backoff", "1s", "--backoff-max", "1h")
+    whatif = ("report", "whatif", *grid, "--engine", "local")
+    table = postroom.ok(*whatif, "--html", "page.html", COLUMNS="80").out
+    assert all(len(line) <= 80 for line in table.splitlines())
+    assert "dead letters" in table
+    assert "actual" in table
+    rows = postroom.ok(*whatif, "--json").json["rows"]
+    assert [row["dead_lettered_worst"] for row in rows] == [0, 1, 1, 0, 0]
+    assert rows[1]["visibility_ms"] == 5_000
+    assert "visibility 60 s" in (postroom.folder / "page.html").read_text()
+
+
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
@@ -44,10 +60,15 @@ def test_the_report_of_the_page_computes_median_and_p95_by_topic_and_hour(postro
         (("latency", "--engine", "duck"), "Unknown --engine 'duck'; expected spark or local."),
         (("traffic", "--since", "12"), "--since '12' is not a time"),
         (("sla", "--within", "soon"), "'soon' is not a duration"),
+        (("whatif",), "Pass at least one of --attempts, --backoff, --backoff-max and --visibility."),
+        (("whatif", "--attempts", "3,,5"), "--attempts '3,,5' has an empty value"),
+        (("whatif", "--attempts", "3,many"), "--attempts: 'many' is not a number of deliveries"),
+        (("whatif", "--attempts", "0"), "max_attempts"),
+        (("whatif", "--visibility", "soon"), "'soon' is not a duration"),
         (("run", "nowhere", "--engine", "local"), "The report nowhere can't be loaded"),
         (("run", "json", "--engine", "local"), "The report json can't be loaded"),
     ],
-    ids=lambda each: each[1] if isinstance(each, tuple) else None,
+    ids=lambda each: " ".join(each) if isinstance(each, tuple) else None,
 )
 def test_options_that_can_not_be_are_refused(
     postroom: Postroom, arguments: tuple[str, ...], problem: str

@@ -45,6 +45,7 @@ HTTP: Mapping[str, tuple[set[Operation], Any]] = {
     "GET /v1/messages/{msg_id}/explanation": ({HEADERS}, None),
     "GET /v1/backlog": ({HEADERS}, None),
     "GET /v1/dlq": ({HEADERS}, None),
+    "GET /v1/dlq/groups": ({HEADERS}, None),
     "GET /v1/topics": ({HEADERS}, None),
     "GET /v1/peek": ({HEADERS, PAYLOADS}, None),
     "GET /v1/topics/{topic}/policy": ({HEADERS}, None),
@@ -57,6 +58,7 @@ HTTP: Mapping[str, tuple[set[Operation], Any]] = {
     "POST /v1/redrives": ({Operation.REDRIVE}, {"spec": {}}),
     "GET /v1/redrives": ({Operation.REDRIVE}, None),
     "GET /v1/redrives/{job_id}": ({Operation.REDRIVE}, None),
+    "GET /v1/redrives/{job_id}/messages": ({Operation.REDRIVE}, None),
     "PUT /v1/redrives/{job_id}/pause": ({Operation.REDRIVE}, None),
     "PUT /v1/redrives/{job_id}/resume": ({Operation.REDRIVE}, None),
     "PUT /v1/redrives/{job_id}/cancel": ({Operation.REDRIVE}, None),
@@ -92,6 +94,7 @@ GRPC: Mapping[str, tuple[set[Operation], Any]] = {
     "start_redrive": ({Operation.REDRIVE}, pb.StartRedriveRequest()),
     "list_redrives": ({Operation.REDRIVE}, pb.ListRedrivesRequest()),
     "get_redrive": ({Operation.REDRIVE}, pb.GetRedriveRequest(job_id=JOB)),
+    "list_redrive_messages": ({Operation.REDRIVE}, pb.ListRedriveMessagesRequest(job_id=JOB)),
     "change_redrive": ({Operation.REDRIVE}, pb.ChangeRedriveRequest(job_id=JOB, action="undo")),
     "delete_old_events": ({Operation.ADMIN}, pb.DeleteOldEventsRequest(older_than_us=1)),
 }

@@ -46,7 +46,10 @@ def _course(number: int, chance: Random) -> Iterator[Event]:
     at = BEGAN + chance.randrange(5 * HOUR)
     headers = Headers(1, principal=chance.choice((None, "me", "<i>o'hara</i>")))
     first = replace(
-        sent(number, at=at, headers=headers), topic=chance.choice(HOSTILE), size=chance.randrange(9_999)
+        sent(number, at=at, headers=headers),
+        topic=chance.choice(HOSTILE),
+        size=chance.randrange(9_999),
+        expires_at=at + 100 * HOUR,
     )
     if chance.random() < 0.05:  # archived: never delivered
         yield replace(first, due=None)

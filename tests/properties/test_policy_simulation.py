@@ -7,8 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from postroom.adapters.compose.queries import Reader
+from postroom.application.queries.mailbox_past import read_mailbox_past
 from postroom.application.queries.simulate_policy import Simulation
+from postroom.domain.message import MessageEvent
 from postroom.domain.message_history import MessageHistory
+from postroom.domain.policy_grid import simulate_grid
 from postroom.domain.policy_simulation import Changes, observe, simulate
 from tests.properties.pasts import (
     POLICY,
@@ -138,6 +141,40 @@ def test_a_simulation_adds_up_the_messages_that_were_asked_for(
         if is_in_time and (topic in ("", history.topic) or (topic == "m*" and history.topic == "mail")):
             one_by_one.add(history, end)
     assert simulation.comparison() == one_by_one.comparison()
+
+
+@given(histories, st.lists(changes, min_size=1, max_size=4))
+def test_a_grid_has_the_outcomes_of_each_policy_alone(taken: list[Step], grid: list[Changes]) -> None:
+    for history, end in lived(live(memory_place(), taken)):
+        outcomes = simulate_grid(history, grid, POLICY, end)
+        for index, changed in enumerate(grid):
+            (of_policy,) = (each for each in outcomes if each.policies & 1 << index)
+            assert (of_policy.best, of_policy.worst) == simulate(history, changed, POLICY, end)
+        pairs = [(each.best, each.worst) for each in outcomes]
+        assert all(pair not in pairs[:number] for number, pair in enumerate(pairs))
+
+
+@given(histories)
+def test_the_past_of_a_mailbox_and_the_events_of_a_message_make_its_history(taken: list[Step]) -> None:
+    log = live(memory_place(), taken).log
+    head = log.head()
+    assert head is not None
+    past = read_mailbox_past(log, head.position, head.at)
+    events: dict[bytes, list[tuple[int, int, MessageEvent]]] = {}
+    for record in log.read():
+        if isinstance(record.event, MessageEvent):
+            events.setdefault(record.stream, []).append((record.position, record.epoch, record.event))
+    simulated = [
+        simulate(history, Changes(max_attempts=2), POLICY, head.at)
+        for each in events.values()
+        for history in past.histories(each)
+    ]
+    expected = [
+        simulate(history, Changes(max_attempts=2), POLICY, head.at)
+        for history in message_histories(log)
+        if history.rounds
+    ]
+    assert simulated == expected
 
 
 def test_a_comparison_says_what_is_sure_and_what_is_not() -> None:

@@ -52,12 +52,17 @@ def log_of(commits: Sequence[Commit]) -> MemoryEventLog:
 
 
 async def add_dead_letters(
-    mailbox: Postroom, ids: Sequence[str], *, topic: str = "orders", error: str = "boom"
+    mailbox: Postroom,
+    ids: Sequence[str],
+    *,
+    topic: str = "orders",
+    error: str = "boom",
+    payload: bytes | None = None,
 ) -> None:
-    """Send messages that fail at once; the id is the header `id`, too."""
+    """Send messages that fail at once; the id is the header `id`, too, and the payload if there is none."""
     for id_ in ids:
         await mailbox.send_message(
-            NewMessage(topic=topic, payload=id_.encode(), message_id=id_, attrs={"id": id_})
+            NewMessage(topic=topic, payload=payload or id_.encode(), message_id=id_, attrs={"id": id_})
         )
     while received := await mailbox.receive_messages(topic, max_messages=256):
         await mailbox.nack_messages([each.receipt for each in received], reason=error)

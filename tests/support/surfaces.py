@@ -24,12 +24,14 @@ async def served(
     settings: HttpSettings | None = None,
     access: Any = unrestricted,
     protection: Protection | None = None,
+    mount: Any = None,
+    measure: Any = None,
 ) -> AsyncIterator[str]:
     """Serve a mailbox over `http` or `grpc`, and return the URL."""
     surface = (
         open_grpc_surface(address, protection)
         if protocol == "grpc"
-        else open_http_surface(address, settings or HttpSettings(), protection)
+        else open_http_surface(address, settings or HttpSettings(), protection, mount)
     )
-    async with serve_mailbox("memory:", mailbox, [surface], access=access) as (url,):
+    async with serve_mailbox("memory:", mailbox, [surface], access=access, measure=measure) as (url,):
         yield url

@@ -32,6 +32,7 @@ from postroom import (
     Receipt,
     ReceivedMessage,
     ReceiveMessages,
+    RedriveMessages,
     RedrivePreview,
     RedriveReport,
     RedriveSpec,
@@ -138,6 +139,7 @@ async def operate(mailbox: Postroom) -> None:
     job = await mailbox.start_redrive(spec)
     assert_type(await mailbox.change_redrive(job.job_id, "undo"), RedriveReport)
     assert_type(await mailbox.list_redrives(), list[RedriveReport])
+    assert_type(await mailbox.list_redrive_messages(job.job_id, outcome="skipped"), RedriveMessages)
     assert_type(await mailbox.purge_topic("orders", dead=True, ready=False), int)
 
 

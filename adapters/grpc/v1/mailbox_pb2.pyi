@@ -486,8 +486,15 @@ class PurgeResponse(_message.Message):
     def __init__(self, removed: _Optional[int] = ...) -> None: ...
 
 class RedriveSpec(_message.Message):
-    __slots__ = ("action", "topics", "reasons", "fingerprints", "message_ids", "dead_since", "dead_until", "start_time", "end_time", "principals", "correlation_id", "trace_id", "namespace", "headers", "text", "match", "rate", "delay_ms", "limit")
+    __slots__ = ("action", "topics", "reasons", "fingerprints", "message_ids", "dead_since", "dead_until", "start_time", "end_time", "principals", "correlation_id", "trace_id", "namespace", "headers", "text", "match", "rate", "delay_ms", "limit", "destination", "set_headers", "remove_headers", "merge_patch")
     class HeadersEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    class SetHeadersEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
         VALUE_FIELD_NUMBER: _ClassVar[int]
@@ -513,6 +520,10 @@ class RedriveSpec(_message.Message):
     RATE_FIELD_NUMBER: _ClassVar[int]
     DELAY_MS_FIELD_NUMBER: _ClassVar[int]
     LIMIT_FIELD_NUMBER: _ClassVar[int]
+    DESTINATION_FIELD_NUMBER: _ClassVar[int]
+    SET_HEADERS_FIELD_NUMBER: _ClassVar[int]
+    REMOVE_HEADERS_FIELD_NUMBER: _ClassVar[int]
+    MERGE_PATCH_FIELD_NUMBER: _ClassVar[int]
     action: str
     topics: _containers.RepeatedScalarFieldContainer[str]
     reasons: _containers.RepeatedScalarFieldContainer[str]
@@ -532,7 +543,11 @@ class RedriveSpec(_message.Message):
     rate: int
     delay_ms: int
     limit: int
-    def __init__(self, action: _Optional[str] = ..., topics: _Optional[_Iterable[str]] = ..., reasons: _Optional[_Iterable[str]] = ..., fingerprints: _Optional[_Iterable[str]] = ..., message_ids: _Optional[_Iterable[str]] = ..., dead_since: _Optional[int] = ..., dead_until: _Optional[int] = ..., start_time: _Optional[int] = ..., end_time: _Optional[int] = ..., principals: _Optional[_Iterable[str]] = ..., correlation_id: _Optional[str] = ..., trace_id: _Optional[str] = ..., namespace: _Optional[str] = ..., headers: _Optional[_Mapping[str, str]] = ..., text: _Optional[str] = ..., match: _Optional[str] = ..., rate: _Optional[int] = ..., delay_ms: _Optional[int] = ..., limit: _Optional[int] = ...) -> None: ...
+    destination: str
+    set_headers: _containers.ScalarMap[str, str]
+    remove_headers: _containers.RepeatedScalarFieldContainer[str]
+    merge_patch: str
+    def __init__(self, action: _Optional[str] = ..., topics: _Optional[_Iterable[str]] = ..., reasons: _Optional[_Iterable[str]] = ..., fingerprints: _Optional[_Iterable[str]] = ..., message_ids: _Optional[_Iterable[str]] = ..., dead_since: _Optional[int] = ..., dead_until: _Optional[int] = ..., start_time: _Optional[int] = ..., end_time: _Optional[int] = ..., principals: _Optional[_Iterable[str]] = ..., correlation_id: _Optional[str] = ..., trace_id: _Optional[str] = ..., namespace: _Optional[str] = ..., headers: _Optional[_Mapping[str, str]] = ..., text: _Optional[str] = ..., match: _Optional[str] = ..., rate: _Optional[int] = ..., delay_ms: _Optional[int] = ..., limit: _Optional[int] = ..., destination: _Optional[str] = ..., set_headers: _Optional[_Mapping[str, str]] = ..., remove_headers: _Optional[_Iterable[str]] = ..., merge_patch: _Optional[str] = ...) -> None: ...
 
 class RedriveReport(_message.Message):
     __slots__ = ("mailbox", "job_id", "status", "spec", "cutoff", "matched", "moved", "skipped", "restored", "retained", "principal", "started_at", "changed_at")
@@ -633,6 +648,42 @@ class GetRedriveResponse(_message.Message):
     JOB_FIELD_NUMBER: _ClassVar[int]
     job: RedriveReport
     def __init__(self, job: _Optional[_Union[RedriveReport, _Mapping]] = ...) -> None: ...
+
+class ListRedriveMessagesRequest(_message.Message):
+    __slots__ = ("job_id", "outcome", "cursor", "limit")
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    OUTCOME_FIELD_NUMBER: _ClassVar[int]
+    CURSOR_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    job_id: str
+    outcome: str
+    cursor: str
+    limit: int
+    def __init__(self, job_id: _Optional[str] = ..., outcome: _Optional[str] = ..., cursor: _Optional[str] = ..., limit: _Optional[int] = ...) -> None: ...
+
+class ListRedriveMessagesResponse(_message.Message):
+    __slots__ = ("messages", "next_cursor")
+    MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    NEXT_CURSOR_FIELD_NUMBER: _ClassVar[int]
+    messages: _containers.RepeatedCompositeFieldContainer[RedriveMessage]
+    next_cursor: str
+    def __init__(self, messages: _Optional[_Iterable[_Union[RedriveMessage, _Mapping]]] = ..., next_cursor: _Optional[str] = ...) -> None: ...
+
+class RedriveMessage(_message.Message):
+    __slots__ = ("message_id", "topic", "outcome", "reason", "copy_id", "at")
+    MESSAGE_ID_FIELD_NUMBER: _ClassVar[int]
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    OUTCOME_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    COPY_ID_FIELD_NUMBER: _ClassVar[int]
+    AT_FIELD_NUMBER: _ClassVar[int]
+    message_id: str
+    topic: str
+    outcome: str
+    reason: str
+    copy_id: str
+    at: str
+    def __init__(self, message_id: _Optional[str] = ..., topic: _Optional[str] = ..., outcome: _Optional[str] = ..., reason: _Optional[str] = ..., copy_id: _Optional[str] = ..., at: _Optional[str] = ...) -> None: ...
 
 class ChangeRedriveRequest(_message.Message):
     __slots__ = ("job_id", "action")

@@ -15,9 +15,13 @@ from pyspark.sql import SparkSession
 
 from postroom.adapters.compose import open_mailbox
 from postroom.adapters.compose.queries import open_read_models
+from postroom.adapters.compose.reports import make_report, whatif_report
 from postroom.application.messages import NewMessage
-from postroom.application.ports.read_models import BacklogFilter, DeadLetterFilter
+from postroom.application.ports.dead_letters import DeadLetterFilter
+from postroom.application.ports.read_models import BacklogFilter
+from postroom.domain.policy_grid import policy_grid
 from postroom.domain.search import EventFilter
+from postroom.projections.spark.options import LogSelection
 from tests.integration.spark.cluster import Bundle, Job
 from tests.projections.histories import STORY, VARIED, live, rebuild
 from tests.support.fixtures import CreateDatabase
@@ -95,6 +99,19 @@ def test_two_workers_build_what_one_process_builds_send_no_rows_to_the_driver_an
     # The rows are hundreds of times more; the driver's spark.driver.maxResultSize would refuse them, too.
     assert max(task["Task Metrics"]["Result Size"] for task in tasks) < 20_000
     assert PASSWORD not in job.said() + json.dumps([*job.events(), cluster.status()])
+
+
+def test_a_report_by_workers_that_have_only_the_bundle_is_that_of_one_process(
+    past: Past, bundle: Bundle, cluster: SparkCluster, tmp_path: Path
+) -> None:
+    grid = policy_grid(max_attempts=[1, 3], visibility_ms=[1_000])
+    command = ("report.py", "whatif", "--attempts", "1,3", "--visibility", "1s", "--json", "--by-topic")
+    with Job(bundle, cluster, tmp_path, *command, "--mailbox", "small@test", store=past.store) as job:
+        rows_of_job = job.result()["rows"]
+    report = whatif_report(past.store, grid)
+    small = LogSelection("small@test")
+    local = make_report(past.store, report, selection=small, engine="local", parameters={"by_topic": True})
+    assert rows_of_job == local.to_pylist() != []
 
 
 def test_a_rebuild_loses_nothing_when_a_worker_is_killed_in_its_middle(

@@ -4,9 +4,13 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pytest
 from pyspark.sql import SparkSession
 
-from postroom.adapters.compose.reports import make_report
+from postroom.adapters.compose.reports import make_report, report_frame, whatif_report
+from postroom.adapters.compose.spark import register
+from postroom.domain.errors import InvalidRequest
+from postroom.domain.policy_grid import policy_grid
 from postroom.projections.reports.catalog import LATENCY, RETRIES, SLA, TRAFFIC
 from postroom.projections.spark.options import LogSelection
 from tests.projections.report_logs import BEGAN, BOXES, HOUR, past, write
@@ -34,3 +38,25 @@ def test_spark_and_duckdb_compute_the_same_rows_from_one_text(spark: SparkSessio
             assert on_spark == local != []
     finally:
         spark.conf.set("spark.sql.session.timeZone", zone)
+
+
+def test_a_grid_of_policies_has_the_same_rows_in_spark_and_in_duckdb(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    store = str(tmp_path / "store.db")
+    write(store, {mailbox: past(mailbox, 60) for mailbox in BOXES})
+    register(spark)
+    grid = policy_grid(max_attempts=(1, 4), visibility_ms=(60_000, 7_200_000))
+    local = make_report(
+        store,
+        whatif_report(store, grid),
+        selection=LogSelection(),
+        engine="local",
+        parameters={"by_topic": 1},
+    )
+    frame = report_frame(spark, store, "whatif", policies=grid, parameters={"by_topic": 1})
+    assert frame.toArrow().to_pylist() == local.to_pylist() != []
+    with pytest.raises(InvalidRequest, match="There is no report 'delay'; name latency, retries"):
+        report_frame(spark, store, "delay")
+    with pytest.raises(InvalidRequest, match="The report sla takes no policies; whatif does"):
+        report_frame(spark, store, "sla", policies=grid)

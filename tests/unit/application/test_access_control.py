@@ -71,6 +71,10 @@ CALLS = {
     "extend": Call((Operation.EXTEND,), lambda m, t, r: first(m.extend_visibility([r.receipt], 1_000))),
     "redrive": Call((Operation.REDRIVE,), lambda m, t, _: m.redrive_dead_letters(t)),
     "redrive job": Call((Operation.REDRIVE,), lambda m, t, _: m.start_redrive(RedriveSpec(topics=(t,)))),
+    "redrive job with copies": Call(
+        (Operation.REDRIVE, Operation.SEND),
+        lambda m, t, _: m.start_redrive(RedriveSpec(topics=(t,), set_headers={"a": "b"})),
+    ),
     "redrive job by words": Call(
         (Operation.REDRIVE, *PAYLOAD),
         lambda m, t, _: m.start_redrive(RedriveSpec(topics=(t,), match="word")),
@@ -140,6 +144,7 @@ ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "start_redrive": (RedriveSpec(topics=(A,)),),
     "list_redrives": (),
     "get_redrive": (JOB,),
+    "list_redrive_messages": (JOB,),
     "change_redrive": (JOB, "cancel"),
 }
 """Of every call of a mailbox."""
@@ -360,6 +365,26 @@ async def test_reads_and_searches_are_audited_with_their_outcome(place: MemoryPl
     ]
     assert place.audit.entries[2].criteria == ("topics", "match")
     assert "secret" not in repr(place.audit.entries)
+
+
+async def test_headers_are_read_without_the_right_to_read_payloads(place: MemoryPlace) -> None:
+    sent = await place.mailbox.send_message(message(b"secret", attrs={"tenant": "acme"}))
+    reader = await place.control.open_session(place.issue(operations=[Operation.READ_HEADERS], topics=[A]))
+    detail = await reader.read_headers(sent.message_id)
+    assert detail.item.custom_headers == {"tenant": "acme"}
+    assert [each.event for each in detail.history] == ["MessageSent"]
+    assert b"secret" not in detail.item.envelope_blob
+    assert detail.item.reconstruct_envelope().extensions == {"tenant": b"acme"}
+    assert await reason_of(reader.mailbox.get_message(sent.message_id)) == "operation"
+    other = await place.mailbox.send_message(message(topic=B))
+    assert await reason_of(reader.read_headers(other.message_id)) == "topic"
+    assert await reason_of(reader.read_headers("nobody")) == "topic"
+    assert [(each.operation, each.target, each.outcome) for each in place.audit.entries] == [
+        ("read-headers", sent.message_id, "allowed"),
+        ("read-payload", sent.message_id, "E_CAP_SCOPE"),
+        ("read-headers", other.message_id, "E_CAP_SCOPE"),
+        ("read-headers", "nobody", "E_CAP_SCOPE"),
+    ]
 
 
 async def test_calls_on_the_whole_service_need_a_capability_of_all_topics(place: MemoryPlace) -> None:

@@ -11,11 +11,11 @@ from postroom.adapters.cli.values import (
     parse_pairs,
     parse_size,
     parse_time,
-    printable,
     read_words,
     readable,
 )
 from postroom.application.pluralize import pluralize
+from postroom.application.printable import printable
 from postroom.domain.errors import InvalidRequest
 
 NOW = datetime(2026, 1, 31, 8, tzinfo=UTC)

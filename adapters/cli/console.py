@@ -1,0 +1,97 @@
+"""`postroom console`: pages for operators in a browser."""
+
+import asyncio
+from contextlib import AbstractAsyncContextManager, nullcontext
+from functools import partial
+from typing import Annotated
+
+from typer import Option
+
+from postroom.adapters.cli.lease import open_leases
+from postroom.adapters.cli.remote import ClientSettings
+from postroom.adapters.cli.running import running
+from postroom.adapters.cli.serve import cache_ttl_ms, checked_access
+from postroom.adapters.cli.session import Session
+from postroom.adapters.cli.settings import InvalidSettings
+from postroom.adapters.cli.token_text import find_token_text
+from postroom.adapters.compose.access import Access
+from postroom.adapters.compose.console import ConsoleSettings, console_mount, new_code
+from postroom.adapters.compose.serve import (
+    HttpSettings,
+    open_http_surface,
+    serve_mailbox,
+    unrestricted,
+)
+from postroom.application.extras import explain_missing_extra
+from postroom.application.service import Surface
+from postroom.domain.policy import MAX_DURATION_MS
+
+DEFAULT_HTTP = "127.0.0.1:0"
+
+
+def console(
+    session: Session,
+    http: Annotated[
+        str, Option(metavar="ADDRESS", help="Address of this machine: host:port; a free port by default.")
+    ] = DEFAULT_HTTP,
+    read_only: Annotated[bool, Option("--read-only", help="Refuse all actions.")] = False,
+) -> None:
+    """Show the mailbox in a browser, until interrupted.
+
+    Prints a link that works once, within ten minutes. Whoever opens it may do everything, or what the token
+    of --token-file or POSTROOM_TOKEN permits. If another process owns the mailbox, the console asks that one.
+    """
+    settings = session.settings.section("console", ConsoleSettings, {"read_only": read_only or None})
+    settings = settings.validate()
+    if not http or http.startswith("unix:"):
+        raise InvalidSettings("--http must be host:port of this machine, which a browser can open.")
+    token = find_token_text(session, session.settings.section("client", ClientSettings).token_file)
+    access: AbstractAsyncContextManager[Access] = (
+        nullcontext(unrestricted) if token is None else checked_access(session)
+    )
+    with explain_missing_extra("serve"):
+        import uvloop
+    uvloop.run(serve_console(session, http, settings, access, token))
+
+
+async def serve_console(
+    session: Session,
+    http: str,
+    settings: ConsoleSettings,
+    opening: AbstractAsyncContextManager[Access],
+    token: str | None,
+) -> None:
+    """Print the link of the console, and serve it until interrupted.
+
+    Arguments:
+        token: of the session that the link starts; None for a caller who needs none.
+    """
+    stop = asyncio.Event()
+    async with (
+        # A look never replaces an owner that is slow to answer, and sets no policies.
+        session.use(owner_timeout_ms=MAX_DURATION_MS, sets_policies=False) as mailbox,
+        opening as access,
+    ):
+        code = new_code(token)
+        mount = console_mount(
+            session.store, settings, open_leases=partial(open_leases, session), code=code, is_alone=True
+        )
+        surfaces: list[Surface] = [open_http_surface(http, HttpSettings(), None, mount)]
+        async with serve_mailbox(
+            session.store,
+            mailbox,
+            surfaces,
+            access=access,
+            default_policy=session.settings.policy,
+            measure=mailbox.measure,
+            cap_cache_ttl_ms=None if token is None else cache_ttl_ms(session),
+        ) as (address,):
+            link = f"{address}{settings.prefix}/start?code={code.text}"
+            async with running(session, stop.set):
+                if session.out.as_json:
+                    session.out.json({"mailbox": mailbox.name, "link": link})
+                else:
+                    session.out.line(f"The console of {mailbox.name} is at {link}")
+                session.out.flush()
+                await stop.wait()
+        session.out.note("Stopping.")

@@ -1,0 +1,359 @@
+"""The console: pages for operators, over the handlers and capabilities that HTTP and gRPC use."""
+
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from importlib import import_module
+from pkgutil import iter_modules
+from typing import Any, Final
+
+from starlette.applications import Starlette
+from starlette.datastructures import FormData
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, RedirectResponse, Response
+from starlette.routing import BaseRoute, Route
+
+from postroom.adapters.console import pages
+from postroom.adapters.console.data import ConsoleData
+from postroom.adapters.console.page import Handler, NavEntry, Page
+from postroom.adapters.console.samples import Samples
+from postroom.adapters.console.security import (
+    cookie_name,
+    delete_cookie,
+    protect,
+    public_prefix,
+    return_path,
+    set_cookie,
+)
+from postroom.adapters.console.sessions import BrowserSession, OneTimeCode, Sessions, same
+from postroom.adapters.console.settings import ConsoleSettings
+from postroom.adapters.console.templating import StaticFiles, Templates
+from postroom.application.correlation import current_corr_id
+from postroom.application.service import Service
+from postroom.application.telemetry import logger
+from postroom.domain.errors import (
+    Forbidden,
+    InternalError,
+    InvalidRequest,
+    NotFound,
+    PostroomError,
+    Unauthenticated,
+)
+
+MAX_FIELDS: Final = 1_000
+MAX_TOKEN_CHARS: Final = 16_384
+REFUSAL: Final = "postroom.refusal"
+ROUTE: Final = "postroom.route"
+RESUME: Final = "resume."
+"""Prefix of the fields of sign-in that hold those of the form that is to be sent again."""
+NO_SESSION: Final = "Your session is over; sign in again."
+
+
+class Console:
+    """The console of a service.
+
+    Arguments:
+        is_secure: clients use TLS, here or at a proxy.
+        trusts_proxy: `X-Forwarded-Prefix` is that of a proxy.
+        code: starts the session of a local user, who needs no token then.
+    """
+
+    def __init__(
+        self,
+        service: Service,
+        data: ConsoleData,
+        settings: ConsoleSettings,
+        samples: Samples,
+        *,
+        is_secure: bool,
+        trusts_proxy: bool,
+        code: OneTimeCode | None,
+    ) -> None:
+        self.service = service
+        self.data = data
+        self.settings = settings.validate()
+        self.static = StaticFiles()
+        self.templates = Templates(self.static)
+        self.samples = samples
+        self.nav: Sequence[NavEntry] = ()
+        self.streams = 0
+        self._sessions = Sessions(time.monotonic, settings.idle_timeout_ms / 1_000)
+        self._code = code
+        self._is_secure = is_secure
+        self._trusts_proxy = trusts_proxy
+
+    @property
+    def sessions(self) -> Sessions:
+        """Return the sessions of browsers."""
+        return self._sessions
+
+    # -- requests of signed-in browsers ---
+
+    async def serve(self, path: str, handler: Handler, request: Request) -> Response:
+        """Answer a request by the handler of its page; see `route`."""
+        request.scope[ROUTE] = path
+        base = self.base(request)
+        browser: BrowserSession | None = None
+        form: FormData | None = None
+        cookie: str | None = None
+        try:
+            if REFUSAL in request.scope:
+                raise request.scope[REFUSAL]
+            browser = self.find(request)
+            form = await _read_form(request)
+            if browser is None and self.service.is_dev and self._code is None:
+                cookie, browser = self._sessions.start(None)
+            if browser is None:
+                raise Unauthenticated(NO_SESSION)
+            session = await self.service.open_session(browser.token)
+            access = session.grant.access
+            if access is not None:
+                browser.principal, browser.capability = access.principal, access.nonce.hex()
+            if request.method == "POST":
+                if self.settings.read_only:
+                    raise Forbidden("This console is read-only; start one that is not, to change anything.")
+                if not same(browser.csrf, form.get("csrf")):
+                    return self._answer(self._resume(request, browser, base, form, 403), request, cookie)
+            response = await handler(Page(self, request, browser, session, base, form))
+        except Unauthenticated as error:
+            response = await self._ask_to_sign_in(request, base, error, form)
+        except PostroomError as error:
+            response = self._explain(request, error)
+        except HTTPException as error:
+            response = self._explain(request, InvalidRequest(str(error.detail)))
+        except Exception:
+            logger().exception("http.request_failed")
+            response = self._explain(
+                request,
+                InternalError(
+                    "The request failed because of a defect; its traceback is in the server's log."
+                ),
+            )
+        return self._answer(response, request, cookie)
+
+    def find(self, request: Request, *, touch: bool = True) -> BrowserSession | None:
+        """Return the session of a request's cookie; see `Sessions.find`."""
+        return self._sessions.find(request.cookies.get(cookie_name(request)), touch=touch)
+
+    def base(self, request: Request) -> str:
+        """Return what links begin with."""
+        return public_prefix(request, self.settings.proxy_prefix, trusts_proxy=self._trusts_proxy)
+
+    def _answer(self, response: Response, request: Request, cookie: str | None) -> Response:
+        if cookie is not None:
+            set_cookie(response, request, self.base(request), cookie, is_secure=self._is_secure)
+        return protect(response)
+
+    # -- sign-in ---
+
+    async def show_sign_in(self, request: Request) -> Response:
+        """Show the form for a token."""
+        request.scope[ROUTE] = "/sign-in"
+        if self.service.is_dev and self._code is None:
+            return protect(RedirectResponse(self.base(request) + "/", 303))
+        return protect(self._sign_in_page(request, 200, path=return_path(request.query_params.get("next"))))
+
+    async def sign_in(self, request: Request) -> Response:
+        """Exchange a token for a session."""
+        request.scope[ROUTE] = "/sign-in"
+        try:
+            if REFUSAL in request.scope:
+                raise request.scope[REFUSAL]
+            form = await _read_form(request)
+        except PostroomError as error:
+            return protect(self._explain(request, error))
+        except HTTPException as error:
+            return protect(self._explain(request, InvalidRequest(str(error.detail))))
+        token = form.get("token")
+        path = return_path(form.get("next"))
+        fields = [
+            (name.removeprefix(RESUME), value)
+            for name, value in form.multi_items()
+            if name.startswith(RESUME) and isinstance(value, str)
+        ]
+        text = token.strip() if isinstance(token, str) else ""
+        try:
+            if self._code is not None:
+                raise Unauthenticated("This console takes no tokens; open the link that it printed.")
+            if not text or len(text) > MAX_TOKEN_CHARS:
+                raise Unauthenticated("Enter a capability token.", "missing")
+            await self.service.open_session(text)
+        except PostroomError as error:
+            self.service.metrics.refused(error)
+            resume = fields if form.get("resume") else None
+            return protect(self._sign_in_page(request, error.status, str(error), path, resume))
+        self._sessions.end(request.cookies.get(cookie_name(request)))
+        cookie, browser = self._sessions.start(text)
+        base = self.base(request)
+        if form.get("resume"):
+            response = self._resume_page(request, browser, base, path, fields, 200)
+        else:
+            response = RedirectResponse(base + path, 303)
+        return self._answer(response, request, cookie)
+
+    async def sign_out(self, request: Request) -> Response:
+        """End the session."""
+        request.scope[ROUTE] = "/sign-out"
+        base = self.base(request)
+        with suppress(PostroomError, HTTPException):
+            form = await _read_form(request)
+            browser = self.find(request)
+            if REFUSAL in request.scope or (browser and not same(browser.csrf, form.get("csrf"))):
+                return protect(RedirectResponse(base + "/", 303))
+        self._sessions.end(request.cookies.get(cookie_name(request)))
+        response = RedirectResponse(base + "/sign-in", 303)
+        delete_cookie(response, request, base, is_secure=self._is_secure)
+        return protect(response)
+
+    async def start(self, request: Request) -> Response:
+        """Exchange the code of a link for a session, once."""
+        request.scope[ROUTE] = "/start"
+        text = request.query_params.get("code", "")
+        if self._code is None or not self._code.use(text):
+            error = Unauthenticated(
+                "The link was used before or is too old; start `postroom console` again for another."
+            )
+            return protect(self._sign_in_page(request, error.status, str(error)))
+        cookie, _ = self._sessions.start(self._code.token)
+        # A redirect would have no cookie if a page of another site had the link; the next request has it.
+        response = HTMLResponse(self._render("start.html", request))
+        return self._answer(response, request, cookie)
+
+    async def _ask_to_sign_in(
+        self, request: Request, base: str, error: Unauthenticated, form: FormData | None
+    ) -> Response:
+        self._sessions.end(request.cookies.get(cookie_name(request)))
+        self.service.metrics.refused(error)
+        path = _path(request)
+        if request.method == "POST":
+            if self.service.is_dev and self._code is None:
+                cookie, browser = self._sessions.start(None)
+                return self._answer(self._resume(request, browser, base, form, 401), request, cookie)
+            fields = _fields(form)
+            response = self._sign_in_page(request, 401, str(error), return_path(path), fields)
+        else:
+            query = request.url.query
+            target = return_path(f"{path}?{query}" if query else path)
+            is_first = request.cookies.get(cookie_name(request)) is None
+            response = self._sign_in_page(request, 401, None if is_first else str(error), target)
+        if "hx-request" in request.headers:
+            response.headers["hx-retarget"] = "body"
+            response.headers["hx-reswap"] = "innerHTML"
+        return response
+
+    def _resume(
+        self, request: Request, browser: BrowserSession, base: str, form: FormData | None, status: int
+    ) -> Response:
+        path = return_path(_path(request))
+        return self._resume_page(request, browser, base, path, _fields(form), status)
+
+    def _resume_page(
+        self,
+        request: Request,
+        browser: BrowserSession,
+        base: str,
+        path: str,
+        fields: Sequence[tuple[str, str]],
+        status: int,
+    ) -> Response:
+        """Return a page that sends a form again when its button is pressed."""
+        facts = {"action": base + path, "path": path, "fields": fields, "csrf": browser.csrf}
+        return HTMLResponse(self._render("resume.html", request, **facts), status)
+
+    def _sign_in_page(
+        self,
+        request: Request,
+        status: int,
+        error: str | None = None,
+        path: str = "/",
+        fields: Sequence[tuple[str, str]] | None = None,
+    ) -> Response:
+        facts = {"error": error, "path": path, "fields": fields, "is_local": self._code is not None}
+        return HTMLResponse(self._render("sign_in.html", request, **facts), status)
+
+    # -- errors ---
+
+    def _explain(self, request: Request, error: PostroomError) -> Response:
+        """Return the page of an error."""
+        self.service.metrics.refused(error)
+        facts: Mapping[str, Any] = {"error": error, "corr_id": current_corr_id()}
+        template = "error_part.html" if "hx-request" in request.headers else "error.html"
+        return HTMLResponse(self._render(template, request, **facts), error.status)
+
+    async def nothing(self, request: Request, error: Exception) -> Response:
+        """Return the page for what the console does not have."""
+        status = error.status_code if isinstance(error, HTTPException) else 404
+        text = "There is no such page." if status == 404 else "The page does not accept this method."
+        return protect(self._explain(request, NotFound(text) if status == 404 else InvalidRequest(text)))
+
+    async def serve_static(self, request: Request) -> Response:
+        """Return a style sheet or script."""
+        request.scope[ROUTE] = "/static"
+        return protect(self.static.serve(request), is_cacheable=True)
+
+    def _render(self, template: str, request: Request, **facts: Any) -> str:
+        base = self.base(request)
+        return self.templates.render(
+            template, **{"base": base, "page": None, "notices": [], "nav": []} | facts
+        )
+
+
+def make_console(
+    service: Service,
+    data: ConsoleData,
+    settings: ConsoleSettings,
+    samples: Samples,
+    *,
+    is_secure: bool = False,
+    trusts_proxy: bool = False,
+    code: OneTimeCode | None = None,
+) -> Starlette:
+    """Return the ASGI application of the console; see `Console`.
+
+    It expects whole bodies within bounds, and a `root_path`.
+    """
+    console = Console(
+        service,
+        data,
+        settings,
+        samples,
+        is_secure=is_secure,
+        trusts_proxy=trusts_proxy,
+        code=code,
+    )
+    routes: list[BaseRoute] = [
+        Route("/sign-in", console.show_sign_in, methods=["GET"]),
+        Route("/sign-in", console.sign_in, methods=["POST"]),
+        Route("/sign-out", console.sign_out, methods=["POST"]),
+        Route("/start", console.start, methods=["GET"]),
+        Route("/static/{name}", console.serve_static, methods=["GET"]),
+    ]
+    nav: list[NavEntry] = []
+    for module in iter_modules(pages.__path__):
+        each = import_module(f"{pages.__name__}.{module.name}")
+        routes += getattr(each, "ROUTES", ())
+        nav += [each.NAV] if hasattr(each, "NAV") else []
+    console.nav = sorted(nav, key=lambda entry: entry.order)
+    app = Starlette(routes=routes, exception_handlers={404: console.nothing, 405: console.nothing})
+    app.router.redirect_slashes = False
+    app.state.console = console
+    return app
+
+
+def _path(request: Request) -> str:
+    """Return the path within the console as it was asked for: an id in it may have an escaped slash."""
+    path: bytes = request.scope["raw_path"]
+    return path.decode("latin-1").removeprefix(request.scope["root_path"])
+
+
+async def _read_form(request: Request) -> FormData:
+    if request.method != "POST":
+        return FormData()
+    return await request.form(max_files=0, max_fields=MAX_FIELDS)
+
+
+def _fields(form: FormData | None) -> list[tuple[str, str]]:
+    """Return the fields of a form but its CSRF token."""
+    items = form.multi_items() if form is not None else []
+    return [(name, value) for name, value in items if isinstance(value, str) and name != "csrf"]

@@ -1,0 +1,91 @@
+"""The audit log: who searched, who read payloads, and who started redrive jobs."""
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+from starlette.responses import Response
+
+from postroom.adapters.console.page import NavEntry, Page, route
+from postroom.adapters.console.pages.log import optional_position, verify_part
+from postroom.adapters.console.times import read_time
+from postroom.application.access.read_audit import AuditFilter, AuditPage, removals
+from postroom.application.queries.verify_range import VerifyRange
+from postroom.domain.capability.rights import Operation
+from postroom.domain.errors import NotFound
+
+ROWS = 100
+READS = 10_000
+"""Number of entries that are compared with the filter for one page."""
+FIELDS = ("principal", "capability", "operation", "outcome", "topic", "target", "since", "until")
+
+
+async def show_audit(page: Page) -> Response:
+    """Show the entries that match, newest first."""
+    fields = {name: page.query.get(name, "").strip() for name in FIELDS}
+    criteria = read_filter(fields, datetime.now(UTC))
+    cursor = optional_position("The cursor", page.query.get("cursor", ""))
+    audit = page.data.audit
+
+    async def read() -> AuditPage:
+        page.require_all(Operation.ADMIN)
+        if audit is None:
+            return AuditPage(())
+        return await page.blocking(audit, criteria, limit=ROWS, cursor=cursor, reads=READS)
+
+    answer = await page.session.audit(
+        Operation.ADMIN, read, lambda _: 0, criteria=[name for name, value in fields.items() if value]
+    )
+    return await page.render(
+        "audit/entries.html",
+        entries=answer.entries,
+        older=answer.next_cursor and page.url("/audit", **fields, cursor=answer.next_cursor),
+        fields=fields,
+        is_empty=audit is None,
+        operations=[("", "any"), *((str(each), str(each)) for each in Operation)],
+    )
+
+
+async def show_verification(page: Page) -> Response:
+    """Verify a part of the audit log, and offer to go on with the next."""
+    log = page.data.audit_log
+    if log is None:
+        page.require_all(Operation.ADMIN)
+        raise NotFound("There is no audit log yet; it begins with the first search or read of a payload.")
+    first = optional_position("The first position", page.query.get("from", ""))
+    begin = optional_position("The first position", page.query.get("begin", ""))
+    part, failure = await verify_part(
+        page,
+        log,
+        Operation.ADMIN,
+        first,
+        None,
+        page.query.get("chain") or None,
+        lambda each: VerifyRange(each, removals),
+    )
+    begin = begin or (part.first if part is not None else None)
+    following = None
+    if part is not None and part.following is not None:
+        more = {"from": part.following, "chain": part.chain, "begin": begin}
+        following = page.url("/audit/verify", **more)
+    return await page.render(
+        "log/verify_part.html" if page.is_fragment else "audit/verify.html",
+        part=part,
+        failure=failure,
+        failure_url=None,
+        begin=begin,
+        following=following,
+    )
+
+
+def read_filter(fields: Mapping[str, str], now: datetime) -> AuditFilter:
+    """Return what the fields of the form select; raise InvalidRequest for a time that is malformed."""
+    values: dict[str, Any] = {name: value or None for name, value in fields.items()}
+    for name in ("since", "until"):
+        if values[name] is not None:
+            values[name] = read_time(name.capitalize(), values[name], now)
+    return AuditFilter(**values)
+
+
+ROUTES = [route("/audit", show_audit), route("/audit/verify", show_verification)]
+NAV = NavEntry("Audit", "/audit", 80, Operation.ADMIN)

@@ -1,0 +1,336 @@
+"""The log: its events and commits, newest first, and the verification of a range."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
+from datetime import UTC, datetime
+from threading import Lock
+from typing import Any, NamedTuple, TypeVar
+
+from starlette.responses import Response
+
+from postroom.adapters.console.page import NavEntry, Page, route
+from postroom.adapters.console.times import read_time
+from postroom.application.mailbox.runs import RUNS
+from postroom.application.masking import MASK, NO_MASK, Mask
+from postroom.application.ports.event_log import EventLogReader
+from postroom.application.queries.browse_log import MAX_POSITION, BrowseLog, EventPage
+from postroom.application.queries.read_events import EventFilter, LoggedEvent
+from postroom.application.queries.verify_range import RangeVerification, VerifyRange
+from postroom.domain.capability.rights import Operation
+from postroom.domain.errors import BrokenLog, InvalidRequest, NotFound, Saturated
+from postroom.domain.event import StoredEvent
+from postroom.domain.names import describe_choices
+
+ROWS = 50
+EVENTS_PER_PART = 20_000
+"""Number of events that are verified for one page."""
+RETRY_MS = 2_000
+EVENT_NAMES = tuple(sorted(each.__name__ for each in RUNS if each is not StoredEvent))
+_verifying = Lock()
+
+S = TypeVar("S", bound=Sized)
+T = TypeVar("T")
+
+
+class LogQuery(NamedTuple):
+    """What the address of a page of events selects.
+
+    Arguments:
+        since, until: log times in µs; the former is included, the latter is not.
+        before: position before which the page begins.
+    """
+
+    criteria: EventFilter
+    since: int | None
+    until: int | None
+    before: int | None
+
+    @property
+    def names(self) -> list[str]:
+        """Return the names of the criteria that are used, for the audit log."""
+        used = {
+            "topic": self.criteria.topic,
+            "events": self.criteria.events,
+            "message_id": self.criteria.message_id,
+            "since": self.since,
+            "until": self.until,
+        }
+        return [name for name, value in used.items() if value]
+
+    def read(self, browse: BrowseLog) -> EventPage:
+        """Return the page; blocks."""
+        first = None if self.since is None else browse.position_after(self.since)
+        before = self.before
+        if self.until is not None:
+            end = browse.position_after(self.until)
+            before = end if before is None else min(before, end)
+        return browse.events(self.criteria, since=first, before=before, limit=ROWS)
+
+
+async def show_events(page: Page) -> Response:
+    """Show the events that match, newest first."""
+    query = read_query(page.query, datetime.now(UTC))
+    events = await _read(
+        page,
+        lambda log: query.read(BrowseLog(log)),
+        lambda answer: len(answer.events),
+        target=query.criteria.message_id or "",
+        criteria=query.names,
+    )
+    bounds = await page.blocking(BrowseLog(_log(page)).bounds)
+    fields = {
+        name: page.query.get(name, "") for name in ("event", "topic", "message", "since", "until", "position")
+    }
+    return await page.render(
+        "log/events.html",
+        events=[(each, list(details(each))) for each in events.events],
+        first=events.first,
+        last=events.last,
+        older=events.before and page.url("/log", **_without_position(fields), before=events.before),
+        bounds=bounds,
+        fields=fields,
+        options=[("", "any"), *((name, name) for name in EVENT_NAMES)],
+    )
+
+
+async def show_event(page: Page) -> Response:
+    """Show one event with its fields."""
+    position = read_position("The position", page.path["position"])
+    event = await _read(page, lambda log: BrowseLog(log).event(position), lambda _: 1)
+    mask = NO_MASK if Operation.ADMIN in page.grant.operations else page.data.mask
+    return await page.render(
+        "log/event.html",
+        event=event,
+        fields=list(flatten(hide(event.fields(), mask))),
+        message_url=event.message_id and page.message_url(event.message_id),
+    )
+
+
+async def show_commits(page: Page) -> Response:
+    """Show the commits, newest first, each with its link to the one before."""
+    before = optional_position("The position", page.query.get("before", ""))
+    position = optional_position("The position", page.query.get("position", ""))
+    if position is not None:
+        before = position + 1
+    commits = await _read(
+        page, lambda log: BrowseLog(log).commits(before=before, limit=ROWS), lambda answer: 0
+    )
+    return await page.render(
+        "log/commits.html",
+        commits=commits.commits,
+        older=commits.before and page.url("/log/commits", before=commits.before),
+        position=page.query.get("position", ""),
+    )
+
+
+async def show_commit(page: Page) -> Response:
+    """Show one commit, and the events that were decided together."""
+    position = read_position("The position", page.path["position"])
+
+    def read(log: EventLogReader) -> tuple[Any, EventPage]:
+        browse = BrowseLog(log)
+        link = browse.commit(position)
+        return link, browse.events(since=link.commit.first, before=link.commit.last + 1, limit=200)
+
+    link, events = await _read(page, read, lambda answer: len(answer[1].events))
+    return await page.render(
+        "log/commit.html",
+        link=link,
+        commit=link.commit,
+        events=[(each, list(details(each))) for each in reversed(events.events)],
+        rest=events.before and page.url("/log", position=events.before - 1),
+        verify=page.url("/log/verify", **{"from": link.commit.first}, through=link.commit.last),
+    )
+
+
+async def show_verification(page: Page) -> Response:
+    """Verify a part of a range of the log, and offer to go on with the next."""
+    fields = {name: page.query.get(name, "") for name in ("from", "through", "chain", "begin")}
+    first = optional_position("The first position", fields["from"])
+    through = optional_position("The last position", fields["through"])
+    if first is None and not fields["through"]:
+        bounds = await _read(page, lambda log: BrowseLog(log).bounds(), lambda answer: 0)
+        return await page.render(
+            "log/verify.html",
+            fields=fields,
+            bounds=bounds,
+            part=None,
+            failure=None,
+            part_events=EVENTS_PER_PART,
+        )
+    part, failure = await verify_part(
+        page, _log(page), Operation.READ_HEADERS, first, through, fields["chain"] or None
+    )
+    begin = optional_position("The first position", fields["begin"]) or (
+        part.first if part is not None else None
+    )
+    following = (
+        page.url(
+            "/log/verify", **{"from": part.following, "chain": part.chain, "begin": begin}, through=through
+        )
+        if part is not None and part.following is not None
+        else None
+    )
+    return await page.render(
+        "log/verify_part.html" if page.is_fragment else "log/verify.html",
+        fields=fields,
+        bounds=None,
+        part=part,
+        failure=failure,
+        failure_url=failure and page.url(f"/log/commits/{failure.position}"),
+        begin=begin,
+        following=following,
+        part_events=EVENTS_PER_PART,
+    )
+
+
+async def verify_part(
+    page: Page,
+    log: EventLogReader,
+    operation: Operation,
+    first: int | None,
+    through: int | None,
+    chain: str | None,
+    verify: Callable[[EventLogReader], VerifyRange] = VerifyRange,
+) -> tuple[RangeVerification | None, BrokenLog | None]:
+    """Verify a part of a log; return what was verified, or what failed.
+
+    Arguments:
+        operation: the right that it needs.
+        first: the first position; None for that of the log.
+        through, chain: as of `VerifyRange`.
+
+    Raises: Saturated while another verification runs in this process, NotFound, Forbidden.
+    """
+
+    def run() -> RangeVerification:
+        if not _verifying.acquire(blocking=False):
+            raise Saturated("Another range is being verified; try again when it is done.", RETRY_MS)
+        try:
+            start = first or log.first_position() or 1
+            return verify(log)(start, through, chain=chain, limit=EVENTS_PER_PART)
+        finally:
+            _verifying.release()
+
+    async def read() -> RangeVerification:
+        page.require_all(operation)
+        return await page.blocking(run)
+
+    try:
+        return await page.session.audit(operation, read, lambda _: 0), None
+    except BrokenLog as error:
+        return None, error
+
+
+def read_query(query: Any, now: datetime) -> LogQuery:
+    """Return what the parameters of an address select.
+
+    Arguments:
+        query: the parameters, as of Starlette.
+
+    Raises: InvalidRequest naming the field that is malformed.
+    """
+    events = [each for each in query.getlist("event") if each]
+    for each in events:
+        if each not in EVENT_NAMES:
+            raise InvalidRequest(f"There is no event {each[:80]!r}; {describe_choices(each, EVENT_NAMES)}")
+    times = [
+        read_time(name, query[key], now) if query.get(key) else None
+        for name, key in (("Since", "since"), ("Until", "until"))
+    ]
+    position = optional_position("The position", query.get("position", ""))
+    before = optional_position("The position", query.get("before", ""))
+    if before is None and position is not None:
+        before = position + 1
+    criteria = EventFilter(query.get("topic") or None, frozenset(events), query.get("message") or None)
+    return LogQuery(criteria, times[0], times[1], before)
+
+
+def read_position(name: str, text: str) -> int:
+    """Return a position of a log; raise InvalidRequest for other text."""
+    digits = text.replace(",", "").strip()
+    if digits.isascii() and digits.isdecimal() and len(digits) <= 13 and 1 <= int(digits) <= MAX_POSITION:
+        return int(digits)
+    raise InvalidRequest(f"{name} is {text[:40]!r}; write a number, 1 or more.")
+
+
+def optional_position(name: str, text: str) -> int | None:
+    """Return a position of a log, or None for no text."""
+    return read_position(name, text) if text.strip() else None
+
+
+def details(event: LoggedEvent) -> Iterator[tuple[str, Any]]:
+    """Yield what a row shows of an event besides its position, time, topic and message."""
+    fields = event.fields()
+    for name in ("attempt", "reason", "last_error", "consumer", "owner", "through"):
+        if name in fields:
+            yield name.replace("_", " "), fields[name]
+
+
+def flatten(fields: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield names and values of fields, those of fields within fields with the names of both."""
+    for name, value in fields.items():
+        label = prefix + name.replace("_", " ")
+        if isinstance(value, Mapping):
+            yield from flatten(value, label + ": ")
+        else:
+            yield label, value
+
+
+def hide(fields: Mapping[str, Any], mask: Mask) -> dict[str, Any]:
+    """Return the fields of an event without what a mask hides: headers, and hashes of masked payloads."""
+    shown = {
+        name: value
+        for name, value in fields.items()
+        if not mask.payload_fields or name not in ("payload_hash", "hash_chain")
+    }
+    headers = shown.get("headers")
+    if isinstance(headers, Mapping):
+        shown["headers"] = {
+            name: mask.hide_headers(value)
+            if isinstance(value, Mapping)
+            else MASK
+            if mask.covers_header(name)
+            else value
+            for name, value in headers.items()
+        }
+    return shown
+
+
+async def _read(
+    page: Page,
+    query: Callable[[EventLogReader], T],
+    count: Callable[[T], int],
+    *,
+    target: str = "",
+    criteria: Sequence[str] = (),
+) -> T:
+    """Read the log in a thread; the read is audited, and needs the headers of all topics."""
+    log = _log(page)
+
+    async def read() -> T:
+        page.require_all(Operation.READ_HEADERS)
+        return await page.blocking(query, log)
+
+    return await page.session.audit(Operation.READ_HEADERS, read, count, target=target, criteria=criteria)
+
+
+def _log(page: Page) -> EventLogReader:
+    if page.data.log is None:
+        raise NotFound(
+            f"The log of {page.mailbox.name} can't be read here; run `postroom log show` where its store is."
+        )
+    return page.data.log
+
+
+def _without_position(fields: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in fields.items() if name != "position"}
+
+
+ROUTES = [
+    route("/log", show_events),
+    route("/log/commits", show_commits),
+    route("/log/commits/{position}", show_commit),
+    route("/log/events/{position}", show_event),
+    route("/log/verify", show_verification),
+]
+NAV = NavEntry("Log", "/log", 60)

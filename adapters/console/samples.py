@@ -1,0 +1,123 @@
+"""Measurements of the last minutes, in memory, and the present backlog."""
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Hashable, Sequence
+from itertools import pairwise
+from typing import Final, NamedTuple
+
+from postroom.application.background import wait_at_most
+from postroom.application.metrics import Histogram, Metric
+from postroom.application.ports.mailbox import Mailbox
+from postroom.application.query_results import Backlog
+from postroom.domain.errors import PostroomError
+
+EVERY_SECONDS: Final = 5.0
+SAMPLES: Final = 120
+"""Number of samples that are held: ten minutes."""
+MAX_TOPICS: Final = 100
+BACKLOG_SECONDS: Final = 2.0
+COST_SHARE: Final = 0.02
+"""Share of the time that counting messages may take: it visits each message that is not settled."""
+MAX_PARTS: Final = 16
+EVENTS: Final = ("sent", "delivered", "acked", "nacked")
+
+
+class _Sample(NamedTuple):
+    at: float
+    counters: dict[str, float]
+    depths: dict[str, float]
+
+
+class Samples:
+    """Ring of samples of a mailbox's metrics, and its counts, which all browsers share.
+
+    Arguments:
+        mailbox: permits everything; who shows its counts checks what the caller may see.
+        measure: returns the metrics of the mailbox; None for none.
+    """
+
+    def __init__(self, mailbox: Mailbox, measure: Callable[[], Awaitable[Sequence[Metric]]] | None) -> None:
+        self._mailbox = mailbox
+        self._measure = measure
+        self._ring: deque[_Sample | None] = deque(maxlen=SAMPLES)
+        self._backlog: Backlog | None = None
+        self._counted_until = 0.0
+        self._lock = asyncio.Lock()
+        self._parts: dict[Hashable, str] = {}
+
+    @property
+    def has_rates(self) -> bool:
+        """Return whether there are measurements."""
+        return self._measure is not None
+
+    async def run(self, stopping: asyncio.Event) -> None:
+        """Measure every few seconds until the service stops."""
+        while self._measure is not None and not stopping.is_set():
+            try:
+                self._ring.append(_sample(await self._measure()))
+            except (PostroomError, TimeoutError):
+                self._ring.append(None)
+            self._parts.clear()
+            await wait_at_most(EVERY_SECONDS, stopping.wait())
+
+    async def count(self) -> Backlog:
+        """Return the present backlog, or that of a moment ago.
+
+        Raises: Unavailable when the mailbox can't be used.
+        """
+        async with self._lock:
+            began = time.monotonic()
+            if self._backlog is None or began >= self._counted_until:
+                self._backlog = await self._mailbox.get_backlog()
+                end = time.monotonic()
+                self._counted_until = end + max(BACKLOG_SECONDS, (end - began) / COST_SHARE)
+                self._parts.clear()
+            return self._backlog
+
+    def forget(self) -> None:
+        """Count anew at the next request, as after a change."""
+        self._counted_until = 0.0
+
+    def find_part(self, key: Hashable) -> str | None:
+        """Return a part of a page that was made of the present samples and counts; None if there is none."""
+        return self._parts.get(key)
+
+    def keep_part(self, key: Hashable, text: str) -> None:
+        """Keep a part of a page for other browsers until the next sample or count."""
+        if len(self._parts) < MAX_PARTS:
+            self._parts[key] = text
+
+    def rates(self, event: str) -> list[float | None]:
+        """Return the messages per second between samples, oldest first; None where nothing was measured."""
+        samples = list(self._ring)
+        return [_rate(before, after, event) for before, after in pairwise(samples)]
+
+    def depths(self, topic: str) -> list[float | None]:
+        """Return the unsettled messages of a topic, oldest sample first; dead letters are not counted."""
+        return [None if each is None else each.depths.get(topic, 0.0) for each in self._ring]
+
+
+def _sample(metrics: Sequence[Metric]) -> _Sample:
+    counters: dict[str, float] = {}
+    depths: dict[str, float] = {}
+    for metric in metrics:
+        for labels, value in metric.samples:
+            if isinstance(value, Histogram):
+                continue
+            if metric.name == "postroom_messages":
+                counters[labels["event"]] = value
+            elif metric.name in ("postroom_queue_depth", "postroom_inflight"):
+                topic = labels["topic"]
+                if topic in depths or len(depths) <= MAX_TOPICS:
+                    depths[topic] = depths.get(topic, 0.0) + value
+    return _Sample(time.monotonic(), counters, depths)
+
+
+def _rate(before: _Sample | None, after: _Sample | None, event: str) -> float | None:
+    """Return messages per second; None across a change of the owner, with which counting begins anew."""
+    if before is None or after is None or event not in before.counters or event not in after.counters:
+        return None
+    increase = after.counters[event] - before.counters[event]
+    return increase / max(0.001, after.at - before.at) if increase >= 0 else None

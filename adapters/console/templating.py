@@ -1,0 +1,68 @@
+"""Templates and static files of the console, loaded once."""
+
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, Final
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from starlette.requests import Request
+from starlette.responses import Response
+
+from postroom.adapters.console.charts import CHARTS
+from postroom.adapters.console.filters import FILTERS, finalize
+
+ROOT: Final = Path(__file__).parent
+TYPES: Final = {
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
+}
+
+
+class Templates:
+    """The templates; all text that they show is escaped, control and bidirectional characters too."""
+
+    def __init__(self, static: "StaticFiles") -> None:
+        self._environment = Environment(
+            loader=FileSystemLoader(ROOT / "templates"),
+            autoescape=True,
+            auto_reload=False,
+            finalize=finalize,
+            lstrip_blocks=True,
+            trim_blocks=True,
+            undefined=StrictUndefined,
+        )
+        self._environment.filters.update(FILTERS)
+        self._environment.globals.update(CHARTS)
+        self._environment.globals["static"] = static.name
+        self._environment.globals["ui"] = self._environment.get_template("macros.html").module
+
+    def render(self, template: str, /, **facts: Any) -> str:
+        """Return the text of a template."""
+        return self._environment.get_template(template).render(facts)
+
+
+class StaticFiles:
+    """Style sheets and scripts; links to them contain their hash, so browsers may keep them."""
+
+    def __init__(self) -> None:
+        self._files = {
+            each.name: each.read_bytes() for each in (ROOT / "static").iterdir() if each.suffix in TYPES
+        }
+        self._hashes = {name: sha256(data).hexdigest()[:16] for name, data in self._files.items()}
+
+    def name(self, name: str) -> str:
+        """Return the path of a file below the console."""
+        return f"/static/{name}?v={self._hashes[name]}"
+
+    def serve(self, request: Request) -> Response:
+        """Return a file, which browsers may keep for a year."""
+        name = request.path_params["name"]
+        data = self._files.get(name)
+        if data is None:
+            headers = {"cache-control": "no-store"}
+            return Response("There is no such file.", 404, headers, "text/plain")
+        headers = {"cache-control": "no-cache"}
+        if request.query_params.get("v") == self._hashes[name]:
+            headers["cache-control"] = "public, max-age=31536000, immutable"
+        return Response(data, headers=headers | {"content-type": TYPES[Path(name).suffix]})

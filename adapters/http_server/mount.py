@@ -1,0 +1,153 @@
+"""Applications that are mounted below a path of the HTTP server, such as the console."""
+
+import time
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from typing import Any, NamedTuple
+
+from postroom.adapters.http_server.app import describe, refusal, send_reply
+from postroom.adapters.http_server.bodies import Bodies, ClientGone
+from postroom.adapters.http_server.site import Site
+from postroom.application.correlation import correlate, is_corr_id
+from postroom.application.service import Service
+from postroom.application.surface_metrics import SurfaceMetrics
+from postroom.application.telemetry import logger
+from postroom.application.tracing import Span, tracer
+from postroom.domain.errors import NotFound, PostroomError
+
+READS = frozenset(("GET", "HEAD", "OPTIONS"))
+REFUSAL = "postroom.refusal"
+"""Key of the scope with the error for which the application is to show a page."""
+PROTECTION = (
+    (b"cache-control", b"no-store"),
+    (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'"),
+    (b"x-content-type-options", b"nosniff"),
+)
+"""Headers of the answers to requests that don't reach the application, which browsers may show."""
+ROUTE = "postroom.route"
+"""Key of the scope in which the application states its route, for metrics and logs."""
+
+
+class Mount(NamedTuple):
+    """An application for browsers below a path.
+
+    Arguments:
+        prefix: the path, such as `/console`, without a slash at its end.
+        open: opens the ASGI application of a service, for as long as the context lasts; its second argument
+            tells whether clients use TLS.
+        is_alone: serve nothing else: neither the calls of the HTTP interface nor its state.
+    """
+
+    prefix: str
+    open: Callable[[Service, bool], AbstractAsyncContextManager[Any]]
+    is_alone: bool = False
+
+
+class MountedApp:
+    """ASGI application that passes requests below a path to one application, and all others to another.
+
+    What a request may have for `Host`, `Origin` and body is checked here: the mounted application gets whole
+    bodies within the bounds, and forms of its own pages only.
+
+    Arguments:
+        others: None answers that there is nothing.
+    """
+
+    def __init__(
+        self,
+        prefix: str,
+        mounted: Any,
+        others: Any | None,
+        site: Site,
+        bodies: Bodies,
+        metrics: SurfaceMetrics,
+    ) -> None:
+        self._prefix = prefix
+        self._mounted = mounted
+        self._others = others
+        self._site = site
+        self._bodies = bodies
+        self._metrics = metrics
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Serve one request."""
+        path = scope["path"]
+        is_below = path == self._prefix or path.startswith(self._prefix + "/")
+        if not is_below and self._others is not None:
+            await self._others(scope, receive, send)
+            return
+        headers = dict(scope["headers"])
+        caller = headers.get(b"x-corr-id", b"").decode("latin-1")
+        with (
+            self._bodies.hold() as hold,
+            correlate(caller if is_corr_id(caller) else "") as corr_id,
+            tracer().serve(scope["method"], "http", None) as span,
+        ):
+            exchange = _Exchange(corr_id, send)
+            started = time.perf_counter()
+            try:
+                self._site.check_host(scope["headers"])
+                if not is_below:
+                    raise NotFound(f"There is nothing here; the console is at {self._prefix}/.")
+                scope = {
+                    **scope,
+                    "path": path if path != self._prefix else path + "/",
+                    "root_path": self._prefix,
+                }
+                if scope["method"] not in READS:
+                    receive = await self._receive_form(scope, headers, receive, hold)
+                await self._mounted(scope, receive, exchange.send)
+            except ClientGone:
+                return
+            except PostroomError as error:
+                self._metrics.refused(error)
+                exchange.status = error.status
+                reply = refusal(error, corr_id)
+                reply.headers += PROTECTION
+                await send_reply(reply, corr_id, send)
+            self._report(scope, exchange.status, time.perf_counter() - started, span)
+
+    async def _receive_form(
+        self, scope: Any, headers: dict[bytes, bytes], receive: Any, hold: Callable[[int], None]
+    ) -> Any:
+        """Return what the application receives of a form; one that is refused has no body, but an error."""
+        body = b""
+        try:
+            self._site.check_form(scope["headers"])
+            body = await self._bodies.read(headers, receive, hold)
+        except PostroomError as error:
+            scope[REFUSAL] = error
+        pieces = [body]
+
+        async def receive_form() -> dict[str, Any]:
+            if pieces:
+                return {"type": "http.request", "body": pieces.pop(), "more_body": False}
+            message: dict[str, Any] = await receive()  # the end of the connection
+            return message
+
+        return receive_form
+
+    def _report(self, scope: Any, status: int, seconds: float, span: Span) -> None:
+        route = self._prefix + scope[ROUTE] if ROUTE in scope else "other"
+        self._metrics.answered_http(scope["method"], route, status)
+        describe(span, scope["method"], route, status)
+        logger().info(
+            "http.request",
+            method=scope["method"],
+            route=route,
+            status=status,
+            ms=round(1_000 * seconds, 1),
+        )
+
+
+class _Exchange:
+    def __init__(self, corr_id: str, send: Any) -> None:
+        self.status = 500
+        self._corr_id = corr_id.encode()
+        self._send = send
+
+    async def send(self, message: Any) -> None:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            message = {**message, "headers": [*message["headers"], (b"x-corr-id", self._corr_id)]}
+        await self._send(message)

@@ -1,0 +1,378 @@
+"""Facets, timeline and suggestions in SQL (ADR 0084).
+
+Each statement reads a bounded number of rows: the first rows of an access path, whose other conditions are
+then checked, or a sample.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple
+
+import msgspec
+from sqlalchemy import (
+    BigInteger,
+    ColumnElement,
+    Connection,
+    Select,
+    Text,
+    and_,
+    case,
+    cast,
+    func,
+    literal,
+    null,
+    select,
+    union_all,
+)
+
+from postroom.adapters.sql.access_path import fewest_rows
+from postroom.adapters.sql.search import Dialect, Lead, SearchQuery, matching_topics
+from postroom.adapters.sql.tables import ReadModelTables, projection_cursor
+from postroom.application.ports.facets import (
+    BARS,
+    CAP,
+    FACET_VALUES,
+    SUGGESTIONS,
+    Facet,
+    FacetField,
+    Facets,
+    FacetValue,
+    SuggestionField,
+    Timeline,
+    check_bars,
+    check_cap,
+    check_suggestions,
+)
+from postroom.application.timeline import DAY_MS, HOUR_MS, bar_width, make_timeline
+from postroom.domain.arguments import check_text
+from postroom.domain.commit import POSITIONS_PER_MAILBOX
+from postroom.domain.search import EventFilter, Order, parse_status
+
+SAMPLE = 4_000
+"""Number of places in the log at which messages are sampled."""
+MAX_ACTIVITY_ROWS = 50_000
+"""Limit on the rows of activity that are read for a timeline."""
+US_PER_MS = 1_000
+_FILTER_FIELDS = {
+    FacetField.TOPIC: "topics",
+    FacetField.STATUS: "statuses",
+    FacetField.PRINCIPAL: "principals",
+    FacetField.NAMESPACE: "namespace",
+}
+"""The filter's fields that have an index in search order, by facet."""
+_NO_CRITERIA = ("start_time", "end_time", "order", "limit", "offset", "cursor")
+
+
+class _Path(NamedTuple):
+    """An access path of a filter.
+
+    Arguments:
+        is_complete: whether it has no more rows than are counted.
+    """
+
+    query: SearchQuery
+    lead: Lead
+    is_complete: bool
+
+
+class SqlStatistics(ABC):
+    """The queries of `SearchStatistics` on SQL tables."""
+
+    _dialect: Dialect
+
+    @abstractmethod
+    def _reading(self, model: str = "mailbox") -> AbstractContextManager[tuple[Connection, ReadModelTables]]:
+        """Read the tables of the active version, which must have a model, in one snapshot."""
+
+    def facets(
+        self, filter_: EventFilter, fields: Sequence[FacetField] = tuple(FacetField), *, cap: int = CAP
+    ) -> Facets:
+        """Count messages by the values of fields; see `SearchStatistics.facets`."""
+        check_cap(cap)
+        with self._reading() as (db, tables):
+            filter_ = _without_single_mailbox(db, tables, _without_paging(filter_))
+            path = self._read_path(db, tables, filter_, cap)
+            if path is None:
+                return Facets(0, True, tuple(Facet(field, ()) for field in fields))
+            messages, values, others = 0, {field: list[FacetValue]() for field in fields}, {}
+            for field, value, count in db.execute(_facets(path, tables, fields, cap)):
+                if not field:
+                    messages = count
+                elif value is None:
+                    others[field] = count
+                else:
+                    values[FacetField(field)].append(FacetValue(value, count, path.is_complete))
+            facets = []
+            for field in fields:
+                shown = tuple(values[field])
+                others_count = others[field] - len(shown)
+                if not path.is_complete and _can_recount(filter_, field):
+                    shown = tuple(self._recount(db, tables, filter_, field, shown, cap))
+                facets.append(Facet(field, shown, others_count))
+        return Facets(messages, path.is_complete, tuple(facets))
+
+    def timeline(self, filter_: EventFilter, bars: int = BARS, *, cap: int = CAP) -> Timeline:
+        """Count messages by time; see `SearchStatistics.timeline`."""
+        check_cap(cap)
+        check_bars(bars)
+        with self._reading() as (db, tables):
+            filter_ = _without_single_mailbox(db, tables, _without_paging(filter_))
+            path = self._read_path(db, tables, filter_, cap)
+            if path is None:
+                return make_timeline((), bars, "messages")
+            if path.is_complete:
+                return make_timeline(_times(db, path, tables, cap), bars, "messages")
+            timeline = self._timeline_of_activity(db, tables, filter_, path, bars)
+            return timeline or self._timeline_of_sample(db, tables, filter_, bars)
+
+    def suggest(
+        self, field: SuggestionField, start: str, limit: int = SUGGESTIONS, *, mailbox: str | None = None
+    ) -> tuple[str, ...]:
+        """Return values that begin with a text; see `SearchStatistics.suggest`."""
+        check_text("start", start)
+        check_suggestions(limit)
+        with self._reading() as (db, tables):
+            own = _without_single_mailbox(db, tables, EventFilter(mailbox=mailbox))
+            if own.mailbox is not None:
+                return self._suggest_recent(db, tables, own, field, start, limit)
+            columns: dict[SuggestionField, ColumnElement[Any]] = {
+                SuggestionField.TOPIC: tables.topic.c.topic,
+                SuggestionField.PRINCIPAL: tables.mailbox.c.principal,
+                SuggestionField.NAMESPACE: tables.mailbox.c.namespace,
+                SuggestionField.HEADER: tables.header.c.name,
+            }
+            values = db.scalars(_distinct(columns[field], start, limit, self._dialect))
+            # They are sorted as bytes: those that begin with the text come first.
+            return tuple(value for value in values if value.startswith(start))
+
+    def _suggest_recent(
+        self,
+        db: Connection,
+        tables: ReadModelTables,
+        filter_: EventFilter,
+        field: SuggestionField,
+        start: str,
+        limit: int,
+    ) -> tuple[str, ...]:
+        if field == SuggestionField.HEADER:
+            return ()
+        query = SearchQuery(filter_, tables, None, self._dialect)
+        (lead,) = query.leads()
+        assert isinstance(lead, Lead)
+        value = tables.mailbox.c[field.value]
+        values = select(value).where(query.is_match_among(lead, CAP), value >= start)
+        rows = db.scalars(values.distinct().order_by(value).limit(limit))
+        return tuple(each for each in rows if each.startswith(start))
+
+    def _read_path(
+        self, db: Connection, tables: ReadModelTables, filter_: EventFilter, rows: int
+    ) -> _Path | None:
+        """Return the access path with the fewest rows; None if no topic matches."""
+        topics = matching_topics(db, tables, filter_.topics)
+        if topics == {}:
+            return None
+        query = SearchQuery(filter_, tables, topics, self._dialect)
+        return _Path(query, *fewest_rows(db, query, rows))
+
+    def _recount(
+        self,
+        db: Connection,
+        tables: ReadModelTables,
+        filter_: EventFilter,
+        field: FacetField,
+        values: Sequence[FacetValue],
+        cap: int,
+    ) -> Iterator[FacetValue]:
+        """Yield the values with the number of all their messages, as far as the cap."""
+        name = _FILTER_FIELDS[field]
+        for each in values:
+            value: object = parse_status(each.value) if field == FacetField.STATUS else each.value
+            only = msgspec.structs.replace(
+                filter_, **{name: value if field == FacetField.NAMESPACE else (value,)}
+            )
+            topics = {each.value: None} if field == FacetField.TOPIC else None
+            query = SearchQuery(only, tables, topics, self._dialect)
+            (lead,) = query.leads()
+            if isinstance(lead, Lead):
+                count = int(db.execute(query.count(lead, cap + 1)).scalar_one())
+                yield FacetValue(each.value, min(count, cap), count <= cap)
+
+    def _timeline_of_activity(
+        self, db: Connection, tables: ReadModelTables, filter_: EventFilter, path: _Path, bars: int
+    ) -> Timeline | None:
+        """Return the timeline of recorded sends; None if the filter has criteria that they lack."""
+        has_others = _criteria(filter_) - {"topics", "mailbox"}
+        if has_others or "activity" not in tables.models:
+            return None
+        first, last = (
+            db.execute(path.query.edge(path.lead, is_first=is_first)).one() for is_first in (True, False)
+        )
+        width = bar_width(first.timestamp, last.timestamp, bars)
+        if width < HOUR_MS:
+            return None
+        period, length = ("day", DAY_MS) if width % DAY_MS == 0 else ("hour", HOUR_MS)
+        activity = tables.activity.c
+        conditions = [activity.period == period]
+        if filter_.start_time is not None:
+            conditions.append(activity.starts_at >= filter_.start_time // length * length * US_PER_MS)
+        if filter_.end_time is not None:
+            conditions.append(activity.starts_at <= filter_.end_time * US_PER_MS)
+        read = select(activity.starts_at).where(*conditions).limit(MAX_ACTIVITY_ROWS + 1).subquery()
+        if int(db.execute(select(func.count()).select_from(read)).scalar_one()) > MAX_ACTIVITY_ROWS:
+            return None
+        if filter_.mailbox is not None:
+            conditions.append(activity.mailbox == filter_.mailbox)
+        topics = matching_topics(db, tables, filter_.topics)
+        if topics is not None:
+            conditions.append(self._dialect.among(activity.topic, list(topics)))
+        rows = db.execute(
+            select(activity.starts_at, func.sum(activity.events))
+            .where(*conditions, activity.event == "MessageSent")
+            .group_by(activity.starts_at)
+        )
+        times = [(starts_at // US_PER_MS, int(events)) for starts_at, events in rows]
+        if not times:
+            return None
+        # Log time may reach further than the timestamps of messages.
+        span = bar_width(min(times)[0], max(times)[0], bars)
+        return make_timeline(times, bars, "events", width=max(width, span))
+
+    def _timeline_of_sample(
+        self, db: Connection, tables: ReadModelTables, filter_: EventFilter, bars: int
+    ) -> Timeline:
+        ids: list[int] = []
+        for first, last, size in self._sampled_places(db, tables, filter_):
+            ids += db.scalars(_at_places(tables, first, last, size)).all()
+        topics = matching_topics(db, tables, filter_.topics)
+        query = SearchQuery(filter_, tables, topics, self._dialect)
+        path = _Path(query, query.by_id("sample", ids), True)
+        times = _times(db, path, tables, len(ids)) if ids else []
+        return make_timeline(times, bars, "sample", sample=len(ids))
+
+    def _sampled_places(
+        self, db: Connection, tables: ReadModelTables, filter_: EventFilter
+    ) -> list[tuple[int, int, int]]:
+        """Return the first and last place in the log of each mailbox, and its share of the sample."""
+        cursor = projection_cursor.c
+        conditions = [cursor.version == tables.version, cursor.position > 0]
+        if filter_.mailbox is not None:
+            conditions.append(cursor.mailbox == filter_.mailbox)
+        rows = db.execute(select(cursor.mailbox_id, cursor.position).where(*conditions)).all()
+        total = sum(row.position for row in rows)
+        places = []
+        for mailbox_id, position in rows:
+            base = mailbox_id * POSITIONS_PER_MAILBOX
+            places.append((base + 1, base + position, max(1, SAMPLE * position // total)))
+        if len(places) == 1 and (filter_.start_time is not None or filter_.end_time is not None):
+            scope = EventFilter(
+                mailbox=filter_.mailbox, start_time=filter_.start_time, end_time=filter_.end_time
+            )
+            query = SearchQuery(scope, tables, None, self._dialect)
+            lead = next((each for each in query.leads() if isinstance(each, Lead)), query.by_time)
+            edges = [db.execute(query.edge(lead, is_first=each)).one_or_none() for each in (True, False)]
+            ids = [edge.id for edge in edges if edge is not None]
+            return [(min(ids), max(ids), SAMPLE)] if ids else []
+        return places
+
+
+def _without_paging(filter_: EventFilter) -> EventFilter:
+    return msgspec.structs.replace(filter_, order=Order.NEWEST_FIRST, offset=0, cursor=None)
+
+
+def _without_single_mailbox(db: Connection, tables: ReadModelTables, filter_: EventFilter) -> EventFilter:
+    """Return a filter without its mailbox if there are messages of no other one."""
+    name = tables.mailbox.c.mailbox
+    # Both at once would read the whole index in SQLite.
+    edges = (select(edge(name)).scalar_subquery() for edge in (func.min, func.max))
+    if filter_.mailbox is None or {*db.execute(select(*edges)).one()} != {filter_.mailbox}:
+        return filter_
+    return msgspec.structs.replace(filter_, mailbox=None)
+
+
+def _criteria(filter_: EventFilter) -> set[str]:
+    """Return the names of the fields that are set, without times and paging."""
+    fields = msgspec.structs.asdict(filter_).items()
+    return {name for name, value in fields if name not in _NO_CRITERIA and value not in (None, (), {})}
+
+
+def _can_recount(filter_: EventFilter, field: FacetField) -> bool:
+    """Return whether an index has the messages of each value of a field."""
+    return field in _FILTER_FIELDS and not _criteria(filter_)
+
+
+def _facets(path: _Path, tables: ReadModelTables, fields: Sequence[FacetField], cap: int) -> Select[Any]:
+    """Return the statement for rows of field, value and count.
+
+    A row without a field has the number of all messages, and one without a value that of the field's values.
+    """
+    messages, letters = tables.mailbox, tables.dead_letters
+    columns: dict[FacetField, ColumnElement[Any]] = {
+        field: messages.c[field.value] for field in FacetField if field != FacetField.REASON
+    }
+    columns[FacetField.STATUS] = case((messages.c.status == "delayed", "ready"), else_=messages.c.status)
+    source: Any = messages
+    columns[FacetField.REASON] = cast(null(), tables.text_type)
+    if "dead_letters" in tables.models and FacetField.REASON in fields:
+        source = messages.outerjoin(letters, letters.c.id == messages.c.id)
+        columns[FacetField.REASON] = letters.c.reason
+    matches = (
+        select(*(columns[field].label(field.value) for field in fields), messages.c.id)
+        .select_from(source)
+        .where(path.query.is_match_among(path.lead, cap))
+        .cte("matches")
+    )
+    text = tables.text_type
+    counts = [
+        select(
+            cast("", Text).label("field"), cast(null(), text).label("value"), func.count().label("count")
+        ).select_from(matches)
+    ]
+    for field in fields:
+        value, name = matches.c[field.value], cast(field.value, Text)
+        count = func.count().label("count")
+        groups = select(value.label("value"), count).where(value.is_not(None)).group_by(value)
+        top = groups.order_by(count.desc(), value).limit(FACET_VALUES).subquery()
+        counts.append(select(name, top.c.value, top.c.count))
+        counts.append(select(name, cast(null(), text), func.count(value.distinct())).select_from(matches))
+    return select(union_all(*counts).subquery())
+
+
+def _times(db: Connection, path: _Path, tables: ReadModelTables, cap: int) -> list[tuple[int, int]]:
+    """Return the times of matches, each with its number of messages."""
+    time = tables.mailbox.c.timestamp
+    rows = select(time, func.count()).where(path.query.is_match_among(path.lead, cap)).group_by(time)
+    return [(timestamp, count) for timestamp, count in db.execute(rows)]
+
+
+def _at_places(tables: ReadModelTables, first: int, last: int, size: int) -> Select[Any]:
+    """Return the statement for the ids of messages at or after places at equal distances."""
+    ids = tables.mailbox.c.id
+    step = max(1, (last - first) // size)
+    place = select(literal(first, BigInteger).label("place")).cte("places", recursive=True)
+    place = place.union_all(select(place.c.place + step).where(place.c.place + step <= last))
+    following = (
+        select(ids).where(and_(ids >= place.c.place, ids <= last)).order_by(ids).limit(1).scalar_subquery()
+    )
+    sample = select(following.label("id")).select_from(place).distinct().subquery()
+    return select(sample.c.id).where(sample.c.id.is_not(None))
+
+
+def _distinct(column: ColumnElement[Any], start: str, limit: int, dialect: Dialect) -> Select[Any]:
+    """Return the statement for the first distinct values of an indexed column from a text on.
+
+    Each step finds the next value in the index, however many rows have the same.
+    """
+    value, conditions = dialect.sortable(column)
+
+    def following(condition: ColumnElement[bool]) -> Any:
+        return select(value).where(condition, *conditions).order_by(value).limit(1).scalar_subquery()
+
+    step = select(following(value >= start).label("value"), literal(1).label("number"))
+    values = step.cte("distinct_values", recursive=True)
+    values = values.union_all(
+        select(following(value > values.c.value), values.c.number + 1).where(
+            values.c.value.is_not(None), values.c.number < limit
+        )
+    )
+    return select(values.c.value).where(values.c.value.is_not(None))

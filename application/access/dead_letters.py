@@ -1,0 +1,39 @@
+"""Queries on the dead letters in the read models, as the bearer of one capability may make them."""
+
+from typing import TypeVar
+
+import msgspec
+
+from postroom.application.ports.dead_letters import DeadLetterFilter
+from postroom.application.service import Session
+from postroom.domain.capability.access import uncovered_topic
+from postroom.domain.capability.rights import Operation
+from postroom.domain.errors import Forbidden
+
+F = TypeVar("F", bound=DeadLetterFilter)
+
+
+async def covered_filter(session: Session, filter_: F) -> F | None:
+    """Return a filter of the dead letters that a session may list, in its mailbox; None if there are none.
+
+    Topics and globs that are named must be covered. Without any, the filter is narrowed to the topics with
+    dead letters that are.
+
+    Raises: Unauthenticated, Forbidden, Saturated.
+    """
+    grant, mailbox = session.grant, session.mailbox
+    await grant.check(Operation.READ_HEADERS)
+    if filter_.mailbox not in (None, mailbox.name):
+        raise Forbidden(
+            f"The dead letters here are of the mailbox {mailbox.name}; ask another server.", "mailbox"
+        )
+    filter_ = msgspec.structs.replace(filter_, mailbox=mailbox.name)
+    if grant.covers_all_topics:
+        return filter_
+    if filter_.topics:
+        # The text of a glob is covered only if everything that it matches is.
+        if not all(map(grant.covers, filter_.topics)):
+            raise uncovered_topic()
+        return filter_
+    topics = [each.topic for each in await mailbox.list_topics() if each.dead and grant.covers(each.topic)]
+    return msgspec.structs.replace(filter_, topics=tuple(topics)) if topics else None

@@ -1,0 +1,145 @@
+"""Masks over headers and fields of payloads, for those who may not see them in the console."""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypeVar
+
+import msgspec
+
+from postroom.domain.arguments import check_items, check_text
+from postroom.domain.envelope.content import DecodedPayload, PayloadFormat
+from postroom.domain.envelope.headers import MailboxItem
+from postroom.domain.errors import InvalidRequest
+
+__all__ = ["MASK", "NO_MASK", "Mask"]
+
+MASK = "[masked]"
+"""What stands in the place of a value."""
+ANY = "*"
+"""Part of a pointer that stands for every member of an object and every element of an array."""
+MAX_RULES = 100
+MAX_POINTER_CHARS = 1_000
+T = TypeVar("T", bound=MailboxItem)
+
+
+class Mask(msgspec.Struct, frozen=True):
+    """Headers and fields of payloads whose values are not shown.
+
+    Arguments:
+        headers: names of headers, custom ones or those of `MailboxItem`, in any case of letters.
+        payload_fields: JSON pointers (RFC 6901) into payloads, such as `/card/number`; a part `*` stands for
+            every member or element.
+    """
+
+    headers: tuple[str, ...] = ()
+    payload_fields: tuple[str, ...] = ()
+
+    def validate(self) -> "Mask":
+        """Return the mask, or raise InvalidRequest naming the first rule that is malformed."""
+        for name in ("headers", "payload_fields"):
+            rules = check_items(f"mask_{name}", getattr(self, name))
+            if len(rules) > MAX_RULES:
+                raise InvalidRequest(f"mask_{name} must have up to {MAX_RULES} rules; it had {len(rules)}.")
+            for each in rules:
+                check_text(f"One of mask_{name}", each, 1, MAX_POINTER_CHARS)
+        for pointer in self.payload_fields:
+            _parse(pointer)
+        return self
+
+    def covers_header(self, name: str) -> bool:
+        """Return whether the value of a header is hidden."""
+        return name.casefold() in {each.casefold() for each in self.headers}
+
+    def hide_headers(self, headers: Mapping[str, str]) -> dict[str, str]:
+        """Return custom headers without the values that are hidden."""
+        hidden = {each.casefold() for each in self.headers}
+        return {name: MASK if name.casefold() in hidden else value for name, value in headers.items()}
+
+    def hide_item(self, item: T) -> T:
+        """Return the headers of a message without the values that are hidden; its envelope is not changed."""
+        changes: dict[str, Any] = {
+            name: MASK
+            for name in _TEXT_HEADERS
+            if getattr(item, name) is not None and self.covers_header(name)
+        }
+        custom = self.hide_headers(item.custom_headers)
+        if custom != item.custom_headers:
+            changes["custom_headers"] = custom
+        return msgspec.structs.replace(item, **changes) if changes else item
+
+    def hide_fields(self, payload: DecodedPayload) -> DecodedPayload | None:
+        """Return a payload without the fields that are hidden, the same one if it has none of them.
+
+        The fields of a payload that is not JSON, nor decoded to it, are unknown, and so are those of JSON
+        that can't be decoded: None stands for such a payload.
+        """
+        if not self.payload_fields or payload.format == PayloadFormat.ENCRYPTED or not payload.data:
+            return payload
+        if payload.text is None or payload.format not in (PayloadFormat.JSON, PayloadFormat.PROTOBUF):
+            return None
+        try:
+            masked, repeats_names = _decode(payload.text)
+        except (ValueError, RecursionError):
+            return None
+        count = 0
+        for pointer in self.payload_fields:
+            masked, changes = _hide(masked, _parse(pointer))
+            count += changes
+        # The first member of two with one name was not decoded, and so not masked.
+        if not count and not repeats_names:
+            return payload
+        data = msgspec.json.encode(masked)
+        return DecodedPayload(PayloadFormat.JSON, data, data.decode(), payload.problems)
+
+
+NO_MASK = Mask()
+_TEXT_HEADERS = tuple(
+    name
+    for name in MailboxItem.__struct_fields__
+    if name not in ("message_id", "timestamp", "topic", "custom_headers", "envelope_blob")
+)
+
+
+def _parse(pointer: str) -> list[str]:
+    """Return the parts of a JSON pointer; raise InvalidRequest for other text."""
+    if not pointer.startswith("/") or "~" in pointer.replace("~0", "").replace("~1", ""):
+        raise InvalidRequest(
+            f"{pointer[:80]!r} of mask_payload_fields is not a JSON pointer; write one such as /card/number, "
+            "with ~1 for a slash and ~0 for a tilde in a name."
+        )
+    return [part.replace("~1", "/").replace("~0", "~") for part in pointer.split("/")[1:]]
+
+
+def _hide(value: Any, parts: Sequence[str]) -> tuple[Any, int]:
+    """Return a value without a pointer's targets, and their number; containers change in place."""
+    if not parts:
+        return MASK, 1
+    first, rest = parts[0], parts[1:]
+    keys: Iterable[Any] = ()
+    if isinstance(value, dict):
+        keys = list(value) if first == ANY else [first] if first in value else []
+    elif isinstance(value, list):
+        keys = range(len(value)) if first == ANY else _index(first, len(value))
+    count = 0
+    for key in keys:
+        value[key], changes = _hide(value[key], rest)
+        count += changes
+    return value, count
+
+
+def _index(part: str, length: int) -> list[int]:
+    is_index = part.isascii() and part.isdecimal() and len(part) < 10 and int(part) < length
+    return [int(part)] if is_index else []
+
+
+def _decode(text: str) -> tuple[Any, bool]:
+    """Return what JSON stands for, and whether any of its objects repeats a name."""
+    repeats_names = False
+
+    def to_object(members: list[tuple[str, Any]]) -> dict[str, Any]:
+        nonlocal repeats_names
+        members_by_name = dict(members)
+        repeats_names = repeats_names or len(members_by_name) < len(members)
+        return members_by_name
+
+    return json.loads(text, object_pairs_hook=to_object), repeats_names

@@ -1,0 +1,23 @@
+"""Text of others, made safe to show on terminals and pages."""
+
+import re
+
+_UNSAFE = re.compile(
+    r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
+)
+"""Control characters, line and paragraph separators, bidirectional overrides, and lone surrogates."""
+
+
+def printable(text: str, *, multiline: bool = True) -> str:
+    """Return text with control characters, bidirectional overrides and lone surrogates escaped.
+
+    Arguments:
+        multiline: keep line feeds and tabs.
+    """
+    safe_text = _UNSAFE.sub(lambda match: _escape(match[0]), text)
+    return safe_text if multiline else safe_text.replace("\n", "\\n").replace("\t", "\\t")
+
+
+def _escape(character: str) -> str:
+    code = ord(character)
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"

@@ -1,0 +1,7 @@
+"""A report started by Spark: `spark-submit projections/report.py latency --json`."""
+
+if __name__ == "__main__":
+    # Run by name, not imported: this layer must not depend on the adapters.
+    from runpy import run_module
+
+    run_module("postroom.adapters.cli.spark_report", run_name="__main__")

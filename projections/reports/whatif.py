@@ -1,0 +1,178 @@
+"""The report of what other retry policies would have done: rows of outcomes, which its SQL text sums up."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from postroom.application.queries.mailbox_past import MailboxPast
+from postroom.domain.message import (
+    Headers,
+    MessageAcked,
+    MessageDeadLettered,
+    MessageEvent,
+    MessageExpired,
+    MessageReceived,
+    MessageRedriven,
+    MessageRequeued,
+    MessageSent,
+    MessageVisibilityExtended,
+)
+from postroom.domain.message_history import MessageHistory
+from postroom.domain.policy import TopicPolicy
+from postroom.domain.policy_grid import GridOutcomes, effect_of, simulate_grid
+from postroom.domain.policy_simulation import Changes, observe
+from postroom.projections.reports.report import EventRow, HeatMap, MessageRows, Report, sql_of
+
+NAME = "whatif"
+_OUTCOME = ("status", "deliveries", "dead_letterings", "queued")
+_ROW = pa.schema(
+    [
+        ("topic", pa.string()),
+        ("sent_at", pa.int64()),
+        ("policies", pa.int64()),
+        ("effect", pa.string()),
+        ("assumed", pa.int64()),
+        *(
+            (f"{case}_{name}", pa.string() if name == "status" else pa.int64())
+            for case in ("best", "worst")
+            for name in _OUTCOME
+        ),
+    ]
+)
+_POLICY = ("attempts", "backoff_ms", "backoff_max_ms", "visibility_ms")
+_EVENTS = (
+    "MessageSent",
+    "MessageReceived",
+    "MessageVisibilityExtended",
+    "MessageAcked",
+    "MessageRequeued",
+    "MessageDeadLettered",
+    "MessageRedriven",
+    "MessageExpired",
+)
+_EVENT = ("position", "event", "at", "topic", "attempt", "due", "expires_at", "reason", "version", "epoch")
+_HEADERS = Headers(0)
+
+
+@dataclass(frozen=True)
+class PolicyOutcomes:
+    """The outcomes of messages under each policy of a grid, as rows; it is pickled and sent to tasks.
+
+    Bit 0 of the column `policies` is the actual history, bit n the n-th policy.
+
+    Arguments:
+        grid: the policies.
+        pasts: what happened to each mailbox.
+        default_policy: policy of topics for which the log contains none.
+    """
+
+    grid: tuple[Changes, ...]
+    pasts: Mapping[str, MailboxPast]
+    default_policy: TopicPolicy
+
+    def __call__(self, mailbox: str, stream: bytes, events: Iterable[EventRow]) -> Iterator[tuple[Any, ...]]:
+        """Yield the rows of one message; see `MessageRows`."""
+        past = self.pasts.get(mailbox)
+        if past is None:  # it was created after the report began
+            return
+        for history in past.histories(_events(stream, events)):
+            yield from self._rows(history, past.end)
+
+    def _rows(self, history: MessageHistory, end: int) -> Iterator[tuple[Any, ...]]:
+        actual = observe(history, end)
+        unchanged = 1
+        changed: list[GridOutcomes] = []
+        for outcomes in simulate_grid(history, self.grid, self.default_policy, end):
+            if outcomes.best == actual == outcomes.worst:
+                unchanged |= outcomes.policies << 1
+            else:
+                changed.append(outcomes._replace(policies=outcomes.policies << 1))
+        for policies, best, worst in (GridOutcomes(unchanged, actual, actual), *changed):
+            cases = (getattr(outcome, name) for outcome in (best, worst) for name in _OUTCOME)
+            effect = effect_of(actual, best, worst)
+            yield (history.topic, history.sent.at, policies, effect, worst.assumed, *cases)
+
+
+def whatif_report(
+    grid: Sequence[Changes], pasts: Mapping[str, MailboxPast], default_policy: TopicPolicy
+) -> Report:
+    """Return the report of what each policy of a grid would have done to messages.
+
+    Arguments:
+        pasts: what happened to each mailbox that is read.
+        default_policy: policy of topics for which the log contains none.
+    """
+    names = ("max_attempts", "backoff_base_ms", "backoff_max_ms", "visibility_ms")
+    policies = ((None,) * len(names), *(tuple(getattr(each, name) for name in names) for each in grid))
+    values = ", ".join(
+        f"({number}, {1 << number}, {', '.join(map(_literal, policy))})"
+        for number, policy in enumerate(policies)
+    )
+    return Report(
+        NAME,
+        "Effects of other retry policies",
+        sql_of("whatif").replace("{policies}", values),
+        reads=("mailbox", "stream", *_EVENT),
+        events=_EVENTS,
+        charts=(
+            HeatMap("Dead letters, worst case", "dead_lettered_worst", _POLICY),
+            HeatMap("Dead letters, best case", "dead_lettered_best", _POLICY),
+            HeatMap("Redeliveries, worst case", "redeliveries_worst", _POLICY),
+            HeatMap("Time in queue, p95, worst case", "queued_p95_worst_ms", _POLICY, unit="ms"),
+        ),
+        only_wide=(
+            "unchanged",
+            "avoided",
+            "pending",
+            "caused",
+            "undecided",
+            "more_deliveries",
+            *_cases("settled", "dead", "removed", "waiting", "deliveries", "queued_max_ms"),
+        ),
+        follows=True,
+        messages=MessageRows(PolicyOutcomes(tuple(grid), pasts, default_policy), _ROW),
+        defaults={"by_topic": 0},
+    )
+
+
+def _cases(*figures: str) -> list[str]:
+    """Return the columns of figures in the best and in the worst case."""
+    return [
+        f"{stem}_{case}{figure.removeprefix(stem)}"
+        for figure in figures
+        for case in ("best", "worst")
+        for stem in (figure.removesuffix("_ms"),)
+    ]
+
+
+def _literal(value: int | None) -> str:
+    return "CAST(NULL AS BIGINT)" if value is None else f"CAST({value} AS BIGINT)"
+
+
+def _events(stream: bytes, rows: Iterable[EventRow]) -> Iterator[tuple[int, int, MessageEvent]]:
+    """Yield position, epoch and event of the rows of one message."""
+    for position, event, at, topic, attempt, due, expires_at, reason, version, epoch in rows:
+        own = (stream, version, at)
+        match event:
+            case "MessageSent":
+                # Shard, payload and headers have no effect on a simulation.
+                made: MessageEvent = MessageSent(
+                    *own, topic, 0, due, expires_at, 0, None, b"", b"", _HEADERS, b""
+                )
+            case "MessageReceived":
+                made = MessageReceived(*own, attempt, due, None)
+            case "MessageVisibilityExtended":
+                made = MessageVisibilityExtended(*own, attempt, due)
+            case "MessageAcked":
+                made = MessageAcked(*own, attempt)
+            case "MessageRequeued":
+                made = MessageRequeued(*own, attempt, due, reason, None)
+            case "MessageDeadLettered":
+                made = MessageDeadLettered(*own, attempt, reason, None, expires_at)
+            case "MessageRedriven":
+                made = MessageRedriven(*own, due, expires_at)
+            case _:
+                made = MessageExpired(*own, reason)
+        yield position, epoch, made

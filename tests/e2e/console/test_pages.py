@@ -1,0 +1,91 @@
+from collections.abc import Callable
+
+import pytest
+from playwright.sync_api import Browser
+
+from tests.e2e.console.conftest import Console
+from tests.support.browser import DESKTOP, PHONE, Window, find_violations, overflow
+from tests.support.hostile_store import QUIET_TOPIC
+
+HOSTILE = """<!doctype html><html lang="en"><title>Page</title><main><h1>Page</h1>
+<div style="width: 500px; height: 1px"></div>
+<p style="color: #aaa; background: #fff">Text that is too pale to be read</p>
+<script>fetch("http://other.example/"); alert("hostile"); missing()</script></main></html>"""
+PAGES = {
+    "overview": "/",
+    "log": "/log",
+    "commits": "/log/commits",
+    "verification of the log": "/log/verify",
+    "event": "/log/events/5",
+    "commit": "/log/commits/5",
+    "audit": "/audit",
+    "verification of the audit log": "/audit/verify",
+    "access": "/access",
+}
+
+
+def test_a_window_records_what_its_pages_must_not_do(windows: Callable[..., Window]) -> None:
+    window = windows(size=PHONE)
+    window.page.set_content(HOSTILE)
+    window.wait_until(lambda: len(window.errors) == 3)
+
+    assert window.dialogs == ["hostile"]
+    assert window.hosts == {"other.example"}
+    assert any("missing is not defined" in error for error in window.errors)
+    assert any("Failed to fetch" in error for error in window.errors)
+    assert any("ERR_NAME_NOT_RESOLVED" in error for error in window.errors)
+    with pytest.raises(AssertionError):
+        window.assert_quiet("other.example")
+    assert overflow(window.page) > 100
+    (violation,) = find_violations(window.page)
+    assert violation.startswith("color-contrast: p: ")
+
+
+@pytest.fixture(scope="module")
+def admin(console: Console, browser: Browser) -> Window:
+    """The window of somebody who may do everything; it closes with the browser."""
+    window = Window(browser)
+    assert console.sign_in(window, console.issue("ops"))
+    return window
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_a_page_is_quiet_and_accessible_and_fits_the_window(
+    console: Console, admin: Window, name: str
+) -> None:
+    check_page(admin, console, PAGES[name])
+
+
+def test_without_scripts_pages_can_be_read_and_forms_work(
+    console: Console, windows: Callable[..., Window]
+) -> None:
+    window = windows(runs_scripts=False)
+    assert console.sign_in(window, console.issue("ops"))
+    page = window.page
+    page.get_by_role("button", name=f"Pause {QUIET_TOPIC}").click()
+    page.get_by_role("button", name=f"Resume {QUIET_TOPIC}").click()
+
+    page.get_by_role("button", name=f"Pause {QUIET_TOPIC}").wait_for()
+    page.locator("summary", has_text="Access").click()
+    page.get_by_role("button", name="Sign out").click()
+    page.get_by_label("Capability token").wait_for()
+    window.assert_quiet(console.host)
+
+
+def check_page(window: Window, console: Console, path: str) -> None:
+    """Raise AssertionError unless a page is as every page must be, light and dark, wide and narrow."""
+    page = window.page
+    page.set_viewport_size({"width": DESKTOP[0], "height": DESKTOP[1]})
+    window.open(console.base + path)
+    assert page.locator("h1").count() == 1
+    assert page.locator("img[src='x'], main script, a[href^='javascript:' i]").count() == 0
+    problems = []
+    for size in (DESKTOP, PHONE):
+        page.set_viewport_size({"width": size[0], "height": size[1]})
+        for scheme in ("light", "dark"):
+            page.emulate_media(color_scheme=scheme)
+            violations = find_violations(page, colours_only=scheme == "dark")
+            problems += [f"{size[0]} {scheme}: {each}" for each in violations]
+        problems += [f"{size[0]}: {overflow(page)} px too wide"] if overflow(page) > 0 else []
+    assert problems == []
+    window.assert_quiet(console.host)

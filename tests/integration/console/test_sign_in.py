@@ -1,0 +1,187 @@
+"""Sessions of the console: signing in and out, forged forms, and what an expired token leaves."""
+
+import re
+from html import unescape
+from io import BytesIO
+
+import pytest
+
+from postroom.adapters.compose.console import ConsoleSettings, new_code
+from postroom.adapters.compose.serve import Protection
+from postroom.domain.capability.rights import Operation
+from tests.integration.console.conftest import access_of
+from tests.support.access import MemoryPlace
+from tests.support.servers.console import Browser, served_console
+
+HOUR_US = 3_600_000_000
+
+
+async def test_a_token_signs_in_and_never_appears_in_a_page_cookie_or_url(
+    place: MemoryPlace, browser: Browser
+) -> None:
+    token = place.issue(principal="olga")
+    page = await browser.get("/")
+    assert (page.status, "Sign in" in page.text) == (401, True)
+    page = await browser.sign_in(token)
+    assert (page.status, page.path) == (200, "/console/")
+    assert "olga" in page.text
+    cookies = list(browser.client.cookie_jar)
+    assert [(each["httponly"], each["samesite"], each["path"]) for each in cookies] == [
+        (True, "strict", "/console")
+    ]
+    assert token not in page.text + str(page.headers) + str(cookies) + page.path
+
+
+@pytest.mark.parametrize(
+    "token", ["", "junk", "x" * 20_000, "\u202eprm1_a"], ids=["none", "junk", "long", "bidi"]
+)
+async def test_what_is_no_token_is_refused_in_words(browser: Browser, token: str) -> None:
+    page = await browser.sign_in(token)
+    assert page.status == 401
+    assert 'role="alert"' in page.text
+
+
+async def test_sign_out_ends_the_session(place: MemoryPlace, browser: Browser) -> None:
+    await browser.sign_in(place.issue())
+    old = {each.key: each.value for each in browser.client.cookie_jar}
+    page = await browser.post("/sign-out")
+    assert page.path == "/console/sign-in"
+    assert (await browser.get("/", cookies=old)).status == 401
+
+
+async def test_a_session_ends_when_its_token_expires_or_is_revoked(
+    place: MemoryPlace, browser: Browser
+) -> None:
+    await browser.sign_in(place.issue(lifetime_ms=60_000))
+    await place.clock.advance(61)
+    page = await browser.get("/")
+    assert page.status == 401
+    assert "expired" in page.text
+
+
+async def test_a_form_of_an_expired_session_is_sent_again_after_signing_in(
+    place: MemoryPlace, browser: Browser
+) -> None:
+    await browser.sign_in(place.issue(lifetime_ms=60_000))
+    await place.clock.advance(61)
+    page = await browser.post("/topics/pause", topic="orders", note="<typed> \u202e")
+    assert page.status == 401
+    fields = {
+        unescape(name): unescape(value)
+        for name, value in re.findall(r'name="([^"]+)" value="([^"]*)"', page.text)
+    }
+    assert fields["resume.note"] == "<typed> \u202e"
+    page = await browser.sign_in(place.issue(), **fields)
+    assert "Send again" in page.text
+    assert not (await place.mailbox.get_backlog()).paused_topics
+    fields = dict(re.findall(r'name="([^"]+)" value="([^"]*)"', page.text))
+    page = await browser.post("/topics/pause", **fields)
+    assert (page.status, page.path) == (200, "/console/")
+    assert (await place.mailbox.get_backlog()).paused_topics == ["orders"]
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"sec-fetch-site": "cross-site"},
+        {"sec-fetch-site": "same-site"},
+        {"origin": "https://evil.example"},
+        {"origin": "null"},
+    ],
+    ids=["cross-site", "same-site", "origin", "null"],
+)
+async def test_a_form_of_another_site_is_refused(
+    place: MemoryPlace, browser: Browser, headers: dict[str, str]
+) -> None:
+    await browser.sign_in(place.issue())
+    fields = {"csrf": browser.csrf, "topic": "orders"}
+    assert (await browser.send("/topics/pause", fields, headers=headers)).status == 403
+    assert not (await place.mailbox.get_backlog()).paused_topics
+
+
+@pytest.mark.parametrize("csrf", ["", "guess", "\u00e9"], ids=["none", "guess", "other-characters"])
+async def test_a_form_without_the_tokens_of_its_session_changes_nothing(
+    place: MemoryPlace, browser: Browser, csrf: str
+) -> None:
+    await browser.sign_in(place.issue())
+    page = await browser.send("/topics/pause", {"csrf": csrf, "topic": "orders"})
+    assert (page.status, "Send again" in page.text) == (403, True)
+    assert not (await place.mailbox.get_backlog()).paused_topics
+
+
+async def test_another_host_is_refused_even_with_a_session(place: MemoryPlace, browser: Browser) -> None:
+    await browser.sign_in(place.issue())
+    page = await browser.get("/", headers={"host": "evil.example"})
+    assert (page.status, "E_HOST" in page.text) == (421, True)
+
+
+async def test_buttons_show_what_the_token_permits_and_the_server_checks_it_again(
+    place: MemoryPlace, browser: Browser
+) -> None:
+    page = await browser.sign_in(place.issue(operations=[Operation.READ_HEADERS], topics=["orders"]))
+    assert "Pause orders" not in page.text
+    assert "payments" not in page.text
+    assert "Reader" in page.text
+    page = await browser.post("/topics/pause", topic="orders")
+    assert (page.status, "E_CAP_SCOPE" in page.text) == (403, True)
+
+
+async def test_a_read_only_console_refuses_every_action(place: MemoryPlace) -> None:
+    settings = ConsoleSettings(read_only=True)
+    async with served_console(place.mailbox, access=access_of(place), settings=settings) as browser:
+        page = await browser.sign_in(place.issue())
+        assert "Pause orders" not in page.text
+        page = await browser.post("/topics/pause", topic="orders")
+        assert (page.status, "read-only" in page.text) == (403, True)
+
+
+async def test_a_link_starts_one_session_and_tokens_do_not(place: MemoryPlace) -> None:
+    code = new_code()
+    async with served_console(place.mailbox, code=code, is_alone=True) as browser:
+        assert (await browser.get("/")).status == 401
+        assert (await browser.sign_in("anything")).status == 401
+        assert (await browser.get("/start?code=guess")).status == 401
+        assert (await browser.get(f"/start?code={code.text}")).status == 200
+        assert (await browser.get("/")).status == 200
+        browser.client.cookie_jar.clear()
+        assert (await browser.get(f"/start?code={code.text}")).status == 401
+        assert (await browser.get("/../v1/topics")).status == 404
+
+
+@pytest.mark.parametrize(
+    "target",
+    ["//evil.example", "/\\evil.example", "https://evil.example", "/a\r\nb"],
+    ids=["slashes", "backslash", "url", "line"],
+)
+async def test_signing_in_leads_nowhere_else(place: MemoryPlace, browser: Browser, target: str) -> None:
+    page = await browser.sign_in(place.issue(), next=target)
+    assert (page.status, page.path) == (200, "/console/")
+
+
+async def test_links_begin_with_the_prefix_of_a_trusted_proxy_only(place: MemoryPlace) -> None:
+    headers = {"x-forwarded-prefix": "/ops"}
+    for is_trusted, prefix in ((True, "/ops/console"), (False, "/console")):
+        async with served_console(
+            place.mailbox,
+            access=access_of(place),
+            protection=Protection(behind_proxy=is_trusted),
+            trusts_proxy=is_trusted,
+        ) as browser:
+            page = await browser.get("/sign-in", headers=headers)
+            assert f'action="{prefix}/sign-in"' in page.text
+            page = await browser.get("/sign-in", headers={"x-forwarded-prefix": '/"><b>'})
+            assert 'action="/console/sign-in"' in page.text
+
+
+async def test_every_answer_forbids_scripts_of_others_frames_and_caches(browser: Browser) -> None:
+    for path in ("/", "/sign-in", "/nothing", "/start?code=x"):
+        headers = (await browser.get(path)).headers
+        assert "default-src 'none'; script-src 'self'" in headers["content-security-policy"]
+        assert headers["cache-control"] == "no-store"
+
+
+async def test_a_form_that_is_too_large_is_refused_in_words(place: MemoryPlace, browser: Browser) -> None:
+    await browser.sign_in(place.issue())
+    fields = [f"topic={'x' * 1_000}"] * 1_100
+    page = await browser.send("/topics/pause", BytesIO("&".join(fields).encode()))
+    assert (page.status, "E_FRAME" in page.text) == (413, True)
