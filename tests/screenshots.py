@@ -52,7 +52,7 @@ class Picture(NamedTuple):
 
     Arguments:
         name: of the file, without `console-` and `.png`.
-        path: of the page, within the console.
+        path: of the page, within the console; `{dead}` is the id of a dead letter, `{job}` of a redrive job.
     """
 
     name: str
@@ -63,6 +63,16 @@ class Picture(NamedTuple):
 PICTURES: Final = (
     Picture("overview", "/"),
     Picture("overview-dark", "/", is_dark=True),
+    Picture("search", "/search?topics=orders.*&principals=shop-lima"),
+    Picture("message", "/messages/{dead}"),
+    Picture("dead-letters", "/dead-letters"),
+    Picture("redrive-preview", "/redrives/new?topics=orders.*"),
+    Picture("redrive-job", "/redrives/{job}"),
+    Picture("log", "/log"),
+    Picture("commit", "/log/commits/1000"),
+    Picture("verification", "/log/verify?first=1&last=5000"),
+    Picture("audit", "/audit", is_dark=True),
+    Picture("access", "/access"),
 )
 
 
@@ -161,10 +171,22 @@ def talk(server: PostroomServer, stop: threading.Event) -> None:
                 server.call("POST", f"/v1/{call}", {"receipts": [each["receipt"]]})
 
 
-def take(page: Page, picture: Picture, base: str) -> int:
+def find_dead_letter(server: PostroomServer) -> str:
+    """Return the id of a dead letter."""
+    return str(server.call("GET", "/v1/dlq?topic=orders.paid&limit=1").json["items"][0]["message_id"])
+
+
+def start_job(server: PostroomServer) -> str:
+    """Start a redrive job that takes a while; return its id."""
+    answer = server.call("POST", "/v1/redrives", {"spec": {"topics": ["mail.*", "stock.*"], "rate": 1}})
+    assert answer.status == 200, answer.text
+    return str(answer.json["job_id"])
+
+
+def take(page: Page, picture: Picture, base: str, names: dict[str, str]) -> int:
     """Write a picture; return its size."""
     page.emulate_media(color_scheme="dark" if picture.is_dark else "light")
-    page.goto(base + picture.path, wait_until="load")
+    page.goto(base + picture.path.format(**names), wait_until="load")
     page.wait_for_timeout(1_000)
     path = IMAGES / f"console-{picture.name}.png"
     page.screenshot(path=path, animations="disabled", caret="hide")
@@ -190,10 +212,11 @@ def _shoot(folder: Path, store: str, pictures: list[Picture]) -> int:
     with PostroomServer(folder / "server", store) as server, chromium() as browser:
         talker = threading.Thread(target=talk, args=(server, stop), daemon=True)
         talker.start()
+        names = {"dead": find_dead_letter(server), "job": start_job(server)}
         time.sleep(LIVE_SECONDS)
         window = Window(browser)
         for picture in pictures:
-            size = take(window.page, picture, f"{server.address}/console")
+            size = take(window.page, picture, f"{server.address}/console", names)
             print(f"console-{picture.name}.png: {size:,} bytes")
             is_too_large = is_too_large or size > MAX_BYTES
         window.close()

@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from importlib import import_module
 from pkgutil import iter_modules
 from typing import Any, Final
@@ -196,10 +195,15 @@ class Console:
         """End the session."""
         request.scope[ROUTE] = "/sign-out"
         base = self.base(request)
-        with suppress(PostroomError, HTTPException):
-            form = await _read_form(request)
-            browser = self.find(request)
-            if REFUSAL in request.scope or (browser and not same(browser.csrf, form.get("csrf"))):
+        browser = self.find(request)
+        if browser is not None:
+            try:
+                is_own = REFUSAL not in request.scope and same(
+                    browser.csrf, (await _read_form(request)).get("csrf")
+                )
+            except HTTPException:
+                is_own = False
+            if not is_own:
                 return protect(RedirectResponse(base + "/", 303))
         self._sessions.end(request.cookies.get(cookie_name(request)))
         response = RedirectResponse(base + "/sign-in", 303)

@@ -16,7 +16,9 @@ from postroom.application.printable import printable
 from postroom.domain.envelope.headers import BINARY_PREFIX
 
 MAX_COPY_BYTES = 32 << 10
-"""Size of a payload above which it is not part of a call: shells limit the length of a line."""
+"""Size of a payload above which it is not part of a call."""
+MAX_COPY_CHARS = 100_000
+"""Length of a call, which is less than the 128 KiB that Linux permits for a word of a command."""
 NOT_SERVED = "This server has no calls to answer; serve the mailbox by postroom serve."
 _CURL = "curl -sS --fail-with-body --globoff --path-as-is"
 _AUTHORIZATION = '-H "Authorization: Bearer $POSTROOM_TOKEN"'
@@ -29,6 +31,10 @@ _OPTIONS = (
     ("schema_url", "--schema-url"),
     ("schema_version", "--schema-version"),
 )
+_TOO_LONG: dict[str, Any] = {
+    "text": None,
+    "reason": "Its headers and payload make the call too long; download the payload, and write the call.",
+}
 _UNPRINTABLE = re.compile(r"[^\x20-\x7e]")
 
 
@@ -74,11 +80,12 @@ def send_copies(target: Target, message: NewMessage) -> list[Copy]:
         reason = f"The payload has more than {MAX_COPY_BYTES:,} bytes; download it, and send the file."
         return [Copy(name, None, reason) for name in ("curl", "Command line", "Python")]
     command, reason = _send_command(target, message)
-    return [
+    copies = [
         Copy("curl", _send_curl(target, message) if target.url else None, NOT_SERVED),
         Copy("Command line", command, reason),
         Copy("Python", _send_python(target, message) if target.url else None, NOT_SERVED),
     ]
+    return [each if len(each.text or "") <= MAX_COPY_CHARS else each._replace(**_TOO_LONG) for each in copies]
 
 
 def quote_id(id_: str) -> str:

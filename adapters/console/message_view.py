@@ -13,6 +13,9 @@ from postroom.domain.errors import InvalidRequest
 from postroom.domain.message import MS
 
 MESSAGE, SEARCH = "message", "search"
+MAX_EVENTS = 500
+"""Number of events that are shown: the first, and the latest."""
+MAX_DEAD_LETTERINGS = 50
 
 
 class Header(NamedTuple):
@@ -58,6 +61,8 @@ class MessageView(NamedTuple):
         now: its present state, as a sentence.
         is_masked: whether the value of a header is hidden.
         envelope: None if it can't be read, as it was altered.
+        omitted: number of events that are not in the timeline.
+        dead_letterings: the latest.
         original_subject: the subject it was ingested from; empty when it was sent directly.
     """
 
@@ -76,6 +81,7 @@ class MessageView(NamedTuple):
     headers: tuple[Header, ...]
     custom_headers: tuple[Header, ...]
     timeline: tuple[TimelineEntry, ...]
+    omitted: int
     dead_letterings: tuple[DeadLettering, ...]
     original_subject: str
     is_masked: bool
@@ -97,6 +103,8 @@ def make_view(detail: MessageDetail, explanation: Explanation, mask: Mask) -> Me
     item = mask.hide_item(detail.item)
     lineage = lineage_of(detail)
     subject = lineage.original_subject
+    timeline = tuple(_timeline(detail, explanation, mask))
+    omitted = max(0, len(timeline) - MAX_EVENTS)
     return MessageView(
         detail.message_id,
         detail.topic,
@@ -112,8 +120,9 @@ def make_view(detail: MessageDetail, explanation: Explanation, mask: Mask) -> Me
         explanation.now,
         tuple(_headers(item, envelope, mask)),
         tuple(Header(name, value) for name, value in sorted(item.custom_headers.items())),
-        tuple(_timeline(detail, explanation, mask)),
-        tuple(lineage.dead_letterings),
+        timeline[:1] + timeline[1 + omitted :],
+        omitted,
+        tuple(lineage.dead_letterings[-MAX_DEAD_LETTERINGS:]),
         subject if subject in item.custom_headers.values() else "",
         hides_headers(detail, envelope, mask),
         envelope,

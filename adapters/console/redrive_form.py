@@ -15,6 +15,7 @@ from postroom.adapters.console.form_values import (
     text_of,
     write_time,
 )
+from postroom.application.masking import MASK, NO_MASK, Mask
 from postroom.domain.redrive.spec import Action, RedriveSpec
 
 
@@ -63,6 +64,10 @@ COPIES: Final = (
     Field("remove_headers", "Remove headers", "lines", "Names, one a line"),
     Field("merge_patch", "Change payloads", "json", "JSON object that is merged into payloads (RFC 7396)"),
 )
+CRITERIA: Final = tuple(field.name for field in (*SELECTION, *MESSAGE) if field.name != "dead_until")
+"""Fields without any of which a job selects all dead letters of the mailbox."""
+_ANY_VALUE: Final = ("text", "match", "merge_patch")
+"""Fields that may have values of any header or payload."""
 FIELDS: Final = (*SELECTION, *MESSAGE, *PACE, *COPIES)
 NAMES: Final = ("action", *(field.name for field in FIELDS))
 
@@ -82,9 +87,21 @@ def parse_spec(values: Mapping[str, str]) -> RedriveSpec:
     return RedriveSpec(action=cast(Action, values["action"] or "redrive"), **criteria).validate()
 
 
-def describe_spec(spec: RedriveSpec) -> list[tuple[str, str]]:
-    """Return the labels and texts of the fields that a specification has."""
+def describe_spec(spec: RedriveSpec, mask: Mask = NO_MASK) -> list[tuple[str, str]]:
+    """Return the labels and texts of the fields that a specification has.
+
+    Arguments:
+        mask: what the reader may not see.
+    """
     facts = msgspec.structs.asdict(spec)
+    for name in ("headers", "set_headers"):
+        facts[name] = mask.hide_headers(facts[name])
+    if spec.principals and mask.covers_header("principal"):
+        facts["principals"] = (MASK,)
+    for name in ("correlation_id", "trace_id", "namespace", "text", "match", "merge_patch"):
+        is_hidden = mask != NO_MASK if name in _ANY_VALUE else mask.covers_header(name)
+        if facts[name] is not None and is_hidden:
+            facts[name] = MASK
     defaults = msgspec.structs.asdict(RedriveSpec())
     return [
         (field.label, _write(field, facts[field.name]))

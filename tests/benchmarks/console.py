@@ -4,6 +4,7 @@
 """
 
 import asyncio
+import re
 import resource
 import time
 from collections.abc import Callable, Sequence
@@ -43,6 +44,15 @@ PAGES: dict[str, Sequence[str]] = {
         "/search/suggestions/principal?principals=user-1",
         "/search/suggestions/header?header=r",
     ),
+    "dead-letters": (
+        "/dead-letters",
+        "/dead-letters?by=reason&order=largest",
+        "/dead-letters?topics=bench.*&text=be",
+        "/dead-letters/letters",
+        "/dead-letters/letters?topics=bench.failing",
+    ),
+    "redrives": ("/redrives", "/redrives/new?topics=bench.failing"),
+    "what-if": ("/what-if", "/what-if?max_attempts=3", "/what-if?max_attempts=3&topic=bench.flaky"),
 }
 """Paths of each page, whose figures are those of all of them; other pages add theirs."""
 REPEATS = 15
@@ -87,7 +97,8 @@ async def _measure(figures: Figures, database: Database, store: str) -> None:
         ) as mailbox,
         served_console(mailbox, store=store) as browser,
     ):
-        for page, paths in PAGES.items():
+        pages = {**PAGES, "message": await _message_paths(browser)}
+        for page, paths in pages.items():
             seconds, slowest = [], ("", 0.0)
             for path in paths:
                 own = await _latencies(browser, path)
@@ -99,6 +110,16 @@ async def _measure(figures: Figures, database: Database, store: str) -> None:
             figures.add(f"{name}.p95", quantiles(seconds, n=20)[18] * 1_000, "ms", GOAL_MS)
         await _measure_memory(figures, database, browser)
         await _measure_export(figures, database, mailbox, browser)
+
+
+async def _message_paths(browser: Browser) -> list[str]:
+    """Return the paths of the newest and the oldest messages, settled ones and dead letters."""
+    paths = []
+    for query in ("order=newest", "order=oldest", "statuses=dead", "statuses=acked&order=oldest"):
+        page = await browser.get(f"/search?limit=25&{query}")
+        paths += re.findall(r'href="/console(/messages[/?][^"]+)"', page.text)[:2]
+    assert len(paths) == 8, paths
+    return paths
 
 
 async def _latencies(browser: Browser, path: str) -> list[float]:

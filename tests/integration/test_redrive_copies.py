@@ -18,14 +18,16 @@ from postroom.application.mailbox.message_factory import MessageFactory
 from postroom.application.messages import NewMessage
 from postroom.application.ports.mailbox import Mailbox
 from postroom.application.redrive_results import RedriveMessage, RedriveReport
+from postroom.domain.capability.rights import Operation
 from postroom.domain.commit import Commit
 from postroom.domain.envelope.v1.envelope_pb2 import PrismEnvelope
-from postroom.domain.errors import InvalidRequest
+from postroom.domain.errors import Forbidden, InvalidRequest
 from postroom.domain.message import MessageExpired, MessageSent
 from postroom.domain.names import message_stream
 from postroom.domain.namespace.members import RESERVED_TOPIC
 from postroom.domain.policy import TopicPolicy
 from postroom.domain.redrive.spec import RedriveSpec
+from tests.support.access import controlled_mailbox, mailbox_of
 from tests.support.namespaces import open_namespace
 from tests.support.redrives import NAME, add_dead_letters, ended, log_of, owned, ready_ids
 from tests.support.waiting import until_answer
@@ -293,6 +295,24 @@ async def test_the_messages_of_a_job_in_a_namespace_are_listed_mailbox_by_mailbo
             await namespace.list_redrive_messages(job.job_id, cursor="acme@d 1.0")
         with pytest.raises(InvalidRequest, match="reserved"):
             await namespace.start_redrive(RedriveSpec(destination=RESERVED_TOPIC))
+
+
+async def test_copies_need_a_capability_for_their_topic_and_their_edits_are_audited() -> None:
+    spec = RedriveSpec(topics=("orders",), destination="fixed", set_headers={"x": "secret"})
+    async with controlled_mailbox() as place:
+        both = (Operation.REDRIVE, Operation.SEND)
+        for operations, topics in ((both, ["orders"]), ((Operation.REDRIVE,), ["orders", "fixed"])):
+            mailbox = await mailbox_of(place, operations=operations, topics=topics)
+            with pytest.raises(Forbidden):
+                await mailbox.start_redrive(spec)
+        mailbox = await mailbox_of(place, operations=both, topics=["orders", "fixed"])
+        job = await mailbox.start_redrive(spec)
+        limited = await mailbox_of(place, operations=(Operation.REDRIVE,), topics=["orders"])
+        assert (await limited.get_redrive(job.job_id)).spec == spec
+        with pytest.raises(Forbidden):
+            await limited.change_redrive(job.job_id, "undo")
+        entry = next(each for each in place.audit.entries if each.outcome == "allowed")
+        assert (entry.criteria, "secret" in repr(entry)) == (("destination", "set_headers"), False)
 
 
 WRONG: dict[str, tuple[dict[str, Any], str]] = {

@@ -1,15 +1,18 @@
 """Redrive jobs: start one after a preview, follow its progress, pause, resume, cancel and undo it."""
 
+from collections.abc import Mapping
 from datetime import datetime
 from typing import Any, Final, cast
 
 import uuid_utils
 from starlette.responses import HTMLResponse, Response
 
+from postroom.adapters.console.event_filter import check_mask
 from postroom.adapters.console.form_values import MS, write_time
 from postroom.adapters.console.page import NavEntry, Page, route
 from postroom.adapters.console.redrive_form import (
     COPIES,
+    CRITERIA,
     MESSAGE,
     NAMES,
     PACE,
@@ -18,11 +21,12 @@ from postroom.adapters.console.redrive_form import (
     parse_spec,
     read_values,
 )
+from postroom.adapters.console.search_export import mask_of
 from postroom.application.queries.time_travel import to_us
 from postroom.application.redrive_results import OUTCOMES, Outcome, RedriveReport
 from postroom.domain.capability.rights import Operation
 from postroom.domain.errors import InvalidRequest, NotFound
-from postroom.domain.redrive.spec import JOB_ACTIONS, JobAction
+from postroom.domain.redrive.spec import JOB_ACTIONS, JobAction, RedriveSpec
 
 NAV: Final = NavEntry("Redrive jobs", "/redrives", 45, Operation.REDRIVE)
 BADGES: Final = {
@@ -74,7 +78,7 @@ async def preview(page: Page) -> Response:
             parse_spec(values)
             # What fails after this moment is not what the preview shows.
             values["dead_until"] = await _now(page)
-        spec = parse_spec(values)
+        spec = _read_spec(page, values)
     except InvalidRequest as error:
         return await _form(page, values, error)
     return await page.render(
@@ -82,6 +86,7 @@ async def preview(page: Page) -> Response:
         spec=spec,
         facts=describe_spec(spec),
         preview=await page.mailbox.preview_redrive(spec),
+        selects_all=not any(values[name] for name in CRITERIA),
         fields=[(name, values[name]) for name in NAMES if values[name]],
         job_id=page.field("job_id") or str(uuid_utils.uuid7()),
     )
@@ -95,7 +100,7 @@ async def start(page: Page) -> Response:
         raise InvalidRequest(
             "The form has no id of the job; go back to the preview, and start the job there."
         )
-    report = await page.mailbox.start_redrive(parse_spec(values), job_id=job_id)
+    report = await page.mailbox.start_redrive(_read_spec(page, values), job_id=job_id)
     return page.redirect(
         f"/redrives/{report.job_id}", f"The job has started: {report.matched:,} dead letters matched."
     )
@@ -118,7 +123,7 @@ async def show(page: Page) -> Response:
     return await page.render(
         "redrives/show.html",
         **facts,
-        spec=describe_spec(report.spec),
+        spec=describe_spec(report.spec, mask_of(page)),
         messages=messages.messages,
         outcomes=[("", "All"), *((each, each.capitalize()) for each in OUTCOMES)],
         outcome=outcome or "",
@@ -138,6 +143,16 @@ async def change(page: Page) -> Response:
     action = _action(page)
     report = await page.mailbox.change_redrive(page.path["job_id"], action)
     return page.redirect(f"/redrives/{report.job_id}", NOTICES[action])
+
+
+def _read_spec(page: Page, values: Mapping[str, str]) -> RedriveSpec:
+    """Return the specification of a form.
+
+    Raises: InvalidRequest; Forbidden for criteria whose matches would tell what is hidden from the caller.
+    """
+    spec = parse_spec(values)
+    check_mask(spec.filter(), mask_of(page))
+    return spec
 
 
 def _action(page: Page) -> JobAction:

@@ -15,7 +15,7 @@ from postroom.adapters.compose.testing import open_memory_mailbox
 from postroom.domain.capability.rights import Operation
 from postroom.domain.envelope.v1.envelope_pb2 import PrismEnvelope
 from postroom.domain.errors import InvalidRequest
-from postroom.domain.policy import MailboxLimits
+from postroom.domain.policy import MailboxLimits, TopicPolicy
 from tests.integration.console.conftest import access_of
 from tests.support.access import MemoryPlace, controlled_mailbox
 from tests.support.altered_commits import alter
@@ -236,6 +236,21 @@ async def test_an_altered_message_is_shown_as_altered_with_the_hash_that_does_no
         intact = unescape((await browser.get("/messages/intact")).text)
         assert "Nothing of this message was altered" in intact
         assert "does not match" not in intact
+
+
+async def test_of_a_long_history_the_first_event_and_the_latest_are_shown() -> None:
+    policy = TopicPolicy(max_attempts=1_000)
+    async with open_memory_mailbox(default_policy=policy) as mailbox, served_console(mailbox) as browser:
+        await mailbox.send_message(message(message_id="m"))
+        for _ in range(400):
+            (received,) = await mailbox.receive_messages("orders")
+            await received.nack(delay_ms=0, reason=f"attempt {received.attempt}")
+        page = unescape((await browser.get("/messages/m")).text)
+        assert page.count('class="number"><a href="/console/log/events/') == 500
+        assert "301 between them" in page
+        assert "Sent to orders" in page
+        assert "attempt 400" in page
+        assert "attempt 100." not in page
 
 
 async def test_a_message_that_retention_removed_is_unknown() -> None:

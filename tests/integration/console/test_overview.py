@@ -50,6 +50,8 @@ async def test_it_counts_messages_by_topic_and_shard(place: MemoryPlace, browser
     page = await browser.sign_in(place.issue())
     assert cells(page.text, ">bills<")[:5] == ["active", "2", "1", "1", "1"]
     assert cells(page.text, ">payments<")[:5] == ["active", "1", "0", "0", "0"]
+    assert 'href="/console/dead-letters?topics=bills"' in page.text
+    assert 'href="/console/search?topics=payments"' in page.text
 
 
 async def test_text_of_others_is_escaped_everywhere(place: MemoryPlace, browser: Browser) -> None:

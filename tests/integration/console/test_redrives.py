@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from postroom.adapters.compose.console import ConsoleSettings
 from postroom.application.messages import NewMessage
 from postroom.application.redrive_results import RedriveReport
 from postroom.domain.capability.rights import Operation
@@ -48,7 +49,11 @@ async def ended(desk: Desk, job_id: str) -> RedriveReport:
 
 
 async def test_a_job_has_what_its_preview_showed_and_starts_once(desk: Desk) -> None:
+    everything = await desk.browser.post("/redrives/preview")
+    assert "Redrive 18 dead letters?" in everything.text
+    assert "it selects all dead letters" in everything.text
     page = await desk.browser.post("/redrives/preview", topics="orders.*\r\n", text="", limit="")
+    assert "it selects all dead letters" not in page.text
     assert "Redrive 14 dead letters?" in page.text
     assert await desk.mailbox.list_redrives() == []
     form = start_form(page)
@@ -138,6 +143,29 @@ async def test_a_preview_can_be_changed_and_all_fields_reach_the_job(desk: Desk)
     await ended(desk, job.job_id)
     page = await desk.browser.get(f"/redrives/{job.job_id}")
     assert "orders.repaired" in page.text
+
+
+async def test_what_is_masked_is_neither_a_criterion_nor_shown(filled: Path, tmp_path: Path) -> None:
+    hidden = ConsoleSettings(mask_headers=("Authorization",), mask_payload_fields=("/card",))
+    async with opened_desk(copy_store(filled, tmp_path), settings=hidden) as desk:
+        fields = {
+            "topics": "payments",
+            "set_headers": "authorization=s3cret",
+            "merge_patch": '{"card": "s3cret"}',
+        }
+        job = start_form(await desk.browser.post("/redrives/preview", **fields))
+        assert job["set_headers"] == "authorization=s3cret"
+        page = await desk.browser.send("/redrives", job)
+        assert page.text.count("s3cret") == 2  # an administrator sees it
+        path = page.path.removeprefix("/console")
+        operator = desk.place.issue(operations=[Operation.READ_HEADERS, Operation.REDRIVE])
+        await desk.browser.sign_in(operator)
+        page = await desk.browser.get(path)
+        assert (page.status, "s3cret" in page.text, page.text.count("[masked]")) == (200, False, 2)
+        await desk.browser.get("/redrives/new")
+        for criterion in ({"headers": "authorization=a"}, {"text": "a"}, {"match": "a"}):
+            page = await desk.browser.post("/redrives/preview", **criterion)
+            assert page.status == 403, criterion
 
 
 async def test_a_token_that_may_only_read_can_neither_preview_nor_start_nor_change_jobs(desk: Desk) -> None:
