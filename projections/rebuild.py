@@ -153,12 +153,12 @@ def rebuild(
             allow_gaps=allow_gaps,
         )
 
-    check_names(log)
     if not allow_gaps:
         check_bounds(log)
     check_folds({name: load_projections()[name] for name in models})
     clock.report("start")
     with store.build(plan, restart=restart) as build, _record_failure(build, store.where, runner):
+        check_names(log)
         runner.start()
         clock.end("start")
         return _Rebuild(log, store, runner, build, clock).run(
