@@ -31,7 +31,7 @@ help: ## List the targets
 WORKERS ?= 5
 
 .PHONY: demo demo-cluster example test test-pythons bench bench-spark bench-cluster
-demo: .venv ## Send, receive, crash, rebuild and search on an empty store; without Java, all but the search
+demo: .venv ## Send, receive, crash, rebuild, search and show the console; without Java, all but the search
 	@scripts/ensure-java.sh || true
 	@$(with_java) $(bin)/postroom demo
 
@@ -81,6 +81,11 @@ bench-spark: .venv/java-ready ## Measure Spark beside its peers at 1M and 5M mes
 
 bench-cluster: .venv ## Measure leases, routes and forwarding on a cluster of this machine, and write bench-cluster.json
 	@GRPC_ENABLE_FORK_SUPPORT=false $(bin)/python -m tests.benchmarks cluster. --output bench-cluster.json
+
+.PHONY: screenshots
+screenshots: .venv ## Take pictures of the console's pages into docs/images; PICTURES="search log" takes some of them
+	@scripts/ensure-chromium.sh
+	@$(bin)/python -m tests.screenshots $(PICTURES)
 
 .PHONY: pictures
 pictures: .venv ## Draw the pictures of docs/reports.md from a sample store

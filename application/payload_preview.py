@@ -39,7 +39,7 @@ class PayloadPreview(NamedTuple):
     Arguments:
         format: how it was decoded; None for one that is hidden as a whole.
         size: bytes as it was sent.
-        decoded_size: bytes when decompressed; None when that is not known.
+        decoded_size: bytes when decompressed; None if it is not compressed, or that failed.
         text: of JSON and text; the others have rows.
         is_complete: whether this is all of it.
         is_masked: whether some of it is hidden.
@@ -68,7 +68,8 @@ def preview_payload(envelope: PrismEnvelope, decode: Decode, mask: Mask = NO_MAS
     shown = mask.hide_fields(payload)
     if shown is None:
         return PayloadPreview(None, size, None, is_complete=False, is_masked=True)
-    decoded_size = None if payload.data is envelope.payload.value else len(payload.data)
+    is_compressed = envelope.metadata.content_encoding in _WINDOW_BITS and not payload.problems
+    decoded_size = len(payload.data) if is_compressed else None
     view = PayloadPreview(
         shown.format, size, decoded_size, is_masked=shown is not payload, problems=shown.problems
     )

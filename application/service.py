@@ -8,7 +8,8 @@ from typing import NamedTuple, Protocol, TypeVar
 from postroom.application.delivery_window import DeliveryWindows
 from postroom.application.ports.dead_letters import DeadLetterGroupFilter, DeadLetterGroupPage
 from postroom.application.ports.mailbox import Mailbox
-from postroom.application.query_results import DlqProfile
+from postroom.application.ports.search_queries import SearchQueries
+from postroom.application.query_results import DlqProfile, MessageDetail
 from postroom.application.surface_metrics import SurfaceMetrics
 from postroom.application.write_health import WriteHealth
 from postroom.domain.capability.access import Access
@@ -91,15 +92,19 @@ class Session(NamedTuple):
         mailbox: refuses the calls that the token does not permit.
         search: searches the read models for what the token permits.
         require: raises Forbidden unless the token permits an operation on the mailbox as a whole.
+        read_headers: returns a message with its history, and its envelope without the payload.
         grant: what the token permits, to be shown.
         audit: reads what the mailbox has no query for, such as its log; `read` calls `require`.
+        search_queries: returns the queries around a search, limited to what the token permits.
     """
 
     mailbox: Mailbox
     search: Search
     require: Callable[[Operation], None]
+    read_headers: Callable[[str], Awaitable[MessageDetail]]
     grant: Grant = UNRESTRICTED
     audit: AuditedRead = read_unaudited
+    search_queries: Callable[[SearchQueries], SearchQueries] = lambda queries: queries
 
 
 OpenSession = Callable[[str | None], Awaitable[Session]]
@@ -162,7 +167,7 @@ def only(service: Service) -> FindService:
 
 def unrestricted(mailbox: Mailbox, search: Search) -> OpenSession:
     """Return sessions in which every caller may do everything, with or without a token (`serve --dev`)."""
-    session = Session(mailbox, search, lambda operation: None)
+    session = Session(mailbox, search, lambda operation: None, mailbox.get_message)
 
     async def open_session(token: str | None) -> Session:
         return session

@@ -21,7 +21,7 @@ class SurfaceMetrics:
     """
 
     def __init__(self, measure: Measure | None = None, cap_cache_ttl_ms: int | None = None) -> None:
-        self._measure = measure
+        self.measure = measure
         self._cap_cache_ttl_ms = cap_cache_ttl_ms
         self._http: Counter[tuple[str, str, int]] = Counter()
         self._grpc: Counter[tuple[str, str]] = Counter()
@@ -49,10 +49,10 @@ class SurfaceMetrics:
         """Return all metrics; while the mailbox can't be used, those of the surfaces."""
         metrics: list[Metric] = []
         is_up = True
-        if self._measure is not None:
+        if self.measure is not None:
             try:
                 async with asyncio.timeout(MAILBOX_SECONDS):
-                    metrics += await self._measure()
+                    metrics += await self.measure()
             except (PostroomError, TimeoutError):
                 is_up = False
         if self._cap_cache_ttl_ms is not None:

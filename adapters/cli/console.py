@@ -2,10 +2,12 @@
 
 import asyncio
 from contextlib import AbstractAsyncContextManager, nullcontext
+from functools import partial
 from typing import Annotated
 
 from typer import Option
 
+from postroom.adapters.cli.lease import open_leases
 from postroom.adapters.cli.remote import ClientSettings
 from postroom.adapters.cli.running import running
 from postroom.adapters.cli.serve import cache_ttl_ms, checked_access
@@ -49,16 +51,21 @@ def console(
     )
     with explain_missing_extra("serve"):
         import uvloop
-    uvloop.run(_show(session, http, settings, access, token))
+    uvloop.run(serve_console(session, http, settings, access, token))
 
 
-async def _show(
+async def serve_console(
     session: Session,
     http: str,
     settings: ConsoleSettings,
     opening: AbstractAsyncContextManager[Access],
     token: str | None,
 ) -> None:
+    """Print the link of the console, and serve it until interrupted.
+
+    Arguments:
+        token: of the session that the link starts; None for a caller who needs none.
+    """
     stop = asyncio.Event()
     async with (
         # A look never replaces an owner that is slow to answer, and sets no policies.
@@ -67,7 +74,7 @@ async def _show(
     ):
         code = new_code(token)
         mount = console_mount(
-            session.store, mailbox.name, settings, measure=mailbox.measure, code=code, is_alone=True
+            session.store, settings, open_leases=partial(open_leases, session), code=code, is_alone=True
         )
         surfaces: list[Surface] = [open_http_surface(http, HttpSettings(), None, mount)]
         async with serve_mailbox(

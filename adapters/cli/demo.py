@@ -1,12 +1,14 @@
 """`postroom demo`: send, receive, crash, rebuild and search on an empty store, in under a minute."""
 
 import asyncio
+import sys
 import time
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
+from typer import Option
 
 from postroom.adapters.cli.dlq import list_dead_letters
 from postroom.adapters.cli.inspect import backlog, show
@@ -27,7 +29,16 @@ POLL_SECONDS = 0.1
 FILES = ("", "-wal", "-shm", "-views", "-views-wal", "-views-shm", "-views-lock")
 
 
-async def demo(session: Session) -> None:
+async def demo(
+    session: Session,
+    console: Annotated[
+        bool | None,
+        Option(
+            "--console/--no-console",
+            help="Show the console at the end, until interrupted; by default on a terminal.",
+        ),
+    ] = None,
+) -> None:
     """Send 20,000 messages to two consumers, kill one, rebuild the read models with Spark, and search.
 
     The demo writes to postroom-demo.db, or the file of --store, and does not delete it afterwards. Without
@@ -61,6 +72,8 @@ async def demo(session: Session) -> None:
         session.out.json(facts)
     elif settings.store != MEMORY:
         _show_next_steps(session, facts)
+        if sys.stdin.isatty() and sys.stdout.isatty() if console is None else console:
+            await _show_console(session)
 
 
 async def _remove_previous(session: Session) -> None:
@@ -191,9 +204,22 @@ def _show_next_steps(session: Session, facts: dict[str, Any]) -> None:
         "postroom recv orders.created --max 1      # receive one, with its receipt",
         *([search_hint] if facts["read_models"] is not None else []),
         "postroom verify                           # recompute all hashes of the log",
+        "postroom console                          # see and do all of this in a browser",
         "postroom --help",
     ):
         session.out.line(f"  {line}")
+
+
+async def _show_console(session: Session) -> None:
+    try:
+        from postroom.adapters.cli.console import DEFAULT_HTTP, serve_console
+        from postroom.adapters.compose.console import ConsoleSettings
+        from postroom.adapters.compose.serve import unrestricted
+
+        _heading(session, "The same in a browser, until you press Ctrl-C: postroom console")
+        await serve_console(session, DEFAULT_HTTP, ConsoleSettings(), nullcontext(unrestricted), None)
+    except MissingExtra as error:
+        _print(session, f"Skipped: {error}")
 
 
 def _heading(session: Session, text: str) -> None:

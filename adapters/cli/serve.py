@@ -2,18 +2,19 @@
 
 import asyncio
 from contextlib import AbstractAsyncContextManager, nullcontext
+from functools import partial
 from typing import Annotated
 
 from typer import Option
 
 from postroom.adapters.cli.access_settings import AccessSection
 from postroom.adapters.cli.amnesia import enter_amnesia, report_loss
+from postroom.adapters.cli.lease import open_leases
 from postroom.adapters.cli.running import Reload, running, topic_policies
 from postroom.adapters.cli.session import Session
 from postroom.adapters.cli.settings import InvalidSettings, Settings
 from postroom.adapters.compose.access import Access, CheckedAccess, check_keys, open_access, open_key_ring
 from postroom.adapters.compose.audit import AuditSettings
-from postroom.adapters.compose.connect import SharedMailbox
 from postroom.adapters.compose.console import ConsoleSettings, console_mount, is_installed
 from postroom.adapters.compose.serve import (
     HttpSettings,
@@ -109,21 +110,19 @@ def serve(
     if not settings.http and not settings.grpc:
         raise InvalidSettings("[serve] has neither an http nor a grpc address; set one.")
     reloads = [tls_certificates(protection.tls)] if protection.tls is not None else []
-    uvloop.run(_serve(session, settings, protection, opening, reloads))
+    surfaces = _surfaces(session, settings, protection)
+    uvloop.run(_serve(session, surfaces, opening, reloads, amnesia=settings.amnesia))
 
 
-def _surfaces(
-    session: Session, settings: ServeSettings, protection: Protection, mailbox: SharedMailbox
-) -> list[Surface]:
+def _surfaces(session: Session, settings: ServeSettings, protection: Protection) -> list[Surface]:
     surfaces = []
     if settings.http:
         mount = None
         if settings.console or (settings.console is None and is_installed()):
             mount = console_mount(
                 session.store,
-                mailbox.name,
                 session.settings.section("console", ConsoleSettings),
-                measure=mailbox.measure,
+                open_leases=partial(open_leases, session),
                 trusts_proxy=settings.behind_proxy,
             )
         surfaces.append(open_http_surface(settings.http, settings, protection, mount))
@@ -166,12 +165,12 @@ def principal_quotas(access: CheckedAccess) -> Reload:
 
 async def _serve(
     session: Session,
-    settings: ServeSettings,
-    protection: Protection,
+    surfaces: list[Surface],
     opening: AbstractAsyncContextManager[Access],
     reloads: list[Reload],
+    *,
+    amnesia: bool,
 ) -> None:
-    amnesia = settings.amnesia
     stop = asyncio.Event()
     async with (
         session.use(create=True, amnesia=amnesia) as mailbox,
@@ -179,7 +178,7 @@ async def _serve(
         serve_mailbox(
             session.store,
             mailbox,
-            _surfaces(session, settings, protection, mailbox),
+            surfaces,
             access=access,
             default_policy=session.settings.policy,
             measure=mailbox.measure,

@@ -1,37 +1,59 @@
 """Wiring of the console: what its pages read, and its mount in the HTTP server."""
 
+import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import (
+    AbstractAsyncContextManager,
+    AbstractContextManager,
+    AsyncExitStack,
+    ExitStack,
+    asynccontextmanager,
+    contextmanager,
+)
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from postroom.adapters.compose import shown_store
+import msgspec
+
+from postroom.adapters.compose import Postroom, shown_store
 from postroom.adapters.compose.audit import read_audit_log
+from postroom.adapters.compose.search_queries import StoreSearchQueries
 from postroom.adapters.compose.store import MEMORY, open_store
-from postroom.adapters.console.data import ConsoleData, Leases
+from postroom.adapters.console.data import ConsoleData, Decode, Leases
+from postroom.adapters.console.samples import Samples
 from postroom.adapters.console.sessions import OneTimeCode
 from postroom.adapters.console.settings import ConsoleSettings
 from postroom.application.background import background_task
-from postroom.application.extras import MissingExtra, explain_missing_extra
+from postroom.application.extras import explain_missing_extra
 from postroom.application.metrics import Measure
-from postroom.application.service import Service
+from postroom.application.service import Search, Service
 from postroom.domain.errors import PostroomError
 
 if TYPE_CHECKING:  # uvicorn is an extra
     from postroom.adapters.http_server.mount import Mount
 
-__all__ = ["ConsoleSettings", "OneTimeCode", "console_mount", "is_installed", "new_code"]
+__all__ = [
+    "ConsoleSettings",
+    "Leases",
+    "OneTimeCode",
+    "OpenLeases",
+    "console_mount",
+    "is_installed",
+    "new_code",
+]
+
+PACKAGES = ("jinja2", "markupsafe", "python_multipart", "starlette")
 
 T = TypeVar("T")
+
+OpenLeases = Callable[[], AbstractAsyncContextManager[Leases | None]]
+"""Open what returns the leases of a cluster, for as long as the context lasts."""
 
 
 def is_installed() -> bool:
     """Return whether the packages of the console are installed."""
-    try:
-        _import_app()
-    except MissingExtra:
-        return False
-    return True
+    return all(find_spec(each) is not None for each in PACKAGES)
 
 
 def new_code(token: str | None = None) -> OneTimeCode:
@@ -45,51 +67,91 @@ def new_code(token: str | None = None) -> OneTimeCode:
 
 def console_mount(
     store: str,
-    mailbox: str,
     settings: ConsoleSettings | None = None,
     *,
-    measure: Measure | None = None,
-    leases: Leases | None = None,
+    open_leases: OpenLeases | None = None,
     trusts_proxy: bool = False,
     code: OneTimeCode | None = None,
     is_alone: bool = False,
 ) -> "Mount":
-    """Return the mount of the console of a mailbox.
+    """Return the mount of the console of the mailbox that is served.
 
     Arguments:
         store: address of the mailbox's store.
-        measure: returns the metrics of the mailbox.
-        leases: returns the leases of the cluster; None outside of one.
+        open_leases: opens what returns the leases of the cluster; None outside of one.
         trusts_proxy: requests come from a proxy, which states the path below which it serves the console.
         code: starts the session of the local user; without it, sessions start with capability tokens.
         is_alone: serve the console only.
 
     Raises: InvalidRequest for invalid settings; MissingExtra.
     """
-    make_console = _import_app()
+    if not is_installed():
+        _import_app()  # raises MissingExtra
     from postroom.adapters.http_server.mount import Mount
 
     checked = (settings or ConsoleSettings()).validate()
+    decode, mask = None if checked.namespaces is None else _decoder(checked.namespaces), checked.mask()
 
     @asynccontextmanager
     async def open_(service: Service, is_secure: bool) -> AsyncIterator[Any]:
-        with open_data(store, mailbox, measure=measure, leases=leases) as data:
-            app = make_console(
-                service, data, checked, is_secure=is_secure, trusts_proxy=trusts_proxy, code=code
+        samples = Samples(service.mailbox, service.metrics.measure)
+
+        async def open_app(opened: AsyncExitStack) -> Any:
+            make_console = await asyncio.to_thread(_import_app)
+            leases = None if open_leases is None else await opened.enter_async_context(open_leases())
+            measure, name = service.metrics.measure, service.mailbox.name
+            search = service.mailbox.search_unsettled if isinstance(service.mailbox, Postroom) else None
+            opening = open_data(store, name, measure=measure, leases=leases, search_unsettled=search)
+            data = await asyncio.to_thread(opened.enter_context, opening)
+            data = msgspec.structs.replace(data, decode=decode, mask=mask, serves_calls=not is_alone)
+            return make_console(
+                service,
+                data,
+                checked,
+                samples,
+                is_secure=is_secure,
+                trusts_proxy=trusts_proxy,
+                code=code,
             )
-            async with background_task(app.state.console.samples.run(service.stopping)):
-                yield app
+
+        async with AsyncExitStack() as opened, background_task(samples.run(service.stopping)):
+            yield _LateApp(lambda: open_app(opened))
 
     return Mount(checked.prefix, open_, is_alone)
 
 
+class _LateApp:
+    """ASGI application that is opened at its first request: most servers are never asked for the console."""
+
+    def __init__(self, open_: Callable[[], Awaitable[Any]]) -> None:
+        self._open = open_
+        self._app: Any = None
+        self._lock = asyncio.Lock()
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Serve one request."""
+        if self._app is None:
+            async with self._lock:
+                if self._app is None:
+                    self._app = await self._open()
+        await self._app(scope, receive, send)
+
+
 @contextmanager
 def open_data(
-    store: str, mailbox: str, *, measure: Measure | None = None, leases: Leases | None = None
+    store: str,
+    mailbox: str,
+    *,
+    measure: Measure | None = None,
+    leases: Leases | None = None,
+    search_unsettled: Search | None = None,
 ) -> Iterator[ConsoleData]:
-    """Open what the console reads of a store, for as long as the context lasts; see `console_mount`.
+    """Open what the console reads of a store, for as long as the context lasts; see `ConsoleData`.
 
     What does not exist, or can't be read, is None.
+
+    Arguments:
+        search_unsettled: searches the unsettled messages if this process owns the mailbox.
     """
     with ExitStack() as opened:
         shown = shown_store(store)
@@ -111,6 +173,9 @@ def open_data(
             store=shown,
             measure=measure,
             read_models=read_models,
+            search_queries=None
+            if read_models is None
+            else StoreSearchQueries(store, read_models, mailbox, search_unsettled),
             log=log,
             audit=None if audit is None else audit.read,
             audit_log=None if audit is None else audit.log,
@@ -127,9 +192,18 @@ def _closing(open_each: Callable[[], T]) -> Iterator[T]:
         each.close()
 
 
+@explain_missing_extra("namespaces")
+def _decoder(file: str) -> Decode:
+    """Return the decoder by the schemas of a file of namespaces, or raise InvalidRequest."""
+    from postroom.adapters.config.namespaces import load_namespaces
+    from postroom.adapters.schemas.decoder import SchemaDecoder
+
+    return SchemaDecoder({each.name: each.payload_schemas for each in load_namespaces(file)}).decode
+
+
 @explain_missing_extra("console")
 def _import_app() -> Callable[..., Any]:
-    import python_multipart  # noqa: F401  # without it, forms can't be read
+    import python_multipart  # noqa: F401 - without it, Starlette reads no forms
 
     from postroom.adapters.console.app import make_console
 

@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from importlib import import_module
 from pkgutil import iter_modules
 from typing import Any, Final
@@ -64,6 +63,7 @@ class Console:
         service: Service,
         data: ConsoleData,
         settings: ConsoleSettings,
+        samples: Samples,
         *,
         is_secure: bool,
         trusts_proxy: bool,
@@ -74,13 +74,18 @@ class Console:
         self.settings = settings.validate()
         self.static = StaticFiles()
         self.templates = Templates(self.static)
-        self.samples = Samples(service.mailbox, data.measure)
+        self.samples = samples
         self.nav: Sequence[NavEntry] = ()
         self.streams = 0
         self._sessions = Sessions(time.monotonic, settings.idle_timeout_ms / 1_000)
         self._code = code
         self._is_secure = is_secure
         self._trusts_proxy = trusts_proxy
+
+    @property
+    def sessions(self) -> Sessions:
+        """Return the sessions of browsers."""
+        return self._sessions
 
     # -- requests of signed-in browsers ---
 
@@ -101,6 +106,9 @@ class Console:
             if browser is None:
                 raise Unauthenticated(NO_SESSION)
             session = await self.service.open_session(browser.token)
+            access = session.grant.access
+            if access is not None:
+                browser.principal, browser.capability = access.principal, access.nonce.hex()
             if request.method == "POST":
                 if self.settings.read_only:
                     raise Forbidden("This console is read-only; start one that is not, to change anything.")
@@ -187,10 +195,15 @@ class Console:
         """End the session."""
         request.scope[ROUTE] = "/sign-out"
         base = self.base(request)
-        with suppress(PostroomError, HTTPException):
-            form = await _read_form(request)
-            browser = self.find(request)
-            if REFUSAL in request.scope or (browser and not same(browser.csrf, form.get("csrf"))):
+        browser = self.find(request)
+        if browser is not None:
+            try:
+                is_own = REFUSAL not in request.scope and same(
+                    browser.csrf, (await _read_form(request)).get("csrf")
+                )
+            except HTTPException:
+                is_own = False
+            if not is_own:
                 return protect(RedirectResponse(base + "/", 303))
         self._sessions.end(request.cookies.get(cookie_name(request)))
         response = RedirectResponse(base + "/sign-in", 303)
@@ -216,7 +229,7 @@ class Console:
     ) -> Response:
         self._sessions.end(request.cookies.get(cookie_name(request)))
         self.service.metrics.refused(error)
-        path = request.scope["path"].removeprefix(request.scope["root_path"])
+        path = _path(request)
         if request.method == "POST":
             if self.service.is_dev and self._code is None:
                 cookie, browser = self._sessions.start(None)
@@ -236,7 +249,7 @@ class Console:
     def _resume(
         self, request: Request, browser: BrowserSession, base: str, form: FormData | None, status: int
     ) -> Response:
-        path = return_path(request.scope["path"].removeprefix(request.scope["root_path"]))
+        path = return_path(_path(request))
         return self._resume_page(request, browser, base, path, _fields(form), status)
 
     def _resume_page(
@@ -293,7 +306,8 @@ class Console:
 def make_console(
     service: Service,
     data: ConsoleData,
-    settings: ConsoleSettings | None = None,
+    settings: ConsoleSettings,
+    samples: Samples,
     *,
     is_secure: bool = False,
     trusts_proxy: bool = False,
@@ -306,7 +320,8 @@ def make_console(
     console = Console(
         service,
         data,
-        settings or ConsoleSettings(),
+        settings,
+        samples,
         is_secure=is_secure,
         trusts_proxy=trusts_proxy,
         code=code,
@@ -328,6 +343,12 @@ def make_console(
     app.router.redirect_slashes = False
     app.state.console = console
     return app
+
+
+def _path(request: Request) -> str:
+    """Return the path within the console as it was asked for: an id in it may have an escaped slash."""
+    path: bytes = request.scope["raw_path"]
+    return path.decode("latin-1").removeprefix(request.scope["root_path"])
 
 
 async def _read_form(request: Request) -> FormData:

@@ -9,6 +9,7 @@ from markupsafe import Markup, escape
 from postroom.application.printable import printable
 
 US: Final = 1_000_000
+SPACE: Final = "\N{NO-BREAK SPACE}"
 DASH: Final = "\N{EN DASH}"
 _AGES: Final = ((86_400, "d"), (3_600, "h"), (60, "min"))
 _SIZES: Final = ("B", "kB", "MB", "GB", "TB")
@@ -35,7 +36,7 @@ def number(value: float | None) -> str:
 
 
 def age(microseconds: int | None) -> str:
-    """Return a duration in µs in its largest two units."""
+    """Return a duration in µs in its largest two units; number and unit stay on one line."""
     if microseconds is None:
         return DASH
     seconds = max(0, microseconds // US)
@@ -44,8 +45,8 @@ def age(microseconds: int | None) -> str:
             whole, rest = divmod(seconds, length)
             smaller, name = (*[(size, text) for size, text in _AGES[index + 1 :]], (1, "s"))[0]
             part = rest // smaller
-            return f"{whole} {unit} {part} {name}" if part else f"{whole} {unit}"
-    return f"{seconds} s"
+            return f"{whole}{SPACE}{unit} {part}{SPACE}{name}" if part else f"{whole}{SPACE}{unit}"
+    return f"{seconds}{SPACE}s"
 
 
 def size(value: int | None) -> str:

@@ -1,6 +1,7 @@
 """`Page`: what the handler of a page gets, and `route`, which serves a handler."""
 
 import asyncio
+import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple, ParamSpec, Protocol, TypeVar
@@ -13,7 +14,7 @@ from starlette.routing import Route
 
 from postroom.adapters.console.data import ConsoleData
 from postroom.adapters.console.samples import Samples
-from postroom.adapters.console.sessions import BrowserSession
+from postroom.adapters.console.sessions import BrowserSession, Sessions
 from postroom.adapters.console.settings import ConsoleSettings
 from postroom.adapters.console.templating import Templates
 from postroom.application.ports.mailbox import Mailbox
@@ -23,6 +24,8 @@ from postroom.domain.capability.rights import Operation
 P = ParamSpec("P")
 T = TypeVar("T")
 
+_CHANGED_IN_PATHS = re.compile(r"(^|/)\.{0,2}(/|$)|[\x00-\x20\x7f\\]")
+"""Segments that are removed from paths, and characters that are refused there or replaced."""
 READS = frozenset((Operation.READ_HEADERS, Operation.READ_PAYLOAD))
 
 
@@ -40,6 +43,10 @@ class Frame(Protocol):
     samples: Samples
     nav: Sequence["NavEntry"]
     streams: int
+
+    @property
+    def sessions(self) -> Sessions:
+        """Return the sessions of browsers."""
 
     def find(self, request: Request, *, touch: bool = True) -> BrowserSession | None:
         """Return the session of a request's cookie; see `Sessions.find`."""
@@ -169,6 +176,11 @@ class Page:
         pairs = [(name, each) for name, value in query.items() for each in _values(value)]
         return self.base + quote(path, safe="/:@!$&'()*+,;=-._~") + (f"?{urlencode(pairs)}" if pairs else "")
 
+    def message_url(self, id_: str) -> str:
+        """Return the link to a message; an id that browsers would change in a path is in the query."""
+        is_plain = not _CHANGED_IN_PATHS.search(id_)
+        return self.url(f"/messages/{id_}") if is_plain else self.url("/messages", id=id_)
+
     async def render(self, template: str, status: int = 200, /, **facts: Any) -> Response:
         """Return a page from its template; see `templates/base.html` for what all templates know."""
         notices, self.browser.notices = self.browser.notices, []
@@ -176,16 +188,16 @@ class Page:
 
     def part(self, template: str, /, **facts: Any) -> str:
         """Return the text of a template, such as a part of a page."""
-        return self.console.templates.render(
-            template,
-            base=self.base,
-            page=self,
-            url=self.url,
-            csrf=self.browser.csrf,
-            nav=[each for each in self.console.nav if self.may(each.operation)],
-            here=self.request.scope["path"].removeprefix(self.request.scope["root_path"]) or "/",
-            **{"notices": []} | facts,
-        )
+        frame: dict[str, Any] = {
+            "base": self.base,
+            "page": self,
+            "url": self.url,
+            "csrf": self.browser.csrf,
+            "nav": [each for each in self.console.nav if self.may(each.operation)],
+            "here": self.request.scope["path"].removeprefix(self.request.scope["root_path"]) or "/",
+            "notices": [],
+        }
+        return self.console.templates.render(template, **frame | facts)
 
     def redirect(self, path: str, notice: str | None = None, /, **query: Any) -> Response:
         """Return the answer to a form that leads to a page, with a sentence about what was done."""

@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Sequence
 from itertools import pairwise
 from typing import Final, NamedTuple
 
@@ -12,15 +12,15 @@ from postroom.application.metrics import Histogram, Metric
 from postroom.application.ports.mailbox import Mailbox
 from postroom.application.query_results import Backlog
 from postroom.domain.errors import PostroomError
-from postroom.domain.mailbox.counts import TopicSummary
 
 EVERY_SECONDS: Final = 5.0
 SAMPLES: Final = 120
 """Number of samples that are held: ten minutes."""
 MAX_TOPICS: Final = 100
 BACKLOG_SECONDS: Final = 2.0
-COST_SHARE: Final = 0.05
+COST_SHARE: Final = 0.02
 """Share of the time that counting messages may take: it visits each message that is not settled."""
+MAX_PARTS: Final = 16
 EVENTS: Final = ("sent", "delivered", "acked", "nacked")
 
 
@@ -28,18 +28,6 @@ class _Sample(NamedTuple):
     at: float
     counters: dict[str, float]
     depths: dict[str, float]
-
-
-class Counted(NamedTuple):
-    """The backlog and the topics of a mailbox, of the same moment.
-
-    Arguments:
-        at: seconds of the monotonic clock.
-    """
-
-    at: float
-    backlog: Backlog
-    topics: list[TopicSummary]
 
 
 class Samples:
@@ -54,9 +42,10 @@ class Samples:
         self._mailbox = mailbox
         self._measure = measure
         self._ring: deque[_Sample | None] = deque(maxlen=SAMPLES)
-        self._counted: Counted | None = None
+        self._backlog: Backlog | None = None
         self._counted_until = 0.0
         self._lock = asyncio.Lock()
+        self._parts: dict[Hashable, str] = {}
 
     @property
     def has_rates(self) -> bool:
@@ -70,25 +59,35 @@ class Samples:
                 self._ring.append(_sample(await self._measure()))
             except (PostroomError, TimeoutError):
                 self._ring.append(None)
+            self._parts.clear()
             await wait_at_most(EVERY_SECONDS, stopping.wait())
 
-    async def count(self) -> Counted:
-        """Return the present counts, or those of a moment ago.
+    async def count(self) -> Backlog:
+        """Return the present backlog, or that of a moment ago.
 
         Raises: Unavailable when the mailbox can't be used.
         """
         async with self._lock:
-            now = time.monotonic()
-            if self._counted is None or now >= self._counted_until:
-                backlog, topics = await self._mailbox.get_backlog(), await self._mailbox.list_topics()
+            began = time.monotonic()
+            if self._backlog is None or began >= self._counted_until:
+                self._backlog = await self._mailbox.get_backlog()
                 end = time.monotonic()
-                self._counted = Counted(end, backlog, topics)
-                self._counted_until = end + max(BACKLOG_SECONDS, (end - now) / COST_SHARE)
-            return self._counted
+                self._counted_until = end + max(BACKLOG_SECONDS, (end - began) / COST_SHARE)
+                self._parts.clear()
+            return self._backlog
 
     def forget(self) -> None:
         """Count anew at the next request, as after a change."""
         self._counted_until = 0.0
+
+    def find_part(self, key: Hashable) -> str | None:
+        """Return a part of a page that was made of the present samples and counts; None if there is none."""
+        return self._parts.get(key)
+
+    def keep_part(self, key: Hashable, text: str) -> None:
+        """Keep a part of a page for other browsers until the next sample or count."""
+        if len(self._parts) < MAX_PARTS:
+            self._parts[key] = text
 
     def rates(self, event: str) -> list[float | None]:
         """Return the messages per second between samples, oldest first; None where nothing was measured."""

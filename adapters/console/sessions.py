@@ -8,6 +8,8 @@ from typing import Final
 
 import msgspec
 
+from postroom.domain.errors import NotFound
+
 MAX_SESSIONS: Final = 1_024
 """Number of sessions above which the one that was idle for longest ends."""
 CODE_SECONDS: Final = 600.0
@@ -19,7 +21,10 @@ class BrowserSession(msgspec.Struct, eq=False):
     Arguments:
         token: the capability token; None for a caller who needs none.
         csrf: text that each form of its pages contains.
-        last_used: seconds of the monotonic clock.
+        last_used, started: seconds of the monotonic clock.
+        id: names it to administrators; it opens nothing.
+        principal: to whom the token was issued, since the first request; None without a token.
+        capability: root nonce of the token, in hex, since the first request; empty without one.
         streams: number of open streams of events.
         notices: sentences for the next page about what was done.
     """
@@ -27,6 +32,10 @@ class BrowserSession(msgspec.Struct, eq=False):
     token: str | None
     csrf: str
     last_used: float
+    started: float = 0.0
+    id: str = ""
+    principal: str | None = None
+    capability: str = ""
     streams: int = 0
     notices: list[str] = []
 
@@ -50,7 +59,9 @@ class Sessions:
         if len(self._sessions) >= MAX_SESSIONS:
             del self._sessions[min(self._sessions, key=lambda key: self._sessions[key].last_used)]
         cookie = token_urlsafe(32)
-        session = self._sessions[_key(cookie)] = BrowserSession(token, token_urlsafe(32), self._clock())
+        now = self._clock()
+        session = BrowserSession(token, token_urlsafe(32), now, now, token_urlsafe(9))
+        self._sessions[_key(cookie)] = session
         return cookie, session
 
     def find(self, cookie: str | None, *, touch: bool = True) -> BrowserSession | None:
@@ -70,6 +81,25 @@ class Sessions:
         """End the session of a cookie, if there is one."""
         if cookie:
             self._sessions.pop(_key(cookie), None)
+
+    def sessions(self) -> list[BrowserSession]:
+        """Return the sessions, the last used first."""
+        self._remove_idle()
+        return sorted(self._sessions.values(), key=lambda each: -each.last_used)
+
+    def end_by_id(self, id_: str) -> BrowserSession:
+        """End a session, and return it.
+
+        Raises: NotFound when there is none of this id.
+        """
+        for key, each in self._sessions.items():
+            if each.id == id_:
+                return self._sessions.pop(key)
+        raise NotFound("There is no such session; it has ended already.")
+
+    def age(self, moment: float) -> int:
+        """Return the time since a moment of the sessions' clock, in µs."""
+        return int((self._clock() - moment) * 1_000_000)
 
     def _remove_idle(self) -> None:
         oldest = self._clock() - self._idle

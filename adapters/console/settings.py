@@ -4,6 +4,7 @@ import re
 
 import msgspec
 
+from postroom.application.masking import Mask
 from postroom.domain.arguments import check_int
 from postroom.domain.errors import InvalidRequest
 
@@ -23,12 +24,18 @@ class ConsoleSettings(msgspec.Struct, frozen=True, kw_only=True):
         proxy_prefix: path that a proxy in front removes from the start of each request's path.
         read_only: refuse all actions, whatever the caller's capability permits.
         idle_timeout_ms: time without a request after which a session ends.
+        mask_headers: names of headers whose values only callers with the right `admin` see.
+        mask_payload_fields: JSON pointers to fields of payloads that only they see; see `Mask`.
+        namespaces: YAML file of namespaces (see docs/namespaces.md), by whose schemas payloads are decoded.
     """
 
     prefix: str = DEFAULT_PREFIX
     proxy_prefix: str = ""
     read_only: bool = False
     idle_timeout_ms: int = 30 * MINUTE_MS
+    mask_headers: tuple[str, ...] = ()
+    mask_payload_fields: tuple[str, ...] = ()
+    namespaces: str | None = None
 
     def validate(self) -> "ConsoleSettings":
         """Return the settings, or raise InvalidRequest."""
@@ -42,7 +49,12 @@ class ConsoleSettings(msgspec.Struct, frozen=True, kw_only=True):
                 f"[console]: prefix is {self.prefix}, below which the HTTP interface has calls; name another."
             )
         check_int("[console]: idle_timeout_ms", self.idle_timeout_ms, MINUTE_MS, DAY_MS)
+        self.mask()
         return self
+
+    def mask(self) -> Mask:
+        """Return what those without the right `admin` do not see, or raise InvalidRequest."""
+        return Mask(self.mask_headers, self.mask_payload_fields).validate()
 
 
 def is_prefix(text: str) -> bool:

@@ -60,7 +60,8 @@ class StaticFiles:
         name = request.path_params["name"]
         data = self._files.get(name)
         if data is None:
-            return Response("There is no such file.", 404, media_type="text/plain")
+            headers = {"cache-control": "no-store"}
+            return Response("There is no such file.", 404, headers, "text/plain")
         headers = {"cache-control": "no-cache"}
         if request.query_params.get("v") == self._hashes[name]:
             headers["cache-control"] = "public, max-age=31536000, immutable"

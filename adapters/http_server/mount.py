@@ -18,6 +18,12 @@ from postroom.domain.errors import NotFound, PostroomError
 READS = frozenset(("GET", "HEAD", "OPTIONS"))
 REFUSAL = "postroom.refusal"
 """Key of the scope with the error for which the application is to show a page."""
+PROTECTION = (
+    (b"cache-control", b"no-store"),
+    (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'"),
+    (b"x-content-type-options", b"nosniff"),
+)
+"""Headers of the answers to requests that don't reach the application, which browsers may show."""
 ROUTE = "postroom.route"
 """Key of the scope in which the application states its route, for metrics and logs."""
 
@@ -96,7 +102,9 @@ class MountedApp:
             except PostroomError as error:
                 self._metrics.refused(error)
                 exchange.status = error.status
-                await send_reply(refusal(error, corr_id), corr_id, send)
+                reply = refusal(error, corr_id)
+                reply.headers += PROTECTION
+                await send_reply(reply, corr_id, send)
             self._report(scope, exchange.status, time.perf_counter() - started, span)
 
     async def _receive_form(

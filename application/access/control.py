@@ -11,10 +11,12 @@ from postroom.application.access.guard import Guard
 from postroom.application.access.mailbox import AuthorizedMailbox
 from postroom.application.access.quotas import Quotas
 from postroom.application.access.search import AuthorizedSearch
+from postroom.application.access.search_queries import AuthorizedSearchQueries
 from postroom.application.access.settings import AccessSettings
 from postroom.application.delivery_window import DeliveryWindows
 from postroom.application.ports.clock import Clock
 from postroom.application.ports.mailbox import Mailbox
+from postroom.application.ports.search_queries import SearchQueries
 from postroom.application.service import Grant, Search, Session
 from postroom.application.telemetry import logger
 from postroom.domain.capability.access import Access, limit_time, verify
@@ -155,7 +157,11 @@ class AccessControl:
             check,
             access,
         )
-        session = Session(mailbox, search, require, grant, auditor.read)
+
+        def search_queries(queries: SearchQueries) -> SearchQueries:
+            return AuthorizedSearchQueries(queries, guard, auditor)
+
+        session = Session(mailbox, search, require, mailbox.read_headers, grant, auditor.read, search_queries)
         return _VerifiedToken(session, guard, self._clock.uptime() + self._ttl)
 
     def _count_refusal(self) -> None:

@@ -55,13 +55,13 @@ class AuthorizedReads:
             READ_PAYLOAD, partial(self._get_message, id_), lambda _: 1, target=_target(id_)
         )
 
-    async def get_headers(self, id_: str, /) -> MessageDetail:
+    async def read_headers(self, id_: str, /) -> MessageDetail:
         """Return a message with its history, and its envelope without the payload.
 
         Raises: as `get_message`, but the right to read payloads is not needed.
         """
         return await self._auditor.read(
-            READ_HEADERS, partial(self._get_headers, id_), lambda _: 1, target=_target(id_)
+            READ_HEADERS, partial(self._read_headers, id_), lambda _: 1, target=_target(id_)
         )
 
     async def explain_message(self, id_: str, /) -> Explanation:
@@ -136,7 +136,7 @@ class AuthorizedReads:
         self._guard.count_bytes([len(detail.item.envelope_blob)])
         return detail
 
-    async def _get_headers(self, id_: str) -> MessageDetail:
+    async def _read_headers(self, id_: str) -> MessageDetail:
         await self._guard.check(READ_HEADERS)
         detail = await self._find_message(id_)
         item = msgspec.structs.replace(detail.item, envelope_blob=without_payload(detail.item.envelope_blob))

@@ -22,6 +22,7 @@ from postroom.application.redrive_results import (
 )
 from postroom.domain.errors import InvalidRequest, NotFound
 from postroom.domain.names import check_uuid
+from postroom.domain.namespace.members import RESERVED_TOPIC
 from postroom.domain.redrive.spec import JobAction, RedriveSpec, check_action
 
 T = TypeVar("T")
@@ -48,7 +49,7 @@ class NamespaceRedrives:
 
     async def preview_redrive(self, spec: RedriveSpec, /) -> RedrivePreview:
         """Return what the jobs would select; see `Mailbox.preview_redrive`."""
-        checked = await self._check_limit(check_spec(spec))
+        checked = await self._check(check_spec(spec))
         previews = await self._ask_all(lambda mailbox: mailbox.preview_redrive(checked))
         return merge_previews(self._directory.namespace, previews)
 
@@ -57,9 +58,9 @@ class NamespaceRedrives:
     ) -> RedriveReport:
         """Start a job in each mailbox; see `Mailbox.start_redrive`.
 
-        Raises: InvalidRequest for a limit, if there are several mailboxes.
+        Raises: InvalidRequest for a limit, if there are several mailboxes, and for the reserved topic.
         """
-        checked = await self._check_limit(check_spec(spec))
+        checked = await self._check(check_spec(spec))
         id_ = check_job_id(job_id, uuid_utils.uuid7)
         reports = await self._ask_all(
             lambda mailbox: mailbox.start_redrive(checked, job_id=id_, principal=principal)
@@ -155,7 +156,9 @@ class NamespaceRedrives:
             raise missing[0]
         return merge_reports(self._directory.namespace, reports)
 
-    async def _check_limit(self, spec: RedriveSpec) -> RedriveSpec:
+    async def _check(self, spec: RedriveSpec) -> RedriveSpec:
+        if spec.destination == RESERVED_TOPIC:
+            raise InvalidRequest(f"The topic {RESERVED_TOPIC} is reserved; send copies to another one.")
         if spec.limit is not None and len((await self._get_members()).names) > 1:
             raise InvalidRequest(
                 "A limit is of one mailbox, and the namespace has several; leave it out, or start a job in "

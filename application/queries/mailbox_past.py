@@ -1,7 +1,7 @@
 """What happened to a mailbox, as far as the histories of its messages depend on it."""
 
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from postroom.application.mailbox.fold import fold
@@ -79,11 +79,14 @@ class MailboxPast(NamedTuple):
         return self.policies.get(topic)
 
 
-def read_mailbox_past(log: EventLogReader, last: int, end: int) -> MailboxPast:
+def read_mailbox_past(
+    log: EventLogReader, last: int, end: int, present: Mapping[str, TopicPolicy] | None = None
+) -> MailboxPast:
     """Return what happened to a mailbox.
 
     Arguments:
         last, end: position and log time (µs) of the last record that counts.
+        present: the present policies, by topic; None folds the log for them if it has to.
 
     Raises: BrokenLog when the log contains a commit that this version can't read.
     """
@@ -96,7 +99,8 @@ def read_mailbox_past(log: EventLogReader, last: int, end: int) -> MailboxPast:
     if (log.first_position() or 1) > 1:
         topics = {event.topic for _, event in changes if isinstance(event, TopicPolicySet)}
         # Their events were removed by retention; they were not changed since.
-        policies = {topic: policy for topic, policy in fold(log).policies.items() if topic not in topics}
+        by_topic = fold(log).policies if present is None else present
+        policies = {topic: policy for topic, policy in by_topic.items() if topic not in topics}
     return MailboxPast(last, end, policies, changes)
 
 

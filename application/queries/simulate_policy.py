@@ -1,7 +1,7 @@
 """`SimulatePolicy`: replay history under another policy; compare dead letters, deliveries and queueing."""
 
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from math import ceil
 
@@ -169,6 +169,7 @@ class SimulatePolicy:
         start: Moment | None = None,
         end: Moment | None = None,
         topics: Sequence[str] = (),
+        policies: Mapping[str, TopicPolicy] | None = None,
         progress: Callable[[int], None] = lambda position: None,
     ) -> None:
         """Add this mailbox's messages to a simulation; each is followed to the end of the log.
@@ -176,6 +177,7 @@ class SimulatePolicy:
         Arguments:
             start, end: include messages sent from `start` on and before `end`.
             topics: include topics that match one of these names or globs; all when empty.
+            policies: the present ones of the mailbox; None folds the log for them if it has to.
             progress: called with the position, every 10,000 events.
 
         Raises: BrokenLog when the log contains a commit that this version can't read.
@@ -186,8 +188,8 @@ class SimulatePolicy:
             return
         first = self._position_from(start, 1)
         before = self._position_from(end, head.position + 1)
-        policies = read_mailbox_past(log, head.position, head.at).policies_before(first)
-        histories = _Histories(first, before, tuple(topics), policies)
+        past = read_mailbox_past(log, head.position, head.at, policies)
+        histories = _Histories(first, before, tuple(topics), past.policies_before(first))
         after = first - 1
         for position, epoch, event in _events(log, after, head.position):
             history = histories.add(position, epoch, event)

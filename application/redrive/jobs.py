@@ -22,6 +22,7 @@ from postroom.application.redrive_results import (
 from postroom.domain.arguments import check_optional_text, check_type
 from postroom.domain.errors import Rejected
 from postroom.domain.fingerprint import fingerprint
+from postroom.domain.mailbox.commands import Sweep
 from postroom.domain.mailbox.redrive_decisions import find_job
 from postroom.domain.message import Message
 from postroom.domain.names import check_uuid, message_stream
@@ -95,6 +96,7 @@ class RedriveJobs:
         """Return a page of the messages of a job; see `Mailbox.list_redrive_messages`."""
         check_page(outcome, cursor, limit)
         job = find_job(self._stream(job_id), self._engine.mailbox)
+        await self._engine.submit([Sweep()])  # is answered when what was decided before is durable
         return await asyncio.to_thread(list_messages, self._engine.log, job, outcome, cursor, limit)
 
     async def change_redrive(

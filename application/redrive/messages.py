@@ -1,9 +1,10 @@
 """The messages of a redrive job, with what it did with each, from the log."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
+from postroom.application.mailbox.codec import to_records
 from postroom.application.messages import rfc3339
 from postroom.application.ports.event_log import EventLogReader
 from postroom.application.redrive_results import Outcome, RedriveMessage, RedriveMessages
@@ -15,6 +16,8 @@ from postroom.domain.redrive.events import RedriveAdvanced, RedriveSkipped, Redr
 from postroom.domain.redrive.job import RedriveJob
 from postroom.domain.redrive.spec import Action
 
+EVENTS_AT_ONCE = 10
+"""Events of a job whose commits are in memory at a time."""
 _OUTCOMES: dict[Action, Outcome] = {"redrive": "redriven", "archive": "archived", "purge": "purged"}
 
 
@@ -72,16 +75,31 @@ def _read_cursor(cursor: str | None) -> tuple[int, int]:
 
 def _entries(log: EventLogReader, job: RedriveJob, version: int, outcome: Outcome | None) -> Iterator[_Entry]:
     """Yield the messages of the job's events from a version on."""
-    records = log.read_stream(job.job)
-    undone = {each.event.cursor: each for each in records if isinstance(each.event, RedriveUndoAdvanced)}
-    for record in records:
+    undone: dict[int, Record] = {}
+    if job.undo_cursor:
+        records = log.read_stream(job.job)
+        undone = {each.event.cursor: each for each in records if isinstance(each.event, RedriveUndoAdvanced)}
+    for record in _progress(log, job, version):
         event = record.event
-        if record.version < version:
-            continue
         if isinstance(event, RedriveSkipped):
             yield _Entry(record.version, event.message, "skipped", event.reason, None, record.at)
         elif isinstance(event, RedriveAdvanced) and outcome != "skipped":
             yield from _changed(log, job, record, event, undone.get(record.version))
+
+
+def _progress(log: EventLogReader, job: RedriveJob, version: int) -> Iterator[Record]:
+    """Yield the records of the job from a version on, of which a page needs few."""
+    entries = sorted((each.version, each.position) for each in log.index_of([job.job]))
+    positions = [position for number, position in entries if number >= version]
+    for start in range(0, len(positions), EVENTS_AT_ONCE):
+        yield from _read(log, positions[start : start + EVENTS_AT_ONCE]).values()
+
+
+def _read(log: EventLogReader, positions: Sequence[int]) -> dict[int, Record]:
+    """Return the records at positions, in their order, without their envelopes."""
+    commits = log.commits_of(positions, envelopes=False)
+    records = {each.position: each for commit in commits for each in to_records(commit)}
+    return {position: records[position] for position in positions if position in records}
 
 
 def _changed(
@@ -89,11 +107,11 @@ def _changed(
 ) -> Iterator[_Entry]:
     first = record.position - event.moved
     copies = event.moved if job.spec.sends_copies else 0
-    records = log.at_positions(range(first - copies, record.position))
+    records = _read(log, range(first - copies, record.position))
     restored: set[bytes] = set()
     if undo is not None and isinstance(undo.event, RedriveUndoAdvanced):
         positions = range(undo.position - undo.event.restored, undo.position)
-        restored = {each.stream for each in log.at_positions(positions).values()}
+        restored = {each.stream for each in _read(log, positions).values()}
     for position in range(first, record.position):
         if (changed := records.get(position)) is not None:
             outcome = "undone" if changed.stream in restored else _OUTCOMES[job.spec.action]

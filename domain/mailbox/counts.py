@@ -25,13 +25,17 @@ def count(mailbox: Mailbox, now: int) -> list[TopicCount]:
     """Return the message counts and the oldest send time of each shard at `now` (µs)."""
     rows: dict[tuple[str, int], list[int]] = {}
     oldest: dict[tuple[str, int], int] = {}
-    for message in mailbox.messages.values():
+    for message in mailbox.messages.values():  # maybe a million
         key = (message.topic, message.shard)
-        row = rows.setdefault(key, [0, 0, 0, 0])
-        delayed = message.status == READY and message.due > now
-        row[2 if delayed else int(message.status)] += 1
-        if message.status != DEAD:
-            oldest[key] = min(oldest.get(key, message.sent_at), message.sent_at)
+        row = rows.get(key)
+        if row is None:
+            row = rows[key] = [0, 0, 0, 0]
+        status = message.status
+        row[2 if status == READY and message.due > now else status] += 1
+        if status != DEAD:
+            first = oldest.get(key)
+            if first is None or message.sent_at < first:
+                oldest[key] = message.sent_at
     return [
         TopicCount(topic, shard, ready, in_flight, delayed, dead, oldest.get((topic, shard)))
         for (topic, shard), (ready, in_flight, delayed, dead) in sorted(rows.items())

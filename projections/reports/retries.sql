@@ -5,6 +5,7 @@ WITH failures AS (
         CASE WHEN e.event = 'MessageRequeued' THEN 'requeued' ELSE 'dead' END AS outcome,
         e.mailbox || ' ' || e.message_id AS message
     FROM {events} AS e
+    WHERE coalesce(e.reason, '') <> 'replaced' -- a redrive job sent a copy: nothing failed
 )
 SELECT
     timestamp_micros(micros - micros % :period) AS start,

@@ -40,6 +40,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     "spark": ("spark",),
     "scans": ("scan",),
     "follow": ("follow",),
+    "console": ("console",),
 }
 """How the names of each module's measurements begin. Only the modules asked for are imported: the others may
 need what older code lacks."""

@@ -1,9 +1,10 @@
 """Redrive jobs: is a rate held, is a job cancelled at once, and does kill -9 change no message twice?
 
-    .venv/bin/python tests/benchmarks/redrive.py --messages 100000 --rate 2000 --kills 10
+    .venv/bin/python tests/benchmarks/redrive.py --messages 100000 --rate 2000 --kills 10 --to repair
 
 It makes a SQLite file with that many dead letters. A job redrives all of them at the rate, and is undone;
-others are cancelled half-way; and one runs in a process that is killed again and again.
+others are cancelled half-way; and one runs in a process that is killed again and again, while messages go on
+to fail. With `--to`, that one sends copies to another topic.
 """
 
 import argparse
@@ -16,11 +17,14 @@ import time
 from collections import Counter
 from pathlib import Path
 
+import msgspec
+
 from postroom.adapters.compose import Postroom, open_mailbox
 from postroom.adapters.compose.store import open_store
+from postroom.application.background import background_task
 from postroom.application.messages import NewMessage
 from postroom.application.redrive_results import RedriveReport
-from postroom.domain.message import MessageRedriven
+from postroom.domain.message import REPLACED, MessageDeadLettered, MessageRedriven, MessageSent
 from postroom.domain.policy import TopicPolicy
 from postroom.domain.redrive.events import RedriveCancelled
 from postroom.domain.redrive.spec import RedriveSpec
@@ -81,20 +85,35 @@ async def measure(store: str, messages: int, rate: int) -> None:
 
 async def own(store: str, job_id: str) -> None:
     """Own the mailbox until the job has ended."""
-    async with open_mailbox(store, MAILBOX, default_policy=POLICY, wait_ms=60_000) as mailbox:
+    async with (
+        open_mailbox(store, MAILBOX, default_policy=POLICY, wait_ms=60_000) as mailbox,
+        background_task(fail(mailbox)),
+    ):
         await wait(mailbox, await mailbox.get_redrive(job_id))
 
 
-async def start(store: str, rate: int) -> tuple[RedriveReport, int]:
+async def fail(mailbox: Postroom) -> None:
+    """Send messages that become dead letters, until cancelled."""
+    await mailbox.set_topic_policy("orders", msgspec.structs.replace(POLICY, priorities=True))
+    while True:
+        await mailbox.send_message(NewMessage(topic="orders", payload=b"late", priority=10))
+        for received in await mailbox.receive_messages("orders", max_messages=1):
+            if received.payload == b"late":
+                await received.nack(reason="late")
+        await asyncio.sleep(0.02)
+
+
+async def start(store: str, rate: int, to: str | None) -> tuple[RedriveReport, int]:
     """Start a job, and return it with the end of the log before it."""
     async with open_mailbox(store, MAILBOX, default_policy=POLICY) as mailbox:
         position = mailbox.engine.mailbox.position
-        return await mailbox.start_redrive(RedriveSpec(rate=rate)), position
+        spec = RedriveSpec(topics=("orders",), rate=rate, destination=to)
+        return await mailbox.start_redrive(spec), position
 
 
-def kill(store: str, rate: int, kills: int) -> None:
+def kill(store: str, rate: int, kills: int, to: str | None) -> None:
     """Kill the process that works on a job, and print how often each message was redriven."""
-    job, position = asyncio.run(start(store, rate))
+    job, position = asyncio.run(start(store, rate, to))
     command = [sys.executable, __file__, "--own", job.job_id, "--store", store]
     for _ in range(kills):
         process = subprocess.Popen(command)
@@ -103,9 +122,20 @@ def kill(store: str, rate: int, kills: int) -> None:
         process.wait()
     subprocess.run(command, check=True)
     log = open_store(store).event_log(MAILBOX)
-    times = Counter(event.stream for _, event in log.replay(position) if isinstance(event, MessageRedriven))
-    counts = Counter(times.values())
-    print(f"{kills} kills: {job.matched:,} selected; messages by number of redrives: {dict(counts)}")
+    events = [event for _, event in log.replay(position)]
+    late = {event.stream for event in events if isinstance(event, MessageSent) and event.topic == "orders"}
+    times = Counter(
+        event.stream
+        for event in events
+        if isinstance(event, MessageRedriven)
+        or (isinstance(event, MessageDeadLettered) and event.reason == REPLACED)
+    )
+    copies = sum(isinstance(event, MessageSent) and event.topic == to for event in events)
+    print(
+        f"{kills} kills: {job.matched:,} selected; messages by number of redrives: "
+        f"{dict(Counter(times.values()))}; copies: {copies:,}; {len(late):,} failed meanwhile, of which "
+        f"{len(late & times.keys()):,} were redriven"
+    )
 
 
 def main() -> None:
@@ -114,6 +144,7 @@ def main() -> None:
     parser.add_argument("--messages", type=int, default=100_000)
     parser.add_argument("--rate", type=int, default=2_000)
     parser.add_argument("--kills", type=int, default=10)
+    parser.add_argument("--to", help="topic to which the job that is killed sends copies")
     parser.add_argument("--own", help="used by itself: own the mailbox until this job has ended")
     parser.add_argument("--store")
     options = parser.parse_args()
@@ -124,7 +155,7 @@ def main() -> None:
         store = options.store or str(Path(folder) / "redrive.db")
         asyncio.run(fill(store, options.messages))
         asyncio.run(measure(store, options.messages, options.rate))
-        kill(store, options.rate, options.kills)
+        kill(store, options.rate, options.kills, options.to)
 
 
 if __name__ == "__main__":

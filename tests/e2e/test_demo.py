@@ -1,4 +1,5 @@
 import json
+from urllib.request import HTTPCookieProcessor, build_opener
 
 
 def test_the_demo_runs_to_its_end_and_leaves_a_store_to_explore(postroom):
@@ -40,12 +41,28 @@ def test_the_demo_runs_in_memory_too(postroom):
     assert list(postroom.folder.iterdir()) == []
 
 
-def test_the_demo_without_java_shows_the_queue_and_says_what_is_missing(postroom, tmp_path):
+def test_the_demo_without_java_says_what_is_missing_and_ends_with_a_link_to_the_console(postroom, tmp_path):
     (tmp_path / "bin").mkdir()
     postroom.environment.pop("JAVA_HOME", None)
+    postroom.environment["PATH"] = str(tmp_path / "bin")
 
-    done = postroom.ok("demo", PATH=str(tmp_path / "bin"))
+    process = postroom.start("demo", "--console")
+    out = ""
+    while "/start?code=" not in out:
+        line = process.stdout.readline().decode()
+        assert line, process.communicate()
+        out += line
 
+    browser = build_opener(HTTPCookieProcessor())
+    link = out.split()[-1]
+    browser.open(link, timeout=60).close()
+    with browser.open(link.partition("start?")[0], timeout=60) as page:
+        overview = page.read().decode()
+    process.terminate()
+    rest, err = process.communicate(timeout=60)
+    assert (process.returncode, rest) == (0, b""), err
+    for part in ("demo@local", "orders.created", "mail.requested", "18"):
+        assert part in overview, part
     for part in (
         "19,584 acked",
         "Skipped, as is the search: Spark needs Java 17 or newer",
@@ -53,6 +70,7 @@ def test_the_demo_without_java_shows_the_queue_and_says_what_is_missing(postroom
         "Dead letters",
         "visibility_expired",
         "postroom verify",
+        "postroom console",
     ):
-        assert part in done.out, part
-    assert "postroom search" not in done.out
+        assert part in out, part
+    assert "postroom search" not in out

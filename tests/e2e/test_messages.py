@@ -96,6 +96,10 @@ def test_a_job_redrives_the_dead_letters_of_a_query_and_is_undone(postroom):
     assert "completed" in postroom.ok("redrive", "list").out
     undone = postroom.ok("redrive", "undo", job["job_id"]).out
     assert f"Job {job['job_id']} is undone: 1 matched, 1 restored" in undone
+    copies = postroom.ok("redrive", "start", "--to", "repair", "--set-header", "by=me", "--json").json
+    (done,) = postroom.ok("redrive", "show", copies["job_id"], "--messages", "--json").json["messages"]
+    assert "replaced" in postroom.ok("show", done["message_id"]).out
+    assert done["message_id"] in postroom.ok("show", done["copy_id"]).out
     shown = postroom.ok("redrive", "show", job["job_id"]).out
     assert ("topics" in shown, "ma*" in shown) == (True, True)
     unsure = postroom("redrive", "start", "--action", "purge")

@@ -52,7 +52,7 @@ class OneToken:
         async def open_session(token: str | None) -> Session:
             if token != TOKEN or not self.is_valid:
                 raise Unauthenticated("The capability is missing or invalid; get a new one.")
-            return Session(mailbox, search, require)
+            return Session(mailbox, search, require, mailbox.get_message)
 
         return open_session
 

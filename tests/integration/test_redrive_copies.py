@@ -1,37 +1,61 @@
 """Redrive jobs that send copies: to another topic, or with other headers or payloads."""
 
 import asyncio
+import time
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
+import uuid_utils
 from hypothesis import given
 from hypothesis import strategies as st
 
 from postroom.adapters.compose import Postroom
 from postroom.adapters.memory.event_log import MemoryEventLog
+from postroom.adapters.system.clock import SystemClock
+from postroom.application.mailbox.message_factory import MessageFactory
+from postroom.application.messages import NewMessage
+from postroom.application.ports.mailbox import Mailbox
 from postroom.application.redrive_results import RedriveMessage, RedriveReport
-from postroom.domain.errors import InvalidRequest
+from postroom.domain.capability.rights import Operation
+from postroom.domain.commit import Commit
+from postroom.domain.envelope.v1.envelope_pb2 import PrismEnvelope
+from postroom.domain.errors import Forbidden, InvalidRequest
 from postroom.domain.message import MessageExpired, MessageSent
 from postroom.domain.names import message_stream
+from postroom.domain.namespace.members import RESERVED_TOPIC
 from postroom.domain.policy import TopicPolicy
 from postroom.domain.redrive.spec import RedriveSpec
+from tests.support.access import controlled_mailbox, mailbox_of
+from tests.support.namespaces import open_namespace
 from tests.support.redrives import NAME, add_dead_letters, ended, log_of, owned, ready_ids
 from tests.support.waiting import until_answer
 
 IDS = [f"m{number}" for number in range(7)]
 TO_FIXED = RedriveSpec(topics=("orders",), destination="fixed")
+EDIT = RedriveSpec(set_headers={"x": "1"})
 ORDER = b'{"id": 7, "total": 1.10, "city": {"name": "Bonn", "zip": 53111}, "note": "x"}'
 
 
-async def outcomes(mailbox: Postroom, job: RedriveReport, **options: Any) -> list[RedriveMessage]:
+async def outcomes(
+    mailbox: Mailbox, job: RedriveReport, limit: int = 2, **options: Any
+) -> list[RedriveMessage]:
     messages: list[RedriveMessage] = []
     cursor = None
     while True:
-        page = await mailbox.list_redrive_messages(job.job_id, cursor=cursor, limit=2, **options)
+        page = await mailbox.list_redrive_messages(job.job_id, cursor=cursor, limit=limit, **options)
         messages += page.messages
         if (cursor := page.next_cursor) is None:
             return messages
+
+
+async def finished(mailbox: Mailbox, job: RedriveReport) -> RedriveReport:
+    async def is_idle() -> bool:
+        return not (await mailbox.get_redrive(job.job_id)).is_active
+
+    await until_answer(is_idle)
+    return await mailbox.get_redrive(job.job_id)
 
 
 async def reasons(mailbox: Postroom) -> dict[str, str]:
@@ -92,6 +116,26 @@ async def test_a_copy_has_the_edits_and_the_original_stays_as_it_is() -> None:
         await mailbox.ack_messages([copy.receipt])
 
 
+@pytest.mark.parametrize(("spec", "signature"), [(TO_FIXED, b"s"), (EDIT, b"")], ids=["topic", "edit"])
+async def test_a_copy_has_the_signature_unless_there_are_edits_but_never_the_secret(
+    spec: RedriveSpec, signature: bytes
+) -> None:
+    envelope = PrismEnvelope(envelope_version=1)
+    envelope.metadata.message_id, envelope.metadata.topic = "signed", "orders"
+    envelope.security.auth_token, envelope.security.signature = "secret", b"s"
+    async with owned(MemoryEventLog(NAME)) as mailbox:
+        factory = MessageFactory(NAME, SystemClock().wall, uuid_utils.uuid7)
+        blob = envelope.SerializeToString()
+        await mailbox.engine.submit([factory.from_envelope(blob, envelope).command])
+        await add_dead_letters(mailbox, [])
+        await ended(mailbox, await mailbox.start_redrive(spec))
+        (copy,) = await mailbox.receive_messages([spec.destination or "orders"])
+        security = PrismEnvelope.FromString(copy.envelope).security
+        assert (copy.causality_parent, security.signature) == ("signed", signature)
+        detail = await mailbox.get_message(copy.message_id)
+        assert (b"secret" in detail.item.envelope_blob, detail.intact) == (False, True)
+
+
 async def test_a_job_skips_what_it_cannot_edit_and_says_why() -> None:
     spec = RedriveSpec(merge_patch='{"pad": "' + "x" * 60_000 + '"}')
     large = b'{"body": "' + b"y" * 1_000_000 + b'"}'
@@ -140,10 +184,13 @@ async def test_two_jobs_on_the_same_messages_send_one_copy_of_each() -> None:
 async def test_a_job_waits_for_room_at_its_destination_and_does_not_mind_a_pause() -> None:
     policy = TopicPolicy(max_attempts=1, shards=1, shard_capacity=4)
     async with owned(MemoryEventLog(NAME)) as mailbox:
-        await add_dead_letters(mailbox, IDS)
+        await add_dead_letters(mailbox, IDS[:4], payload=b"{}")
+        await add_dead_letters(mailbox, ["text"])
+        await add_dead_letters(mailbox, IDS[4:], payload=b"{}")
         await mailbox.set_topic_policy("fixed", policy)
         await mailbox.pause_topic("fixed")
-        job = await mailbox.start_redrive(TO_FIXED)
+        spec = RedriveSpec(topics=("orders",), destination="fixed", merge_patch="{}")
+        job = await mailbox.start_redrive(spec)
 
         async def is_full() -> bool:
             return (await mailbox.get_redrive(job.job_id)).moved == 4
@@ -152,7 +199,8 @@ async def test_a_job_waits_for_room_at_its_destination_and_does_not_mind_a_pause
         await mailbox.resume_topic("fixed")
         received = await mailbox.receive_messages("fixed", max_messages=4)
         await mailbox.ack_messages([each.receipt for each in received])
-        assert (await ended(mailbox, job)).moved == len(IDS)
+        report = await ended(mailbox, job)
+        assert (report.moved, report.skipped) == (len(IDS), 1)  # it met the text before and after it waited
 
 
 @pytest.mark.parametrize(
@@ -178,20 +226,23 @@ async def test_undoing_removes_the_copies_that_nobody_received_whenever_it_crash
         await add_dead_letters(mailbox, IDS)
         job = await ended(mailbox, await mailbox.start_redrive(TO_FIXED))
         received = await mailbox.receive_messages("fixed", max_messages=2)
-        await mailbox.redrive_dead_letters("orders", reason="replaced", message_ids=["m6"])
+        await mailbox.redrive_dead_letters("orders", reason="replaced", message_ids=["m5", "m6"])
+        for again in await mailbox.receive_messages("orders", max_messages=1):
+            await again.nack(reason="again")  # m5
         before = len(list(log.commits()))
         await ended(mailbox, await mailbox.change_redrive(job.job_id, "undo"))
         commits = list(log.commits())
-    kept = {str(each.causality_parent) for each in received} | {"m6"}
+    kept = {str(each.causality_parent) for each in received} | {"m5", "m6"}
     for end in range(before + 1, len(commits) + 1):
         async with owned(log_of(commits[:end])) as mailbox:
             report = await ended(mailbox, job)
-            assert (report.status, report.restored, report.retained) == ("undone", 4, 3)
+            assert (report.status, report.restored, report.retained) == ("undone", 3, 4)
+            taken = dict.fromkeys(("m0", "m1"), "replaced")
             restored = dict.fromkeys(sorted({*IDS} - kept), "max_attempts")
-            assert await reasons(mailbox) == {**dict.fromkeys(("m0", "m1"), "replaced"), **restored}
+            assert await reasons(mailbox) == {**taken, **restored, "m5": "max_attempts"}
             done = {each.message_id: each.outcome for each in await outcomes(mailbox, job)}
             assert done == {id_: "redriven" if id_ in kept else "undone" for id_ in IDS}
-            assert len(await mailbox.peek_messages("fixed", limit=10)) == 1  # that of m6
+            assert len(await mailbox.peek_messages("fixed", limit=10)) == 2  # those of m5 and m6
             assert (await mailbox.get_message("m3")).history[-1].facts["redrive_job"] == job.job_id
 
 
@@ -209,6 +260,59 @@ async def test_the_messages_of_a_job_are_listed_with_their_outcomes() -> None:
         for wrong in ({"outcome": "lost"}, {"limit": 0}, {"limit": 1_001}, {"cursor": "x"}, {"cursor": 5}):
             with pytest.raises(InvalidRequest):
                 await mailbox.list_redrive_messages(job.job_id, **wrong)
+
+
+class SlowLog(MemoryEventLog):
+    """A log that a job is ahead of."""
+
+    def append(self, commits: Sequence[Commit]) -> None:
+        time.sleep(0.02)
+        super().append(commits)
+
+
+async def test_the_messages_of_a_job_that_has_just_ended_are_all_listed() -> None:
+    async with owned(SlowLog(NAME), batch=100) as mailbox:
+        await add_dead_letters(mailbox, IDS)
+        job = await finished(mailbox, await mailbox.start_redrive(TO_FIXED))
+        assert len(await outcomes(mailbox, job, limit=100)) == len(IDS)
+
+
+async def test_the_messages_of_a_job_in_a_namespace_are_listed_mailbox_by_mailbox() -> None:
+    async with open_namespace("acme@a", "acme@b", "acme@c") as namespace:
+        await namespace.set_topic_policy("orders", TopicPolicy(max_attempts=1))
+        sent = [
+            await namespace.send_message(NewMessage(topic="orders", payload=b"x", sticky_key=str(number)))
+            for number in range(9)
+        ]
+        while received := await namespace.receive_messages("orders"):
+            await namespace.nack_messages([each.receipt for each in received], reason="boom")
+        job = await finished(namespace, await namespace.start_redrive(TO_FIXED))
+        for limit in (1, 3, 4, 1_000):
+            done = await outcomes(namespace, job, limit=limit)
+            assert sorted(each.message_id for each in done) == sorted(each.message_id for each in sent)
+        assert await outcomes(namespace, job, outcome="skipped") == []
+        with pytest.raises(InvalidRequest, match="next_cursor"):
+            await namespace.list_redrive_messages(job.job_id, cursor="acme@d 1.0")
+        with pytest.raises(InvalidRequest, match="reserved"):
+            await namespace.start_redrive(RedriveSpec(destination=RESERVED_TOPIC))
+
+
+async def test_copies_need_a_capability_for_their_topic_and_their_edits_are_audited() -> None:
+    spec = RedriveSpec(topics=("orders",), destination="fixed", set_headers={"x": "secret"})
+    async with controlled_mailbox() as place:
+        both = (Operation.REDRIVE, Operation.SEND)
+        for operations, topics in ((both, ["orders"]), ((Operation.REDRIVE,), ["orders", "fixed"])):
+            mailbox = await mailbox_of(place, operations=operations, topics=topics)
+            with pytest.raises(Forbidden):
+                await mailbox.start_redrive(spec)
+        mailbox = await mailbox_of(place, operations=both, topics=["orders", "fixed"])
+        job = await mailbox.start_redrive(spec)
+        limited = await mailbox_of(place, operations=(Operation.REDRIVE,), topics=["orders"])
+        assert (await limited.get_redrive(job.job_id)).spec == spec
+        with pytest.raises(Forbidden):
+            await limited.change_redrive(job.job_id, "undo")
+        entry = next(each for each in place.audit.entries if each.outcome == "allowed")
+        assert (entry.criteria, "secret" in repr(entry)) == (("destination", "set_headers"), False)
 
 
 WRONG: dict[str, tuple[dict[str, Any], str]] = {

@@ -45,6 +45,7 @@ HTTP: Mapping[str, tuple[set[Operation], Any]] = {
     "GET /v1/messages/{msg_id}/explanation": ({HEADERS}, None),
     "GET /v1/backlog": ({HEADERS}, None),
     "GET /v1/dlq": ({HEADERS}, None),
+    "GET /v1/dlq/groups": ({HEADERS}, None),
     "GET /v1/topics": ({HEADERS}, None),
     "GET /v1/peek": ({HEADERS, PAYLOADS}, None),
     "GET /v1/topics/{topic}/policy": ({HEADERS}, None),

@@ -28,6 +28,7 @@ TIMEOUT_MS = 60_000
 DESKTOP, PHONE = (1280, 800), (390, 844)
 _PAUSE_MS = 10
 _RULES = {"type": "tag", "values": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"]}
+_COLOURS = {"type": "rule", "values": ["color-contrast"]}
 _OPTIONS = (
     "--disable-background-networking",
     "--disable-component-update",
@@ -130,11 +131,17 @@ class Window:
             dialog.dismiss()
 
 
-def find_violations(page: Page) -> list[str]:
-    """Return what a page violates of WCAG 2.2 A and AA, as axe says: rule, element and reason."""
-    page.evaluate(_axe())
+def find_violations(page: Page, *, colours_only: bool = False) -> list[str]:
+    """Return what a page violates of WCAG 2.2 A and AA, as axe says: rule, element and reason.
+
+    Arguments:
+        colours_only: check the rules that depend on the colour scheme.
+    """
+    if not page.evaluate("'axe' in window"):
+        page.evaluate(_axe())
     report: dict[str, Any] = page.evaluate(
-        "rules => axe.run(document, {runOnly: rules, resultTypes: ['violations']})", _RULES
+        "rules => axe.run(document, {runOnly: rules, resultTypes: ['violations']})",
+        _COLOURS if colours_only else _RULES,
     )
     return [
         f"{violation['id']}: {' '.join(map(str, node['target']))}: {node['failureSummary']}"

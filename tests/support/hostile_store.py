@@ -7,8 +7,9 @@ from pathlib import Path
 from postroom.adapters.compose import Postroom, open_mailbox
 from postroom.adapters.compose.projections import LocalRunner, rebuild_projections
 from postroom.application.messages import NewMessage
+from postroom.domain.errors import Rejected
 from postroom.domain.names import DEFAULT_MAILBOX
-from postroom.domain.policy import TopicPolicy
+from postroom.domain.policy import MailboxLimits, TopicPolicy
 
 XSS = "\"'><img src=x onerror=alert(1)><script>alert(2)</script>{{7*7}}"
 SCRIPT_URL = "javascript:alert(3)"
@@ -28,10 +29,11 @@ def create_store(path: Path) -> None:
 
 
 async def _fill(store: str) -> None:
-    async with open_mailbox(store, DEFAULT_MAILBOX) as mailbox:
+    async with open_mailbox(store, DEFAULT_MAILBOX, limits=MailboxLimits(frame_bytes=8 << 20)) as mailbox:
         await mailbox.set_topic_policy(TOPIC, TopicPolicy(max_attempts=1))
         await fail(mailbox, [_order(f"order-{number}") for number in range(DEAD - 1)] + [_hostile(LONG_ID)])
-        await mailbox.send_batch(
+        await _send(
+            mailbox,
             [
                 _hostile(XSS),
                 _hostile(SCRIPT_URL),
@@ -42,17 +44,23 @@ async def _fill(store: str) -> None:
                 _message("html", f"<html><body>{XSS}</body></html>".encode(), "text/html"),
                 _message("invalid", b'{"half": \xff', "application/json"),
                 *(_order(f"waiting-{number}") for number in range(30)),
-            ]
+            ],
         )
 
 
 async def fail(mailbox: Postroom, messages: list[NewMessage]) -> None:
     """Send messages of the topic, and have each become a dead letter."""
-    await mailbox.send_batch(messages)
+    await _send(mailbox, messages)
     deliveries = await mailbox.receive_messages(TOPIC, max_messages=len(messages), consumer=XSS[:60])
     assert len(deliveries) == len(messages)
     for delivery in deliveries:
         await mailbox.nack_messages([delivery.receipt], reason=REASON)
+
+
+async def _send(mailbox: Postroom, messages: list[NewMessage]) -> None:
+    for answer in await mailbox.send_batch(messages):
+        if isinstance(answer, Rejected):
+            raise answer
 
 
 def _order(id_: str) -> NewMessage:

@@ -2,9 +2,10 @@
 
 import asyncio
 import threading
+from contextlib import suppress
 from typing import Self
 
-from aiohttp import ClientSession, ClientTimeout, web
+from aiohttp import ClientConnectionResetError, ClientSession, ClientTimeout, web
 from multidict import CIMultiDict
 from yarl import URL
 
@@ -88,7 +89,8 @@ class PrefixProxy:
                 ),
             )
             await response.prepare(request)
-            async for piece in answer.content.iter_any():
-                await response.write(piece)
-            await response.write_eof()
+            with suppress(ClientConnectionResetError):  # of a browser that leaves a page with a stream
+                async for piece in answer.content.iter_any():
+                    await response.write(piece)
+                await response.write_eof()
             return response

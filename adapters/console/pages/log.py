@@ -10,6 +10,7 @@ from starlette.responses import Response
 from postroom.adapters.console.page import NavEntry, Page, route
 from postroom.adapters.console.times import read_time
 from postroom.application.mailbox.runs import RUNS
+from postroom.application.masking import MASK, NO_MASK, Mask
 from postroom.application.ports.event_log import EventLogReader
 from postroom.application.queries.browse_log import MAX_POSITION, BrowseLog, EventPage
 from postroom.application.queries.read_events import EventFilter, LoggedEvent
@@ -95,11 +96,12 @@ async def show_event(page: Page) -> Response:
     """Show one event with its fields."""
     position = read_position("The position", page.path["position"])
     event = await _read(page, lambda log: BrowseLog(log).event(position), lambda _: 1)
+    mask = NO_MASK if Operation.ADMIN in page.grant.operations else page.data.mask
     return await page.render(
         "log/event.html",
         event=event,
-        fields=list(flatten(event.fields())),
-        message_url=event.message_id and page.url(f"/messages/{event.message_id}"),
+        fields=list(flatten(hide(event.fields(), mask))),
+        message_url=event.message_id and page.message_url(event.message_id),
     )
 
 
@@ -272,6 +274,26 @@ def flatten(fields: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
             yield from flatten(value, label + ": ")
         else:
             yield label, value
+
+
+def hide(fields: Mapping[str, Any], mask: Mask) -> dict[str, Any]:
+    """Return the fields of an event without what a mask hides: headers, and hashes of masked payloads."""
+    shown = {
+        name: value
+        for name, value in fields.items()
+        if not mask.payload_fields or name not in ("payload_hash", "hash_chain")
+    }
+    headers = shown.get("headers")
+    if isinstance(headers, Mapping):
+        shown["headers"] = {
+            name: mask.hide_headers(value)
+            if isinstance(value, Mapping)
+            else MASK
+            if mask.covers_header(name)
+            else value
+            for name, value in headers.items()
+        }
+    return shown
 
 
 async def _read(

@@ -1,9 +1,12 @@
 """The overview: topics, rates, read models, leases and contexts, live by server-sent events."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from datetime import datetime
+from secrets import token_urlsafe
 from typing import Any, Final, NamedTuple
 
+from markupsafe import Markup
 from starlette.responses import Response, StreamingResponse
 
 from postroom.adapters.console.page import NavEntry, Page, route
@@ -12,16 +15,20 @@ from postroom.application.background import wait_at_most
 from postroom.application.ports.control_plane import LeaseSummary
 from postroom.application.ports.read_models import ContextBacklog, ProjectionStatus
 from postroom.application.queries.time_travel import to_us
+from postroom.application.query_results import Backlog
 from postroom.domain.capability.rights import Operation
 from postroom.domain.errors import Forbidden, PostroomError, Saturated, Unauthenticated
 from postroom.domain.mailbox.counts import TopicCount
 
 NAV: Final = NavEntry("Overview", "/", 0)
 REFRESH_SECONDS: Final = 2.0
+LEASES_SECONDS: Final = 1.0
 MAX_STREAMS: Final = 64
 MAX_STREAMS_OF_SESSION: Final = 8
-MAX_ROWS: Final = 500
+MAX_ROWS: Final = 200
 """Number of topics shown; the largest."""
+_CSRF: Final = token_urlsafe(32)
+"""Stands for the CSRF token of a browser in a part that browsers share."""
 LABELS: Final = {"sent": "In", "delivered": "Out", "acked": "Acked", "nacked": "Nacked"}
 
 
@@ -41,7 +48,7 @@ class TopicRow(NamedTuple):
 
 async def overview(page: Page) -> Response:
     """Show the mailbox as it is now."""
-    return await page.render("overview/page.html", **await _facts(page))
+    return await page.render("overview/page.html", live=Markup(await _live_part(page)))
 
 
 async def live(page: Page) -> Response:
@@ -50,8 +57,6 @@ async def live(page: Page) -> Response:
     console = page.console
     if console.streams >= MAX_STREAMS or page.browser.streams >= MAX_STREAMS_OF_SESSION:
         raise Saturated("The console has its limit of live pages; close some, or reload this one.", 10_000)
-    console.streams += 1
-    page.browser.streams += 1
     headers = {"x-accel-buffering": "no"}
     return _LiveResponse(page, _events(page), media_type="text/event-stream", headers=headers)
 
@@ -65,6 +70,8 @@ class _LiveResponse(StreamingResponse):
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Send the events."""
+        self._page.console.streams += 1
+        self._page.browser.streams += 1
         try:
             await super().__call__(scope, receive, send)
         finally:
@@ -75,20 +82,23 @@ class _LiveResponse(StreamingResponse):
 async def _events(page: Page) -> AsyncIterator[str]:
     """Yield the live part, until the service stops or the session ends."""
     console, stopping = page.console, page.service.stopping
+    last = ""
     while not stopping.is_set():
         if console.find(page.request, touch=False) is not page.browser:
             yield _event("end", "The session is over.")
             return
         try:
             page.session = await page.service.open_session(page.browser.token)
-            facts = await _facts(page)
+            text = await _live_part(page)
         except (Unauthenticated, Forbidden) as error:
             yield _event("end", str(error))
             return
         except PostroomError as error:
             yield _event("problem", str(error))
         else:
-            yield _event("live", page.part("overview/live.html", **facts))
+            # A part that did not change is not sent, but a comment, which shows that the connection works.
+            yield _event("live", text) if text != last else ": same\n\n"
+            last = text
         await wait_at_most(REFRESH_SECONDS, stopping.wait())
     yield _event("end", "The service is stopping.")
 
@@ -114,30 +124,32 @@ async def resume(page: Page) -> Response:
     return page.redirect("/", f"Topic {topic} delivers messages again.")
 
 
-async def _facts(page: Page) -> dict[str, Any]:
-    """Return what the overview shows to this caller."""
+async def _live_part(page: Page) -> str:
+    """Return the live part; callers who see all topics share one, made once for each sample or count."""
     await page.check(Operation.READ_HEADERS)
+    samples = page.console.samples
+    backlog = await samples.count()
+    key = (page.base, frozenset(page.operations)) if page.grant.covers_all_topics else None
+    text = samples.find_part(key)
+    if text is None:
+        text = page.part("overview/live.html", csrf=_CSRF, **await _facts(page, backlog))
+        if key is not None:
+            samples.keep_part(key, text)
+    return text.replace(_CSRF, page.browser.csrf)
+
+
+async def _facts(page: Page, backlog: Backlog) -> dict[str, Any]:
+    """Return what the overview shows to this caller."""
     samples, grant = page.console.samples, page.grant
-    counted = await samples.count()
-    backlog = counted.backlog
     now = to_us(datetime.fromisoformat(backlog.as_of))
-    shards: dict[str, list[tuple[TopicCount, int | None]]] = {}
+    shards: dict[str, list[TopicCount]] = {topic: [] for topic in backlog.paused_topics}
     for row in backlog.shards:
-        shards.setdefault(row.topic, []).append((row, _age(row.oldest_at, now)))
+        shards.setdefault(row.topic, []).append(row)
+    paused = set(backlog.paused_topics)
     rows = [
-        TopicRow(
-            each.topic,
-            each.paused,
-            each.ready,
-            each.delayed,
-            each.in_flight,
-            each.dead,
-            _age(each.oldest_at, now),
-            samples.depths(each.topic),
-            shards.get(each.topic, []),
-        )
-        for each in counted.topics
-        if grant.covers(each.topic)
+        _topic_row(topic, counts, topic in paused, samples.depths(topic), now)
+        for topic, counts in shards.items()
+        if grant.covers(topic)
     ]
     largest = sorted(rows, key=lambda row: -(row.ready + row.delayed + row.in_flight + row.dead))[:MAX_ROWS]
     sees_all = grant.covers_all_topics
@@ -165,6 +177,23 @@ async def _facts(page: Page) -> dict[str, Any]:
     }
 
 
+def _topic_row(
+    topic: str, counts: list[TopicCount], paused: bool, depths: list[float | None], now: int
+) -> TopicRow:
+    ages = [_age(each.oldest_at, now) for each in counts]
+    return TopicRow(
+        topic,
+        paused,
+        sum(each.ready for each in counts),
+        sum(each.delayed for each in counts),
+        sum(each.in_flight for each in counts),
+        sum(each.dead for each in counts),
+        max((each for each in ages if each is not None), default=None),
+        depths,
+        list(zip(counts, ages, strict=True)),
+    )
+
+
 async def _projections(page: Page) -> ProjectionStatus | None:
     models = page.data.read_models
     if models is None:
@@ -189,8 +218,9 @@ async def _leases(page: Page) -> list[LeaseSummary]:
     if page.data.leases is None:
         return []
     try:
-        return list(await page.data.leases())
-    except PostroomError:
+        async with asyncio.timeout(LEASES_SECONDS):
+            return list(await page.data.leases())
+    except (PostroomError, TimeoutError):
         return []
 
 

@@ -10,19 +10,20 @@
     let source = null;
     let isOver = false;
 
+    const nameOf = (each) => each.getAttribute("aria-label") || each.getAttribute("href") || each.textContent.trim();
     const tell = (text) => { if (state) { state.textContent = text; } };
 
     function replace(html) {
       const focus = part.contains(document.activeElement) ? document.activeElement : null;
       if (focus && FIELDS.includes(focus.tagName)) { return; } // somebody types
-      const label = focus && focus.getAttribute("aria-label");
+      const label = focus && nameOf(focus);
       const open = new Set([...part.querySelectorAll("details[data-keep][open]")].map((each) => each.dataset.keep));
       const scrolls = [...part.querySelectorAll(".table-frame")].map((each) => each.scrollLeft);
       part.innerHTML = html; // the server escapes all foreign text
       for (const each of part.querySelectorAll("details[data-keep]")) { each.open = open.has(each.dataset.keep); }
       part.querySelectorAll(".table-frame").forEach((each, index) => { each.scrollLeft = scrolls[index] || 0; });
       if (label) {
-        const again = [...part.querySelectorAll("[aria-label]")].find((each) => each.getAttribute("aria-label") === label);
+        const again = [...part.querySelectorAll("a, button, summary, [tabindex]")].find((each) => nameOf(each) === label);
         if (again) { again.focus({ preventScroll: true }); }
       }
     }
@@ -40,7 +41,10 @@
         close();
         tell(`${event.data} Reload the page to go on.`);
       });
-      source.onerror = () => tell("The connection is lost; trying again.");
+      source.onerror = () => {
+        const isRefused = source.readyState === EventSource.CLOSED;
+        tell(isRefused ? "Not live. Reload the page to go on." : "The connection is lost; trying again.");
+      };
     }
 
     function close() {

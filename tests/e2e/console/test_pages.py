@@ -1,11 +1,12 @@
 from collections.abc import Callable
+from urllib.parse import quote
 
 import pytest
-from playwright.sync_api import Browser
+from playwright.sync_api import Browser, Page
 
 from tests.e2e.console.conftest import Console
 from tests.support.browser import DESKTOP, PHONE, Window, find_violations, overflow
-from tests.support.hostile_store import QUIET_TOPIC
+from tests.support.hostile_store import LONG_ID, QUIET_TOPIC, RTL, SCRIPT_URL, XSS
 
 HOSTILE = """<!doctype html><html lang="en"><title>Page</title><main><h1>Page</h1>
 <div style="width: 500px; height: 1px"></div>
@@ -13,6 +14,33 @@ HOSTILE = """<!doctype html><html lang="en"><title>Page</title><main><h1>Page</h
 <script>fetch("http://other.example/"); alert("hostile"); missing()</script></main></html>"""
 PAGES = {
     "overview": "/",
+    "what-if": "/what-if?max_attempts=3",
+    "log": "/log",
+    "commits": "/log/commits",
+    "verification of the log": "/log/verify",
+    "event": "/log/events/5",
+    "commit": "/log/commits/5",
+    "audit": "/audit",
+    "verification of the audit log": "/audit/verify",
+    "access": "/access",
+    "look-up of a message": "/messages",
+    "dead letter": f"/messages/{LONG_ID}",
+    "message with hostile text": f"/messages/{quote(XSS, safe='')}",
+    "search": f"/search?topics=orders.*&text={quote(XSS)}&at=20",
+    "groups of dead letters": "/dead-letters",
+    "dead letters": "/dead-letters/letters",
+    "redrive jobs": "/redrives",
+    "form of a redrive job": "/redrives/new",
+    "edit of a message": "/message/resend?id=order-1",
+}
+MESSAGES = {
+    "script as id": SCRIPT_URL,
+    "slashes and bidi characters": f"a/b?c=d&e=%2F#{RTL}",
+    "large": "large",
+    "binary": "binary",
+    "protobuf": "protobuf",
+    "html": "html",
+    "invalid": "invalid",
 }
 
 
@@ -34,11 +62,18 @@ def test_a_window_records_what_its_pages_must_not_do(windows: Callable[..., Wind
 
 
 @pytest.fixture(scope="module")
-def admin(console: Console, browser: Browser) -> Window:
+def signed_in(console: Console, browser: Browser) -> Window:
     """The window of somebody who may do everything; it closes with the browser."""
     window = Window(browser)
     assert console.sign_in(window, console.issue("ops"))
     return window
+
+
+@pytest.fixture
+def admin(signed_in: Window) -> Window:
+    """The same without the errors of earlier tests."""
+    signed_in.errors.clear()
+    return signed_in
 
 
 @pytest.mark.parametrize("name", PAGES)
@@ -46,6 +81,25 @@ def test_a_page_is_quiet_and_accessible_and_fits_the_window(
     console: Console, admin: Window, name: str
 ) -> None:
     check_page(admin, console, PAGES[name])
+
+
+@pytest.mark.parametrize("name", MESSAGES)
+def test_a_message_is_shown_whatever_its_id_and_body(console: Console, admin: Window, name: str) -> None:
+    page = admin.open(f"{console.base}/messages/{quote(MESSAGES[name], safe='')}")
+
+    check_content(page)
+    assert overflow(page) <= 0
+    assert len(page.content()) < 1_000_000
+    admin.assert_quiet(console.host)
+
+
+def test_a_body_is_downloaded_and_never_rendered(console: Console, admin: Window) -> None:
+    page = admin.open(f"{console.base}/messages/html")
+    with page.expect_download() as download:
+        page.get_by_role("link", name="Download").first.click()
+
+    assert download.value.path().read_text() == f"<html><body>{XSS}</body></html>"
+    admin.assert_quiet(console.host)
 
 
 def test_without_scripts_pages_can_be_read_and_forms_work(
@@ -64,19 +118,26 @@ def test_without_scripts_pages_can_be_read_and_forms_work(
     window.assert_quiet(console.host)
 
 
+def check_content(page: Page) -> None:
+    """Raise AssertionError where a page has no heading, or hostile text became elements of it."""
+    assert page.locator("h1").count() == 1
+    assert page.locator("img[src='x'], main script, a[href^='javascript:' i]").count() == 0
+    assert not set(page.locator("main").inner_text()) & set("\u202e\u202c\x1b")
+
+
 def check_page(window: Window, console: Console, path: str) -> None:
     """Raise AssertionError unless a page is as every page must be, light and dark, wide and narrow."""
     page = window.page
     page.set_viewport_size({"width": DESKTOP[0], "height": DESKTOP[1]})
     window.open(console.base + path)
-    assert page.locator("h1").count() == 1
-    assert page.locator("img[src='x'], main script, a[href^='javascript:' i]").count() == 0
+    check_content(page)
     problems = []
     for size in (DESKTOP, PHONE):
         page.set_viewport_size({"width": size[0], "height": size[1]})
         for scheme in ("light", "dark"):
             page.emulate_media(color_scheme=scheme)
-            problems += [f"{size[0]} {scheme}: {each}" for each in find_violations(page)]
+            violations = find_violations(page, colours_only=scheme == "dark")
+            problems += [f"{size[0]} {scheme}: {each}" for each in violations]
         problems += [f"{size[0]}: {overflow(page)} px too wide"] if overflow(page) > 0 else []
     assert problems == []
     window.assert_quiet(console.host)

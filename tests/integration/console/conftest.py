@@ -41,6 +41,7 @@ async def stored(tmp_path: Path) -> AsyncIterator[Controlled[Postroom, ManualClo
         place = Controlled(mailbox, at.clock)
         await live(mailbox, 9)
         at.clock.advance(60_000)
+        await mailbox.send_message(message(topic="payments", message_id="foreign"))
         await mailbox.send_message(message(topic="payments", message_id="a/b?<b>\u202e"))
         yield place
 

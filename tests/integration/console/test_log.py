@@ -6,20 +6,23 @@ from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from html import unescape
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from postroom.adapters.compose import Postroom
+from postroom.adapters.compose.console import ConsoleSettings
 from postroom.adapters.console.pages import log as log_page
 from postroom.adapters.sqlite.event_log import SqliteEventLog
 from postroom.application.ports.event_log import Head
 from postroom.application.queries import browse_log
 from postroom.domain.capability.rights import Operation
 from postroom.domain.commit import Commit
+from tests.integration.console.conftest import access_of
 from tests.support.access import Controlled
 from tests.support.clocks import ManualClock
-from tests.support.servers.console import Answer, Browser
-from tests.support.stores import MAILBOX
+from tests.support.servers.console import Answer, Browser, served_console
+from tests.support.stores import MAILBOX, message
 
 Stored = Controlled[Postroom, ManualClock]
 
@@ -71,7 +74,7 @@ async def test_events_are_found_by_type_topic_message_time_and_position(
     await stored_browser.sign_in(stored.issue())
     last = head_of(tmp_path).position
     sent = await stored_browser.get("/log", params={"event": "MessageSent", "topic": "pay*"})
-    assert positions(sent) == [last]
+    assert positions(sent) == [last, last - 1]
     since = (datetime.fromtimestamp(stored.clock.wall() / 1e6, UTC) - timedelta(seconds=1)).isoformat()
     later = positions(await stored_browser.get("/log", params={"since": since}))
     earlier = positions(await stored_browser.get("/log", params={"until": since}))
@@ -215,6 +218,26 @@ async def test_the_log_needs_the_headers_of_all_topics_and_reads_are_audited(
     assert (await stored_browser.get(path)).status == 200
     outcomes = [(each.operation, each.outcome) for each in stored.audit.entries]
     assert outcomes == [("read-headers", "E_CAP_SCOPE")] * 2 + [("read-headers", "allowed")]
+
+
+async def test_masked_headers_and_hashes_of_masked_payloads_are_for_administrators_only(
+    stored: Stored, tmp_path: Path
+) -> None:
+    settings = ConsoleSettings(mask_headers=("x-card", "principal"), mask_payload_fields=("/card",))
+    await stored.mailbox.send_message(message(attrs={"x-card": "4111-1111", "x-shop": "north"}))
+    path = f"/log/events/{head_of(tmp_path).position}"
+    options: dict[str, Any] = {"store": str(tmp_path / "store.db"), "access": access_of(stored)}
+    async with served_console(stored.mailbox, settings=settings, **options) as browser:
+        await browser.sign_in(stored.issue(operations=[Operation.READ_HEADERS, Operation.READ_PAYLOAD]))
+        page = await browser.get(path)
+        assert "[masked]" in page.text
+        assert "north" in page.text
+        assert "4111-1111" not in page.text
+        assert "payload hash" not in page.text
+        await browser.sign_in(stored.issue())
+        page = await browser.get(path)
+        assert "4111-1111" in page.text
+        assert "payload hash" in page.text
 
 
 async def test_a_mailbox_in_memory_has_no_log_to_show(place: Stored, browser: Browser) -> None:

@@ -49,6 +49,14 @@ async def test_sign_out_ends_the_session(place: MemoryPlace, browser: Browser) -
     assert (await browser.get("/", cookies=old)).status == 401
 
 
+@pytest.mark.parametrize("body", [b"csrf=guess", b"a=1&" * 2_000], ids=["guess", "fields"])
+async def test_nobody_else_signs_a_browser_out(place: MemoryPlace, browser: Browser, body: bytes) -> None:
+    await browser.sign_in(place.issue())
+    headers = {"content-type": "application/x-www-form-urlencoded"}
+    await browser.send("/sign-out", body, headers=headers)
+    assert (await browser.get("/")).status == 200
+
+
 async def test_a_session_ends_when_its_token_expires_or_is_revoked(
     place: MemoryPlace, browser: Browser
 ) -> None:
@@ -185,3 +193,12 @@ async def test_a_form_that_is_too_large_is_refused_in_words(place: MemoryPlace, 
     fields = [f"topic={'x' * 1_000}"] * 1_100
     page = await browser.send("/topics/pause", BytesIO("&".join(fields).encode()))
     assert (page.status, "E_FRAME" in page.text) == (413, True)
+
+
+async def test_a_method_that_a_page_does_not_accept_is_refused_in_words(
+    place: MemoryPlace, browser: Browser
+) -> None:
+    await browser.sign_in(place.issue())
+    page = await browser.get("/topics/pause?topic=orders")
+    assert (page.status, "does not accept" in page.text) == (400, True)
+    assert not (await place.mailbox.get_backlog()).paused_topics

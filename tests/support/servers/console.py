@@ -36,6 +36,13 @@ class Browser:
         self.url = url
         self.csrf = ""
 
+    @classmethod
+    @asynccontextmanager
+    async def another(cls, browser: "Browser") -> AsyncIterator["Browser"]:
+        """Yield another browser at the same console, without cookies."""
+        async with ClientSession(cookie_jar=CookieJar(unsafe=True)) as client:
+            yield cls(client, browser.url)
+
     async def get(self, path: str = "/", **options: Any) -> Answer:
         """Open a page; remember the CSRF token of its forms."""
         return await self._request("GET", path, **options)
@@ -82,7 +89,7 @@ async def served_console(
         options: of `console_mount`.
     """
     checked = settings or ConsoleSettings()
-    mount = console_mount(store, mailbox.name, checked, measure=measure, **options)
+    mount = console_mount(store, checked, **options)
     async with (
         served(
             mailbox,

@@ -1,0 +1,193 @@
+"""Calls that read a message or send it again, as text to be pasted into a shell or into Python.
+
+No token is in them: they take it from the variable `POSTROOM_TOKEN`.
+"""
+
+import json
+import re
+import shlex
+from base64 import b64encode
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+from urllib.parse import quote
+
+from postroom.application.messages import NewMessage
+from postroom.application.printable import printable
+from postroom.domain.envelope.headers import BINARY_PREFIX
+
+MAX_COPY_BYTES = 32 << 10
+"""Size of a payload above which it is not part of a call."""
+MAX_COPY_CHARS = 100_000
+"""Length of a call, which is less than the 128 KiB that Linux permits for a word of a command."""
+NOT_SERVED = "This server has no calls to answer; serve the mailbox by postroom serve."
+_CURL = "curl -sS --fail-with-body --globoff --path-as-is"
+_AUTHORIZATION = '-H "Authorization: Bearer $POSTROOM_TOKEN"'
+_DEFAULTS = NewMessage(topic="", payload=b"")
+_OPTIONS = (
+    ("content_type", "--content-type"),
+    ("correlation_id", "--correlation-id"),
+    ("causality_parent", "--causality-parent"),
+    ("principal", "--principal"),
+    ("schema_url", "--schema-url"),
+    ("schema_version", "--schema-version"),
+)
+_TOO_LONG: dict[str, Any] = {
+    "text": None,
+    "reason": "Its headers and payload make the call too long; download the payload, and write the call.",
+}
+_UNPRINTABLE = re.compile(r"[^\x20-\x7e]")
+
+
+class Target(NamedTuple):
+    """Where the calls go.
+
+    Arguments:
+        url: base of the HTTP interface, without a slash at its end; empty if it is not served.
+        mailbox: name of the mailbox.
+        needs_token: whether calls have a token.
+    """
+
+    url: str
+    mailbox: str
+    needs_token: bool = True
+
+
+class Copy(NamedTuple):
+    """A call as text, or the reason why there is none, as a sentence."""
+
+    name: str
+    text: str | None
+    reason: str = ""
+
+
+def read_copies(target: Target, id_: str) -> list[Copy]:
+    """Return the calls that read a message by its id."""
+    url = shell_quote(f"{target.url}/v1/messages/{quote_id(id_)}")
+    curl = " ".join([_CURL, *_headers(target), url]) if target.url else None
+    python = _python(target, f"print(mailbox.get_message({python_text(id_)}))", "connect")
+    mailbox = f"--mailbox={shell_quote(target.mailbox)}"
+    show = None if "\0" in id_ else f"postroom {mailbox} show -- {shell_quote(id_)}"
+    return [
+        Copy("curl", curl, NOT_SERVED),
+        Copy("Command line, where the store is", show, "Its id has a NUL, which no argument can contain."),
+        Copy("Python", python if target.url else None, NOT_SERVED),
+    ]
+
+
+def send_copies(target: Target, message: NewMessage) -> list[Copy]:
+    """Return the calls that send a message with the payload and headers of another one."""
+    if len(message.payload) > MAX_COPY_BYTES:
+        reason = f"The payload has more than {MAX_COPY_BYTES:,} bytes; download it, and send the file."
+        return [Copy(name, None, reason) for name in ("curl", "Command line", "Python")]
+    command, reason = _send_command(target, message)
+    copies = [
+        Copy("curl", _send_curl(target, message) if target.url else None, NOT_SERVED),
+        Copy("Command line", command, reason),
+        Copy("Python", _send_python(target, message) if target.url else None, NOT_SERVED),
+    ]
+    return [each if len(each.text or "") <= MAX_COPY_CHARS else each._replace(**_TOO_LONG) for each in copies]
+
+
+def quote_id(id_: str) -> str:
+    """Return a message id as one segment of the path of a URL."""
+    return quote(id_, safe="").replace(".", "%2E") if id_.strip(".") == "" else quote(id_, safe="")
+
+
+def shell_quote(text: str) -> str:
+    """Return text as one word of bash, zsh or ksh, in which nothing is invisible.
+
+    Text without control and bidirectional characters is quoted for every POSIX shell.
+    """
+    if printable(text, multiline=False) == text:
+        return shlex.quote(text)
+    escaped = text.replace("\\", "\\\\").replace("'", "\\'")
+    return f"$'{_UNPRINTABLE.sub(lambda match: _octal(match[0]), escaped)}'"
+
+
+def python_text(text: str) -> str:
+    """Return a literal of Python, in ASCII."""
+    return ascii(text)
+
+
+def _octal(character: str) -> str:
+    return "".join(f"\\{byte:03o}" for byte in character.encode())
+
+
+def _headers(target: Target) -> list[str]:
+    return [_AUTHORIZATION] if target.needs_token else []
+
+
+def _fields(message: NewMessage) -> dict[str, Any]:
+    """Return the headers of a message that are set, but its topic, payload and attributes."""
+    values = {name: getattr(message, name) for name in NewMessage.__struct_fields__}
+    return {
+        name: value
+        for name, value in values.items()
+        if name not in ("topic", "payload", "attrs") and value != getattr(_DEFAULTS, name)
+    }
+
+
+def _send_curl(target: Target, message: NewMessage) -> str:
+    body: dict[str, Any] = {"topic": message.topic, "payload_b64": b64encode(message.payload).decode()}
+    texts, binaries = _split(message.attrs)
+    if texts:
+        body["attrs"] = texts
+    if binaries:
+        body["attrs_b64"] = {name: b64encode(value).decode() for name, value in binaries.items()}
+    json_text = json.dumps(body | _fields(message))  # in ASCII
+    media = "-H 'Content-Type: application/json'"
+    url = shell_quote(f"{target.url}/v1/send")
+    return " ".join([_CURL, *_headers(target), media, "--data-raw", shell_quote(json_text), url])
+
+
+def _send_command(target: Target, message: NewMessage) -> tuple[str | None, str]:
+    texts, binaries = _split(message.attrs)
+    if any(each.startswith(BINARY_PREFIX) for each in texts.values()) or binaries:
+        return None, "It has a binary header, which the command line can't write."
+    if any("=" in name for name in texts):
+        return None, "The name of a header has an equals sign, which the command line can't write."
+    words = [f"--attr={shell_quote(f'{name}={value}')}" for name, value in texts.items()]
+    fields = _fields(message)
+    words += [f"{option}={shell_quote(fields[name])}" for name, option in _OPTIONS if name in fields]
+    if "priority" in fields:
+        words.append(f"--priority={fields['priority']}")
+    if "ttl_seconds" in fields:
+        words.append(f"--ttl={fields['ttl_seconds']}s")
+    payload, pipe = "-", f"printf %s {shell_quote(b64encode(message.payload).decode())} | base64 -d | "
+    try:
+        text = message.payload.decode()
+        if "\0" not in text and text != "-":
+            payload, pipe = shell_quote(text), ""
+    except UnicodeDecodeError:
+        pass  # it is piped
+    where = f"--store={shell_quote(target.url)}" if target.url else f"--mailbox={shell_quote(target.mailbox)}"
+    call = f"postroom {where} send"
+    command = f"{pipe}{' '.join([call, *words, '--', shell_quote(message.topic), payload])}"
+    if any("\0" in each for each in (*texts, *texts.values(), *map(str, fields.values()))):
+        return None, "It has a header with a NUL, which no argument can contain."
+    return command, ""
+
+
+def _send_python(target: Target, message: NewMessage) -> str:
+    attrs = f", attrs={dict(message.attrs)!a}" if message.attrs else ""
+    fields = "".join(f", {name}={value!a}" for name, value in _fields(message).items())
+    new = f"NewMessage(topic={python_text(message.topic)}, payload={message.payload!r}{attrs}{fields})"
+    return _python(target, f"print(mailbox.send_message({new}).message_id)", "NewMessage, connect")
+
+
+def _python(target: Target, line: str, names: str) -> str:
+    token = ', token=os.environ["POSTROOM_TOKEN"]' if target.needs_token else ""
+    lines = ["import os", "", f"from postroom import {names}", ""]
+    return "\n".join(
+        [
+            *lines[0 if token else 2 :],
+            f"with connect({python_text(target.url)}{token}) as mailbox:",
+            f"    {line}",
+            "",
+        ]
+    )
+
+
+def _split(attrs: Mapping[str, str | bytes]) -> tuple[dict[str, str], dict[str, bytes]]:
+    texts = {name: value for name, value in attrs.items() if isinstance(value, str)}
+    return texts, {name: value for name, value in attrs.items() if isinstance(value, bytes)}

@@ -1,0 +1,214 @@
+"""What the page of a message shows: facts of queries as rows, with what the reader may not see left out."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+from postroom.application.masking import MASK, Mask
+from postroom.application.queries.lineage import DeadLettering, lineage_of
+from postroom.application.query_results import Explanation, MessageDetail
+from postroom.domain.envelope.build import OpenedEnvelope
+from postroom.domain.envelope.headers import MailboxItem
+from postroom.domain.envelope.v1.envelope_pb2 import PrismEnvelope
+from postroom.domain.errors import InvalidRequest
+from postroom.domain.message import MS
+
+MESSAGE, SEARCH = "message", "search"
+MAX_EVENTS = 500
+"""Number of events that are shown: the first, and the latest."""
+MAX_DEAD_LETTERINGS = 50
+
+
+class Header(NamedTuple):
+    """A header of a message.
+
+    Arguments:
+        link: `message` for the id of another message, `search` for a value that other messages share.
+        parameter: of a search, that the value is for.
+    """
+
+    name: str
+    value: str
+    link: str = ""
+    parameter: str = ""
+
+
+class TimelineEntry(NamedTuple):
+    """An event of a message.
+
+    Arguments:
+        why: the reason of a delivery, as a sentence.
+        job: id of the redrive job that caused it.
+        copy: id of the copy that this job sent of the message.
+        original: id of the message of which this one is the copy.
+    """
+
+    position: int
+    at: str
+    event: str
+    epoch: int
+    text: str
+    why: str
+    job: str
+    copy: str
+    original: str
+
+
+class MessageView(NamedTuple):
+    """A message as the page shows it.
+
+    Arguments:
+        published_at: µs since 1970 UTC.
+        now: its present state, as a sentence.
+        is_masked: whether the value of a header is hidden.
+        envelope: None if it can't be read, as it was altered.
+        omitted: number of events that are not in the timeline.
+        dead_letterings: the latest.
+        original_subject: the subject it was ingested from; empty when it was sent directly.
+    """
+
+    id: str
+    topic: str
+    shard: int
+    mailbox: str
+    published_at: int
+    status: str
+    attempt: int
+    redriven: int
+    reason: str
+    last_error: str
+    is_intact: bool
+    now: str
+    headers: tuple[Header, ...]
+    custom_headers: tuple[Header, ...]
+    timeline: tuple[TimelineEntry, ...]
+    omitted: int
+    dead_letterings: tuple[DeadLettering, ...]
+    original_subject: str
+    is_masked: bool
+    envelope: PrismEnvelope | None
+
+    @property
+    def is_dead(self) -> bool:
+        """Return whether it is a dead letter."""
+        return self.status == "dead"
+
+
+def make_view(detail: MessageDetail, explanation: Explanation, mask: Mask) -> MessageView:
+    """Return the view of a message.
+
+    Arguments:
+        mask: what the reader may not see.
+    """
+    envelope = read_envelope(detail)
+    item = mask.hide_item(detail.item)
+    lineage = lineage_of(detail)
+    subject = lineage.original_subject
+    timeline = tuple(_timeline(detail, explanation, mask))
+    omitted = max(0, len(timeline) - MAX_EVENTS)
+    return MessageView(
+        detail.message_id,
+        detail.topic,
+        detail.shard,
+        detail.mailbox,
+        item.timestamp * MS,
+        detail.status,
+        detail.attempt,
+        detail.redriven,
+        detail.reason or "",
+        detail.last_error or "",
+        detail.intact,
+        explanation.now,
+        tuple(_headers(item, envelope, mask)),
+        tuple(Header(name, value) for name, value in sorted(item.custom_headers.items())),
+        timeline[:1] + timeline[1 + omitted :],
+        omitted,
+        tuple(lineage.dead_letterings[-MAX_DEAD_LETTERINGS:]),
+        subject if subject in item.custom_headers.values() else "",
+        hides_headers(detail, envelope, mask),
+        envelope,
+    )
+
+
+def read_envelope(detail: MessageDetail) -> PrismEnvelope | None:
+    """Return the envelope of a message without the auth token; None if its bytes are not one."""
+    try:
+        return detail.item.reconstruct_envelope() if detail.item.envelope_blob else None
+    except InvalidRequest:
+        return None
+
+
+def _headers(item: MailboxItem, envelope: PrismEnvelope | None, mask: Mask) -> Iterator[Header]:
+    for name, label, link, parameter in _SHOWN:
+        value = getattr(item, name)
+        if value is not None:
+            is_hidden = value == MASK
+            yield Header(label, value, "" if is_hidden else link, parameter)
+    if envelope is None:
+        return
+    for name, value in _other_headers(envelope).items():
+        is_hidden = mask.covers_header(name)
+        link = MESSAGE if name == "causality_parent" and not is_hidden else ""
+        yield Header(_OTHERS[name], MASK if is_hidden else value, link)
+
+
+def hides_headers(detail: MessageDetail, envelope: PrismEnvelope | None, mask: Mask) -> bool:
+    """Return whether a mask hides the value of any header of a message."""
+    others = {} if envelope is None else _other_headers(envelope)
+    return mask.hide_item(detail.item) is not detail.item or any(map(mask.covers_header, others))
+
+
+def _other_headers(envelope: PrismEnvelope) -> dict[str, str]:
+    """Return the headers that searches do not have, those that are set."""
+    content = OpenedEnvelope(envelope)
+    values = {
+        "causality_parent": content.causality_parent,
+        "content_encoding": content.content_encoding,
+        "payload_type": envelope.payload.type_url or None,
+        "ttl_seconds": f"{content.ttl_seconds:,} s" if content.ttl_seconds > 0 else None,
+        "priority": str(content.priority),
+        "baggage": ", ".join(f"{key}={value}" for key, value in sorted(content.baggage.items())) or None,
+    }
+    return {name: value for name, value in values.items() if value is not None}
+
+
+_SHOWN = (
+    ("correlation_id", "correlation id", SEARCH, "correlation_id"),
+    ("principal", "principal", SEARCH, "principals"),
+    ("namespace", "namespace", "", ""),
+    ("content_type", "content type", "", ""),
+    ("schema_url", "schema", "", ""),
+    ("schema_version", "schema version", "", ""),
+    ("encryption", "encryption", "", ""),
+    ("trace_id", "trace id", SEARCH, "trace_id"),
+    ("span_id", "span id", "", ""),
+)
+_OTHERS = {
+    "causality_parent": "caused by",
+    "content_encoding": "content encoding",
+    "payload_type": "payload type",
+    "ttl_seconds": "time to live",
+    "priority": "priority",
+    "baggage": "baggage",
+}
+
+
+def _timeline(detail: MessageDetail, explanation: Explanation, mask: Mask) -> Iterator[TimelineEntry]:
+    events = {entry.position: entry for entry in detail.history}
+    reasons = {each.position: each.why for each in explanation.deliveries if each.number > 1}
+    for step in explanation.story:
+        entry = events.get(step.position)
+        facts: Mapping[str, Any] = entry.facts if entry is not None else {}
+        text = step.text
+        if detail.item.principal and mask.covers_header("principal"):
+            text = text.replace(f"Sent by {detail.item.principal} to", f"Sent by {MASK} to")
+        yield TimelineEntry(
+            step.position,
+            step.at,
+            entry.event if entry is not None else "",
+            entry.epoch if entry is not None else 0,
+            text,
+            reasons.get(step.position, ""),
+            str(facts.get("redrive_job", "")),
+            str(facts.get("copy", "")),
+            str(facts.get("original", "")),
+        )

@@ -1,0 +1,102 @@
+"""Access: what the caller's capability permits, and the sessions of browsers that are signed in."""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from starlette.responses import Response
+
+from postroom.adapters.console.page import NavEntry, Page, route
+from postroom.adapters.console.sessions import BrowserSession
+from postroom.domain.capability.rights import Operation, Quota
+
+WINDOWS = {1_000: "second", 60_000: "minute", 3_600_000: "hour", 86_400_000: "day"}
+MEANINGS = {
+    Operation.SEND: "send messages",
+    Operation.RECV: "receive messages, with their bodies",
+    Operation.ACK: "settle deliveries",
+    Operation.NACK: "fail deliveries",
+    Operation.EXTEND: "extend the visibility timeout of deliveries",
+    Operation.READ_HEADERS: "see topics, counts, dead letters, headers and histories of messages",
+    Operation.READ_PAYLOAD: "see the bodies of messages, and search them",
+    Operation.REDRIVE: "redrive dead letters",
+    Operation.ADMIN: "pause topics, set policies, purge, read the audit log, end sessions",
+}
+
+
+class SessionRow(NamedTuple):
+    """A session as administrators see it; ages in µs."""
+
+    id: str
+    principal: str
+    capability: str
+    started: int
+    last_used: int
+    streams: int
+    is_own: bool
+
+
+async def show_access(page: Page) -> Response:
+    """Show what the caller may do and, to administrators, who is signed in."""
+    access = page.grant.access
+    return await page.render(
+        "access/page.html",
+        access=access,
+        operations=[(each, MEANINGS[each], each in page.grant.operations) for each in Operation],
+        quotas=[] if access is None else [describe_quota(each) for each in access.quotas],
+        covers_mailbox=access is None or access.covers_mailbox(page.mailbox.name),
+        sessions=list(_rows(page)) if _is_administrator(page) else None,
+    )
+
+
+async def end_session(page: Page) -> Response:
+    """End the session of a browser."""
+    id_ = page.field("session")
+
+    async def end() -> BrowserSession:
+        page.require_all(Operation.ADMIN)
+        return page.console.sessions.end_by_id(id_)
+
+    ended = await page.session.audit(Operation.ADMIN, end, lambda _: 0, criteria=["session"])
+    return page.redirect("/access", f"The session of {_name(ended)} is over.")
+
+
+def describe_quota(quota: Quota) -> str:
+    """Return a quota in words."""
+    limits = [
+        text
+        for text in (
+            None if quota.operations is None else f"{quota.operations:,} operations",
+            None if quota.bytes is None else f"{quota.bytes:,} bytes of payloads",
+        )
+        if text
+    ]
+    return f"{' and '.join(limits)} a {WINDOWS[quota.window_ms]}"
+
+
+def _rows(page: Page) -> Iterator[SessionRow]:
+    sessions = page.console.sessions
+    for each in sessions.sessions():
+        yield SessionRow(
+            each.id,
+            _name(each),
+            each.capability,
+            sessions.age(each.started),
+            sessions.age(each.last_used),
+            each.streams,
+            each is page.browser,
+        )
+
+
+def _name(browser: BrowserSession) -> str:
+    return browser.principal or "the user of this machine"
+
+
+def _is_administrator(page: Page) -> bool:
+    return Operation.ADMIN in page.grant.operations and page.grant.covers_all_topics
+
+
+ROUTES = [
+    route("/access", show_access),
+    route("/access/end", end_session, method="POST"),
+]
+NAV = NavEntry("Access", "/access", 90)

@@ -1,0 +1,184 @@
+"""Dead letters: groups of them with their trends, and the letters of a group."""
+
+from collections.abc import Mapping
+from typing import Any, Final, cast
+
+from starlette.responses import Response
+
+from postroom.adapters.console.form_values import MS, parse_time, split_lines, text_of, write_time
+from postroom.adapters.console.page import NavEntry, Page, route
+from postroom.application.access.dead_letters import covered_filter
+from postroom.application.ports.dead_letters import (
+    BARS,
+    DEFAULT_GROUP,
+    MAX_GROUPED,
+    DeadLetter,
+    DeadLetterFilter,
+    DeadLetterGroup,
+    DeadLetterGroupFilter,
+    DeadLetterGroupPage,
+    DeadLetterPage,
+    GroupField,
+    GroupOrder,
+)
+from postroom.application.ports.read_models import ReadModels
+from postroom.domain.capability.rights import Operation
+from postroom.domain.errors import InvalidRequest, NotFound
+
+NAV: Final = NavEntry("Dead letters", "/dead-letters", 40)
+PAGE_SIZE: Final = 50
+FIELDS: Final = ("topics", "reason", "fingerprint", "since", "until", "text")
+BY: Final[Mapping[str, tuple[GroupField, ...]]] = {
+    "": DEFAULT_GROUP,
+    "fingerprint": ("fingerprint",),
+    "topic": ("topic",),
+    "reason": ("reason",),
+}
+GROUPINGS: Final = (
+    ("", "Error and topic"),
+    ("fingerprint", "Error"),
+    ("topic", "Topic"),
+    ("reason", "Reason"),
+)
+ORDERS: Final = (("latest", "Latest first"), ("largest", "Largest first"))
+
+
+async def groups(page: Page) -> Response:
+    """Show groups of dead letters."""
+    values = _values(page) | {name: page.query.get(name, "") for name in ("by", "order")}
+    by = BY.get(values["by"])
+    if by is None:
+        raise InvalidRequest(f"Unknown grouping {values['by'][:40]!r}; choose one of the list.")
+    filter_ = DeadLetterGroupFilter(
+        **_criteria(values),
+        by=by,
+        order=cast(GroupOrder, values["order"] or "latest"),
+        bars=BARS,
+        limit=PAGE_SIZE,
+        cursor=page.query.get("cursor") or None,
+    )
+    try:
+        read_models = _read_models(page)
+        visible = await covered_filter(page.session, filter_)
+        result = DeadLetterGroupPage(())
+        if visible is not None:
+            result = await page.blocking(read_models.dead_letter_groups, visible)
+    except NotFound as error:
+        return await _show_present(page, values, error)
+    return await page.render(
+        "dead_letters/groups.html",
+        values=values,
+        result=result,
+        rows=[
+            (each, _letters_link(page, values, each), _redrive_link(page, values, each))
+            for each in result.items
+        ],
+        lag=await _lag(page, read_models),
+        groupings=GROUPINGS,
+        orders=ORDERS,
+        most=MAX_GROUPED,
+        next_page=_next(page, "/dead-letters", values, result.next_cursor),
+    )
+
+
+async def letters(page: Page) -> Response:
+    """Show dead letters one by one, latest first."""
+    values = _values(page)
+    filter_ = DeadLetterFilter(**_criteria(values), limit=PAGE_SIZE, cursor=page.query.get("cursor") or None)
+    try:
+        read_models = _read_models(page)
+        visible = await covered_filter(page.session, filter_)
+        result = DeadLetterPage(())
+        if visible is not None:
+            result = await page.blocking(read_models.dead_letters, visible)
+    except NotFound as error:
+        return await _show_present(page, values, error)
+    return await page.render(
+        "dead_letters/letters.html",
+        values=values,
+        letters=[(each, _redrive_one(page, each)) for each in result.items],
+        redrive=_redrive_link(page, values),
+        lag=await _lag(page, read_models),
+        next_page=_next(page, "/dead-letters/letters", values, result.next_cursor),
+    )
+
+
+async def _show_present(page: Page, values: dict[str, str], error: NotFound) -> Response:
+    """Show the present dead letters of the mailbox, where there are no read models."""
+    topics = split_lines(values["topics"])
+    topic = topics[0] if len(topics) == 1 and "*" not in topics[0] else None
+    return await page.render(
+        "dead_letters/present.html",
+        error=error,
+        topic=topic or "",
+        letters=await page.mailbox.list_dead_letters(topic, reason=values["reason"] or None, limit=PAGE_SIZE),
+        size=PAGE_SIZE,
+    )
+
+
+def _read_models(page: Page) -> ReadModels:
+    if page.data.read_models is None:
+        raise NotFound("This store has no read models, from which dead letters are grouped.")
+    return page.data.read_models
+
+
+async def _lag(page: Page, read_models: ReadModels) -> int:
+    """Return how many log records the read models of the mailbox are behind."""
+    status = await page.blocking(read_models.status, 1)
+    return sum(each.lag for each in status.lags if each.mailbox == page.mailbox.name)
+
+
+def _values(page: Page) -> dict[str, str]:
+    return {name: text_of(page.query, name) for name in FIELDS}
+
+
+def _criteria(values: Mapping[str, str]) -> dict[str, Any]:
+    return {
+        "topics": split_lines(values["topics"]),
+        "reason": values["reason"].strip() or None,
+        "fingerprint": values["fingerprint"].strip() or None,
+        "since": parse_time("Since", values["since"]),
+        "until": parse_time("Until", values["until"]),
+        "text": values["text"] or None,
+    }
+
+
+def _next(page: Page, path: str, values: Mapping[str, str], cursor: str | None) -> str | None:
+    return None if cursor is None else page.url(path, **values, cursor=cursor)
+
+
+def _letters_link(page: Page, values: Mapping[str, str], group: DeadLetterGroup) -> str:
+    """Return the link to the letters of a group."""
+    own = {
+        "topics": group.topic or values["topics"],
+        "reason": group.reason or values["reason"],
+        "fingerprint": group.fingerprint or values["fingerprint"],
+    }
+    return page.url("/dead-letters/letters", **{name: values[name] for name in FIELDS} | own)
+
+
+def _redrive_link(page: Page, values: Mapping[str, str], group: DeadLetterGroup | None = None) -> str | None:
+    """Return the link to the form of a redrive job that selects the same dead letters; None if none does."""
+    if not page.may(Operation.REDRIVE):
+        return None
+    fingerprint = (group.fingerprint if group is not None else None) or values["fingerprint"].strip()
+    if values["text"] and not fingerprint:  # jobs select by the fingerprint of an error, not by its text
+        return None
+    until = parse_time("Until", values["until"])
+    return page.url(
+        "/redrives/new",
+        topics=(group.topic if group is not None else None) or split_lines(values["topics"]),
+        reasons=(group.reason if group is not None else None) or values["reason"].strip(),
+        fingerprints=fingerprint,
+        dead_since=values["since"],
+        dead_until=write_time(None if until is None else until - MS),
+    )
+
+
+def _redrive_one(page: Page, letter: DeadLetter) -> str | None:
+    if not page.may(Operation.REDRIVE):
+        return None
+    return page.url("/redrives/new", topics=letter.topic, message_ids=letter.message_id)
+
+
+ROUTES: Final = [route("/dead-letters", groups), route("/dead-letters/letters", letters)]

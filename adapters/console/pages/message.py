@@ -1,0 +1,336 @@
+"""The page of one message: headers, payload, history and hashes, and what can be done with it."""
+
+import asyncio
+import re
+from collections.abc import AsyncIterator
+from functools import partial
+from http import HTTPStatus
+
+import uuid_utils
+from starlette.responses import Response, StreamingResponse
+
+from postroom.adapters.console.copies import Copy, Target, read_copies, send_copies
+from postroom.adapters.console.message_view import MessageView, hides_headers, make_view, read_envelope
+from postroom.adapters.console.page import NavEntry, Page, route
+from postroom.adapters.console.resend import Draft, draft_of, message_like, read_draft, to_message
+from postroom.application.masking import NO_MASK, Mask
+from postroom.application.payload_preview import PayloadPreview, decode_bounded, preview_payload
+from postroom.application.queries.verify_message import MessageVerification, VerifyMessage
+from postroom.application.query_results import MessageDetail
+from postroom.application.redrive_results import RedriveReport
+from postroom.domain.capability.rights import Operation
+from postroom.domain.envelope.content import DecodedPayload, PayloadFormat, decode_payload
+from postroom.domain.envelope.v1.envelope_pb2 import PrismEnvelope
+from postroom.domain.errors import Forbidden, IdempotencyConflict, NotFound, PostroomError
+from postroom.domain.names import check_uuid
+from postroom.domain.redrive.spec import RedriveSpec
+
+NAV = NavEntry("Message", "/messages", 30)
+
+CHUNK_BYTES = 64 << 10
+FOLD_CHARS = 4_000
+"""Length of a payload's text above which the rest is folded."""
+JOB_POLLS, JOB_SECONDS = 20, 0.05
+"""How often, and at which interval, a page asks whether the job that it started has ended."""
+_SUFFIXES = {PayloadFormat.JSON: "json", PayloadFormat.TEXT: "txt"}
+_ACTIONS = {
+    "redrive": (Operation.REDRIVE, "redriven"),
+    "archive": (Operation.ADMIN, "archived"),
+    "purge": (Operation.ADMIN, "purged"),
+}
+
+
+async def look_up(page: Page) -> Response:
+    """Show the message of the query's id, or the form for one."""
+    id_ = page.query.get("id", "")
+    return await _show(page, id_) if id_ else await page.render("message/look_up.html")
+
+
+async def show(page: Page) -> Response:
+    """Show a message."""
+    return await _show(page, page.path["id"])
+
+
+async def _show(page: Page, id_: str) -> Response:
+    detail = await _read(page, id_)
+    mask = _mask(page)
+    view = make_view(detail, await page.mailbox.explain_message(id_), mask)
+    verification: MessageVerification | PostroomError | None = None
+    preview: PayloadPreview | None = None
+    copies: list[Copy] = []
+    if _reads_payloads(page):
+        if view.envelope is not None:
+            decode = partial(_decode, page, view.mailbox)
+            preview = await page.blocking(preview_payload, view.envelope, decode, mask)
+            copies = await page.blocking(_send_copies, page, view, view.envelope, preview)
+        if page.data.log is not None:
+            try:
+                verification = await page.blocking(VerifyMessage(page.data.log), id_)
+            except PostroomError as error:
+                verification = error
+    text = preview.text if preview is not None and preview.text is not None else ""
+    return await page.render(
+        "message/show.html",
+        message=view,
+        actions=[each for each, (right, _) in _ACTIONS.items() if view.is_dead and page.may(right)],
+        can_read_payload=_reads_payloads(page),
+        can_resend=_may_resend(page) and view.envelope is not None,
+        preview=preview,
+        first_part=text[:FOLD_CHARS],
+        rest=text[FOLD_CHARS:],
+        verification=verification if isinstance(verification, MessageVerification) else None,
+        verification_error=verification if isinstance(verification, PostroomError) else None,
+        hides_digests=view.is_masked or (preview is not None and preview.is_masked),
+        correlation_id=_correlation_id(view),
+        read_copies=read_copies(_target(page), view.id),
+        send_copies=copies,
+    )
+
+
+async def download(page: Page) -> Response:
+    """Return the payload as a file: as it was sent, or without the fields that the caller may not see."""
+    id_ = page.query.get("id", "")
+    detail = await page.mailbox.get_message(id_)
+    envelope = _envelope(detail)
+    decoded = await page.blocking(decode_bounded, envelope, partial(_decode, page, detail.mailbox))
+    shown = await page.blocking(_mask(page).hide_fields, decoded)
+    if shown is None:
+        raise Forbidden(
+            "Fields of payloads are hidden here, and those of this payload can't be told apart; a token with "
+            "the right admin is needed to download it."
+        )
+    is_whole = shown is decoded
+    data = envelope.payload.value if is_whole else shown.data
+    suffix = _suffix(decoded, envelope) if is_whole else "json"
+    name = re.sub(r"[^A-Za-z0-9_-]", "_", detail.message_id)[:80]
+    return StreamingResponse(
+        _chunks(data),
+        headers={
+            "content-type": "application/octet-stream",
+            "content-length": str(len(data)),
+            "content-disposition": f'attachment; filename="{name}.{suffix}"',
+        },
+    )
+
+
+async def confirm(page: Page) -> Response:
+    """Ask whether a dead letter is to be redriven, archived or purged."""
+    action = _action(page)
+    detail = await page.session.read_headers(page.query.get("id", ""))
+    return await page.render(
+        "message/confirm.html",
+        message=detail,
+        action=action,
+        is_dead=detail.status == "dead",
+        may=page.may(_ACTIONS[action][0]),
+        job_id=str(uuid_utils.uuid7()),
+    )
+
+
+async def act(page: Page) -> Response:
+    """Redrive, archive or purge a dead letter, by a job of this one message."""
+    action = _action(page)
+    detail = await page.session.read_headers(page.field("id"))
+    spec = RedriveSpec(
+        action=action,  # type: ignore[arg-type]  # one of its literals
+        topics=(detail.topic,),
+        message_ids=(detail.message_id,),
+        # Jobs leave out those of which there is a copy unless they name that reason.
+        reasons=("replaced",) if detail.reason == "replaced" else (),
+    )
+    job_id = check_uuid("The redrive job id", page.field("job_id"))
+    report = await page.mailbox.start_redrive(spec, job_id=job_id)
+    return redirect_to_message(page, detail.message_id, _describe(await _wait(page, report), action))
+
+
+async def edit(page: Page) -> Response:
+    """Show the form in which a message is edited to be sent as a new one."""
+    detail, envelope = await _editable(page, page.query.get("id", ""))
+    draft = await page.blocking(draft_of, envelope, detail.message_id, detail.topic)
+    return await _render_form(page, detail, draft)
+
+
+async def resend(page: Page) -> Response:
+    """Send the edited message as a new one, caused by the original."""
+    detail, envelope = await _editable(page, page.field("id"))
+    fields = {name: value for name, value in page.form.items() if isinstance(value, str)}
+    draft = read_draft(fields)
+    new_id = check_uuid("The id of the new message", page.field("new_id"))
+    try:
+        message = to_message(draft, envelope, detail.message_id, new_id, page.grant.principal)
+        sent = await page.mailbox.send_message(message)
+    except IdempotencyConflict:
+        notice = "This form was sent before with another content. Nothing was sent now; send it again to."
+        return await _render_form(page, detail, draft, error=notice)
+    except PostroomError as error:
+        return await _render_form(page, detail, draft, error=str(error), status=error.status, new_id=new_id)
+    done = "It was sent before, and nothing was added" if sent.duplicate else "It was sent"
+    return redirect_to_message(
+        page, sent.message_id, f"{done}: this is the new message, caused by {detail.message_id}."
+    )
+
+
+def redirect_to_message(page: Page, id_: str, notice: str) -> Response:
+    """Return the answer to an action, which leads to a message and says what happened."""
+    return page.redirect("/messages", notice, id=id_)
+
+
+async def _read(page: Page, id_: str) -> MessageDetail:
+    """Return a message, with its payload for those who may read it."""
+    if _reads_payloads(page):
+        return await page.mailbox.get_message(id_)
+    return await page.session.read_headers(id_)
+
+
+def _correlation_id(view: MessageView) -> str:
+    """Return the correlation id that the page links to; empty if there is none, or it is hidden."""
+    return next((each.value for each in view.headers if each.parameter == "correlation_id" and each.link), "")
+
+
+def _reads_payloads(page: Page) -> bool:
+    return Operation.READ_PAYLOAD in page.grant.operations
+
+
+def _mask(page: Page) -> Mask:
+    return NO_MASK if Operation.ADMIN in page.grant.operations else page.data.mask
+
+
+def _decode(page: Page, mailbox: str, envelope: PrismEnvelope) -> DecodedPayload:
+    decode = page.data.decode
+    return decode_payload(envelope) if decode is None else decode(mailbox, envelope)
+
+
+def _envelope(detail: MessageDetail) -> PrismEnvelope:
+    envelope = read_envelope(detail)
+    if envelope is None:
+        raise NotFound(
+            f"The stored envelope of message {detail.message_id} was altered so that it has no payload; "
+            "restore the store from a backup."
+        )
+    return envelope
+
+
+def _suffix(payload: DecodedPayload, envelope: PrismEnvelope) -> str:
+    """Return the end of the name of a payload's file; never one that a browser would open as a page."""
+    if payload.format == PayloadFormat.ENCRYPTED or payload.text is None:
+        return "bin"
+    if envelope.metadata.content_encoding not in ("", "identity"):
+        return "gz" if envelope.metadata.content_encoding == "gzip" else "bin"
+    return _SUFFIXES.get(payload.format, "bin")
+
+
+async def _chunks(data: bytes) -> AsyncIterator[bytes]:
+    for start in range(0, len(data), CHUNK_BYTES):
+        yield data[start : start + CHUNK_BYTES]
+
+
+# -- redrive, archive and purge ---
+
+
+def _action(page: Page) -> str:
+    action = page.path["action"]
+    if action not in _ACTIONS:
+        raise NotFound("There is no such page.")
+    return action
+
+
+async def _wait(page: Page, report: RedriveReport) -> RedriveReport:
+    """Return a job when it has ended, or after a second."""
+    for _ in range(JOB_POLLS):
+        if not report.is_active:
+            break
+        await asyncio.sleep(JOB_SECONDS)
+        try:
+            report = await page.mailbox.get_redrive(report.job_id)
+        except Forbidden:  # the right to purge does not include that to see jobs
+            break
+    return report
+
+
+def _describe(report: RedriveReport, action: str) -> str:
+    """Return what a job of one message did, as a sentence."""
+    done = _ACTIONS[action][1]
+    if report.moved:
+        return f"The message was {done}, by job {report.job_id}."
+    if report.status == "completed":
+        return f"Nothing was {done}, as the message is no dead letter any more (job {report.job_id})."
+    return f"The message is to be {done} by job {report.job_id}, which is {report.status}."
+
+
+# -- edit and resend ---
+
+
+def _may_resend(page: Page) -> bool:
+    return page.may(Operation.SEND) and page.may(Operation.READ_PAYLOAD)
+
+
+async def _editable(page: Page, id_: str) -> tuple[MessageDetail, PrismEnvelope]:
+    """Return a message that is edited, with its envelope.
+
+    Raises: Forbidden when parts of it are hidden from the caller, as what is hidden would not be sent.
+    """
+    detail = await page.mailbox.get_message(id_)
+    envelope = _envelope(detail)
+    mask = _mask(page)
+    if mask != NO_MASK:
+        decoded = await page.blocking(decode_bounded, envelope, partial(_decode, page, detail.mailbox))
+        if hides_headers(detail, envelope, mask) or mask.hide_fields(decoded) is not decoded:
+            raise Forbidden(
+                "Headers or fields of this message are hidden from you, and would be lost; a token with the "
+                "right admin is needed to edit it."
+            )
+    return detail, envelope
+
+
+async def _render_form(
+    page: Page,
+    detail: MessageDetail,
+    draft: Draft,
+    *,
+    error: str = "",
+    status: int = HTTPStatus.OK,
+    new_id: str = "",
+) -> Response:
+    return await page.render(
+        "message/resend.html",
+        status,
+        message=detail,
+        draft=draft,
+        error=error,
+        new_id=new_id or str(uuid_utils.uuid7()),
+    )
+
+
+# -- copies ---
+
+
+def _target(page: Page) -> Target:
+    if not page.data.serves_calls:
+        return Target("", page.mailbox.name)
+    host = page.request.headers.get("host", "")
+    prefix = page.base.removesuffix(page.request.scope["root_path"])
+    return Target(f"{page.request.url.scheme}://{host}{prefix}", page.mailbox.name, not page.service.is_dev)
+
+
+def _send_copies(
+    page: Page, view: MessageView, envelope: PrismEnvelope, preview: PayloadPreview
+) -> list[Copy]:
+    """Return the calls that send a message like this one; none if parts of it are hidden or encrypted."""
+    if preview.is_masked or view.is_masked or preview.format == PayloadFormat.ENCRYPTED:
+        return []
+    try:
+        message = message_like(envelope, view.id, view.topic)
+    except PostroomError as error:
+        return [Copy("Send it again", None, str(error))]
+    return send_copies(_target(page), message)
+
+
+ROUTES = [
+    route("/messages", look_up),
+    route("/messages/{id:path}", show),
+    route("/message/payload", download),
+    route("/message/resend", edit),
+    route("/message/resend", resend, method="POST"),
+    route("/message/{action}", confirm),
+    route("/message/{action}", act, method="POST"),
+]

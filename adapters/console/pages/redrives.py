@@ -1,0 +1,222 @@
+"""Redrive jobs: start one after a preview, follow its progress, pause, resume, cancel and undo it."""
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any, Final, cast
+
+import uuid_utils
+from starlette.responses import HTMLResponse, Response
+
+from postroom.adapters.console.event_filter import check_mask
+from postroom.adapters.console.form_values import MS, write_time
+from postroom.adapters.console.page import NavEntry, Page, route
+from postroom.adapters.console.redrive_form import (
+    COPIES,
+    CRITERIA,
+    MESSAGE,
+    NAMES,
+    PACE,
+    SELECTION,
+    describe_spec,
+    parse_spec,
+    read_values,
+)
+from postroom.adapters.console.search_export import mask_of
+from postroom.application.queries.time_travel import to_us
+from postroom.application.redrive_results import OUTCOMES, Outcome, RedriveReport
+from postroom.domain.capability.rights import Operation
+from postroom.domain.errors import InvalidRequest, NotFound
+from postroom.domain.redrive.spec import JOB_ACTIONS, JobAction, RedriveSpec
+
+NAV: Final = NavEntry("Redrive jobs", "/redrives", 45, Operation.REDRIVE)
+BADGES: Final = {
+    "running": "accent",
+    "paused": "warn",
+    "completed": "good",
+    "cancelled": "neutral",
+    "undoing": "accent",
+    "undone": "neutral",
+}
+DONE: Final[dict[str, str]] = {"redrive": "redriven", "archive": "archived", "purge": "purged"}
+CHANGES: Final[dict[str, tuple[JobAction, ...]]] = {
+    "running": ("pause", "cancel", "undo"),
+    "paused": ("resume", "cancel", "undo"),
+    "completed": ("undo",),
+    "cancelled": ("undo",),
+}
+"""What can be done with a job by its status; only redriven messages can be dead letters again."""
+NOTICES: Final[dict[JobAction, str]] = {
+    "pause": "The job is paused.",
+    "resume": "The job goes on.",
+    "cancel": "The job is cancelled; what it did stays done.",
+    "undo": "The messages of the job become dead letters again, but for those that were received since.",
+}
+MESSAGES: Final = 50
+
+
+async def list_jobs(page: Page) -> Response:
+    """Show the jobs, or their table only to htmx."""
+    facts = await _list_facts(page)
+    if page.is_fragment:
+        return HTMLResponse(page.part("redrives/jobs.html", **facts))
+    return await page.render("redrives/list.html", **facts)
+
+
+async def show_form(page: Page) -> Response:
+    """Show the form of a job, with the selection of the link."""
+    await page.check(Operation.REDRIVE)
+    return await _form(page, read_values(page.query))
+
+
+async def preview(page: Page) -> Response:
+    """Show what a job would select, and ask whether to start it."""
+    values = read_values(page.form)
+    if page.field("change"):
+        return await _form(page, values)
+    try:
+        if not values["dead_until"].strip():
+            parse_spec(values)
+            # What fails after this moment is not what the preview shows.
+            values["dead_until"] = await _now(page)
+        spec = _read_spec(page, values)
+    except InvalidRequest as error:
+        return await _form(page, values, error)
+    return await page.render(
+        "redrives/preview.html",
+        spec=spec,
+        facts=describe_spec(spec),
+        preview=await page.mailbox.preview_redrive(spec),
+        selects_all=not any(values[name] for name in CRITERIA),
+        fields=[(name, values[name]) for name in NAMES if values[name]],
+        job_id=page.field("job_id") or str(uuid_utils.uuid7()),
+    )
+
+
+async def start(page: Page) -> Response:
+    """Start a job; the same form sent twice starts one."""
+    values = read_values(page.form)
+    job_id = page.field("job_id")
+    if not job_id:
+        raise InvalidRequest(
+            "The form has no id of the job; go back to the preview, and start the job there."
+        )
+    report = await page.mailbox.start_redrive(_read_spec(page, values), job_id=job_id)
+    return page.redirect(
+        f"/redrives/{report.job_id}", f"The job has started: {report.matched:,} dead letters matched."
+    )
+
+
+async def show(page: Page) -> Response:
+    """Show a job with its progress, or the progress only to htmx."""
+    report = await page.mailbox.get_redrive(page.path["job_id"])
+    facts = {"job": report, **_job_facts(page, report)}
+    if page.is_fragment:
+        return HTMLResponse(page.part("redrives/progress.html", **facts))
+    outcome = page.query.get("outcome") or None
+    messages = await page.mailbox.list_redrive_messages(
+        report.job_id,
+        outcome=cast("Outcome | None", outcome),
+        cursor=page.query.get("cursor") or None,
+        limit=MESSAGES,
+    )
+    cursor = messages.next_cursor
+    return await page.render(
+        "redrives/show.html",
+        **facts,
+        spec=describe_spec(report.spec, mask_of(page)),
+        messages=messages.messages,
+        outcomes=[("", "All"), *((each, each.capitalize()) for each in OUTCOMES)],
+        outcome=outcome or "",
+        next_page=cursor and page.url(f"/redrives/{report.job_id}", outcome=outcome, cursor=cursor),
+    )
+
+
+async def confirm(page: Page) -> Response:
+    """Ask whether to cancel or undo a job."""
+    action = _action(page)
+    report = await page.mailbox.get_redrive(page.path["job_id"])
+    return await page.render("redrives/confirm.html", job=report, action=action)
+
+
+async def change(page: Page) -> Response:
+    """Pause, resume, cancel or undo a job."""
+    action = _action(page)
+    report = await page.mailbox.change_redrive(page.path["job_id"], action)
+    return page.redirect(f"/redrives/{report.job_id}", NOTICES[action])
+
+
+def _read_spec(page: Page, values: Mapping[str, str]) -> RedriveSpec:
+    """Return the specification of a form.
+
+    Raises: InvalidRequest; Forbidden for criteria whose matches would tell what is hidden from the caller.
+    """
+    spec = parse_spec(values)
+    check_mask(spec.filter(), mask_of(page))
+    return spec
+
+
+def _action(page: Page) -> JobAction:
+    action = page.path["action"]
+    if action not in JOB_ACTIONS:
+        raise NotFound("There is no such page.")
+    return action
+
+
+async def _form(page: Page, values: dict[str, str], error: InvalidRequest | None = None) -> Response:
+    actions = ["redrive", *(["archive", "purge"] if page.may(Operation.ADMIN) else [])]
+    return await page.render(
+        "redrives/form.html",
+        400 if error is not None else 200,
+        values=values,
+        error=error,
+        actions=[(each, each.capitalize()) for each in actions],
+        sections=(
+            ("Which dead letters", SELECTION, True),
+            ("By what they were sent with", MESSAGE, _has_any(values, MESSAGE)),
+            ("Pace", PACE, True),
+            ("Send copies instead", COPIES, _has_any(values, COPIES)),
+        ),
+    )
+
+
+async def _list_facts(page: Page) -> dict[str, Any]:
+    jobs = await page.mailbox.list_redrives()
+    return {
+        "jobs": [(each, _job_facts(page, each)) for each in jobs],
+        "is_active": any(each.is_active or each.status == "paused" for each in jobs),
+    }
+
+
+def _job_facts(page: Page, report: RedriveReport) -> dict[str, Any]:
+    is_undo = report.status in ("undoing", "undone")
+    may = page.may(Operation.REDRIVE if report.spec.action == "redrive" else Operation.ADMIN)
+    changes = CHANGES.get(report.status, ()) if may else ()
+    return {
+        "badge": BADGES.get(report.status, "neutral"),
+        "done": report.restored + report.retained if is_undo else report.moved + report.skipped,
+        "total": report.moved if is_undo else report.matched,
+        "done_word": DONE[report.spec.action],
+        "changes": [each for each in changes if each != "undo" or report.spec.action == "redrive"],
+        "is_open": report.is_active or report.status == "paused",
+    }
+
+
+async def _now(page: Page) -> str:
+    """Return the mailbox's log time, in whole ms."""
+    now = to_us(datetime.fromisoformat((await page.mailbox.get_backlog()).as_of))
+    return write_time(now // MS * MS)
+
+
+def _has_any(values: dict[str, str], fields: Any) -> bool:
+    return any(values[field.name] for field in fields)
+
+
+ROUTES: Final = [
+    route("/redrives", list_jobs),
+    route("/redrives", start, method="POST"),
+    route("/redrives/new", show_form),
+    route("/redrives/preview", preview, method="POST"),
+    route("/redrives/{job_id}", show),
+    route("/redrives/{job_id}/{action}", confirm),
+    route("/redrives/{job_id}/{action}", change, method="POST"),
+]

@@ -1,0 +1,316 @@
+"""The search page: a query builder, facets, a timeline, pages of messages, and exports."""
+
+import asyncio
+from collections.abc import Awaitable, Sequence
+from typing import Any, Final, NamedTuple
+from urllib.parse import urlencode
+
+import msgspec
+from starlette.responses import Response
+
+from postroom.adapters.console.event_filter import (
+    HEADER,
+    LISTS,
+    change,
+    check_mask,
+    criteria,
+    parse_filter,
+    write_filter,
+    write_header,
+    write_time,
+)
+from postroom.adapters.console.moments import moment_facts, parse_moment
+from postroom.adapters.console.page import NavEntry, Page, route
+from postroom.adapters.console.search_export import download, mask_of
+from postroom.adapters.console.search_timeline import TimelineChart, chart_of
+from postroom.application.ports.facets import FacetField, Facets, SuggestionField, Timeline
+from postroom.application.ports.search_queries import SearchQueries
+from postroom.domain.capability.rights import Operation
+from postroom.domain.commit import POSITIONS_PER_MAILBOX
+from postroom.domain.errors import Forbidden, InvalidRequest, NotFound, PostroomError
+from postroom.domain.message import Status
+from postroom.domain.search import Cursor, EventFilter, FoundMessage, Order, SearchPage
+
+NAV: Final = NavEntry("Search", "/search", 10)
+BACK: Final = "back"
+"""Parameter of a page before the cursor."""
+LABELS: Final = {
+    FacetField.TOPIC: "Topic",
+    FacetField.STATUS: "Status",
+    FacetField.PRINCIPAL: "Principal",
+    FacetField.CONTENT_TYPE: "Content type",
+    FacetField.NAMESPACE: "Namespace",
+    FacetField.REASON: "Reason of dead letters",
+}
+CRITERIA: Final = {
+    "topics": "Topic",
+    "principals": "Principal",
+    "statuses": "Status",
+    "start_time": "From",
+    "end_time": "To",
+    "message_id": "Message id",
+    "correlation_id": "Correlation id",
+    "trace_id": "Trace id",
+    "namespace": "Namespace",
+    "text": "Text in headers",
+    "match": "Words",
+}
+LIMITS: Final = (25, 50, 100, 250)
+
+
+class Results(NamedTuple):
+    """A page of messages, and the links to others."""
+
+    items: Sequence[FoundMessage]
+    previous: str | None
+    next: str | None
+    is_live: bool = False
+    error: PostroomError | None = None
+
+
+class FacetLink(NamedTuple):
+    """A value of a facet; a link narrows the search to it."""
+
+    value: str
+    shown_count: str
+    href: str | None
+    is_selected: bool
+
+
+class FacetList(NamedTuple):
+    """The values of a field."""
+
+    label: str
+    links: list[FacetLink]
+    others: int
+
+
+async def search(page: Page) -> Response:
+    """Show the messages that match the filter of the URL."""
+    typed = page.query.multi_items()
+    if any(not value for _, value in typed):  # a form sends all of its fields
+        pairs = [(name, value) for name, value in typed if value]
+        return page.redirect("/search", None, **_grouped(pairs))
+    try:
+        filter_ = parse_filter(page.query.multi_items())
+        at = parse_moment(page.query.get("at", ""))
+        check_mask(filter_, mask_of(page))
+    except (Forbidden, InvalidRequest) as error:
+        facts = _form_facts(page, EventFilter(), error)
+        return await page.render("search/page.html", error.status, **facts)
+    own = msgspec.structs.replace(filter_, mailbox=page.mailbox.name)
+    queries = _queries(page)
+    results, facets, timeline, moment = await asyncio.gather(
+        _results(page, own, queries),
+        _or_error(queries.facets(change(own))) if queries else _nothing(),
+        _or_error(queries.timeline(change(own))) if queries else _nothing(),
+        moment_facts(page, at, filter_.topics) if at is not None else _nothing(),
+    )
+    facts = _form_facts(page, filter_, results.error)
+    facts |= {
+        "results": results,
+        "facets": _facet_lists(page, filter_, facets) if isinstance(facets, Facets) else [],
+        "counted": facets if isinstance(facets, Facets) else None,
+        "chart": _chart(page, filter_, timeline),
+        "moment": moment,
+        "exports": _exports(page, filter_) if queries and not results.is_live else [],
+    }
+    return await page.render("search/page.html", results.error.status if results.error else 200, **facts)
+
+
+async def suggest(page: Page) -> Response:
+    """Return values of a field that begin with what was typed, as options of a list."""
+    try:
+        field = SuggestionField(page.path["field"])
+    except ValueError:
+        raise NotFound("There are no suggestions for this field.") from None
+    texts = [value for name, value in page.query.multi_items() if name != BACK]
+    queries = _queries(page)
+    values: Sequence[str] = ()
+    if queries is not None and not mask_of(page).covers_header(field.value):
+        values = await queries.suggest(field, texts[-1] if texts else "")
+    if field == SuggestionField.HEADER:
+        values = [write_header(each, "") for each in values]
+    return await page.render("search/suggestions.html", values=values)
+
+
+async def export(page: Page) -> Response:
+    """Download all messages that match."""
+    queries = _queries(page)
+    if queries is None:
+        raise NotFound("Exports read the read models, and there are none; run `postroom project rebuild`.")
+    return await download(page, queries)
+
+
+def _grouped(pairs: Sequence[tuple[str, str]]) -> dict[str, list[str]]:
+    grouped: dict[str, list[str]] = {}
+    for name, value in pairs:
+        grouped.setdefault(name, []).append(value)
+    return grouped
+
+
+def _queries(page: Page) -> SearchQueries | None:
+    raw = page.data.search_queries
+    return None if raw is None else page.session.search_queries(raw)
+
+
+async def _nothing() -> None:
+    return None
+
+
+async def _or_error(awaitable: Awaitable[Any]) -> Any:
+    """Return an answer; None for an error, which the search itself shows."""
+    try:
+        return await awaitable
+    except PostroomError:
+        return None
+
+
+async def _results(page: Page, filter_: EventFilter, queries: SearchQueries | None) -> Results:
+    """Return the messages; without read models, those that are unsettled."""
+    is_back = BACK in page.query and filter_.cursor is not None
+    asked = filter_
+    if is_back:
+        flipped = Order.OLDEST_FIRST if filter_.order == Order.NEWEST_FIRST else Order.NEWEST_FIRST
+        asked = msgspec.structs.replace(filter_, order=flipped)
+    is_live = False
+    try:
+        try:
+            result = await page.session.search(asked)
+        except NotFound:
+            if queries is None:
+                raise
+            result, is_live = await queries.search_unsettled(asked), True
+        is_live = is_live or page.data.read_models is None
+    except PostroomError as error:
+        return Results((), None, None, error=error)
+    return _linked(page, filter_, result, is_back=is_back, is_live=is_live)
+
+
+def _linked(page: Page, filter_: EventFilter, result: SearchPage, *, is_back: bool, is_live: bool) -> Results:
+    items = result.items[::-1] if is_back else result.items
+    previous = following = None
+    cursor = result.next_cursor or filter_.cursor
+    if items and cursor is not None:
+        # A cursor has the place of a message: its mailbox's, and its position.
+        base = Cursor.decode(cursor).id // POSITIONS_PER_MAILBOX * POSITIONS_PER_MAILBOX
+        first, last = (
+            Cursor(each.timestamp, base + each.position).encode() for each in (items[0], items[-1])
+        )
+        if result.next_cursor is not None if is_back else filter_.cursor is not None:
+            previous = _link(page, msgspec.structs.replace(filter_, cursor=first), (BACK, "1"))
+        if is_back or result.next_cursor is not None:
+            following = _link(page, msgspec.structs.replace(filter_, cursor=last))
+    elif filter_.cursor is not None:
+        previous = _link(page, change(filter_))
+    mask = mask_of(page)
+    return Results([mask.hide_item(each) for each in items], previous, following, is_live)
+
+
+def _link(page: Page, filter_: EventFilter, *others: tuple[str, str], path: str = "/search") -> str:
+    pairs = [*write_filter(msgspec.structs.replace(filter_, mailbox=None)), *others]
+    return page.url(path) + (f"?{urlencode(pairs)}" if pairs else "")
+
+
+def _form_facts(page: Page, filter_: EventFilter, error: PostroomError | None) -> dict[str, Any]:
+    """Return what the query builder shows, as it was typed if it is malformed."""
+    typed = page.query.multi_items()
+    values = {name: [value for key, value in typed if key == name and value] for name in (*LISTS, HEADER)}
+    single = {name: page.query.get(name, "") for name in (*CRITERIA, "at") if name not in LISTS}
+    statuses = {each.name.lower() for each in filter_.statuses}
+    return {
+        "error": error,
+        "values": values,
+        "single": single,
+        "statuses": [(each.name.lower(), each.name.lower() in statuses) for each in Status],
+        "order": filter_.order.value,
+        "limit": filter_.limit,
+        "limits_shown": [(each, each) for each in sorted({*LIMITS, filter_.limit})],
+        "may_read_payload": page.may(Operation.READ_PAYLOAD),
+        "criteria": [] if error else _criteria(page, filter_),
+        "reset": page.url("/search"),
+        "results": None,
+        "facets": [],
+        "counted": None,
+        "chart": None,
+        "moment": None,
+        "exports": [],
+        "has_suggestions": page.data.search_queries is not None,
+    }
+
+
+def _criteria(page: Page, filter_: EventFilter) -> list[tuple[str, str, str]]:
+    """Return the label and text of each criterion, and the link to the search without it."""
+    shown: list[tuple[str, str, str]] = []
+    for name, value in criteria(filter_).items():
+        if name == "headers":
+            for key, text in filter_.headers.items():
+                rest = {other: each for other, each in filter_.headers.items() if other != key}
+                shown.append((f"Header {key}", text, _link(page, change(filter_, headers=rest))))
+        elif name in LISTS:
+            for each in value:
+                others = tuple(other for other in value if other != each)
+                text = each.name.lower() if isinstance(each, Status) else each
+                shown.append((CRITERIA[name], text, _link(page, change(filter_, **{name: others}))))
+        else:
+            text = write_time(value) if isinstance(value, int) else value
+            shown.append((CRITERIA[name], text, _link(page, change(filter_, **{name: None}))))
+    return shown
+
+
+def _facet_lists(page: Page, filter_: EventFilter, facets: Facets) -> list[FacetList]:
+    lists = []
+    mask = mask_of(page)
+    for facet in facets.facets:
+        if mask.covers_header(facet.field.value):
+            continue
+        links = []
+        for each in facet.values:
+            narrowed, is_selected = _narrow(filter_, facet.field, each.value)
+            count = f"{each.count:,}" + ("" if each.is_exact else "+")
+            href = None if narrowed is None else _link(page, narrowed)
+            links.append(FacetLink(each.value, count, href, is_selected))
+        if links:
+            lists.append(FacetList(LABELS[facet.field], links, facet.others))
+    return lists
+
+
+def _narrow(filter_: EventFilter, field: FacetField, value: str) -> tuple[EventFilter | None, bool]:
+    """Return the filter of one value of a facet, None without such a criterion, and whether it is set."""
+    match field:
+        case FacetField.TOPIC:
+            return change(filter_, topics=(value,)), filter_.topics == (value,)
+        case FacetField.STATUS:
+            status = Status[value.upper()]
+            return change(filter_, statuses=(status,)), filter_.statuses == (status,)
+        case FacetField.PRINCIPAL:
+            return change(filter_, principals=(value,)), filter_.principals == (value,)
+        case FacetField.NAMESPACE:
+            return change(filter_, namespace=value), filter_.namespace == value
+        case _:
+            return None, False
+
+
+def _chart(page: Page, filter_: EventFilter, timeline: Timeline | None) -> TimelineChart | None:
+    if timeline is None or not timeline.counts:
+        return None
+
+    def link(start: int, end: int) -> str:
+        return _link(page, change(filter_, start_time=start, end_time=end))
+
+    return chart_of(timeline, link)
+
+
+def _exports(page: Page, filter_: EventFilter) -> list[tuple[str, str]]:
+    plain = change(filter_)
+    return [
+        (label, _link(page, plain, ("format", format_), path="/search/export"))
+        for label, format_ in (("CSV", "csv"), ("JSON lines", "json"), ("Parquet", "parquet"))
+    ]
+
+
+ROUTES: Final = [
+    route("/search", search),
+    route("/search/export", export),
+    route("/search/suggestions/{field}", suggest),
+]

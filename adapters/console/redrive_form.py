@@ -1,0 +1,139 @@
+"""The form of a redrive job: its fields as text, and the specification that they describe."""
+
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple, cast
+
+import msgspec
+
+from postroom.adapters.console.form_values import (
+    MS,
+    Fields,
+    parse_number,
+    parse_time,
+    split_lines,
+    split_pairs,
+    text_of,
+    write_time,
+)
+from postroom.application.masking import MASK, NO_MASK, Mask
+from postroom.domain.redrive.spec import Action, RedriveSpec
+
+
+class Field(NamedTuple):
+    """A field of the form.
+
+    Arguments:
+        kind: `text`, `number`, `time`, `lines` (one value a line), `pairs` (`NAME=VALUE` a line) or `json`.
+    """
+
+    name: str
+    label: str
+    kind: str = "text"
+    hint: str = ""
+
+
+SELECTION: Final = (
+    Field("topics", "Topics", "lines", "Names or globs such as orders.*, one a line"),
+    Field("fingerprints", "Fingerprints", "lines", "Of errors, one a line"),
+    Field("reasons", "Reasons", "lines", "Such as max_attempts, one a line"),
+    Field("message_ids", "Message ids", "lines", "One a line, up to 1,000"),
+    Field(
+        "dead_since", "Dead-lettered since", "time", "Time such as 2026-01-31T08:00Z, or an age such as 2h"
+    ),
+    Field("dead_until", "Dead-lettered until", "time", "Inclusive; the preview enters its own time here"),
+)
+MESSAGE: Final = (
+    Field("start_time", "Published since", "time"),
+    Field("end_time", "Published until", "time"),
+    Field("principals", "Principals", "lines", "Publishers, one a line"),
+    Field("correlation_id", "Correlation id"),
+    Field("trace_id", "Trace id"),
+    Field("namespace", "Namespace"),
+    Field("headers", "Custom headers", "pairs", "NAME=VALUE, one a line"),
+    Field("text", "Text in headers", "text", "Parts that must all occur"),
+    Field("match", "Words", "text", "In headers and payloads; a final * is any ending"),
+)
+PACE: Final = (
+    Field("rate", "Messages a second", "number", "No limit if empty"),
+    Field("delay_ms", "Delay in ms", "number", "Until the messages may be delivered"),
+    Field("limit", "Maximum number of messages", "number", "No limit if empty"),
+)
+COPIES: Final = (
+    Field("destination", "Destination", "text", "Another topic of the mailbox, to which copies are sent"),
+    Field("set_headers", "Set headers", "pairs", "NAME=VALUE, one a line"),
+    Field("remove_headers", "Remove headers", "lines", "Names, one a line"),
+    Field("merge_patch", "Change payloads", "json", "JSON object that is merged into payloads (RFC 7396)"),
+)
+CRITERIA: Final = tuple(field.name for field in (*SELECTION, *MESSAGE) if field.name != "dead_until")
+"""Fields without any of which a job selects all dead letters of the mailbox."""
+_ANY_VALUE: Final = ("text", "match", "merge_patch")
+"""Fields that may have values of any header or payload."""
+FIELDS: Final = (*SELECTION, *MESSAGE, *PACE, *COPIES)
+NAMES: Final = ("action", *(field.name for field in FIELDS))
+
+
+def read_values(fields: Fields) -> dict[str, str]:
+    """Return the text of all fields of the form."""
+    return {name: text_of(fields, name) for name in NAMES}
+
+
+def parse_spec(values: Mapping[str, str]) -> RedriveSpec:
+    """Return the specification that the fields describe.
+
+    Raises: InvalidRequest naming the first field that is wrong.
+    """
+    parsed: dict[str, Any] = {field.name: _parse(field, values[field.name]) for field in FIELDS}
+    criteria = {name: value for name, value in parsed.items() if value is not None}
+    return RedriveSpec(action=cast(Action, values["action"] or "redrive"), **criteria).validate()
+
+
+def describe_spec(spec: RedriveSpec, mask: Mask = NO_MASK) -> list[tuple[str, str]]:
+    """Return the labels and texts of the fields that a specification has.
+
+    Arguments:
+        mask: what the reader may not see.
+    """
+    facts = msgspec.structs.asdict(spec)
+    for name in ("headers", "set_headers"):
+        facts[name] = mask.hide_headers(facts[name])
+    if spec.principals and mask.covers_header("principal"):
+        facts["principals"] = (MASK,)
+    for name in ("correlation_id", "trace_id", "namespace", "text", "match", "merge_patch"):
+        is_hidden = mask != NO_MASK if name in _ANY_VALUE else mask.covers_header(name)
+        if facts[name] is not None and is_hidden:
+            facts[name] = MASK
+    defaults = msgspec.structs.asdict(RedriveSpec())
+    return [
+        (field.label, _write(field, facts[field.name]))
+        for field in FIELDS
+        if facts[field.name] != defaults[field.name]
+    ]
+
+
+def _parse(field: Field, text: str) -> object:
+    if not text.strip():
+        return None
+    match field.kind:
+        case "number":
+            return parse_number(field.label, text)
+        case "time":
+            time = parse_time(field.label, text)
+            return None if time is None else time // MS
+        case "lines":
+            return split_lines(text)
+        case "pairs":
+            return split_pairs(field.label, text)
+        case _:
+            return text
+
+
+def _write(field: Field, value: Any) -> str:
+    match field.kind:
+        case "time":
+            return write_time(value * MS)
+        case "lines":
+            return "\n".join(value)
+        case "pairs":
+            return "\n".join(f"{name}={text}" for name, text in value.items())
+        case _:
+            return str(value)

@@ -1,0 +1,261 @@
+"""The form in which the payload and the headers of a message are edited, to be sent as a new message."""
+
+from base64 import b64decode, b64encode
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from postroom.application.messages import NewMessage
+from postroom.application.printable import printable
+from postroom.domain.envelope.build import OpenedEnvelope
+from postroom.domain.envelope.content import decompress
+from postroom.domain.envelope.headers import BINARY_PREFIX, extension_bytes, extension_text
+from postroom.domain.envelope.v1.envelope_pb2 import PrismEnvelope
+from postroom.domain.errors import FrameTooLarge, InvalidRequest
+from postroom.domain.message import DEFAULT_PRIORITY, MAX_PRIORITY
+
+MAX_EDIT_BYTES = 256 << 10
+"""Size of a payload above which it is not edited in a page."""
+MAX_HEADERS = 200
+_NOT_IN_FIELDS = frozenset("\r\n\0")
+EMPTY_ROWS = 3
+"""Number of rows for new headers."""
+TEXT, BASE64 = "text", "base64"
+
+
+class Draft(NamedTuple):
+    """A message as its form has it: all of it is text.
+
+    Arguments:
+        encoding: of the payload, `text` or `base64`.
+        headers: names and values of custom headers; empty names count as no header.
+    """
+
+    topic: str
+    payload: str
+    encoding: str = TEXT
+    headers: tuple[tuple[str, str], ...] = ()
+    content_type: str = ""
+    correlation_id: str = ""
+    priority: str = str(DEFAULT_PRIORITY)
+    ttl_seconds: str = "0"
+    schema_url: str = ""
+    schema_version: str = ""
+
+    @property
+    def rows(self) -> tuple[tuple[str, str], ...]:
+        """Return the headers, with rows for new ones."""
+        return self.headers + (("", ""),) * EMPTY_ROWS
+
+
+def draft_of(envelope: PrismEnvelope, id_: str, topic: str) -> Draft:
+    """Return the draft of a message that is like another one.
+
+    The payload is decompressed, as a message that is sent has no content encoding. It is edited as text if no
+    character of it is invisible, else in base64.
+
+    Arguments:
+        id_: of the other message, its correlation id if it has no other.
+
+    Raises: InvalidRequest for what no form can contain: a payload that is encrypted or can't be decompressed,
+        too many headers, and a header with a line end; FrameTooLarge for a payload that is too large.
+    """
+    message = message_like(envelope, id_, topic)
+    if len(message.payload) > MAX_EDIT_BYTES:
+        raise FrameTooLarge(
+            f"The payload of message {id_} has {len(message.payload):,} bytes; payloads of up to "
+            f"{MAX_EDIT_BYTES:,} can be edited here. Download it, edit the file, and send it with postroom "
+            "send --file."
+        )
+    if len(message.attrs) > MAX_HEADERS:
+        raise InvalidRequest(
+            f"Message {id_} has {len(message.attrs):,} custom headers; up to {MAX_HEADERS} can be edited."
+        )
+    headers = tuple((name, extension_text(value)) for name, value in _as_bytes(message.attrs).items())
+    texts = [message.content_type, message.correlation_id, message.schema_url, message.schema_version]
+    for text in (*message.attrs, *filter(None, texts)):
+        if not _NOT_IN_FIELDS.isdisjoint(text):
+            shown = printable(text, multiline=False)[:80]
+            raise InvalidRequest(
+                f"A header of message {id_} has a line end or a NUL in {shown!r}, which the field of a form "
+                "can't contain; copy the call for curl or Python, and edit that."
+            )
+    payload, encoding = _as_text(message.payload)
+    return Draft(
+        topic,
+        payload,
+        encoding,
+        headers,
+        message.content_type or "",
+        message.correlation_id or "",
+        str(message.priority),
+        str(message.ttl_seconds),
+        message.schema_url or "",
+        message.schema_version or "",
+    )
+
+
+def message_like(envelope: PrismEnvelope, id_: str, topic: str) -> NewMessage:
+    """Return a new message with the payload and headers of another one, which caused it.
+
+    Arguments:
+        id_: of the other message, the correlation id if it has no other.
+
+    Raises: InvalidRequest for a payload that is encrypted or can't be decompressed.
+    """
+    content = OpenedEnvelope(envelope)
+    attrs = {name: _as_attr(value) for name, value in sorted(content.extensions.items())}
+    return NewMessage(
+        topic=topic,
+        payload=edited_payload(envelope),
+        attrs=attrs,
+        ttl_seconds=max(content.ttl_seconds, 0),
+        content_type=content.content_type,
+        correlation_id=content.correlation_id or id_,
+        causality_parent=id_,
+        priority=min(max(content.priority, 0), MAX_PRIORITY),
+        schema_url=content.schema_url,
+        schema_version=content.schema_version,
+    )
+
+
+def edited_payload(envelope: PrismEnvelope) -> bytes:
+    """Return the payload that a new message has instead of a message's own.
+
+    Raises: InvalidRequest for a payload that is encrypted or can't be decompressed.
+    """
+    if envelope.security.HasField("encryption"):
+        raise InvalidRequest(
+            "The payload is encrypted, and a message that is sent here has no key; send it from the program "
+            "that has the key."
+        )
+    try:
+        return decompress(envelope.payload.value, envelope.metadata.content_encoding)
+    except InvalidRequest as error:
+        raise InvalidRequest(f"The payload {error}, so it can't be edited; download it instead.") from None
+
+
+def read_draft(form: Mapping[str, str]) -> Draft:
+    """Return the draft that a form contains; missing fields are empty."""
+    rows = range(MAX_HEADERS + EMPTY_ROWS)
+    names = [(form.get(f"header-name-{row}", ""), form.get(f"header-value-{row}", "")) for row in rows]
+    return Draft(
+        form.get("topic", "").strip(),
+        form.get("payload", ""),
+        BASE64 if form.get("encoding") == BASE64 else TEXT,
+        tuple((name, value) for name, value in names if name or value),
+        form.get("content_type", "").strip(),
+        form.get("correlation_id", ""),
+        form.get("priority", "").strip(),
+        form.get("ttl_seconds", "").strip(),
+        form.get("schema_url", "").strip(),
+        form.get("schema_version", "").strip(),
+    )
+
+
+def to_message(
+    draft: Draft, original: PrismEnvelope, original_id: str, new_id: str | None, principal: str | None
+) -> NewMessage:
+    """Return the message of a draft, with the original's id as the message that caused it.
+
+    Browsers send every line end of a text as CR LF. Text that has the lines of the original is sent with its
+    line ends, other text with LF, unless the original has CR LF only.
+
+    Arguments:
+        new_id: a UUID, with which a form that is sent twice sends one message; None generates one.
+
+    Raises: InvalidRequest naming the field that is malformed.
+    """
+    return NewMessage(
+        topic=draft.topic,
+        payload=_payload(draft, edited_payload(original)),
+        attrs=_attrs(draft, OpenedEnvelope(original).extensions),
+        message_id=new_id,
+        ttl_seconds=_number("The time to live", draft.ttl_seconds),
+        content_type=draft.content_type or None,
+        correlation_id=draft.correlation_id or None,
+        causality_parent=original_id,
+        principal=principal,
+        priority=_number("The priority", draft.priority, str(DEFAULT_PRIORITY)),
+        schema_url=draft.schema_url or None,
+        schema_version=draft.schema_version or None,
+    )
+
+
+def _as_attr(value: bytes) -> str | bytes:
+    """Return the value of a header as text, if that stands for it."""
+    text = extension_text(value)
+    return value if text.startswith(BINARY_PREFIX) else text
+
+
+def _as_bytes(attrs: Mapping[str, str | bytes]) -> dict[str, bytes]:
+    return {name: value if isinstance(value, bytes) else value.encode() for name, value in attrs.items()}
+
+
+def _is_visible(text: str) -> bool:
+    return printable(text) == text
+
+
+def _as_text(data: bytes) -> tuple[str, str]:
+    try:
+        text = data.decode()
+    except UnicodeDecodeError:
+        text = None
+    if text is not None and _is_visible(text.replace("\r\n", "\n")):
+        return text, TEXT
+    return b64encode(data).decode(), BASE64
+
+
+def _payload(draft: Draft, original: bytes) -> bytes:
+    if draft.encoding == BASE64:
+        try:
+            return b64decode("".join(draft.payload.split()), validate=True)
+        except ValueError:
+            raise InvalidRequest("The payload is not base64; correct it, or choose text.") from None
+    return _with_line_ends(draft.payload, original).encode()
+
+
+def _attrs(draft: Draft, original: Mapping[str, bytes]) -> dict[str, str | bytes]:
+    attrs: dict[str, str | bytes] = {}
+    for name, value in draft.headers:
+        if not name:
+            raise InvalidRequest(f"A header has the value {value[:80]!r} but no name; name it, or clear it.")
+        if name in attrs:
+            raise InvalidRequest(f"The header {name[:80]!r} is there twice; leave one of them out.")
+        attrs[name] = _attr(name, value, original.get(name, b""))
+    return attrs
+
+
+def _attr(name: str, value: str, original: bytes) -> str | bytes:
+    if not value.startswith(BINARY_PREFIX):
+        return _with_line_ends(value, original)
+    try:
+        b64decode(value[len(BINARY_PREFIX) :], validate=True)
+        return extension_bytes(value)
+    except ValueError:
+        raise InvalidRequest(
+            f"The value of the header {name[:80]!r} begins with {BINARY_PREFIX} but is not "
+            "base64; correct it."
+        ) from None
+
+
+def _with_line_ends(text: str, original: bytes) -> str:
+    lines = _lines(text)
+    try:
+        before = original.decode()
+    except UnicodeDecodeError:
+        return lines
+    if lines == _lines(before):
+        return before
+    has_crlf = "\r\n" in before and "\n" not in before.replace("\r\n", "")
+    return lines.replace("\n", "\r\n") if has_crlf else lines
+
+
+def _lines(text: str) -> str:
+    return text.replace("\r\n", "\n").replace("\r", "\n")
+
+
+def _number(name: str, text: str, default: str = "0") -> int:
+    digits = text or default
+    if not (digits.isascii() and digits.isdecimal() and len(digits) < 12):
+        raise InvalidRequest(f"{name} must be a number without a sign; it was {text[:40]!r}.")
+    return int(digits)

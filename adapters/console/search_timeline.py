@@ -1,0 +1,93 @@
+"""The timeline of a search, whose bars are links."""
+
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+from markupsafe import Markup
+
+from postroom.adapters.console.charts import HEIGHT, WIDTH
+from postroom.adapters.console.event_filter import write_time
+from postroom.application.ports.facets import Timeline
+from postroom.application.timeline import DAY_MS
+
+AXIS: Final = 18
+MIN_HEIGHT: Final = 2.0
+UNITS: Final = ((DAY_MS, "d"), (3_600_000, "h"), (60_000, "min"), (1_000, "s"), (1, "ms"))
+
+
+class TimelineChart(NamedTuple):
+    """A timeline as a picture.
+
+    Arguments:
+        note: what was counted.
+        width: of a bar, as text.
+    """
+
+    svg: Markup
+    note: str
+    width: str
+
+
+def chart_of(timeline: Timeline, link: Callable[[int, int], str]) -> TimelineChart:
+    """Return the picture of a timeline that has bars.
+
+    Arguments:
+        link: returns the link to the messages from one time to another, both included, in ms.
+    """
+    top = max(timeline.counts)
+    step = WIDTH / len(timeline.counts)
+    space = HEIGHT - AXIS
+    shapes = []
+    for index, count in enumerate(timeline.counts):
+        start = timeline.start + index * timeline.width
+        end = start + timeline.width - 1
+        height = max(MIN_HEIGHT, space * count / top) if count else 0.0
+        label = f"{write_time(start)}: {count:,}"
+        # The whole column is the link, as a low bar is hard to hit.
+        shapes.append(
+            Markup(
+                '<a href="{}" aria-label="{}" data-start="{}" data-end="{}"><title>{}</title>'
+                '<rect class="timeline-hit" x="{:.2f}" y="0" width="{:.2f}" height="{}"/>'
+                '<rect class="chart-bar" x="{:.2f}" y="{:.2f}" width="{:.2f}" height="{:.2f}"/></a>'
+            ).format(
+                *(link(start, end), label, write_time(start), write_time(end), label),
+                *(index * step, step, space),
+                *(index * step + step / 16, space - height, step * 7 / 8, height),
+            )
+            if count
+            else Markup('<rect class="timeline-gap" x="{:.2f}" y="0" width="{:.2f}" height="{}"/>').format(
+                index * step, step, space
+            )
+        )
+    first = timeline.start
+    last = first + len(timeline.counts) * timeline.width
+    for x, anchor, time in ((0, "start", first), (WIDTH, "end", last)):
+        shapes.append(
+            Markup('<text class="chart-label" x="{}" y="{}" text-anchor="{}">{}</text>').format(
+                x, HEIGHT - 4, anchor, write_time(time)
+            )
+        )
+    svg = Markup(
+        '<svg class="chart timeline" viewBox="0 0 {} {}" role="group" aria-label="Messages over time" '
+        'preserveAspectRatio="none" data-timeline>{}</svg>'
+    ).format(WIDTH, HEIGHT, Markup("").join(shapes))
+    return TimelineChart(svg, _note(timeline), _duration(timeline.width))
+
+
+def _note(timeline: Timeline) -> str:
+    counted = sum(timeline.counts)
+    match timeline.basis:
+        case "messages":
+            return f"All {counted:,} messages."
+        case "events":
+            return f"{counted:,} sends, by the time at which the log recorded them."
+        case "sample":
+            return (
+                f"{counted:,} matches in a sample of {timeline.sample:,} messages; narrow the search to "
+                "count all of them."
+            )
+
+
+def _duration(ms: int) -> str:
+    length, unit = next(each for each in UNITS if ms % each[0] == 0)
+    return f"{ms // length:,} {unit}"

@@ -1,0 +1,199 @@
+"""The console over a long history: latency of its pages, memory, and exports beside sends.
+
+`make bench NAMES=console`, or `python -m tests.benchmarks console.sqlite --messages 1000000 --keep FOLDER`.
+"""
+
+import asyncio
+import re
+import resource
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from statistics import median, quantiles
+
+from postroom.adapters.compose import Postroom, open_mailbox
+from postroom.adapters.compose.projections import rebuild_projections
+from postroom.adapters.compose.queries import read_projections
+from postroom.application.messages import NewMessage
+from postroom.domain.errors import NotFound
+from postroom.domain.search import EventFilter
+from tests.benchmarks.figures import Figures
+from tests.benchmarks.options import Database, Options
+from tests.benchmarks.throughput import LIMITS, POLICY
+from tests.support.servers.console import Browser, served_console
+
+PAGES: dict[str, Sequence[str]] = {
+    "overview": ("/",),
+    "search": (
+        "/search",
+        "/search?topics=bench.t1",
+        "/search?topics=bench.t1*&statuses=acked",
+        "/search?statuses=dead",
+        "/search?statuses=acked&topics=bench.failing",
+        "/search?principals=user-7",
+        "/search?header=region%3Dr3",
+        "/search?header=region%3Dr3&topics=bench.t3",
+        "/search?match=user-7",
+        "/search?match=r3+bench.t3",
+        "/search?text=user-77",
+        "/search?text=nowhere+to+be",
+        "/search?correlation_id=request-77",
+    ),
+    "suggestions": (
+        "/search/suggestions/topic?topics=bench.t1",
+        "/search/suggestions/principal?principals=user-1",
+        "/search/suggestions/header?header=r",
+    ),
+    "dead-letters": (
+        "/dead-letters",
+        "/dead-letters?by=reason&order=largest",
+        "/dead-letters?topics=bench.*&text=be",
+        "/dead-letters/letters",
+        "/dead-letters/letters?topics=bench.failing",
+    ),
+    "redrives": ("/redrives", "/redrives/new?topics=bench.failing"),
+    "what-if": ("/what-if", "/what-if?max_attempts=3", "/what-if?max_attempts=3&topic=bench.flaky"),
+}
+"""Paths of each page, whose figures are those of all of them; other pages add theirs."""
+REPEATS = 15
+WARM_UPS = 2
+GOAL_MS = 200.0
+LOADS = 1_000
+SENDS = 4_000
+EXPORT_GOAL_MB = 10.0
+BATCH = 20
+PAIRS = 5
+
+
+def measurements(options: Options) -> dict[str, Callable[[Figures, Path, int], None]]:
+    """Return the measurements of the console on each database."""
+
+    def measure_on(database: Database) -> Callable[[Figures, Path, int], None]:
+        def measure(figures: Figures, folder: Path, messages: int) -> None:
+            from tests.benchmarks.spark import open_store  # writes logs in the format of this code
+
+            with open_store(database, messages, options, figures, folder) as (store, _):
+                _build(store)
+                asyncio.run(_measure(figures, database, store))
+
+        return measure
+
+    return {"console.sqlite": measure_on("sqlite"), "console.postgres": measure_on("postgres")}
+
+
+def _build(store: str) -> None:
+    """Build the read models, unless an earlier run did."""
+    try:
+        with read_projections(store) as projections:
+            projections.search_messages(EventFilter(limit=1))
+    except NotFound:
+        rebuild_projections(store, lambda _: None)
+
+
+async def _measure(figures: Figures, database: Database, store: str) -> None:
+    async with (
+        open_mailbox(
+            store, default_policy=POLICY, limits=LIMITS, durability="relaxed", accept_clock=True
+        ) as mailbox,
+        served_console(mailbox, store=store) as browser,
+    ):
+        pages = {**PAGES, "message": await _message_paths(browser)}
+        for page, paths in pages.items():
+            seconds, slowest = [], ("", 0.0)
+            for path in paths:
+                own = await _latencies(browser, path)
+                seconds += own
+                slowest = max(slowest, (path, median(own)), key=lambda each: each[1])
+            name = f"console.{database}.{page}"
+            figures.progress(f"{name}: the slowest is {slowest[0]}, {slowest[1] * 1_000:.0f} ms")
+            figures.add(f"{name}.p50", median(seconds) * 1_000, "ms")
+            figures.add(f"{name}.p95", quantiles(seconds, n=20)[18] * 1_000, "ms", GOAL_MS)
+        await _measure_memory(figures, database, browser)
+        await _measure_export(figures, database, mailbox, browser)
+
+
+async def _message_paths(browser: Browser) -> list[str]:
+    """Return the paths of the newest and the oldest messages, settled ones and dead letters."""
+    paths = []
+    for query in ("order=newest", "order=oldest", "statuses=dead", "statuses=acked&order=oldest"):
+        page = await browser.get(f"/search?limit=25&{query}")
+        paths += re.findall(r'href="/console(/messages[/?][^"]+)"', page.text)[:2]
+    assert len(paths) == 8, paths
+    return paths
+
+
+async def _latencies(browser: Browser, path: str) -> list[float]:
+    """Return how long the server took for a page, by itself."""
+    seconds = []
+    for number in range(WARM_UPS + REPEATS):
+        started = time.perf_counter()
+        page = await browser.get(path)
+        took = time.perf_counter() - started
+        assert page.status == 200, (path, page.status)
+        if number >= WARM_UPS:
+            seconds.append(took)
+    return seconds
+
+
+async def _measure_memory(figures: Figures, database: Database, browser: Browser) -> None:
+    """Load pages, and tell by how much the memory of the process grew."""
+    paths = [path for paths in PAGES.values() for path in paths]
+
+    async def load(count: int) -> None:
+        for number in range(count):
+            await browser.get(paths[number % len(paths)])
+
+    await load(LOADS // 5)
+    before = _resident_bytes()
+    await load(LOADS)
+    figures.add(f"console.{database}.memory.growth", (_resident_bytes() - before) / 1e6, "MB", 20.0)
+
+
+async def _measure_export(figures: Figures, database: Database, mailbox: Postroom, browser: Browser) -> None:
+    """Export all messages with payloads, and send beside it; sends by themselves take turns with that.
+
+    The time of sends is that of a clock, and holds on a quiet machine with two processors only.
+    """
+    url = browser.url + "/search/export?format={}&payload=1"
+    for format_ in ("json", "csv", "parquet"):
+        size, started, before = 0, time.perf_counter(), _children_seconds()
+        async with browser.client.get(url.format(format_)) as response:
+            async for data in response.content.iter_any():
+                size += len(data)
+        seconds, processor = time.perf_counter() - started, _children_seconds() - before
+        name = f"console.{database}.export.{format_}"
+        figures.add(name, size / 1e6 / seconds, "MB/s", EXPORT_GOAL_MB)
+        figures.add(f"{name}.cpu", size / 1e6 / processor, "MB/s")
+    alone, beside = [], []
+    for _ in range(PAIRS):
+        alone.append(await _send_seconds(mailbox))
+        async with browser.client.get(url.format("json")) as response:
+            reading = asyncio.create_task(_discard(response.content))
+            beside.append(await _send_seconds(mailbox))
+            reading.cancel()
+    ratio = median(beside) / median(alone)
+    figures.add(f"console.{database}.export.sends", ratio, "x", 1.1)
+
+
+async def _discard(content: object) -> None:
+    async for _ in content.iter_any():  # type: ignore[attr-defined] # of aiohttp
+        pass
+
+
+async def _send_seconds(mailbox: Postroom) -> float:
+    """Return the wall-clock seconds of some sends."""
+    started = time.perf_counter()
+    for start in range(0, SENDS, BATCH):
+        batch = [NewMessage(topic="bench.sent", payload=bytes(200)) for _ in range(start, start + BATCH)]
+        await mailbox.send_batch(batch)
+    return time.perf_counter() - started
+
+
+def _children_seconds() -> float:
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
+
+
+def _resident_bytes() -> int:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * resource.getpagesize()

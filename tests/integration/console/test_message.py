@@ -1,0 +1,348 @@
+"""The page of a message: what it shows to whom, and that looking changes nothing."""
+
+import gzip
+import re
+from html import unescape
+from pathlib import Path
+from urllib.parse import quote
+
+import pytest
+from google.protobuf import source_context_pb2
+from google.protobuf.descriptor_pb2 import FileDescriptorSet
+
+from postroom.adapters.compose.console import ConsoleSettings, console_mount
+from postroom.adapters.compose.testing import open_memory_mailbox
+from postroom.domain.capability.rights import Operation
+from postroom.domain.envelope.v1.envelope_pb2 import PrismEnvelope
+from postroom.domain.errors import InvalidRequest
+from postroom.domain.policy import MailboxLimits, TopicPolicy
+from tests.integration.console.conftest import access_of
+from tests.support.access import MemoryPlace, controlled_mailbox
+from tests.support.altered_commits import alter
+from tests.support.messages import message
+from tests.support.servers.console import Browser, served_console
+from tests.support.stores import envelope as build
+from tests.support.stores import sqlite_place
+
+READ_HEADERS, READ_PAYLOAD = Operation.READ_HEADERS, Operation.READ_PAYLOAD
+RTL = "\N{RIGHT-TO-LEFT OVERRIDE}"
+SCRIPT = "<script>alert(1)</script>"
+NASTY_IDS = {
+    "slashes": "a/b//c/",
+    "percent": "100%41%2F%",
+    "quotes": "\"'`<b>&amp;$(id)",
+    "bidi": f"order-{RTL}-1",
+    "dots": "../../..",
+    "dot": ".",
+    "query": "?id=x#y",
+    "controls": "a\0b\nc\td\x1b[31m",
+    "backslash": "\\\\host\\x",
+    "long": "ü" * 255,
+    "option": "--help",
+}
+
+NAMESPACES = """
+namespaces:
+  - name: acme
+    pattern: mailbox
+    schemas:
+      payload:
+        format: protobuf
+        file: source.binpb
+        schemas:
+          - topic: orders
+            message_name: google.protobuf.SourceContext
+    slots:
+      message_source:
+        backend: nats
+        config: {url: "nats://localhost:4222", subject: orders, consumer_group: orders}
+      storage:
+        backend: sqlite
+        config: {database_path: orders.db}
+"""
+
+
+async def test_a_message_is_shown_with_headers_payload_history_and_hashes(
+    place: MemoryPlace, browser: Browser
+) -> None:
+    sent = await place.mailbox.send_message(
+        message(
+            b'{"total":1.10}',
+            content_type="application/json",
+            correlation_id="request-7",
+            causality_parent="order-6",
+            principal="alice",
+            attrs={"tenant": "acme"},
+        )
+    )
+    await browser.sign_in(place.issue(principal="olga"))
+    page = await browser.get(f"/messages/{sent.message_id}")
+    text = unescape(page.text)
+    assert page.status == 200
+    for part in (
+        "alice",
+        "acme",
+        "request-7",
+        '{\n  "total": 1.10\n}',
+        "Sent by alice to orders",
+        "payload match",
+    ):
+        assert part in text
+    assert 'href="/console/messages/order-6"' in page.text
+    assert "correlation_id=request-7" in page.text
+    assert [(each.operation, each.target) for each in place.audit.entries] == [
+        ("read-payload", sent.message_id),
+        ("read-headers", sent.message_id),
+    ]
+
+
+async def test_looking_changes_nothing(place: MemoryPlace, browser: Browser) -> None:
+    sent = await place.mailbox.send_message(message(topic="quiet"))
+    before = await place.mailbox.get_backlog()
+    await browser.sign_in(place.issue())
+    for path in (f"/messages/{sent.message_id}", f"/message/payload?id={sent.message_id}", "/messages"):
+        assert (await browser.get(path)).status == 200
+    for path in ("redrive", "archive", "purge", "resend"):
+        assert (await browser.get(f"/message/{path}?id={sent.message_id}")).status == 200
+    assert (await place.mailbox.get_backlog()).position == before.position
+
+
+@pytest.mark.parametrize("id_", NASTY_IDS.values(), ids=NASTY_IDS)
+async def test_a_message_is_shown_whatever_its_id(place: MemoryPlace, browser: Browser, id_: str) -> None:
+    await place.mailbox.send_message(message(SCRIPT.encode(), message_id=id_, attrs={SCRIPT: RTL + SCRIPT}))
+    await place.mailbox.send_message(message(message_id="child", causality_parent=id_))
+    await browser.sign_in(place.issue())
+    child = await browser.get("/messages/child")
+    (link,) = {unescape(each) for each in re.findall(r'href="/console(/messages[^"]*)"', child.text)} - {
+        "/messages",
+        "/messages?id=child",
+    }
+    for path in (link, f"/messages?id={quote(id_, safe='')}"):
+        page = await browser.get(path)
+        assert page.status == 200
+        assert "<h1>Message</h1>" in page.text
+        assert SCRIPT not in page.text
+        assert "&lt;script&gt;" in page.text
+        assert not set(page.text) & {RTL, "\0", "\x1b"} - set(id_)
+
+
+async def test_signing_in_leads_to_the_message_that_was_asked_for(
+    place: MemoryPlace, browser: Browser
+) -> None:
+    for id_ in ("100%/2F ü", "a?b#c"):
+        await place.mailbox.send_message(message(message_id=id_))
+        browser.client.cookie_jar.clear()
+        page = await browser.get(f"/messages/{quote(id_, safe='')}")
+        (target,) = re.findall(r'name="next" value="([^"]*)"', page.text)
+        page = await browser.sign_in(place.issue(), next=unescape(target))
+        assert f"Message {id_} ·" in unescape(page.text)
+
+
+async def test_a_token_that_reads_headers_only_sees_no_payload(place: MemoryPlace, browser: Browser) -> None:
+    sent = await place.mailbox.send_message(message(b"secret body", attrs={"tenant": "acme"}))
+    await browser.sign_in(place.issue(operations=[READ_HEADERS]))
+    page = await browser.get(f"/messages/{sent.message_id}")
+    assert page.status == 200
+    assert "acme" in page.text
+    assert "secret" not in page.text
+    assert "b3:" not in page.text
+    assert "reading headers only" in page.text
+    assert "Edit and resend" not in page.text
+    download = await browser.get(f"/message/payload?id={sent.message_id}")
+    assert download.status == 403
+    assert "secret" not in download.text
+    assert "secret" not in (await browser.get(f"/message/resend?id={sent.message_id}")).text
+    assert {each.operation for each in place.audit.entries if each.outcome == "allowed"} == {"read-headers"}
+
+
+async def test_an_unknown_message_and_one_of_another_topic_have_the_same_answer(
+    place: MemoryPlace, browser: Browser
+) -> None:
+    sent = await place.mailbox.send_message(message(topic="payments"))
+    await browser.sign_in(place.issue(topics=["orders"]))
+    for path in ("/messages?id=", "/message/payload?id=", "/message/redrive?id=", "/message/resend?id="):
+        answers = [await browser.get(path + id_) for id_ in (sent.message_id, "nobody")]
+        assert [each.status for each in answers] == [403, 403]
+        one, other = (re.sub(r"[0-9a-f-]{36}|nobody", "", each.text) for each in answers)
+        assert one == other
+    await browser.sign_in(place.issue())
+    assert (await browser.get("/messages/nobody")).status == 404
+
+
+async def test_a_payload_is_downloaded_and_never_opened_by_the_browser(place: MemoryPlace) -> None:
+    body = b"<html>" + SCRIPT.encode() * 200_000  # 5 MB
+    async with (
+        open_memory_mailbox(limits=MailboxLimits(frame_bytes=8 << 20)) as mailbox,
+        served_console(mailbox) as browser,
+    ):
+        sent = await mailbox.send_message(message(body, content_type="text/html", message_id='x"/../y'))
+        page = await browser.get(f"/messages?id={quote(sent.message_id, safe='')}")
+        assert SCRIPT not in page.text
+        assert "This is the first part only" in page.text
+        assert len(page.text) < 400_000
+        query = {"id": sent.message_id}
+        async with browser.client.get(f"{browser.url}/message/payload", params=query) as answer:
+            assert await answer.read() == body
+            assert answer.headers["content-type"] == "application/octet-stream"
+            assert answer.headers["content-disposition"] == 'attachment; filename="x_____y.txt"'
+            assert answer.headers["x-content-type-options"] == "nosniff"
+            assert answer.headers["cache-control"] == "no-store"
+
+
+@pytest.mark.parametrize(
+    ("payload", "shown"),
+    [
+        (b"\x00\xff<b>", "00 ff 3c 62 3e"),
+        (f"a{RTL}b\0".encode(), "a\\u202eb\\x00"),
+        (b"", "It is empty."),
+        ("שלום".encode(), "שלום"),
+        (b'{"a":' * 200 + b"1" + b"}" * 200, '"a": 1'),
+    ],
+    ids=["binary", "bidi", "empty", "hebrew", "nested"],
+)
+async def test_a_payload_is_shown_by_its_content(payload: bytes, shown: str) -> None:
+    async with open_memory_mailbox() as mailbox, served_console(mailbox) as browser:
+        sent = await mailbox.send_message(message(payload))
+        assert shown in unescape((await browser.get(f"/messages/{sent.message_id}")).text)
+
+
+async def test_a_compressed_payload_is_shown_decompressed_and_downloaded_as_it_was_sent() -> None:
+    envelope = PrismEnvelope.FromString(build("zipped"))
+    envelope.payload.value = gzip.compress(b'{"zipped": true}')
+    envelope.metadata.content_encoding = "gzip"
+    async with open_memory_mailbox() as mailbox, served_console(mailbox) as browser:
+        await mailbox.send_envelopes([envelope.SerializeToString()])
+        assert '"zipped": true' in unescape((await browser.get("/messages/zipped")).text)
+        async with browser.client.get(f"{browser.url}/message/payload?id=zipped") as answer:
+            assert await answer.read() == envelope.payload.value
+            assert answer.headers["content-disposition"] == 'attachment; filename="zipped.gz"'
+
+
+async def test_an_altered_message_is_shown_as_altered_with_the_hash_that_does_not_match(
+    tmp_path: Path,
+) -> None:
+    place, store = sqlite_place(tmp_path), str(tmp_path / "store.db")
+    async with place.open() as mailbox:
+        await mailbox.send_message(message(b"precious", message_id="m"))
+        await mailbox.send_message(message(b"other", message_id="intact"))
+    alter(store, "envelopes", lambda stored: stored.replace(b"precious", b"qrecious"))
+    async with place.open() as mailbox, served_console(mailbox, store=store) as browser:
+        assert await mailbox.receive_messages("orders", max_messages=1) != []
+        page = unescape((await browser.get("/messages/m")).text)
+        assert "E_INTEGRITY" in page
+        assert "Its stored bytes no longer match their hash" in page
+        assert page.count("does not match") >= 3
+        assert "computed now" in page
+        intact = unescape((await browser.get("/messages/intact")).text)
+        assert "Nothing of this message was altered" in intact
+        assert "does not match" not in intact
+
+
+async def test_of_a_long_history_the_first_event_and_the_latest_are_shown() -> None:
+    policy = TopicPolicy(max_attempts=1_000)
+    async with open_memory_mailbox(default_policy=policy) as mailbox, served_console(mailbox) as browser:
+        await mailbox.send_message(message(message_id="m"))
+        for _ in range(400):
+            (received,) = await mailbox.receive_messages("orders")
+            await received.nack(delay_ms=0, reason=f"attempt {received.attempt}")
+        page = unescape((await browser.get("/messages/m")).text)
+        assert page.count('class="number"><a href="/console/log/events/') == 500
+        assert "301 between them" in page
+        assert "Sent to orders" in page
+        assert "attempt 400" in page
+        assert "attempt 100." not in page
+
+
+async def test_a_message_that_retention_removed_is_unknown() -> None:
+    async with open_memory_mailbox() as mailbox, served_console(mailbox) as browser:
+        await mailbox.send_message(message(message_id="m"))
+        (received,) = await mailbox.receive_messages("orders")
+        await received.ack()
+        await mailbox.clock.advance(10)
+        await mailbox.send_message(message(message_id="later"))
+        await mailbox.delete_old_events(mailbox.clock.wall() - 1)
+        for path in ("/messages/m", "/message/payload?id=m", "/message/redrive?id=m", "/message/resend?id=m"):
+            page = await browser.get(path)
+            assert page.status == 404
+            assert "has no message m" in unescape(page.text)
+
+
+async def test_masked_fields_are_hidden_from_those_without_the_right_admin(place: MemoryPlace) -> None:
+    settings = ConsoleSettings(
+        mask_headers=("Authorization", "correlation_id", "causality_parent", "principal"),
+        mask_payload_fields=("/card/number",),
+    )
+    await place.mailbox.send_message(
+        message(
+            b'{"card":{"number":"4111"}}',
+            message_id="m",
+            attrs={"authorization": "hunter2", "tenant": "acme"},
+            correlation_id="hunter2",
+            causality_parent="hunter2",
+            principal="hunter2",
+        )
+    )
+    await place.mailbox.send_message(message(b"card 4111", message_id="text"))
+    await place.mailbox.send_message(message(b"{}", message_id="plain", principal="hunter2"))
+    async with served_console(place.mailbox, access=access_of(place), settings=settings) as browser:
+        await browser.sign_in(place.issue(operations=[READ_HEADERS, READ_PAYLOAD, Operation.SEND]))
+        for path in (
+            "/messages/m",
+            "/messages/text",
+            "/messages/plain",
+            "/message/resend?id=plain",
+            "/message/payload?id=m",
+            "/message/payload?id=text",
+            "/message/resend?id=m",
+            "/message/resend?id=text",
+        ):
+            text = (await browser.get(path)).text
+            assert "4111" not in text
+            assert "hunter2" not in text
+            assert "NDExMS" not in text  # in base64
+        page = await browser.get("/messages/m")
+        assert "[masked]" in page.text
+        assert "acme" in page.text
+        assert "b3:" not in page.text
+        await browser.sign_in(place.issue())
+        page = await browser.get("/messages/m")
+        assert "4111" in page.text
+        assert "hunter2" in page.text
+
+
+async def test_protobuf_is_decoded_by_the_schema_of_its_namespace(tmp_path: Path) -> None:
+    file = tmp_path / "namespaces.yaml"
+    file.write_text(NAMESPACES)
+    descriptors = FileDescriptorSet()
+    source_context_pb2.DESCRIPTOR.CopyToProto(descriptors.file.add())
+    (tmp_path / "source.binpb").write_bytes(descriptors.SerializeToString())
+    payload = source_context_pb2.SourceContext(file_name="4111").SerializeToString()
+    settings = ConsoleSettings(namespaces=str(file), mask_payload_fields=("/file_name",))
+    async with (
+        controlled_mailbox() as place,
+        served_console(place.mailbox, access=access_of(place), settings=settings) as browser,
+    ):
+        await place.mailbox.send_message(message(payload, message_id="m"))
+        await browser.sign_in(place.issue())
+        page = unescape((await browser.get("/messages/m")).text)
+        assert '"file_name": "4111"' in page
+        assert "protobuf" in page
+        await browser.sign_in(place.issue(operations=[READ_HEADERS, READ_PAYLOAD]))
+        for path in ("/messages/m", "/message/payload?id=m"):
+            text = unescape((await browser.get(path)).text)
+            assert "4111" not in text
+            assert "[masked]" in text
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ConsoleSettings(mask_payload_fields=("card",)),
+        ConsoleSettings(mask_headers=("",)),
+        ConsoleSettings(namespaces="/nowhere/namespaces.yaml"),
+    ],
+    ids=["pointer", "header", "namespaces"],
+)
+def test_invalid_settings_of_the_page_are_refused_at_the_start(settings: ConsoleSettings) -> None:
+    with pytest.raises(InvalidRequest):
+        console_mount("memory:", settings)

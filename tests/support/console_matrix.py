@@ -1,0 +1,92 @@
+"""Every route of the console, and what a token must permit for it."""
+
+from typing import NamedTuple
+
+from postroom.domain.capability.rights import Operation
+
+READ, PAYLOAD, ADMIN = Operation.READ_HEADERS, Operation.READ_PAYLOAD, Operation.ADMIN
+REDRIVE, SEND = Operation.REDRIVE, Operation.SEND
+READS = (READ, PAYLOAD, REDRIVE, ADMIN)
+"""Operations that let their bearer see or change something in the console."""
+
+
+class Need(NamedTuple):
+    """What a route needs.
+
+    Arguments:
+        operations: all of them.
+        all_topics: whether a token that is limited to topics is refused.
+        path: a path of the route, with its query; the route's own by default.
+        form: fields of a POST.
+        is_mailbox: whether a token that does not cover the mailbox is refused.
+    """
+
+    operations: tuple[Operation, ...] = (READ,)
+    all_topics: bool = False
+    path: str = ""
+    form: tuple[tuple[str, str], ...] = ()
+    is_mailbox: bool = True
+
+
+FOREIGN = "foreign"
+"""A message of the topic `payments`."""
+UNKNOWN = "0199d3a0-0000-7000-8000-000000000001"
+TOPIC = (("topic", "orders"),)
+OF_MESSAGE = (("id", FOREIGN), ("job_id", UNKNOWN), ("new_id", UNKNOWN))
+OF_JOB = (("topics", "orders"), ("action", "redrive"), ("job_id", "0199d3a0-0000-7000-8000-000000000002"))
+PUBLIC = {"GET /sign-in", "POST /sign-in", "POST /sign-out", "GET /start", "GET /static/{name}"}
+"""Routes that need no session."""
+NEEDS = {
+    "GET /": Need(),
+    "GET /live": Need(),
+    "POST /topics/pause": Need((ADMIN,), form=TOPIC),
+    "POST /topics/resume": Need((ADMIN,), form=TOPIC),
+    "GET /log": Need(all_topics=True),
+    "GET /log/commits": Need(all_topics=True),
+    "GET /log/commits/{position}": Need(all_topics=True, path="/log/commits/1"),
+    "GET /log/events/{position}": Need(all_topics=True, path="/log/events/1"),
+    "GET /log/verify": Need(all_topics=True, path="/log/verify?from=1"),
+    "GET /audit": Need((ADMIN,), all_topics=True),
+    "GET /audit/verify": Need((ADMIN,), all_topics=True),
+    "GET /access": Need((), is_mailbox=False),
+    "POST /access/end": Need((ADMIN,), all_topics=True),
+    "GET /messages": Need((), is_mailbox=False),  # a form for an id
+    "GET /messages/{id:path}": Need(all_topics=True, path=f"/messages/{FOREIGN}"),
+    "GET /message/payload": Need((READ, PAYLOAD), all_topics=True, path=f"/message/payload?id={FOREIGN}"),
+    "GET /message/resend": Need((READ, PAYLOAD), all_topics=True, path=f"/message/resend?id={FOREIGN}"),
+    "POST /message/resend": Need((READ, PAYLOAD), all_topics=True, form=OF_MESSAGE),
+    "GET /message/{action}": Need(all_topics=True, path=f"/message/redrive?id={FOREIGN}"),
+    "POST /message/{action}": Need(
+        (READ, REDRIVE), all_topics=True, path="/message/redrive", form=OF_MESSAGE
+    ),
+    "GET /dead-letters": Need(),
+    "GET /dead-letters/letters": Need(),
+    "GET /redrives": Need((REDRIVE,)),
+    "POST /redrives": Need((REDRIVE,), form=OF_JOB),
+    "GET /redrives/new": Need((REDRIVE,)),
+    "POST /redrives/preview": Need((READ, REDRIVE), form=OF_JOB),
+    "GET /redrives/{job_id}": Need((REDRIVE,), all_topics=True, path=f"/redrives/{UNKNOWN}"),
+    "GET /redrives/{job_id}/{action}": Need((REDRIVE,), all_topics=True, path=f"/redrives/{UNKNOWN}/undo"),
+    "POST /redrives/{job_id}/{action}": Need((REDRIVE,), all_topics=True, path=f"/redrives/{UNKNOWN}/undo"),
+    "GET /search": Need(all_topics=True),
+    "GET /search/export": Need(all_topics=True, path="/search/export?format=csv"),
+    "GET /search/suggestions/{field}": Need(path="/search/suggestions/topic"),
+}
+
+
+def need_of(route: str) -> Need | None:
+    """Return what a route needs; None for one that is not listed, to which the least must be refused."""
+    return NEEDS.get(route)
+
+
+def is_permitted(need: Need, operations: frozenset[Operation], *, mailbox: bool, topics: bool) -> bool:
+    """Return whether a token may use a route.
+
+    Arguments:
+        operations: of the token.
+        mailbox: whether it covers the mailbox.
+        topics: whether it is limited to topics, of which `orders` is one.
+    """
+    if not need.is_mailbox:
+        return True
+    return mailbox and operations.issuperset(need.operations) and not (topics and need.all_topics)
