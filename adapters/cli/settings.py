@@ -107,6 +107,7 @@ SECTIONS = (
     "relay",
     "schedules",
     "serve",
+    "console",
     "audit",
     "tracing",
     "access",
