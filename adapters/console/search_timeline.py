@@ -10,7 +10,6 @@ from postroom.adapters.console.event_filter import write_time
 from postroom.application.ports.facets import Timeline
 from postroom.application.timeline import DAY_MS
 
-AXIS: Final = 18
 MIN_HEIGHT: Final = 2.0
 UNITS: Final = ((DAY_MS, "d"), (3_600_000, "h"), (60_000, "min"), (1_000, "s"), (1, "ms"))
 
@@ -21,11 +20,14 @@ class TimelineChart(NamedTuple):
     Arguments:
         note: what was counted.
         width: of a bar, as text.
+        start, end: of all bars, as text.
     """
 
     svg: Markup
     note: str
     width: str
+    start: str
+    end: str
 
 
 def chart_of(timeline: Timeline, link: Callable[[int, int], str]) -> TimelineChart:
@@ -36,7 +38,7 @@ def chart_of(timeline: Timeline, link: Callable[[int, int], str]) -> TimelineCha
     """
     top = max(timeline.counts)
     step = WIDTH / len(timeline.counts)
-    space = HEIGHT - AXIS
+    space = HEIGHT
     shapes = []
     for index, count in enumerate(timeline.counts):
         start = timeline.start + index * timeline.width
@@ -59,19 +61,13 @@ def chart_of(timeline: Timeline, link: Callable[[int, int], str]) -> TimelineCha
                 index * step, step, space
             )
         )
-    first = timeline.start
-    last = first + len(timeline.counts) * timeline.width
-    for x, anchor, time in ((0, "start", first), (WIDTH, "end", last)):
-        shapes.append(
-            Markup('<text class="chart-label" x="{}" y="{}" text-anchor="{}">{}</text>').format(
-                x, HEIGHT - 4, anchor, write_time(time)
-            )
-        )
     svg = Markup(
         '<svg class="chart timeline" viewBox="0 0 {} {}" role="group" aria-label="Messages over time" '
         'preserveAspectRatio="none" data-timeline>{}</svg>'
     ).format(WIDTH, HEIGHT, Markup("").join(shapes))
-    return TimelineChart(svg, _note(timeline), _duration(timeline.width))
+    end = timeline.start + len(timeline.counts) * timeline.width
+    width = _duration(timeline.width)
+    return TimelineChart(svg, _note(timeline), width, write_time(timeline.start), write_time(end))
 
 
 def _note(timeline: Timeline) -> str:

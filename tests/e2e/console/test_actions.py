@@ -8,7 +8,7 @@ import pytest
 from playwright.sync_api import Locator, Page
 
 from tests.e2e.console.conftest import Console, enter_token
-from tests.support.browser import Window
+from tests.support.browser import Window, find_violations
 from tests.support.hostile_store import DEAD, LONG_ID, QUIET_TOPIC, SCRIPT_URL, TOPIC, XSS
 from tests.support.prefix_proxy import PrefixProxy
 from tests.support.servers.http import PostroomServer
@@ -55,12 +55,14 @@ def test_a_redrive_by_keyboard_leaves_out_what_fails_after_its_preview(
     press(page, page.get_by_role("link", name="Redrive these"))
     press(page, page.get_by_role("button", name="Preview"))
     page.get_by_role("heading", name=f"Redrive {DEAD} dead letters?").wait_for()
+    assert find_violations(page) == []
     fail(console.server, token, ["late-1", "late-2"])
     press(page, page.get_by_role("button", name="Start the job"))
     fail(console.server, token, ["late-3"])
 
     page.get_by_text(f"{DEAD} of {DEAD}").wait_for()
     page.locator("main").get_by_text("completed").first.wait_for()
+    assert find_violations(page) == []
     assert dead_letters(console.server, token) == {"late-1", "late-2", "late-3"}
     window.assert_quiet(console.host)
 
@@ -104,6 +106,7 @@ def test_a_search_is_its_url(console: Console, windows: Callable[..., Window]) -
     for window in (first, second):
         assert console.sign_in(window, console.issue("ops"), "/search")
     page = first.page
+    page.evaluate("document.querySelectorAll('main details').forEach(each => each.open = true)")
     page.get_by_label("Topics", exact=True).fill("orders.*")
     page.get_by_label("Headers", exact=True).fill(f"link={SCRIPT_URL}")
     page.get_by_label("Text in headers").fill(XSS)
