@@ -7,7 +7,7 @@ earlier unsettled ones of its lane in hand, too.
 """
 
 import asyncio
-from collections import deque
+from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from contextvars import Context
@@ -69,7 +69,8 @@ class OrderedSource:
         self._incarnation = ""
         self._hand: dict[int, _InHand] = {}
         self._buffer: deque[QueuedMessage] = deque()
-        self._failed_lanes: set[int] = set()
+        self._failed_lanes: Counter[int] = Counter()
+        self._postponed_lanes: Counter[int] = Counter()
         self._draining: frozenset[int] = frozenset()
         self._settling = _Settling(queue)
         self._wake = asyncio.Event()
@@ -115,12 +116,15 @@ class OrderedSource:
     async def nack(self, messages: Sequence[SourceMessage], delay_ms: int) -> None:
         """Return messages to the queue for a delay; see `Source.nack`."""
         tokens = [message.token for message in messages]
-        for queued in tokens:
-            # Behind it they would be in hand without it.
-            self._failed_lanes.add(queued.lane)
-            self._buffer = deque(each for each in self._buffer if each.lane != queued.lane)
+        lanes = Counter(each.lane for each in tokens)
+        # Later ones of its lane would be in hand without it.
+        self._buffer = deque(each for each in self._buffer if each.lane not in lanes)
+        self._failed_lanes += lanes
         retries = [Retry(each.position, each.partition, each.epoch, delay_ms) for each in tokens if delay_ms]
-        await self._settle([], retries, [each.position for each in tokens])
+        try:
+            await self._settle([], retries, [each.position for each in tokens])
+        finally:
+            self._postponed_lanes += lanes
 
     async def extend(self, messages: Sequence[SourceMessage]) -> None:
         """Keep messages in hand; see `Source.extend`."""
@@ -136,7 +140,9 @@ class OrderedSource:
         now = self._now()
         for position in [position for position, each in self._hand.items() if each.until <= now]:
             del self._hand[position]
-        self._failed_lanes.clear()
+        # What was read before a failure was written may have messages that wait for the failed one.
+        self._failed_lanes -= self._postponed_lanes
+        self._postponed_lanes.clear()
         rows = await self._queue.next(limit, self._hand, self._draining)
         self._buffer.extend(
             each for each in rows if each.lane not in self._failed_lanes and self._may_take(each)

@@ -1,0 +1,112 @@
+"""What an ordered worker has in hand while the database is slow."""
+
+import asyncio
+from collections.abc import AsyncIterator, Collection
+from uuid import UUID
+
+import pytest
+
+from postroom.adapters.nats.ordered_stream import JetStreamOrderedStream
+from postroom.adapters.postgres.messaging.inbox_queue import PostgresInboxQueue
+from postroom.adapters.system.clock import SystemClock
+from postroom.application.inbox.ordered_source import OrderedSource
+from postroom.application.ports.inbox_queue import NewMessage, Retry
+from postroom.application.ports.ordered_stream import StreamState
+from postroom.application.ports.source import SourceMessage
+
+STATE = StreamState("first", 0, 0)
+LONG_MS = 600_000
+
+
+class QueueWithSlowSettlements(PostgresInboxQueue):
+    """A queue that settles nothing until it may."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(url, "SHOP/sea")
+        self.may_settle = asyncio.Event()
+
+    async def settle(self, settled: Collection[int], retries: Collection[Retry]) -> None:
+        await self.may_settle.wait()
+        await super().settle(settled, retries)
+
+
+class _Stream(JetStreamOrderedStream):
+    """A stream of which only the state is known: the test adds to the queue itself."""
+
+    def __init__(self) -> None: ...
+
+    async def state(self) -> StreamState:
+        return STATE
+
+
+@pytest.fixture
+async def queue(messaging_database: str) -> AsyncIterator[QueueWithSlowSettlements]:
+    queue = QueueWithSlowSettlements(messaging_database)
+    yield queue
+    await queue.close()
+
+
+async def opened(queue: PostgresInboxQueue) -> OrderedSource:
+    source = OrderedSource(
+        queue, _Stream(), lambda _: UUID(int=0), SystemClock(), lease_ms=LONG_MS, ack_wait_ms=LONG_MS
+    )
+    await source.begin()
+    source._may_read = False  # nobody reads the stream, so a fetch need not wait for it
+    return source
+
+
+async def add(queue: PostgresInboxQueue, sequence: int, lane: int) -> None:
+    message = SourceMessage("shop.x", b"1", {}, 1, str(sequence), None)
+    assert await queue.add(sequence - 1, sequence, [NewMessage(lane, lane, message)])
+
+
+async def sequences(source: OrderedSource, limit: int = 10) -> list[str]:
+    return [message.sequence for message in await source.fetch(limit, 0)]
+
+
+@pytest.mark.parametrize("delay_ms", [LONG_MS, 0], ids=["for a while", "at once"])
+async def test_nothing_of_its_lane_is_in_hand_while_a_failure_is_being_written(
+    queue: QueueWithSlowSettlements, delay_ms: int
+) -> None:
+    source = await opened(queue)
+    await add(queue, 1, lane=5)
+    await add(queue, 2, lane=6)
+    (first, _) = await source.fetch(10, 0)
+    writing = asyncio.create_task(source.nack([first], delay_ms))
+    await asyncio.sleep(0)
+    await add(queue, 3, lane=5)
+    await add(queue, 4, lane=7)
+    if delay_ms:
+        assert await sequences(source) == ["4"]
+        queue.may_settle.set()
+        await writing
+        assert await sequences(source) == []
+    else:
+        await writing
+        assert await sequences(source) == ["1", "3", "4"]
+
+
+async def test_what_was_read_ahead_of_a_failure_is_given_back(queue: QueueWithSlowSettlements) -> None:
+    source = await opened(queue)
+    queue.may_settle.set()
+    for sequence, lane in enumerate((5, 6, 5, 6), 1):
+        await add(queue, sequence, lane)
+    (first,) = await source.fetch(1, 0)
+    await source.nack([first], LONG_MS)
+    assert await sequences(source) == ["2", "4"]
+    assert await sequences(source) == []
+
+
+async def test_a_message_in_hand_is_not_read_again_until_it_is_settled(
+    queue: QueueWithSlowSettlements,
+) -> None:
+    source = await opened(queue)
+    await add(queue, 1, lane=5)
+    (first,) = await source.fetch(1, 0)
+    writing = asyncio.create_task(source.ack([first]))
+    assert await sequences(source) == []
+    await source.extend([first])
+    queue.may_settle.set()
+    await writing
+    await add(queue, 2, lane=5)
+    assert await sequences(source) == ["2"]
