@@ -8,8 +8,8 @@ reached `max_deliver` attempts is dead-lettered without calling the handler agai
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Callable, Iterable
-from typing import Literal
+from collections.abc import Callable, Iterable, Sequence
+from typing import Literal, NamedTuple
 
 import msgspec
 
@@ -89,10 +89,10 @@ class InboxWorker:
         self._concurrency = concurrency
         self._ack_wait_ms = ack_wait_ms
         self._jitter = jitter
-        self._lanes: dict[str, asyncio.Task[None]] = {}
+        self._lanes: dict[str, _Work] = {}
         self._holds: dict[str, dict[StreamPosition, _Hold]] = {}
         self._in_progress: dict[int, SourceMessage] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[bool]] = set()
         self._has_finished = asyncio.Event()
         self._stopping = False
         self.counts: Counter[DeliveryOutcome] = Counter()
@@ -155,54 +155,62 @@ class InboxWorker:
             lane_key(message) or f"sequence {message.sequence}",
             f"id {self._delivery.message_id(message)}",
         )
-        ahead = {self._lanes[lane] for lane in lanes if lane in self._lanes}
+        ahead = [self._lanes[lane] for lane in lanes if lane in self._lanes]
         task = asyncio.create_task(self._work(message, lanes, ahead))
-        self._lanes.update(dict.fromkeys(lanes, task))
+        self._lanes.update(dict.fromkeys(lanes, _Work(stream_position(message.sequence), task)))
         self._tasks.add(task)
         task.add_done_callback(self._finish)
 
-    def _finish(self, task: "asyncio.Task[None]") -> None:
+    def _finish(self, task: "asyncio.Task[bool]") -> None:
         self._tasks.discard(task)
         self._has_finished.set()
 
-    async def _work(
-        self, message: SourceMessage, lanes: Iterable[str], ahead: set[asyncio.Task[None]]
-    ) -> None:
+    async def _work(self, message: SourceMessage, lanes: Iterable[str], ahead: Sequence["_Work"]) -> bool:
+        """Deliver and settle a message after those ahead of it; return whether nothing waits for it."""
         corr_id = message.headers.get(CORRELATION_ID) or str(self._delivery.message_id(message))
-        with correlate(corr_id):
-            await self._settle_in_order(message, lanes, ahead)
-
-    async def _settle_in_order(
-        self, message: SourceMessage, lanes: Iterable[str], ahead: set[asyncio.Task[None]]
-    ) -> None:
         self._in_progress[id(message)] = message
         try:
+            with correlate(corr_id):
+                return await self._settle_in_order(message, lanes, ahead)
+        finally:
+            del self._in_progress[id(message)]
+            for lane in lanes:
+                if lane in self._lanes and self._lanes[lane].task is asyncio.current_task():
+                    del self._lanes[lane]
+
+    async def _settle_in_order(
+        self, message: SourceMessage, lanes: Iterable[str], ahead: Sequence["_Work"]
+    ) -> bool:
+        result = DeliveryResult("postponed", 0)
+        try:
             if ahead:
-                await asyncio.wait(ahead)
-            if self._stopping and not self._is_last(message):
-                await self._settle(message, DeliveryResult("postponed", 0))
-            else:
-                await self._settle(message, await self._deliver_in_order(message, lanes))
+                await asyncio.wait([work.task for work in ahead])
+            if not self._stopping or self._is_last(message):
+                result = await self._deliver_in_order(message, lanes, ahead)
+            await self._settle(message, result)
         except PostroomError as error:  # not settled, so it is delivered again
             logger().warning("inbox.settling_failed", sequence=message.sequence, error=str(error))
         except Exception:
             logger().exception("inbox.defect", subject=message.subject, sequence=message.sequence)
             self._hold(message, lanes, self._clock.uptime() // 1_000, self._ack_wait_ms)
-        finally:
-            del self._in_progress[id(message)]
-            for lane in lanes:
-                if self._lanes.get(lane) is asyncio.current_task():
-                    del self._lanes[lane]
+        return result.redeliver_ms is None
 
-    async def _deliver_in_order(self, message: SourceMessage, lanes: Iterable[str]) -> DeliveryResult:
-        """Deliver a message, or postpone it while an earlier one of its lanes awaits redelivery."""
+    async def _deliver_in_order(
+        self, message: SourceMessage, lanes: Iterable[str], before: Sequence["_Work"]
+    ) -> DeliveryResult:
+        """Deliver a message, or postpone it while an earlier one of its lanes awaits redelivery.
+
+        Holds end with time, which may pass while the worker is paused. So a message is also postponed if the
+        one before it was.
+        """
         now = self._clock.uptime() // 1_000
         at = stream_position(message.sequence)
         for lane in lanes:
             self._forget(lane, now)
         ahead = [hold.until for lane in lanes for key, hold in self._holds.get(lane, {}).items() if key < at]
-        if ahead and not self._is_last(message):
-            result = DeliveryResult("postponed", max(min(ahead) - now, 0) + BEHIND_MS)
+        is_behind = any(work.position < at and not work.is_settled for work in before)
+        if (ahead or is_behind) and not self._is_last(message):
+            result = DeliveryResult("postponed", max(min(ahead, default=now) - now, 0) + BEHIND_MS)
         else:
             result = await self._deliver(message)
             now = self._clock.uptime() // 1_000
@@ -294,6 +302,18 @@ class InboxWorker:
                 await self._source.extend(list(self._in_progress.values()))
             except PostroomError as error:
                 logger().warning("inbox.extend_failed", error=str(error))
+
+
+class _Work(NamedTuple):
+    """The delivery of a message at a position; its task returns whether nothing waits for it."""
+
+    position: StreamPosition
+    task: "asyncio.Task[bool]"
+
+    @property
+    def is_settled(self) -> bool:
+        """Return whether the delivery ended, and the message will not be delivered again."""
+        return self.task.done() and not self.task.cancelled() and self.task.result()
 
 
 class _Hold(msgspec.Struct, frozen=True):
