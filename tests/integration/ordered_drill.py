@@ -209,6 +209,6 @@ if __name__ == "__main__":
         case ["work", nats_url, database]:
             asyncio.run(work(nats_url, database))
         case [events, workers, *seed]:
-            sys.exit(asyncio.run(drill(int(events), int(workers), int(*seed or [1]))) > 0)
+            sys.exit(asyncio.run(drill(int(events), int(workers), int(*seed or ["1"]))) > 0)
         case _:
             sys.exit(__doc__)

@@ -87,7 +87,7 @@ async def test_deliveries_of_what_is_stored_are_acknowledged(nats_url: str, clie
             assert shown(await stream.read(2, 10, WAIT_MS)) == [("3", "a")]
             info = await client.jetstream().consumer_info("SHOP", "sea")
             assert info.delivered is not None
-            return info.delivered.stream_seq == 3 and info.num_ack_pending == 1
+            return (info.delivered.stream_seq, info.num_ack_pending) == (3, 1)
 
         await until_answer(is_last_unsettled)
 

@@ -168,9 +168,9 @@ def an_event_whose_message_id_changes_with_each_attempt(patch: Patch) -> None:
 
 @defect_seen_in(lambda it: it.consume([("a", "commits")], [], CrashAt("handle", "before", 1), 1_000))
 def a_message_that_is_acked_before_it_is_dealt_with(patch: Patch) -> None:
-    async def ack_first(self: worker.InboxWorker, message: SourceMessage, lanes: Any) -> Any:
+    async def ack_first(self: worker.InboxWorker, message: SourceMessage, *arguments: Any) -> Any:
         await self._source.ack([message])
-        return await deliver(self, message, lanes)
+        return await deliver(self, message, *arguments)
 
     deliver = worker.InboxWorker._deliver_in_order
     patch.setattr(worker.InboxWorker, "_deliver_in_order", ack_first)
