@@ -61,11 +61,17 @@ async def select(
     Messages whose records can't be read any more match only if nothing of their records is asked for.
     """
     for start in range(0, len(candidates), CHUNK):
-        chunk = list(candidates[start : start + CHUNK])
-        if spec.needs_log:
-            records = await asyncio.to_thread(read_records, log, [each.message.position for each in chunk])
-            chunk = [each for each in chunk if _matches(spec, each, records, log.mailbox)]
-        yield chunk
+        yield await find_matches(spec, candidates[start : start + CHUNK], log)
+
+
+async def find_matches(
+    spec: RedriveSpec, candidates: Sequence[Candidate], log: EventLogReader
+) -> list[Candidate]:
+    """Return those of a chunk of candidates that match; see `select`."""
+    if not spec.needs_log:
+        return list(candidates)
+    records = await asyncio.to_thread(read_records, log, [each.message.position for each in candidates])
+    return [each for each in candidates if _matches(spec, each, records, log.mailbox)]
 
 
 def _matches(spec: RedriveSpec, candidate: Candidate, records: dict[int, Record], mailbox: str) -> bool:
