@@ -70,7 +70,12 @@ async def find_matches(
     """Return those of a chunk of candidates that match; see `select`."""
     if not spec.needs_log:
         return list(candidates)
-    records = await asyncio.to_thread(read_records, log, [each.message.position for each in candidates])
+    return await asyncio.to_thread(_read_matches, spec, candidates, log)
+
+
+def _read_matches(spec: RedriveSpec, candidates: Sequence[Candidate], log: EventLogReader) -> list[Candidate]:
+    """Return the candidates that match by their records; comparing the words of large bodies takes long."""
+    records = read_records(log, [each.message.position for each in candidates])
     return [each for each in candidates if _matches(spec, each, records, log.mailbox)]
 
 

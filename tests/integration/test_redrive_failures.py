@@ -1,12 +1,14 @@
 """Redrive jobs go on when what they need fails for a while, and only then."""
 
 import asyncio
+import threading
 from collections import Counter
 from collections.abc import Sequence
 
 import pytest
 
 from postroom.adapters.memory.event_log import MemoryEventLog
+from postroom.application.messages import NewMessage
 from postroom.application.redrive import jobs, runner, selection
 from postroom.domain.capability.rights import Operation
 from postroom.domain.errors import BrokenLog, Unauthenticated, Unavailable
@@ -123,6 +125,17 @@ async def test_a_preview_of_many_dead_letters_lets_the_mailbox_go_on(monkeypatch
             await asyncio.sleep(0)
         assert (await preview).matched == len(IDS)
         assert turns >= len(IDS)
+
+
+async def test_the_mailbox_goes_on_while_large_bodies_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    has_gone_on = threading.Event()
+    monkeypatch.setattr(RedriveSpec, "covers_content", lambda *_: has_gone_on.wait(SECONDS))
+    async with owned(MemoryEventLog(NAME), is_running=False) as mailbox:
+        await add_dead_letters(mailbox, IDS)
+        preview = asyncio.create_task(mailbox.preview_redrive(RedriveSpec(match="m1")))
+        await mailbox.send_message(NewMessage(topic="others", payload=b"x"))
+        has_gone_on.set()
+        assert (await preview).matched == len(IDS)
 
 
 async def test_a_job_goes_on_and_is_undone_though_retention_removed_the_log_up_to_its_messages() -> None:
