@@ -79,7 +79,7 @@ class Console:
         self.streams = 0
         self._sessions = Sessions(time.monotonic, settings.idle_timeout_ms / 1_000)
         self._code = code
-        self._is_secure = is_secure
+        self.is_secure = is_secure
         self._trusts_proxy = trusts_proxy
 
     @property
@@ -141,7 +141,7 @@ class Console:
 
     def _answer(self, response: Response, request: Request, cookie: str | None) -> Response:
         if cookie is not None:
-            set_cookie(response, request, self.base(request), cookie, is_secure=self._is_secure)
+            set_cookie(response, request, self.base(request), cookie, is_secure=self.is_secure)
         return protect(response)
 
     # -- sign-in ---
@@ -207,7 +207,7 @@ class Console:
                 return protect(RedirectResponse(base + "/", 303))
         self._sessions.end(request.cookies.get(cookie_name(request)))
         response = RedirectResponse(base + "/sign-in", 303)
-        delete_cookie(response, request, base, is_secure=self._is_secure)
+        delete_cookie(response, request, base, is_secure=self.is_secure)
         return protect(response)
 
     async def start(self, request: Request) -> Response:

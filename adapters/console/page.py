@@ -34,6 +34,7 @@ class Frame(Protocol):
 
     Arguments:
         streams: number of open streams of events, of all browsers.
+        is_secure: clients use TLS, here or at a proxy.
     """
 
     service: Service
@@ -43,6 +44,7 @@ class Frame(Protocol):
     samples: Samples
     nav: Sequence["NavEntry"]
     streams: int
+    is_secure: bool
 
     @property
     def sessions(self) -> Sessions:

@@ -23,11 +23,14 @@ class TimelineChart(NamedTuple):
     Arguments:
         note: what was counted.
         width: of a bar, as text.
+        start, end: of all bars, as text.
     """
 
     svg: Markup
     note: str
     width: str
+    start: str
+    end: str
 
 
 def chart_of(timeline: Timeline, link: Callable[[int, int], str]) -> TimelineChart:
@@ -60,14 +63,14 @@ def chart_of(timeline: Timeline, link: Callable[[int, int], str]) -> TimelineCha
                 index * step, step, HEIGHT
             )
         )
-    first = timeline.start
-    last = first + len(timeline.counts) * timeline.width
     svg = Markup(
         '<svg class="chart timeline" viewBox="0 0 {} {}" role="group" aria-label="Messages over time" '
         'preserveAspectRatio="none" data-timeline>{}</svg>'
-        '<p class="chart-ends"><span>{}</span><span>{}</span></p>'
-    ).format(WIDTH, HEIGHT, Markup("").join(shapes), *(_end(each, timeline.width) for each in (first, last)))
-    return TimelineChart(svg, _note(timeline), _duration(timeline.width))
+    ).format(WIDTH, HEIGHT, Markup("").join(shapes))
+    ends = (timeline.start, timeline.start + len(timeline.counts) * timeline.width)
+    return TimelineChart(
+        svg, _note(timeline), _duration(timeline.width), *(_end(each, timeline.width) for each in ends)
+    )
 
 
 def _end(ms: int, width: int) -> str:
