@@ -135,14 +135,26 @@ class Window:
             dialog.dismiss()
 
 
+def find_problems(page: Page) -> list[str]:
+    """Return what a page violates of WCAG 2.2 A and AA in light and in dark, and whether it is too wide."""
+    problems = [f"{overflow(page)} px too wide"] if overflow(page) > 0 else []
+    page.emulate_media(color_scheme="light")
+    problems += find_violations(page)
+    page.emulate_media(color_scheme="dark")
+    return problems + find_violations(page, "colours")
+
+
 def find_violations(page: Page, rules: str = "all") -> list[str]:
     """Return what a page violates of WCAG 2.2 A and AA, as axe says: rule, element and reason.
+
+    It removes the rows of tables after the fourth, which are like those before.
 
     Arguments:
         rules: `all`, or those of `colours` or of `structure` only.
     """
     if not page.evaluate("'axe' in window"):
         page.evaluate(_axe())
+    page.evaluate("document.querySelectorAll('tbody tr:nth-child(n+5)').forEach(row => row.remove())")
     report: dict[str, Any] = page.evaluate(
         "options => axe.run(document, options)",
         _RULES[rules] | {"resultTypes": ["violations"], "preload": False},
