@@ -105,6 +105,7 @@ SECTIONS = (
     "relay",
     "schedules",
     "serve",
+    "console",
     "audit",
     "tracing",
     "access",
