@@ -10,21 +10,23 @@ import shutil
 import subprocess
 import sys
 import threading
-import time
 from base64 import b64encode
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from playwright.sync_api import Page
 
 from postroom.adapters import compose
 from postroom.adapters.compose import Postroom, open_mailbox
+from postroom.adapters.compose.access import open_capabilities, open_key_ring
 from postroom.adapters.compose.projections import LocalRunner, rebuild_projections
 from postroom.adapters.system.clock import SystemClock
 from postroom.application.messages import NewMessage
+from postroom.domain.capability.rights import Operation, Rights
 from postroom.domain.policy import TopicPolicy
 from tests.support.browser import Window, chromium
 from tests.support.servers.http import PostroomServer
@@ -53,26 +55,26 @@ class Picture(NamedTuple):
     Arguments:
         name: of the file, without `console-` and `.png`.
         path: of the page, within the console; `{dead}` is the id of a dead letter, `{job}` of a redrive job.
+        top: selector of what is at the top of the picture.
     """
 
     name: str
     path: str
     is_dark: bool = False
+    top: str = "body"
 
 
 PICTURES: Final = (
     Picture("overview", "/"),
-    Picture("overview-dark", "/", is_dark=True),
-    Picture("search", "/search?topics=orders.*&principals=shop-lima"),
+    Picture("search", "/search?topics=orders.*&principals=shop-lima", top=".chart-frame"),
     Picture("message", "/messages/{dead}"),
     Picture("dead-letters", "/dead-letters"),
-    Picture("redrive-preview", "/redrives/new?topics=orders.*"),
     Picture("redrive-job", "/redrives/{job}"),
     Picture("log", "/log"),
     Picture("commit", "/log/commits/1000"),
-    Picture("verification", "/log/verify?first=1&last=5000"),
     Picture("audit", "/audit", is_dark=True),
     Picture("access", "/access"),
+    Picture("what-if", "/what-if?topic=orders.created&max_attempts=5&backoff_base_ms=1000"),
 )
 
 
@@ -149,7 +151,7 @@ async def fill(store: str) -> None:
     vars(compose).update(SystemClock=SystemClock)
 
 
-def talk(server: PostroomServer, stop: threading.Event) -> None:
+def talk(call: "Caller", stop: threading.Event) -> None:
     """Send and receive through the server until told to stop."""
     random, start = Random(38), 100_000
     while not stop.wait(0.2):
@@ -162,25 +164,55 @@ def talk(server: PostroomServer, stop: threading.Event) -> None:
             for each in generate(random, start, random.randrange(4, 16))
         ]
         start += len(batch)
-        sent = server.call("POST", "/v1/send", batch)
-        assert sent.status == 200, sent.text
+        call("POST", "/v1/send", batch)
         for topic in TOPICS:
-            answer = server.call("POST", "/v1/recv", {"topic": topic, "max_messages": random.randrange(1, 6)})
-            for each in answer.json["messages"]:
-                call = "nack" if random.random() < 0.1 else "ack"
-                server.call("POST", f"/v1/{call}", {"receipts": [each["receipt"]]})
+            received = call("POST", "/v1/recv", {"topic": topic, "max_messages": random.randrange(1, 6)})
+            for each in received["messages"]:
+                outcome = "nack" if random.random() < 0.1 else "ack"
+                call("POST", f"/v1/{outcome}", {"receipts": [each["receipt"]]})
 
 
-def find_dead_letter(server: PostroomServer) -> str:
-    """Return the id of a dead letter."""
-    return str(server.call("GET", "/v1/dlq?topic=orders.paid&limit=1").json["items"][0]["message_id"])
+def issue(store: str, principal: str, *operations: Operation) -> str:
+    """Return the token of a capability on all topics."""
+    keys = open_key_ring(store)
+    with open_capabilities(store, keys) as capabilities:
+        if not keys.root_keys():
+            capabilities.rotate()
+        rights = Rights(("*",), ("*",), operations or tuple(Operation))
+        return capabilities.issue(principal, rights, lifetime_ms=8 * 3_600_000)
 
 
-def start_job(server: PostroomServer) -> str:
+class Caller:
+    """A service or person who calls a server.
+
+    Arguments:
+        token: the capability.
+    """
+
+    def __init__(self, server: PostroomServer, token: str) -> None:
+        self._server = server
+        self._headers = {"Authorization": f"Bearer {token}"}
+
+    def __call__(self, method: str, path: str, body: object = None) -> Any:
+        """Make a call; return the JSON of its answer."""
+        answer = self._server.call(method, path, body, self._headers)
+        assert answer.status == 200, answer.text
+        return answer.json
+
+
+def find_dead_letter(support: Caller) -> str:
+    """Return the id of a dead letter, after looking at some messages."""
+    letters = support("GET", "/v1/dlq?topic=orders.paid&limit=5")["items"]
+    support("GET", "/v1/messages?topics=orders.*&principals=shop-lima&limit=20")
+    for each in letters:
+        support("GET", f"/v1/messages/{each['message_id']}")
+    return str(letters[0]["message_id"])
+
+
+def start_job(operator: Caller) -> str:
     """Start a redrive job that takes a while; return its id."""
-    answer = server.call("POST", "/v1/redrives", {"spec": {"topics": ["mail.*", "stock.*"], "rate": 1}})
-    assert answer.status == 200, answer.text
-    return str(answer.json["job_id"])
+    answer = operator("POST", "/v1/redrives", {"spec": {"topics": ["mail.*", "stock.*"], "rate": 1}})
+    return str(answer["job_id"])
 
 
 def take(page: Page, picture: Picture, base: str, names: dict[str, str]) -> int:
@@ -188,6 +220,7 @@ def take(page: Page, picture: Picture, base: str, names: dict[str, str]) -> int:
     page.emulate_media(color_scheme="dark" if picture.is_dark else "light")
     page.goto(base + picture.path.format(**names), wait_until="load")
     page.wait_for_timeout(1_000)
+    page.locator(picture.top).first.evaluate("element => element.scrollIntoView()")
     path = IMAGES / f"console-{picture.name}.png"
     page.screenshot(path=path, animations="disabled", caret="hide")
     if pngquant := shutil.which("pngquant"):
@@ -209,19 +242,32 @@ def main() -> int:
 def _shoot(folder: Path, store: str, pictures: list[Picture]) -> int:
     stop, is_too_large = threading.Event(), False
     os.environ["POSTROOM_MAILBOX"] = MAILBOX
-    with PostroomServer(folder / "server", store) as server, chromium() as browser:
-        talker = threading.Thread(target=talk, args=(server, stop), daemon=True)
-        talker.start()
-        names = {"dead": find_dead_letter(server), "job": start_job(server)}
-        time.sleep(LIVE_SECONDS)
+    service, operator = issue(store, "shop-service"), issue(store, "anna@ops")
+    support = issue(store, "ben@support", Operation.READ_HEADERS, Operation.READ_PAYLOAD)
+    with (
+        PostroomServer(folder / "server", store, dev=False) as server,
+        chromium() as browser,
+        ThreadPoolExecutor() as threads,
+    ):
+        base = f"{server.address}/console"
+        traffic = threads.submit(talk, Caller(server, service), stop)
+        names = {
+            "dead": find_dead_letter(Caller(server, support)),
+            "job": start_job(Caller(server, operator)),
+        }
+        stop.wait(LIVE_SECONDS)
         window = Window(browser)
+        window.open(f"{base}/sign-in")
+        window.page.get_by_label("Capability token").fill(operator)
+        window.page.get_by_role("button", name="Sign in").click()
+        window.page.get_by_role("navigation", name="Pages").first.wait_for()
         for picture in pictures:
-            size = take(window.page, picture, f"{server.address}/console", names)
+            size = take(window.page, picture, base, names)
             print(f"console-{picture.name}.png: {size:,} bytes")
             is_too_large = is_too_large or size > MAX_BYTES
         window.close()
         stop.set()
-        talker.join()
+        traffic.result()
     return 1 if is_too_large else 0
 
 

@@ -15,7 +15,6 @@ from sqlalchemy import (
     FromClause,
     Select,
     Table,
-    and_,
     func,
     literal,
     select,
@@ -208,17 +207,19 @@ class SearchQuery:
 
     def all_rows(self, lead: Lead) -> Select[Any]:
         """Return the statement for all matching rows after the cursor, in search order."""
+        return self._sorted(select(self._messages).where(*self.is_match(lead)), self._messages)
+
+    def is_match(self, lead: Lead) -> tuple[ColumnElement[bool], ...]:
+        """Return the conditions that a message matches, and follows the cursor."""
         messages = self._messages
         if [branch.table for branch in lead.branches] == [messages]:
             bounds = (*self._times(messages), *self._after(messages))
-            conditions = (*lead.branches[0].conditions, *bounds, *self._checks(lead))
-        else:
-            branches = [self._branch(lead, branch, None) for branch in lead.branches]
-            conditions = (messages.c.id.in_(union_all(*(select(each.c.id) for each in branches))),)
-        return self._sorted(select(messages).where(*conditions), messages)
+            return (*lead.branches[0].conditions, *bounds, *self._checks(lead))
+        branches = [self._branch(lead, branch, None) for branch in lead.branches]
+        return (messages.c.id.in_(union_all(*(select(each.c.id) for each in branches))),)
 
-    def is_match_among(self, lead: Lead, rows: int) -> ColumnElement[bool]:
-        """Return the condition that a message matches and is one of the first `rows` rows of a lead."""
+    def is_match_among(self, lead: Lead, rows: int) -> tuple[ColumnElement[bool], ...]:
+        """Return the conditions that a message matches and is one of the first `rows` rows of a lead."""
         firsts = []
         for branch in lead.branches:
             table = branch.table
@@ -226,7 +227,7 @@ class SearchQuery:
             firsts.append(self._sorted(first, table).limit(rows).subquery())
         merged = union_all(*(select(each.c.timestamp, each.c.id) for each in firsts)).subquery()
         ids = self._sorted(select(merged.c.id), merged).limit(rows)
-        return and_(self._messages.c.id.in_(ids), *self._checks(lead))
+        return (self._messages.c.id.in_(ids), *self._checks(lead))
 
     def edge(self, lead: Lead, *, is_first: bool) -> Select[Any]:
         """Return the statement for `timestamp` and `id` of the earliest row of a lead, or the latest."""

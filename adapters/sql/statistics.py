@@ -11,12 +11,10 @@ from typing import Any, NamedTuple
 
 import msgspec
 from sqlalchemy import (
-    BigInteger,
     ColumnElement,
     Connection,
     Select,
     Text,
-    and_,
     case,
     cast,
     func,
@@ -49,8 +47,9 @@ from postroom.domain.arguments import check_text
 from postroom.domain.commit import POSITIONS_PER_MAILBOX
 from postroom.domain.search import EventFilter, Order, parse_status
 
-SAMPLE = 4_000
-"""Number of places in the log at which messages are sampled."""
+SAMPLE = 6_000
+"""Number of places in the log at which messages are sampled; there may be other events."""
+JITTER = 40_503
 MAX_ACTIVITY_ROWS = 50_000
 """Limit on the rows of activity that are read for a timeline."""
 US_PER_MS = 1_000
@@ -74,6 +73,12 @@ class _Path(NamedTuple):
     query: SearchQuery
     lead: Lead
     is_complete: bool
+
+    def conditions(self, cap: int) -> tuple[ColumnElement[bool], ...]:
+        """Return the conditions of the matches that are counted."""
+        return (
+            self.query.is_match(self.lead) if self.is_complete else self.query.is_match_among(self.lead, cap)
+        )
 
 
 class SqlStatistics(ABC):
@@ -161,7 +166,7 @@ class SqlStatistics(ABC):
         (lead,) = query.leads()
         assert isinstance(lead, Lead)
         value = tables.mailbox.c[field.value]
-        values = select(value).where(query.is_match_among(lead, CAP), value >= start)
+        values = select(value).where(*query.is_match_among(lead, CAP), value >= start)
         rows = db.scalars(values.distinct().order_by(value).limit(limit))
         return tuple(each for each in rows if each.startswith(start))
 
@@ -241,14 +246,18 @@ class SqlStatistics(ABC):
     def _timeline_of_sample(
         self, db: Connection, tables: ReadModelTables, filter_: EventFilter, bars: int
     ) -> Timeline:
-        ids: list[int] = []
+        places: list[int] = []
         for first, last, size in self._sampled_places(db, tables, filter_):
-            ids += db.scalars(_at_places(tables, first, last, size)).all()
+            step = max(1, (last - first + 1) // size)
+            # Neither at equal distances, which may be those of a period in the log, nor at random.
+            steps = enumerate(range(first, last + 1, step))
+            places += (place + number * JITTER % step for number, place in steps)
         topics = matching_topics(db, tables, filter_.topics)
         query = SearchQuery(filter_, tables, topics, self._dialect)
-        path = _Path(query, query.by_id("sample", ids), True)
-        times = _times(db, path, tables, len(ids)) if ids else []
-        return make_timeline(times, bars, "sample", sample=len(ids))
+        path = _Path(query, query.by_id("sample", places), is_complete=True)
+        is_sampled = self._dialect.is_any(tables.mailbox.c.id, places)
+        sample = db.scalar(select(func.count()).select_from(tables.mailbox).where(is_sampled))
+        return make_timeline(_times(db, path, tables, SAMPLE), bars, "sample", sample=int(sample or 0))
 
     def _sampled_places(
         self, db: Connection, tables: ReadModelTables, filter_: EventFilter
@@ -319,7 +328,7 @@ def _facets(path: _Path, tables: ReadModelTables, fields: Sequence[FacetField], 
     matches = (
         select(*(columns[field].label(field.value) for field in fields), messages.c.id)
         .select_from(source)
-        .where(path.query.is_match_among(path.lead, cap))
+        .where(*path.conditions(cap))
         .cte("matches")
     )
     text = tables.text_type
@@ -341,21 +350,8 @@ def _facets(path: _Path, tables: ReadModelTables, fields: Sequence[FacetField], 
 def _times(db: Connection, path: _Path, tables: ReadModelTables, cap: int) -> list[tuple[int, int]]:
     """Return the times of matches, each with its number of messages."""
     time = tables.mailbox.c.timestamp
-    rows = select(time, func.count()).where(path.query.is_match_among(path.lead, cap)).group_by(time)
+    rows = select(time, func.count()).where(*path.conditions(cap)).group_by(time)
     return [(timestamp, count) for timestamp, count in db.execute(rows)]
-
-
-def _at_places(tables: ReadModelTables, first: int, last: int, size: int) -> Select[Any]:
-    """Return the statement for the ids of messages at or after places at equal distances."""
-    ids = tables.mailbox.c.id
-    step = max(1, (last - first) // size)
-    place = select(literal(first, BigInteger).label("place")).cte("places", recursive=True)
-    place = place.union_all(select(place.c.place + step).where(place.c.place + step <= last))
-    following = (
-        select(ids).where(and_(ids >= place.c.place, ids <= last)).order_by(ids).limit(1).scalar_subquery()
-    )
-    sample = select(following.label("id")).select_from(place).distinct().subquery()
-    return select(sample.c.id).where(sample.c.id.is_not(None))
 
 
 def _distinct(column: ColumnElement[Any], start: str, limit: int, dialect: Dialect) -> Select[Any]:

@@ -55,6 +55,8 @@ CRITERIA: Final = {
     "text": "Text in headers",
     "match": "Words",
 }
+MORE: Final = ("text", "message_id", "correlation_id", "trace_id", "namespace", "at")
+"""Fields that the form shows only if they are set, or opened."""
 LIMITS: Final = (25, 50, 100, 250)
 
 
@@ -228,6 +230,7 @@ def _form_facts(page: Page, filter_: EventFilter, error: PostroomError | None) -
         "limits_shown": [(each, each) for each in sorted({*LIMITS, filter_.limit})],
         "may_read_payload": page.may(Operation.READ_PAYLOAD),
         "criteria": [] if error else _criteria(page, filter_),
+        "has_more": any(single[name] for name in MORE) or bool(values["principals"] or values[HEADER]),
         "reset": page.url("/search"),
         "results": None,
         "facets": [],
