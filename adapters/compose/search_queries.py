@@ -34,7 +34,7 @@ class StoreSearchQueries:
     Arguments:
         read_models: of the store; the caller closes them.
         mailbox: whose messages are read.
-        search_unsettled: searches them without read models, if this process owns the mailbox.
+        search_unsettled: searches them without read models.
     """
 
     def __init__(

@@ -8,12 +8,14 @@ from collections.abc import AsyncIterator
 from html import unescape
 from itertools import chain
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlencode
 
 import polars as pl
 import pytest
 
 from postroom.adapters.compose import open_mailbox
+from postroom.adapters.compose.connect import connect
 from postroom.adapters.compose.console import ConsoleSettings
 from postroom.adapters.compose.testing import ManualClock
 from postroom.adapters.console.event_filter import PARAMETERS
@@ -137,9 +139,10 @@ async def test_any_text_in_any_field_is_a_page_and_never_markup(browser: Browser
             assert "\u202e" not in re.sub(r'value="[^"]*"', "", page.text)
 
 
-async def test_without_read_models_unsettled_messages_are_searched(tmp_path: Path) -> None:
+@pytest.mark.parametrize("open_", [open_mailbox, connect], ids=["owned", "shared"])
+async def test_without_read_models_unsettled_messages_are_searched(tmp_path: Path, open_: Any) -> None:
     store = str(tmp_path / "store.db")
-    async with open_mailbox(store, MAILBOX) as mailbox:
+    async with open_(store, MAILBOX) as mailbox:
         await mailbox.send_batch([NewMessage(topic=each, payload=b"") for each in ("shop", "odd")])
         async with served_console(mailbox, store=store) as browser:
             page = await browser.get("/search?topics=sh*")
