@@ -12,6 +12,7 @@ from postroom.adapters.compose.export_process import END, FAILURE, HEADER, Expor
 from postroom.application.ports.facets import BARS, Facets, SuggestionField, Timeline
 from postroom.application.ports.read_models import ReadModels
 from postroom.application.ports.search_queries import ExportOptions, ExportPart
+from postroom.application.query_threads import in_query_thread
 from postroom.application.service import Search
 from postroom.domain.errors import (
     InternalError,
@@ -48,12 +49,12 @@ class StoreSearchQueries:
 
     async def facets(self, filter_: EventFilter, /) -> Facets:
         """Count messages by the values of fields; see `SearchQueries.facets`."""
-        return await asyncio.to_thread(self._read_models.facets, filter_of_mailbox(filter_, self._mailbox))
+        return await in_query_thread(self._read_models.facets, filter_of_mailbox(filter_, self._mailbox))
 
     async def timeline(self, filter_: EventFilter, bars: int = BARS, /) -> Timeline:
         """Count messages by time; see `SearchQueries.timeline`."""
         own = filter_of_mailbox(filter_, self._mailbox)
-        return await asyncio.to_thread(self._read_models.timeline, own, bars)
+        return await in_query_thread(self._read_models.timeline, own, bars)
 
     async def search_unsettled(self, filter_: EventFilter, /) -> SearchPage:
         """Return a page of unsettled messages; see `SearchQueries.search_unsettled`."""
@@ -63,7 +64,7 @@ class StoreSearchQueries:
 
     async def suggest(self, field: SuggestionField, start: str, /) -> tuple[str, ...]:
         """Return values of a field; see `SearchQueries.suggest`."""
-        return await asyncio.to_thread(self._read_models.suggest, field, start, mailbox=self._mailbox)
+        return await in_query_thread(self._read_models.suggest, field, start, mailbox=self._mailbox)
 
     @asynccontextmanager
     async def export(
