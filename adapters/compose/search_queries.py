@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager, suppress
 import msgspec
 
 from postroom.adapters.compose.export_process import END, FAILURE, HEADER, ExportFailure, ExportJob
+from postroom.application.background import wait_uncancelled
 from postroom.application.ports.facets import BARS, Facets, SuggestionField, Timeline
 from postroom.application.ports.read_models import ReadModels
 from postroom.application.ports.search_queries import ExportOptions, ExportPart
@@ -89,7 +90,7 @@ class StoreSearchQueries:
             finally:
                 with suppress(ProcessLookupError):
                     process.kill()
-                await asyncio.shield(process.wait())
+                await wait_uncancelled(process.wait())
         finally:
             self._exports -= 1
 
