@@ -94,6 +94,8 @@ _TABLES = ("policy", "topics", "limits")
 _DATABASES = ("postgresql://", "postgres://")
 SECTIONS = (
     "nats",
+    "kafka",
+    "rabbitmq",
     "messaging",
     "outbox",
     "inbox",
