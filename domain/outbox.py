@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from postroom.domain.errors import FutureEvent, InvalidOutboxEvent, InvalidRequest
 from postroom.domain.event import Event
 from postroom.domain.policy import SECOND_MS, backoff_ms
-from postroom.domain.subject import CorrelationContext, EventSubject, check_token
+from postroom.domain.subject import CorrelationContext, check_token
 
 MS = 1_000
 """Microseconds in a millisecond."""
@@ -152,9 +152,9 @@ class RecordOutboxEvent(msgspec.Struct, frozen=True):
 
 
 class MarkPublished(msgspec.Struct, frozen=True):
-    """Command that records that the stream stored the event (SDS-047 CMD-050)."""
+    """Command that records that the target stored the event at `subject` (SDS-047 CMD-050)."""
 
-    subject: EventSubject
+    subject: str
 
 
 class MarkFailed(msgspec.Struct, frozen=True):
@@ -304,10 +304,10 @@ def _record(command: RecordOutboxEvent, event: OutboxEvent | None, now: int) -> 
     )
 
 
-def _publish(event: OutboxEvent, subject: EventSubject, now: int) -> list[OutboxChange]:
+def _publish(event: OutboxEvent, subject: str, now: int) -> list[OutboxChange]:
     if event.status in ("published", "discarded"):
         return []
-    return [OutboxEventPublished(event.id.bytes, event.version + 1, now, event.event_type, subject.value)]
+    return [OutboxEventPublished(event.id.bytes, event.version + 1, now, event.event_type, subject)]
 
 
 def _fail(event: OutboxEvent, command: MarkFailed, now: int) -> list[OutboxChange]:

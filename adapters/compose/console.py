@@ -113,7 +113,7 @@ def console_mount(
                 mask=mask,
                 serves_calls=not is_alone,
             )
-            return make_console(
+            app = make_console(
                 service,
                 data,
                 checked,
@@ -122,6 +122,10 @@ def console_mount(
                 trusts_proxy=trusts_proxy,
                 code=code,
             )
+            await opened.enter_async_context(
+                background_task(app.state.console.sessions.run(service.stopping))
+            )
+            return app
 
         async with AsyncExitStack() as opened, background_task(samples.run(service.stopping)):
             yield _LateApp(lambda: open_app(opened))

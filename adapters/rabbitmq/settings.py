@@ -46,6 +46,11 @@ class RabbitmqSettings(BrokerAccess, frozen=True, kw_only=True):
         parts = urlsplit(self.url)
         return f"{parts.netloc.rpartition('@')[2]}{parts.path}"
 
+    @property
+    def shown_url(self) -> str:
+        """Return the URL without user and password, for messages and logs."""
+        return f"{self.url.partition('://')[0]}://{self.shown_address}"
+
     def url_with_user(self) -> str:
         """Return the URL with user and password; raises InvalidRequest when the password can't be read."""
         if self.user is None or self.password_file is None:
