@@ -123,7 +123,7 @@ async def list_routes(session: Session, admin: Admin = None) -> None:
 @asynccontextmanager
 async def open_control_plane(session: Session) -> AsyncIterator[LeaseAdmin | None]:
     """Use the control plane of the cluster of the settings; yields None without a section `[cluster]`."""
-    if "cluster" not in session.settings.sections:
+    if not session.settings.sections.get("cluster"):
         yield None
         return
     async with _connect(session, None) as control_plane:
