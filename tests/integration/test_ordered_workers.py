@@ -2,14 +2,16 @@
 
 import asyncio
 from collections import Counter, defaultdict
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack
 
 import msgspec
 import pytest
 
+from postroom.adapters.system.clock import SystemClock
 from postroom.application.inbox.worker import InboxWorker
 from postroom.application.ports.event_handler import HandlerRequest
+from postroom.application.ports.source import SourceMessage
 from postroom.domain.errors import InvalidRequest, PoisonMessage
 from tests.integration.inbox_world import CONSUMER, EVENTS, SOON, Handler, World, opened_world
 from tests.support.waiting import until, until_answer
@@ -173,6 +175,48 @@ async def test_once_handles_what_is_there_and_a_message_that_failed_keeps_back_i
     with pytest.raises(InvalidRequest, match="Set ordered = true"):
         async with world.worker(handler, SOON):
             pass
+
+
+class LateClock(SystemClock):
+    """A clock that a pause of the process moves on."""
+
+    late = 0
+
+    def uptime(self) -> int:
+        return super().uptime() + self.late
+
+
+async def test_a_worker_that_is_paused_after_a_failure_does_not_go_on_with_what_is_behind(
+    world: World,
+) -> None:
+    handled: list[int] = []
+    failures = 1
+    clock = LateClock()
+
+    async def handler(request: HandlerRequest) -> None:
+        nonlocal failures
+        if request.payload == 0 and failures:
+            failures -= 1
+            raise RuntimeError("down")
+        handled.append(request.payload)
+
+    for n in range(3):
+        await world.publish(n, aggregate="o-1")
+    async with world.worker(handler, ORDERED) as worker:
+        nack = worker._source.nack
+
+        async def paused_nack(messages: Sequence[SourceMessage], delay_ms: int) -> None:
+            clock.late += 3_600_000_000
+            await nack(messages, delay_ms)
+
+        worker._clock = clock
+        worker._source.nack = paused_nack  # type: ignore[method-assign]  # a pause at the worst moment
+        stop = asyncio.Event()
+        running = asyncio.create_task(worker.run(stop))
+        await until(lambda: len(handled) == 3)
+        stop.set()
+        await running
+    assert handled == [0, 1, 2]
 
 
 async def test_a_consumer_that_was_created_anew_is_read_from_its_start(world: World) -> None:
