@@ -64,6 +64,7 @@ class RabbitmqPublisher:
             payload,
             headers=dict(headers),
             message_id=headers.get(self._id_header),
+            content_type=headers.get("Content-Type"),
             delivery_mode=DeliveryMode.PERSISTENT,
         )
         used: list[AbstractConnection] = []

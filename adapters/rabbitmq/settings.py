@@ -35,6 +35,9 @@ class RabbitmqSettings(BrokerAccess, frozen=True, kw_only=True):
         if not self.needs_tls and (self.ca is not None or self.certificate is not None):
             raise InvalidRequest("The RabbitMQ settings ca and certificate need TLS; write amqps://.")
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.shown_url!r})"
+
     @property
     def needs_tls(self) -> bool:
         """Return whether connections are encrypted."""

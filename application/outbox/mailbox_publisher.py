@@ -5,7 +5,13 @@ from collections.abc import Mapping
 from blake3 import blake3
 
 from postroom.application.messages import NewMessage
-from postroom.application.outbox.message import AGGREGATE_ID, CAUSATION_ID, CORRELATION_ID, TRACEPARENT
+from postroom.application.outbox.message import (
+    AGGREGATE_ID,
+    CAUSATION_ID,
+    CONTENT_TYPE,
+    CORRELATION_ID,
+    TRACEPARENT,
+)
 from postroom.application.outbox.route import EVENT_ID
 from postroom.application.ports.mailbox import Mailbox
 from postroom.application.ports.publisher import PublishAck
@@ -14,7 +20,7 @@ from postroom.domain.errors import InvalidRequest, Rejected, Saturated, Unavaila
 from postroom.domain.names import MAX_ID_CHARS
 
 JSON = "application/json"
-_OWN_FIELDS = (EVENT_ID, CORRELATION_ID, CAUSATION_ID, TRACEPARENT, "tracestate", "baggage")
+_OWN_FIELDS = (EVENT_ID, CONTENT_TYPE, CORRELATION_ID, CAUSATION_ID, TRACEPARENT, "tracestate", "baggage")
 """Headers that a message has fields for; all others are its custom headers."""
 
 
@@ -61,7 +67,7 @@ def _message(topic: str, payload: bytes, headers: Mapping[str, str]) -> NewMessa
         message_id=headers.get(EVENT_ID),
         sticky_key=_sticky_key(headers.get(AGGREGATE_ID)),
         attrs={name: value for name, value in headers.items() if name not in _OWN_FIELDS},
-        content_type=JSON,
+        content_type=headers.get(CONTENT_TYPE, JSON),
         correlation_id=headers.get(CORRELATION_ID),
         causality_parent=headers.get(CAUSATION_ID),
         trace_id=trace.trace_id if trace else None,
