@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from postroom.adapters.compose import Postroom, list_mailboxes, open_mailbox
     from postroom.adapters.compose.connect import Connection, connect
+    from postroom.adapters.compose.event_targets import MailboxTarget
     from postroom.adapters.compose.export import export_messages
     from postroom.adapters.compose.follow import open_follower
     from postroom.adapters.compose.inbox import open_dead_letters, open_inbox, open_worker
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from postroom.adapters.compose.remote import ClientTls
     from postroom.adapters.compose.streams import open_streams
     from postroom.adapters.http.signature import verify_signature
+    from postroom.adapters.kafka.settings import KafkaSettings
     from postroom.adapters.nats.definitions import ConsumerDefinition, StreamDefinition
     from postroom.adapters.nats.settings import NatsSettings
     from postroom.adapters.postgres.messaging.middleware import (
@@ -48,6 +50,7 @@ if TYPE_CHECKING:
     from postroom.adapters.postgres.messaging.outbox import AsyncOutbox, Outbox
     from postroom.adapters.postgres.messaging.settings import MessagingSettings
     from postroom.adapters.postgres.messaging.tables import Tables
+    from postroom.adapters.rabbitmq.settings import RabbitmqSettings
     from postroom.adapters.sql.mailbox_outbox import AsyncMailboxOutbox, MailboxOutbox
     from postroom.adapters.sync_mailbox import SyncMailbox, SyncMessageStream, SyncReceivedMessage
     from postroom.application.extras import MissingExtra
@@ -158,12 +161,14 @@ __all__ = [
     "InvalidOutboxEvent",
     "InvalidRequest",
     "InvalidTimestamp",
+    "KafkaSettings",
     "KafkaSource",
     "Mailbox",
     "MailboxClosed",
     "MailboxLimits",
     "MailboxOutbox",
     "MailboxOwned",
+    "MailboxTarget",
     "MessageDetail",
     "MessageProjection",
     "MessageStream",
@@ -184,6 +189,7 @@ __all__ = [
     "PostroomError",
     "Projections",
     "PurgeTopic",
+    "RabbitmqSettings",
     "RabbitmqSource",
     "Reader",
     "Receipt",
@@ -258,6 +264,7 @@ _NAMES = {
     "adapters.compose.queries": "Projections Reader read_mailbox read_projections",
     "adapters.compose.projections": "rebuild_projections roll_back_projections verify_projections",
     "adapters.compose.connect": "Connection connect",
+    "adapters.compose.event_targets": "MailboxTarget",
     "adapters.compose.export": "export_messages",
     "adapters.compose.follow": "open_follower",
     "adapters.compose.inbox": "open_dead_letters open_inbox open_worker",
@@ -271,6 +278,7 @@ _NAMES = {
     "adapters.compose.remote": "ClientTls",
     "adapters.compose.streams": "open_streams",
     "adapters.http.signature": "verify_signature",
+    "adapters.kafka.settings": "KafkaSettings",
     "adapters.nats.settings": "NatsSettings",
     "adapters.postgres.messaging.middleware": (
         "acknowledge current_transaction inbox outbox pipeline transaction"
@@ -278,6 +286,7 @@ _NAMES = {
     "adapters.postgres.messaging.outbox": "AsyncOutbox Outbox",
     "adapters.postgres.messaging.settings": "MessagingSettings",
     "adapters.postgres.messaging.tables": "Tables",
+    "adapters.rabbitmq.settings": "RabbitmqSettings",
     "adapters.sync_mailbox": "SyncMailbox SyncMessageStream SyncReceivedMessage",
     "adapters.sql.mailbox_outbox": "AsyncMailboxOutbox MailboxOutbox",
     "application.extras": "MissingExtra",

@@ -74,5 +74,8 @@ class AggregateCodec:
         return kind.cls(stream, version, at, *kind.decode(state))
 
 
-CODEC = AggregateCodec([*get_args(OutboxChange), *get_args(InboxEvent)])
+CODEC = AggregateCodec(
+    [*get_args(OutboxChange), *get_args(InboxEvent)],
+    {"OutboxEventRecorded.1": lambda state: [*state, {}, False, None]},
+)
 """Codec of all events in `aggregate_events`."""

@@ -39,6 +39,7 @@ EXTRAS = {
     "pytest_asyncio": "testing",
     "python_multipart": "console",
     "redis": "redis",
+    "rfc3161_client": "anchors",
     "sqlalchemy": "views",
     "standardwebhooks": "http",
     "starlette": "console",

@@ -17,6 +17,7 @@ MASK = "[masked]"
 """What stands in the place of a value."""
 ANY = "*"
 """Part of a pointer that stands for every member of an object and every element of an array."""
+ALWAYS_SHOWN = frozenset(("message_id", "timestamp", "topic"))
 MAX_RULES = 100
 MAX_POINTER_CHARS = 1_000
 T = TypeVar("T", bound=MailboxItem)
@@ -26,7 +27,8 @@ class Mask(msgspec.Struct, frozen=True):
     """Headers and fields of payloads whose values are not shown.
 
     Arguments:
-        headers: names of headers, custom ones or those of `MailboxItem`, in any case of letters.
+        headers: names of headers, custom ones or those of `MailboxItem`; case does not count, and neither
+            does whether words are joined by `_`, `-` or a space.
         payload_fields: JSON pointers (RFC 6901) into payloads, such as `/card/number`; a part `*` stands for
             every member or element.
     """
@@ -42,18 +44,24 @@ class Mask(msgspec.Struct, frozen=True):
                 raise InvalidRequest(f"mask_{name} must have up to {MAX_RULES} rules; it had {len(rules)}.")
             for each in rules:
                 check_text(f"One of mask_{name}", each, 1, MAX_POINTER_CHARS)
+        for each in self.headers:
+            if _key(each) in ALWAYS_SHOWN:
+                raise InvalidRequest(
+                    f"{each} of mask_headers can't be hidden, as messages are listed by it; remove it, and "
+                    "limit tokens to topics."
+                )
         for pointer in self.payload_fields:
             _parse(pointer)
         return self
 
     def covers_header(self, name: str) -> bool:
         """Return whether the value of a header is hidden."""
-        return name.casefold() in {each.casefold() for each in self.headers}
+        return _key(name) in set(map(_key, self.headers))
 
     def hide_headers(self, headers: Mapping[str, str]) -> dict[str, str]:
         """Return custom headers without the values that are hidden."""
-        hidden = {each.casefold() for each in self.headers}
-        return {name: MASK if name.casefold() in hidden else value for name, value in headers.items()}
+        hidden = set(map(_key, self.headers))
+        return {name: MASK if _key(name) in hidden else value for name, value in headers.items()}
 
     def hide_item(self, item: T) -> T:
         """Return the headers of a message without the values that are hidden; its envelope is not changed."""
@@ -98,6 +106,11 @@ _TEXT_HEADERS = tuple(
     for name in MailboxItem.__struct_fields__
     if name not in ("message_id", "timestamp", "topic", "custom_headers", "envelope_blob")
 )
+
+
+def _key(name: str) -> str:
+    """Return what names of one header have in common: pages write `correlation id`, and HTTP `X-Card`."""
+    return name.casefold().replace("-", "_").replace(" ", "_")
 
 
 def _parse(pointer: str) -> list[str]:

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from postroom.domain.errors import FutureEvent, InvalidOutboxEvent, InvalidRequest
 from postroom.domain.event import Event
 from postroom.domain.policy import SECOND_MS, backoff_ms
-from postroom.domain.subject import CorrelationContext, EventSubject, check_token
+from postroom.domain.subject import CorrelationContext, check_token
 
 MS = 1_000
 """Microseconds in a millisecond."""
@@ -31,6 +31,9 @@ class OutboxEventRecorded(Event, frozen=True, gc=False):
     Arguments:
         occurred_at: µs since 1970 UTC; None if the row's time can't be represented.
         traceparent: W3C trace context of the transaction.
+        attributes: headers that the service adds.
+        is_binary: whether the payload is bytes, which its row has in base64.
+        publish_at: time before which the event is not published, µs since 1970 UTC.
     """
 
     aggregate_type: str
@@ -41,6 +44,9 @@ class OutboxEventRecorded(Event, frozen=True, gc=False):
     correlation_id: UUID | None
     causation_id: UUID | None
     traceparent: str | None
+    attributes: dict[str, str] = msgspec.field(default_factory=dict)
+    is_binary: bool = False
+    publish_at: int | None = None
 
 
 class OutboxEventPublished(Event, frozen=True, gc=False):
@@ -106,7 +112,9 @@ class OutboxEvent(msgspec.Struct, frozen=True, gc=False):
     Arguments:
         occurred_at: None if the row's time can't be represented.
         publish_attempts: attempts since the event was recorded, or since an operator retried it.
-        retry_at: time of the next attempt after a refusal; None if none failed, or if the event is parked.
+        retry_at: time of the first attempt of a delayed event, or of the next one after a refusal; None if
+            neither, or if the event is parked.
+        attributes, is_binary: see `OutboxEventRecorded`.
     """
 
     id: UUID
@@ -123,6 +131,8 @@ class OutboxEvent(msgspec.Struct, frozen=True, gc=False):
     publish_error: str | None = None
     retry_at: int | None = None
     status: Status = "waiting"
+    attributes: dict[str, str] = {}
+    is_binary: bool = False
 
 
 class PublishPolicy(msgspec.Struct, frozen=True):
@@ -139,7 +149,7 @@ class PublishPolicy(msgspec.Struct, frozen=True):
 
 
 class RecordOutboxEvent(msgspec.Struct, frozen=True):
-    """Command that writes an event to the outbox; `occurred_at` is in µs since 1970 UTC."""
+    """Command that writes an event to the outbox; times are in µs since 1970 UTC."""
 
     id: UUID | None
     aggregate_type: str
@@ -149,12 +159,15 @@ class RecordOutboxEvent(msgspec.Struct, frozen=True):
     occurred_at: int
     correlation: CorrelationContext = CorrelationContext()
     traceparent: str | None = None
+    attributes: dict[str, str] = {}
+    is_binary: bool = False
+    publish_at: int | None = None
 
 
 class MarkPublished(msgspec.Struct, frozen=True):
-    """Command that records that the stream stored the event (SDS-047 CMD-050)."""
+    """Command that records that the target stored the event at `subject` (SDS-047 CMD-050)."""
 
-    subject: EventSubject
+    subject: str
 
 
 class MarkFailed(msgspec.Struct, frozen=True):
@@ -231,6 +244,9 @@ def evolve(event: OutboxEvent | None, change: OutboxChange) -> OutboxEvent:
             change.occurred_at,
             CorrelationContext(change.correlation_id, change.causation_id),
             change.traceparent,
+            retry_at=change.publish_at,
+            attributes=change.attributes,
+            is_binary=change.is_binary,
         )
     if event is None:
         raise ValueError(f"The history of an outbox event can't start with {type(change).__name__}.")
@@ -301,13 +317,16 @@ def _record(command: RecordOutboxEvent, event: OutboxEvent | None, now: int) -> 
         command.correlation.correlation_id,
         command.correlation.causation_id,
         command.traceparent,
+        command.attributes,
+        command.is_binary,
+        command.publish_at if command.publish_at is not None and command.publish_at > now else None,
     )
 
 
-def _publish(event: OutboxEvent, subject: EventSubject, now: int) -> list[OutboxChange]:
+def _publish(event: OutboxEvent, subject: str, now: int) -> list[OutboxChange]:
     if event.status in ("published", "discarded"):
         return []
-    return [OutboxEventPublished(event.id.bytes, event.version + 1, now, event.event_type, subject.value)]
+    return [OutboxEventPublished(event.id.bytes, event.version + 1, now, event.event_type, subject)]
 
 
 def _fail(event: OutboxEvent, command: MarkFailed, now: int) -> list[OutboxChange]:

@@ -203,7 +203,7 @@ def _column(rows: "_Rows", extent: LogExtent, name: str) -> pa.Array:
         return pc.add(rows.positions, extent.place(0))
     if name in _EXTENT_COLUMNS:
         value = {"mailbox_id": extent.id, "mailbox": extent.name, "as_of": extent.at}[name]
-        return pa.repeat(pa.scalar(value, COLUMNS[name].arrow), len(rows.positions))
+        return pa.repeat(pa.scalar(value, COLUMNS[name]), len(rows.positions))
     return rows.column(name)
 
 
@@ -268,7 +268,7 @@ class _Rows:
 
     def column(self, name: str) -> pa.Array:
         """Return a column of `EVENT_COLUMNS`, or `distance`."""
-        type_ = COLUMNS[name].arrow
+        type_ = COLUMNS[name]
         if name in _COMMIT_COLUMNS:
             return self._constants([getattr(commit, name) for commit in self._commits], type_)
         if name in FIELDS or name == "event":

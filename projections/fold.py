@@ -65,7 +65,7 @@ def record_columns(projections: Mapping[str, Projection]) -> tuple[str, ...]:
 
 def record_schema(projections: Mapping[str, Projection]) -> dict[str, pl.DataType]:
     """Return the columns and types of the pieces that are records."""
-    return {name: _POLARS[COLUMNS[name].arrow] for name in record_columns(projections)}
+    return {name: _POLARS[COLUMNS[name]] for name in record_columns(projections)}
 
 
 def piece_schemas(projections: Mapping[str, Projection]) -> dict[str, dict[str, pl.DataType]]:

@@ -6,8 +6,10 @@ from collections.abc import Iterable, Iterator, Sequence
 import polars as pl
 from blake3 import blake3
 
+from postroom.application.mailbox.codec import decode_events
 from postroom.domain.commit import GENESIS, POSITIONS_PER_MAILBOX, Commit, chained
 from postroom.domain.errors import BrokenLog
+from postroom.domain.mailbox.events import MailboxCreated
 from postroom.projections.log_extent import Range, split
 from postroom.projections.ports.log_reader import POSITIONS_PER_READ, LogReader
 
@@ -40,6 +42,25 @@ def check_bounds(log: LogReader) -> None:
                 "with --allow-gaps.",
                 head + 1,
             )
+
+
+def check_names(log: LogReader) -> None:
+    """Check that each log that still has its beginning is that of the mailbox that the store names.
+
+    Raises: BrokenLog naming both mailboxes.
+    """
+    with log.connected() as reader:
+        for extent in reader.extents():
+            if extent.first > 1:
+                continue
+            commit = next(reader.commits(Range(extent, 1, 1), envelopes=False), None)
+            event = None if commit is None else next(decode_events(commit), None)
+            if isinstance(event, MailboxCreated) and event.name != extent.name:
+                raise BrokenLog(
+                    f"The store has a log under the name {extent.name} that is that of {event.name}: the "
+                    "names of mailboxes were altered. Restore the store from a backup.",
+                    1,
+                )
 
 
 def check_positions(log: LogReader, ranges: Sequence[Range], places: pl.Series) -> None:

@@ -1,32 +1,19 @@
 """The columns of the log that readers provide: one row for each event."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import pyarrow as pa
 
 from postroom.domain.message import Headers
 
+LONG, TEXT, BYTES = pa.int64(), pa.string(), pa.binary()
 
-class Column(NamedTuple):
-    """Type of a column in Spark and in Arrow."""
-
-    spark: str
-    arrow: pa.DataType
-
-
-LONG, TEXT, BYTES = (
-    Column("bigint", pa.int64()),
-    Column("string", pa.string()),
-    Column("binary", pa.binary()),
-)
-
-HEADER_COLUMNS: dict[str, Column] = {
+HEADER_COLUMNS: dict[str, pa.DataType] = {
     name: LONG if name == "timestamp" else TEXT for name in Headers.__struct_fields__
 }
 """Headers of a `MessageSent`; `custom_headers` is a JSON object, null when it is empty."""
 
-EVENT_COLUMNS: dict[str, Column] = {
+EVENT_COLUMNS: dict[str, pa.DataType] = {
     "stream": BYTES,
     "version": LONG,
     "epoch": LONG,
@@ -56,7 +43,7 @@ EVENT_COLUMNS: dict[str, Column] = {
 BLAKE3 of the envelope.
 """
 
-COLUMNS: dict[str, Column] = {
+COLUMNS: dict[str, pa.DataType] = {
     "place": LONG,
     "position": LONG,
     "mailbox_id": LONG,
@@ -73,4 +60,4 @@ COLUMNS: dict[str, Column] = {
 
 def arrow_schema(columns: Sequence[str]) -> pa.Schema:
     """Return the Arrow schema of these columns."""
-    return pa.schema([(name, COLUMNS[name].arrow) for name in columns])
+    return pa.schema([(name, COLUMNS[name]) for name in columns])

@@ -79,13 +79,3 @@ def pack(ranges: Iterable[Range], positions: int) -> list[list[Range]]:
             room -= last - first + 1
             first = last + 1
     return groups
-
-
-def encode_extents(extents: Iterable[LogExtent]) -> str:
-    """Return extents as JSON."""
-    return msgspec.json.encode(list(extents)).decode()
-
-
-def decode_extents(text: str) -> list[LogExtent]:
-    """Return the extents that `encode_extents` wrote."""
-    return msgspec.json.decode(text, type=list[LogExtent])

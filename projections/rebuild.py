@@ -20,7 +20,7 @@ from postroom.domain.names import describe_choices
 from postroom.domain.search import NO_BODIES, BodyRules
 from postroom.projections.fold import MESSAGES, check_folds
 from postroom.projections.follow import Follower
-from postroom.projections.log_checks import check_bounds
+from postroom.projections.log_checks import check_bounds, check_names
 from postroom.projections.log_extent import LogExtent
 from postroom.projections.plan import Part, Plan, Truncated, bucket_parts, log_parts, make_plan
 from postroom.projections.ports.log_reader import LogReader
@@ -158,6 +158,7 @@ def rebuild(
     check_folds({name: load_projections()[name] for name in models})
     clock.report("start")
     with store.build(plan, restart=restart) as build, _record_failure(build, store.where, runner):
+        check_names(log)
         runner.start()
         clock.end("start")
         return _Rebuild(log, store, runner, build, clock).run(

@@ -18,7 +18,7 @@ from postroom.domain.errors import NotFound, PostroomError, Unavailable
 from postroom.domain.mailbox.counts import TopicCount
 from postroom.projections.comparison import Comparison, Difference, compare_rows, rows_by_id
 from postroom.projections.fold import MESSAGES, FoldResult, piece_schemas
-from postroom.projections.log_checks import check_bounds
+from postroom.projections.log_checks import check_bounds, check_names
 from postroom.projections.log_extent import LogExtent
 from postroom.projections.plan import Part, log_parts, make_plan, with_bucket
 from postroom.projections.ports.log_reader import LogReader
@@ -105,6 +105,7 @@ def verify(
             "rebuild`."
         )
     if chain:
+        check_names(log)
         check_bounds(log)
     extents = log.extents(active.positions)
     projections = {name: each for name, each in load_projections().items() if name in active.models}

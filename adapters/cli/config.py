@@ -18,7 +18,12 @@ from postroom.adapters.cli.session import ArchiveSettings, OwnerSection, RelaySe
 from postroom.adapters.cli.settings import Settings
 from postroom.adapters.cli.values import WrongUsage, exact_duration
 from postroom.adapters.compose.console import ConsoleSettings
-from postroom.adapters.compose.settings import MessagingSettings, NatsSettings
+from postroom.adapters.compose.settings import (
+    KafkaSettings,
+    MessagingSettings,
+    NatsSettings,
+    RabbitmqSettings,
+)
 from postroom.adapters.compose.tracing import TracingSettings
 from postroom.application.inbox.settings import InboxSettings
 from postroom.application.outbox.settings import OutboxSettings
@@ -33,6 +38,8 @@ _KINDS: Mapping[str, type[msgspec.Struct]] = {
     "console": ConsoleSettings,
     "access": AccessSection,
     "nats": NatsSettings,
+    "kafka": KafkaSettings,
+    "rabbitmq": RabbitmqSettings,
     "search": SearchSettings,
     "messaging": MessagingSettings,
     "outbox": OutboxSettings,

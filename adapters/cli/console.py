@@ -7,7 +7,7 @@ from typing import Annotated
 
 from typer import Option
 
-from postroom.adapters.cli.lease import open_leases
+from postroom.adapters.cli.lease import open_control_plane
 from postroom.adapters.cli.remote import ClientSettings
 from postroom.adapters.cli.running import running
 from postroom.adapters.cli.serve import cache_ttl_ms, checked_access
@@ -74,7 +74,11 @@ async def serve_console(
     ):
         code = new_code(token)
         mount = console_mount(
-            session.store, settings, open_leases=partial(open_leases, session), code=code, is_alone=True
+            session.store,
+            settings,
+            open_control_plane=partial(open_control_plane, session),
+            code=code,
+            is_alone=True,
         )
         surfaces: list[Surface] = [open_http_surface(http, HttpSettings(), None, mount)]
         async with serve_mailbox(

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from postroom.adapters.compose.connect import SharedMailbox
 
 STORE, MAILBOX = "postroom-demo.db", "demo@local"
-POLICY = TopicPolicy(visibility_ms=1_000, max_attempts=3, backoff_base_ms=50, backoff_max_ms=400)
+POLICY = TopicPolicy(visibility_ms=2_000, max_attempts=3, backoff_base_ms=50, backoff_max_ms=400)
 HANGS_AFTER = 1_000
 POLL_SECONDS = 0.1
 FILES = ("", "-wal", "-shm", "-views", "-views-wal", "-views-shm", "-views-lock")
@@ -121,7 +121,8 @@ async def _traffic(session: Session, postroom: "SharedMailbox") -> dict[str, Any
     with out.progress("Sending and receiving", MESSAGES) as advance:
         async with asyncio.TaskGroup() as tasks:
             send_task = tasks.create_task(sender())
-            first_task, second_task = tasks.create_task(first()), tasks.create_task(second())
+            first_task = tasks.create_task(first())
+            tasks.create_task(second())
             while not send_task.done() or await _is_busy(postroom):
                 if first.hangs.is_set():
                     first_task.cancel()
@@ -129,8 +130,8 @@ async def _traffic(session: Session, postroom: "SharedMailbox") -> dict[str, Any
                     first.acked + second.acked, f"{sender.sent:,} sent, {first.acked + second.acked:,} acked"
                 )
                 await asyncio.sleep(POLL_SECONDS)
-            for consumer in (first_task, second_task):
-                consumer.cancel()
+            first.stop()
+            second.stop()
     seconds = time.monotonic() - start
     dead = sum(shard.dead for shard in (await postroom.get_backlog()).shards)
     acked = first.acked + second.acked

@@ -99,10 +99,15 @@ class Consumer:
         self.acked = self.nacked = 0
         self.unsettled: list[str] = []
         self.hangs = asyncio.Event()
+        self._stopped = False
+
+    def stop(self) -> None:
+        """Return from `__call__` once all that was received is settled and counted."""
+        self._stopped = True
 
     async def __call__(self) -> None:
-        """Process messages until cancelled."""
-        while True:
+        """Process messages until stopped."""
+        while not self._stopped:
             idle = True
             for topic in TOPICS:
                 messages = await self._postroom.receive_messages(

@@ -12,7 +12,15 @@ from postroom.adapters.cli.session import Session
 from postroom.adapters.cli.time_arguments import Archive, At, parse_moment
 from postroom.adapters.cli.topic import note_unknown_topic
 from postroom.adapters.cli.values import WrongUsage, readable
-from postroom.adapters.cli.verification import Expect, parse_expectation, show_verifications
+from postroom.adapters.cli.verification import (
+    Anchors,
+    Expect,
+    TimestampCa,
+    load_anchors,
+    parse_expectation,
+    show_anchors,
+    show_verifications,
+)
 from postroom.domain.errors import InvalidRequest, NotFound
 
 if TYPE_CHECKING:
@@ -106,6 +114,8 @@ def show(
 def verify(
     session: Session,
     expect: Expect = None,
+    anchor: Anchors = None,
+    timestamp_ca: TimestampCa = None,
     archive: Archive = None,
 ) -> None:
     """Recompute the hashes of all logs, check their events and indexes, and report the range that is intact.
@@ -113,6 +123,8 @@ def verify(
     Without --mailbox, the logs of audited accesses and of capabilities are verified as well.
     """
     names = session.mailboxes()
+    # Before the logs: they must have reached what was anchored by now.
+    anchors = load_anchors(session, anchor, timestamp_ca)
     expected_last, expected_chain = parse_expectation(expect)
     if expect is not None and len(names) != 1:
         raise WrongUsage("--expect refers to one mailbox; name it with --mailbox.")
@@ -123,6 +135,7 @@ def verify(
                 reader.verify_log(
                     expected_last=expected_last,
                     expected_chain=expected_chain,
+                    anchors=anchors.anchors,
                     progress=lambda position, advance=advance: advance(position, f"position {position:,}"),  # type: ignore[misc]
                 )
             )
@@ -130,11 +143,12 @@ def verify(
     if session.settings.mailbox is None and expect is None:
         from postroom.adapters.compose.audit import verify_reserved_logs
 
-        others = verify_reserved_logs(session.existing_store())
+        others = verify_reserved_logs(session.existing_store(), anchors.anchors)
     if session.out.as_json:
-        session.out.json({"mailboxes": verifications, "logs": others})
+        session.out.json({"mailboxes": verifications, "logs": others, "timestamps": anchors.times})
     else:
         show_verifications(session, [*verifications, *others])
+        show_anchors(session, anchors, [*verifications, *others])
 
 
 def find_message(session: Session, message_id: str, archive: str | None = None) -> "MessageDetail":

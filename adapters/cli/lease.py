@@ -1,6 +1,6 @@
 """`postroom lease` and `postroom route`: the leases and routes of a cluster, by way of its admins."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Annotated
 
@@ -13,7 +13,6 @@ from postroom.adapters.cli.tables import Id, Time
 from postroom.adapters.cli.values import exact_duration, format_duration
 from postroom.adapters.compose.admin import LeaseAdmin
 from postroom.adapters.compose.cluster import check_admins, connect_control_plane
-from postroom.application.ports.control_plane import LeaseSummary
 from postroom.domain.errors import InvalidRequest, NotFound
 from postroom.domain.names import check_mailbox, describe_choices
 
@@ -122,13 +121,13 @@ async def list_routes(session: Session, admin: Admin = None) -> None:
 
 
 @asynccontextmanager
-async def open_leases(session: Session) -> AsyncIterator[Callable[[], Awaitable[list[LeaseSummary]]] | None]:
-    """Yield what returns the leases of the cluster of the settings; None without a section `[cluster]`."""
-    if "cluster" not in session.settings.sections:
+async def open_control_plane(session: Session) -> AsyncIterator[LeaseAdmin | None]:
+    """Use the control plane of the cluster of the settings; yields None without a section `[cluster]`."""
+    if not session.settings.sections.get("cluster"):
         yield None
         return
     async with _connect(session, None) as control_plane:
-        yield control_plane.list_leases
+        yield control_plane
 
 
 @asynccontextmanager

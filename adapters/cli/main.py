@@ -49,6 +49,7 @@ COMMANDS: Entries = {
     "stats": Command("search:stats", QUERIES),
     "activity": Command("activity:activity", QUERIES),
     "verify": Command("inspect:verify", OPERATIONS),
+    "anchor": Command("anchor:anchor", OPERATIONS),
     "audit": Group(None, {"verify": Command("audit:verify")}, OPERATIONS, target="audit:audit"),
     "token": Group(
         "Capabilities: mint, attenuate, inspect, revoke and list tokens, and rotate the keys that sign them.",

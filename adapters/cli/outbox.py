@@ -8,6 +8,7 @@ from typer import Argument, Option
 
 from postroom.adapters.cli.messaging import show_backlog, show_cleanup
 from postroom.adapters.cli.monitoring import MetricsPort, monitoring
+from postroom.adapters.cli.outbox_target import EXTRAS, scheme_of, target_from_url
 from postroom.adapters.cli.running import running
 from postroom.adapters.cli.session import Session
 from postroom.adapters.cli.values import WrongUsage, parse_duration
@@ -25,6 +26,26 @@ Context = Annotated[
     Option("--context", metavar="NAME", help="First token of the events' subjects. [messaging.context]"),
 ]
 Nats = Annotated[str | None, Option("--nats", metavar="URL", help="NATS URL. [nats.url]")]
+Target = Annotated[
+    str | None,
+    Option(
+        "--to",
+        metavar="URL",
+        help="Target: nats://, kafka://, amqp:// or mailbox:ADDRESS#NAME. [outbox.to, or nats.url]",
+    ),
+]
+Topic = Annotated[
+    str | None,
+    Option(
+        "--topic",
+        metavar="TEMPLATE",
+        help="Subject, topic or routing key, such as {context}.{aggregate_type}. [outbox.topic]",
+    ),
+]
+Exchange = Annotated[
+    str | None,
+    Option("--exchange", metavar="NAME", help="Exchange of RabbitMQ; none is the default. [outbox.exchange]"),
+]
 EventId = Annotated[list[str], Argument(metavar="ID...", help="Ids of events.")]
 
 
@@ -33,29 +54,40 @@ async def relay(
     once: Annotated[bool, Option("--once", help="Publish the pending events, then exit.")] = False,
     database: Database = None,
     context: Context = None,
+    to: Target = None,
+    topic: Topic = None,
+    exchange: Exchange = None,
     nats: Nats = None,
     metrics_port: MetricsPort = None,
 ) -> None:
-    """Publish the events of an outbox to {context}.event.{name}.v{n}, until interrupted.
+    """Publish the events of an outbox to NATS JetStream, Kafka, RabbitMQ or a mailbox, until interrupted.
 
     Several relays share the events and preserve the order of each aggregate.
     """
-    with explain_missing_extra("nats,postgres"):
-        from postroom.adapters.compose.relay import NatsSettings, open_monitored_relay
+    from postroom.application.outbox.settings import OutboxSettings
 
-    messaging, settings = _settings(session, database, context)
+    flags = {"to": to, "topic": topic, "exchange": exchange}
+    settings = session.settings.section("outbox", OutboxSettings, flags)
+    if nats is not None:
+        if to is not None:
+            raise WrongUsage("--to and --nats both name a target; pass one of them.")
+        settings = msgspec.structs.replace(settings, to=None)
+    with explain_missing_extra(EXTRAS[scheme_of(settings.to)]):
+        from postroom.adapters.compose.relay import open_monitored_relay
+
+        messaging, _ = _settings(session, database, context)
     if not messaging.context:
         raise WrongUsage("No context is configured; pass --context, or set context under [messaging].")
-    server = session.settings.section("nats", NatsSettings, {"url": nats})
+    target = target_from_url(session, settings.to, nats)
     async with (
-        open_monitored_relay(messaging, server, settings) as (event_relay, monitor),
+        open_monitored_relay(messaging, target, settings) as (event_relay, monitor),
         running(session, event_relay.stop),
     ):
         if once:
             while await event_relay.relay_once():
                 pass
         else:
-            session.out.note(f"Relaying the events of {messaging.context} to {server.shown_url}.")
+            session.out.note(f"Relaying the events of {messaging.context} to {target.shown_url}.")
             with monitoring(session, metrics_port, monitor):
                 await event_relay.run()
     counts = event_relay.counts

@@ -9,7 +9,7 @@ from typer import Option
 
 from postroom.adapters.cli.access_settings import AccessSection
 from postroom.adapters.cli.amnesia import enter_amnesia, report_loss
-from postroom.adapters.cli.lease import open_leases
+from postroom.adapters.cli.lease import open_control_plane
 from postroom.adapters.cli.running import Reload, running, topic_policies
 from postroom.adapters.cli.session import Session
 from postroom.adapters.cli.settings import InvalidSettings, Settings
@@ -122,7 +122,7 @@ def _surfaces(session: Session, settings: ServeSettings, protection: Protection)
             mount = console_mount(
                 session.store,
                 session.settings.section("console", ConsoleSettings),
-                open_leases=partial(open_leases, session),
+                open_control_plane=partial(open_control_plane, session),
                 trusts_proxy=settings.behind_proxy,
             )
         surfaces.append(open_http_surface(settings.http, settings, protection, mount))

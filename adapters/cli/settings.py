@@ -94,6 +94,8 @@ _TABLES = ("policy", "topics", "limits")
 _DATABASES = ("postgresql://", "postgres://")
 SECTIONS = (
     "nats",
+    "kafka",
+    "rabbitmq",
     "messaging",
     "outbox",
     "inbox",
@@ -105,6 +107,7 @@ SECTIONS = (
     "relay",
     "schedules",
     "serve",
+    "console",
     "audit",
     "tracing",
     "access",

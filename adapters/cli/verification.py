@@ -1,8 +1,9 @@
 """Results of verifying logs, shared by `postroom verify` and `postroom audit verify`."""
 
 import re
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 from typer import Option
 
@@ -11,6 +12,9 @@ from postroom.adapters.cli.values import WrongUsage
 from postroom.application.pluralize import pluralize
 
 if TYPE_CHECKING:
+    from datetime import datetime
+
+    from postroom.application.anchors import Anchor
     from postroom.application.queries.verify import Verification
 
 Expect = Annotated[
@@ -20,7 +24,54 @@ Expect = Annotated[
         help="Result of an earlier run: detects a log that was truncated or rewritten since.",
     ),
 ]
+Anchors = Annotated[
+    str | None,
+    Option(
+        "--anchor",
+        metavar="FILE",
+        help="Anchors that postroom anchor wrote: detects a log that was truncated or rewritten since any.",
+    ),
+]
+TimestampCa = Annotated[
+    str | None,
+    Option(metavar="FILE", help="Root certificates in PEM, to verify the time stamps of the anchors."),
+]
 _CHAIN = re.compile("[0-9a-f]{64}")
+
+
+class LoadedAnchors(NamedTuple):
+    """Anchors of a file, and the certified times of those that have one; `times` is None if unverified."""
+
+    file: str | None
+    anchors: Sequence["Anchor"]
+    times: Sequence["datetime"] | None
+
+
+def load_anchors(session: Session, file: str | None, timestamp_ca: str | None) -> LoadedAnchors:
+    """Return the anchors of `--anchor`, whose time stamps are verified if `--timestamp-ca` is given."""
+    if file is None:
+        if timestamp_ca is not None:
+            raise WrongUsage("--timestamp-ca verifies the time stamps of anchors; name them with --anchor.")
+        return LoadedAnchors(None, (), None)
+    from postroom.adapters.compose.anchors import read_anchors, verify_timestamps
+
+    anchors = read_anchors(Path(file), session.existing_store(), session.settings.mailbox)
+    times = None if timestamp_ca is None else verify_timestamps(anchors, Path(timestamp_ca))
+    return LoadedAnchors(file, anchors, times)
+
+
+def show_anchors(session: Session, anchors: LoadedAnchors, verifications: Sequence["Verification"]) -> None:
+    """Write for people how many anchors the logs were compared with."""
+    if anchors.file is None:
+        return
+    older = sum(each.older_anchors for each in verifications)
+    held = sum(each.anchors for each in verifications)
+    text = f"{anchors.file}: {pluralize(held, 'anchor')} compared with the logs"
+    if older:
+        text += f", {older:,} older than what retention left"
+    if anchors.times is not None:
+        text += f", {pluralize(len(anchors.times), 'time stamp')} verified"
+    session.out.line(text)
 
 
 def parse_expectation(text: str | None) -> tuple[int | None, str | None]:

@@ -1,7 +1,7 @@
 """Wiring of the audit log of a store."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, closing, contextmanager
 
 import msgspec
@@ -10,6 +10,7 @@ from postroom.adapters.compose.store import MEMORY, Store, open_store
 from postroom.adapters.system.clock import SystemClock
 from postroom.application.access.audit_log import RETENTION_MS, StoredAuditLog
 from postroom.application.access.read_audit import ReadAudit, verify_audit
+from postroom.application.anchors import Anchor
 from postroom.application.background import background_task
 from postroom.application.ports.event_log import EventLogReader
 from postroom.application.queries.verify import Verification, VerifyLog
@@ -66,8 +67,11 @@ async def open_audit_log(
         await audit.close()
 
 
-def verify_reserved_logs(store: str) -> list[Verification]:
+def verify_reserved_logs(store: str, anchors: Sequence[Anchor] = ()) -> list[Verification]:
     """Verify the logs of a store that are not those of mailboxes; those that do not exist are skipped.
+
+    Arguments:
+        anchors: as of `VerifyLog`.
 
     Raises: BrokenLog with the first position that fails, Unavailable when the store can't be read.
     """
@@ -75,7 +79,7 @@ def verify_reserved_logs(store: str) -> list[Verification]:
     for name, verify in ((AUDIT_LOG, verify_audit), (CAPABILITY_LOG, VerifyLog)):
         with _existing_log(store, name) as log:
             if log is not None:
-                verifications.append(verify(log)())
+                verifications.append(verify(log)(anchors=anchors))
     return verifications
 
 

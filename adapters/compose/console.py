@@ -20,13 +20,14 @@ from postroom.adapters.compose import Postroom, shown_store
 from postroom.adapters.compose.audit import read_audit_log
 from postroom.adapters.compose.search_queries import StoreSearchQueries
 from postroom.adapters.compose.store import MEMORY, open_store
-from postroom.adapters.console.data import ConsoleData, Decode, Leases
+from postroom.adapters.console.data import ConsoleData, Decode
 from postroom.adapters.console.samples import Samples
 from postroom.adapters.console.sessions import OneTimeCode
 from postroom.adapters.console.settings import ConsoleSettings
 from postroom.application.background import background_task
 from postroom.application.extras import explain_missing_extra
 from postroom.application.metrics import Measure
+from postroom.application.ports.control_plane import LeaseAdmin
 from postroom.application.service import Search, Service
 from postroom.domain.errors import PostroomError
 
@@ -35,9 +36,8 @@ if TYPE_CHECKING:  # uvicorn is an extra
 
 __all__ = [
     "ConsoleSettings",
-    "Leases",
     "OneTimeCode",
-    "OpenLeases",
+    "OpenControlPlane",
     "console_mount",
     "is_installed",
     "new_code",
@@ -47,8 +47,8 @@ PACKAGES = ("jinja2", "markupsafe", "python_multipart", "starlette")
 
 T = TypeVar("T")
 
-OpenLeases = Callable[[], AbstractAsyncContextManager[Leases | None]]
-"""Open what returns the leases of a cluster, for as long as the context lasts."""
+OpenControlPlane = Callable[[], AbstractAsyncContextManager[LeaseAdmin | None]]
+"""Use the control plane of a cluster for as long as the context lasts; it may be None."""
 
 
 def is_installed() -> bool:
@@ -69,7 +69,7 @@ def console_mount(
     store: str,
     settings: ConsoleSettings | None = None,
     *,
-    open_leases: OpenLeases | None = None,
+    open_control_plane: OpenControlPlane | None = None,
     trusts_proxy: bool = False,
     code: OneTimeCode | None = None,
     is_alone: bool = False,
@@ -78,7 +78,7 @@ def console_mount(
 
     Arguments:
         store: address of the mailbox's store.
-        open_leases: opens what returns the leases of the cluster; None outside of one.
+        open_control_plane: opens that of the cluster; None outside of one.
         trusts_proxy: requests come from a proxy, which states the path below which it serves the console.
         code: starts the session of the local user; without it, sessions start with capability tokens.
         is_alone: serve the console only.
@@ -98,13 +98,22 @@ def console_mount(
 
         async def open_app(opened: AsyncExitStack) -> Any:
             make_console = await asyncio.to_thread(_import_app)
-            leases = None if open_leases is None else await opened.enter_async_context(open_leases())
+            cluster = None
+            if open_control_plane is not None:
+                cluster = await opened.enter_async_context(open_control_plane())
             measure, name = service.metrics.measure, service.mailbox.name
             search = service.mailbox.search_unsettled if isinstance(service.mailbox, Postroom) else None
-            opening = open_data(store, name, measure=measure, leases=leases, search_unsettled=search)
+            opening = open_data(store, name, measure=measure, search_unsettled=search)
             data = await asyncio.to_thread(opened.enter_context, opening)
-            data = msgspec.structs.replace(data, decode=decode, mask=mask, serves_calls=not is_alone)
-            return make_console(
+            data = msgspec.structs.replace(
+                data,
+                leases=None if cluster is None else cluster.list_leases,
+                control_plane=cluster,
+                decode=decode,
+                mask=mask,
+                serves_calls=not is_alone,
+            )
+            app = make_console(
                 service,
                 data,
                 checked,
@@ -113,6 +122,10 @@ def console_mount(
                 trusts_proxy=trusts_proxy,
                 code=code,
             )
+            await opened.enter_async_context(
+                background_task(app.state.console.sessions.run(service.stopping))
+            )
+            return app
 
         async with AsyncExitStack() as opened, background_task(samples.run(service.stopping)):
             yield _LateApp(lambda: open_app(opened))
@@ -143,7 +156,6 @@ def open_data(
     mailbox: str,
     *,
     measure: Measure | None = None,
-    leases: Leases | None = None,
     search_unsettled: Search | None = None,
 ) -> Iterator[ConsoleData]:
     """Open what the console reads of a store, for as long as the context lasts; see `ConsoleData`.
@@ -156,7 +168,7 @@ def open_data(
     with ExitStack() as opened:
         shown = shown_store(store)
         if store == MEMORY:
-            yield ConsoleData(store=shown, measure=measure, leases=leases)
+            yield ConsoleData(store=shown, measure=measure)
             return
         place = open_store(store)
 
@@ -179,7 +191,6 @@ def open_data(
             log=log,
             audit=None if audit is None else audit.read,
             audit_log=None if audit is None else audit.log,
-            leases=leases,
         )
 
 

@@ -1,50 +1,64 @@
-"""Wiring of the relay of an outbox; a module of its own, because the NATS client is slow to import."""
+"""Wiring of the relay of an outbox."""
 
 import random
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 
+from postroom.adapters.compose.event_targets import EventTarget, MailboxTarget, open_target
 from postroom.adapters.compose.outbox import new_cleanup, open_repository
 from postroom.adapters.compose.tracing import trace_if_used
-from postroom.adapters.nats.connection import connect
-from postroom.adapters.nats.metrics import nats_metrics
-from postroom.adapters.nats.publisher import JetStreamPublisher
+from postroom.adapters.kafka.settings import KafkaSettings
 from postroom.adapters.nats.settings import NatsSettings
 from postroom.adapters.postgres.messaging.hints import PostgresHints
 from postroom.adapters.postgres.messaging.settings import MessagingSettings
+from postroom.adapters.rabbitmq.settings import RabbitmqSettings
 from postroom.adapters.system.clock import SystemClock
 from postroom.application.background import background_task
 from postroom.application.monitor import Monitor
 from postroom.application.outbox.metrics import relay_monitor
 from postroom.application.outbox.relay import OutboxRelay
+from postroom.application.outbox.route import SUBJECT, Route
 from postroom.application.outbox.settings import OutboxSettings
-from postroom.domain.subject import check_token
 
-__all__ = ["MessagingSettings", "NatsSettings", "OutboxSettings", "open_monitored_relay", "open_relay"]
+__all__ = [
+    "EventTarget",
+    "KafkaSettings",
+    "MailboxTarget",
+    "MessagingSettings",
+    "NatsSettings",
+    "OutboxSettings",
+    "RabbitmqSettings",
+    "open_monitored_relay",
+    "open_relay",
+]
 
 
 @asynccontextmanager
 async def open_relay(
-    messaging: MessagingSettings, nats: NatsSettings, settings: OutboxSettings | None = None
+    messaging: MessagingSettings, target: EventTarget, settings: OutboxSettings | None = None
 ) -> AsyncIterator[OutboxRelay]:
     """Open a relay; see `open_monitored_relay`."""
-    async with open_monitored_relay(messaging, nats, settings) as (relay, _):
+    async with open_monitored_relay(messaging, target, settings) as (relay, _):
         yield relay
 
 
 @asynccontextmanager
 async def open_monitored_relay(
-    messaging: MessagingSettings, nats: NatsSettings, settings: OutboxSettings | None = None
+    messaging: MessagingSettings, target: EventTarget, settings: OutboxSettings | None = None
 ) -> AsyncIterator[tuple[OutboxRelay, Monitor]]:
     """Open a relay that publishes the events of a context, and a cleanup if configured; with its monitor.
 
-    Raises: Unavailable when NATS can't be reached, InvalidRequest if the context is no token of a subject.
+    Arguments:
+        target: where events are published; `topic` and `exchange` of the settings say at which name.
+
+    Raises: Unavailable when NATS or the store of a mailbox can't be used, InvalidRequest if the context is no
+        token of a subject, or the topic can't be filled in.
     """
     settings = settings or OutboxSettings()
-    check_token(messaging.context, "The context")
+    Route(messaging.context, settings.topic or SUBJECT)  # fails before anything is connected
     trace_if_used()
     async with AsyncExitStack() as stack:
-        client = await stack.enter_async_context(connect(nats, "postroom outbox relay"))
+        events = await open_target(target, messaging.context, settings, stack)
         repository = open_repository(messaging, settings, "postroom outbox relay")
         stack.push_async_callback(repository.close)
         hints = None
@@ -59,12 +73,13 @@ async def open_monitored_relay(
         clock = SystemClock()
         relay = OutboxRelay(
             repository,
-            JetStreamPublisher(client),
+            events.publisher,
             clock,
             random.random,
             messaging.context,
             hints=hints,
             settings=settings,
+            route=events.route,
         )
         counting = open_repository(messaging, settings, "postroom outbox metrics")
         stack.push_async_callback(counting.close)
@@ -75,7 +90,7 @@ async def open_monitored_relay(
                 messaging.context,
                 counting.backlog,
                 clock.wall,
-                lambda: nats_metrics({"publisher": client}),
-                lambda: client.is_connected,
+                events.metrics,
+                events.is_connected,
             ),
         )

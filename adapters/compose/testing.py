@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 
 from postroom.adapters.compose import Postroom
 from postroom.adapters.memory.event_log import MemoryEventLog
+from postroom.application.background import background_task
 from postroom.application.mailbox.engine import MailboxEngine
 from postroom.domain.arguments import check_type
 from postroom.domain.errors import InvalidRequest
@@ -76,7 +77,7 @@ async def open_memory_mailbox(
     """Open an empty mailbox whose timers run by a clock that the test moves.
 
     Delays, visibility timeouts, backoffs, expiry and retention follow `mailbox.clock`; `wait_ms` of a receive
-    is real time.
+    and the rate of a redrive job are real time.
 
     Arguments:
         clock: shared by several mailboxes; None creates one.
@@ -88,8 +89,10 @@ async def open_memory_mailbox(
     )
     await engine.open("test", mode)
     clock._engines.append(engine)
+    mailbox = MemoryMailbox(engine, clock)
     try:
-        yield MemoryMailbox(engine, clock)
+        async with background_task(mailbox.redrives.runner.run()):
+            yield mailbox
     finally:
         clock._engines.remove(engine)
         await engine.close()

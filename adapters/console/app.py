@@ -1,6 +1,7 @@
 """The console: pages for operators, over the handlers and capabilities that HTTP and gRPC use."""
 
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 from pkgutil import iter_modules
@@ -76,10 +77,10 @@ class Console:
         self.templates = Templates(self.static)
         self.samples = samples
         self.nav: Sequence[NavEntry] = ()
-        self.streams = 0
+        self.streams: Counter[str] = Counter()
         self._sessions = Sessions(time.monotonic, settings.idle_timeout_ms / 1_000)
         self._code = code
-        self._is_secure = is_secure
+        self.is_secure = is_secure
         self._trusts_proxy = trusts_proxy
 
     @property
@@ -141,7 +142,7 @@ class Console:
 
     def _answer(self, response: Response, request: Request, cookie: str | None) -> Response:
         if cookie is not None:
-            set_cookie(response, request, self.base(request), cookie, is_secure=self._is_secure)
+            set_cookie(response, request, self.base(request), cookie, is_secure=self.is_secure)
         return protect(response)
 
     # -- sign-in ---
@@ -177,13 +178,14 @@ class Console:
                 raise Unauthenticated("This console takes no tokens; open the link that it printed.")
             if not text or len(text) > MAX_TOKEN_CHARS:
                 raise Unauthenticated("Enter a capability token.", "missing")
-            await self.service.open_session(text)
+            access = (await self.service.open_session(text)).grant.access
         except PostroomError as error:
             self.service.metrics.refused(error)
             resume = fields if form.get("resume") else None
             return protect(self._sign_in_page(request, error.status, str(error), path, resume))
         self._sessions.end(request.cookies.get(cookie_name(request)))
-        cookie, browser = self._sessions.start(text)
+        names = () if access is None else (access.principal, access.nonce.hex())
+        cookie, browser = self._sessions.start(text, *names)
         base = self.base(request)
         if form.get("resume"):
             response = self._resume_page(request, browser, base, path, fields, 200)
@@ -207,7 +209,7 @@ class Console:
                 return protect(RedirectResponse(base + "/", 303))
         self._sessions.end(request.cookies.get(cookie_name(request)))
         response = RedirectResponse(base + "/sign-in", 303)
-        delete_cookie(response, request, base, is_secure=self._is_secure)
+        delete_cookie(response, request, base, is_secure=self.is_secure)
         return protect(response)
 
     async def start(self, request: Request) -> Response:

@@ -9,7 +9,7 @@ import shlex
 from base64 import b64encode
 from collections.abc import Mapping
 from typing import Any, NamedTuple
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 from postroom.application.messages import NewMessage
 from postroom.application.printable import printable
@@ -19,6 +19,7 @@ MAX_COPY_BYTES = 32 << 10
 """Size of a payload above which it is not part of a call."""
 MAX_COPY_CHARS = 100_000
 """Length of a call, which is less than the 128 KiB that Linux permits for a word of a command."""
+BELOW_PATH = "Clients need the mailbox at the root of a host, and a proxy serves it below a path."
 NOT_SERVED = "This server has no calls to answer; serve the mailbox by postroom serve."
 _CURL = "curl -sS --fail-with-body --globoff --path-as-is"
 _AUTHORIZATION = '-H "Authorization: Bearer $POSTROOM_TOKEN"'
@@ -51,6 +52,13 @@ class Target(NamedTuple):
     mailbox: str
     needs_token: bool = True
 
+    @property
+    def obstacle(self) -> str:
+        """Return why clients can't connect, as a sentence; empty if they can."""
+        if not self.url:
+            return NOT_SERVED
+        return BELOW_PATH if urlsplit(self.url).path else ""
+
 
 class Copy(NamedTuple):
     """A call as text, or the reason why there is none, as a sentence."""
@@ -70,7 +78,7 @@ def read_copies(target: Target, id_: str) -> list[Copy]:
     return [
         Copy("curl", curl, NOT_SERVED),
         Copy("Command line, where the store is", show, "Its id has a NUL, which no argument can contain."),
-        Copy("Python", python if target.url else None, NOT_SERVED),
+        Copy("Python", None if target.obstacle else python, target.obstacle),
     ]
 
 
@@ -83,7 +91,7 @@ def send_copies(target: Target, message: NewMessage) -> list[Copy]:
     copies = [
         Copy("curl", _send_curl(target, message) if target.url else None, NOT_SERVED),
         Copy("Command line", command, reason),
-        Copy("Python", _send_python(target, message) if target.url else None, NOT_SERVED),
+        Copy("Python", None if target.obstacle else _send_python(target, message), target.obstacle),
     ]
     return [each if len(each.text or "") <= MAX_COPY_CHARS else each._replace(**_TOO_LONG) for each in copies]
 
@@ -141,6 +149,8 @@ def _send_curl(target: Target, message: NewMessage) -> str:
 
 
 def _send_command(target: Target, message: NewMessage) -> tuple[str | None, str]:
+    if target.url and target.obstacle:
+        return None, target.obstacle
     texts, binaries = _split(message.attrs)
     if any(each.startswith(BINARY_PREFIX) for each in texts.values()) or binaries:
         return None, "It has a binary header, which the command line can't write."

@@ -72,6 +72,14 @@ def utc(microseconds: int | None) -> str:
     return moment.strftime("%Y-%m-%d %H:%M:%S.%f")[:-3]
 
 
+def moment(text: str) -> str:
+    """Return a time that is ISO 8601 text in UTC as `utc` writes it."""
+    try:
+        return datetime.fromisoformat(text).strftime("%Y-%m-%d %H:%M:%S.%f")[:-3]
+    except ValueError:
+        return text
+
+
 def ident(text: str) -> Markup:
     """Return an id that stays whole, wraps where it must, and can be copied."""
     shown = escape(printable(text, multiline=False))
@@ -81,6 +89,7 @@ def ident(text: str) -> Markup:
 FILTERS: Final[dict[str, Callable[..., Any]]] = {
     "age": age,
     "ident": ident,
+    "moment": moment,
     "number": number,
     "size": size,
     "utc": utc,

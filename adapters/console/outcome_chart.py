@@ -8,10 +8,10 @@ from markupsafe import Markup
 from postroom.adapters.console.filters import number
 from postroom.application.queries.simulate_policy import Comparison, Figures
 
-WIDTH: Final = 640
-LABEL: Final = 96
-VALUE: Final = 96
-ROW: Final = 22
+LABEL_PERCENT: Final = 24
+BAR_PERCENT: Final = 56
+ROW: Final = 24
+"""Height in pixels: widths are shares of the picture's, so that its text has the same size in any window."""
 CASES: Final = (("Recorded", "observed", 1), ("Best case", "best", 2), ("Worst case", "worst", 4))
 
 
@@ -59,27 +59,27 @@ def _chart(measure: Measure, comparison: Comparison) -> Markup:
     top = max(value for _, value, _ in values)
     text = ", ".join(f"{label}: {measure.write(value)}" for label, value, _ in values)
     rows = [_row(index, row, top, measure) for index, row in enumerate(values)]
-    return Markup('<svg class="outcome" viewBox="0 0 {} {}" role="img"><title>{}. {}</title>{}</svg>').format(
-        WIDTH, ROW * len(rows), measure.title, text, Markup("").join(rows)
+    return Markup('<svg class="outcome" role="img"><title>{}. {}</title>{}</svg>').format(
+        measure.title, text, Markup("").join(rows)
     )
 
 
 def _row(index: int, row: tuple[str, float, int], top: float, measure: Measure) -> Markup:
     label, value, series = row
-    width = (WIDTH - LABEL - VALUE) * value / top if top > 0 else 0.0
+    width = max(0.5, BAR_PERCENT * value / top if top > 0 else 0.0)
     return Markup(
         '<g class="series-{}"><text class="chart-label" x="0" y="{}">{}</text>'
-        '<rect class="chart-bar" x="{}" y="{}" width="{:.1f}" height="{}"/>'
-        '<text class="chart-label" x="{:.1f}" y="{}">{}</text></g>'
+        '<rect class="chart-bar" x="{}%" y="{}" width="{:.1f}%" height="{}" rx="2"/>'
+        '<text class="chart-label" x="{:.1f}%" dx="6" y="{}">{}</text></g>'
     ).format(
         series,
-        index * ROW + 15,
+        index * ROW + 16,
         label,
-        LABEL,
-        index * ROW + 4,
-        max(1.0, width),
-        ROW - 8,
-        LABEL + max(1.0, width) + 6,
-        index * ROW + 15,
+        LABEL_PERCENT,
+        index * ROW + 6,
+        width,
+        ROW - 12,
+        LABEL_PERCENT + width,
+        index * ROW + 16,
         measure.write(value),
     )

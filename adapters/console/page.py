@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple, ParamSpec, Protocol, TypeVar
@@ -33,7 +34,8 @@ class Frame(Protocol):
     """What all pages share: the console of one service.
 
     Arguments:
-        streams: number of open streams of events, of all browsers.
+        streams: number of open streams of events by `BrowserSession.bearer`.
+        is_secure: clients use TLS, here or at a proxy.
     """
 
     service: Service
@@ -42,7 +44,8 @@ class Frame(Protocol):
     templates: Templates
     samples: Samples
     nav: Sequence["NavEntry"]
-    streams: int
+    streams: Counter[str]
+    is_secure: bool
 
     @property
     def sessions(self) -> Sessions:

@@ -1,5 +1,6 @@
 """Sessions of browsers: a cookie stands for a capability token, which stays in the memory of the server."""
 
+import asyncio
 import hmac
 from collections.abc import Callable
 from hashlib import sha256
@@ -8,10 +9,14 @@ from typing import Final
 
 import msgspec
 
+from postroom.application.background import wait_at_most
 from postroom.domain.errors import NotFound
 
 MAX_SESSIONS: Final = 1_024
 """Number of sessions above which the one that was idle for longest ends."""
+MAX_SESSIONS_OF_CAPABILITY: Final = 64
+"""The same of one capability, so that its bearer can't end the sessions of others."""
+FORGET_SECONDS: Final = 10.0
 CODE_SECONDS: Final = 600.0
 
 
@@ -23,8 +28,8 @@ class BrowserSession(msgspec.Struct, eq=False):
         csrf: text that each form of its pages contains.
         last_used, started: seconds of the monotonic clock.
         id: names it to administrators; it opens nothing.
-        principal: to whom the token was issued, since the first request; None without a token.
-        capability: root nonce of the token, in hex, since the first request; empty without one.
+        principal: to whom the token was issued; None without a token.
+        capability: root nonce of the token, in hex, which those attenuated from it share; empty without one.
         streams: number of open streams of events.
         notices: sentences for the next page about what was done.
     """
@@ -39,6 +44,11 @@ class BrowserSession(msgspec.Struct, eq=False):
     streams: int = 0
     notices: list[str] = []
 
+    @property
+    def bearer(self) -> str:
+        """Return what all sessions of one capability share; without one, the session's id."""
+        return self.capability or self.id
+
 
 class Sessions:
     """The sessions of all browsers, by a hash of their cookies: a dump of the memory shows no cookie.
@@ -52,15 +62,26 @@ class Sessions:
         self._clock = clock
         self._idle = idle_seconds
         self._sessions: dict[bytes, BrowserSession] = {}
+        """The one that was idle for longest first."""
 
-    def start(self, token: str | None) -> tuple[str, BrowserSession]:
+    def __len__(self) -> int:
+        """Return the number of sessions in memory."""
+        return len(self._sessions)
+
+    def start(
+        self, token: str | None, principal: str | None = None, capability: str = ""
+    ) -> tuple[str, BrowserSession]:
         """Start a session; return the value of its cookie, and the session."""
-        self._remove_idle()
+        self.forget_idle()
+        if capability:
+            own = [key for key, each in self._sessions.items() if each.capability == capability]
+            if len(own) >= MAX_SESSIONS_OF_CAPABILITY:
+                del self._sessions[own[0]]
         if len(self._sessions) >= MAX_SESSIONS:
-            del self._sessions[min(self._sessions, key=lambda key: self._sessions[key].last_used)]
+            del self._sessions[next(iter(self._sessions))]
         cookie = token_urlsafe(32)
         now = self._clock()
-        session = BrowserSession(token, token_urlsafe(32), now, now, token_urlsafe(9))
+        session = BrowserSession(token, token_urlsafe(32), now, now, token_urlsafe(9), principal, capability)
         self._sessions[_key(cookie)] = session
         return cookie, session
 
@@ -70,11 +91,12 @@ class Sessions:
         Arguments:
             touch: begin the idle time anew; a stream, which asks by itself, does not.
         """
-        session = self._sessions.get(_key(cookie)) if cookie else None
-        if session is None or self._clock() - session.last_used > self._idle:
-            return None
-        if touch:
+        self.forget_idle()
+        key = _key(cookie) if cookie else b""
+        session = self._sessions.get(key)
+        if session is not None and touch:
             session.last_used = self._clock()
+            self._sessions[key] = self._sessions.pop(key)
         return session
 
     def end(self, cookie: str | None) -> None:
@@ -84,8 +106,8 @@ class Sessions:
 
     def sessions(self) -> list[BrowserSession]:
         """Return the sessions, the last used first."""
-        self._remove_idle()
-        return sorted(self._sessions.values(), key=lambda each: -each.last_used)
+        self.forget_idle()
+        return [*self._sessions.values()][::-1]
 
     def end_by_id(self, id_: str) -> BrowserSession:
         """End a session, and return it.
@@ -101,9 +123,19 @@ class Sessions:
         """Return the time since a moment of the sessions' clock, in µs."""
         return int((self._clock() - moment) * 1_000_000)
 
-    def _remove_idle(self) -> None:
+    async def run(self, stopping: asyncio.Event) -> None:
+        """Forget the tokens of idle sessions, whether or not anybody asks, until the service stops."""
+        while not stopping.is_set():
+            self.forget_idle()
+            await wait_at_most(FORGET_SECONDS, stopping.wait())
+
+    def forget_idle(self) -> None:
+        """Forget the sessions that were idle for too long."""
         oldest = self._clock() - self._idle
-        for key in [key for key, each in self._sessions.items() if each.last_used < oldest]:
+        while self._sessions:
+            key = next(iter(self._sessions))
+            if self._sessions[key].last_used >= oldest:
+                break
             del self._sessions[key]
 
 

@@ -36,11 +36,15 @@ class KafkaPublisher:
 
     Arguments:
         timeout_ms: time within which the brokers must confirm a message.
+        key_header: the header whose value is the key, which selects the partition; None has no keys.
 
     Raises: InvalidRequest for settings that the client refuses.
     """
 
-    def __init__(self, settings: KafkaSettings, timeout_ms: int = TIMEOUT_MS) -> None:
+    def __init__(
+        self, settings: KafkaSettings, timeout_ms: int = TIMEOUT_MS, *, key_header: str | None = None
+    ) -> None:
+        self._key_header = key_header
         self._loop = asyncio.get_running_loop()
         self._is_closed = threading.Event()
         try:
@@ -50,7 +54,8 @@ class KafkaPublisher:
                     "enable.idempotence": True,
                     "delivery.timeout.ms": timeout_ms,
                     "request.timeout.ms": timeout_ms,
-                    "topic.metadata.propagation.max.ms": METADATA_MS,
+                    "topic.metadata.propagation.max.ms": min(METADATA_MS, timeout_ms // 2),
+                    "partitioner": "murmur2_random",  # as Kafka's own clients
                     "linger.ms": 0,
                     "allow.auto.create.topics": False,
                     "log_level": 0,
@@ -80,8 +85,9 @@ class KafkaPublisher:
         if self._is_closed.is_set():
             raise Unavailable(f"Kafka topic {subject} can't be written: the publisher was closed.")
         pairs: list[tuple[str, str | bytes | None]] = [(name, value) for name, value in headers.items()]
+        key = headers.get(self._key_header) if self._key_header else None
         try:
-            self._client.produce(subject, payload, headers=pairs, on_delivery=on_delivery)
+            self._client.produce(subject, payload, key=key, headers=pairs, on_delivery=on_delivery)
         except BufferError as error:
             raise Unavailable(f"Kafka topic {subject} can't be written: {error}; it is retried.") from error
         except KafkaException as error:

@@ -48,6 +48,11 @@ class KafkaSettings(BrokerAccess, frozen=True, kw_only=True):
         """Return the addresses of brokers, separated by commas."""
         return self.url.partition("://")[2]
 
+    @property
+    def shown_url(self) -> str:
+        """Return the URL for messages and logs; it has no secrets."""
+        return self.url
+
     def client_settings(self) -> dict[str, Any]:
         """Return the settings of librdkafka; raises InvalidRequest when the password can't be read."""
         settings: dict[str, Any] = {"bootstrap.servers": self.servers, "client.id": "postroom"}

@@ -38,10 +38,10 @@ SCHEMA = pa.schema(
         *(
             pa.field(
                 name,
-                pa.binary(_WIDTHS[name]) if name in _WIDTHS else column.arrow,
+                pa.binary(_WIDTHS[name]) if name in _WIDTHS else type_,
                 nullable=name not in _REQUIRED,
             )
-            for name, column in EVENT_COLUMNS.items()
+            for name, type_ in EVENT_COLUMNS.items()
         ),
         _LAST,
         _COMMIT,

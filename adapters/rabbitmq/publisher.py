@@ -18,6 +18,9 @@ from postroom.adapters.rabbitmq.settings import RabbitmqSettings
 from postroom.application.ports.publisher import PublishAck
 from postroom.domain.errors import InvalidRequest, NotFound, PostroomError, Unavailable
 
+MAX_KEY_BYTES = 255
+"""Size of a routing key in AMQP."""
+
 
 class RabbitmqPublisher:
     """A publisher to an exchange, whose messages are persistent, mandatory and confirmed.
@@ -25,31 +28,51 @@ class RabbitmqPublisher:
     Arguments:
         exchange: its name; empty for the default exchange, whose routing keys are queues.
         id_header: the header whose value becomes the message id.
+        timeout_seconds: time within which the server must confirm a message.
     """
 
-    def __init__(self, settings: RabbitmqSettings, exchange: str, id_header: str) -> None:
+    def __init__(
+        self,
+        settings: RabbitmqSettings,
+        exchange: str,
+        id_header: str,
+        *,
+        timeout_seconds: float = 2 * TIMEOUT_SECONDS,
+    ) -> None:
         self._settings = settings
         self._exchange_name = exchange
         self._id_header = id_header
+        self._timeout_seconds = timeout_seconds
         self._label = f"RabbitMQ exchange {exchange or '(default)'} of {settings.shown_address}"
         self._connection: AbstractConnection | None = None
         self._exchange: AbstractExchange | None = None
         self._lock = asyncio.Lock()
+        self._disconnecting: set[asyncio.Task[None]] = set()
+        self._is_closed = False
         self._count = 0
 
     async def publish(self, subject: str, payload: bytes, headers: Mapping[str, str]) -> PublishAck:
         """Publish one message with the routing key `subject`; see `Publisher.publish`."""
+        if self._is_closed:
+            raise Unavailable(f"{self._label} can't be written: the publisher was closed.")
+        if len(subject.encode()) > MAX_KEY_BYTES:
+            raise InvalidRequest(
+                f"{self._label} refuses a message: its routing key {subject[:80]!r} has more than "
+                f"{MAX_KEY_BYTES} bytes; shorten it."
+            )
         message = Message(
             payload,
             headers=dict(headers),
             message_id=headers.get(self._id_header),
+            content_type=headers.get("Content-Type"),
             delivery_mode=DeliveryMode.PERSISTENT,
         )
+        used: list[AbstractConnection] = []
         try:
             async with translate_errors(self._label, "written"):
-                await at_most(2 * TIMEOUT_SECONDS, self._publish(message, subject))
+                await at_most(self._timeout_seconds, self._publish(message, subject, used))
         except NotFound as error:
-            await self.close()
+            self._disconnect(used)
             raise InvalidRequest(str(error)) from error
         except Unavailable as error:
             if isinstance(error.__cause__, PublishError):
@@ -58,32 +81,44 @@ class RabbitmqPublisher:
                     "bind one."
                 ) from error
             if not isinstance(error.__cause__, DeliveryError):  # of a full queue, which refuses messages
-                await self.close()
+                self._disconnect(used)
             raise
         except PostroomError:
-            await self.close()
+            self._disconnect(used)
             raise
         self._count += 1
         return PublishAck(self._exchange_name, self._count, False)
 
     async def close(self) -> None:
         """Disconnect; closing twice is fine."""
-        connection, self._connection, self._exchange = self._connection, None, None
-        if connection is not None:
-            await disconnect(connection)
+        self._is_closed = True
+        if self._connection is not None:
+            self._disconnect([self._connection])
+        await asyncio.gather(*self._disconnecting)
 
-    async def _publish(self, message: Message, routing_key: str) -> None:
-        exchange = await self._open()
-        await exchange.publish(message, routing_key, mandatory=True, timeout=TIMEOUT_SECONDS)
-
-    async def _open(self) -> AbstractExchange:
+    async def _publish(self, message: Message, routing_key: str, used: list[AbstractConnection]) -> None:
+        """Publish one message; the connection is added to `used`."""
         async with self._lock:
             if self._exchange is None or self._connection is None or self._connection.is_closed:
+                self._exchange = None
                 self._connection = await connect(self._settings, "postroom publisher")
-                channel = await self._connection.channel(publisher_confirms=True, on_return_raises=True)
-                self._exchange = (
-                    await channel.get_exchange(self._exchange_name, ensure=True)
-                    if self._exchange_name
-                    else channel.default_exchange
-                )
-            return self._exchange
+            used.append(self._connection)
+            if self._exchange is None:
+                self._exchange = await self._open(self._connection)
+            exchange = self._exchange
+        await exchange.publish(message, routing_key, mandatory=True, timeout=self._timeout_seconds)
+
+    async def _open(self, connection: AbstractConnection) -> AbstractExchange:
+        channel = await connection.channel(publisher_confirms=True, on_return_raises=True)
+        if self._exchange_name:
+            return await channel.get_exchange(self._exchange_name, ensure=True)
+        return channel.default_exchange
+
+    def _disconnect(self, used: list[AbstractConnection]) -> None:
+        """Close a connection unless another call did, without waiting for a server that may be paused."""
+        for connection in used:
+            if connection is self._connection:
+                self._connection = self._exchange = None
+                task = asyncio.create_task(disconnect(connection))
+                self._disconnecting.add(task)
+                task.add_done_callback(self._disconnecting.discard)

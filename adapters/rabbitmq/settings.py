@@ -35,6 +35,9 @@ class RabbitmqSettings(BrokerAccess, frozen=True, kw_only=True):
         if not self.needs_tls and (self.ca is not None or self.certificate is not None):
             raise InvalidRequest("The RabbitMQ settings ca and certificate need TLS; write amqps://.")
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.shown_url!r})"
+
     @property
     def needs_tls(self) -> bool:
         """Return whether connections are encrypted."""
@@ -45,6 +48,11 @@ class RabbitmqSettings(BrokerAccess, frozen=True, kw_only=True):
         """Return the host and virtual host, without user and password, for messages and logs."""
         parts = urlsplit(self.url)
         return f"{parts.netloc.rpartition('@')[2]}{parts.path}"
+
+    @property
+    def shown_url(self) -> str:
+        """Return the URL without user and password, for messages and logs."""
+        return f"{self.url.partition('://')[0]}://{self.shown_address}"
 
     def url_with_user(self) -> str:
         """Return the URL with user and password; raises InvalidRequest when the password can't be read."""

@@ -30,4 +30,6 @@ def _recorded(event: OutboxEvent, now: int) -> OutboxEventRecorded:
         event.correlation.correlation_id,
         event.correlation.causation_id,
         event.traceparent,
+        event.attributes,
+        event.is_binary,
     )

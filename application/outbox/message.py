@@ -1,4 +1,4 @@
-"""The published form of an outbox event: the payload as data, all other fields as headers."""
+"""The published form of an outbox event: the payload as data, all other fields and attributes as headers."""
 
 from datetime import UTC, datetime, timedelta
 
@@ -13,6 +13,7 @@ AGGREGATE_ID = "Aggregate-Id"
 CORRELATION_ID = "Correlation-Id"
 CAUSATION_ID = "Causation-Id"
 TRACEPARENT = "traceparent"
+CONTENT_TYPE = "Content-Type"
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -37,7 +38,7 @@ def headers_of(event: OutboxEvent) -> dict[str, str]:
         headers[CAUSATION_ID] = str(event.correlation.causation_id)
     if event.traceparent is not None:
         headers[TRACEPARENT] = event.traceparent
-    return headers
+    return headers | event.attributes if event.attributes else headers
 
 
 def _rfc_3339(at: int) -> str:

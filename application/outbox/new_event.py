@@ -2,13 +2,15 @@
 
 import json
 import re
-from collections.abc import Callable
+from base64 import b64encode
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
 from uuid import UUID
 
 import msgspec
 
+from postroom.application.outbox.attributes import check_attributes
 from postroom.application.tracing import tracer
 from postroom.domain.errors import InvalidOutboxEvent
 from postroom.domain.outbox import OutboxEventRecorded, RecordOutboxEvent, decide
@@ -28,10 +30,15 @@ class NewEvent(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         aggregate_type, aggregate_id: the aggregate that the event is about; its events keep their order. Ids
             that are integers or UUIDs are stored as text.
         event_type: one token of the subject `{context}.event.{event_type}.v{event_version}`.
-        payload: any value that JSON can represent; `msgspec.Raw` holds encoded JSON.
+        payload: any value that JSON can represent; `msgspec.Raw` holds encoded JSON. Bytes are published as
+            they are if `content_type` says what they are.
         occurred_at: with a time zone; None means now.
         traceparent: W3C trace context, published as the header of that name; None takes the current one.
         id: globally unique; None generates a UUIDv7.
+        content_type: media type of the payload, published as the header `Content-Type`.
+        attributes: further headers, names and values together up to 16 KiB.
+        publish_at: with a time zone; until then the event waits in the outbox, and with it later events of
+            its aggregate. None, and a time in the past, is as soon as possible.
     """
 
     aggregate_type: str
@@ -44,13 +51,23 @@ class NewEvent(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     causation_id: UUID | None = None
     traceparent: str | None = None
     id: UUID | None = None
+    content_type: str | None = None
+    attributes: Mapping[str, str] = {}
+    publish_at: datetime | None = None
 
 
 class RecordedEvent(NamedTuple):
-    """The stored form of a new event: the first event of its history, and its payload as JSON."""
+    """The stored form of a new event.
+
+    Arguments:
+        event: the first event of its history.
+        payload: JSON; for bytes, text in base64.
+        data_bytes: size of a payload of bytes; None for JSON.
+    """
 
     event: OutboxEventRecorded
     payload: bytes
+    data_bytes: int | None = None
 
 
 def record_event(new: NewEvent, now: int, make_id: Callable[[], UUID]) -> RecordedEvent:
@@ -66,6 +83,7 @@ def record_event(new: NewEvent, now: int, make_id: Callable[[], UUID]) -> Record
         raise InvalidOutboxEvent(f"The outbox records NewEvent objects; this is a {_type_name(new)}.")
     id_ = make_id() if new.id is None else _uuid(new.id, "id")
     _check_types(id_, new)
+    data = _binary(new)
     trace = tracer().current()
     command = RecordOutboxEvent(
         id_,
@@ -73,16 +91,21 @@ def record_event(new: NewEvent, now: int, make_id: Callable[[], UUID]) -> Record
         str(new.aggregate_id),
         new.event_type,
         new.event_version,
-        now if new.occurred_at is None else _micros(id_, new.occurred_at),
+        now if new.occurred_at is None else _micros(id_, new.occurred_at, "occurred_at"),
         CorrelationContext(
             None if new.correlation_id is None else _uuid(new.correlation_id, "correlation_id"),
             None if new.causation_id is None else _uuid(new.causation_id, "causation_id"),
         ),
         new.traceparent or (None if trace is None else trace.traceparent),
+        check_attributes(id_, new.attributes, new.content_type),
+        data is not None,
+        None if new.publish_at is None else _micros(id_, new.publish_at, "publish_at"),
     )
     (event,) = decide(command, None, now)
     assert isinstance(event, OutboxEventRecorded)
-    return RecordedEvent(event, _json(id_, new.payload))
+    if data is None:
+        return RecordedEvent(event, _json(id_, new.payload))
+    return RecordedEvent(event, b'"%s"' % b64encode(data), len(data))
 
 
 def check_size(id_: UUID, published_bytes: int, max_bytes: int) -> None:
@@ -103,6 +126,7 @@ def _check_types(id_: UUID, new: NewEvent) -> None:
         ("event_version", int, "an integer"),
         ("occurred_at", datetime | None, "a datetime with a time zone"),
         ("traceparent", str | None, "text"),
+        ("publish_at", datetime | None, "a datetime with a time zone"),
     ):
         value = getattr(new, name)
         if isinstance(value, bool) or not isinstance(value, types):
@@ -124,21 +148,27 @@ def _uuid(value: Any, name: str) -> UUID:
         raise InvalidOutboxEvent(f"An outbox event's {name} must be a UUID; it was {value!r:.80}.") from None
 
 
-def _micros(id_: UUID, at: datetime) -> int:
+def _micros(id_: UUID, at: datetime, name: str) -> int:
     if at.tzinfo is None:
-        raise InvalidOutboxEvent(
-            f"Outbox event {id_}: occurred_at {at} has no time zone; use datetime.now(UTC)."
-        )
+        raise InvalidOutboxEvent(f"Outbox event {id_}: {name} {at} has no time zone; use datetime.now(UTC).")
     micros = (at - _EPOCH) // timedelta(microseconds=1)
     if micros < _YEAR_1:
-        raise InvalidOutboxEvent(f"Outbox event {id_}: occurred_at {at} is before the year 1 in UTC.")
+        raise InvalidOutboxEvent(f"Outbox event {id_}: {name} {at} is before the year 1 in UTC.")
     return micros
+
+
+def _binary(new: NewEvent) -> bytes | None:
+    """Return a payload of bytes, or None for JSON."""
+    payload = new.payload
+    is_binary = new.content_type is not None and isinstance(payload, bytes | bytearray | memoryview)
+    return bytes(payload) if is_binary else None
 
 
 def _json(id_: UUID, payload: Any) -> bytes:
     if isinstance(payload, bytes | bytearray | memoryview):
         raise InvalidOutboxEvent(
-            f"Outbox event {id_}: the payload is bytes; wrap JSON as msgspec.Raw, or pass the decoded value."
+            f"Outbox event {id_}: the payload is bytes; wrap JSON as msgspec.Raw, or set content_type to "
+            "publish them as they are."
         )
     try:
         text = _encode(payload)

@@ -11,7 +11,6 @@ published like any other.
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -22,7 +21,8 @@ from postroom.application.correlation import correlate
 from postroom.application.metrics import OTHERS
 from postroom.application.monitor import Progress
 from postroom.application.outbox.decisions import decide_on
-from postroom.application.outbox.message import headers_of
+from postroom.application.outbox.message import MESSAGE_ID, headers_of
+from postroom.application.outbox.route import Route
 from postroom.application.outbox.settings import OutboxSettings
 from postroom.application.ports.clock import Clock
 from postroom.application.ports.hints import Hints
@@ -34,12 +34,11 @@ from postroom.application.tracing import PUBLISH, outgoing_headers, tracer
 from postroom.domain.errors import InvalidRequest, Unavailable
 from postroom.domain.outbox import MS, MarkFailed, MarkPublished, OutboxEvent, ParkOutboxEvent
 from postroom.domain.policy import backoff_ms
-from postroom.domain.subject import EventSubject
 
 PARTITIONS_AT_ONCE = 4
 """Partitions claimed together; other relays can claim the rest."""
 BACKOFF = OutageBackoff(250, 15_000)
-"""Backoff while the database or the stream is down."""
+"""Backoff while the database or the target is down."""
 MAX_TYPES = 100
 IDLE_PAUSE_FACTOR = 4
 """The pause after a poll without events is at least this many times the poll's duration."""
@@ -60,6 +59,9 @@ class OutboxRelay:
         random: returns uniform random numbers in [0, 1).
         context: the bounded context, first token of every subject.
         hints: wake-ups between polls; None only polls.
+        route: where events are published; None takes the subjects of SDS-047.
+
+    Raises: InvalidRequest if the context is no token of a subject.
     """
 
     def __init__(
@@ -72,12 +74,13 @@ class OutboxRelay:
         *,
         hints: Hints | None = None,
         settings: OutboxSettings | None = None,
+        route: Route | None = None,
     ) -> None:
         self._repository = repository
         self._publisher = publisher
         self._clock = clock
         self._random = random
-        self._context = context
+        self._route = route or Route(context)
         self._hints = hints
         self._settings = settings or OutboxSettings()
         self._stopping = asyncio.Event()
@@ -91,7 +94,7 @@ class OutboxRelay:
         self._stopping.set()
 
     async def run(self) -> None:
-        """Relay events until stopped, through outages of the database and of the stream."""
+        """Relay events until stopped, through outages of the database and of the target."""
         failures = 0
         while not self._stopping.is_set():
             start = self._clock.uptime()
@@ -118,7 +121,7 @@ class OutboxRelay:
     async def relay_once(self) -> int:
         """Publish one batch from every partition that is not claimed; return the number of events.
 
-        Raises: Unavailable when the database or the stream can't be used; no attempts are counted then.
+        Raises: Unavailable when the database or the target can't be used; no attempts are counted then.
         """
         first = int(self._random() * PARTITIONS)
         partitions = [(first + n) % PARTITIONS for n in range(PARTITIONS)]
@@ -134,7 +137,7 @@ class OutboxRelay:
                 return 0
             deadline = self._clock.uptime() + self._settings.claim_ms * MS * 2 // 3
             rows = await claim.find_unpublished(self._clock.wall(), self._settings.batch)
-            batch = _Batch(self._publisher, self._context, lambda: self._clock.uptime() < deadline)
+            batch = _Batch(self._publisher, self._route, lambda: self._clock.uptime() < deadline)
             if rows:
                 await batch.publish(rows, self._settings.concurrency)
                 await self._record(claim, batch)
@@ -189,14 +192,14 @@ class _Batch:
         has_time: returns whether the claim lasts long enough to publish one more event.
     """
 
-    def __init__(self, publisher: Publisher, context: str, has_time: Callable[[], bool]) -> None:
+    def __init__(self, publisher: Publisher, route: Route, has_time: Callable[[], bool]) -> None:
         self._publisher = publisher
-        self._context = context
+        self._route = route
         self._has_time = has_time
         self._started = 0
         self._last_published = 0
         self._unanswered: list[tuple[int, OutboxRow, Unavailable]] = []
-        self.published: list[tuple[OutboxRow, EventSubject]] = []
+        self.published: list[tuple[OutboxRow, str]] = []
         self.refused: list[tuple[OutboxRow, str]] = []
         self.unreadable: list[tuple[OutboxRow, str]] = []
         self.outage: Unavailable | None = None
@@ -210,7 +213,7 @@ class _Batch:
         async with asyncio.TaskGroup() as workers:
             for _ in range(min(concurrency, len(lanes))):
                 workers.create_task(self._work(waiting))
-        # If the stream stored an event sent later, it is up, and the missing answer is due to this event.
+        # If the target stored an event sent later, it is up, and the missing answer is due to this event.
         for start, row, error in self._unanswered:
             if start < self._last_published:
                 self.refused.append((row, str(error)))
@@ -236,11 +239,12 @@ class _Batch:
         self._started += 1
         start = self._started
         try:
-            subject = _subject(self._context, event.event_type, event.event_version)
+            subject = self._route.name_of(event)
             parent = read_context(event.traceparent)
-            with tracer().span(PUBLISH, (subject.value,), message_id=str(event.id), parent=parent):
+            with tracer().span(PUBLISH, (subject,), message_id=str(event.id), parent=parent):
                 headers = headers_of(event) | outgoing_headers()
-                await self._publisher.publish(subject.value, row.payload, headers)
+                headers[self._route.id_header] = headers.pop(MESSAGE_ID)
+                await self._publisher.publish(subject, row.payload, headers)
         except Unavailable as error:
             self._unanswered.append((start, row, error))
             return False
@@ -258,8 +262,3 @@ class _Batch:
 
 def _corr_id(event: OutboxEvent) -> str:
     return str(event.correlation.correlation_id or event.id)
-
-
-@lru_cache(maxsize=4_096)
-def _subject(context: str, event_type: str, event_version: int) -> EventSubject:
-    return EventSubject(context, event_type, event_version)

@@ -13,6 +13,10 @@ class OutboxSettings(msgspec.Struct, frozen=True):
     """Configuration of an outbox: `[outbox]` of the settings file; times in ms.
 
     Arguments:
+        to: URL of the target of `postroom outbox relay`; None takes that of `[nats]`.
+        topic: the subject, topic or routing key of an event, with fields in braces (see `Route`); None takes
+            the target's default.
+        exchange: exchange of RabbitMQ; empty for the default exchange, whose routing keys are queues.
         batch: maximum number of events published under one claim.
         concurrency: maximum number of aggregates published in parallel.
         poll_ms: poll interval when no hint arrives.
@@ -35,6 +39,9 @@ class OutboxSettings(msgspec.Struct, frozen=True):
     retention_ms: Annotated[int, Meta(ge=0)] = 7 * DAY_MS
     cleanup_every_ms: Annotated[int, Meta(ge=0)] = 600 * SECOND_MS
     keep_history: bool = False
+    to: str | None = None
+    topic: str | None = None
+    exchange: str = ""
 
     @property
     def policy(self) -> PublishPolicy:

@@ -9,7 +9,7 @@ from postroom.application.ports.paging import DEFAULT_LIMIT, PageCursor, check_l
 from postroom.domain.arguments import MAX_INT, check_any_text, check_int
 from postroom.domain.errors import InvalidRequest
 
-MAX_GROUPED = 50_000
+MAX_GROUPED = 20_000
 """Number of dead letters, the latest ones, that are read to be grouped."""
 MAX_TEXT_CHARS = 1_000
 MAX_TIME = MAX_INT // 4

@@ -28,7 +28,7 @@ class OutboxRow(NamedTuple):
     """A row of the outbox table.
 
     Arguments:
-        payload: JSON; None if it can't be read.
+        payload: as it is published, JSON or bytes; None if it can't be read.
         has_history: False for an event inserted by plain SQL, until its first change.
         unreadable: why the event can't be published; None if it can.
     """

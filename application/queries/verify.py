@@ -5,6 +5,7 @@ from typing import Protocol
 
 import msgspec
 
+from postroom.application.anchors import Anchor, ExpectedEnds
 from postroom.application.mailbox.codec import encode_envelopes, is_intact, to_records
 from postroom.application.mailbox.fold import check_seal
 from postroom.application.ports.event_log import EventLogReader
@@ -24,6 +25,10 @@ class Verification(msgspec.Struct, frozen=True):
     """The verified events, `first` to `last`, and the chain hash of the last commit in hex.
 
     Stored elsewhere, `last` and `chain` let a later verification detect a log that was rewritten or cut.
+
+    Arguments:
+        anchors: number of anchors that the log was compared with.
+        older_anchors: number of those that are older than its first commit and could not be.
     """
 
     mailbox: str
@@ -31,6 +36,8 @@ class Verification(msgspec.Struct, frozen=True):
     last: int
     messages: int
     chain: str
+    anchors: int = 0
+    older_anchors: int = 0
 
 
 class Removal(Protocol):
@@ -71,6 +78,7 @@ class VerifyLog:
         *,
         expected_last: int | None = None,
         expected_chain: str | None = None,
+        anchors: Sequence[Anchor] = (),
         progress: Callable[[int], None] = lambda _: None,
     ) -> Verification:
         """Verify the whole log.
@@ -78,15 +86,21 @@ class VerifyLog:
         Arguments:
             expected_last, expected_chain: result of an earlier verification; detects a log that was cut
                 or rewritten since.
+            anchors: of this log or of others, which are ignored; they detect the same.
             progress: called with the position, about every 10,000 events.
 
         Raises: BrokenLog with the first position that fails.
         """
         start, chain = start_of(self._log, self._removals)
         last, messages = start, 0
+        own = [each for each in anchors if each.log == self._log.mailbox]
+        ends = [(each.position, each.chain) for each in own]
+        if expected_last is not None:
+            ends.append((expected_last, expected_chain or ""))
+        expected = ExpectedEnds(self._log.mailbox, ends, start, chain)
         fold, index = FoldCheck(self._log, start), IndexCheck(self._log)
         for commit in chained(self._log.commits(start), chain, start + 1):
-            _check_expected(commit, expected_last, expected_chain)
+            expected.check(commit)
             envelopes: list[bytes] = []
             for record in fold.applied(commit, to_records(commit)):
                 index.add(record)
@@ -98,14 +112,12 @@ class VerifyLog:
                 progress(commit.last)
             last, chain = commit.last, commit.chain
         check_seal(self._log)
-        if expected_last is not None and last < expected_last:
-            raise BrokenLog(
-                f"The log of mailbox {self._log.mailbox} ends at position {last}, but it reached "
-                f"{expected_last} before: its end was cut off. Restore the store from a backup.",
-                last + 1,
-            )
+        expected.finish(last)
         index.finish(last)
-        return Verification(self._log.mailbox, start + 1, last, messages, chain.hex())
+        older = sum(each.position < start for each in own)
+        return Verification(
+            self._log.mailbox, start + 1, last, messages, chain.hex(), len(own) - older, older
+        )
 
 
 def start_of(
@@ -136,18 +148,6 @@ def check_envelopes(commit: Commit, envelopes: Sequence[bytes]) -> None:
             f"The commit of positions {commit.first} to {commit.last} has other envelopes than those of its "
             "messages: it was altered. Restore the store from a backup.",
             commit.first,
-        )
-
-
-def _check_expected(commit: Commit, last: int | None, chain: str | None) -> None:
-    """Check the commit that an earlier verification ended with."""
-    if last is None or not commit.first <= last <= commit.last:
-        return
-    if (commit.last, commit.chain.hex()) != (last, chain):
-        raise BrokenLog(
-            f"The log has another commit at position {last} than before: it was rewritten. Restore the store "
-            "from a backup.",
-            last,
         )
 
 

@@ -9,7 +9,7 @@ from postroom.application.mailbox.message_factory import NewId
 from postroom.application.query_results import DeadLetter
 from postroom.application.redrive.messages import list_messages
 from postroom.application.redrive.runner import RedriveRunner
-from postroom.application.redrive.selection import find_candidates, select
+from postroom.application.redrive.selection import CHUNK, find_candidates, select
 from postroom.application.redrive_results import (
     Outcome,
     RedriveGroup,
@@ -52,11 +52,13 @@ class RedriveJobs:
         cutoff, matches = await self._select(spec)
         groups: Counter[tuple[str, str, str]] = Counter()
         errors: dict[tuple[str, str, str], str | None] = {}
-        for each in matches:
+        for number, each in enumerate(matches):
             reason = each.reason or ""
             key = (each.topic, reason, fingerprint(reason, each.last_error))
             groups[key] += 1
             errors[key] = each.last_error
+            if number % CHUNK == 0:
+                await asyncio.sleep(0)  # the mailbox goes on
         return RedrivePreview(
             self._engine.name,
             cutoff,

@@ -23,7 +23,7 @@ class Pace:
         """Return how many messages may be changed at a time, up to `maximum`."""
         if self._rate is None:
             return maximum
-        self._credit += self._rate * (now - self._at)
+        self._credit += self._rate * max(0.0, now - self._at)
         self._at = now
         self._credit = min(self._credit, max(self._rate * CATCH_UP_SECONDS, 1.0))
         return min(int(self._credit), maximum)

@@ -1,8 +1,9 @@
 """Runner of the redrive jobs of a mailbox, in the process that owns it."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
-from itertools import accumulate
+from collections import deque
+from collections.abc import Sequence
+from itertools import accumulate, islice
 
 import uuid_utils
 
@@ -11,10 +12,17 @@ from postroom.application.mailbox.engine import MailboxEngine
 from postroom.application.mailbox.message_factory import NewId
 from postroom.application.redrive.copies import CopyFactory, read_copies
 from postroom.application.redrive.pace import Pace
-from postroom.application.redrive.selection import Candidate, find_candidates, read_records, select
+from postroom.application.redrive.selection import (
+    CHUNK,
+    Candidate,
+    find_candidates,
+    find_matches,
+    read_records,
+)
 from postroom.application.telemetry import logger, summarize
 from postroom.domain.errors import PostroomError, Rejected
 from postroom.domain.message import MessageRedriven
+from postroom.domain.names import message_id
 from postroom.domain.redrive.commands import AdvanceRedrive, Copy, Original, RedriveCommand, UndoRedrive
 from postroom.domain.redrive.events import RedriveAdvanced
 from postroom.domain.redrive.job import ACTIVE, JobStatus, RedriveJob
@@ -48,6 +56,7 @@ class RedriveRunner:
         self._copies = CopyFactory(engine.log.mailbox, engine.now, new_id)
         self._changed = asyncio.Event()
         self._works: dict[bytes, _Work] = {}
+        self._due: dict[bytes, float] = {}
 
     def wake(self) -> None:
         """Have the jobs looked at now, as one of them changed."""
@@ -56,7 +65,9 @@ class RedriveRunner:
     async def run(self) -> None:
         """Run the active jobs, which take turns, until cancelled."""
         while True:
-            self._changed.clear()
+            if self._changed.is_set():
+                self._changed.clear()
+                self._due.clear()
             pause = await self._run_once()
             if pause is None:
                 await self._changed.wait()
@@ -66,17 +77,34 @@ class RedriveRunner:
                 await asyncio.sleep(0)
 
     async def _run_once(self) -> float | None:
-        """Do a step of each active job; return the seconds until the next, None if no job is active."""
+        """Do a step of each job that is due; return the seconds until the next, None if no job is active."""
         try:
             jobs = [each for each in self._engine.mailbox.redrives.values() if each.status in ACTIVE]
-            self._works = {job.job: work for job in jobs if (work := self._works.get(job.job)) is not None}
-            return min([await self._step(job) for job in jobs], default=None)
         except PostroomError as error:
             logger().warning("redrive.failed", mailbox=self._engine.name, error=str(error))
+            return RETRY_SECONDS
+        self._works = {job.job: work for job in jobs if (work := self._works.get(job.job)) is not None}
+        self._due = {job.job: self._due.get(job.job, 0.0) for job in jobs}
+        now = asyncio.get_running_loop().time
+        for job in jobs:
+            if self._due[job.job] <= now():
+                pause = await self._attempt(job)
+                self._due[job.job] = now() + pause if pause > 0 else 0.0
+        return max(0.0, min(self._due.values()) - now()) if jobs else None
+
+    async def _attempt(self, job: RedriveJob) -> float:
+        """Do a step of a job; a failure is of this job, and others go on."""
+        try:
+            return await self._step(job)
+        except PostroomError as error:
+            logger().warning("redrive.failed", **self._names(job), error=str(error))
         except Exception as error:
-            logger().exception("redrive.failed", mailbox=self._engine.name, error=summarize(error))
-            self._works.clear()
+            logger().exception("redrive.failed", **self._names(job), error=summarize(error))
+            self._works.pop(job.job, None)
         return RETRY_SECONDS
+
+    def _names(self, job: RedriveJob) -> dict[str, str]:
+        return {"mailbox": self._engine.name, "job": message_id(job.job)}
 
     async def _step(self, job: RedriveJob) -> float:
         state = self._engine.state
@@ -97,8 +125,8 @@ class _Work:
         self._now = asyncio.get_running_loop().time
         self._pace = Pace(job.spec.rate, self._now())
         self._matches: list[Candidate] = []
-        self._source: AsyncIterator[list[Candidate]] | None = None
-        self._advances: list[tuple[int, RedriveAdvanced]] | None = None
+        self._source: deque[Candidate] | None = None
+        self._advances: deque[tuple[int, RedriveAdvanced]] | None = None
         self._copies = copies
         self._is_stalled = False
 
@@ -144,19 +172,22 @@ class _Work:
     async def _fill(self, job: RedriveJob, count: int) -> bool:
         """Read on until there are `count` matches; return whether no more can follow them."""
         if self._source is None:
-            candidates = await find_candidates(job.spec, self._engine.mailbox, job.cutoff, job.cursor)
-            self._source = select(job.spec, candidates, self._engine.log)
+            self._source = deque(
+                await find_candidates(job.spec, self._engine.mailbox, job.cutoff, job.cursor)
+            )
         while len(self._matches) <= count:
-            chunk = await anext(self._source, None)
-            if chunk is None:
+            if not self._source:
                 return True
-            self._matches += chunk
+            chunk = list(islice(self._source, CHUNK))
+            self._matches += await find_matches(job.spec, chunk, self._engine.log)
+            for _ in chunk:  # only now: the log may have failed
+                self._source.popleft()
         return False
 
     async def undo(self, job: RedriveJob) -> float:
         """Undo the next of the job's advances, the oldest first; return the seconds until the next step."""
         if self._advances is None:
-            self._advances = await asyncio.to_thread(self._read_advances, job)
+            self._advances = deque(await asyncio.to_thread(self._read_advances, job))
         messages: tuple[tuple[bytes, int], ...] = ()
         originals: tuple[Original, ...] = ()
         cursor = job.undo_cursor
@@ -169,7 +200,8 @@ class _Work:
                 messages = await asyncio.to_thread(self._read_messages, position, event)
         is_last = len(self._advances) <= 1
         await self._submit(UndoRedrive(job.job, messages, cursor, is_last, originals))
-        self._advances = self._advances[1:]
+        if self._advances:
+            self._advances.popleft()
         after = self._engine.mailbox.redrives.get(job.job)
         return RETRY_SECONDS if after is not None and after.version == job.version else 0
 

@@ -61,11 +61,22 @@ async def select(
     Messages whose records can't be read any more match only if nothing of their records is asked for.
     """
     for start in range(0, len(candidates), CHUNK):
-        chunk = list(candidates[start : start + CHUNK])
-        if spec.needs_log:
-            records = await asyncio.to_thread(read_records, log, [each.message.position for each in chunk])
-            chunk = [each for each in chunk if _matches(spec, each, records, log.mailbox)]
-        yield chunk
+        yield await find_matches(spec, candidates[start : start + CHUNK], log)
+
+
+async def find_matches(
+    spec: RedriveSpec, candidates: Sequence[Candidate], log: EventLogReader
+) -> list[Candidate]:
+    """Return those of a chunk of candidates that match; see `select`."""
+    if not spec.needs_log:
+        return list(candidates)
+    return await asyncio.to_thread(_read_matches, spec, candidates, log)
+
+
+def _read_matches(spec: RedriveSpec, candidates: Sequence[Candidate], log: EventLogReader) -> list[Candidate]:
+    """Return the candidates that match by their records; comparing the words of large bodies takes long."""
+    records = read_records(log, [each.message.position for each in candidates])
+    return [each for each in candidates if _matches(spec, each, records, log.mailbox)]
 
 
 def _matches(spec: RedriveSpec, candidate: Candidate, records: dict[int, Record], mailbox: str) -> bool:

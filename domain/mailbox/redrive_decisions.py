@@ -251,8 +251,12 @@ def _undo(command: UndoRedrive, mailbox: Mailbox, now: int) -> list[Event]:
     removals: list[Event] = []
     restored: list[Event] = []
     advance: list[Event] = []
-    version = job.version
-    if command.cursor > job.undo_cursor:
+    version, cursor = job.version, command.cursor
+    # Of progress that retention removed from the log, all messages are settled.
+    settled = job.moved - job.restored - job.retained - len(command.messages) if command.is_last else 0
+    if cursor == job.undo_cursor and settled > 0:
+        cursor = version
+    if cursor > job.undo_cursor:
         for (stream, position), original in zip_longest(command.messages, command.originals):
             message = mailbox.messages.get(stream)
             if message is None or message.status != READY or message.last != position:
@@ -265,8 +269,8 @@ def _undo(command: UndoRedrive, mailbox: Mailbox, now: int) -> list[Event]:
                 removals.append(expire(message, "undone", now))
                 restored.append(_restore(before, original.reason, mailbox, now))
         version += 1
-        retained = len(command.messages) - len(restored)
-        advance.append(RedriveUndoAdvanced(job.job, version, now, command.cursor, len(restored), retained))
+        retained = len(command.messages) - len(restored) + max(0, settled)
+        advance.append(RedriveUndoAdvanced(job.job, version, now, cursor, len(restored), retained))
     if command.is_last:
         advance.append(RedriveUndone(job.job, version + 1, now))
     return [*removals, *restored, *advance]

@@ -7,6 +7,8 @@ from typing import Any
 import pyarrow as pa
 
 from postroom.application.queries.mailbox_past import MailboxPast
+from postroom.domain.arguments import check_type
+from postroom.domain.errors import InvalidRequest
 from postroom.domain.message import (
     Headers,
     MessageAcked,
@@ -21,7 +23,7 @@ from postroom.domain.message import (
 )
 from postroom.domain.message_history import MessageHistory
 from postroom.domain.policy import TopicPolicy
-from postroom.domain.policy_grid import GridOutcomes, effect_of, simulate_grid
+from postroom.domain.policy_grid import MAX_POLICIES, GridOutcomes, effect_of, simulate_grid
 from postroom.domain.policy_simulation import Changes, observe
 from postroom.projections.reports.report import EventRow, HeatMap, MessageRows, Report, sql_of
 
@@ -103,11 +105,17 @@ def whatif_report(
     Arguments:
         pasts: what happened to each mailbox that is read.
         default_policy: policy of topics for which the log contains none.
+
+    Raises: InvalidRequest for more than 60 policies, or one that is no `Changes`.
     """
+    for number, changes in enumerate(grid):
+        check_type(f"policies[{number}]", changes, Changes)
+    if len(grid) > MAX_POLICIES:
+        raise InvalidRequest(f"There are {len(grid):,} policies; pass at most {MAX_POLICIES}.")
     names = ("max_attempts", "backoff_base_ms", "backoff_max_ms", "visibility_ms")
     policies = ((None,) * len(names), *(tuple(getattr(each, name) for name in names) for each in grid))
     values = ", ".join(
-        f"({number}, {1 << number}, {', '.join(map(_literal, policy))})"
+        f"({number}, {', '.join(map(_literal, (1 << number, *policy)))})"
         for number, policy in enumerate(policies)
     )
     return Report(

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import count
 from typing import Protocol
 
 import pyarrow as pa
@@ -26,7 +25,6 @@ PARTS_PER_CORE = 3
 POSITIONS_PER_PART = 150_000
 """Number of positions in a part where the number of cores is unknown."""
 MAX_POSITIONS_PER_PART = 500_000
-_numbers = count(1)
 
 
 class RowReader(Protocol):
@@ -83,8 +81,8 @@ class BatchReader(DataSourceReader):
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """A reader of a log as it grows; an offset is the last position read of each mailbox.
 
-    Two offsets define a batch, so a repeated read returns the same rows. `as_of` is the log time of the
-    mailbox's last record in the batch.
+    Two offsets define a batch, so a repeated read returns the same rows. A limited batch ends at the same log
+    time in all mailboxes. `as_of` is the log time of the mailbox's last record in the batch.
     """
 
     def __init__(
@@ -96,20 +94,17 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         *,
         selection: LogSelection = WHOLE_LOG,
         cores: int | None = None,
-        is_by_time: bool = False,
     ) -> None:
         """Take the log and the reader of its rows.
 
         Arguments:
             start: last position already read, by mailbox.
-            max_rows: maximum number of events in a batch; None for no limit.
+            max_rows: maximum number of events in a batch, but one of each mailbox; None for no limit.
             selection: the mailboxes to read, and where their logs begin.
             cores: number of cores of the cluster, if it is known.
-            is_by_time: whether a limited batch ends at the same log time in all mailboxes.
         """
         self._log = log
         self._rows = rows
-        self._is_by_time = is_by_time
         self._start = start
         self._max_rows = max_rows
         self._selection = selection
@@ -151,11 +146,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         pending = {name: head - starts[name] for name, head in behind.items() if head > starts[name]}
         max_rows = limit.max_rows if isinstance(limit, ReadMaxRows) else sum(pending.values())
         shares = _shares(pending, max_rows)
-        if self._is_by_time:
-            ends = {name: starts[name] + max(1, shares[name]) for name in pending}
-            ends = self._until_one_time(ends, starts, pending)
-        else:
-            ends = {name: starts[name] + shares[name] for name in pending}
+        ends = {name: starts[name] + max(1, shares[name]) for name in pending}
+        ends = self._until_one_time(ends, starts, pending)
         return start | {name: end for name, end in ends.items() if end > starts[name]}
 
     def partitions(self, start: Offset, end: Offset) -> Sequence[Part]:

@@ -100,9 +100,7 @@ class StoreSource(DataSource):
             LogSelection.of(options),
         )
         log, rows = self._open(options, schema)
-        return StreamReader(
-            log, rows, start, max_rows, selection=selection, cores=self.cores, is_by_time=True
-        )
+        return StreamReader(log, rows, start, max_rows, selection=selection, cores=self.cores)
 
     def _options(self, values: Mapping[str, str]) -> Options:
         options = Options(self.name(), dict(values))

@@ -44,6 +44,18 @@ PAGES: dict[str, Sequence[str]] = {
         "/search/suggestions/principal?principals=user-1",
         "/search/suggestions/header?header=r",
     ),
+    "log": (
+        "/log",
+        "/log?event=MessageDeadLettered",
+        "/log?topic=bench.failing",
+        "/log?topic=nothing",
+        "/log?position=5000",
+        "/log/commits",
+        "/log/commits/5000",
+        "/log/events/5000",
+    ),
+    "audit": ("/audit", "/audit?principal=nobody"),
+    "access": ("/access",),
     "dead-letters": (
         "/dead-letters",
         "/dead-letters?by=reason&order=largest",

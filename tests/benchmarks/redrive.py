@@ -1,162 +1,301 @@
 """Redrive jobs: is a rate held, is a job cancelled at once, and does kill -9 change no message twice?
 
-    .venv/bin/python tests/benchmarks/redrive.py --messages 100000 --rate 2000 --kills 10 --to repair
-
-It makes a SQLite file with that many dead letters. A job redrives all of them at the rate, and is undone;
-others are cancelled half-way; and one runs in a process that is killed again and again, while messages go on
-to fail. With `--to`, that one sends copies to another topic.
+`python -m tests.benchmarks redrive.sqlite redrive.postgres`.
 """
 
-import argparse
 import asyncio
 import random
+import shutil
+import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from itertools import cycle, islice
 from pathlib import Path
 
 import msgspec
 
 from postroom.adapters.compose import Postroom, open_mailbox
+from postroom.adapters.compose.postgres import migrate_store
 from postroom.adapters.compose.store import open_store
 from postroom.application.background import background_task
 from postroom.application.messages import NewMessage
 from postroom.application.redrive_results import RedriveReport
-from postroom.domain.message import REPLACED, MessageDeadLettered, MessageRedriven, MessageSent
-from postroom.domain.policy import TopicPolicy
-from postroom.domain.redrive.events import RedriveCancelled
-from postroom.domain.redrive.spec import RedriveSpec
+from postroom.domain.event import Event
+from postroom.domain.message import (
+    REPLACED,
+    MessageDeadLettered,
+    MessageExpired,
+    MessageRedriven,
+    MessageSent,
+)
+from postroom.domain.names import message_stream
+from postroom.domain.policy import MailboxLimits, TopicPolicy
+from postroom.domain.redrive.events import RedriveAdvanced, RedriveCancelled, RedriveUndoStarted
+from postroom.domain.redrive.spec import RedriveSpec, is_dead
+from tests.benchmarks.figures import Figures, Stopwatch
+from tests.benchmarks.options import Database
+from tests.benchmarks.servers import postgres_server
 
-MAILBOX = "main@local"
-POLICY = TopicPolicy(max_attempts=1, shard_capacity=2_000_000, dead_capacity=2_000_000)
+MAILBOX, KILLED = "main@local", "killed@local"
+TOPIC, COPIES = "bench.orders", "bench.repair"
+DEAD = 100_000
+RATES = {5_000: DEAD, 500: 5_000}
+"""Messages a second, and the number of messages that each is measured with."""
+RATE_GOAL_PERCENT = 5.0
+CANCEL_GOAL_MS = 1_000.0
+CANCELLATIONS = 5
+WINDOW_SECONDS = 5
+MICROSECONDS = 1_000_000
 BATCH = 1_000
+POLICY = TopicPolicy(max_attempts=1, shard_capacity=2_000_000, dead_capacity=2_000_000)
+LIMITS = MailboxLimits(in_flight_ceiling=10_000_000, max_messages=BATCH)
+
+DEAD_BY_KIND = 4_000
+KILLED_RATE = 1_000
+KILLS, KILLS_OF_UNDO = 8, 4
+KINDS = {
+    "redrive": RedriveSpec(),
+    "copies": RedriveSpec(destination=COPIES),
+    "edits": RedriveSpec(set_headers={"edit": "1"}, merge_patch='{"edit": 1}'),
+    "archive": RedriveSpec(action="archive"),
+    "purge": RedriveSpec(action="purge"),
+}
+"""Jobs whose process is killed, each with a topic of its own."""
+LATE = "late"
+"""Error of the messages that fail while the jobs are at work."""
 
 
-async def fill(store: str, messages: int) -> None:
-    """Make dead letters."""
-    async with open_mailbox(store, MAILBOX, default_policy=POLICY) as mailbox:
-        for start in range(0, messages, BATCH):
-            count = min(BATCH, messages - start)
-            await mailbox.send_batch([NewMessage(topic="orders", payload=b"x" * 200) for _ in range(count)])
-            while received := await mailbox.receive_messages("orders", max_messages=256, max_bytes=1 << 20):
-                await mailbox.nack_messages([each.receipt for each in received], reason="code 500")
+def _measure_on(database: Database) -> Callable[[Figures, Path, int], None]:
+    def measure(figures: Figures, folder: Path, _: int) -> None:
+        home = folder / f"redrive-{database}"
+        home.mkdir()
+        with postgres_server(home) if database == "postgres" else nullcontext() as server:
+            store = str(home / "store.db") if server is None else server.url()
+            if server is not None:
+                migrate_store(store)
+            name = f"redrive.{database}"
+            if figures.wants(f"{name}.jobs"):
+                asyncio.run(_measure_jobs(figures, f"{name}.jobs", store))
+            if figures.wants(f"{name}.kills"):
+                _measure_kills(figures, f"{name}.kills", store)
+        shutil.rmtree(home)
+
+    return measure
 
 
-async def wait(mailbox: Postroom, job: RedriveReport, moved: int | None = None) -> RedriveReport:
-    """Return a job when it has ended, or has changed some messages."""
+MEASUREMENTS = {"redrive.sqlite": _measure_on("sqlite"), "redrive.postgres": _measure_on("postgres")}
+
+
+async def _add_dead_letters(mailbox: Postroom, topic: str, number: int) -> None:
+    payload = b'{"order": "' + b"x" * 200 + b'"}'
+    ids = (f"{topic}-{each}" for each in range(number))
+    while new := [
+        NewMessage(topic=topic, payload=payload, message_id=each, attrs={"id": each})
+        for each in islice(ids, BATCH)
+    ]:
+        await mailbox.send_batch(new)
+        while received := await mailbox.receive_messages(topic, max_messages=BATCH, max_bytes=1 << 30):
+            await mailbox.nack_messages([each.receipt for each in received], reason="code 500")
+
+
+async def _wait(mailbox: Postroom, job: RedriveReport, moved: int | None = None) -> RedriveReport:
+    """Return a job when it is not at work any more, or has changed some messages."""
     while job.is_active and (moved is None or job.moved < moved):
         await asyncio.sleep(0.005)
         job = await mailbox.get_redrive(job.job_id)
     return job
 
 
-async def measure(store: str, messages: int, rate: int) -> None:
-    """Print how a rate was held, and how long a cancellation took."""
-    async with open_mailbox(store, MAILBOX, default_policy=POLICY) as mailbox:
-        began = time.perf_counter()
-        job = await mailbox.start_redrive(RedriveSpec(topics=("orders",), rate=rate))
-        print(f"start with a selection of {job.matched:,}: {time.perf_counter() - began:.2f} s")
-        job = await wait(mailbox, job)
-        redrives = [e.at for _, e in mailbox.engine.log.replay() if isinstance(e, MessageRedriven)]
-        actual = job.moved / ((redrives[-1] - redrives[0]) / 1_000_000)
-        print(f"{job.moved:,} redriven at {actual:,.0f}/s instead of {rate:,}/s: {actual / rate - 1:+.1%}")
-        began = time.perf_counter()
-        job = await wait(mailbox, await mailbox.change_redrive(job.job_id, "undo"))
-        print(f"{job.restored:,} of them undone in {time.perf_counter() - began:.1f} s")
-        for spec in (RedriveSpec(rate=rate), RedriveSpec()):
-            job = await wait(mailbox, await mailbox.start_redrive(spec), messages // 10)
-            began = time.perf_counter()
+async def _undo(mailbox: Postroom, job: RedriveReport) -> float:
+    """Undo a job, and return the messages that it undid a second."""
+    with Stopwatch() as undoing:
+        job = await _wait(mailbox, await mailbox.change_redrive(job.job_id, "undo"))
+    assert job.restored == job.moved, job
+    return job.restored / undoing.seconds
+
+
+async def _measure_jobs(figures: Figures, name: str, store: str) -> None:
+    async with open_mailbox(store, MAILBOX, default_policy=POLICY, limits=LIMITS) as mailbox:
+        await _add_dead_letters(mailbox, TOPIC, DEAD)
+        figures.progress(f"{name}: {DEAD:,} dead letters")
+        for rate, number in RATES.items():
+            await _measure_rate(figures, f"{name}.rate.{rate}", mailbox, rate, number)
+        for kind, spec in (("redrive", RedriveSpec(topics=(TOPIC,))), ("copies", _copies())):
+            await _measure_cancel(figures, f"{name}.{kind}", mailbox, spec)
+            with Stopwatch() as working:
+                job = await _wait(mailbox, await mailbox.start_redrive(spec))
+            assert job.moved == DEAD, job
+            figures.add(f"{name}.{kind}.full_speed", DEAD / working.seconds, "messages/s")
+            figures.add(f"{name}.{kind}.undo", await _undo(mailbox, job), "messages/s")
+
+
+def _copies(rate: int | None = None) -> RedriveSpec:
+    return RedriveSpec(topics=(TOPIC,), destination=COPIES, set_headers={"edit": "1"}, rate=rate)
+
+
+async def _measure_rate(figures: Figures, name: str, mailbox: Postroom, rate: int, number: int) -> None:
+    """Redrive messages at a rate, and tell by how much the rate of their events differs from it."""
+    limit = None if number == DEAD else number
+    before = mailbox.engine.mailbox.position
+    with Stopwatch() as starting:
+        job = await mailbox.start_redrive(RedriveSpec(topics=(TOPIC,), rate=rate, limit=limit))
+    if limit is None:
+        figures.add(f"{name}.start", starting.seconds * 1_000, "ms")
+    job = await _wait(mailbox, job)
+    assert job.moved == number, job
+    steps = [
+        (event.at, event.moved)
+        for _, event in mailbox.engine.log.replay(before)
+        if isinstance(event, RedriveAdvanced) and event.moved
+    ]
+    seconds = (steps[-1][0] - steps[0][0]) / MICROSECONDS
+    # The messages of the first step were due before it.
+    actual = (number - steps[0][1]) / seconds
+    figures.add(f"{name}.actual", actual, "messages/s")
+    figures.add(f"{name}.deviation", abs(actual / rate - 1) * 100, "%", RATE_GOAL_PERCENT)
+    worst = max(abs(each / rate - 1) for each in _rates_of_windows(steps)) * 100
+    figures.add(f"{name}.deviation.worst_{WINDOW_SECONDS}s", worst, "%")
+    await _undo(mailbox, job)
+
+
+def _rates_of_windows(steps: list[tuple[int, int]]) -> Iterator[float]:
+    """Yield the rates of one window of time after the other."""
+    start, messages = steps[0][0], 0
+    for at, moved in steps[1:]:
+        messages += moved
+        if at - start >= WINDOW_SECONDS * MICROSECONDS:
+            yield messages * MICROSECONDS / (at - start)
+            start, messages = at, 0
+
+
+async def _measure_cancel(figures: Figures, name: str, mailbox: Postroom, spec: RedriveSpec) -> None:
+    """Cancel jobs at work: how long does it take, and what is changed after it?"""
+    late, seconds = 0, []
+    for number in range(CANCELLATIONS):
+        rate = 5_000 if number == 0 else None
+        job = await mailbox.start_redrive(msgspec.structs.replace(spec, rate=rate))
+        job = await _wait(mailbox, job, 5_000 * (number + 1))
+        assert job.is_active, job
+        with Stopwatch() as cancelling:
             job = await mailbox.change_redrive(job.job_id, "cancel")
-            print(f"rate {spec.rate}: cancelled in {time.perf_counter() - began:.3f} s after {job.moved:,}")
-            await asyncio.sleep(0.5)
-            job = await wait(mailbox, await mailbox.change_redrive(job.job_id, "undo"))
-    events = list(open_store(store).event_log(MAILBOX).replay())
-    late = 0
+        seconds.append(cancelling.seconds)
+        assert job.status == "cancelled", job
+        await asyncio.sleep(0.2)
+        late += (await mailbox.get_redrive(job.job_id)).moved - job.moved
+        await _undo(mailbox, job)
     is_cancelled = False
-    for _, event in events:
-        is_cancelled = isinstance(event, RedriveCancelled) or (
-            is_cancelled and not type(event).__name__.startswith("RedriveUndo")
-        )
-        late += is_cancelled and isinstance(event, MessageRedriven)
-    print(f"redriven after a cancellation: {late}")
+    for _, event in mailbox.engine.log.replay():
+        if isinstance(event, RedriveCancelled | RedriveUndoStarted):
+            is_cancelled = isinstance(event, RedriveCancelled)
+        late += is_cancelled and isinstance(event, MessageRedriven | MessageSent)
+    figures.add(f"{name}.cancel.rate", seconds[0] * 1_000, "ms", CANCEL_GOAL_MS)
+    figures.add(f"{name}.cancel.full_speed", max(seconds[1:]) * 1_000, "ms", CANCEL_GOAL_MS)
+    figures.add(f"{name}.cancel.late", late, "messages", 0)
 
 
-async def own(store: str, job_id: str) -> None:
-    """Own the mailbox until the job has ended."""
-    async with (
-        open_mailbox(store, MAILBOX, default_policy=POLICY, wait_ms=60_000) as mailbox,
-        background_task(fail(mailbox)),
-    ):
-        await wait(mailbox, await mailbox.get_redrive(job_id))
+def _measure_kills(figures: Figures, name: str, store: str) -> None:
+    """Kill the owner of jobs of each kind, and count the messages that were not changed exactly once."""
+    position, selection = asyncio.run(_start_jobs(store))
+    chance = random.Random(1)
+    _kill(store, [chance.uniform(0, 1.0) for _ in range(KILLS)])
+    events = [event for _, event in open_store(store).event_log(KILLED).replay(position)]
+    for kind, selected in selection.items():
+        changes = Counter(stream for event in events if (stream := _stream_changed(kind, event)))
+        wrong = sum(changes[each] != 1 for each in selected) + len(changes.keys() - selected)
+        figures.add(f"{name}.{kind}.wrong", wrong, "messages", 0)
+    late = sum(isinstance(event, MessageDeadLettered) and event.last_error == LATE for event in events)
+    figures.add(f"{name}.failed_meanwhile", late, "messages")
+    asyncio.run(_undo_jobs(store))
+    _kill(store, [chance.uniform(0, 0.1) for _ in range(KILLS_OF_UNDO)])
+    figures.add(f"{name}.undo.wrong", asyncio.run(_count_not_undone(store, selection)), "messages", 0)
 
 
-async def fail(mailbox: Postroom) -> None:
-    """Send messages that become dead letters, until cancelled."""
-    await mailbox.set_topic_policy("orders", msgspec.structs.replace(POLICY, priorities=True))
-    while True:
-        await mailbox.send_message(NewMessage(topic="orders", payload=b"late", priority=10))
-        for received in await mailbox.receive_messages("orders", max_messages=1):
-            if received.payload == b"late":
-                await received.nack(reason="late")
-        await asyncio.sleep(0.02)
+def _stream_changed(kind: str, event: Event) -> bytes | None:
+    """Return the dead letter that a job changed by an event: for copies, the original."""
+    reasons = {"archive": "archived", "purge": "purged"}
+    match event:
+        case MessageRedriven() if kind == "redrive":
+            return event.stream
+        case MessageExpired() if event.reason == reasons.get(kind):
+            return event.stream
+        case MessageSent() if event.topic == {"copies": COPIES, "edits": _topic("edits")}.get(kind):
+            return message_stream(KILLED, (event.headers.custom_headers or {})["id"])
+    return None
 
 
-async def start(store: str, rate: int, to: str | None) -> tuple[RedriveReport, int]:
-    """Start a job, and return it with the end of the log before it."""
-    async with open_mailbox(store, MAILBOX, default_policy=POLICY) as mailbox:
+def _topic(kind: str) -> str:
+    return f"killed.{kind}"
+
+
+async def _start_jobs(store: str) -> tuple[int, dict[str, frozenset[bytes]]]:
+    """Start a job of each kind; return the end of the log before them, and what they select."""
+    selection = {}
+    async with open_mailbox(store, KILLED, default_policy=POLICY, limits=LIMITS) as mailbox:
+        for kind in KINDS:
+            await _add_dead_letters(mailbox, _topic(kind), DEAD_BY_KIND)
+            selection[kind] = frozenset(mailbox.engine.mailbox.topics[_topic(kind)].dead)
         position = mailbox.engine.mailbox.position
-        spec = RedriveSpec(topics=("orders",), rate=rate, destination=to)
-        return await mailbox.start_redrive(spec), position
+        for kind, spec in KINDS.items():
+            own = msgspec.structs.replace(spec, topics=(_topic(kind),), rate=KILLED_RATE)
+            await mailbox.start_redrive(own)
+    return position, selection
 
 
-def kill(store: str, rate: int, kills: int, to: str | None) -> None:
-    """Kill the process that works on a job, and print how often each message was redriven."""
-    job, position = asyncio.run(start(store, rate, to))
-    command = [sys.executable, __file__, "--own", job.job_id, "--store", store]
-    for _ in range(kills):
-        process = subprocess.Popen(command)
-        time.sleep(random.uniform(1.0, 3.0))
-        process.kill()
-        process.wait()
-    subprocess.run(command, check=True)
-    log = open_store(store).event_log(MAILBOX)
-    events = [event for _, event in log.replay(position)]
-    late = {event.stream for event in events if isinstance(event, MessageSent) and event.topic == "orders"}
-    times = Counter(
-        event.stream
-        for event in events
-        if isinstance(event, MessageRedriven)
-        or (isinstance(event, MessageDeadLettered) and event.reason == REPLACED)
-    )
-    copies = sum(isinstance(event, MessageSent) and event.topic == to for event in events)
-    print(
-        f"{kills} kills: {job.matched:,} selected; messages by number of redrives: "
-        f"{dict(Counter(times.values()))}; copies: {copies:,}; {len(late):,} failed meanwhile, of which "
-        f"{len(late & times.keys()):,} were redriven"
-    )
+async def _undo_jobs(store: str) -> None:
+    async with open_mailbox(store, KILLED, default_policy=POLICY, limits=LIMITS) as mailbox:
+        for job in await mailbox.list_redrives():
+            if job.spec.action == "redrive":
+                await mailbox.change_redrive(job.job_id, "undo")
 
 
-def main() -> None:
-    """Run the benchmark."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--messages", type=int, default=100_000)
-    parser.add_argument("--rate", type=int, default=2_000)
-    parser.add_argument("--kills", type=int, default=10)
-    parser.add_argument("--to", help="topic to which the job that is killed sends copies")
-    parser.add_argument("--own", help="used by itself: own the mailbox until this job has ended")
-    parser.add_argument("--store")
-    options = parser.parse_args()
-    if options.own:
-        asyncio.run(own(options.store, options.own))
-        return
-    with tempfile.TemporaryDirectory() as folder:
-        store = options.store or str(Path(folder) / "redrive.db")
-        asyncio.run(fill(store, options.messages))
-        asyncio.run(measure(store, options.messages, options.rate))
-        kill(store, options.rate, options.kills, options.to)
+async def _count_not_undone(store: str, selection: dict[str, frozenset[bytes]]) -> int:
+    """Return the number of messages of undone jobs that are not dead letters again, and of copies left."""
+    async with open_mailbox(store, KILLED, default_policy=POLICY, limits=LIMITS) as mailbox:
+        messages = mailbox.engine.mailbox.messages
+        wrong = 0
+        for kind in ("redrive", "copies", "edits"):
+            for stream in selection[kind]:
+                message = messages.get(stream)
+                wrong += message is None or not is_dead(message) or message.reason == REPLACED
+        left = (each for each in messages.values() if each.topic in (COPIES, _topic("edits")))
+        return wrong + sum(each.stream not in selection["edits"] for each in left)
+
+
+def _kill(store: str, delays: list[float]) -> None:
+    """Own the mailbox in processes that are killed some seconds after they opened it; the last is not."""
+    command = [sys.executable, "-m", "tests.benchmarks.redrive", store]
+    for delay in [*delays, None]:
+        with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+            assert process.stdout is not None
+            assert process.stdout.readline() == b"open\n"
+            if delay is not None:
+                time.sleep(delay)
+                process.kill()
+            code = process.wait()
+        assert code == (0 if delay is None else -signal.SIGKILL), code
+
+
+async def _own(store: str) -> None:
+    """Own the mailbox until all jobs have ended, while messages go on to fail."""
+    async with open_mailbox(store, KILLED, default_policy=POLICY, limits=LIMITS, wait_ms=60_000) as mailbox:
+        print("open", flush=True)
+        async with background_task(_fail(mailbox)):
+            for job in await mailbox.list_redrives():
+                await _wait(mailbox, job)
+
+
+async def _fail(mailbox: Postroom) -> None:
+    """Send messages that become dead letters, until cancelled, to topics in which no others are ready."""
+    for kind in cycle(kind for kind in KINDS if kind not in ("redrive", "edits")):
+        await mailbox.send_message(NewMessage(topic=_topic(kind), payload=b"{}"))
+        for received in await mailbox.receive_messages(_topic(kind), max_messages=1):
+            await received.nack(reason=LATE)
+        await asyncio.sleep(0.01)
 
 
 if __name__ == "__main__":
-    main()
+    asyncio.run(_own(sys.argv[1]))

@@ -25,7 +25,6 @@ from postroom.domain.outbox import (
     PublishPolicy,
     RetryOutboxEvent,
 )
-from postroom.domain.subject import EventSubject
 from tests.support.outboxes import names, order_placed
 
 Record = Callable[..., list[UUID]]
@@ -33,7 +32,7 @@ History = Callable[[UUID], list[Event]]
 ALL = range(PARTITIONS)
 NOW = 2_000_000_000_000_000
 LATER = NOW + 3_600_000_000
-PUBLISHED = MarkPublished(EventSubject("sea", "order_placed", 1))
+PUBLISHED = MarkPublished("sea.event.order_placed.v1")
 
 
 def refused(attempts: int = 20) -> MarkFailed:

@@ -1,6 +1,7 @@
 """What every publisher promises: an adapter's test inherits the suite and provides three fixtures.
 
 `publisher` waits long for an answer, also on a busy machine, `impatient` shortly; both publish to `stream`.
+`PublisherConformance` is for all targets, `StreamConformance` adds what streams of events promise.
 """
 
 import asyncio
@@ -25,10 +26,19 @@ class Stored(msgspec.Struct, frozen=True):
     headers: Mapping[str, str]
 
 
-class Stream(Protocol):
-    """The stream `SEA_EVENTS` at `sea.event.>`, seen from the other side."""
+class Target(Protocol):
+    """Where `SUBJECT` leads, seen from the other side."""
 
     async def messages(self) -> Sequence[Stored]: ...
+
+    async def pause(self) -> None:
+        """Let the server answer nobody until `resume`."""
+
+    async def resume(self) -> None: ...
+
+
+class Stream(Target, Protocol):
+    """The stream `SEA_EVENTS` at `sea.event.>`."""
 
     async def stall(self) -> None:
         """Let the server answer nobody from now on."""
@@ -40,14 +50,101 @@ class Stream(Protocol):
 
 
 class PublisherConformance:
-    async def test_a_published_message_is_on_the_stream_with_its_headers(
-        self, publisher: Publisher, stream: Stream
+    """The promises of all publishers.
+
+    Arguments:
+        subject: leads to the target.
+        refused: a name that the target refuses, and `refusal` a part of the reason.
+        id_header: the header with the id of an event.
+        in_flight: the number of messages that are published together.
+        too_large: the size of a payload that is refused; None if the target's limit is too high for a test.
+        stores_once: whether a message that is published again is stored once.
+    """
+
+    subject = ORDERS
+    refused = "other.event.made.v1"
+    refusal = "no stream|No stream"
+    id_header = "Nats-Msg-Id"
+    in_flight = 5_000
+    too_large: int | None = 1_048_577
+    stores_once = True
+
+    async def test_a_published_message_is_stored_with_its_headers(
+        self, publisher: Publisher, stream: Target
     ) -> None:
-        published = await publisher.publish(ORDERS, b'{"n": 1}', {"Nats-Msg-Id": "a", "Correlation-Id": "ü"})
-        assert (published.stream, published.sequence, published.duplicate) == ("SEA_EVENTS", 1, False)
-        (stored,) = await stream.messages()
-        assert (stored.subject, stored.payload) == (ORDERS, b'{"n": 1}')
-        assert stored.headers == {"Nats-Msg-Id": "a", "Correlation-Id": "ü"}
+        headers = {self.id_header: "a", "Aggregate-Id": "o 1", "Correlation-Id": "ü"}
+        published = await publisher.publish(self.subject, b"\x00\xff", headers)
+        assert not published.duplicate
+        assert await stream.messages() == [Stored(self.subject, b"\x00\xff", headers)]
+
+    async def test_messages_in_flight_together_are_stored_in_the_order_they_were_published_in(
+        self, publisher: Publisher, stream: Target
+    ) -> None:
+        published = await asyncio.gather(
+            *(
+                publisher.publish(self.subject, b"%d" % n, {self.id_header: str(n), "Aggregate-Id": "o-1"})
+                for n in range(self.in_flight)
+            )
+        )
+        assert [each.duplicate for each in published] == [False] * self.in_flight
+        stored = await stream.messages()
+        assert [each.payload for each in stored] == [b"%d" % n for n in range(self.in_flight)]
+
+    async def test_a_name_that_the_target_refuses_is_refused_and_others_go_on(
+        self, publisher: Publisher, stream: Target
+    ) -> None:
+        with pytest.raises(InvalidRequest, match=self.refusal):
+            await publisher.publish(self.refused, b"1", {})
+        await publisher.publish(self.subject, b"1", {})
+        assert len(await stream.messages()) == 1
+
+    async def test_a_message_that_is_too_large_is_refused_and_disturbs_no_other(
+        self, publisher: Publisher, stream: Target
+    ) -> None:
+        if self.too_large is None:
+            return
+        others = [
+            asyncio.create_task(publisher.publish(self.subject, b"%d" % n, {self.id_header: str(n)}))
+            for n in range(100)
+        ]
+        with pytest.raises(InvalidRequest):
+            await publisher.publish(self.subject, bytes(self.too_large), {})
+        await asyncio.gather(*others)
+        assert len(await stream.messages()) == 100
+
+    async def test_what_a_paused_server_did_not_confirm_is_published_again_under_the_same_id(
+        self, publisher: Publisher, impatient: Publisher, stream: Target
+    ) -> None:
+        await publisher.publish(self.subject, b"1", {self.id_header: "1"})
+        await stream.pause()
+        try:
+            with pytest.raises(Unavailable):
+                await impatient.publish(self.subject, b"2", {self.id_header: "2"})
+        finally:
+            await stream.resume()
+        await _publish_when_back(publisher, self.subject, b"2", {self.id_header: "2"})
+        stored = [(each.payload, each.headers.get(self.id_header)) for each in await stream.messages()]
+        assert set(stored) == {(b"1", "1"), (b"2", "2")}
+        assert stored.count((b"1", "1")) == 1
+        if self.stores_once:
+            assert len(stored) == 2
+
+    async def test_closing_twice_is_fine_and_then_nothing_can_be_published(
+        self, publisher: Publisher, stream: Target
+    ) -> None:
+        await publisher.close()
+        await publisher.close()
+        with pytest.raises(Unavailable):
+            await publisher.publish(self.subject, b"1", {})
+
+
+class StreamConformance(PublisherConformance):
+    """The promises of publishers to streams of NATS."""
+
+    async def test_the_position_in_the_stream_is_returned(self, publisher: Publisher, stream: Stream) -> None:
+        for n in (1, 2):
+            published = await publisher.publish(ORDERS, b"", {})
+            assert (published.stream, published.sequence) == ("SEA_EVENTS", n)
 
     async def test_a_message_of_the_same_id_is_stored_once_and_called_a_duplicate(
         self, publisher: Publisher, stream: Stream
@@ -56,16 +153,6 @@ class PublisherConformance:
         again = await publisher.publish(ORDERS, b"1", {"Nats-Msg-Id": "a"})
         assert (again.sequence, first.duplicate, again.duplicate) == (first.sequence, False, True)
         assert len(await stream.messages()) == 1
-
-    async def test_messages_in_flight_together_are_stored_in_the_order_they_were_published_in(
-        self, publisher: Publisher, stream: Stream
-    ) -> None:
-        published = await asyncio.gather(
-            *(publisher.publish(ORDERS, b"%d" % n, {"Nats-Msg-Id": str(n)}) for n in range(5_000))
-        )
-        assert [each.sequence for each in published] == list(range(1, 5_001))
-        stored = await stream.messages()
-        assert [each.payload for each in stored] == [b"%d" % n for n in range(5_000)]
 
     async def test_a_subject_that_no_stream_listens_at_is_refused_with_the_remedy(
         self, publisher: Publisher, stream: Stream
@@ -84,18 +171,13 @@ class PublisherConformance:
             await publisher.publish(subject, b"1", {})
 
     @pytest.mark.parametrize("in_headers", [0, 20_000])
-    async def test_a_message_that_is_too_large_is_refused_and_disturbs_no_other(
+    async def test_the_size_of_a_message_is_that_of_its_payload_and_headers(
         self, publisher: Publisher, stream: Stream, in_headers: int
     ) -> None:
         large = b"x" * (1_048_577 - in_headers)
-        others = [
-            asyncio.create_task(publisher.publish(ORDERS, b"%d" % n, {"Nats-Msg-Id": str(n)}))
-            for n in range(100)
-        ]
         with pytest.raises(InvalidRequest, match=r"has 1,0\d\d,\d\d\d bytes with its headers"):
             await publisher.publish(ORDERS, large, {"Reason": "y" * in_headers})
-        await asyncio.gather(*others)
-        assert len(await stream.messages()) == 100
+        assert await stream.messages() == []
 
     @pytest.mark.parametrize(
         "headers",
@@ -125,7 +207,7 @@ class PublisherConformance:
             outcomes = await in_flight
         assert {type(outcome) for outcome in outcomes} == {Unavailable}, outcomes
         await stream.restart()
-        await _publish_when_back(publisher, b"last")
+        await _publish_when_back(publisher, ORDERS, b"last")
         assert [each.payload for each in await stream.messages()] == [b"first", b"last"]
 
     async def test_publishing_goes_on_when_the_server_is_back(
@@ -136,23 +218,17 @@ class PublisherConformance:
         with pytest.raises(Unavailable):
             await impatient.publish(ORDERS, b"2", {"Nats-Msg-Id": "2"})
         await stream.restart()
-        await _publish_when_back(publisher, b"2")
+        await _publish_when_back(publisher, ORDERS, b"2")
         assert [each.payload for each in await stream.messages()] == [b"1", b"2"]
 
-    async def test_closing_twice_is_fine_and_then_nothing_can_be_published(
-        self, publisher: Publisher, stream: Stream
-    ) -> None:
-        await publisher.close()
-        await publisher.close()
-        with pytest.raises(Unavailable):
-            await publisher.publish(ORDERS, b"1", {})
 
-
-async def _publish_when_back(publisher: Publisher, payload: bytes) -> None:
+async def _publish_when_back(
+    publisher: Publisher, subject: str, payload: bytes, headers: Mapping[str, str] | None = None
+) -> None:
     async with asyncio.timeout(PATIENT_SECONDS):
         while True:
             try:
-                await publisher.publish(ORDERS, payload, {"Nats-Msg-Id": payload.decode()})
+                await publisher.publish(subject, payload, headers or {"Nats-Msg-Id": payload.decode()})
                 return
             except Unavailable:
                 await asyncio.sleep(0.01)

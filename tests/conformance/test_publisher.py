@@ -1,8 +1,6 @@
 """The publisher conformance suite on JetStream and on the tests' stream in memory."""
 
 import asyncio
-import os
-import signal
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -14,7 +12,7 @@ from postroom.adapters.nats.publisher import JetStreamPublisher
 from postroom.adapters.nats.settings import NatsSettings
 from postroom.application.ports.publisher import Publisher
 from postroom.domain.errors import InvalidRequest, Unavailable
-from tests.conformance.publisher import ORDERS, PublisherConformance, Stored
+from tests.conformance.publisher import ORDERS, Stored, StreamConformance
 from tests.support.memory_stream import MemoryStream
 from tests.support.servers.nats import NatsServer
 
@@ -39,11 +37,14 @@ class ServerStream:
             found = [await stream.get_msg("SEA_EVENTS", seq=n, direct=True) for n in range(1, last + 1)]
         return [Stored(each.subject or "", each.data or b"", _own(each.headers)) for each in found]
 
+    async def pause(self) -> None:
+        self._server.pause()
+
+    async def resume(self) -> None:
+        self._server.resume()
+
     async def stall(self) -> None:
-        os.kill(self._server.pid, signal.SIGSTOP)
-        threads = Path(f"/proc/{self._server.pid}/task")
-        while any(") T " not in (each / "stat").read_text() for each in threads.iterdir()):  # noqa: ASYNC240
-            await asyncio.sleep(0.001)
+        self._server.pause()
 
     async def crash(self) -> None:
         self._server.kill()
@@ -58,7 +59,7 @@ def _own(headers: dict[str, str] | None) -> dict[str, str]:
     return {name: value for name, value in (headers or {}).items() if name not in added}
 
 
-class TestJetStreamPublisher(PublisherConformance):
+class TestJetStreamPublisher(StreamConformance):
     @pytest.fixture
     async def stream(self, server: NatsServer) -> ServerStream:
         async with connect(NatsSettings(server.url), "test") as client:
@@ -85,6 +86,12 @@ class InMemory:
     async def messages(self) -> list[Stored]:
         return [Stored(*message) for message in self._fake.messages]
 
+    async def pause(self) -> None:
+        self._fake.crash()
+
+    async def resume(self) -> None:
+        self._fake.restart()
+
     async def stall(self) -> None:
         self._fake.stall()
 
@@ -95,7 +102,7 @@ class InMemory:
         self._fake.restart()
 
 
-class TestMemoryStream(PublisherConformance):
+class TestMemoryStream(StreamConformance):
     @pytest.fixture
     def publisher(self) -> MemoryStream:
         return MemoryStream()

@@ -1,4 +1,4 @@
-"""The source conformance suite on RabbitMQ, and what only RabbitMQ has."""
+"""The conformance suites of sources and publishers on RabbitMQ, and what only RabbitMQ has."""
 
 import asyncio
 from collections import Counter
@@ -14,15 +14,20 @@ import pytest
 from aio_pika.abc import AbstractConnection
 from aio_pika.exceptions import CONNECTION_EXCEPTIONS
 
+from postroom.adapters.rabbitmq.publisher import RabbitmqPublisher
 from postroom.adapters.rabbitmq.settings import RabbitmqSettings
 from postroom.adapters.rabbitmq.source import QueueConsumer, RabbitmqQueueSource
 from postroom.application.ingest.counts import IngestCounts
 from postroom.application.ingest.namespace import RabbitmqSource
+from postroom.application.ports.publisher import Publisher
 from postroom.domain.errors import InvalidRequest, NotFound, Unavailable
+from tests.conformance.publisher import PublisherConformance, Stored
 from tests.conformance.source import NOTHING_MS, PATIENT_MS, SourceConformance, bodies, fetch
 from tests.integration.ingest_world import ingest, namespace, stored
 from tests.support.servers.rabbitmq import RabbitmqServer
 from tests.support.stores import envelope
+
+ID_HEADER = "Event-Id"
 
 
 class RabbitmqPlace:
@@ -168,6 +173,65 @@ async def test_what_can_not_be_stored_goes_to_the_dead_letter_exchange(
     await place.publish(b"junk")
     nowhere = msgspec.structs.replace(source, dead_letter_routing_key="nowhere")
     assert await ingest(msgspec.structs.replace(what, source=nowhere)) == IngestCounts(received=1, deferred=1)
+
+
+class RabbitmqTarget:
+    """A quorum queue, written to by the default exchange."""
+
+    def __init__(self, server: RabbitmqServer, place: RabbitmqPlace) -> None:
+        self._server = server
+        self._place = place
+
+    async def messages(self) -> list[Stored]:
+        queue = await self._place.channel.get_queue(self._place.queue)
+        stored = []
+        while (message := await queue.get(fail=False, no_ack=True, timeout=60)) is not None:
+            assert message.message_id == message.headers.get(ID_HEADER, message.message_id)
+            headers = {k: str(value) for k, value in message.headers.items() if k != "x-delivery-count"}
+            stored.append(Stored(message.routing_key or "", message.body, headers))
+        return stored
+
+    async def pause(self) -> None:
+        self._server.pause()
+
+    async def resume(self) -> None:
+        self._server.resume()
+
+
+class TestRabbitmqPublisher(PublisherConformance):
+    refused = "no.such.queue"
+    refusal = "no queue is bound with the routing key no.such.queue; bind one"
+    id_header = ID_HEADER
+    in_flight = 100
+    too_large = None
+    stores_once = False
+
+    @pytest.fixture
+    def stream(self, server: RabbitmqServer, place: RabbitmqPlace) -> RabbitmqTarget:
+        self.subject = place.queue
+        return RabbitmqTarget(server, place)
+
+    @pytest.fixture
+    async def publisher(self, server: RabbitmqServer, stream: RabbitmqTarget) -> AsyncIterator[Publisher]:
+        publisher = RabbitmqPublisher(RabbitmqSettings(url=server.url), "", ID_HEADER, timeout_seconds=60)
+        yield publisher
+        await publisher.close()
+
+    @pytest.fixture
+    async def impatient(self, server: RabbitmqServer, stream: RabbitmqTarget) -> AsyncIterator[Publisher]:
+        publisher = RabbitmqPublisher(RabbitmqSettings(url=server.url), "", ID_HEADER, timeout_seconds=0.5)
+        yield publisher
+        await publisher.close()
+
+    async def test_a_missing_exchange_and_a_routing_key_that_is_too_long_are_refused(
+        self, server: RabbitmqServer
+    ) -> None:
+        publisher = RabbitmqPublisher(RabbitmqSettings(url=server.url), "no.such.exchange", ID_HEADER)
+        with pytest.raises(InvalidRequest, match=r"no exchange 'no\.such\.exchange'.*; create it"):
+            await publisher.publish("a", b"", {})
+        with pytest.raises(InvalidRequest, match="has more than 255 bytes; shorten it"):
+            await publisher.publish("ü" * 128, b"", {})
+        await publisher.close()
 
 
 async def _fetch_until_it_fails(source: RabbitmqQueueSource) -> None:

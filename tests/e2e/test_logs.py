@@ -180,6 +180,7 @@ COMMANDS = {
     "log show": "log show",
     "log tail": "log tail --json",
     "verify": "verify",
+    "anchor": "anchor anchors.jsonl",
     "migrate": "migrate",
     "outbox relay": "outbox relay --once",
     "outbox backlog": "outbox backlog",

@@ -94,6 +94,9 @@ def test_an_operator_lists_retries_and_discards_a_row_that_cannot_be_read(config
         (("retry", "order-1"), "Event ids are UUIDs; one of order-1 is not"),
         (("cleanup", "--older-than", "soon"), "'soon' is not a duration"),
         (("relay",), "No context is configured"),
+        (("relay", "--to", "http://127.0.0.1"), "A target's URL begins with nats://"),
+        (("relay", "--to", "mailbox:#main@local", "--context", "sea"), "A mailbox's URL is mailbox:ADDRESS"),
+        (("relay", "--to", "mailbox:a.db", "--nats", "127.0.0.1"), "--to and --nats both name a target"),
     ],
 )
 def test_wrong_usage_is_reported_in_one_sentence(postroom, arguments, problem):
@@ -112,6 +115,17 @@ def test_invalid_and_missing_settings_are_reported_with_their_section(postroom):
     )
     assert done.code == 2
     assert "[outbox] in postroom.toml, or POSTROOM_OUTBOX__: " in done.err
+
+
+def test_events_are_relayed_to_a_mailbox(postroom, messaging_database):
+    record(messaging_database, *(order_placed("o-1", n) for n in range(3)))
+    done = postroom.ok(
+        "outbox", "relay", "--once", "--json", "--database", messaging_database, "--context", "sea",
+        "--to", f"mailbox:{postroom.store}#shop@local", "--topic", "orders",
+    )  # fmt: skip
+    assert done.json == {"published": 3, "failed": 0, "parked": 0}
+    received = postroom.ok("recv", "orders", "--max", "10", "--json", POSTROOM_MAILBOX="shop@local").lines
+    assert len(received) == 3
 
 
 def test_servers_that_are_not_there_are_named(postroom):

@@ -28,8 +28,9 @@ AGGREGATES = [f"o-{n}" for n in range(10)]
 DYING_RELAY = """
 import asyncio, os, signal, sys
 from postroom.adapters.compose import relay as wiring
+from postroom.adapters.nats import publisher
 
-class DyingPublisher(wiring.JetStreamPublisher):
+class DyingPublisher(publisher.JetStreamPublisher):
     left = int(sys.argv[3])
 
     async def publish(self, *message):
@@ -40,7 +41,7 @@ class DyingPublisher(wiring.JetStreamPublisher):
         return published
 
 async def main():
-    wiring.JetStreamPublisher = DyingPublisher
+    publisher.JetStreamPublisher = DyingPublisher
     messaging = wiring.MessagingSettings(sys.argv[1], "sea")
     async with wiring.open_relay(messaging, wiring.NatsSettings(sys.argv[2])) as relay:
         while await relay.relay_once():

@@ -5,8 +5,6 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from postroom.adapters.memory.event_log import MemoryEventLog
 from postroom.application.messages import NewMessage
@@ -71,23 +69,6 @@ async def test_a_job_redrives_what_its_filter_selects_as_its_preview_says(
         assert (job.status, job.matched, job.moved, job.skipped) == ("completed", len(ids), len(ids), 0)
         assert changes(log) == streams(ids)
         assert await dead_ids(mailbox) == sorted({"a", "b", "c"} - {*ids})
-
-
-async def test_a_job_survives_a_crash_after_each_of_its_commits() -> None:
-    log = MemoryEventLog(NAME)
-    async with owned(log) as mailbox:
-        await add_dead_letters(mailbox, IDS)
-        await add_dead_letters(mailbox, ["other"], topic="mail")
-        before = len(list(log.commits()))
-        job = await ended(mailbox, await mailbox.start_redrive(RedriveSpec(topics=("orders",))))
-        commits = list(log.commits())
-    for end in range(before + 1, len(commits) + 1):
-        rest = log_of(commits[:end])
-        async with owned(rest, batch=2) as mailbox:
-            report = await ended(mailbox, job)
-            assert (report.status, report.moved) == ("completed", len(IDS))
-            assert changes(rest) == streams(IDS)
-            assert await dead_ids(mailbox) == ["other"]
 
 
 async def test_undoing_survives_a_crash_after_each_of_its_commits() -> None:
@@ -246,64 +227,3 @@ async def test_a_wrong_specification_is_refused(fields: dict[str, Any], message:
         for call in (mailbox.start_redrive, mailbox.preview_redrive):
             with pytest.raises(InvalidRequest, match=message):
                 await call(RedriveSpec(**fields))
-
-
-@given(
-    steps=st.lists(
-        st.sampled_from(["fail", "receive", "crash", "pause", "resume", "snapshot", "expire", "redrive"]),
-        max_size=8,
-    ),
-    count=st.integers(1, 7),
-    batch=st.integers(1, 3),
-)
-def test_a_job_changes_each_selected_message_once_whatever_happens(
-    steps: list[str], count: int, batch: int
-) -> None:
-    asyncio.run(_run_steps(steps, IDS[:count], batch))
-
-
-async def _run_steps(steps: list[str], ids: list[str], batch: int) -> None:
-    log = MemoryEventLog(NAME)
-    async with owned(log, is_running=False) as mailbox:
-        await add_dead_letters(mailbox, ids)
-        job = await mailbox.start_redrive(RedriveSpec())
-    others: Counter[bytes] = Counter()
-    removed: set[str] = set()
-    for index, step in enumerate(steps):
-        async with owned(log, batch=batch, is_running=step in ("receive", "fail")) as mailbox:
-            match step:
-                case "fail":
-                    await add_dead_letters(mailbox, [f"new{index}"])
-                case "receive":
-                    await mailbox.receive_messages("orders", max_messages=1)
-                case "pause" | "resume" if (await mailbox.get_redrive(job.job_id)).status != "completed":
-                    await mailbox.change_redrive(job.job_id, step)
-                case "snapshot":
-                    await mailbox.engine.take_snapshot()
-                case "expire" if ids[0] in await dead_ids(mailbox):
-                    await _purge(mailbox, ids[0])
-                    removed.add(ids[0])
-                case "redrive" if ids[-1] in await dead_ids(mailbox):
-                    await mailbox.redrive_dead_letters("orders", message_ids=[ids[-1]])
-                    others += streams([ids[-1]])
-        log = log_of(list(log.commits()))  # what a crash leaves
-    async with owned(log, batch=batch) as mailbox:
-        if (await mailbox.get_redrive(job.job_id)).status == "paused":
-            await mailbox.change_redrive(job.job_id, "resume")
-        await ended(mailbox, job)
-    # What others redrove or removed before it was its turn is not redriven by the job.
-    by_job = changes(log) - others
-    assert set(by_job.values()) <= {1}
-    untouched = streams([each for each in ids if each not in removed]).keys() - others.keys()
-    assert untouched <= by_job.keys() <= streams(ids).keys()
-
-
-async def _purge(mailbox: Any, id_: str) -> None:
-    from postroom.domain.redrive.commands import AdvanceRedrive, StartRedrive
-
-    job, position = b"p" * 16, mailbox.engine.mailbox.position
-    stream = message_stream(NAME, id_)
-    spec = RedriveSpec(action="purge", message_ids=(id_,))
-    await mailbox.engine.submit(
-        [StartRedrive(job, spec, position, 1), AdvanceRedrive(job, (stream,), position, True)]
-    )

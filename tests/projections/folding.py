@@ -115,4 +115,4 @@ def frame_schema(wanted: Mapping[str, Projection] | None = None) -> dict[str, pl
     """Return the columns and types that folds read of a log."""
     types = {"int64": pl.Int64(), "string": pl.String(), "binary": pl.Binary()}
     wanted = load_projections() if wanted is None else wanted
-    return {name: types[str(COLUMNS[name].arrow)] for name in columns_read(wanted)}
+    return {name: types[str(COLUMNS[name])] for name in columns_read(wanted)}

@@ -32,9 +32,13 @@ BOXES = ("acme@one", "acme@two")
 Row = dict[str, Any]
 
 
-def past(mailbox: str, messages: int, seed: int = 1) -> list[Event]:
-    """Return the events of messages, each with a random course, in the order of log time."""
-    chance = Random(f"{mailbox}{seed}")
+def past(mailbox: str, messages: int, chance: Random | None = None) -> list[Event]:
+    """Return the events of messages, each with a random course, in the order of log time.
+
+    Arguments:
+        chance: by default one whose courses are the same for each mailbox in every run.
+    """
+    chance = chance or Random(f"{mailbox}1")
     events = [event for number in range(1, messages + 1) for event in _course(number, chance)]
     return [
         created(mailbox, at=BEGAN),

@@ -145,3 +145,13 @@ def test_what_retention_removed_is_not_missing(store: Store) -> None:
     run(store, f"UPDATE mailbox_names SET removed_through = {first}")
     run(store, f"DELETE FROM log WHERE last <= {first}")
     assert rebuild(store, verify=True)
+
+
+def test_a_log_under_the_name_of_another_mailbox_is_named(store: Store) -> None:
+    rebuild(store)
+    run(store, "UPDATE mailbox_names SET name = 'other@test'")
+    says = "under the name other@test that is that of main@test: the names of mailboxes were altered"
+    with pytest.raises(BrokenLog, match=says):
+        rebuild(store, allow_gaps=True)
+    with pytest.raises(BrokenLog, match=says):
+        verify_projections(str(store), runner=LocalRunner())

@@ -16,7 +16,7 @@ from postroom.domain.errors import BrokenLog
 from postroom.projections import commit_columns
 from postroom.projections.commit_columns import to_batches
 from postroom.projections.log_columns import COLUMNS, arrow_schema
-from postroom.projections.log_conditions import Bucket, Compare, IsIn, IsNull, Not
+from postroom.projections.log_conditions import Bucket, IsIn
 from postroom.projections.log_extent import LogExtent
 from tests.conformance.records import after, append, life, mixed, received, sent, stored
 from tests.projections.log_rows import Row, log_row
@@ -66,9 +66,7 @@ def test_events_outside_the_bounds_are_left_out_however_commits_are_batched(
     ("condition", "holds"),
     [
         (IsIn("event", ("MessageSent",)), lambda row: row["event"] == "MessageSent"),
-        (Not(IsIn("event", ("MessageSent",))), lambda row: row["event"] != "MessageSent"),
-        (IsNull("topic"), lambda row: row["topic"] is None),
-        (Compare("attempt", ">", 1), lambda row: row["attempt"] is not None and row["attempt"] > 1),
+        (IsIn("attempt", (1, 2)), lambda row: row["attempt"] in (1, 2)),
         (Bucket("stream", 0, 5), lambda row: row["stream"][-1] < 5),
         (IsIn("event", ("NoSuchEvent",)), lambda row: False),
     ],

@@ -3,12 +3,16 @@
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from random import Random
+from tempfile import TemporaryDirectory
 from typing import Any
 from xml.etree.ElementTree import fromstring
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from postroom.adapters.compose.reports import make_report, write_page, write_parquet
 from postroom.domain.errors import InvalidRequest, Unavailable
@@ -16,6 +20,7 @@ from postroom.projections.reports.catalog import LATENCY, RETRIES, SLA, TRAFFIC
 from postroom.projections.reports.report import Report
 from postroom.projections.spark.options import LogSelection
 from tests.projections.report_logs import BEGAN, BOXES, HOUR, figures, past, write
+from tests.support.examples import examples
 
 REPORTS = (LATENCY, RETRIES, TRAFFIC, SLA)
 ALL = LogSelection()
@@ -56,6 +61,27 @@ def test_figures_are_those_of_a_plain_computation(name: str, store: str, logs: d
     expected = figures(name, logs, bound)
     assert len(rows) > 20
     assert [row | {"x": None} for row in rows] == [pytest.approx(row | {"x": None}) for row in expected]
+
+
+@settings(max_examples=examples(10))
+@given(
+    chance=st.randoms(use_true_random=False),
+    messages=st.tuples(st.integers(0, 5), st.integers(0, 5)),
+    bound=st.sampled_from((1, HOUR // 4, 5 * HOUR)),
+)
+def test_figures_of_any_log_are_those_of_a_plain_computation(
+    chance: Random, messages: tuple[int, int], bound: int
+) -> None:
+    logs = {mailbox: past(mailbox, count, chance) for mailbox, count in zip(BOXES, messages, strict=True)}
+    with TemporaryDirectory() as folder:
+        store = str(Path(folder) / "store.db")
+        write(store, logs)
+        for made in REPORTS:
+            rows = report(store, made, parameters={"bound": bound} if made is SLA else {})
+            expected = figures(made.name, logs, bound)
+            assert [row | {"x": None} for row in rows] == [
+                pytest.approx(row | {"x": None}) for row in expected
+            ]
 
 
 def test_times_select_messages_by_sending_and_follow_them_to_the_end(

@@ -138,3 +138,14 @@ def test_a_grid_without_values_or_with_too_many_is_refused() -> None:
     ):
         policy_grid(max_attempts=range(1, 11), visibility_ms=range(1_000, 11_000, 1_000))
     assert len(policy_grid(max_attempts=(3, 3, 5))) == 2
+
+
+def test_sixty_policies_have_a_row_each_and_more_are_refused(store: str) -> None:
+    sixty = policy_grid(max_attempts=range(1, 61))
+    rows = make_report(store, whatif_report(store, sixty), selection=ALL, engine="local").to_pylist()
+    assert [row["attempts"] for row in rows] == [None, *range(1, 61)]
+    assert len({row["messages"] for row in rows}) == 1
+    with pytest.raises(InvalidRequest, match="There are 61 policies; pass at most 60"):
+        whatif_report(store, [*sixty, Changes(max_attempts=61)])
+    with pytest.raises(InvalidRequest, match=r"policies\[0\]"):
+        whatif_report(store, [3])  # type: ignore[list-item]

@@ -48,6 +48,7 @@ NEEDS = {
     "GET /log/verify": Need(all_topics=True, path="/log/verify?from=1"),
     "GET /audit": Need((ADMIN,), all_topics=True),
     "GET /audit/verify": Need((ADMIN,), all_topics=True),
+    "GET /cluster": Need((ADMIN,), all_topics=True),
     "GET /access": Need((), is_mailbox=False),
     "POST /access/end": Need((ADMIN,), all_topics=True),
     "GET /messages": Need((), is_mailbox=False),  # a form for an id
@@ -61,6 +62,7 @@ NEEDS = {
     ),
     "GET /dead-letters": Need(),
     "GET /dead-letters/letters": Need(),
+    "GET /what-if": Need(),
     "GET /redrives": Need((REDRIVE,)),
     "POST /redrives": Need((REDRIVE,), form=OF_JOB),
     "GET /redrives/new": Need((REDRIVE,)),

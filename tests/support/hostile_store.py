@@ -30,7 +30,9 @@ def create_store(path: Path) -> None:
 
 async def _fill(store: str) -> None:
     async with open_mailbox(store, DEFAULT_MAILBOX, limits=MailboxLimits(frame_bytes=8 << 20)) as mailbox:
-        await mailbox.set_topic_policy(TOPIC, TopicPolicy(max_attempts=1))
+        # What tests receive and don't settle stays in flight, however slow the machine is.
+        patient = TopicPolicy(max_attempts=1, visibility_ms=3_600_000, replay_window_ms=7_200_000)
+        await mailbox.set_topic_policy(TOPIC, patient)
         await fail(mailbox, [_order(f"order-{number}") for number in range(DEAD - 1)] + [_hostile(LONG_ID)])
         await _send(
             mailbox,

@@ -15,10 +15,38 @@ from postroom.application.redrive_results import RedriveReport
 from postroom.domain.commit import Commit, IndexEntry
 from postroom.domain.mailbox.commands import Sweep
 from postroom.domain.policy import TopicPolicy
+from postroom.domain.redrive.spec import RedriveSpec
 from tests.support.waiting import until_answer
 
 NAME = "main@local"
 POLICY = TopicPolicy(max_attempts=1)
+FULL = TopicPolicy(max_attempts=1, shards=1, shard_capacity=10)
+"""Policy of a topic in which a job waits while nine messages are ready."""
+EVERY_FIELD = RedriveSpec(
+    text="smith",
+    match="word pre*",
+    topics=("orders.*", "mail"),
+    reasons=("max_attempts",),
+    fingerprints=("0123456789abcdef",),
+    message_ids=("m1",),
+    dead_since=1_000,
+    dead_until=2_000,
+    start_time=3_000,
+    end_time=4_000,
+    principals=("ann",),
+    correlation_id="c1",
+    trace_id="0123456789abcdef0123456789abcdef",
+    namespace="acme",
+    headers={"region": "eu"},
+    rate=5,
+    delay_ms=1_000,
+    limit=6,
+    destination="repair",
+    set_headers={"by": "ops"},
+    remove_headers=("old",),
+    merge_patch='{"a": 1}',
+)
+"""A selection and copies with a value in each field but the action."""
 
 
 @asynccontextmanager

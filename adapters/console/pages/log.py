@@ -272,7 +272,9 @@ def flatten(fields: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
         label = prefix + name.replace("_", " ")
         if isinstance(value, Mapping):
             yield from flatten(value, label + ": ")
-        else:
+        elif isinstance(value, bool):
+            yield label, "yes" if value else "no"
+        elif value is not None:
             yield label, value
 
 

@@ -309,7 +309,9 @@ def _target(page: Page) -> Target:
         return Target("", page.mailbox.name)
     host = page.request.headers.get("host", "")
     prefix = page.base.removesuffix(page.request.scope["root_path"])
-    return Target(f"{page.request.url.scheme}://{host}{prefix}", page.mailbox.name, not page.service.is_dev)
+    # A proxy in front speaks TLS, and a token must not be sent to it without.
+    scheme = "https" if page.console.is_secure else "http"
+    return Target(f"{scheme}://{host}{prefix}", page.mailbox.name, not page.service.is_dev)
 
 
 def _send_copies(

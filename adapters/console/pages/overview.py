@@ -1,6 +1,7 @@
 """The overview: topics, rates, read models, leases and contexts, live by server-sent events."""
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator
 from datetime import datetime
 from secrets import token_urlsafe
@@ -24,7 +25,8 @@ NAV: Final = NavEntry("Overview", "/", 0)
 REFRESH_SECONDS: Final = 2.0
 LEASES_SECONDS: Final = 1.0
 MAX_STREAMS: Final = 64
-MAX_STREAMS_OF_SESSION: Final = 8
+MAX_STREAMS_OF_BEARER: Final = 8
+"""The same of one capability: pages of tokens that are limited to topics are made for each alone."""
 MAX_ROWS: Final = 200
 """Number of topics shown; the largest."""
 _CSRF: Final = token_urlsafe(32)
@@ -55,7 +57,8 @@ async def live(page: Page) -> Response:
     """Send the live part of the overview whenever it may have changed."""
     await page.check(Operation.READ_HEADERS)
     console = page.console
-    if console.streams >= MAX_STREAMS or page.browser.streams >= MAX_STREAMS_OF_SESSION:
+    streams = console.streams
+    if streams.total() >= MAX_STREAMS or streams[page.browser.bearer] >= MAX_STREAMS_OF_BEARER:
         raise Saturated("The console has its limit of live pages; close some, or reload this one.", 10_000)
     headers = {"x-accel-buffering": "no"}
     return _LiveResponse(page, _events(page), media_type="text/event-stream", headers=headers)
@@ -70,13 +73,15 @@ class _LiveResponse(StreamingResponse):
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Send the events."""
-        self._page.console.streams += 1
-        self._page.browser.streams += 1
+        streams, browser = self._page.console.streams, self._page.browser
+        streams[bearer := browser.bearer] += 1
+        browser.streams += 1
         try:
             await super().__call__(scope, receive, send)
         finally:
-            self._page.console.streams -= 1
-            self._page.browser.streams -= 1
+            streams[bearer] -= 1
+            streams += Counter()  # forgets those without streams
+            browser.streams -= 1
 
 
 async def _events(page: Page) -> AsyncIterator[str]:

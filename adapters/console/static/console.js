@@ -104,5 +104,10 @@
     }
   });
 
+  // On a narrow window the navigation scrolls: show the page that is open.
+  const nav = document.querySelector(".nav");
+  const current = nav && nav.querySelector("[aria-current]");
+  if (current) { nav.scrollLeft = current.offsetLeft - nav.offsetLeft - (nav.clientWidth - current.offsetWidth) / 2; }
+
   for (const part of document.querySelectorAll("[data-live]")) { follow(part); }
 })();

@@ -46,17 +46,18 @@ class _Recorder:
         wall: Callable[[], int] = _wall,
         make_id: Callable[[], UUID] = uuid7,
     ) -> None:
-        self._record = messaging_statements("outbox.sql", tables or Tables())["record"]
+        sql = messaging_statements("outbox.sql", tables or Tables())
+        self._record, self._delay = sql["record"], sql["delay"]
         self._notify = notify
         self._max_payload_bytes = max_payload_bytes
         self._wall = wall
         self._make_id = make_id
 
-    def _prepare(self, events: Sequence[NewEvent]) -> tuple[list[UUID], dict[str, Any]]:
+    def _prepare(self, events: Sequence[NewEvent]) -> tuple[list["_Row"], dict[str, Any]]:
         now = self._wall()
         rows = [_row(record_event(event, now, self._make_id)) for event in events]
         limits = {"wake": self._notify, "max_bytes": self._max_payload_bytes}
-        return [row.stream for row in rows], {"events": as_json(rows)} | limits
+        return rows, {"events": as_json(rows)} | limits
 
     def _check(self, rows: Sequence[tuple[Any, ...]]) -> None:
         """Raise `InvalidOutboxEvent` if one event is too large, in which case none was written."""
@@ -80,6 +81,8 @@ class Outbox(_Recorder):
     def record(self, connection: "Connection", *events: NewEvent) -> list[UUID]:
         """Record events in the open transaction of a connection, in one round trip, without committing.
 
+        Events with `publish_at` take a second round trip.
+
         Call it after writing or locking the aggregate: its events are published in the order of these calls.
 
         Arguments:
@@ -95,11 +98,13 @@ class Outbox(_Recorder):
         """
         if not events:
             return []
-        ids, parameters = self._prepare(events)
+        recorded, parameters = self._prepare(events)
         with _policy_violations():
             rows = execute(connection, self._record, parameters)
         self._check(rows)
-        return ids
+        if delays := _delays(recorded):
+            execute(connection, self._delay, {"delays": as_json(delays)})
+        return [row.stream for row in recorded]
 
 
 class AsyncOutbox(_Recorder):
@@ -113,11 +118,13 @@ class AsyncOutbox(_Recorder):
         """
         if not events:
             return []
-        ids, parameters = self._prepare(events)
+        recorded, parameters = self._prepare(events)
         with _policy_violations():
             rows = await execute_async(connection, self._record, parameters)
         self._check(rows)
-        return ids
+        if delays := _delays(recorded):
+            await execute_async(connection, self._delay, {"delays": as_json(delays)})
+        return [row.stream for row in recorded]
 
 
 class _Row(msgspec.Struct, frozen=True, gc=False):
@@ -136,6 +143,19 @@ class _Row(msgspec.Struct, frozen=True, gc=False):
     occurred_at: datetime
     correlation_id: UUID | None
     causation_id: UUID | None
+    data_bytes: int | None
+    publish_at: datetime | None
+
+
+class _Delay(msgspec.Struct, frozen=True, gc=False):
+    """Parameters of the statement that delays an event."""
+
+    id: UUID
+    publish_at: datetime
+
+
+def _delays(rows: Sequence[_Row]) -> list[_Delay]:
+    return [_Delay(row.stream, row.publish_at) for row in rows if row.publish_at is not None]
 
 
 def _row(recorded: RecordedEvent) -> _Row:
@@ -156,6 +176,8 @@ def _row(recorded: RecordedEvent) -> _Row:
         utc(event.occurred_at),
         event.correlation_id,
         event.causation_id,
+        recorded.data_bytes,
+        None if event.publish_at is None else utc(event.publish_at),
     )
 
 

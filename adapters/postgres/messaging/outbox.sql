@@ -1,16 +1,17 @@
 -- Statements of a service and its relays on the outbox.
 
--- The size of a payload is that of its jsonb text, which is published. If one is too large, nothing is written.
+-- The size of a payload is that of its jsonb text, which is published, or of the bytes that the text encodes. If one
+-- is too large, nothing is written.
 -- name: record
 WITH new AS MATERIALIZED (
     SELECT * FROM jsonb_to_recordset(CAST(CAST(:events AS text) AS jsonb)) AS event (
         stream uuid, version int, type text, at timestamptz, state text,
         aggregate_type text, aggregate_id text, event_type text, event_version int, payload jsonb,
-        occurred_at timestamptz, correlation_id uuid, causation_id uuid
+        occurred_at timestamptz, correlation_id uuid, causation_id uuid, data_bytes bigint
     )
 ), oversized AS MATERIALIZED (
-    SELECT CAST(stream AS text) AS id, octet_length(CAST(payload AS text)) AS bytes FROM new
-    WHERE octet_length(CAST(payload AS text)) > CAST(:max_bytes AS bigint) LIMIT 1
+    SELECT CAST(stream AS text) AS id, coalesce(data_bytes, octet_length(CAST(payload AS text))) AS bytes FROM new
+    WHERE coalesce(data_bytes, octet_length(CAST(payload AS text))) > CAST(:max_bytes AS bigint) LIMIT 1
 ), recorded AS (
     INSERT INTO outbox_events (
         id, aggregate_type, aggregate_id, event_type, event_version, payload, occurred_at, correlation_id,
@@ -26,6 +27,16 @@ WITH new AS MATERIALIZED (
 )
 SELECT CASE WHEN CAST(:wake AS boolean) THEN CAST(pg_notify('postroom_outbox', '') AS text) END,
        (SELECT id FROM oversized), (SELECT bytes FROM oversized);
+
+-- A delayed event has the row of one that waits for a retry.
+-- name: delay
+WITH delayed AS (
+    INSERT INTO outbox_retries (id, aggregate_type, aggregate_id, position, retry_at)
+    SELECT event.id, event.aggregate_type, event.aggregate_id, event.position, delay.publish_at
+    FROM jsonb_to_recordset(CAST(CAST(:delays AS text) AS jsonb)) AS delay (id uuid, publish_at timestamptz)
+    JOIN outbox_events AS event ON event.id = delay.id
+)
+SELECT true;
 
 -- name: limit_claim
 SELECT set_config('idle_in_transaction_session_timeout', :idle_ms, true),
@@ -85,9 +96,11 @@ LEFT JOIN aggregate_events AS recorded ON recorded.stream = event.id AND recorde
 WHERE event.before IS NULL OR event.before < :batch_bytes
 ORDER BY event.position;
 
+-- Delayed events have no error, and are not parked.
 -- name: find_failed
 SELECT event.id FROM outbox_retries AS retry JOIN outbox_events AS event ON event.id = retry.id
-WHERE event.published_at IS NULL AND (retry.retry_at IS NULL OR NOT :only_parked)
+WHERE event.published_at IS NULL
+  AND (retry.retry_at IS NULL OR (event.publish_error IS NOT NULL AND NOT :only_parked))
 ORDER BY event.position LIMIT :limit;
 
 -- Changes of events, and the new events of their histories, are passed as JSON (see `as_json`).

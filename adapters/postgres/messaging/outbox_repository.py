@@ -16,7 +16,7 @@ from postroom.adapters.sql.transaction import for_psycopg
 from postroom.application.aggregate_codec import CODEC
 from postroom.application.ports.outbox_repository import Backlog, Decision, OutboxRow
 from postroom.domain.errors import PostroomError, Unavailable
-from postroom.domain.outbox import OutboxEvent, Status
+from postroom.domain.outbox import OutboxEvent, OutboxEventRecorded, Status
 from postroom.domain.subject import CorrelationContext
 
 CLAIM_MS = 30_000
@@ -285,7 +285,10 @@ def _outbox_row(row: _Row, with_payload: bool) -> OutboxRow:
         status = "published"
     elif row.has_failed and row.retry_at is None:
         status = "parked"
-    traceparent, unreadable = _traceparent(row)
+    recorded, unreadable = _recorded(row)
+    payload = row.payload
+    if recorded is not None and recorded.is_binary and payload is not None:
+        payload, unreadable = _decode_binary(payload)
     if row.occurred_at is None:
         unreadable = "its occurred_at is outside the years 1 to 9999"
     elif with_payload and row.payload is None:
@@ -299,25 +302,35 @@ def _outbox_row(row: _Row, with_payload: bool) -> OutboxRow:
         row.event_version,
         row.occurred_at,
         CorrelationContext(row.correlation_id, row.causation_id),
-        traceparent,
+        recorded.traceparent if recorded else None,
         row.published_at,
         row.publish_attempts,
         row.publish_error,
         row.retry_at,
         status,
+        recorded.attributes if recorded else {},
+        recorded.is_binary if recorded else False,
     )
-    return OutboxRow(event, row.payload, row.version is not None, unreadable)
+    return OutboxRow(event, payload, row.version is not None, unreadable)
 
 
-def _traceparent(row: _Row) -> tuple[str | None, str | None]:
-    """Return the trace context of the event, and the reason if its history can't be read."""
+def _decode_binary(payload: bytes) -> tuple[bytes | None, str | None]:
+    """Return the bytes that a payload encodes, or the reason if it does not."""
+    try:
+        return msgspec.json.decode(payload, type=bytes), None
+    except msgspec.MsgspecError as error:
+        return None, f"its payload can't be read as base64: {error}"
+
+
+def _recorded(row: _Row) -> tuple[OutboxEventRecorded | None, str | None]:
+    """Return the first event of the history, and the reason if it can't be read."""
     if row.recorded_type is None or row.recorded_state is None:
         return None, None
     try:
         recorded = CODEC.to_event(row.id.bytes, 1, row.recorded_type, 0, row.recorded_state)
     except (PostroomError, msgspec.MsgspecError) as error:
         return None, f"its history can't be read: {error}"
-    return getattr(recorded, "traceparent", None), None
+    return (recorded if isinstance(recorded, OutboxEventRecorded) else None), None
 
 
 def _is_row_error(error: psycopg.Error) -> bool:

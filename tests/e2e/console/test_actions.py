@@ -8,7 +8,7 @@ import pytest
 from playwright.sync_api import Locator, Page
 
 from tests.e2e.console.conftest import Console, enter_token
-from tests.support.browser import Window, find_violations
+from tests.support.browser import Window, find_problems
 from tests.support.hostile_store import DEAD, LONG_ID, QUIET_TOPIC, SCRIPT_URL, TOPIC, XSS
 from tests.support.prefix_proxy import PrefixProxy
 from tests.support.servers.http import PostroomServer
@@ -37,8 +37,11 @@ def test_an_action_whose_token_expired_leads_to_sign_in_and_back(
     page.get_by_text("Reload the page to go on.").wait_for()
 
     page.get_by_role("button", name=f"Pause {QUIET_TOPIC}").click()
+    page.get_by_label("Capability token").wait_for()
+    assert find_problems(page) == []
     enter_token(window, console.issue("ops"))
     page.get_by_text(QUIET_TOPIC).wait_for()
+    assert find_problems(page) == []
     page.get_by_role("button", name="Send again").click()
 
     page.get_by_role("button", name=f"Resume {QUIET_TOPIC}").click()
@@ -55,16 +58,35 @@ def test_a_redrive_by_keyboard_leaves_out_what_fails_after_its_preview(
     press(page, page.get_by_role("link", name="Redrive these"))
     press(page, page.get_by_role("button", name="Preview"))
     page.get_by_role("heading", name=f"Redrive {DEAD} dead letters?").wait_for()
-    assert find_violations(page) == []
+    assert find_problems(page) == []
     fail(console.server, token, ["late-1", "late-2"])
     press(page, page.get_by_role("button", name="Start the job"))
     fail(console.server, token, ["late-3"])
 
     page.get_by_text(f"{DEAD} of {DEAD}").wait_for()
     page.locator("main").get_by_text("completed").first.wait_for()
-    assert find_violations(page) == []
+    assert find_problems(page) == []
     assert dead_letters(console.server, token) == {"late-1", "late-2", "late-3"}
     window.assert_quiet(console.host)
+
+
+def test_of_two_operators_who_redrive_a_dead_letter_at_once_one_does(
+    console: Console, windows: Callable[..., Window]
+) -> None:
+    token = console.issue("ops")
+    fail(console.server, token, ["contended"])
+    pages = [window.page for window in (windows(), windows()) if console.sign_in(window, token)]
+    for page in pages:
+        page.goto(f"{console.base}/message/redrive?id=contended")
+    for page in pages:
+        page.get_by_role("button", name="Redrive it").click(no_wait_after=True)
+    for page in pages:
+        page.locator(".notices").wait_for()
+
+    headers = {"Authorization": f"Bearer {token}"}
+    jobs = console.server.call("GET", "/v1/redrives", headers=headers).json["jobs"]
+    assert sum(each["moved"] for each in jobs if each["spec"].get("message_ids") == ["contended"]) == 1
+    assert "contended" not in dead_letters(console.server, token)
 
 
 def press(page: Page, target: Locator) -> None:

@@ -11,6 +11,7 @@ from google.protobuf import source_context_pb2
 from google.protobuf.descriptor_pb2 import FileDescriptorSet
 
 from postroom.adapters.compose.console import ConsoleSettings, console_mount
+from postroom.adapters.compose.serve import Protection
 from postroom.adapters.compose.testing import open_memory_mailbox
 from postroom.domain.capability.rights import Operation
 from postroom.domain.envelope.v1.envelope_pb2 import PrismEnvelope
@@ -308,6 +309,20 @@ async def test_masked_fields_are_hidden_from_those_without_the_right_admin(place
         page = await browser.get("/messages/m")
         assert "4111" in page.text
         assert "hunter2" in page.text
+
+
+async def test_behind_a_proxy_calls_to_be_copied_go_to_the_proxy_with_tls() -> None:
+    protection = Protection(behind_proxy=True)
+    async with (
+        open_memory_mailbox() as mailbox,
+        served_console(mailbox, protection=protection, trusts_proxy=True) as browser,
+    ):
+        await mailbox.send_message(message(message_id="m"))
+        page = await browser.get("/messages/m", headers={"x-forwarded-prefix": "/queue"})
+        calls = re.findall(r'<pre id="copy-[^>]*>([^<]*)</pre>', page.text)
+        host = browser.url.removeprefix("http://").removesuffix("/console")
+        assert f"https://{host}/queue/v1/messages/m" in calls[0]
+        assert not any("http://" in each for each in calls)
 
 
 async def test_protobuf_is_decoded_by_the_schema_of_its_namespace(tmp_path: Path) -> None:

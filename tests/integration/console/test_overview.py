@@ -111,22 +111,27 @@ async def test_the_live_part_ends_with_the_service_and_the_session(place: Memory
         assert (await next_event(second.content))[0] == "live"  # type: ignore[arg-type]
 
 
-async def test_live_parts_of_a_session_are_few(place: MemoryPlace, browser: Browser) -> None:
-    await browser.sign_in(place.issue())
+async def test_live_parts_of_a_capability_are_few(place: MemoryPlace, browser: Browser) -> None:
+    token = place.issue()
 
-    async def status() -> int:
-        async with browser.client.get(browser.url + "/live", timeout=FOREVER) as stream:
+    async def status(of: Browser) -> int:
+        async with of.client.get(of.url + "/live", timeout=FOREVER) as stream:
             return stream.status
 
     async with AsyncExitStack() as opened:
-        for _ in range(8):
-            request = browser.client.get(browser.url + "/live", timeout=FOREVER)
+        twin = await opened.enter_async_context(Browser.another(browser))
+        other = await opened.enter_async_context(Browser.another(browser))
+        await browser.sign_in(token)
+        await twin.sign_in(token)
+        await other.sign_in(place.issue())
+        for each in (browser, twin) * 4:
+            request = each.client.get(browser.url + "/live", timeout=FOREVER)
             stream = await opened.enter_async_context(request)
             assert stream.status == 200
-        assert await status() == 429
+        assert [await status(each) for each in (browser, twin, other)] == [429, 429, 200]
 
     async def has_room() -> bool:
-        return await status() == 200
+        return await status(browser) == 200
 
     await until_answer(has_room)
 

@@ -94,10 +94,10 @@ def an_event_that_is_marked_before_it_is_published(patch: Patch) -> None:
     async def mark_first(self: relay.OutboxRelay, partitions: Sequence[int]) -> int:
         async with self._repository.claim(partitions) as claim:
             stored = await claim.find_unpublished(self._clock.wall(), 4)
-            batch = relay._Batch(self._publisher, "sea", lambda: True)
-            batch.published = [(each, relay._subject("sea", "changed", 1)) for each in stored]
+            batch = relay._Batch(self._publisher, self._route, lambda: True)
+            batch.published = [(each, self._route.name_of(each.event)) for each in stored]
             await self._record(claim, batch)
-        await relay._Batch(self._publisher, "sea", lambda: True).publish(stored, 4)
+        await relay._Batch(self._publisher, self._route, lambda: True).publish(stored, 4)
         return len(stored)
 
     patch.setattr(relay.OutboxRelay, "_relay", mark_first)

@@ -110,3 +110,24 @@ def test_headers_are_hidden_whatever_the_case_of_their_names() -> None:
 def test_a_malformed_rule_is_refused(mask: Mask) -> None:
     with pytest.raises(InvalidRequest, match="mask_"):
         mask.validate()
+
+
+@pytest.mark.parametrize("name", ["correlation-id", "Correlation ID", "CORRELATION_ID"])
+def test_a_header_is_hidden_however_its_name_is_written(name: str) -> None:
+    mask = Mask(headers=(name, "x_card")).validate()
+    item = MailboxItem(
+        message_id="m",
+        timestamp=0,
+        topic="t",
+        correlation_id="4111",
+        custom_headers={"X-Card": "4111"},
+        envelope_blob=b"",
+    )
+    assert "4111" not in str(mask.hide_item(item))
+    assert mask.covers_header("correlation_id")
+
+
+@pytest.mark.parametrize("name", ["topic", "Message-ID", "timestamp"])
+def test_a_header_that_is_always_shown_is_no_rule_of_a_mask(name: str) -> None:
+    with pytest.raises(InvalidRequest, match="can't be hidden"):
+        Mask(headers=(name,)).validate()

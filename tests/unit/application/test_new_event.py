@@ -28,7 +28,7 @@ def recorded(payload: Any = None, **fields: Any) -> RecordedEvent:
 
 
 def test_an_event_without_id_and_time_gets_both() -> None:
-    event, payload = recorded({"total": 5})
+    event, payload, _ = recorded({"total": 5})
     assert (UUID(bytes=event.stream), event.occurred_at, payload) == (ID, NOW, b'{"total":5}')
 
 
@@ -140,7 +140,7 @@ def test_a_backslash_before_u0000_is_no_nul_character() -> None:
 
 def test_ids_of_other_libraries_are_ids() -> None:
     id_ = uuid_utils.uuid7()
-    event, _ = recorded(id=id_, correlation_id=str(id_))
+    event, *_ = recorded(id=id_, correlation_id=str(id_))
     assert UUID(bytes=event.stream) == event.correlation_id == UUID(str(id_))
     with pytest.raises(InvalidOutboxEvent, match="causation_id must be a UUID; it was 'order-1'"):
         recorded(causation_id="order-1")

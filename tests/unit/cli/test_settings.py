@@ -2,10 +2,12 @@ import re
 
 import pytest
 
+from postroom.adapters.cli.config import all_settings
 from postroom.adapters.cli.output import Output
 from postroom.adapters.cli.project import body_rules
 from postroom.adapters.cli.session import Session
 from postroom.adapters.cli.settings import DEFAULT_POLICY, InvalidSettings, load_settings, make_policy
+from postroom.adapters.compose.console import ConsoleSettings
 from postroom.domain.policy import MailboxLimits, TopicPolicy
 from postroom.domain.search import BodyRules
 
@@ -146,6 +148,26 @@ def test_bodies_that_are_no_topics_are_refused(folder, wrong, sentence):
     (folder / "postroom.toml").write_text(f"[search]\n{wrong}\n")
     with pytest.raises(InvalidSettings, match=sentence):
         body_rules(session())
+
+
+def test_every_section_that_is_shown_can_be_set_in_the_file_and_in_the_environment(folder):
+    shown = {each.name.partition(".")[0] for each in all_settings(session()) if "." in each.name}
+    (folder / "postroom.toml").write_text("".join(f"[{name}]\n" for name in sorted(shown)))
+    assert {each.name.partition(".")[0] for each in all_settings(session()) if "." in each.name} == shown
+    (folder / "postroom.toml").write_text(
+        '[console]\nread_only = true\nidle_timeout = "5m"\nmask_headers = ["authorization"]\n'
+        'mask_payload_fields = ["/card/number"]\n'
+    )
+    settings = load_settings({}, {"POSTROOM_CONSOLE__PROXY_PREFIX": "/ops"}).section(
+        "console", ConsoleSettings
+    )
+    assert settings.validate() == ConsoleSettings(
+        read_only=True,
+        idle_timeout_ms=300_000,
+        mask_headers=("authorization",),
+        mask_payload_fields=("/card/number",),
+        proxy_prefix="/ops",
+    )
 
 
 def session():

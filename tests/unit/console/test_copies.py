@@ -49,6 +49,13 @@ def test_what_no_call_can_say_has_a_reason_instead() -> None:
     assert [each.text is None for each in read_copies(alone, "m")] == [True, False, True]
     calls = send_copies(alone, NewMessage(topic="t", payload=b"x"))
     assert [each.text for each in calls] == [None, "postroom --mailbox=acme@one send -- t x", None]
+    below = TARGET._replace(url="https://example.org/queue")
+    assert [each.text is None for each in read_copies(below, "m")] == [False, False, True]
+    assert [each.text is None for each in send_copies(below, NewMessage(topic="t", payload=b""))] == [
+        False,
+        True,
+        True,
+    ]
     large = NewMessage(topic="t", payload=b"", attrs={"x": "y" * (MAX_COPY_CHARS + 1)})
     assert all(each.text is None for each in send_copies(TARGET, large))
 

@@ -1,0 +1,104 @@
+"""Files of anchors: a line of JSON each, oldest first."""
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from fcntl import LOCK_EX, LOCK_NB, flock
+from pathlib import Path
+from stat import S_ISREG
+
+from postroom.adapters.files.durable import sync
+from postroom.application.anchors import Anchor, decode_anchor, encode_anchor
+from postroom.domain.errors import InvalidRequest, NotFound, Unavailable
+
+MAX_BYTES = 1 << 30
+MODE = 0o644
+
+
+class AnchorFile:
+    """A file of anchors to which one process at a time appends."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def read(self) -> list[Anchor]:
+        """Return the anchors, oldest first; a last line that a crash left incomplete is ignored.
+
+        Raises: NotFound when the file does not exist, InvalidRequest when it has other lines, Unavailable
+            when it can't be read.
+        """
+        try:
+            with self.path.open("rb") as file:
+                self._check(file.fileno())
+                lines = file.read(MAX_BYTES + 1)
+        except FileNotFoundError:
+            raise NotFound(f"There is no file {self.path}; make it with postroom anchor.") from None
+        except OSError as error:
+            raise self.failure(error) from error
+        return self._decode(lines)
+
+    @contextmanager
+    def locked(self) -> "Iterator[LockedFile]":
+        """Create the file if it does not exist, and keep other writers out while the context lasts.
+
+        Raises: as `read`; Unavailable when another process appends.
+        """
+        try:
+            is_new = not self.path.exists()
+            # Non-blocking: opening a pipe waits for its reader.
+            descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK, MODE)
+        except OSError as error:
+            raise self.failure(error) from error
+        with os.fdopen(descriptor, "r+b", buffering=0) as file:
+            self._check(descriptor)
+            try:
+                flock(descriptor, LOCK_EX | LOCK_NB)
+            except BlockingIOError:
+                raise Unavailable(f"Another process is writing {self.path}; try again.") from None
+            content = file.read()
+            anchors = self._decode(content)
+            if is_new:
+                sync(self.path.parent)
+            yield LockedFile(self, descriptor, anchors, content.rfind(b"\n") + 1)
+
+    def _check(self, descriptor: int) -> None:
+        status = os.fstat(descriptor)
+        if not S_ISREG(status.st_mode) or status.st_size > MAX_BYTES:
+            raise InvalidRequest(f"{self.path} is no file of anchors; name a regular file of up to 1 GiB.")
+
+    def _decode(self, content: bytes) -> list[Anchor]:
+        lines = content.split(b"\n")[:-1]
+        return [decode_anchor(line, f"Line {n} of {self.path}") for n, line in enumerate(lines, 1)]
+
+    def failure(self, error: OSError) -> Unavailable:
+        """Return the error of a failed system call on the file."""
+        return Unavailable(f"The file {self.path} can't be used: {error.strerror}.")
+
+
+class LockedFile:
+    """A file of anchors while one process may append.
+
+    Arguments:
+        anchors: those that it has.
+        size: bytes of its complete lines.
+    """
+
+    def __init__(self, file: AnchorFile, descriptor: int, anchors: list[Anchor], size: int) -> None:
+        self.anchors = anchors
+        self._file = file
+        self._descriptor = descriptor
+        self._size = size
+
+    def append(self, anchors: Sequence[Anchor]) -> None:
+        """Append anchors durably; raises Unavailable, and appends none, when that fails."""
+        lines = b"".join(encode_anchor(each) + b"\n" for each in anchors)
+        try:
+            os.ftruncate(self._descriptor, self._size)  # what a crash left incomplete
+            written = os.pwrite(self._descriptor, lines, self._size)
+            if written < len(lines):
+                os.ftruncate(self._descriptor, self._size)
+                raise Unavailable(f"The disk of {self._file.path} is full; free some space and try again.")
+            os.fsync(self._descriptor)
+        except OSError as error:
+            raise self._file.failure(error) from error
+        self._size += len(lines)

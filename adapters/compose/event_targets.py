@@ -1,0 +1,117 @@
+"""Wiring of the targets of an outbox: JetStream, Kafka, RabbitMQ, and mailboxes."""
+
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
+from typing import NamedTuple
+
+import msgspec
+
+from postroom.adapters.compose import shown_store
+from postroom.adapters.compose.connect import connect as connect_mailbox
+from postroom.adapters.compose.remote import ClientTls, is_remote
+from postroom.adapters.kafka.settings import KafkaSettings
+from postroom.adapters.nats.settings import NatsSettings
+from postroom.adapters.rabbitmq.settings import RabbitmqSettings
+from postroom.application.extras import explain_missing_extra
+from postroom.application.metrics import Metric
+from postroom.application.outbox.mailbox_publisher import MailboxPublisher
+from postroom.application.outbox.message import AGGREGATE_ID
+from postroom.application.outbox.route import EVENT_ID, SUBJECT, TOPIC, Route
+from postroom.application.outbox.settings import OutboxSettings
+from postroom.application.ports.publisher import Publisher
+from postroom.domain.names import DEFAULT_MAILBOX
+
+__all__ = ["EventTarget", "KafkaSettings", "MailboxTarget", "NatsSettings", "RabbitmqSettings", "open_target"]
+
+TIMEOUT_MS = 5_000
+"""Time within which a target confirms an event: less than a third of the shortest claim."""
+
+
+class MailboxTarget(msgspec.Struct, frozen=True, kw_only=True):
+    """A mailbox to which an outbox publishes; the arguments are those of `connect`."""
+
+    address: str
+    mailbox: str = DEFAULT_MAILBOX
+    token: str | None = None
+    tls: ClientTls | None = None
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.shown_url!r})"
+
+    @property
+    def shown_url(self) -> str:
+        """Return the address without passwords, for messages and logs."""
+        shown = self.address if is_remote(self.address) else shown_store(self.address)
+        return f"mailbox:{shown}#{self.mailbox}"
+
+
+EventTarget = NatsSettings | KafkaSettings | RabbitmqSettings | MailboxTarget
+
+
+class OpenTarget(NamedTuple):
+    """A target in use.
+
+    Arguments:
+        metrics: of the connection.
+        is_connected: returns whether the target can be reached, as far as the client knows.
+    """
+
+    publisher: Publisher
+    route: Route
+    metrics: Callable[[], Sequence[Metric]]
+    is_connected: Callable[[], bool]
+
+
+async def open_target(
+    target: EventTarget, context: str, settings: OutboxSettings, stack: AsyncExitStack
+) -> OpenTarget:
+    """Connect to the target of an outbox.
+
+    Arguments:
+        context: the bounded context whose events are published.
+        stack: closes the connection.
+
+    Raises: MissingExtra, InvalidRequest for invalid settings, Unavailable when NATS or the store of a mailbox
+        can't be used.
+    """
+    if isinstance(target, NatsSettings):
+        route = Route(context, settings.topic or SUBJECT)
+        return await _open_jetstream(target, route, stack)
+    publisher: Publisher
+    if isinstance(target, MailboxTarget):
+        route = Route(context, settings.topic or TOPIC, EVENT_ID)
+        mailbox = await stack.enter_async_context(
+            connect_mailbox(
+                target.address, target.mailbox, timeout_ms=TIMEOUT_MS, token=target.token, tls=target.tls
+            )
+        )
+        publisher = MailboxPublisher(mailbox)
+    elif isinstance(target, KafkaSettings):
+        route = Route(context, settings.topic or TOPIC, EVENT_ID)
+        with explain_missing_extra("kafka,postgres"):
+            from postroom.adapters.kafka.publisher import KafkaPublisher
+
+        publisher = KafkaPublisher(target, TIMEOUT_MS, key_header=AGGREGATE_ID)
+    else:
+        route = Route(context, settings.topic or SUBJECT, EVENT_ID)
+        with explain_missing_extra("postgres,rabbitmq"):
+            from postroom.adapters.rabbitmq.publisher import RabbitmqPublisher
+
+        publisher = RabbitmqPublisher(target, settings.exchange, EVENT_ID, timeout_seconds=TIMEOUT_MS / 1_000)
+    stack.push_async_callback(publisher.close)
+    return OpenTarget(publisher, route, list, lambda: True)
+
+
+async def _open_jetstream(nats: NatsSettings, route: Route, stack: AsyncExitStack) -> OpenTarget:
+    with explain_missing_extra("nats,postgres"):
+        from postroom.adapters.nats.connection import connect
+        from postroom.adapters.nats.metrics import nats_metrics
+        from postroom.adapters.nats.publisher import JetStreamPublisher
+
+    client = await stack.enter_async_context(connect(nats, "postroom outbox relay"))
+    return OpenTarget(
+        JetStreamPublisher(client),
+        route,
+        lambda: nats_metrics({"publisher": client}),
+        lambda: client.is_connected,
+    )

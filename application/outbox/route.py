@@ -1,0 +1,71 @@
+"""Routes: the subject, topic or routing key that an event is published at."""
+
+import string
+from functools import lru_cache
+
+import msgspec
+
+from postroom.application.outbox.message import MESSAGE_ID
+from postroom.domain.errors import InvalidRequest
+from postroom.domain.outbox import OutboxEvent
+from postroom.domain.subject import EventSubject, check_token
+
+SUBJECT = "{context}.event.{event_type}.v{event_version}"
+"""The form of SDS-047: one subject for each type of event."""
+TOPIC = "{context}.{aggregate_type}"
+"""One topic for each type of aggregate, so that the events of an aggregate keep their order."""
+EVENT_ID = "Event-Id"
+"""Header with the id of the event where a target has no header of its own for it."""
+FIELDS = ("context", "aggregate_type", "event_type", "event_version")
+
+
+class Route(msgspec.Struct, frozen=True):
+    """Where the events of a context are published, and under which header their ids are.
+
+    Arguments:
+        context: the bounded context, one token of a subject.
+        template: the name that is published at, with fields of `FIELDS` in braces.
+
+    Raises: InvalidRequest for a context that is no token, or a template that can't be filled in.
+    """
+
+    context: str
+    template: str = SUBJECT
+    id_header: str = MESSAGE_ID
+
+    def __post_init__(self) -> None:
+        check_token(self.context, "The context")
+        if not self.template or not all(map(_is_field, _fields(self.template))):
+            raise InvalidRequest(
+                f"The topic {self.template!r} can't be filled in; write text with any of "
+                f"{', '.join(f'{{{field}}}' for field in FIELDS)}."
+            )
+
+    def name_of(self, event: OutboxEvent) -> str:
+        """Return the name that an event is published at; raises InvalidRequest if its type is no token."""
+        return _fill(self.template, self.context, event.aggregate_type, event.event_type, event.event_version)
+
+
+def _fields(template: str) -> list[str | None]:
+    """Return the placeholders of a template; [None] if it is malformed."""
+    try:
+        parts = list(string.Formatter().parse(template))
+    except ValueError:
+        return [None]
+    return [
+        None if spec or conversion else field for _, field, spec, conversion in parts if field is not None
+    ]
+
+
+def _is_field(field: str | None) -> bool:
+    return field in FIELDS
+
+
+@lru_cache(maxsize=4_096)
+def _fill(template: str, context: str, aggregate_type: str, event_type: str, event_version: int) -> str:
+    subject = EventSubject(context, event_type, event_version)
+    if template == SUBJECT:
+        return subject.value
+    return template.format(
+        context=context, aggregate_type=aggregate_type, event_type=event_type, event_version=event_version
+    )

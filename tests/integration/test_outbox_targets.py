@@ -1,0 +1,79 @@
+"""Relays to a mailbox, to Kafka and to RabbitMQ; for JetStream see `test_outbox_relay.py`."""
+
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from postroom import connect
+from postroom.adapters.compose.relay import (
+    EventTarget,
+    KafkaSettings,
+    MailboxTarget,
+    MessagingSettings,
+    OutboxSettings,
+    RabbitmqSettings,
+    open_relay,
+)
+from postroom.domain.errors import InvalidRequest, Unavailable
+from tests.support.outboxes import column, order_placed, record
+
+
+async def relay_all(database: str, target: EventTarget, **settings: str) -> None:
+    messaging = MessagingSettings(database, "sea")
+    options = OutboxSettings(hints=False, cleanup_every_ms=0, **settings)  # type: ignore[arg-type]
+    async with open_relay(messaging, target, options) as relay:
+        while await relay.relay_once():
+            pass
+
+
+async def test_a_mailbox_has_each_event_once_in_the_order_of_its_aggregate(
+    messaging_database: str, tmp_path: Path
+) -> None:
+    store = str(tmp_path / "mail.db")
+    ids = record(messaging_database, *(order_placed(f"Größe {n % 2}", n) for n in range(10)))
+    target = MailboxTarget(address=store, mailbox="shop@local")
+    await relay_all(messaging_database, target)
+    with psycopg.connect(messaging_database) as connection:  # as if a relay died before it recorded them
+        connection.execute("UPDATE outbox_events SET published_at = NULL")
+    await relay_all(messaging_database, target)
+    assert None not in column(messaging_database, "published_at")
+    async with connect(store, "shop@local") as mailbox:
+        received = await mailbox.receive_messages("sea.order", max_messages=100)
+    assert {each.message_id for each in received} == {str(id_) for id_ in ids}
+    assert len(received) == 10
+    for order in ("Größe 0", "Größe 1"):
+        own = [each.message_id for each in received if each.attrs["Aggregate-Id"] == order]
+        assert own == sorted(own)
+
+
+async def test_a_topic_is_filled_in_from_the_event(messaging_database: str, tmp_path: Path) -> None:
+    store = str(tmp_path / "mail.db")
+    record(messaging_database, order_placed("o-1", 1, event_version=2))
+    target = MailboxTarget(address=store)
+    await relay_all(
+        messaging_database, target, topic="{context}/{aggregate_type}/{event_type}/{event_version}"
+    )
+    async with connect(store) as mailbox:
+        (message,) = await mailbox.receive_messages("sea/order/order_placed/2")
+    assert (message.payload, message.content_type) == (b'{"n": 1, "order": "o-1"}', "application/json")
+
+
+@pytest.mark.parametrize("topic", ["{", "{order}", "{context!r}", "{context:>9}", "{}", "{0}", "{context.x}"])
+async def test_a_topic_that_can_not_be_filled_in_is_refused_before_anything_is_connected(topic: str) -> None:
+    target = MailboxTarget(address="/no/such/folder/mail.db")
+    with pytest.raises(InvalidRequest, match="can't be filled in; write text with any of"):
+        await relay_all("postgresql://127.0.0.1:9/shop", target, topic=topic)
+
+
+@pytest.mark.parametrize(
+    "target",
+    [KafkaSettings(url="kafka://127.0.0.1:1"), RabbitmqSettings(url="amqp://me:secret@127.0.0.1:1")],
+    ids=["kafka", "rabbitmq"],
+)
+async def test_an_outage_of_a_broker_counts_no_attempt(messaging_database: str, target: EventTarget) -> None:
+    record(messaging_database, order_placed("o-1", 1))
+    with pytest.raises(Unavailable) as outage:
+        await relay_all(messaging_database, target)
+    assert "secret" not in f"{outage.value} {target!r}"
+    assert column(messaging_database, "publish_attempts") == [0]
