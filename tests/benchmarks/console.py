@@ -64,21 +64,8 @@ PAGES: dict[str, Sequence[str]] = {
         "/dead-letters/letters?topics=bench.failing",
     ),
     "redrives": ("/redrives", "/redrives/new?topics=bench.failing"),
-    "log": (
-        "/log",
-        "/log?topic=bench.t1",
-        "/log?topic=nowhere",
-        "/log?event=MessageDeadLettered",
-        "/log?position=1500000",
-        "/log/commits",
-        "/log/commits?position=1500000",
-        "/log/commits/1500000",
-        "/log/events/1500000",
-    ),
-    "verify": ("/log/verify", "/log/verify?from=1500000"),
+    "verify": ("/log/verify", "/log/verify?from=5000"),
     "what-if": ("/what-if", "/what-if?max_attempts=3", "/what-if?max_attempts=3&topic=bench.flaky"),
-    "audit": ("/audit", "/audit?principal=nobody"),
-    "access": ("/access",),
 }
 """Paths of each page, whose figures are those of all of them; other pages add theirs."""
 REPEATS = 15
