@@ -43,6 +43,20 @@ async def cancel_and_wait(*tasks: "asyncio.Task[Any]", seconds: float = math.inf
     return pending
 
 
+async def wait_uncancelled(awaitable: Awaitable[object]) -> None:
+    """Wait for what ends soon, however often the caller is cancelled; the cancellation is raised after it."""
+    waiting = asyncio.ensure_future(awaitable)
+    is_cancelled = False
+    while not waiting.done():
+        try:
+            await asyncio.wait([waiting])
+        except asyncio.CancelledError:
+            is_cancelled = True
+    if is_cancelled:
+        raise asyncio.CancelledError
+    await waiting
+
+
 async def wait_at_most(seconds: float, awaitable: Awaitable[object]) -> None:
     """Wait for `awaitable`, but no longer than some seconds.
 

@@ -34,6 +34,7 @@ from postroom.application.ports.clock import Clock
 from postroom.application.ports.event_log import EventLog
 from postroom.application.ports.log_archive import LogArchive
 from postroom.application.queries.owner_queries import OwnerQueries
+from postroom.application.query_threads import in_query_thread
 from postroom.application.redrive.jobs import RedriveJobs
 from postroom.application.service import Search
 from postroom.domain.arguments import (
@@ -295,7 +296,7 @@ def make_search(store: Store) -> Search | None:
             return read_models.search(filter_)
 
     async def search_in_thread(filter_: EventFilter) -> SearchPage:
-        return await asyncio.to_thread(search, filter_)
+        return await in_query_thread(search, filter_)
 
     return search_in_thread
 

@@ -24,6 +24,7 @@ from postroom.adapters.console.data import ConsoleData, Decode
 from postroom.adapters.console.samples import Samples
 from postroom.adapters.console.sessions import OneTimeCode
 from postroom.adapters.console.settings import ConsoleSettings
+from postroom.adapters.local.mailbox import SharedMailbox
 from postroom.application.background import background_task
 from postroom.application.extras import explain_missing_extra
 from postroom.application.metrics import Measure
@@ -101,9 +102,9 @@ def console_mount(
             cluster = None
             if open_control_plane is not None:
                 cluster = await opened.enter_async_context(open_control_plane())
-            measure, name = service.metrics.measure, service.mailbox.name
-            search = service.mailbox.search_unsettled if isinstance(service.mailbox, Postroom) else None
-            opening = open_data(store, name, measure=measure, search_unsettled=search)
+            measure, mailbox = service.metrics.measure, service.mailbox
+            search = mailbox.search_unsettled if isinstance(mailbox, Postroom | SharedMailbox) else None
+            opening = open_data(store, mailbox.name, measure=measure, search_unsettled=search)
             data = await asyncio.to_thread(opened.enter_context, opening)
             data = msgspec.structs.replace(
                 data,
@@ -163,7 +164,7 @@ def open_data(
     What does not exist, or can't be read, is None.
 
     Arguments:
-        search_unsettled: searches the unsettled messages if this process owns the mailbox.
+        search_unsettled: searches the unsettled messages of the mailbox.
     """
     with ExitStack() as opened:
         shown = shown_store(store)

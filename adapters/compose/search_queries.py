@@ -9,9 +9,11 @@ from contextlib import asynccontextmanager, suppress
 import msgspec
 
 from postroom.adapters.compose.export_process import END, FAILURE, HEADER, ExportFailure, ExportJob
+from postroom.application.background import wait_uncancelled
 from postroom.application.ports.facets import BARS, Facets, SuggestionField, Timeline
 from postroom.application.ports.read_models import ReadModels
 from postroom.application.ports.search_queries import ExportOptions, ExportPart
+from postroom.application.query_threads import in_query_thread
 from postroom.application.service import Search
 from postroom.domain.errors import (
     InternalError,
@@ -34,7 +36,7 @@ class StoreSearchQueries:
     Arguments:
         read_models: of the store; the caller closes them.
         mailbox: whose messages are read.
-        search_unsettled: searches them without read models, if this process owns the mailbox.
+        search_unsettled: searches them without read models.
     """
 
     def __init__(
@@ -48,12 +50,12 @@ class StoreSearchQueries:
 
     async def facets(self, filter_: EventFilter, /) -> Facets:
         """Count messages by the values of fields; see `SearchQueries.facets`."""
-        return await asyncio.to_thread(self._read_models.facets, filter_of_mailbox(filter_, self._mailbox))
+        return await in_query_thread(self._read_models.facets, filter_of_mailbox(filter_, self._mailbox))
 
     async def timeline(self, filter_: EventFilter, bars: int = BARS, /) -> Timeline:
         """Count messages by time; see `SearchQueries.timeline`."""
         own = filter_of_mailbox(filter_, self._mailbox)
-        return await asyncio.to_thread(self._read_models.timeline, own, bars)
+        return await in_query_thread(self._read_models.timeline, own, bars)
 
     async def search_unsettled(self, filter_: EventFilter, /) -> SearchPage:
         """Return a page of unsettled messages; see `SearchQueries.search_unsettled`."""
@@ -63,7 +65,7 @@ class StoreSearchQueries:
 
     async def suggest(self, field: SuggestionField, start: str, /) -> tuple[str, ...]:
         """Return values of a field; see `SearchQueries.suggest`."""
-        return await asyncio.to_thread(self._read_models.suggest, field, start, mailbox=self._mailbox)
+        return await in_query_thread(self._read_models.suggest, field, start, mailbox=self._mailbox)
 
     @asynccontextmanager
     async def export(
@@ -88,7 +90,7 @@ class StoreSearchQueries:
             finally:
                 with suppress(ProcessLookupError):
                     process.kill()
-                await asyncio.shield(process.wait())
+                await wait_uncancelled(process.wait())
         finally:
             self._exports -= 1
 

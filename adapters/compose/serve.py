@@ -14,6 +14,7 @@ from postroom.application.extras import explain_missing_extra
 from postroom.application.metrics import Measure
 from postroom.application.ports.dead_letters import DeadLetterGroupFilter, DeadLetterGroupPage
 from postroom.application.ports.mailbox import Mailbox
+from postroom.application.query_threads import in_query_thread
 from postroom.application.service import Groups, OpenSession, Search, Service, Surface, unrestricted
 from postroom.application.surface_metrics import SurfaceMetrics
 from postroom.application.write_health import WriteHealth
@@ -116,7 +117,7 @@ def make_groups(store: str) -> Groups:
             return read_models.dead_letter_groups(filter_)
 
     async def group_in_thread(filter_: DeadLetterGroupFilter) -> DeadLetterGroupPage:
-        return await asyncio.to_thread(group, filter_)
+        return await in_query_thread(group, filter_)
 
     return group_in_thread
 

@@ -1,6 +1,5 @@
 """`Page`: what the handler of a page gets, and `route`, which serves a handler."""
 
-import asyncio
 import re
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -19,6 +18,7 @@ from postroom.adapters.console.sessions import BrowserSession, Sessions
 from postroom.adapters.console.settings import ConsoleSettings
 from postroom.adapters.console.templating import Templates
 from postroom.application.ports.mailbox import Mailbox
+from postroom.application.query_threads import in_query_thread
 from postroom.application.service import Grant, Service, Session
 from postroom.domain.capability.rights import Operation
 
@@ -172,7 +172,7 @@ class Page:
 
     async def blocking(self, call: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
         """Return the result of a call that blocks, made in a thread."""
-        return await asyncio.to_thread(call, *args, **kwargs)
+        return await in_query_thread(call, *args, **kwargs)
 
     def url(self, path: str, /, **query: Any) -> str:
         """Return the link to a path of the console; parameters that are None or empty are left out."""

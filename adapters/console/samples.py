@@ -28,6 +28,7 @@ class _Sample(NamedTuple):
     at: float
     counters: dict[str, float]
     depths: dict[str, float]
+    topics: dict[tuple[str, str], float]
 
 
 class Samples:
@@ -42,6 +43,7 @@ class Samples:
         self._mailbox = mailbox
         self._measure = measure
         self._ring: deque[_Sample | None] = deque(maxlen=SAMPLES)
+        self._previous: _Sample | None = None
         self._backlog: Backlog | None = None
         self._counted_until = 0.0
         self._lock = asyncio.Lock()
@@ -56,7 +58,11 @@ class Samples:
         """Measure every few seconds until the service stops."""
         while self._measure is not None and not stopping.is_set():
             try:
-                self._ring.append(_sample(await self._measure()))
+                sample = _sample(await self._measure())
+                self._previous = self._ring[-1] if self._ring else None
+                if self._previous is not None:  # rates of topics are those of the last two samples
+                    self._ring[-1] = self._previous._replace(topics={})
+                self._ring.append(sample)
             except (PostroomError, TimeoutError):
                 self._ring.append(None)
             self._parts.clear()
@@ -94,6 +100,14 @@ class Samples:
         samples = list(self._ring)
         return [_rate(before, after, event) for before, after in pairwise(samples)]
 
+    def topic_rate(self, event: str, topic: str) -> float | None:
+        """Return the messages of a topic per second between the last two samples; None if not measured."""
+        before, after = self._previous, self._ring[-1] if self._ring else None
+        if before is None or after is None:
+            return None
+        increase = after.topics.get((event, topic), 0.0) - before.topics.get((event, topic), 0.0)
+        return increase / max(0.001, after.at - before.at) if increase >= 0 else None
+
     def depths(self, topic: str) -> list[float | None]:
         """Return the unsettled messages of a topic, oldest sample first; dead letters are not counted."""
         return [None if each is None else each.depths.get(topic, 0.0) for each in self._ring]
@@ -102,17 +116,20 @@ class Samples:
 def _sample(metrics: Sequence[Metric]) -> _Sample:
     counters: dict[str, float] = {}
     depths: dict[str, float] = {}
+    topics: dict[tuple[str, str], float] = {}
     for metric in metrics:
         for labels, value in metric.samples:
             if isinstance(value, Histogram):
                 continue
             if metric.name == "postroom_messages":
                 counters[labels["event"]] = value
+            elif metric.name == "postroom_topic_messages":
+                topics[labels["event"], labels["topic"]] = value
             elif metric.name in ("postroom_queue_depth", "postroom_inflight"):
                 topic = labels["topic"]
                 if topic in depths or len(depths) <= MAX_TOPICS:
                     depths[topic] = depths.get(topic, 0.0) + value
-    return _Sample(time.monotonic(), counters, depths)
+    return _Sample(time.monotonic(), counters, depths, topics)
 
 
 def _rate(before: _Sample | None, after: _Sample | None, event: str) -> float | None:

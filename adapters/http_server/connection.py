@@ -58,7 +58,8 @@ class Connection(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Start the deadline of the first request; refuse foreign users, and connections above the limit."""
-        super().connection_made(WriteBuffer(transport, self.loop))  # type: ignore[arg-type]  # all it needs of one
+        seconds = self._limits.write_timeout_ms / 1_000
+        super().connection_made(WriteBuffer(transport, self.loop, seconds))  # type: ignore[arg-type]  # all it needs of one
         if not is_trusted(transport):
             self._refuse(403, "E_CAP_SCOPE", "The socket serves processes of its own user and root only.")
         elif len(self.connections) > self._limits.max_connections:
@@ -76,6 +77,7 @@ class Connection(HttpToolsProtocol):
         """Cancel the deadlines and tell the request in progress."""
         super().connection_lost(exc)
         self._refused.discard(self)
+        self.transport.lost()  # type: ignore[attr-defined]  # of WriteBuffer
         self._unset_keepalive_if_required()
         self._cancel_deadline()
         self._cancel_write_deadline()

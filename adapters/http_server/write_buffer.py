@@ -12,11 +12,16 @@ class WriteBuffer:
 
     uvicorn writes them one after the other, and a write to a socket costs more than all else that it does for
     an answer. From `MAX_BYTES` on nothing is held back, so that a client that does not read is noticed.
+
+    Arguments:
+        seconds: time for the client to read the rest when the connection is closed.
     """
 
-    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop, seconds: float) -> None:
         self._transport = transport
         self._loop = loop
+        self._seconds = seconds
+        self._aborting: asyncio.TimerHandle | None = None
         self._pieces: list[bytes] = []
         self._size = 0
         self._has_ended = False
@@ -36,9 +41,11 @@ class WriteBuffer:
             self._flush()
 
     def close(self) -> None:
-        """Send what was written, and close."""
+        """Send what was written, and close; a client that does not read it keeps no connection."""
         self._flush()
         self._transport.close()
+        if self._aborting is None:
+            self._aborting = self._loop.call_later(self._seconds, self._transport.abort)
 
     def end(self) -> None:
         """Send what was written, and close when the client has, or after 1 s.
@@ -53,7 +60,13 @@ class WriteBuffer:
         if self._transport.can_write_eof():  # TLS has no such half-close
             self._transport.write_eof()
         self._transport.resume_reading()
-        self._loop.call_later(END_SECONDS, self._transport.abort)
+        if self._aborting is None:
+            self._aborting = self._loop.call_later(END_SECONDS, self._transport.abort)
+
+    def lost(self) -> None:
+        """Forget the connection, which is closed."""
+        if self._aborting is not None:
+            self._aborting.cancel()
 
     def is_closing(self) -> bool:
         """Return whether nothing more is to be read or written."""

@@ -34,7 +34,7 @@ class SharedMailbox(CommandHandlers):
         super().__init__(owner, wall, new_id)
         self._owner = owner
         self._new_id = new_id
-        self._search = search or self._search_unsettled
+        self._search = search or self.search_unsettled
 
     async def delete_old_events(self, older_than: int) -> int:
         """Remove settled records; see `Mailbox.delete_old_events`."""
@@ -131,7 +131,8 @@ class SharedMailbox(CommandHandlers):
         """Return a page of the messages that match; see `Mailbox.search_messages`."""
         return await self._search(filter_of_mailbox(filter_, self.name))
 
-    async def _search_unsettled(self, filter_: EventFilter) -> SearchPage:
+    async def search_unsettled(self, filter_: EventFilter, /) -> SearchPage:
+        """Return a page of the unsettled messages that match; they need no read models."""
         page: SearchPage = await self._owner.query("search_unsettled", filter_)
         return page
 

@@ -73,6 +73,7 @@ class Committer:
                 await append
                 self._metrics.commit.observe(perf_counter() - began)
                 self._metrics.batch.observe(count)
+                self._metrics.count_topics(group.events)
         except PostroomError as error:
             failure = error
         if previous is not None:

@@ -24,7 +24,7 @@ from postroom.domain.errors import (
 )
 from postroom.domain.event import Event
 from postroom.domain.mailbox.batch import decide_batch, evolve_batch, is_batch
-from postroom.domain.mailbox.commands import Command, Receive, Send, Sweep
+from postroom.domain.mailbox.commands import Command, Nack, Receive, Send, Sweep
 from postroom.domain.mailbox.decide import decide
 from postroom.domain.mailbox.state import Mailbox, evolve
 from postroom.domain.message import MS, MessageAcked, MessageExpired, MessageReceived, MessageSent, Receipt
@@ -114,6 +114,7 @@ class GroupDecider:
         received = [event for event in events if type(event) is MessageReceived]
         in_order = {name for name in command.topics if not mailbox.policy(name).priorities}
         messages = [mailbox.messages[event.stream] for event in received]
+        group.events.delivered.update([message.topic for message in messages])
         self._reorder.delivered([message for message in messages if message.topic in in_order])
         return [_delivery(event, payloads[event.stream], state.epoch) for event in received]
 
@@ -135,6 +136,7 @@ class GroupDecider:
         if kind is not Send:
             return [1] * len(commands)
         sends = cast("Sequence[Send]", commands)
+        group.events.sent_by_topic.update([send.topic for send in sends])
         self._enricher.note_all_sent(sends)
         return [Accepted(send.message, duplicate=False) for send in sends]
 
@@ -147,7 +149,10 @@ class GroupDecider:
                 self._admit(mailbox, sum(len(each.envelope) for each in command.copies if type(each) is Copy))
             events = decide(command, mailbox, now)
             if type(command) is not Send:
+                nacked = mailbox.messages.get(command.receipt.message) if type(command) is Nack else None
                 self._apply(events, group)
+                if nacked is not None and events:
+                    group.events.nacked[nacked.topic] += 1
                 return len(events)
             if not events:
                 return self._duplicate(command, mailbox, now)
@@ -156,6 +161,7 @@ class GroupDecider:
             self._apply(events, group)
         except Exception as error:
             return self._refusal(command, group, error, now)
+        group.events.sent_by_topic[command.topic] += 1
         self._enricher.note_sent(command)
         return Accepted(command.message, duplicate=False)
 

@@ -34,14 +34,18 @@ class GroupEvents:
 
     Arguments:
         acked: number of messages acked, by topic.
+        sent_by_topic, delivered, nacked: the same of those sent, delivered and nacked.
     """
 
-    __slots__ = ("_last", "acked", "commits")
+    __slots__ = ("_last", "acked", "commits", "delivered", "nacked", "sent_by_topic")
 
     def __init__(self) -> None:
         self._last = CommitEvents()
         self.commits = [self._last]
         self.acked: Counter[str] = Counter()
+        self.sent_by_topic: Counter[str] = Counter()
+        self.delivered: Counter[str] = Counter()
+        self.nacked: Counter[str] = Counter()
 
     def add_sent(self, event: MessageSent) -> None:
         """Add the first event of a message."""

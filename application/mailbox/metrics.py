@@ -7,7 +7,8 @@ from itertools import groupby
 from operator import attrgetter
 from time import perf_counter
 
-from postroom.application.metrics import Histogram, Metric, histogram, new_histogram, rejected_metric
+from postroom.application.mailbox.group_events import GroupEvents
+from postroom.application.metrics import OTHERS, Histogram, Metric, histogram, new_histogram, rejected_metric
 from postroom.application.ports.mailbox_owner import Answer
 from postroom.domain.errors import PostroomError
 from postroom.domain.mailbox.commands import Ack, Command, Nack, Receive, Send
@@ -16,6 +17,8 @@ from postroom.domain.message import Message
 BATCH_BOUNDS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000)
 MAX_DEPTH = 1_024
 """Reorder depth at which counting stops."""
+MAX_TOPICS = 1_024
+"""Number of topics that are counted by name, by event."""
 MAX_SHARDS = 1_024
 """Maximum number of shards whose latest deliveries are remembered."""
 
@@ -82,6 +85,7 @@ class MailboxMetrics:
         }
         self._rejected: Counter[str] = Counter()
         self._messages: dict[type, int] = dict.fromkeys(_EVENTS, 0)
+        self._topics: dict[str, Counter[str]] = {event: Counter() for event in _EVENTS.values()}
         self.batch = new_histogram(BATCH_BOUNDS)
         self.commit = new_histogram()
         self.reorder = ReorderDepth()
@@ -107,6 +111,20 @@ class MailboxMetrics:
         self._count_messages(type(commands[0]), answers, refusals)
         return answers
 
+    def count_topics(self, events: GroupEvents) -> None:
+        """Count the messages of commits that are durable, by topic."""
+        for event, topics in (
+            ("sent", events.sent_by_topic),
+            ("delivered", events.delivered),
+            ("acked", events.acked),
+            ("nacked", events.nacked),
+        ):
+            counted = self._topics[event]
+            for topic, count in topics.items():
+                # Topics come and go; the first ones keep their own label.
+                is_named = topic in counted or len(counted) < MAX_TOPICS
+                counted[topic if is_named else OTHERS] += count
+
     def _count_messages(self, kind: type, answers: list[Answer], refusals: int) -> None:
         """Count the messages of commands of one kind; of a `Receive`, those that it delivered."""
         if kind is Receive:
@@ -122,6 +140,16 @@ class MailboxMetrics:
                 "counter",
                 "Messages by what happened to them: sent, delivered, acked or nacked.",
                 [({"event": event}, self._messages[kind]) for kind, event in _EVENTS.items()],
+            ),
+            Metric(
+                "postroom_topic_messages",
+                "counter",
+                "Messages of a topic by what happened to them: sent, delivered, acked or nacked.",
+                [
+                    ({"event": event, "topic": topic}, count)
+                    for event, topics in self._topics.items()
+                    for topic, count in sorted(topics.items())
+                ],
             ),
             histogram("postroom_enqueue_seconds", "Time until sends were durable.", self._enqueue),
             histogram(

@@ -201,7 +201,7 @@ COMMANDS = {
     "project follow": "project follow --once",
     "project status": "project status",
     "project contexts": "project contexts",
-    "project verify": "project verify",
+    "project verify": "project verify --engine local",
     "project simulate": "project simulate --max-attempts 1",
     "report latency": "report latency --engine local",
     "report retries": "report retries --engine local",
@@ -260,7 +260,7 @@ def command_names(entries: Entries = TREE, path: tuple[str, ...] = ()) -> Iterat
             yield " ".join((*path, name))
 
 
-@pytest.mark.timeout(1_200)  # starts fifty processes, two of them with Spark
+@pytest.mark.timeout(1_200)  # starts fifty processes, one of them with Spark
 def test_no_command_prints_a_token_or_logs_a_payload_or_principal(postroom: Postroom) -> None:
     missing = set(command_names()) - set(COMMANDS) - {"demo", "bench"}  # which send messages of their own
     # Those that run until a signal have the next test.

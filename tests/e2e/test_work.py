@@ -170,7 +170,7 @@ def test_schedule_sends_each_tick(postroom: Postroom) -> None:
     process = subprocess.Popen(
         [SCRIPT, "schedule", "--json"], cwd=postroom.folder, env=postroom.environment, stdout=subprocess.PIPE
     )
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + TIMEOUT_SECONDS
     while not postroom.store.exists() or not postroom("peek", "jobs", "--json").out.strip():
         assert time.monotonic() < deadline
     os.kill(process.pid, signal.SIGTERM)

@@ -12,7 +12,7 @@ from postroom.adapters.compose import Postroom, open_mailbox
 from postroom.adapters.compose.queries import read_mailbox
 from postroom.application.messages import NewMessage, Sent
 
-KILLS = 40
+KILLS = 20
 VISIBILITY_MS = 250
 TOPIC = "orders"
 
@@ -75,7 +75,7 @@ class Witness:
             assert id_ not in self.acked, f"{id_} was delivered again after its ack"
 
 
-async def test_forty_kills_lose_nothing_that_was_acknowledged_and_undo_no_ack(tmp_path: Path) -> None:
+async def test_twenty_kills_lose_nothing_that_was_acknowledged_and_undo_no_ack(tmp_path: Path) -> None:
     store = str(tmp_path / "store.db")
     witness = Witness()
     moments = random.Random(1)

@@ -107,14 +107,14 @@ async def test_a_refusal_for_now_is_raised_when_its_pause_is_longer_than_the_cal
     mailbox: Postroom, protocol: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def refuse(_: Any) -> Any:
-        raise Saturated("The shard is full; retry later.", retry_after_ms=60_000)
+        raise Saturated("The shard is full; retry later.", retry_after_ms=600_000)
 
     monkeypatch.setattr(mailbox, "send_message", refuse)
-    async with served(mailbox, protocol) as url, connect_remote(url, timeout_ms=5_000) as client:
-        async with asyncio.timeout(4):
+    async with served(mailbox, protocol) as url, connect_remote(url, timeout_ms=120_000) as client:
+        async with asyncio.timeout(SECONDS):
             with pytest.raises(Saturated, match="shard is full") as refused:
                 await client.send_message(message())
-    assert refused.value.retry_after_ms == 60_000
+    assert refused.value.retry_after_ms == 600_000
 
 
 async def test_a_redrive_with_an_unknown_outcome_is_not_repeated(
@@ -200,7 +200,7 @@ async def test_a_call_after_the_end_of_a_connection_says_so(mailbox: Postroom, p
         async with connect_remote(url, timeout_ms=60_000) as client:
             await client.send_message(message())
             (received,) = await client.receive_messages("orders")
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             with pytest.raises(Unavailable, match="is closed; connect again"):
                 await client.get_backlog()
             with pytest.raises(Unavailable, match="is closed; connect again"):
@@ -214,7 +214,7 @@ async def test_a_call_in_progress_at_the_end_of_a_connection_says_so(
         async with connect_remote(url, timeout_ms=60_000) as client:
             polling = asyncio.create_task(client.receive_messages("orders", wait_ms=60_000))
             await asyncio.sleep(0.2)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             with pytest.raises(Unavailable):
                 await polling
 

@@ -16,6 +16,7 @@ from postroom.adapters.grpc.methods import METHODS
 from postroom.adapters.grpc.v1 import mailbox_pb2 as pb
 from tests.support.examples import examples
 from tests.support.stores import MAILBOX
+from tests.support.waiting import SECONDS
 
 UNARY = {name: method for name, method in METHODS.items() if not method.is_stream}
 SEEDS = [
@@ -56,7 +57,7 @@ async def check(requests: list[bytes]) -> None:
         open_mailbox("memory:", MAILBOX) as mailbox,
         serve_mailbox("memory:", mailbox, [open_grpc_surface("127.0.0.1:0")], access=unrestricted) as (url,),
         grpc.aio.insecure_channel(url.removeprefix("grpc://")) as channel,
-        asyncio.timeout(60),
+        asyncio.timeout(SECONDS),
     ):
         for request in requests:
             for method in UNARY.values():

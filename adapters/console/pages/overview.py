@@ -11,7 +11,7 @@ from markupsafe import Markup
 from starlette.responses import Response, StreamingResponse
 
 from postroom.adapters.console.page import NavEntry, Page, route
-from postroom.adapters.console.samples import EVENTS, EVERY_SECONDS
+from postroom.adapters.console.samples import EVENTS, EVERY_SECONDS, Samples
 from postroom.application.background import wait_at_most
 from postroom.application.ports.control_plane import LeaseSummary
 from postroom.application.ports.read_models import ContextBacklog, ProjectionStatus
@@ -35,7 +35,7 @@ LABELS: Final = {"sent": "In", "delivered": "Out", "acked": "Acked", "nacked": "
 
 
 class TopicRow(NamedTuple):
-    """A topic as the overview shows it; ages in µs."""
+    """A topic as the overview shows it; ages in µs, rates in messages per second by `EVENTS`."""
 
     name: str
     paused: bool
@@ -44,6 +44,7 @@ class TopicRow(NamedTuple):
     in_flight: int
     dead: int
     oldest: int | None
+    rates: list[float | None]
     depths: list[float | None]
     shards: list[tuple[TopicCount, int | None]]
 
@@ -152,7 +153,7 @@ async def _facts(page: Page, backlog: Backlog) -> dict[str, Any]:
         shards.setdefault(row.topic, []).append(row)
     paused = set(backlog.paused_topics)
     rows = [
-        _topic_row(topic, counts, topic in paused, samples.depths(topic), now)
+        _topic_row(topic, counts, topic in paused, samples, now)
         for topic, counts in shards.items()
         if grant.covers(topic)
     ]
@@ -173,6 +174,8 @@ async def _facts(page: Page, backlog: Backlog) -> dict[str, Any]:
         ]
         if sees_all and samples.has_rates
         else [],
+        "has_rates": samples.has_rates,
+        "rate_labels": [LABELS[event] + " /s" for event in EVENTS],
         "sample_seconds": EVERY_SECONDS,
         "sees_all": sees_all,
         "may_admin": page.may(Operation.ADMIN),
@@ -182,9 +185,7 @@ async def _facts(page: Page, backlog: Backlog) -> dict[str, Any]:
     }
 
 
-def _topic_row(
-    topic: str, counts: list[TopicCount], paused: bool, depths: list[float | None], now: int
-) -> TopicRow:
+def _topic_row(topic: str, counts: list[TopicCount], paused: bool, samples: Samples, now: int) -> TopicRow:
     ages = [_age(each.oldest_at, now) for each in counts]
     return TopicRow(
         topic,
@@ -194,7 +195,8 @@ def _topic_row(
         sum(each.in_flight for each in counts),
         sum(each.dead for each in counts),
         max((each for each in ages if each is not None), default=None),
-        depths,
+        [samples.topic_rate(event, topic) for event in EVENTS],
+        samples.depths(topic),
         list(zip(counts, ages, strict=True)),
     )
 

@@ -1,5 +1,6 @@
 """The search page over a store with read models."""
 
+import asyncio
 import csv
 import io
 import json
@@ -8,16 +9,20 @@ from collections.abc import AsyncIterator
 from html import unescape
 from itertools import chain
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlencode
 
 import polars as pl
 import pytest
 
 from postroom.adapters.compose import open_mailbox
+from postroom.adapters.compose.connect import connect
 from postroom.adapters.compose.console import ConsoleSettings
+from postroom.adapters.compose.search_queries import StoreSearchQueries
 from postroom.adapters.compose.testing import ManualClock
 from postroom.adapters.console.event_filter import PARAMETERS
 from postroom.application.messages import NewMessage
+from postroom.application.ports.search_queries import ExportFormat, ExportOptions
 from postroom.domain.capability.rights import Operation
 from postroom.domain.search import EventFilter, Order
 from tests.projections import histories
@@ -137,9 +142,10 @@ async def test_any_text_in_any_field_is_a_page_and_never_markup(browser: Browser
             assert "\u202e" not in re.sub(r'value="[^"]*"', "", page.text)
 
 
-async def test_without_read_models_unsettled_messages_are_searched(tmp_path: Path) -> None:
+@pytest.mark.parametrize("open_", [open_mailbox, connect], ids=["owned", "shared"])
+async def test_without_read_models_unsettled_messages_are_searched(tmp_path: Path, open_: Any) -> None:
     store = str(tmp_path / "store.db")
-    async with open_mailbox(store, MAILBOX) as mailbox:
+    async with open_(store, MAILBOX) as mailbox:
         await mailbox.send_batch([NewMessage(topic=each, payload=b"") for each in ("shop", "odd")])
         async with served_console(mailbox, store=store) as browser:
             page = await browser.get("/search?topics=sh*")
@@ -224,6 +230,33 @@ async def test_an_export_ends_with_its_download_and_more_than_two_are_refused(
         assert (first.status, second.status) == (200, 200)
         await first.content.readany()
     assert (await browser.get("/search/export?format=json")).status in (200, 429)
+
+
+async def test_the_process_of_an_export_has_ended_however_often_its_reader_is_cancelled(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    processes: list[asyncio.subprocess.Process] = []
+    start = asyncio.create_subprocess_exec
+
+    async def start_and_record(*arguments: Any, **options: Any) -> asyncio.subprocess.Process:
+        processes.append(await start(*arguments, **options))
+        return processes[-1]
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", start_and_record)
+    begun = asyncio.Event()
+
+    async def read() -> None:
+        queries = StoreSearchQueries(place.store, None, MAILBOX)  # type: ignore[arg-type]  # not read
+        async with queries.export(EventFilter(), ExportOptions(ExportFormat.JSON)):
+            begun.set()
+            await asyncio.Event().wait()
+
+    reading = asyncio.create_task(read())
+    await until(begun.is_set)
+    while not reading.done():
+        reading.cancel()
+        await asyncio.sleep(0)
+    assert [each.returncode is not None for each in processes] == [True]
 
 
 async def test_what_is_hidden_is_not_in_results_facets_suggestions_and_exports(place: Place) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 from tests.support.http_messages import message, receive, send, topic
 from tests.support.servers.http import PostroomServer
+from tests.support.waiting import SECONDS
 
 Line = dict[str, Any]
 
@@ -87,7 +88,7 @@ def test_what_a_client_left_unsettled_is_ready_again_at_once(server: PostroomSer
         received = messages(lines, 3)
         ack(server, received[0])
     again: list[Line] = []
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + SECONDS
     while len(again) < 2 and time.monotonic() < deadline:
         again += receive(server, name, wait_ms=5_000)
     assert {each["msg_id"] for each in again} == {each["msg_id"] for each in received[1:]}
@@ -139,7 +140,7 @@ def test_a_client_that_stops_reading_gets_no_more_messages(server: PostroomServe
         time.sleep(1.5)
         (row,) = server.call("GET", f"/v1/backlog?topic={name}").json["shards"]
         assert row["in_flight"] > 0
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + SECONDS
     while time.monotonic() < deadline:
         (row,) = server.call("GET", f"/v1/backlog?topic={name}").json["shards"]
         if row["in_flight"] == 0:

@@ -2,7 +2,7 @@
 
 import asyncio
 import random
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from random import Random
 from typing import Any
 
@@ -211,8 +211,8 @@ class Processes:
         assert self.sent
 
 
-def run_all(seeds: int) -> None:
-    for seed in range(seeds):
+def run_all(seeds: Iterable[int]) -> None:
+    for seed in seeds:
         try:
             Processes(seed).run()
         except AssertionError as error:
@@ -220,7 +220,7 @@ def run_all(seeds: int) -> None:
 
 
 def test_admins_and_runners_keep_their_promises_and_recover() -> None:
-    run_all(SEEDS)
+    run_all(range(SEEDS))
 
 
 def test_an_expiry_without_the_grace_period_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -231,7 +231,7 @@ def test_an_expiry_without_the_grace_period_is_found(monkeypatch: pytest.MonkeyP
         lambda self, lease, now: is_expired(self, replace(lease, grace_ms=0), now),
     )
     with pytest.raises(UnsafeStep, match="nobody takes a mailbox"):
-        run_all(SEEDS_OF_DEFECTS)
+        run_all(range(SEEDS_OF_DEFECTS))
 
 
 def test_a_deadline_that_is_counted_from_the_answer_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -243,7 +243,7 @@ def test_a_deadline_that_is_counted_from_the_answer_is_found(monkeypatch: pytest
 
     monkeypatch.setattr(HeldLease, "_extend", extend_from_later)
     with pytest.raises(UnsafeStep, match="nobody takes a mailbox"):
-        run_all(SEEDS_OF_DEFECTS)
+        run_all(range(60, SEEDS_OF_DEFECTS))  # smaller seeds are slow to show it, or do not
 
 
 def test_an_owner_that_does_not_look_at_its_lease_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -254,7 +254,7 @@ def test_an_owner_that_does_not_look_at_its_lease_is_found(monkeypatch: pytest.M
 
     monkeypatch.setattr(MailboxEngine, "__init__", ignore)
     with pytest.raises(UnsafeStep, match="nobody appends without a lease"):
-        run_all(SEEDS_OF_DEFECTS)
+        run_all(range(SEEDS_OF_DEFECTS))
 
 
 def test_a_mailbox_that_is_opened_with_another_epoch_than_its_lease_is_found(
@@ -267,4 +267,4 @@ def test_a_mailbox_that_is_opened_with_another_epoch_than_its_lease_is_found(
 
     monkeypatch.setattr(MailboxEngine, "open", open_with_the_next_epoch)
     with pytest.raises(UnsafeStep, match="the owner appends"):
-        run_all(SEEDS_OF_DEFECTS)
+        run_all(range(SEEDS_OF_DEFECTS))

@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 
 import psycopg
 from psycopg import sql
+from psycopg.rows import TupleRow
 
 from postroom.domain.errors import Unavailable
 from tests.support.servers.process import LOOPBACK, ServerProcess, free_port
@@ -57,7 +58,9 @@ def created_databases(admin_url: str) -> Iterator[Callable[[str | None], str]]:
         created.append(sql.Identifier(name))
         with psycopg.connect(admin_url, autocommit=True) as connection:
             connection.execute(
-                sql.SQL("CREATE DATABASE {} TEMPLATE {}").format(created[-1], sql.Identifier(template))
+                sql.SQL("CREATE DATABASE {} TEMPLATE {} STRATEGY {}").format(
+                    created[-1], sql.Identifier(template), sql.Identifier(_strategy(connection))
+                )
             )
         return urlsplit(admin_url)._replace(path=f"/{name}").geturl()
 
@@ -66,6 +69,15 @@ def created_databases(admin_url: str) -> Iterator[Callable[[str | None], str]]:
         with psycopg.connect(admin_url, autocommit=True) as connection:
             for name in created:
                 connection.execute(sql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(name))
+
+
+def _strategy(connection: psycopg.Connection[TupleRow]) -> str:
+    """Return how a database is copied: in memory file by file, which takes half the CPU time; else by pages.
+
+    On a disk each of 300 files would be synced.
+    """
+    row = connection.execute("SHOW data_directory").fetchone()
+    return "file_copy" if row is not None and Path(row[0]).is_relative_to(MEMORY) else "wal_log"
 
 
 class PostgresServer:

@@ -6,6 +6,7 @@ import pytest
 
 from postroom.adapters.compose import Postroom, open_mailbox
 from postroom.adapters.prometheus.text import write_metrics
+from postroom.application.mailbox import metrics as mailbox_metrics
 from postroom.application.messages import NewMessage
 from postroom.application.metrics import Metric, counter, histogram, merge, new_histogram
 from postroom.application.monitor import Progress
@@ -161,3 +162,11 @@ def test_a_loop_whose_last_pass_failed_makes_no_progress(recovers: bool) -> None
     if recovers:
         progress.succeeded()
     assert progress.is_made == recovers
+
+
+async def test_later_topics_are_counted_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mailbox_metrics, "MAX_TOPICS", 2)
+    async with open_mailbox("memory:") as mailbox:
+        for topic in ("a", "b", "c", "d", "a"):
+            await mailbox.send_message(NewMessage(topic=topic, payload=b""))
+        assert await values(mailbox, "topic_messages") == {"sent,a": 2, "sent,b": 1, "sent,*": 2}

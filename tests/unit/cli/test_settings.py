@@ -3,6 +3,7 @@ import re
 import pytest
 
 from postroom.adapters.cli.config import all_settings
+from postroom.adapters.cli.lease import open_control_plane
 from postroom.adapters.cli.output import Output
 from postroom.adapters.cli.project import body_rules
 from postroom.adapters.cli.session import Session
@@ -168,6 +169,11 @@ def test_every_section_that_is_shown_can_be_set_in_the_file_and_in_the_environme
         mask_payload_fields=("/card/number",),
         proxy_prefix="/ops",
     )
+
+
+async def test_without_a_section_cluster_no_admin_is_asked(folder):
+    async with open_control_plane(session()) as control_plane:
+        assert control_plane is None
 
 
 def session():
