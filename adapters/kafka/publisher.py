@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from collections import deque
 from collections.abc import Mapping
 from contextlib import suppress
 
@@ -32,7 +33,8 @@ _REFUSALS = (
 class KafkaPublisher:
     """A publisher to the topics of a Kafka cluster, confirmed by all replicas in sync.
 
-    The producer is idempotent: its own retries store a message once.
+    The producer is idempotent: its own retries store a message once. It is replaced after a message that was
+    not confirmed in time: some brokers refuse to continue its session.
 
     Arguments:
         timeout_ms: time within which the brokers must confirm a message.
@@ -47,22 +49,21 @@ class KafkaPublisher:
         self._key_header = key_header
         self._loop = asyncio.get_running_loop()
         self._is_closed = threading.Event()
+        self._options = settings.client_settings() | {
+            "enable.idempotence": True,
+            "delivery.timeout.ms": timeout_ms,
+            "request.timeout.ms": timeout_ms,
+            "topic.metadata.propagation.max.ms": min(METADATA_MS, timeout_ms // 2),
+            "partitioner": "murmur2_random",  # as Kafka's own clients
+            "linger.ms": 0,
+            "allow.auto.create.topics": False,
+            "log_level": 0,
+        }
         try:
-            self._client = Producer(
-                settings.client_settings()
-                | {
-                    "enable.idempotence": True,
-                    "delivery.timeout.ms": timeout_ms,
-                    "request.timeout.ms": timeout_ms,
-                    "topic.metadata.propagation.max.ms": min(METADATA_MS, timeout_ms // 2),
-                    "partitioner": "murmur2_random",  # as Kafka's own clients
-                    "linger.ms": 0,
-                    "allow.auto.create.topics": False,
-                    "log_level": 0,
-                }
-            )
+            self._client = Producer(self._options)
         except (KafkaException, ValueError) as error:
             raise InvalidRequest(f"The Kafka producer can't be created: {error}.") from error
+        self._replaced: deque[Producer] = deque()
         self._thread = threading.Thread(target=self._poll, name="kafka producer", daemon=True)
         self._thread.start()
 
@@ -86,13 +87,18 @@ class KafkaPublisher:
             raise Unavailable(f"Kafka topic {subject} can't be written: the publisher was closed.")
         pairs: list[tuple[str, str | bytes | None]] = [(name, value) for name, value in headers.items()]
         key = headers.get(self._key_header) if self._key_header else None
+        client = self._client
         try:
-            self._client.produce(subject, payload, key=key, headers=pairs, on_delivery=on_delivery)
+            client.produce(subject, payload, key=key, headers=pairs, on_delivery=on_delivery)
         except BufferError as error:
             raise Unavailable(f"Kafka topic {subject} can't be written: {error}; it is retried.") from error
         except KafkaException as error:
             raise _translate(subject, error.args[0]) from error
-        return await confirmed
+        try:
+            return await confirmed
+        except Unavailable:
+            self._replace(client)
+            raise
 
     async def close(self) -> None:
         """Disconnect; closing twice is fine."""
@@ -100,8 +106,18 @@ class KafkaPublisher:
             self._is_closed.set()
             await asyncio.to_thread(self._thread.join, CLOSE_SECONDS)
 
+    def _replace(self, client: Producer) -> None:
+        """Begin another session, unless another message that failed has done so."""
+        if client is self._client and not self._is_closed.is_set():
+            self._client = Producer(self._options)
+            self._replaced.append(client)
+
     def _poll(self) -> None:
         while not self._is_closed.is_set():
+            while self._replaced:
+                client = self._replaced.popleft()
+                client.purge()  # what it did not send must not overtake what is published again
+                client.flush(POLL_SECONDS)  # tells those who wait for it
             self._client.poll(POLL_SECONDS)
 
 

@@ -123,11 +123,12 @@ class PublisherConformance:
         finally:
             await stream.resume()
         await _publish_when_back(publisher, self.subject, b"2", {self.id_header: "2"})
+        await _publish_when_back(impatient, self.subject, b"3", {self.id_header: "3"})
         stored = [(each.payload, each.headers.get(self.id_header)) for each in await stream.messages()]
-        assert set(stored) == {(b"1", "1"), (b"2", "2")}
+        assert set(stored) == {(b"1", "1"), (b"2", "2"), (b"3", "3")}
         assert stored.count((b"1", "1")) == 1
         if self.stores_once:
-            assert len(stored) == 2
+            assert len(stored) == 3
 
     async def test_closing_twice_is_fine_and_then_nothing_can_be_published(
         self, publisher: Publisher, stream: Target

@@ -20,9 +20,8 @@ from postroom.domain.errors import Unavailable
 from tests.conformance.publisher import PublisherConformance, Stored
 from tests.support.servers.kafka import KafkaServer
 
-PATIENT_MS, IMPATIENT_MS = 60_000, 500
-MAILBOX_MS = 2_000
-"""Impatient, but long enough to open a mailbox on a busy machine, and too short for a take-over."""
+PATIENT_MS, IMPATIENT_MS = 60_000, 2_000
+"""Impatient, but long enough to connect on a busy machine, and too short for the take-over of a mailbox."""
 EVENT_ID = "Event-Id"
 
 
@@ -82,7 +81,7 @@ class TestMailboxPublisher(PublisherConformance):
 
     @pytest.fixture
     async def impatient(self, store: Path, mailbox: Mailbox) -> AsyncIterator[Publisher]:
-        async with connect(str(store), timeout_ms=MAILBOX_MS) as other:
+        async with connect(str(store), timeout_ms=IMPATIENT_MS) as other:
             yield MailboxPublisher(other)
 
     @pytest.fixture

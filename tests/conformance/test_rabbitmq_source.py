@@ -219,7 +219,7 @@ class TestRabbitmqPublisher(PublisherConformance):
 
     @pytest.fixture
     async def impatient(self, server: RabbitmqServer, stream: RabbitmqTarget) -> AsyncIterator[Publisher]:
-        publisher = RabbitmqPublisher(RabbitmqSettings(url=server.url), "", ID_HEADER, timeout_seconds=0.5)
+        publisher = RabbitmqPublisher(RabbitmqSettings(url=server.url), "", ID_HEADER, timeout_seconds=2)
         yield publisher
         await publisher.close()
 

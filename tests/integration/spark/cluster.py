@@ -14,6 +14,8 @@ from tests.support.servers.process import LOOPBACK, end_with_parent
 from tests.support.servers.spark import SparkCluster, spark_home
 
 REPOSITORY = Path(__file__).parents[3]
+JOB_SECONDS = 800
+"""Below the time that a test may take: three JVMs start, also on a machine with many other processes."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +94,7 @@ class Job:
 
     def result(self) -> dict[str, Any]:
         """Wait for the end and return the JSON that the job printed."""
-        code = self.process.wait(timeout=300)
+        code = self.process.wait(timeout=JOB_SECONDS)
         assert code == 0, self.said()[-5_000:]
         report: dict[str, Any] = json.loads(
             next(line for line in self.said().splitlines() if line[:1] == "{")
