@@ -222,6 +222,10 @@ class _PostgresDialect:
         rows = _PLANNED_ROWS.search(str(db.scalar(_Explain(ids))))
         return int(rows[1]) if rows else None
 
+    def must_scan(self, db: Connection, ids: Select[Any]) -> bool:
+        self.allow_unordered(db)
+        return any("Seq Scan" in line for line in db.scalars(_Explain(ids)))
+
     def sortable(
         self, column: ColumnElement[Any]
     ) -> tuple[ColumnElement[str], tuple[ColumnElement[bool], ...]]:

@@ -1,6 +1,8 @@
 """Choice of the access path for a search, by counting the rows of each condition up to a limit.
 
 Text indexes return unordered rows, so they are used only if they match few messages, by the ids of these.
+Where no index has the parts of a text, a page is sought among the first rows before all texts are read, and
+statistics never read them all.
 """
 
 from collections.abc import Sequence
@@ -31,20 +33,29 @@ def read_page(db: Connection, query: SearchQuery) -> Sequence[Row[Any]]:
     """
     leads = query.leads()
     lead = _selective(db, query, leads)
-    if lead is None and (path := _single_branch(query, leads)) is not None:
+    must_scan = lead is None and any(
+        isinstance(each, Candidates) and _must_scan(db, query, each) for each in leads
+    )
+    if lead is None and (path := _single_branch(query, leads, must_scan=must_scan)) is not None:
         limit = MAX_SELECTIVE_ROWS if path in leads else MAX_CANDIDATES
         rows = db.execute(query.page(query.first_rows(path, limit + query.offset))).all()
         if len(rows) > query.limit:
             return rows
         if len(rows) * MAX_FIRST_ROWS_PER_PAGE > query.limit:
             lead = path
+    if lead is None and must_scan:
+        lead = _by_text(db, query, leads, must_scan=True)
     return db.execute(query.page(lead or _least_frequent(db, query, leads))).all()
 
 
 def choose(db: Connection, query: SearchQuery) -> Lead:
     """Return the access path for all rows."""
     leads = query.leads()
-    return _selective(db, query, leads) or _least_frequent(db, query, leads)
+    return (
+        _selective(db, query, leads)
+        or _by_text(db, query, leads, must_scan=True)
+        or _least_frequent(db, query, leads)
+    )
 
 
 def fewest_rows(db: Connection, query: SearchQuery, limit: int) -> tuple[Lead, bool]:
@@ -83,11 +94,17 @@ def _least(db: Connection, query: SearchQuery, leads: Sequence[Lead | Candidates
     return least
 
 
-def _by_text(db: Connection, query: SearchQuery, leads: Sequence[Lead | Candidates]) -> Lead | None:
-    """Return the messages that a text index matches as an access path; None if they are many."""
+def _by_text(
+    db: Connection, query: SearchQuery, leads: Sequence[Lead | Candidates], *, must_scan: bool = False
+) -> Lead | None:
+    """Return the messages that match a text as an access path; None if they are many.
+
+    Arguments:
+        must_scan: take the conditions that no text index has, instead of those that one has.
+    """
     least, fewest = None, MAX_CANDIDATES
     for lead in leads:
-        if isinstance(lead, Lead):
+        if isinstance(lead, Lead) or _must_scan(db, query, lead) != must_scan:
             continue
         query.dialect.allow_unordered(db)
         # All ids are collected before the first is returned.
@@ -101,11 +118,20 @@ def _by_text(db: Connection, query: SearchQuery, leads: Sequence[Lead | Candidat
     return least
 
 
-def _single_branch(query: SearchQuery, leads: Sequence[Lead | Candidates]) -> Lead | None:
-    """Return an access path that is one branch, all messages if need be; None if it is the only one."""
+def _must_scan(db: Connection, query: SearchQuery, lead: Candidates) -> bool:
+    """Return whether the ids of messages are found only by a look at all texts."""
+    return lead.field == "candidates" and query.dialect.must_scan(db, lead.ids)
+
+
+def _single_branch(query: SearchQuery, leads: Sequence[Lead | Candidates], *, must_scan: bool) -> Lead | None:
+    """Return an access path that is one branch, all messages if need be; None if it is the only one.
+
+    Arguments:
+        must_scan: return it even then, as its first rows may spare a look at all texts.
+    """
     ordered = [lead for lead in leads if isinstance(lead, Lead)]
     path = next((lead for lead in ordered if len(lead.branches) == 1), query.by_time)
-    return None if ordered in ([], [path]) else path
+    return None if ordered in ([], [path]) and not must_scan else path
 
 
 def _least_frequent(db: Connection, query: SearchQuery, leads: Sequence[Lead | Candidates]) -> Lead:

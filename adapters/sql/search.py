@@ -15,6 +15,7 @@ from sqlalchemy import (
     FromClause,
     Select,
     Table,
+    and_,
     func,
     literal,
     select,
@@ -61,6 +62,9 @@ class Dialect(Protocol):
     def expected_rows(self, db: Connection, ids: Select[Any]) -> int | None:
         """Return how many ids the database expects to read; None if it does not tell."""
 
+    def must_scan(self, db: Connection, ids: Select[Any]) -> bool:
+        """Return whether no index has the parts of a text, so that all texts are read to find them."""
+
     def sortable(
         self, column: ColumnElement[Any]
     ) -> tuple[ColumnElement[str], tuple[ColumnElement[bool], ...]]:
@@ -83,11 +87,13 @@ class Lead(NamedTuple):
     Arguments:
         field: the filter's field, whose condition needs no check on these rows.
         rows: the number of rows, or None if it must be counted.
+        is_by_id: whether it is the ids of messages.
     """
 
     field: str
     branches: list[Branch]
     rows: int | None = None
+    is_by_id: bool = False
 
 
 class Candidates(NamedTuple):
@@ -168,7 +174,8 @@ class SearchQuery:
 
     def by_id(self, field: str, ids: Sequence[int]) -> Lead:
         """Return the access path of a field whose condition only these messages satisfy."""
-        return Lead(field, [Branch(self._messages, (self.dialect.is_any(self._messages.c.id, ids),))])
+        branch = Branch(self._messages, (self.dialect.is_any(self._messages.c.id, ids),))
+        return Lead(field, [branch], is_by_id=True)
 
     def count(self, lead: Lead, limit: int) -> Select[Any]:
         """Return the statement that counts the rows of a lead within the filter's times, up to `limit`."""
@@ -241,10 +248,12 @@ class SearchQuery:
 
     def _branch(self, lead: Lead, branch: Branch, size: int | None) -> FromClause:
         table, messages = branch.table, self._messages
-        rows = select(table.c.timestamp, table.c.id)
         checks = list(self._checks(lead))
         if table is not messages and checks:
-            rows = rows.join(messages, messages.c.id == table.c.id)
+            # Not a join: PostgreSQL takes several checks for so selective that it would scan all messages.
+            message = select(and_(*checks)).where(messages.c.id == table.c.id)
+            checks = [message.correlate(table).scalar_subquery()]
+        rows = select(table.c.timestamp, table.c.id)
         rows = rows.where(*branch.conditions, *self._times(table), *self._after(table), *checks)
         return self._sorted(rows, table).limit(size).subquery()
 
@@ -285,7 +294,9 @@ class SearchQuery:
                 text.c.words.contains(_word_substring(word), autoescape=True) for word in self._words
             ]
         if conditions:
-            yield select(text.c.id).where(text.c.id == messages.c.id, *conditions).exists()
+            # Not EXISTS, which a database may turn into a join that begins with a scan of all texts.
+            is_match = select(and_(*conditions)).where(text.c.id == messages.c.id)
+            yield is_match.correlate(messages).scalar_subquery()
 
     def _is_header(self, header: FromClause, name: str, value: str) -> tuple[ColumnElement[bool], ...]:
         return self.dialect.equals(header.c.name, name), self.dialect.equals(header.c.value, value)

@@ -76,9 +76,10 @@ class _Path(NamedTuple):
 
     def conditions(self, cap: int) -> tuple[ColumnElement[bool], ...]:
         """Return the conditions of the matches that are counted."""
-        return (
-            self.query.is_match(self.lead) if self.is_complete else self.query.is_match_among(self.lead, cap)
-        )
+        if self.lead.is_by_id and self.is_complete:
+            return self.query.is_match(self.lead)
+        # Its order makes SQLite read the index even if most messages have the same value.
+        return self.query.is_match_among(self.lead, cap)
 
 
 class SqlStatistics(ABC):

@@ -140,6 +140,9 @@ class _SqliteDialect:
     def expected_rows(self, db: Connection, ids: Select[Any]) -> int | None:
         return None
 
+    def must_scan(self, db: Connection, ids: Select[Any]) -> bool:
+        return False
+
     def sortable(
         self, column_: ColumnElement[Any]
     ) -> tuple[ColumnElement[str], tuple[ColumnElement[bool], ...]]:

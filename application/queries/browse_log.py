@@ -14,6 +14,10 @@ MAX_LIMIT = 200
 MAX_POSITION = POSITIONS_PER_MAILBOX - 1
 POSITIONS_PER_PAGE = 5_000
 """Maximum number of positions of which the events are read for a page of those that match."""
+LOOKUPS_PER_PAGE = 600
+"""A page with so many messages whose sends were looked up, for their topics, reads no further positions."""
+POSITIONS_PER_STEP = 400
+"""Maximum number of positions that are read at once, and so of the lookups that exceed those of a page."""
 
 
 class EventPage(NamedTuple):
@@ -76,6 +80,7 @@ class BrowseLog:
     ) -> EventPage:
         """Return a page of the events that match, with at most `POSITIONS_PER_PAGE` positions read.
 
+        It ends earlier where the events are of many messages that were sent long before.
         The events of one message are found by the index, so they are all read.
 
         Arguments:
@@ -94,12 +99,12 @@ class BrowseLog:
         if criteria.message_id is not None:
             return self._events_of_message(criteria, first, last, limit)
         read, events = ReadEvents(self._log), list[LoggedEvent]()
-        end, step, begin = last, 2 * limit, last + 1
+        end, step, begin = last, min(2 * limit, POSITIONS_PER_STEP), last + 1
         oldest = max(first, last - POSITIONS_PER_PAGE + 1)
-        while end >= oldest and len(events) < limit:
+        while end >= oldest and len(events) < limit and read.lookups < LOOKUPS_PER_PAGE:
             begin = max(oldest, end - step + 1)
             events += reversed(list(read(criteria, begin - 1, end)))
-            end, step = begin - 1, 2 * step
+            end, step = begin - 1, min(2 * step, POSITIONS_PER_STEP)
         if len(events) > limit:
             del events[limit:]
         if len(events) == limit:

@@ -67,9 +67,14 @@ _OMITTED = {*Event.__struct_fields__, "topic", "epoch", "envelope"}
 
 
 class ReadEvents:
-    """A query for the events of a log; envelopes are not read."""
+    """A query for the events of a log; envelopes are not read.
+
+    Arguments:
+        lookups: number of messages whose first event was read because an event names no topic.
+    """
 
     def __init__(self, log: EventLogReader) -> None:
+        self.lookups = 0
         self._log = log
         self._sent: dict[bytes, MessageSent] = {}
 
@@ -139,6 +144,7 @@ class ReadEvents:
         ]
         unknown = {each.stream for each in matches if _is_later(each)} - self._sent.keys()
         if unknown:
+            self.lookups += len(unknown)
             events = self._log.replay_first(unknown)
             self._sent |= {event.stream: event for event in events if isinstance(event, MessageSent)}
         for record in matches:

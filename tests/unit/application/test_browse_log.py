@@ -53,12 +53,16 @@ def walk(read: Callable[[int | None], EventPage]) -> list[int]:
     raise AssertionError("the pages have no end")
 
 
-@given(st.sampled_from(FILTERS), st.integers(1, 50), st.integers(1, 60), st.integers(0, 50))
+@given(
+    st.sampled_from(FILTERS), st.integers(1, 50), st.integers(1, 60), st.integers(1, 40), st.integers(0, 50)
+)
 def test_the_pages_together_are_all_events_that_match_newest_first(
-    criteria: EventFilter, limit: int, positions: int, since: int
+    criteria: EventFilter, limit: int, positions: int, lookups: int, since: int
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(browse_log, "POSITIONS_PER_PAGE", positions)
+        patch.setattr(browse_log, "LOOKUPS_PER_PAGE", lookups)
+        patch.setattr(browse_log, "POSITIONS_PER_STEP", lookups)
         shown = walk(lambda before: BrowseLog(LOG).events(criteria, since=since, before=before, limit=limit))
     every = [each.record.position for each in ReadEvents(LOG)(criteria)]
     assert shown == [each for each in reversed(every) if each >= since]
@@ -68,6 +72,16 @@ def test_a_page_reads_a_bounded_part_of_the_log(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(browse_log, "POSITIONS_PER_PAGE", 5)
     page = BrowseLog(LOG).events(EventFilter(topic="other"))
     assert page == EventPage((), 44, 48, 44)
+
+
+def test_a_page_looks_up_a_bounded_number_of_messages(monkeypatch: pytest.MonkeyPatch) -> None:
+    log = MemoryEventLog(MAILBOX)
+    append_each(log, [sent(number, at=number) for number in range(1, 41)])
+    append_each(log, [received(number, at=100 + number) for number in range(1, 41)])
+    monkeypatch.setattr(browse_log, "POSITIONS_PER_STEP", 5)
+    monkeypatch.setattr(browse_log, "LOOKUPS_PER_PAGE", 12)
+    page = BrowseLog(log).events(EventFilter(topic="other"))
+    assert page == EventPage((), 66, 80, 66)
 
 
 def test_an_event_is_shown_by_its_position() -> None:
