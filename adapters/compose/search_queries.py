@@ -90,7 +90,8 @@ class StoreSearchQueries:
             finally:
                 with suppress(ProcessLookupError):
                     process.kill()
-                await wait_uncancelled(process.wait())
+                # Not `wait()`, which waits for the end of a pipe that has unread data and is not read.
+                await wait_uncancelled(process.communicate())
         finally:
             self._exports -= 1
 

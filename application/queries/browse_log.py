@@ -14,9 +14,9 @@ MAX_LIMIT = 200
 MAX_POSITION = POSITIONS_PER_MAILBOX - 1
 POSITIONS_PER_PAGE = 5_000
 """Maximum number of positions of which the events are read for a page of those that match."""
-LOOKUPS_PER_PAGE = 600
+LOOKUPS_PER_PAGE = 300
 """A page with so many messages whose sends were looked up, for their topics, reads no further positions."""
-POSITIONS_PER_STEP = 400
+POSITIONS_PER_STEP = 200
 """Maximum number of positions that are read at once, and so of the lookups that exceed those of a page."""
 
 

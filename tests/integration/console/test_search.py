@@ -18,7 +18,7 @@ import pytest
 from postroom.adapters.compose import open_mailbox
 from postroom.adapters.compose.connect import connect
 from postroom.adapters.compose.console import ConsoleSettings
-from postroom.adapters.compose.search_queries import StoreSearchQueries
+from postroom.adapters.compose.search_queries import MAX_EXPORTS, StoreSearchQueries
 from postroom.adapters.compose.testing import ManualClock
 from postroom.adapters.console.event_filter import PARAMETERS
 from postroom.application.messages import NewMessage
@@ -30,7 +30,7 @@ from tests.projections.histories import START_US, STORY, VARIED, build_without_s
 from tests.support.access import Controlled
 from tests.support.servers.console import Browser, served_console
 from tests.support.stores import copy_store
-from tests.support.waiting import until
+from tests.support.waiting import until, until_answer
 
 MAILBOX = "box0@test"
 ODD = [
@@ -230,6 +230,27 @@ async def test_an_export_ends_with_its_download_and_more_than_two_are_refused(
         assert (first.status, second.status) == (200, 200)
         await first.content.readany()
     assert (await browser.get("/search/export?format=json")).status in (200, 429)
+
+
+async def test_exports_are_possible_after_downloads_that_ended_early(tmp_path: Path) -> None:
+    store = tmp_path / "large.db"
+    large = [NewMessage(topic="large", payload=bytes(20_000)) for _ in range(200)]
+    await asyncio.to_thread(histories.send, store, MAILBOX, large)
+    await asyncio.to_thread(build_without_spark, store)
+    async with (
+        open_mailbox(str(store), MAILBOX, accept_clock=True) as mailbox,
+        served_console(mailbox, store=str(store)) as browser,
+    ):
+
+        async def start_and_leave() -> bool:
+            url = browser.url + "/search/export?format=json&payload=1"
+            async with browser.client.get(url) as download:
+                if download.status == 200:
+                    await asyncio.sleep(0.2)  # until the process has written what nobody reads
+                return download.status == 200
+
+        for _ in range(MAX_EXPORTS + 1):
+            await until_answer(start_and_leave)
 
 
 async def test_the_process_of_an_export_has_ended_however_often_its_reader_is_cancelled(
