@@ -318,9 +318,8 @@ async def main():
         while not listens():
             await asyncio.sleep(0.01)
         if os.fork() == 0:
-            sys.stdin.read()
-        else:
             print("forked", flush=True)
+            sys.stdin.read()
         os._exit(0)
 
 asyncio.run(main())
