@@ -1,4 +1,4 @@
-"""Downloads of all messages that match a search."""
+"""Exports of all messages that match a search."""
 
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
@@ -29,12 +29,12 @@ SUFFIXES: Final = {
 async def download(page: Page, queries: SearchQueries) -> Response:
     """Return all messages that match the filter of the URL as a file.
 
-    Errors up to its first part are shown as pages; a later one ends the download before its end.
+    An error before the first part is shown as a page; a later one aborts the download.
     """
     try:
         format_ = ExportFormat(page.query.get("format", ""))
     except ValueError:
-        raise InvalidRequest("Unknown format of an export; expected csv, json or parquet.") from None
+        raise InvalidRequest("Unknown export format; expected csv, json or parquet.") from None
     filter_ = parse_filter(page.query.multi_items())
     mask = mask_of(page)
     check_mask(filter_, mask)
@@ -47,7 +47,7 @@ async def download(page: Page, queries: SearchQueries) -> Response:
 
 
 def mask_of(page: Page) -> Mask:
-    """Return what the caller may not see."""
+    """Return the mask of headers and payload fields that applies to the caller."""
     return NO_MASK if Operation.ADMIN in page.grant.operations else page.data.mask
 
 
@@ -57,7 +57,7 @@ async def _data(parts: AsyncIterator[ExportPart]) -> AsyncIterator[bytes]:
 
 
 class _Download(StreamingResponse):
-    """A file that is made while it is sent, and ends with its request."""
+    """A file that is generated while it is sent, and closed when the request ends."""
 
     def __init__(self, opened: AsyncExitStack, content: AsyncIterator[bytes], **arguments: Any) -> None:
         super().__init__(content, **arguments)

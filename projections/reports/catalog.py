@@ -1,4 +1,4 @@
-"""The reports of the product."""
+"""The built-in reports."""
 
 from postroom.domain.fingerprint import fingerprint
 from postroom.projections.reports.report import Addition, Chart, Report, sql_of

@@ -2,7 +2,7 @@
 WITH steps AS (
     SELECT
         e.mailbox, e.message_id, e.topic, e.event, unix_micros(e.at) AS micros,
-        -- An id may be sent again after retention removed its message: each time is a message of its own.
+        -- An id may be reused after retention removed its message: each send is counted as a separate message.
         count(CASE WHEN e.event = 'MessageSent' THEN 1 END)
             OVER (PARTITION BY e.mailbox, e.message_id ORDER BY e.position) AS sending
     FROM {events} AS e

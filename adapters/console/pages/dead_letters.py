@@ -1,4 +1,4 @@
-"""Dead letters: groups of them with their trends, and the letters of a group."""
+"""Dead letters: groups with trends, and the dead letters of a group."""
 
 from collections.abc import Mapping
 from typing import Any, Final, cast
@@ -48,7 +48,7 @@ async def groups(page: Page) -> Response:
     values = _values(page) | {name: page.query.get(name, "") for name in ("by", "order")}
     by = BY.get(values["by"])
     if by is None:
-        raise InvalidRequest(f"Unknown grouping {values['by'][:40]!r}; choose one of the list.")
+        raise InvalidRequest(f"Unknown grouping {values['by'][:40]!r}; choose one from the list.")
     filter_ = DeadLetterGroupFilter(
         **_criteria(values),
         by=by,
@@ -64,7 +64,7 @@ async def groups(page: Page) -> Response:
         if visible is not None:
             result = await page.blocking(read_models.dead_letter_groups, visible)
     except NotFound as error:
-        return await _show_present(page, values, error)
+        return await _show_without_read_models(page, values, error)
     return await page.render(
         "dead_letters/groups.html",
         values=values,
@@ -92,7 +92,7 @@ async def letters(page: Page) -> Response:
         if visible is not None:
             result = await page.blocking(read_models.dead_letters, visible)
     except NotFound as error:
-        return await _show_present(page, values, error)
+        return await _show_without_read_models(page, values, error)
     return await page.render(
         "dead_letters/letters.html",
         values=values,
@@ -103,12 +103,12 @@ async def letters(page: Page) -> Response:
     )
 
 
-async def _show_present(page: Page, values: dict[str, str], error: NotFound) -> Response:
-    """Show the present dead letters of the mailbox, where there are no read models."""
+async def _show_without_read_models(page: Page, values: dict[str, str], error: NotFound) -> Response:
+    """Show the current dead letters of the mailbox itself."""
     topics = split_lines(values["topics"])
     topic = topics[0] if len(topics) == 1 and "*" not in topics[0] else None
     return await page.render(
-        "dead_letters/present.html",
+        "dead_letters/without_read_models.html",
         error=error,
         topic=topic or "",
         letters=await page.mailbox.list_dead_letters(topic, reason=values["reason"] or None, limit=PAGE_SIZE),
@@ -118,12 +118,12 @@ async def _show_present(page: Page, values: dict[str, str], error: NotFound) -> 
 
 def _read_models(page: Page) -> ReadModels:
     if page.data.read_models is None:
-        raise NotFound("This store has no read models, from which dead letters are grouped.")
+        raise NotFound("This store has no read models, which group dead letters.")
     return page.data.read_models
 
 
 async def _lag(page: Page, read_models: ReadModels) -> int:
-    """Return how many log records the read models of the mailbox are behind."""
+    """Return the number of log records of the mailbox that the read models lack."""
     status = await page.blocking(read_models.status, 1)
     return sum(each.lag for each in status.lags if each.mailbox == page.mailbox.name)
 
@@ -148,7 +148,7 @@ def _next(page: Page, path: str, values: Mapping[str, str], cursor: str | None) 
 
 
 def _letters_link(page: Page, values: Mapping[str, str], group: DeadLetterGroup) -> str:
-    """Return the link to the letters of a group."""
+    """Return the link to the dead letters of a group."""
     own = {
         "topics": group.topic or values["topics"],
         "reason": group.reason or values["reason"],
@@ -158,7 +158,7 @@ def _letters_link(page: Page, values: Mapping[str, str], group: DeadLetterGroup)
 
 
 def _redrive_link(page: Page, values: Mapping[str, str], group: DeadLetterGroup | None = None) -> str | None:
-    """Return the link to the form of a redrive job that selects the same dead letters; None if none does."""
+    """Return the link to the form of a redrive job for the same dead letters, or None if no job can be."""
     if not page.may(Operation.REDRIVE):
         return None
     fingerprint = (group.fingerprint if group is not None else None) or values["fingerprint"].strip()
