@@ -17,6 +17,7 @@ from postroom.adapters.console.samples import Samples
 from postroom.adapters.console.sessions import BrowserSession, Sessions
 from postroom.adapters.console.settings import ConsoleSettings
 from postroom.adapters.console.templating import Templates
+from postroom.application.masking import NO_MASK, Mask
 from postroom.application.ports.mailbox import Mailbox
 from postroom.application.query_threads import in_query_thread
 from postroom.application.service import Grant, Service, Session
@@ -120,6 +121,11 @@ class Page:
     def grant(self) -> Grant:
         """Return the caller's rights."""
         return self.session.grant
+
+    @property
+    def mask(self) -> Mask:
+        """Return the headers and payload fields that are hidden from the caller."""
+        return NO_MASK if Operation.ADMIN in self.grant.operations else self.data.mask
 
     @property
     def query(self) -> QueryParams:

@@ -54,30 +54,9 @@ async def show_verification(page: Page) -> Response:
         raise NotFound(
             "The store has no audit log yet; it is created by the first search or read of a payload."
         )
-    first = optional_position("The first position", page.query.get("from", ""))
-    begin = optional_position("The first position", page.query.get("begin", ""))
-    part, failure = await verify_part(
-        page,
-        log,
-        Operation.ADMIN,
-        first,
-        None,
-        page.query.get("chain") or None,
-        lambda each: VerifyRange(each, removals),
-    )
-    begin = begin or (part.first if part is not None else None)
-    following = None
-    if part is not None and part.following is not None:
-        more = {"from": part.following, "chain": part.chain, "begin": begin}
-        following = page.url("/audit/verify", **more)
-    return await page.render(
-        "log/verify_part.html" if page.is_fragment else "audit/verify.html",
-        part=part,
-        failure=failure,
-        failure_url=None,
-        begin=begin,
-        following=following,
-    )
+    facts = await verify_part(page, log, Operation.ADMIN, verify=lambda each: VerifyRange(each, removals))
+    template = "log/verify_part.html" if page.is_fragment else "audit/verify.html"
+    return await page.render(template, failure_url=None, **facts)
 
 
 def read_filter(fields: Mapping[str, str], now: datetime) -> AuditFilter:

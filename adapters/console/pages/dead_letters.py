@@ -1,7 +1,7 @@
 """Dead letters: groups with trends, and the dead letters of a group."""
 
-from collections.abc import Mapping
-from typing import Any, Final, cast
+from collections.abc import Callable, Mapping
+from typing import Any, Final, TypeVar, cast
 
 from starlette.responses import Response
 
@@ -40,6 +40,8 @@ GROUPINGS: Final = (
     ("topic", "Topic"),
     ("reason", "Reason"),
 )
+Filter = TypeVar("Filter", DeadLetterFilter, DeadLetterGroupFilter)
+Result = TypeVar("Result")
 ORDERS: Final = (("latest", "Latest first"), ("largest", "Largest first"))
 
 
@@ -58,11 +60,7 @@ async def groups(page: Page) -> Response:
         cursor=page.query.get("cursor") or None,
     )
     try:
-        read_models = _read_models(page)
-        visible = await covered_filter(page.session, filter_)
-        result = DeadLetterGroupPage(())
-        if visible is not None:
-            result = await page.blocking(read_models.dead_letter_groups, visible)
+        result, lag = await _read(page, filter_, ReadModels.dead_letter_groups, DeadLetterGroupPage(()))
     except NotFound as error:
         return await _show_without_read_models(page, values, error)
     return await page.render(
@@ -73,7 +71,7 @@ async def groups(page: Page) -> Response:
             (each, _letters_link(page, values, each), _redrive_link(page, values, each))
             for each in result.items
         ],
-        lag=await _lag(page, read_models),
+        lag=lag,
         groupings=GROUPINGS,
         orders=ORDERS,
         most=MAX_GROUPED,
@@ -86,11 +84,7 @@ async def letters(page: Page) -> Response:
     values = _values(page)
     filter_ = DeadLetterFilter(**_criteria(values), limit=PAGE_SIZE, cursor=page.query.get("cursor") or None)
     try:
-        read_models = _read_models(page)
-        visible = await covered_filter(page.session, filter_)
-        result = DeadLetterPage(())
-        if visible is not None:
-            result = await page.blocking(read_models.dead_letters, visible)
+        result, lag = await _read(page, filter_, ReadModels.dead_letters, DeadLetterPage(()))
     except NotFound as error:
         return await _show_without_read_models(page, values, error)
     return await page.render(
@@ -98,7 +92,7 @@ async def letters(page: Page) -> Response:
         values=values,
         letters=[(each, _redrive_one(page, each)) for each in result.items],
         redrive=_redrive_link(page, values),
-        lag=await _lag(page, read_models),
+        lag=lag,
         next_page=_next(page, "/dead-letters/letters", values, result.next_cursor),
     )
 
@@ -116,16 +110,23 @@ async def _show_without_read_models(page: Page, values: dict[str, str], error: N
     )
 
 
-def _read_models(page: Page) -> ReadModels:
-    if page.data.read_models is None:
+async def _read(
+    page: Page, filter_: Filter, query: Callable[[ReadModels, Filter], Result], nothing: Result
+) -> tuple[Result, int]:
+    """Return the result of a query, and the number of log records that the read models lack.
+
+    Arguments:
+        nothing: result for callers whose topics the filter excludes.
+
+    Raises: NotFound if the store has no read models.
+    """
+    models = page.data.read_models
+    if models is None:
         raise NotFound("This store has no read models, which group dead letters.")
-    return page.data.read_models
-
-
-async def _lag(page: Page, read_models: ReadModels) -> int:
-    """Return the number of log records of the mailbox that the read models lack."""
-    status = await page.blocking(read_models.status, 1)
-    return sum(each.lag for each in status.lags if each.mailbox == page.mailbox.name)
+    visible = await covered_filter(page.session, filter_)
+    result = nothing if visible is None else await page.blocking(query, models, visible)
+    status = await page.blocking(models.status, 1)
+    return result, sum(each.lag for each in status.lags if each.mailbox == page.mailbox.name)
 
 
 def _values(page: Page) -> dict[str, str]:

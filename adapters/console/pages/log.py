@@ -10,7 +10,7 @@ from starlette.responses import Response
 from postroom.adapters.console.page import NavEntry, Page, route
 from postroom.adapters.console.times import read_time
 from postroom.application.mailbox.runs import RUNS
-from postroom.application.masking import MASK, NO_MASK, Mask
+from postroom.application.masking import MASK, Mask
 from postroom.application.ports.event_log import EventLogReader
 from postroom.application.queries.browse_log import MAX_POSITION, BrowseLog, EventPage
 from postroom.application.queries.read_events import EventFilter, LoggedEvent
@@ -96,11 +96,10 @@ async def show_event(page: Page) -> Response:
     """Show one event with its fields."""
     position = read_position("The position", page.path["position"])
     event = await _read(page, lambda log: BrowseLog(log).event(position), lambda _: 1)
-    mask = NO_MASK if Operation.ADMIN in page.grant.operations else page.data.mask
     return await page.render(
         "log/event.html",
         event=event,
-        fields=list(flatten(hide(event.fields(), mask))),
+        fields=list(flatten(hide(event.fields(), page.mask))),
         message_url=event.message_id and page.message_url(event.message_id),
     )
 
@@ -144,42 +143,19 @@ async def show_commit(page: Page) -> Response:
 
 async def show_verification(page: Page) -> Response:
     """Verify a part of a range of the log, and link to the next."""
-    fields = {name: page.query.get(name, "") for name in ("from", "through", "chain", "begin")}
-    first = optional_position("The first position", fields["from"])
-    through = optional_position("The last position", fields["through"])
-    if first is None and not fields["through"]:
-        bounds = await _read(page, lambda log: BrowseLog(log).bounds(), lambda answer: 0)
-        return await page.render(
-            "log/verify.html",
-            fields=fields,
-            bounds=bounds,
-            part=None,
-            failure=None,
-            part_events=EVENTS_PER_PART,
-        )
-    part, failure = await verify_part(
-        page, _log(page), Operation.READ_HEADERS, first, through, fields["chain"] or None
-    )
-    begin = optional_position("The first position", fields["begin"]) or (
-        part.first if part is not None else None
-    )
-    following = (
-        page.url(
-            "/log/verify", **{"from": part.following, "chain": part.chain, "begin": begin}, through=through
-        )
-        if part is not None and part.following is not None
-        else None
-    )
+    through = optional_position("The last position", page.query.get("through", ""))
+    facts: dict[str, Any] = {"bounds": None, "part": None, "failure": None, "failure_url": None}
+    if page.query.get("from", "").strip() or page.query.get("through"):
+        facts |= await verify_part(page, _log(page), Operation.READ_HEADERS, through)
+        if facts["failure"] is not None:
+            facts["failure_url"] = page.url(f"/log/commits/{facts['failure'].position}")
+    else:
+        facts["bounds"] = await _read(page, lambda log: BrowseLog(log).bounds(), lambda answer: 0)
     return await page.render(
         "log/verify_part.html" if page.is_fragment else "log/verify.html",
-        fields=fields,
-        bounds=None,
-        part=part,
-        failure=failure,
-        failure_url=failure and page.url(f"/log/commits/{failure.position}"),
-        begin=begin,
-        following=following,
+        fields={name: page.query.get(name, "") for name in ("from", "through")},
         part_events=EVENTS_PER_PART,
+        **facts,
     )
 
 
@@ -187,20 +163,23 @@ async def verify_part(
     page: Page,
     log: EventLogReader,
     operation: Operation,
-    first: int | None,
-    through: int | None,
-    chain: str | None,
+    through: int | None = None,
     verify: Callable[[EventLogReader], VerifyRange] = VerifyRange,
-) -> tuple[RangeVerification | None, BrokenLog | None]:
-    """Verify a part of a log; return the result, or the failure.
+) -> dict[str, Any]:
+    """Verify the part of a log that the URL names; return variables of `log/verify_part.html`.
+
+    The parameter `from` is the first position, `chain` is that of `VerifyRange`, and `begin` is the first
+    position of earlier parts.
 
     Arguments:
         operation: the right that the caller needs.
-        first: the first position; None for the first of the log.
-        through, chain: arguments of `VerifyRange`.
+        through: last position; None for the end of the log.
 
     Raises: Saturated while another verification runs in this process, NotFound, Forbidden.
     """
+    first = optional_position("The first position", page.query.get("from", ""))
+    begin = optional_position("The first position", page.query.get("begin", ""))
+    chain = page.query.get("chain") or None
 
     def run() -> RangeVerification:
         if not _verifying.acquire(blocking=False):
@@ -216,9 +195,14 @@ async def verify_part(
         return await page.blocking(run)
 
     try:
-        return await page.session.audit(operation, read, lambda _: 0), None
+        part = await page.session.audit(operation, read, lambda _: 0)
     except BrokenLog as error:
-        return None, error
+        return {"part": None, "failure": error, "begin": begin, "following": None}
+    begin = begin or part.first
+    more = {"from": part.following, "chain": part.chain, "begin": begin, "through": through}
+    path = page.request.scope["path"].removeprefix(page.request.scope["root_path"])
+    following = None if part.following is None else page.url(path, **more)
+    return {"part": part, "failure": None, "begin": begin, "following": following}
 
 
 def read_query(query: Any, now: datetime) -> LogQuery:

@@ -13,7 +13,7 @@ from postroom.adapters.console.message_view import MessageView, hides_headers, m
 from postroom.adapters.console.page import NavEntry, Page, route
 from postroom.adapters.console.resend import Draft, draft_of, message_like, read_draft, to_message
 from postroom.adapters.console.snippets import Endpoint, Snippet, read_snippets, send_snippets
-from postroom.application.masking import NO_MASK, Mask
+from postroom.application.masking import NO_MASK
 from postroom.application.payload_preview import PayloadPreview, decode_bounded, preview_payload
 from postroom.application.queries.verify_message import MessageVerification, VerifyMessage
 from postroom.application.query_results import MessageDetail
@@ -53,15 +53,14 @@ async def show(page: Page) -> Response:
 
 async def _show(page: Page, id_: str) -> Response:
     detail = await _read(page, id_)
-    mask = _mask(page)
-    view = make_view(detail, await page.mailbox.explain_message(id_), mask)
+    view = make_view(detail, await page.mailbox.explain_message(id_), page.mask)
     verification: MessageVerification | PostroomError | None = None
     preview: PayloadPreview | None = None
     snippets: list[Snippet] = []
     if _reads_payloads(page):
         if view.envelope is not None:
             decode = partial(_decode, page, view.mailbox)
-            preview = await page.blocking(preview_payload, view.envelope, decode, mask)
+            preview = await page.blocking(preview_payload, view.envelope, decode, page.mask)
             snippets = await page.blocking(_send_snippets, page, view, view.envelope, preview)
         if page.data.log is not None:
             try:
@@ -93,7 +92,7 @@ async def download(page: Page) -> Response:
     detail = await page.mailbox.get_message(id_)
     envelope = _envelope(detail)
     decoded = await page.blocking(decode_bounded, envelope, partial(_decode, page, detail.mailbox))
-    shown = await page.blocking(_mask(page).hide_fields, decoded)
+    shown = await page.blocking(page.mask.hide_fields, decoded)
     if shown is None:
         raise Forbidden(
             "Payload fields are hidden here, and this payload can't be split into fields; to download it, "
@@ -194,10 +193,6 @@ def _reads_payloads(page: Page) -> bool:
     return Operation.READ_PAYLOAD in page.grant.operations
 
 
-def _mask(page: Page) -> Mask:
-    return NO_MASK if Operation.ADMIN in page.grant.operations else page.data.mask
-
-
 def _decode(page: Page, mailbox: str, envelope: PrismEnvelope) -> DecodedPayload:
     decode = page.data.decode
     return decode_payload(envelope) if decode is None else decode(mailbox, envelope)
@@ -274,7 +269,7 @@ async def _editable(page: Page, id_: str) -> tuple[MessageDetail, PrismEnvelope]
     """
     detail = await page.mailbox.get_message(id_)
     envelope = _envelope(detail)
-    mask = _mask(page)
+    mask = page.mask
     if mask != NO_MASK:
         decoded = await page.blocking(decode_bounded, envelope, partial(_decode, page, detail.mailbox))
         if hides_headers(detail, envelope, mask) or mask.hide_fields(decoded) is not decoded:

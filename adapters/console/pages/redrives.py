@@ -21,7 +21,6 @@ from postroom.adapters.console.redrive_form import (
     parse_spec,
     read_values,
 )
-from postroom.adapters.console.search_export import mask_of
 from postroom.application.queries.time_travel import to_us
 from postroom.application.redrive_results import OUTCOMES, Outcome, RedriveReport
 from postroom.domain.capability.rights import Operation
@@ -123,7 +122,7 @@ async def show(page: Page) -> Response:
     return await page.render(
         "redrives/show.html",
         **facts,
-        spec=describe_spec(report.spec, mask_of(page)),
+        spec=describe_spec(report.spec, page.mask),
         messages=messages.messages,
         outcomes=[("", "All"), *((each, each.capitalize()) for each in OUTCOMES)],
         outcome=outcome or "",
@@ -151,7 +150,7 @@ def _read_spec(page: Page, values: Mapping[str, str]) -> RedriveSpec:
     Raises: InvalidRequest; Forbidden for criteria whose matches would disclose hidden values.
     """
     spec = parse_spec(values)
-    check_mask(spec.filter(), mask_of(page))
+    check_mask(spec.filter(), page.mask)
     return spec
 
 

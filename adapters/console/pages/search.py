@@ -21,7 +21,7 @@ from postroom.adapters.console.event_filter import (
 )
 from postroom.adapters.console.moments import moment_facts, parse_moment
 from postroom.adapters.console.page import NavEntry, Page, route
-from postroom.adapters.console.search_export import download, mask_of
+from postroom.adapters.console.search_export import download
 from postroom.adapters.console.search_timeline import TimelineChart, chart_of
 from postroom.application.ports.facets import FacetField, Facets, SuggestionField, Timeline
 from postroom.application.ports.search_queries import SearchQueries
@@ -96,7 +96,7 @@ async def search(page: Page) -> Response:
     try:
         filter_ = parse_filter(page.query.multi_items())
         at = parse_moment(page.query.get("at", ""))
-        check_mask(filter_, mask_of(page))
+        check_mask(filter_, page.mask)
     except (Forbidden, InvalidRequest) as error:
         facts = _form_facts(page, EventFilter(), error)
         return await page.render("search/page.html", error.status, **facts)
@@ -129,7 +129,7 @@ async def suggest(page: Page) -> Response:
     texts = [value for name, value in page.query.multi_items() if name != BACK]
     queries = _queries(page)
     values: Sequence[str] = ()
-    if queries is not None and not mask_of(page).covers_header(field.value):
+    if queries is not None and not page.mask.covers_header(field.value):
         values = await queries.suggest(field, texts[-1] if texts else "")
     if field == SuggestionField.HEADER:
         values = [write_header(each, "") for each in values]
@@ -205,8 +205,7 @@ def _linked(page: Page, filter_: EventFilter, result: SearchPage, *, is_back: bo
             following = _link(page, msgspec.structs.replace(filter_, cursor=last))
     elif filter_.cursor is not None:
         previous = _link(page, change(filter_))
-    mask = mask_of(page)
-    return Results([mask.hide_item(each) for each in items], previous, following, is_live)
+    return Results([page.mask.hide_item(each) for each in items], previous, following, is_live)
 
 
 def _link(page: Page, filter_: EventFilter, *others: tuple[str, str], path: str = "/search") -> str:
@@ -263,9 +262,8 @@ def _criteria(page: Page, filter_: EventFilter) -> list[tuple[str, str, str]]:
 
 def _facet_lists(page: Page, filter_: EventFilter, facets: Facets) -> list[FacetList]:
     lists = []
-    mask = mask_of(page)
     for facet in facets.facets:
-        if mask.covers_header(facet.field.value):
+        if page.mask.covers_header(facet.field.value):
             continue
         links = []
         for each in facet.values:
