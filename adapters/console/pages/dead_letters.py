@@ -60,7 +60,9 @@ async def groups(page: Page) -> Response:
         cursor=page.query.get("cursor") or None,
     )
     try:
-        result, lag = await _read(page, filter_, ReadModels.dead_letter_groups, DeadLetterGroupPage(()))
+        result, lag = await _read(
+            page, filter_, lambda models: models.dead_letter_groups, DeadLetterGroupPage(())
+        )
     except NotFound as error:
         return await _show_without_read_models(page, values, error)
     return await page.render(
@@ -84,7 +86,7 @@ async def letters(page: Page) -> Response:
     values = _values(page)
     filter_ = DeadLetterFilter(**_criteria(values), limit=PAGE_SIZE, cursor=page.query.get("cursor") or None)
     try:
-        result, lag = await _read(page, filter_, ReadModels.dead_letters, DeadLetterPage(()))
+        result, lag = await _read(page, filter_, lambda models: models.dead_letters, DeadLetterPage(()))
     except NotFound as error:
         return await _show_without_read_models(page, values, error)
     return await page.render(
@@ -111,7 +113,10 @@ async def _show_without_read_models(page: Page, values: dict[str, str], error: N
 
 
 async def _read(
-    page: Page, filter_: Filter, query: Callable[[ReadModels, Filter], Result], nothing: Result
+    page: Page,
+    filter_: Filter,
+    query: Callable[[ReadModels], Callable[[Filter], Result]],
+    nothing: Result,
 ) -> tuple[Result, int]:
     """Return the result of a query, and the number of log records that the read models lack.
 
@@ -124,7 +129,7 @@ async def _read(
     if models is None:
         raise NotFound("This store has no read models, which group dead letters.")
     visible = await covered_filter(page.session, filter_)
-    result = nothing if visible is None else await page.blocking(query, models, visible)
+    result = nothing if visible is None else await page.blocking(query(models), visible)
     status = await page.blocking(models.status, 1)
     return result, sum(each.lag for each in status.lags if each.mailbox == page.mailbox.name)
 
