@@ -8,6 +8,7 @@ import msgspec
 from postroom.application.mailbox.codec import to_records
 from postroom.application.mailbox.fold import check_seal, refuse_altered_records
 from postroom.application.ports.event_log import EventLogReader
+from postroom.application.queries.browse_log import missing_position
 from postroom.application.queries.verify import (
     Removal,
     check_envelopes,
@@ -17,7 +18,7 @@ from postroom.application.queries.verify import (
 )
 from postroom.domain.arguments import check_int
 from postroom.domain.commit import POSITIONS_PER_MAILBOX, chained
-from postroom.domain.errors import BrokenLog, NotFound
+from postroom.domain.errors import BrokenLog
 
 MAX_EVENTS = 100_000
 MAX_POSITION = POSITIONS_PER_MAILBOX - 1
@@ -114,10 +115,7 @@ class VerifyRange:
                     "removed or moved. Restore the store from a backup.",
                     first,
                 )
-            positions = "no positions" if head is None else f"the positions {oldest} to {head.position}"
-            raise NotFound(
-                f"The log of mailbox {self.log.mailbox} has {positions}, but not {first}; choose another."
-            )
+            raise missing_position(self.log, first)
         if commit.first == oldest:
             start, link = start_of(self.log, self.removals)
         else:
