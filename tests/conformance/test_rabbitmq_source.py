@@ -17,6 +17,7 @@ from aio_pika.exceptions import CONNECTION_EXCEPTIONS
 from postroom.adapters.rabbitmq.publisher import RabbitmqPublisher
 from postroom.adapters.rabbitmq.settings import RabbitmqSettings
 from postroom.adapters.rabbitmq.source import QueueConsumer, RabbitmqQueueSource
+from postroom.application.cloudevents.message import AMQP
 from postroom.application.ingest.counts import IngestCounts
 from postroom.application.ingest.namespace import RabbitmqSource
 from postroom.application.ports.publisher import Publisher
@@ -202,6 +203,7 @@ class TestRabbitmqPublisher(PublisherConformance):
     refused = "no.such.queue"
     refusal = "no queue is bound with the routing key no.such.queue; bind one"
     id_header = ID_HEADER
+    binding = AMQP
     in_flight = 100
     too_large = None
     stores_once = False
