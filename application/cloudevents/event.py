@@ -68,11 +68,11 @@ class CloudEvent(msgspec.Struct, frozen=True):
             return None
         try:
             time = datetime.fromisoformat(text.upper())
-        except ValueError:
-            time = None
-        if time is None or time.tzinfo is None:
-            raise InvalidRequest(f"The time {text[:80]!r} of the CloudEvent is not a time in RFC 3339.")
-        return (time - _EPOCH) // timedelta(microseconds=1)
+            if time.tzinfo is not None:
+                return (time.astimezone(UTC) - _EPOCH) // timedelta(microseconds=1)
+        except (ValueError, OverflowError):
+            pass
+        raise InvalidRequest(f"The time {text[:80]!r} of the CloudEvent is not a time in RFC 3339.")
 
     @property
     def has_json(self) -> bool:

@@ -17,6 +17,7 @@ STRUCTURED = "application/cloudevents+json"
 PREFIXES = ("ce-", "ce_", "cloudevents_", "cloudevents:")
 """Prefixes of headers with attributes, of all bindings, in lower case."""
 
+_SPECVERSIONS = frozenset(f"{prefix}specversion" for prefix in PREFIXES)
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _STRUCTURED = re.compile(r"application/cloudevents(-batch)?(\+[^;\s]+)?\s*(?:;|\Z)", re.IGNORECASE)
 _QUOTED = re.compile(r'"((?:[^"\\]|\\.)*)"\Z')
@@ -66,42 +67,49 @@ def write_message(event: CloudEvent, binding: Binding, mode: Mode) -> CloudEvent
     return CloudEventMessage(event.data or b"", headers)
 
 
+def is_cloud_event(headers: Iterable[tuple[str, str]]) -> bool:
+    """Return whether a message with these headers is a CloudEvent in any binding.
+
+    It is one if its content type begins with `application/cloudevents`, or if a header is `specversion` with
+    a prefix of `PREFIXES`. Names of headers are compared in lower case.
+    """
+    for header, value in headers:
+        name = header.lower()
+        if name in _SPECVERSIONS or (name == "content-type" and _STRUCTURED.match(value)):
+            return True
+    return False
+
+
 def read_message(
     headers: Iterable[tuple[str, str]], data: bytes, *, is_percent_encoded: bool = False
-) -> CloudEvent | None:
-    """Return the event of a message in any binding; None if the message is no CloudEvent.
-
-    A message is one if its content type begins with `application/cloudevents`, or if a header is
-    `specversion` with a prefix of `PREFIXES`. Names of headers are compared in lower case; of a repeated one,
-    the first counts.
+) -> CloudEvent:
+    """Return the event of a message; see `is_cloud_event`. Of a repeated header, the first counts.
 
     Arguments:
         is_percent_encoded: whether the values of headers are, as those of NATS.
 
-    Raises: InvalidRequest if the message is an invalid CloudEvent, or one in a batch or another format than
-        JSON.
+    Raises: InvalidRequest if the message is no CloudEvent, an invalid one, or one in a batch or in another
+        format than JSON.
     """
-    content_type = None
+    content_type = ""
     attributes: dict[str, str] = {}
     for header, value in headers:
         name = header.lower()
-        if name == "content-type" and content_type is None:
-            content_type = value
+        if name == "content-type":
+            content_type = content_type or value
         elif prefix := next((each for each in PREFIXES if name.startswith(each)), None):
             attributes.setdefault(name[len(prefix) :], _decode(name, value) if is_percent_encoded else value)
-    if content_type is not None and (match := _STRUCTURED.match(content_type)):
+    if match := _STRUCTURED.match(content_type):
         if match[1]:
             raise InvalidRequest(BATCH)
         if (match[2] or "+json").lower() != "+json":
             raise InvalidRequest(f"The CloudEvent has the format {match[0]!r}; only JSON can be read.")
         return read_json(data)
-    if "specversion" not in attributes:
-        return None
     if content_type:
         attributes.setdefault("datacontenttype", content_type)
     if (time := attributes.get("time", "")).isdecimal():
         attributes["time"] = _rfc_3339(time)
-    return CloudEvent(attributes, data)
+    return CloudEvent(attributes, data or None)
 
 
 def _rfc_3339(milliseconds: str) -> str:
