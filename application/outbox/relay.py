@@ -21,7 +21,7 @@ from postroom.application.correlation import correlate
 from postroom.application.metrics import OTHERS
 from postroom.application.monitor import Progress
 from postroom.application.outbox.decisions import decide_on
-from postroom.application.outbox.message import MESSAGE_ID, headers_of
+from postroom.application.outbox.formats import MessageFormat, PostroomFormat
 from postroom.application.outbox.route import Route
 from postroom.application.outbox.settings import OutboxSettings
 from postroom.application.ports.clock import Clock
@@ -60,6 +60,7 @@ class OutboxRelay:
         context: the bounded context, first token of every subject.
         hints: wake-ups between polls; None only polls.
         route: where events are published; None takes the subjects of SDS-047.
+        format_: the form of their messages; None takes that of Postroom.
 
     Raises: InvalidRequest if the context is no token of a subject.
     """
@@ -75,12 +76,14 @@ class OutboxRelay:
         hints: Hints | None = None,
         settings: OutboxSettings | None = None,
         route: Route | None = None,
+        format_: MessageFormat | None = None,
     ) -> None:
         self._repository = repository
         self._publisher = publisher
         self._clock = clock
         self._random = random
         self._route = route or Route(context)
+        self._format = format_ or PostroomFormat()
         self._hints = hints
         self._settings = settings or OutboxSettings()
         self._stopping = asyncio.Event()
@@ -137,7 +140,9 @@ class OutboxRelay:
                 return 0
             deadline = self._clock.uptime() + self._settings.claim_ms * MS * 2 // 3
             rows = await claim.find_unpublished(self._clock.wall(), self._settings.batch)
-            batch = _Batch(self._publisher, self._route, lambda: self._clock.uptime() < deadline)
+            batch = _Batch(
+                self._publisher, self._route, self._format, lambda: self._clock.uptime() < deadline
+            )
             if rows:
                 await batch.publish(rows, self._settings.concurrency)
                 await self._record(claim, batch)
@@ -192,9 +197,12 @@ class _Batch:
         has_time: returns whether the claim lasts long enough to publish one more event.
     """
 
-    def __init__(self, publisher: Publisher, route: Route, has_time: Callable[[], bool]) -> None:
+    def __init__(
+        self, publisher: Publisher, route: Route, format_: MessageFormat, has_time: Callable[[], bool]
+    ) -> None:
         self._publisher = publisher
         self._route = route
+        self._format = format_
         self._has_time = has_time
         self._started = 0
         self._last_published = 0
@@ -242,9 +250,9 @@ class _Batch:
             subject = self._route.name_of(event)
             parent = read_context(event.traceparent)
             with tracer().span(PUBLISH, (subject,), message_id=str(event.id), parent=parent):
-                headers = headers_of(event) | outgoing_headers()
-                headers[self._route.id_header] = headers.pop(MESSAGE_ID)
-                await self._publisher.publish(subject, row.payload, headers)
+                message = self._format.write(event, row.payload)
+                headers = message.headers | outgoing_headers()
+                await self._publisher.publish(subject, message.payload, headers)
         except Unavailable as error:
             self._unanswered.append((start, row, error))
             return False

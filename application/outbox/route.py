@@ -5,7 +5,6 @@ from functools import lru_cache
 
 import msgspec
 
-from postroom.application.outbox.message import MESSAGE_ID
 from postroom.domain.errors import InvalidRequest
 from postroom.domain.outbox import OutboxEvent
 from postroom.domain.subject import EventSubject, check_token
@@ -25,14 +24,12 @@ class Route(msgspec.Struct, frozen=True):
     Arguments:
         context: the bounded context, one token of a subject.
         template: subject, topic or routing key, with `FIELDS` in braces.
-        id_header: header with the id of the event.
 
     Raises: InvalidRequest for a context that is not a token, or an invalid template.
     """
 
     context: str
     template: str = SUBJECT
-    id_header: str = MESSAGE_ID
 
     def __post_init__(self) -> None:
         check_token(self.context, "The context")
