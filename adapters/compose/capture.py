@@ -14,9 +14,11 @@ from postroom.adapters.postgres.messaging.held_events import PostgresHeldEvents
 from postroom.adapters.postgres.messaging.settings import MessagingSettings
 from postroom.adapters.system.clock import SystemClock
 from postroom.application.background import background_task
+from postroom.application.cloudevents.message import NATS
 from postroom.application.monitor import Monitor
 from postroom.application.outbox.capture import OutboxCapture
 from postroom.application.outbox.capture_metrics import capture_monitor
+from postroom.application.outbox.formats import new_format
 from postroom.application.outbox.metrics import relay_monitor
 from postroom.application.outbox.relay import OutboxRelay
 from postroom.application.outbox.route import SUBJECT, Route
@@ -90,7 +92,8 @@ async def open_monitored_capture(
         token of a subject, the topic can't be filled in, or the table is the outbox table itself.
     """
     settings = settings or OutboxSettings()
-    Route(messaging.context, settings.topic or SUBJECT)  # fails before anything is connected
+    Route(messaging.context, settings.topic or SUBJECT)  # these fail before anything is connected
+    new_format(settings.format, messaging.context, NATS, source=settings.source)
     _check_table(messaging, capture)
     trace_if_used()
     clock = SystemClock()
@@ -115,9 +118,10 @@ async def open_monitored_capture(
             messaging.context,
             settings=settings,
             route=events.route,
+            format_=events.format,
         )
         opened = OutboxCapture(
-            source, held, relay, events.publisher, events.route, clock, random.random, settings
+            source, held, relay, events.publisher, events.route, events.format, clock, random.random, settings
         )
         monitor = relay_monitor(
             relay, messaging.context, counting.backlog, clock.wall, events.metrics, events.is_connected

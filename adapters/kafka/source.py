@@ -14,6 +14,7 @@ from confluent_kafka import Message
 from postroom.adapters.kafka.consumer import GroupConsumer, place_of
 from postroom.adapters.kafka.settings import KafkaSettings
 from postroom.application.background import wait_at_most
+from postroom.application.cloudevents.message import is_cloud_event
 from postroom.application.ingest.deliveries import Deliveries, DeliveryToken
 from postroom.application.ingest.schema_framing import framing_length
 from postroom.application.ports.source import Headers, SourceMessage
@@ -209,17 +210,18 @@ def _read(message: Message, generation: int) -> SourceMessage:
     """Return a delivery of a message."""
     partition, offset = place_of(message)
     data, key = message.value(), message.key()
-    headers: Any = message.headers() or ()  # its type lists kinds that no message has
+    raw: Any = message.headers() or ()  # its type lists kinds that no message has
+    headers = Headers([(name, _text(value)) for name, value in raw]) if raw else _NO_HEADERS
     return SourceMessage(
         message.topic() or "",
         data or b"",
-        Headers([(name, _text(value)) for name, value in headers]) if headers else _NO_HEADERS,
+        headers,
         1,
         f"{partition}:{offset}",
         DeliveryToken((partition, offset), 1, generation),
         None if key is None else _sticky_key(key),
         framing_length(data) if data else 0,
-        data is None,
+        data is None and not is_cloud_event(headers.pairs),  # which may have no data
     )
 
 

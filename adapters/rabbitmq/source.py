@@ -247,9 +247,14 @@ class RabbitmqQueueSource:
         self._next_offset = place + 1
         count = headers.get(_DELIVERY_COUNT)
         delivered = count + 1 if isinstance(count, int) else 1 + bool(message.redelivered)
-        names = [(name, _text(value)) for name, value in headers.items()]
+        # Of the two prefixes of CloudEvents in AMQP, dead letters of every broker may have the second.
+        names = [
+            (name.replace("cloudEvents:", "cloudEvents_", 1), _text(value)) for name, value in headers.items()
+        ]
         if message.message_id is not None:
             names.append(("message_id", message.message_id))
+        if message.content_type is not None:
+            names.append(("Content-Type", message.content_type))
         delivery = SourceMessage(
             message.routing_key or "",
             message.body,
@@ -273,7 +278,9 @@ class RabbitmqQueueSource:
 
 
 def _text(value: object) -> str:
-    return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
+    if isinstance(value, bytes):
+        return value.decode(errors="replace")
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _now() -> float:

@@ -3,6 +3,7 @@
 from hashlib import blake2b
 from uuid import UUID
 
+from postroom.application.inbox.request import Unreadable, read_cloud_event
 from postroom.application.outbox.message import AGGREGATE_ID, AGGREGATE_TYPE
 from postroom.application.ports.source import SourceMessage
 
@@ -11,11 +12,16 @@ PARTITIONS = 64
 
 
 def aggregate_key(message: SourceMessage) -> str | None:
-    """Return the type and id of a message's aggregate; None without one."""
+    """Return the type and id of a message's aggregate, or the partition key of a CloudEvent; else None."""
     headers = message.headers
-    if AGGREGATE_ID not in headers:
+    if AGGREGATE_ID in headers:
+        return f"aggregate {headers.get(AGGREGATE_TYPE, '')}/{headers[AGGREGATE_ID]}"
+    try:
+        event = read_cloud_event(message)
+    except Unreadable:
         return None
-    return f"aggregate {headers.get(AGGREGATE_TYPE, '')}/{headers[AGGREGATE_ID]}"
+    key = event.attributes.get("partitionkey") if event is not None else None
+    return None if event is None or not key else f"source {event.attributes['source']} {key}"
 
 
 def lane_of(message: SourceMessage, message_id: UUID) -> int:

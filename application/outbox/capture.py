@@ -15,9 +15,12 @@ from msgspec.structs import replace
 
 from postroom.application.background import wait_at_most
 from postroom.application.backoff import OutageBackoff
+from postroom.application.cloudevents.event import JSON
 from postroom.application.metrics import OTHERS
 from postroom.application.monitor import Progress
 from postroom.application.outbox.decisions import decide_on, record_only
+from postroom.application.outbox.formats import MessageFormat
+from postroom.application.outbox.message import CONTENT_TYPE
 from postroom.application.outbox.publish_batch import PublishBatch, correlation_of
 from postroom.application.outbox.relay import MAX_TYPES, OutboxRelay
 from postroom.application.outbox.route import Route
@@ -61,6 +64,7 @@ class OutboxCapture:
         relay: OutboxRelay,
         publisher: Publisher,
         route: Route,
+        format_: MessageFormat,
         clock: Clock,
         random: Callable[[], float],
         settings: OutboxSettings,
@@ -70,6 +74,7 @@ class OutboxCapture:
         self._relay = relay
         self._publisher = publisher
         self._route = route
+        self._format = format_
         self._clock = clock
         self._random = random
         self._settings = settings
@@ -154,7 +159,7 @@ class OutboxCapture:
             await self._source.check_reader()
             self._right_ends = now + self._settings.claim_ms * MS * 2 // 3
         waiting = await self._held.find_waiting({_aggregate(row) for row in rows})
-        batch = PublishBatch(self._publisher, self._route, self._has_time)
+        batch = PublishBatch(self._publisher, self._route, self._format, self._has_time)
         await batch.publish(
             [row for row in rows if _aggregate(row) not in waiting], self._settings.concurrency
         )
@@ -223,9 +228,10 @@ def _aggregate(row: OutboxRow) -> Aggregate:
 
 def _held(row: OutboxRow, command: OutboxCommand | None, now: int) -> tuple[Decision, bytes]:
     """Return the form in which a row is held: its payload in base64, which is exact, as jsonb is not."""
-    payload = row.payload or b"null"
+    event, payload = row.event, row.payload or b"null"
     if row.unreadable is None:
         payload = b'"%s"' % b64encode(payload)
-        row = row._replace(event=replace(row.event, is_binary=True))
-    row = row._replace(has_history=False)
+        json_type = {} if event.is_binary else {CONTENT_TYPE: JSON}
+        event = replace(event, is_binary=True, attributes=json_type | event.attributes)
+    row = row._replace(event=event, has_history=False)
     return (record_only(row, now) if command is None else decide_on(row, command, now)), payload

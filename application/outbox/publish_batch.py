@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable, Iterator, Sequence
 
 from postroom.application.correlation import correlate
-from postroom.application.outbox.message import MESSAGE_ID, headers_of
+from postroom.application.outbox.formats import MessageFormat
 from postroom.application.outbox.route import Route
 from postroom.application.ports.outbox_repository import OutboxRow
 from postroom.application.ports.publisher import Publisher
@@ -22,9 +22,12 @@ class PublishBatch:
         has_time: returns whether the right to publish lasts long enough for one more event.
     """
 
-    def __init__(self, publisher: Publisher, route: Route, has_time: Callable[[], bool]) -> None:
+    def __init__(
+        self, publisher: Publisher, route: Route, format_: MessageFormat, has_time: Callable[[], bool]
+    ) -> None:
         self._publisher = publisher
         self._route = route
+        self._format = format_
         self._has_time = has_time
         self._started = 0
         self._last_published = 0
@@ -72,9 +75,9 @@ class PublishBatch:
             subject = self._route.name_of(event)
             parent = read_context(event.traceparent)
             with tracer().span(PUBLISH, (subject,), message_id=str(event.id), parent=parent):
-                headers = headers_of(event) | outgoing_headers()
-                headers[self._route.id_header] = headers.pop(MESSAGE_ID)
-                await self._publisher.publish(subject, row.payload, headers)
+                message = self._format.write(event, row.payload)
+                headers = message.headers | outgoing_headers()
+                await self._publisher.publish(subject, message.payload, headers)
         except Unavailable as error:
             self._unanswered.append((start, row, error))
             return False

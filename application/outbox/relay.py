@@ -20,6 +20,7 @@ from postroom.application.backoff import OutageBackoff
 from postroom.application.metrics import OTHERS
 from postroom.application.monitor import Progress
 from postroom.application.outbox.decisions import decide_on
+from postroom.application.outbox.formats import MessageFormat, PostroomFormat
 from postroom.application.outbox.publish_batch import PublishBatch, correlation_of
 from postroom.application.outbox.route import Route
 from postroom.application.outbox.settings import OutboxSettings
@@ -57,6 +58,7 @@ class OutboxRelay:
         context: the bounded context, first token of every subject.
         hints: wake-ups between polls; None only polls.
         route: where events are published; None takes the subjects of SDS-047.
+        format_: the form of their messages; None takes that of Postroom.
 
     Raises: InvalidRequest if the context is no token of a subject.
     """
@@ -72,12 +74,14 @@ class OutboxRelay:
         hints: Hints | None = None,
         settings: OutboxSettings | None = None,
         route: Route | None = None,
+        format_: MessageFormat | None = None,
     ) -> None:
         self._repository = repository
         self._publisher = publisher
         self._clock = clock
         self._random = random
         self._route = route or Route(context)
+        self._format = format_ or PostroomFormat()
         self._hints = hints
         self._settings = settings or OutboxSettings()
         self._stopping = asyncio.Event()
@@ -134,7 +138,9 @@ class OutboxRelay:
                 return 0
             deadline = self._clock.uptime() + self._settings.claim_ms * MS * 2 // 3
             rows = await claim.find_unpublished(self._clock.wall(), self._settings.batch)
-            batch = PublishBatch(self._publisher, self._route, lambda: self._clock.uptime() < deadline)
+            batch = PublishBatch(
+                self._publisher, self._route, self._format, lambda: self._clock.uptime() < deadline
+            )
             if rows:
                 await batch.publish(rows, self._settings.concurrency)
                 await self._record(claim, batch)

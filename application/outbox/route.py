@@ -5,7 +5,6 @@ from functools import lru_cache
 
 import msgspec
 
-from postroom.application.outbox.message import MESSAGE_ID
 from postroom.domain.errors import InvalidRequest
 from postroom.domain.outbox import OutboxEvent
 from postroom.domain.subject import EventSubject, check_token
@@ -20,7 +19,7 @@ FIELDS = ("context", "aggregate_type", "event_type", "event_version")
 
 
 class Route(msgspec.Struct, frozen=True):
-    """Where the events of a context are published, and under which header their ids are.
+    """Where the events of a context are published.
 
     Arguments:
         context: the bounded context, one token of a subject.
@@ -31,7 +30,6 @@ class Route(msgspec.Struct, frozen=True):
 
     context: str
     template: str = SUBJECT
-    id_header: str = MESSAGE_ID
 
     def __post_init__(self) -> None:
         check_token(self.context, "The context")

@@ -5,6 +5,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from postroom.application.outbox.formats import FormatName
 from postroom.domain.outbox import PublishPolicy
 from postroom.domain.policy import DAY_MS, SECOND_MS
 
@@ -26,6 +27,8 @@ class OutboxSettings(msgspec.Struct, frozen=True):
         retention_ms: age at which published events are deleted.
         cleanup_every_ms: interval of cleanups by a relay; 0 leaves them to `postroom outbox cleanup`.
         keep_history: keep the histories of deleted events in `aggregate_events`.
+        format: the form in which events are published.
+        source: `source` of events that are published as CloudEvents; empty for `/` and the context.
     """
 
     batch: Annotated[int, Meta(ge=1, le=10_000)] = 500
@@ -42,6 +45,8 @@ class OutboxSettings(msgspec.Struct, frozen=True):
     to: str | None = None
     topic: str | None = None
     exchange: str = ""
+    format: FormatName = "postroom"
+    source: str = ""
 
     @property
     def policy(self) -> PublishPolicy:

@@ -168,7 +168,7 @@ async def capture_metrics() -> list[Metric]:
 
     unused: Any = None
     source: Any = Slot()
-    capture = OutboxCapture(unused, unused, unused, unused, unused, unused, unused, unused)
+    capture = OutboxCapture(*[unused] * 9)
     capture.published_by_type["order_placed"] += 1
     return [*await capture_monitor(capture, "sea", source, Monitor(nothing, nothing)).collect()]
 

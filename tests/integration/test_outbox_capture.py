@@ -179,6 +179,8 @@ async def test_a_row_that_is_refused_is_held_with_its_aggregate_and_published_in
     await capture_all(database, stream, settings=settings)
     assert numbers(stream.payloads, "o-1") == [0, 1, 2, 3, 4]
     assert sorted(message_ids(stream)) == sorted(str(id_) for id_ in ids(database))
+    types = [headers.get("Content-Type") for _, _, headers in stream.messages]
+    assert types == [None, None, *["application/json"] * 4]
     database.insert("o-1", 5)
     await capture_all(database, stream)
     assert (numbers(stream.payloads, "o-1")[-1], len(column(database.url, "id"))) == (5, 4)

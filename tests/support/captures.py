@@ -14,6 +14,7 @@ from postroom.adapters.postgres.messaging.held_events import PostgresHeldEvents
 from postroom.adapters.postgres.messaging.outbox_repository import PostgresOutboxRepository
 from postroom.adapters.system.clock import SystemClock
 from postroom.application.outbox.capture import OutboxCapture
+from postroom.application.outbox.formats import PostroomFormat
 from postroom.application.outbox.relay import OutboxRelay
 from postroom.application.outbox.route import Route
 from postroom.application.outbox.settings import OutboxSettings
@@ -95,7 +96,9 @@ async def capturing(
     held = PostgresHeldEvents(url)
     relay = OutboxRelay(repository, publisher, clock, random, CONTEXT, settings=settings)
     try:
-        yield OutboxCapture(source, held, relay, publisher, Route(CONTEXT), clock, random, settings)
+        yield OutboxCapture(
+            source, held, relay, publisher, Route(CONTEXT), PostroomFormat(), clock, random, settings
+        )
     finally:
         await source.close()
         await held.close()

@@ -15,6 +15,7 @@ from postroom.domain.outbox import OutboxEvent, OutboxEventRecorded, RecordOutbo
 from postroom.domain.subject import CorrelationContext
 
 BYTEA = 17
+_JSON_TYPES = (114, 3802)
 MAX_PAYLOAD_BYTES = 64 << 20
 """Larger payloads are not published: NATS can't be configured to accept them."""
 FUTURE_US = 60_000_000
@@ -75,6 +76,7 @@ class EventRows:
             CorrelationContext(self._uuid(row, "correlation_id"), self._uuid(row, "causation_id")),
             self._text(row, "traceparent"),
             self._headers(row, id_),
+            row.types[self._names["payload"]] not in _JSON_TYPES,
         )
         # `now` is not checked here: the row is committed, and its time was compared with that of its commit.
         (recorded,) = decide(command, None, max(row.committed_at, command.occurred_at))
@@ -86,7 +88,7 @@ class EventRows:
             for name, value in row.values.items()
             if value is None or len(value) <= MAX_PAYLOAD_BYTES
         }
-        payload = msgspec.json.encode(texts).replace(b"\\u0000", b"")
+        payload = msgspec.json.encode(texts)
         try:
             id_ = self._id(row)
         except _InvalidColumn:
