@@ -104,6 +104,7 @@ SECTIONS = (
     "archive",
     "search",
     "owner",
+    "erasure",
     "relay",
     "schedules",
     "serve",
