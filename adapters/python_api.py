@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from postroom.adapters.sql.mailbox_outbox import AsyncMailboxOutbox, MailboxOutbox
     from postroom.adapters.sync_mailbox import SyncMailbox, SyncMessageStream, SyncReceivedMessage
     from postroom.application.extras import MissingExtra
+    from postroom.application.inbox.event_handlers import EventHandlers
     from postroom.application.inbox.settings import InboxSettings
     from postroom.application.mailbox.administer import PurgeTopic, RedriveDeadLetters, SetTopicPolicy
     from postroom.application.mailbox.receive import ReceiveMessages
@@ -143,6 +144,7 @@ __all__ = [
     "DuplicateInboxMessage",
     "EnvelopeProblem",
     "EventFilter",
+    "EventHandlers",
     "EventProjection",
     "Explanation",
     "ExtendVisibility",
@@ -290,6 +292,7 @@ _NAMES = {
     "adapters.sync_mailbox": "SyncMailbox SyncMessageStream SyncReceivedMessage",
     "adapters.sql.mailbox_outbox": "AsyncMailboxOutbox MailboxOutbox",
     "application.extras": "MissingExtra",
+    "application.inbox.event_handlers": "EventHandlers",
     "application.inbox.settings": "InboxSettings",
     "application.mailbox.administer": "PurgeTopic RedriveDeadLetters SetTopicPolicy",
     "application.mailbox.receive": "ReceiveMessages",
