@@ -165,6 +165,7 @@ COMMANDS: Entries = {
         "Transactional outbox of a service: relay its events, list and retry those that failed.",
         {
             "relay": Command("outbox:relay"),
+            "capture": Command("outbox_capture:capture"),
             "backlog": Command("outbox:backlog"),
             "list": Command("outbox:list_events"),
             "retry": Command("outbox:retry"),

@@ -98,6 +98,7 @@ SECTIONS = (
     "rabbitmq",
     "messaging",
     "outbox",
+    "capture",
     "inbox",
     "streams",
     "consumers",

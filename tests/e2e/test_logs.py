@@ -183,6 +183,7 @@ COMMANDS = {
     "anchor": "anchor anchors.jsonl",
     "migrate": "migrate",
     "outbox relay": "outbox relay --once",
+    "outbox capture": "outbox capture --once --table events",
     "outbox backlog": "outbox backlog",
     "outbox list": "outbox list",
     "outbox retry": "outbox retry 0196a1b2-0000-7000-8000-000000000000",
