@@ -209,6 +209,7 @@ _REMOVED: dict[ExpiryReason, str] = {
     "capacity": "Removed: its topic had more dead letters than dead_capacity, and it was the oldest.",
     "purged": "Removed by an operator, who purged the topic.",
     "archived": "Removed from the dead letters by an operator, who archived it.",
+    "erased": "Removed: the key of its subject was destroyed, so its content can't be read any more.",
     "undone": "Removed: it was the copy of a redrive job that an operator undid.",
 }
 
