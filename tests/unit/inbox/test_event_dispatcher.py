@@ -119,11 +119,8 @@ def test_what_can_not_be_registered_is_refused() -> None:
     handlers = EventHandlers()
     handlers.on("a")(ignore)
     options: dict[str, Any]
-    for function, problem in (
-        (ignore, "has a handler already"),
-        (print, "coroutine function"),
-        (5, "coroutine"),
-    ):
+    wrong: list[tuple[Any, str]] = [(ignore, "has a handler already"), (print, "coroutine"), (5, "coroutine")]
+    for function, problem in wrong:
         with pytest.raises(InvalidRequest, match=problem):
             handlers.on("a")(function)
     for event_type in ("", 5):
