@@ -1,12 +1,15 @@
 """The read-model file of a SQLite store, and its lock files."""
 
+import fcntl
 import sqlite3
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
+
+from blake3 import blake3
 
 from postroom.adapters.sql.ddl import SQLITE, replace_views, script
 from postroom.adapters.sqlite.database import connect, create_file
@@ -26,9 +29,15 @@ def views_path(store: str | Path) -> Path:
     return Path(f"{store}-views")
 
 
-def follow_lock_path(store: str | Path) -> Path:
-    """Return the path of the lock file of a store's follower."""
-    return Path(f"{store}-views-follow-lock")
+def follow_lock_path(store: str | Path, target: str = "") -> Path:
+    """Return the path of the lock file of a store's follower.
+
+    Arguments:
+        target: name of the target that it follows into, empty for the store's own read models.
+    """
+    return Path(
+        f"{store}-{f'into-{blake3(target.encode()).hexdigest(8)}' if target else 'views'}-follow-lock"
+    )
 
 
 def rebuild_lock_path(store: str | Path) -> Path:
@@ -150,3 +159,13 @@ def _upgrade(connection: sqlite3.Connection) -> None:
     for name in ("plan", "models"):
         if name not in columns:
             connection.execute(f"ALTER TABLE projection ADD COLUMN {name} TEXT")
+
+
+def is_file_locked(path: Path) -> bool:
+    """Return whether a process holds the lock of a lock file."""
+    with suppress(FileNotFoundError), open(path, "rb") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False

@@ -242,14 +242,16 @@ def new_follower(store: Store, **options: Any) -> Follower:
     return Follower(opened.read_model_updater(), lambda archive: open_log_reader(opened, archive), **options)
 
 
-def build_without_spark(store: Store, bodies: BodyRules = NO_BODIES) -> int:
+def build_without_spark(store: Store, bodies: BodyRules = NO_BODIES, into: str | None = None) -> int:
     """Rebuild the read models of a store in many small parts, in this process, and return their version.
 
     Arguments:
         bodies: whose bodies are searched for words.
+        into: where they are built into; the store's own read models by default.
     """
     with small_parts():
-        return rebuild_projections(str(store), bodies=bodies, restart=True, runner=LocalRunner()).version
+        report = rebuild_projections(str(store), bodies=bodies, restart=True, into=into, runner=LocalRunner())
+        return report.version
 
 
 @contextmanager
