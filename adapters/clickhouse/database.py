@@ -27,14 +27,23 @@ from postroom.projections.projection import Projection
 DEFAULT_DATABASE = "postroom"
 CATALOG = "postroom_catalog"
 CURSOR = "postroom_cursor"
+PARKED = "postroom_parked"
+STAGED = "postroom_staged_"
+"""First part of the names of temporary tables, which end with the revision."""
+NEWEST = (1 << 64) - 1
+"""A revision after all others."""
 SQL = statements("postroom.adapters.clickhouse", "tables.sql")
 OPEN_SECONDS = 10.0
 """How long opening waits for another process that has a folder of chdb open."""
 OPEN_PAUSE_SECONDS = 0.05
+BUSY = "EmbeddedServer: . "
+"""Part of the error for a folder that another process has open; no reason is given."""
 _SETTINGS = {
     # As in standard SQL: an outer join yields NULL, and so does the minimum of no rows.
     "join_use_nulls": 1,
     "aggregate_functions_null_for_empty": 1,
+    # An insert may span many months.
+    "max_partitions_per_insert_block": 0,
 }
 _READING = {"output_format_arrow_string_as_string": 0}  # bytes need not be text
 
@@ -62,11 +71,12 @@ def _embedded(folder: str) -> "ClickHouseDatabase":
             try:
                 return clickhouse_connect.get_client(interface="chdb", path=str(path), settings=_SETTINGS)
             except ClickHouseError as error:
-                if "initializing EmbeddedServer" not in str(error):
+                if BUSY not in str(error):
                     raise
                 if time.monotonic() > deadline:
                     raise Unavailable(
-                        f"The ClickHouse folder {path} is open in another process; retry when that has ended."
+                        f"The ClickHouse folder {path} can't be opened: another process has it open, or it "
+                        "is damaged. Retry when no other process uses it."
                     ) from None
             time.sleep(OPEN_PAUSE_SECONDS)
 
@@ -166,6 +176,10 @@ class ClickHouseDatabase:
         """Return the qualified name of a table."""
         return f"{quoted(self.name)}.{quoted(name)}"
 
+    def has_catalog(self) -> bool:
+        """Return whether a rebuild of this release began in the database."""
+        return self.may_exist() and {CATALOG, CURSOR, PARKED} <= {*self.tables()}
+
     def tables(self) -> list[str]:
         """Return the names of all tables."""
         with self.client() as client:
@@ -197,22 +211,28 @@ class ClickHouseDatabase:
         table: str,
         projection: Projection,
         *,
-        revision: int | None = None,
         columns: Sequence[str] | None = None,
+        revision: int = NEWEST,
+        own: int = 0,
     ) -> str:
-        """Return the query for the rows of a table at a revision, by default the one that is visible."""
+        """Return the query for the rows of a table at a revision; see `visible`."""
         return SQL["live"].format(
             columns=", ".join(map(quoted, columns or projection.schema)),
             table=self.table(table),
             ended=self.table(ended(table)),
             key=", ".join(map(quoted, projection.key)),
-            revision=self.revision if revision is None else revision,
+            since_visible=self.visible("since", revision, own),
+            until_visible=self.visible("until", revision, own),
         )
 
-    @property
-    def revision(self) -> str:
-        """Return the expression of the revision that is visible."""
-        return SQL["revision"].format(cursor=self.table(CURSOR))
+    def visible(self, column: str, revision: int = NEWEST, own: int = 0) -> str:
+        """Return the condition that a column has a visible revision.
+
+        Arguments:
+            revision: the last one.
+            own: also this one, which is not visible yet.
+        """
+        return SQL["visible"].format(column=column, cursor=self.table(CURSOR), revision=revision, own=own)
 
     def read_catalog(self, client: Client) -> "Catalog":
         """Return the catalog with the follower's cursors; the caller closes it."""
@@ -222,9 +242,15 @@ class ClickHouseDatabase:
         if image:
             connection.deserialize(b64decode(image))
         connection.executescript(script(SQLITE, "catalog.sql"))
+        return Catalog(connection, number, self.read_positions(client, connection))
+
+    def read_positions(self, client: Client, catalog: sqlite3.Connection) -> int:
+        """Read the follower's cursors and parked records into a catalog; return the visible revision."""
         cursors = client.query(SQL["read_cursors"].format(table=self.table(CURSOR))).result_rows
-        connection.executemany(SQL["advance_cursor"], [row[:-1] for row in cursors])
-        return Catalog(connection, number, max((row[-1] for row in cursors), default=0))
+        catalog.executemany(SQL["advance_cursor"], [row[:-1] for row in cursors if row[0]])
+        parked = SQL["read_parked"].format(table=self.table(PARKED), visible=self.visible("since"))
+        catalog.executemany(SQL["add_parked"], client.query(parked).result_rows)
+        return max((row[-1] for row in cursors), default=0)
 
 
 def ended(table: str) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 
 import polars as pl
 
-from postroom.adapters.clickhouse.database import CATALOG, CURSOR, ClickHouseDatabase, ended, quoted
+from postroom.adapters.clickhouse.database import CATALOG, CURSOR, PARKED, ClickHouseDatabase, ended, quoted
 from postroom.adapters.sqlite.read_model_file import CatalogFile
 from postroom.projections.fold import MESSAGES
 from postroom.projections.projection import Column, Projection, load_projections
@@ -32,7 +32,6 @@ TEXT = Projection(
 )
 SEARCH_TABLES = (HEADER, TEXT)
 _TYPES = {"int": "Int64", "text": "String", "bytes": "String"}
-_INSERTING = {"max_partitions_per_insert_block": 0}  # an insert may span many months
 
 
 class ClickHouseTarget:
@@ -47,7 +46,7 @@ class ClickHouseTarget:
 
     def exists(self) -> bool:
         """Return whether there is a catalog."""
-        return self._database.may_exist() and CATALOG in self._database.tables()
+        return self._database.has_catalog()
 
     @contextmanager
     def catalog(self) -> Iterator["ClickHouseCatalog"]:
@@ -57,6 +56,7 @@ class ClickHouseTarget:
             client.command(f"CREATE DATABASE IF NOT EXISTS {quoted(database.name)}")
             database.command("create_catalog", table=database.table(CATALOG))
             database.command("create_cursor", table=database.table(CURSOR))
+            database.command("create_parked", table=database.table(PARKED))
             catalog = database.read_catalog(client)
             with closing(catalog.connection):
                 yield ClickHouseCatalog(self, catalog.connection, catalog.number)
@@ -66,20 +66,25 @@ class ClickHouseTarget:
         row = {"revision": [number], "image": [b64encode(image).decode()]}
         self._database.insert(CATALOG, pl.DataFrame(row, {"revision": pl.UInt64, "image": pl.String}))
 
+    def read_positions(self, catalog: sqlite3.Connection) -> None:
+        """Advance a catalog to the follower's cursors."""
+        with self._database.client() as client:
+            self._database.read_positions(client, catalog)
+
     def fill(self, table: str, projection: Projection, files: Sequence[Path]) -> None:
         """Insert files into a new table; see `Target.fill`."""
         database, name = self._database, self._database.table(table)
         self.drop(table)
         create = "create_mailbox" if projection.name == MESSAGES else "create"
-        key, columns = ", ".join(map(quoted, projection.key)), _definitions(projection.columns)
+        key, columns = ", ".join(map(quoted, projection.key)), definitions(projection.columns)
         database.command(create, table=name, columns=columns, key=key)
-        columns = _definitions(column for column in projection.columns if column.merge == "key")
+        columns = definitions(column for column in projection.columns if column.merge == "key")
         database.command("create_ended", table=database.table(ended(table)), columns=columns)
         names = list(projection.schema)
         with database.client() as client:
             for file in files:
                 with file.open("rb") as rows:
-                    client.raw_insert(name, names, rows, settings=_INSERTING, fmt="Parquet")
+                    client.raw_insert(name, names, rows, fmt="Parquet")
 
     def count(self, table: str) -> int:
         """Return the number of rows of a table."""
@@ -104,13 +109,10 @@ class ClickHouseTarget:
         return self._database.tables()
 
     def drop(self, table: str) -> bool:
-        """Drop a table, and forget the cursors of its version."""
+        """Drop a table, and that of its ended rows."""
         database = self._database
         for name in (table, ended(table)):
             database.command("drop", table=database.table(name))
-        model, _, number = table.rpartition("_v")
-        if model == MESSAGES:
-            database.command("delete", table=database.table(CURSOR), condition=f"version = {number}")
         return True
 
     def _live(self, table: str) -> str:
@@ -135,8 +137,12 @@ class ClickHouseCatalog(CatalogFile):
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """Run the statements inside the context as one transaction, and save one revision."""
+        """Run the statements inside the context as one transaction, and save the catalog.
+
+        It begins with the follower's cursors, which may have advanced.
+        """
         with super().transaction():
+            self._target.read_positions(self.connection)
             yield
         self._save()
 
@@ -155,7 +161,8 @@ class ClickHouseCatalog(CatalogFile):
             self._saved_changes = self.connection.total_changes
 
 
-def _definitions(columns: Iterable[Column]) -> str:
+def definitions(columns: Iterable[Column]) -> str:
+    """Return the definitions of columns."""
     return ", ".join(map(_definition, columns))
 
 

@@ -21,7 +21,15 @@ from sqlalchemy import (
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import StaticPool
 
-from postroom.adapters.clickhouse.database import CATALOG, SQL, ClickHouseDatabase, Client, ended
+from postroom.adapters.clickhouse.database import (
+    CATALOG,
+    CURSOR,
+    PARKED,
+    SQL,
+    ClickHouseDatabase,
+    Client,
+    ended,
+)
 from postroom.adapters.clickhouse.dialect import (
     Blob,
     NullableText,
@@ -97,7 +105,7 @@ class ClickHouseReadModels(SqlReadModels):
         if not self._database.may_exist():
             return False
         with self._connect() as db:
-            return CATALOG in self._table_names(db)
+            return {CATALOG, CURSOR, PARKED} <= self._table_names(db)
 
     @contextmanager
     def _connect(self) -> Iterator[Connection]:
