@@ -53,6 +53,8 @@ if TYPE_CHECKING:
     from postroom.adapters.rabbitmq.settings import RabbitmqSettings
     from postroom.adapters.sql.mailbox_outbox import AsyncMailboxOutbox, MailboxOutbox
     from postroom.adapters.sync_mailbox import SyncMailbox, SyncMessageStream, SyncReceivedMessage
+    from postroom.application.erasure.policy import SubjectPolicy
+    from postroom.application.erasure.settings import ErasureSettings
     from postroom.application.extras import MissingExtra
     from postroom.application.inbox.settings import InboxSettings
     from postroom.application.mailbox.administer import PurgeTopic, RedriveDeadLetters, SetTopicPolicy
@@ -142,6 +144,7 @@ __all__ = [
     "DeleteOldEvents",
     "DuplicateInboxMessage",
     "EnvelopeProblem",
+    "ErasureSettings",
     "EventFilter",
     "EventProjection",
     "Explanation",
@@ -215,6 +218,7 @@ __all__ = [
     "SourceMessage",
     "StaleReceipt",
     "StreamDefinition",
+    "SubjectPolicy",
     "SyncMailbox",
     "SyncMessageStream",
     "SyncReceivedMessage",
@@ -289,6 +293,8 @@ _NAMES = {
     "adapters.rabbitmq.settings": "RabbitmqSettings",
     "adapters.sync_mailbox": "SyncMailbox SyncMessageStream SyncReceivedMessage",
     "adapters.sql.mailbox_outbox": "AsyncMailboxOutbox MailboxOutbox",
+    "application.erasure.policy": "SubjectPolicy",
+    "application.erasure.settings": "ErasureSettings",
     "application.extras": "MissingExtra",
     "application.inbox.settings": "InboxSettings",
     "application.mailbox.administer": "PurgeTopic RedriveDeadLetters SetTopicPolicy",

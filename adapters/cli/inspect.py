@@ -250,8 +250,10 @@ def show_detail(
     """Write a message with its history and, of a dead letter, its lineage."""
     from postroom.domain.envelope.build import open_envelope
 
+    if detail.erased and only_payload:
+        raise NotFound(f"The payload of message {detail.message_id} was erased with the key of its subject.")
     try:
-        payload = open_envelope(detail.item.envelope_blob).payload
+        payload = b"" if detail.erased else open_envelope(detail.item.envelope_blob).payload
     except InvalidRequest:  # altered on disk, which the detail reports; the history is still shown
         payload = b""
     text, is_text = readable(payload)
@@ -261,7 +263,7 @@ def show_detail(
     if session.out.as_json:
         dead_letterings = {} if lineage is None else msgspec.to_builtins(lineage)
         session.out.json(
-            _as_json(detail) | dead_letterings | ({"payload": text} if is_text else {"payload_b64": text})
+            _as_json(detail) | dead_letterings | _payload_as_json(None if detail.erased else text, is_text)
         )
         return
     item = detail.item
@@ -273,6 +275,7 @@ def show_detail(
             ("status", f"{detail.status}, attempt {detail.attempt}"),
             ("reason", detail.reason),
             ("last error", detail.last_error),
+            ("erased", "yes: the key of its subject was destroyed" if detail.erased else None),
             ("intact", "yes" if detail.intact else "NO: it was altered on disk"),
             ("principal", item.principal),
             ("content type", item.content_type),
@@ -283,8 +286,9 @@ def show_detail(
         ]
     )
     _show_history(session, detail)
-    session.out.line()
-    session.out.payload(text, is_text)
+    if not detail.erased:
+        session.out.line()
+        session.out.payload(text, is_text)
 
 
 def _show_history(session: Session, detail: "MessageDetail") -> None:
@@ -333,6 +337,10 @@ def _show_explanation(session: Session, explanation: "Explanation") -> None:
         out.line(f"Why it was delivered {len(explanation.deliveries)} times:")
         for each in explanation.deliveries:
             out.line(f"  {each.number}. at position {each.position}, {each.at}: {each.why}")
+
+
+def _payload_as_json(text: str | None, is_text: bool) -> dict[str, str | None]:
+    return {"payload": text} if is_text else {"payload_b64": text}
 
 
 def _as_json(detail: "MessageDetail") -> dict[str, Any]:

@@ -99,13 +99,26 @@ async def relay(
 
 
 async def backlog(session: Session, database: Database = None, context: Context = None) -> None:
-    """Count the events that are not published yet, and show the age of the oldest."""
+    """Count the events that are not published yet, and show the age of the oldest.
+
+    If a table is captured, show the state of its replication slot, too.
+    """
     from postroom.adapters.compose.outbox import open_outbox
 
     messaging, settings = _settings(session, database, context)
     async with open_outbox(messaging, settings) as outbox:
         counts = await outbox.get_backlog()
+    if not session.settings.sections.get("capture"):
+        show_backlog(session, counts)
+        return
+    from postroom.adapters.compose.capture import CaptureSettings, get_slot_state
+
+    slot = await get_slot_state(messaging, session.settings.section("capture", CaptureSettings))
+    if session.out.as_json:
+        session.out.json(msgspec.structs.asdict(counts) | {"slot": slot})
+        return
     show_backlog(session, counts)
+    session.out.table(slot.__struct_fields__, [msgspec.structs.astuple(slot)])
 
 
 async def list_events(

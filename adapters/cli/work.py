@@ -55,10 +55,7 @@ async def work(
         with monitoring(session, metrics_port, monitor):
             async with running(session, worker.stop, [topic_policies(session, mailbox)]):
                 counts = await worker.run(mailbox, once=once, stop_ms=stop_ms)
-    if session.out.as_json:
-        session.out.json(counts)
-    else:
-        session.out.line(f"{counts.handled:,} handled, {counts.failed:,} failed")
+    session.out.result(counts, f"{counts.handled:,} handled, {counts.failed:,} failed")
     stuck = asyncio.all_tasks() - {asyncio.current_task()}
     if await cancel_and_wait(*stuck, seconds=STUCK_SECONDS):  # handlers that ignore their cancellation
         session.out.flush()
@@ -84,10 +81,7 @@ async def schedule(session: Session, metrics_port: MetricsPort = None) -> None:
         with monitoring(session, metrics_port, monitor):
             async with running(session, scheduler.stop, [topic_policies(session, mailbox)]):
                 await scheduler.run()
-    if session.out.as_json:
-        session.out.json({"sent": scheduler.sent})
-    else:
-        session.out.line(f"{pluralize(scheduler.sent, 'message')} sent")
+    session.out.result({"sent": scheduler.sent}, f"{pluralize(scheduler.sent, 'message')} sent")
 
 
 def load_worker(app: str) -> "Worker":

@@ -12,8 +12,10 @@ from postroom.adapters.compose.remote import ClientTls, is_remote
 from postroom.adapters.kafka.settings import KafkaSettings
 from postroom.adapters.nats.settings import NatsSettings
 from postroom.adapters.rabbitmq.settings import RabbitmqSettings
+from postroom.application.cloudevents.message import AMQP, KAFKA, MAILBOX, NATS
 from postroom.application.extras import explain_missing_extra
 from postroom.application.metrics import Metric
+from postroom.application.outbox.formats import MessageFormat, new_format
 from postroom.application.outbox.mailbox_publisher import MailboxPublisher
 from postroom.application.outbox.message import AGGREGATE_ID
 from postroom.application.outbox.route import EVENT_ID, SUBJECT, TOPIC, Route
@@ -52,12 +54,14 @@ class OpenTarget(NamedTuple):
     """A target in use.
 
     Arguments:
+        route, format: where events are published, and in which form.
         metrics: of the connection.
         is_connected: returns whether the target can be reached, as far as the client knows.
     """
 
     publisher: Publisher
     route: Route
+    format: MessageFormat
     metrics: Callable[[], Sequence[Metric]]
     is_connected: Callable[[], bool]
 
@@ -75,11 +79,11 @@ async def open_target(
         can't be used.
     """
     if isinstance(target, NatsSettings):
-        route = Route(context, settings.topic or SUBJECT)
-        return await _open_jetstream(target, route, stack)
+        return await _open_jetstream(target, context, settings, stack)
     publisher: Publisher
+    template, binding = TOPIC, KAFKA
     if isinstance(target, MailboxTarget):
-        route = Route(context, settings.topic or TOPIC, EVENT_ID)
+        binding = MAILBOX
         mailbox = await stack.enter_async_context(
             connect_mailbox(
                 target.address, target.mailbox, timeout_ms=TIMEOUT_MS, token=target.token, tls=target.tls
@@ -87,22 +91,29 @@ async def open_target(
         )
         publisher = MailboxPublisher(mailbox)
     elif isinstance(target, KafkaSettings):
-        route = Route(context, settings.topic or TOPIC, EVENT_ID)
         with explain_missing_extra("kafka,postgres"):
             from postroom.adapters.kafka.publisher import KafkaPublisher
 
         publisher = KafkaPublisher(target, TIMEOUT_MS, key_header=AGGREGATE_ID)
     else:
-        route = Route(context, settings.topic or SUBJECT, EVENT_ID)
+        template, binding = SUBJECT, AMQP
         with explain_missing_extra("postgres,rabbitmq"):
             from postroom.adapters.rabbitmq.publisher import RabbitmqPublisher
 
         publisher = RabbitmqPublisher(target, settings.exchange, EVENT_ID, timeout_seconds=TIMEOUT_MS / 1_000)
     stack.push_async_callback(publisher.close)
-    return OpenTarget(publisher, route, list, lambda: True)
+    return OpenTarget(
+        publisher,
+        Route(context, settings.topic or template),
+        new_format(settings.format, context, binding, id_header=EVENT_ID, source=settings.source),
+        list,
+        lambda: True,
+    )
 
 
-async def _open_jetstream(nats: NatsSettings, route: Route, stack: AsyncExitStack) -> OpenTarget:
+async def _open_jetstream(
+    nats: NatsSettings, context: str, settings: OutboxSettings, stack: AsyncExitStack
+) -> OpenTarget:
     with explain_missing_extra("nats,postgres"):
         from postroom.adapters.nats.connection import connect
         from postroom.adapters.nats.metrics import nats_metrics
@@ -111,7 +122,8 @@ async def _open_jetstream(nats: NatsSettings, route: Route, stack: AsyncExitStac
     client = await stack.enter_async_context(connect(nats, "postroom outbox relay"))
     return OpenTarget(
         JetStreamPublisher(client),
-        route,
+        Route(context, settings.topic or SUBJECT),
+        new_format(settings.format, context, NATS, source=settings.source),
         lambda: nats_metrics({"publisher": client}),
         lambda: client.is_connected,
     )

@@ -125,7 +125,12 @@ def reload_namespace(ingester: Ingester, namespace: Namespace) -> None:
 
 
 def _settings(namespace: Namespace) -> IngestSettings:
-    return IngestSettings(namespace.batch_size, namespace.envelope_validation, namespace.max_retries)
+    return IngestSettings(
+        namespace.batch_size,
+        namespace.envelope_validation,
+        namespace.max_retries,
+        isinstance(namespace.source, NatsSource),
+    )
 
 
 def _validator(namespace: Namespace) -> SchemaValidator | None:

@@ -14,7 +14,9 @@ from postroom.adapters.postgres.messaging.settings import MessagingSettings
 from postroom.adapters.rabbitmq.settings import RabbitmqSettings
 from postroom.adapters.system.clock import SystemClock
 from postroom.application.background import background_task
+from postroom.application.cloudevents.message import NATS
 from postroom.application.monitor import Monitor
+from postroom.application.outbox.formats import new_format
 from postroom.application.outbox.metrics import relay_monitor
 from postroom.application.outbox.relay import OutboxRelay
 from postroom.application.outbox.route import SUBJECT, Route
@@ -55,7 +57,8 @@ async def open_monitored_relay(
         token of a subject, or the topic can't be filled in.
     """
     settings = settings or OutboxSettings()
-    Route(messaging.context, settings.topic or SUBJECT)  # fails before anything is connected
+    Route(messaging.context, settings.topic or SUBJECT)  # these fail before anything is connected
+    new_format(settings.format, messaging.context, NATS, source=settings.source)
     trace_if_used()
     async with AsyncExitStack() as stack:
         events = await open_target(target, messaging.context, settings, stack)
@@ -80,6 +83,7 @@ async def open_monitored_relay(
             hints=hints,
             settings=settings,
             route=events.route,
+            format_=events.format,
         )
         counting = open_repository(messaging, settings, "postroom outbox metrics")
         stack.push_async_callback(counting.close)

@@ -79,6 +79,25 @@ async def connect_async(url: str, name: str) -> AsyncConnection:
         return await psycopg.AsyncConnection.connect(**_arguments(url, name), autocommit=True)
 
 
+async def connect_replication(url: str, name: str, options: str, encoding: str) -> AsyncConnection:
+    """Open a connection for logical replication from the database at a URL.
+
+    Arguments:
+        options: settings of the session, as `-c name=value`.
+        encoding: PostgreSQL's name of the encoding of texts.
+
+    Raises: Unavailable when the server can't be reached or refuses, InvalidRequest for a malformed URL.
+    """
+    arguments = _arguments(url, name)
+    arguments |= {
+        "replication": "database",
+        "options": f"{arguments.get('options', '')} {options}".strip(),
+        "client_encoding": encoding,
+    }
+    with unavailable(url):
+        return await psycopg.AsyncConnection.connect(**arguments, autocommit=True)
+
+
 class Reconnecting:
     """A connection that one thread at a time uses; it is reopened at the next use after it was lost.
 

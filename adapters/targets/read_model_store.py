@@ -1,7 +1,7 @@
 """The read model store port over targets for other tools: a folder, or ClickHouse.
 
-Tasks stage their rows as Parquet, on a disk shared with the process that rebuilds. When all files are
-complete, the target makes tables of them: see `Target`.
+Tasks stage their rows as Parquet files on a disk that is shared with the rebuilding process. When all files
+are complete, the target creates tables from them; see `Target`.
 """
 
 import shutil
@@ -34,7 +34,7 @@ class Target(Protocol):
     """A place for tables, which are named after model and version, such as `mailbox_v3`.
 
     Arguments:
-        where: its name for messages, without a password.
+        where: name of the target for messages, without a password.
         staging: prefix of the paths of a rebuild's temporary files and folders.
         search_tables: tables of `search_text` that it contains, too.
     """
@@ -50,7 +50,7 @@ class Target(Protocol):
         """Open the catalog of versions; create it if it is missing."""
 
     def fill(self, table: str, projection: Projection, files: Sequence[Path]) -> None:
-        """Create a table from files, which may be linked; replace the table of an earlier attempt."""
+        """Create or replace a table from files, which may be hard-linked."""
 
     def count(self, table: str) -> int:
         """Return the number of rows of a table."""
@@ -92,7 +92,7 @@ class TargetReadModelStore:
         with rebuild_lock(lock, self.where), target.catalog() as catalog:
             versions = Versions(catalog)
             active = versions.active_version()
-            if active is not None:  # its publication may have been interrupted
+            if active is not None:  # an earlier publication may have been interrupted
                 target.publish(active.version, active.models)
             version, planned = versions.open(plan, lambda *_: None, restart=restart)
             yield TargetBuild(versions, target, version, planned, make_staging(target.staging, version))
@@ -146,7 +146,7 @@ class TargetBuild(CatalogBuild):
         """Do nothing: the staged files become the tables."""
 
     def remove_truncated(self, truncated: Truncated) -> None:
-        """Record what retention truncated, for `merge` to omit; see `Build.remove_truncated`."""
+        """Record truncated ranges, which `merge` omits; see `Build.remove_truncated`."""
         self._note_truncated(truncated)
 
     def merge(self) -> None:
@@ -172,7 +172,7 @@ class TargetBuild(CatalogBuild):
             self._note_indexed()
 
     def counts(self) -> dict[str, int]:
-        """Return how many rows each model has."""
+        """Return the number of rows of each model."""
         return {name: self._target.count(f"{name}_v{self.version}") for name in self.plan.models}
 
     def differences(self) -> list[str]:

@@ -6,8 +6,9 @@ from uuid import UUID
 
 import msgspec
 
+from postroom.application.cloudevents.new_message import event_id
 from postroom.application.inbox.dead_letters import DeadLetterPublisher
-from postroom.application.inbox.request import Unreadable, inbox_id, read_request
+from postroom.application.inbox.request import Unreadable, inbox_id, read_cloud_event, read_request
 from postroom.application.outbox.message import MESSAGE_ID
 from postroom.application.ports.clock import Clock
 from postroom.application.ports.event_handler import EventHandler
@@ -142,8 +143,14 @@ async def call_handler(handler: EventHandler, message: SourceMessage, message_id
 
 
 def identify(message: SourceMessage, stream: str) -> UUID:
-    """Return the inbox id of a message, derived from its sequence if the message has no valid id."""
+    """Return the inbox id of a message: of its `Nats-Msg-Id`, or the source and id of a CloudEvent.
+
+    Without a valid one, it is derived from the message's sequence.
+    """
     try:
-        return inbox_id(message.headers.get(MESSAGE_ID) or f"{stream}/{message.sequence}")
+        id_ = message.headers.get(MESSAGE_ID)
+        if not id_ and (event := read_cloud_event(message)) is not None:
+            id_ = event_id(event.attributes["source"], event.attributes["id"])
+        return inbox_id(id_ or f"{stream}/{message.sequence}")
     except Unreadable:
         return inbox_id(f"{stream}/{message.sequence}")

@@ -1,4 +1,4 @@
-"""Conversion of messages, from a relay or any other publisher, to requests to a handler."""
+"""Conversion of messages, from a relay, CloudEvents or of any other publisher, to requests to a handler."""
 
 from functools import lru_cache
 from typing import Any
@@ -6,6 +6,8 @@ from uuid import UUID
 
 import msgspec
 
+from postroom.application.cloudevents.event import CloudEvent
+from postroom.application.cloudevents.message import is_cloud_event, read_message
 from postroom.application.outbox.message import (
     CAUSATION_ID,
     CORRELATION_ID,
@@ -13,6 +15,7 @@ from postroom.application.outbox.message import (
     EVENT_VERSION,
     MESSAGE_ID,
     OCCURRED_AT,
+    rfc_3339,
 )
 from postroom.application.ports.event_handler import HandlerRequest
 from postroom.application.ports.source import SourceMessage
@@ -33,27 +36,74 @@ def read_request(message: SourceMessage) -> HandlerRequest:
 
     Event type and version are read from the relay's headers, or else from a subject of the form
     `{context}.event.{name}.v{n}`. For any other subject, the type is the whole subject and the version 1. A
-    missing message id is empty text.
+    missing message id is empty text. Of a CloudEvent, they are its attributes.
 
-    Raises: Unreadable if the payload is not JSON.
+    Raises: Unreadable if the payload is not JSON, or the message is an invalid CloudEvent.
     """
     headers = message.headers
+    event = read_cloud_event(message)
+    if event is not None:
+        return _from_cloud_event(message, event)
     try:
         event_subject = EventSubject.parse(message.subject)
     except InvalidRequest:
         event_subject = None
-    version = headers.get(EVENT_VERSION, "")
-    has_version = version.isdecimal() and len(version) <= MAX_VERSION_DIGITS
+    version = _version(headers.get(EVENT_VERSION, ""))
     return HandlerRequest(
         message_id=headers.get(MESSAGE_ID, ""),
         subject=message.subject,
         event_type=headers.get(EVENT_TYPE) or (event_subject.name if event_subject else message.subject),
-        event_version=int(version) if has_version else event_subject.version if event_subject else 1,
+        event_version=version if version is not None else event_subject.version if event_subject else 1,
         occurred_at=headers.get(OCCURRED_AT),
         correlation_id=headers.get(CORRELATION_ID),
         causation_id=headers.get(CAUSATION_ID),
-        payload=_payload(message),
+        payload=_payload(message, message.data),
     )
+
+
+def read_cloud_event(message: SourceMessage) -> CloudEvent | None:
+    """Return the CloudEvent in a message of NATS; None for a message of another format.
+
+    Raises: Unreadable if it is invalid.
+    """
+    if EVENT_TYPE in message.headers or not is_cloud_event(message.header_pairs):
+        return None
+    return _read_cloud_event(tuple(message.header_pairs), message.data)
+
+
+@lru_cache(maxsize=64)  # a delivery asks for it several times
+def _read_cloud_event(headers: tuple[tuple[str, str], ...], data: bytes) -> CloudEvent:
+    try:
+        return read_message(headers, data, is_percent_encoded=True)
+    except InvalidRequest as error:
+        raise Unreadable(str(error)) from error
+
+
+def _from_cloud_event(message: SourceMessage, event: CloudEvent) -> HandlerRequest:
+    attributes = event.attributes
+    if event.data and not event.has_json:
+        raise Unreadable(
+            f"The CloudEvent has data of type {attributes['datacontenttype']}; handlers take JSON."
+        )
+    try:
+        time = event.time_us
+    except InvalidRequest as error:
+        raise Unreadable(str(error)) from error
+    return HandlerRequest(
+        message_id=message.headers.get(MESSAGE_ID, ""),
+        subject=message.subject,
+        event_type=attributes["type"],
+        event_version=_version(attributes.get("eventversion", "")) or 1,
+        occurred_at=None if time is None else rfc_3339(time),
+        correlation_id=attributes.get("correlationid"),
+        causation_id=attributes.get("causationid"),
+        payload=_payload(message, event.data) if event.data else None,
+        attributes=dict(attributes),
+    )
+
+
+def _version(text: str) -> int | None:
+    return int(text) if text.isdecimal() and len(text) <= MAX_VERSION_DIGITS else None
 
 
 @lru_cache(maxsize=1_024)  # a delivery asks for it several times
@@ -68,9 +118,9 @@ def inbox_id(message_id: str) -> UUID:
         raise Unreadable(str(error)) from error
 
 
-def _payload(message: SourceMessage) -> Any:
+def _payload(message: SourceMessage, data: bytes) -> Any:
     try:
-        return _decode(message.data)
+        return _decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise Unreadable(
             f"Message {message.sequence} of {message.subject} is not JSON: {error}; publish events as JSON."

@@ -18,17 +18,17 @@ class InboxSettings(msgspec.Struct, frozen=True):
         handler: URL that events are posted to.
         allow: permitted handler URL prefixes, and their networks; a list, or text with commas
             between entries.
-        signing_key, signing_key_file: key that requests are signed with, or the file that contains it.
-        previous_signing_key, previous_signing_key_file: the key before, while handlers still use it.
+        signing_key, signing_key_file: key that signs requests, or the file that contains it.
+        previous_signing_key, previous_signing_key_file: the previous key, while handlers still accept it.
         timeout_ms: how long the handler may take.
         concurrency: maximum number of messages in progress, up to the consumer's `max_ack_pending`.
         backoff_base_ms, backoff_max_ms: see `DeliveryPolicy`.
         retention_ms: age at which processed messages are deleted; longer than the stream's.
         cleanup_every_ms: interval of cleanups by a worker; 0 leaves them to `postroom inbox cleanup`.
         keep_history: keep the histories of deleted messages in `aggregate_events`.
-        consumer: which of `[consumers]` to read, if there are several.
-        ordered: keep the order of each aggregate with any number of workers, by a queue in the database.
-        lease_ms: how long the partitions of an ordered worker stay its own after it ended or was paused.
+        consumer: name of the consumer in `[consumers]`; required if there are several.
+        ordered: keep the order of each aggregate with any number of workers, through a queue in the database.
+        lease_ms: how long an ordered worker keeps its partitions after it was killed or paused.
     """
 
     handler: str = ""
@@ -49,7 +49,7 @@ class InboxSettings(msgspec.Struct, frozen=True):
     lease_ms: Annotated[int, Meta(ge=100)] = 15 * SECOND_MS
 
     def __repr__(self) -> str:
-        return f"InboxSettings(handler={self.handler!r})"  # the rest has secrets
+        return f"InboxSettings(handler={self.handler!r})"  # other fields are secret
 
     @property
     def allowed(self) -> tuple[str, ...]:

@@ -4,12 +4,17 @@ import asyncio
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from msgspec.structs import replace
+
+from postroom.application.cloudevents.message import is_cloud_event, read_message
+from postroom.application.cloudevents.new_message import new_message
 from postroom.application.correlation import correlate
 from postroom.application.ingest.counts import IngestCounts
 from postroom.application.ingest.dead_letters import DeadLetterSubject
 from postroom.application.ingest.settings import IngestSettings
 from postroom.application.ingest.settlement import Settlement
 from postroom.application.mailbox.send import SendEnvelopes
+from postroom.application.messages import NewMessage
 from postroom.application.ports.payload_validator import PayloadValidator
 from postroom.application.ports.source import SourceMessage
 from postroom.application.telemetry import logger
@@ -100,9 +105,19 @@ class BatchStorage:
             logger().warning("ingest.problem", kind=kind, problem=text, messages=times)
 
     async def _store(self, messages: Sequence[SourceMessage]) -> Refusals:
+        refused: list[tuple[SourceMessage, str]] = []
+        contents: list[bytes | NewMessage] = []
+        for message in messages:
+            try:
+                contents.append(self._content(message))
+            except InvalidRequest as error:
+                refused.append((message, str(error)))
+        if refused:
+            invalid = {id(message) for message, _ in refused}
+            messages = [message for message in messages if id(message) not in invalid]
         problems: list[tuple[int, EnvelopeProblem]] = []
         answers = await self._send_envelopes(
-            [message.envelope for message in messages],
+            contents,
             sticky_keys=[message.sticky_key for message in messages],
             validation=self.settings.validation,
             payloads=self._payloads,
@@ -110,7 +125,6 @@ class BatchStorage:
         )
         stored: list[SourceMessage] = []
         full: list[SourceMessage] = []
-        refused: list[tuple[SourceMessage, str]] = []
         retry_after_ms = duplicates = 0
         for message, answer in zip(messages, answers, strict=True):
             if not isinstance(answer, Rejected):
@@ -130,6 +144,18 @@ class BatchStorage:
         if refused:
             await asyncio.gather(*(self._refuse(message, reason) for message, reason in refused))
         return Refusals(full, retry_after_ms)
+
+    def _content(self, message: SourceMessage) -> bytes | NewMessage:
+        """Return the envelope of a message, or what is sent for a CloudEvent.
+
+        Raises: InvalidRequest for an invalid CloudEvent.
+        """
+        headers = message.header_pairs if message.headers else ()
+        if not is_cloud_event(headers):
+            return message.envelope
+        event = read_message(headers, message.data, is_percent_encoded=self.settings.has_encoded_headers)
+        new = new_message(event)
+        return new if message.sticky_key is None else replace(new, sticky_key=message.sticky_key)
 
     async def _refuse(self, message: SourceMessage, reason: str) -> None:
         """Dead-letter a malformed message, or without a dead-letter subject log and skip it (RFC-037)."""

@@ -13,9 +13,12 @@ from typing import Any, NewType, TypeVar
 import msgspec
 from blake3 import blake3
 
+from postroom.application.cloudevents.event import NotACloudEvent
+from postroom.application.cloudevents.json_format import read_json
+from postroom.application.cloudevents.new_message import new_message
 from postroom.application.messages import NewMessage
 from postroom.domain.errors import InvalidRequest
-from postroom.domain.names import MAX_ID_CHARS, check_topic
+from postroom.domain.names import check_topic
 
 T = TypeVar("T")
 Envelope = NewType("Envelope", bytes)
@@ -24,8 +27,6 @@ Path = tuple[str, ...]
 
 _PLACEHOLDER = re.compile(r"\{([^{}]+)\}")
 _SEGMENT = re.compile(r"((?:[^.{}]|\{[^{}]+\})+)(\.|\Z)")
-_TRACEPARENT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2}\Z")
-_JSON_TYPE = re.compile(r"[^/;]+/(?:[^;]+\+)?json\s*(?:;|\Z)", re.IGNORECASE)
 _MICROSECONDS, _MILLISECONDS = (
     10**14,
     10**11,
@@ -39,8 +40,6 @@ class _Fraction(str):
 
 
 _decode = msgspec.json.Decoder(float_hook=_Fraction).decode
-_decode_text = msgspec.json.Decoder(str).decode
-_decode_fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 
 class TopicTemplate:
@@ -112,7 +111,10 @@ def read_record(line: bytes, number: int, mapping: RecordMapping | None = None) 
     if mapping is not None:
         return _apply_mapping(line, number, mapping)
     if line.lstrip().startswith(b"{"):
-        return _cloud_event(line)
+        try:
+            return new_message(read_json(line))
+        except NotACloudEvent:
+            raise InvalidRequest("it is JSON but not a CloudEvent; add --topic to import any JSON.") from None
     try:
         return Envelope(b64decode(line.strip(), validate=True))
     except Base64Error:
@@ -174,69 +176,6 @@ def _apply_mapping(line: bytes, number: int, mapping: RecordMapping) -> NewMessa
         content_type=headers.pop("content_type", None) or "application/json",
         attrs=headers,
     )
-
-
-def _cloud_event(line: bytes) -> NewMessage:
-    """Read a CloudEvent in structured mode; its context attributes become custom headers named `ce_...`."""
-    fields = _parse(_decode_fields, line)
-    if "specversion" not in fields:
-        raise InvalidRequest("it is JSON but not a CloudEvent; add --topic to import any JSON.")
-    context = {
-        name: text
-        for name, raw in fields.items()
-        if name not in ("data", "data_base64") and (text := _scalar(_parse(_decode, raw), name)) is not None
-    }
-    for name in ("id", "source", "type"):
-        if not context.get(name):
-            raise InvalidRequest(f"it is a CloudEvent without {name}.")
-    if context["specversion"] != "1.0":
-        raise InvalidRequest(f"it is a CloudEvent of version {context['specversion']}; only 1.0 can be read.")
-    content_type = context.pop("datacontenttype", None)
-    time = context.pop("time", None)
-    trace = _TRACEPARENT.match(context.get("traceparent", ""))
-    return NewMessage(
-        topic=check_topic(context["type"]),
-        payload=_event_data(fields, content_type),
-        message_id=_event_id(context["source"], context["id"]),
-        sticky_key=context.get("partitionkey"),
-        published_at_us=None if time is None else time_us(time),
-        content_type=content_type or ("application/json" if "data" in fields else None),
-        schema_url=context.pop("dataschema", None),
-        correlation_id=context.get("correlationid"),
-        causality_parent=context.get("causationid"),
-        trace_id=trace[1] if trace else None,
-        span_id=trace[2] if trace else None,
-        attrs={f"ce_{name}": text for name, text in context.items()},
-    )
-
-
-def _event_id(source: str, id_: str) -> str:
-    """Return `source|id`, which is unique for CloudEvents, or a hash of both if that is not a valid id.
-
-    A source is a URI and contains no `|`, so different pairs have different texts.
-    """
-    joined = f"{source}|{id_}"
-    if "|" not in source and len(joined) <= MAX_ID_CHARS:
-        return joined
-    return "b3:" + blake3(msgspec.json.encode([source, id_])).hexdigest()
-
-
-def _event_data(fields: Mapping[str, msgspec.Raw], content_type: str | None) -> bytes:
-    """Return a CloudEvent's data: JSON byte for byte as in the line, or the decoded text or bytes."""
-    if "data_base64" in fields:
-        if "data" in fields:
-            raise InvalidRequest("it is a CloudEvent with both data and data_base64.")
-        try:
-            return b64decode(_decode_text(fields["data_base64"]), validate=True)
-        except (Base64Error, msgspec.MsgspecError, ValueError):
-            raise InvalidRequest("the data_base64 of its CloudEvent is not base64.") from None
-    if "data" not in fields:
-        return b""
-    raw = bytes(fields["data"])
-    if content_type is None or _JSON_TYPE.match(content_type):
-        return raw
-    data = _parse(_decode, raw)
-    return data.encode() if isinstance(data, str) else raw
 
 
 def _parse(decode: Callable[[bytes | msgspec.Raw], T], text: bytes | msgspec.Raw) -> T:

@@ -141,6 +141,13 @@ class MessageFactory:
         """Return `from_message` for the messages of one call, which are published at the same time."""
         return partial(self._make, _Call(self._wall(), current_corr_id(), tracer().current()))
 
+    def from_event(self, message: NewMessage) -> SendRequest:
+        """Return the command that sends a message of another system: it takes no ids from the caller.
+
+        Raises: as `from_message`.
+        """
+        return self._make(_Call(self._wall(), None, None), message)
+
     def _make(self, call: _Call, message: object) -> SendRequest:
         new = check_type("A message", message, NewMessage)
         example = self._check_headers(new)

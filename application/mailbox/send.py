@@ -62,7 +62,7 @@ class SendBatch:
 
 
 class SendEnvelopes:
-    """Handler that validates external `PrismEnvelope`s and stores them unchanged (RFC-037).
+    """Handler that validates external messages and stores them; `PrismEnvelope`s unchanged (RFC-037).
 
     Message ids are never reused: an envelope whose id is in the log is a duplicate.
     """
@@ -73,7 +73,7 @@ class SendEnvelopes:
 
     async def __call__(
         self,
-        envelopes: Sequence[bytes],
+        envelopes: Sequence[bytes | NewMessage],
         *,
         sticky_keys: Sequence[str | None] = (),
         validation: ValidationMode = ValidationMode.STRICT,
@@ -83,6 +83,7 @@ class SendEnvelopes:
         """Store `envelopes` and return an answer for each, in their order.
 
         Arguments:
+            envelopes: envelopes, or messages of another format.
             sticky_keys: one for each envelope, or none; envelopes with the same key share a shard.
             validation: `strict` refuses malformed envelopes, `warn` stores them if possible, `disabled`
                 performs no checks.
@@ -108,7 +109,12 @@ class SendEnvelopes:
         def request(item: object) -> SendRequest:
             nonlocal index
             index += 1
-            blob = check_type("An envelope", item, bytes)
+            external = None
+            if type(item) is NewMessage:
+                external = self._factory.from_event(item)
+                blob = external.command.envelope
+            else:
+                blob = check_type("An envelope", item, bytes)
             try:
                 envelope = parse_envelope(blob)
             except InvalidRequest as error:
@@ -119,7 +125,7 @@ class SendEnvelopes:
                 report(problem)
             if not is_accepted:
                 raise InvalidRequest(" ".join(problem.message for problem in problems))
-            return self._factory.from_envelope(blob, envelope, sticky_key=keys[index])
+            return external or self._factory.from_envelope(blob, envelope, sticky_key=keys[index])
 
         return await submit_valid(items, request, partial(_submit, self._owner))
 

@@ -17,6 +17,11 @@ def decide_on(row: OutboxRow, command: OutboxCommand, now: int) -> Decision:
     return Decision(event, changes)
 
 
+def record_only(row: OutboxRow, now: int) -> Decision:
+    """Return the first event of the history of an event that has none."""
+    return Decision(row.event, [_recorded(row.event, now)])
+
+
 def _recorded(event: OutboxEvent, now: int) -> OutboxEventRecorded:
     return OutboxEventRecorded(
         event.id.bytes,

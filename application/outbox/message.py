@@ -28,7 +28,7 @@ def headers_of(event: OutboxEvent) -> dict[str, str]:
         MESSAGE_ID: str(event.id),
         EVENT_TYPE: event.event_type,
         EVENT_VERSION: str(event.event_version),
-        OCCURRED_AT: _rfc_3339(event.occurred_at),
+        OCCURRED_AT: rfc_3339(event.occurred_at),
         AGGREGATE_TYPE: event.aggregate_type,
         AGGREGATE_ID: event.aggregate_id,
     }
@@ -41,6 +41,7 @@ def headers_of(event: OutboxEvent) -> dict[str, str]:
     return headers | event.attributes if event.attributes else headers
 
 
-def _rfc_3339(at: int) -> str:
+def rfc_3339(at: int) -> str:
+    """Return a time in µs since 1970 UTC as RFC 3339 with microseconds."""
     text = (_EPOCH + timedelta(microseconds=at)).isoformat(timespec="microseconds")
     return text.replace("+00:00", "Z")

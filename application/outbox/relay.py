@@ -10,29 +10,27 @@ published like any other.
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
 
 from postroom.application.background import cancel_and_wait
 from postroom.application.backoff import OutageBackoff
-from postroom.application.correlation import correlate
 from postroom.application.metrics import OTHERS
 from postroom.application.monitor import Progress
 from postroom.application.outbox.decisions import decide_on
-from postroom.application.outbox.message import MESSAGE_ID, headers_of
+from postroom.application.outbox.formats import MessageFormat, PostroomFormat
+from postroom.application.outbox.publish_batch import PublishBatch, correlation_of
 from postroom.application.outbox.route import Route
 from postroom.application.outbox.settings import OutboxSettings
 from postroom.application.ports.clock import Clock
 from postroom.application.ports.hints import Hints
-from postroom.application.ports.outbox_repository import PARTITIONS, OutboxClaim, OutboxRepository, OutboxRow
+from postroom.application.ports.outbox_repository import PARTITIONS, OutboxClaim, OutboxRepository
 from postroom.application.ports.publisher import Publisher
-from postroom.application.telemetry import logger, summarize
-from postroom.application.trace_context import read_context
-from postroom.application.tracing import PUBLISH, outgoing_headers, tracer
-from postroom.domain.errors import InvalidRequest, Unavailable
-from postroom.domain.outbox import MS, MarkFailed, MarkPublished, OutboxEvent, ParkOutboxEvent
+from postroom.application.telemetry import logger
+from postroom.domain.errors import Unavailable
+from postroom.domain.outbox import MS, MarkFailed, MarkPublished, ParkOutboxEvent
 from postroom.domain.policy import backoff_ms
 
 PARTITIONS_AT_ONCE = 4
@@ -60,6 +58,7 @@ class OutboxRelay:
         context: the bounded context, first token of every subject.
         hints: wake-ups between polls; None only polls.
         route: where events are published; None takes the subjects of SDS-047.
+        format_: the form of their messages; None takes that of Postroom.
 
     Raises: InvalidRequest if the context is no token of a subject.
     """
@@ -75,12 +74,14 @@ class OutboxRelay:
         hints: Hints | None = None,
         settings: OutboxSettings | None = None,
         route: Route | None = None,
+        format_: MessageFormat | None = None,
     ) -> None:
         self._repository = repository
         self._publisher = publisher
         self._clock = clock
         self._random = random
         self._route = route or Route(context)
+        self._format = format_ or PostroomFormat()
         self._hints = hints
         self._settings = settings or OutboxSettings()
         self._stopping = asyncio.Event()
@@ -137,7 +138,9 @@ class OutboxRelay:
                 return 0
             deadline = self._clock.uptime() + self._settings.claim_ms * MS * 2 // 3
             rows = await claim.find_unpublished(self._clock.wall(), self._settings.batch)
-            batch = _Batch(self._publisher, self._route, lambda: self._clock.uptime() < deadline)
+            batch = PublishBatch(
+                self._publisher, self._route, self._format, lambda: self._clock.uptime() < deadline
+            )
             if rows:
                 await batch.publish(rows, self._settings.concurrency)
                 await self._record(claim, batch)
@@ -146,7 +149,7 @@ class OutboxRelay:
             raise batch.outage
         return len(rows)
 
-    async def _record(self, claim: OutboxClaim, batch: "_Batch") -> None:
+    async def _record(self, claim: OutboxClaim, batch: PublishBatch) -> None:
         """Record the results of a batch in the claim's transaction."""
         now, policy = self._clock.wall(), self._settings.policy
         published = [decide_on(row, MarkPublished(subject), now) for row, subject in batch.published]
@@ -161,7 +164,7 @@ class OutboxRelay:
             logger().error(
                 "outbox.parked",
                 outbox_id=str(event.id),
-                corr_id=_corr_id(event),
+                corr_id=correlation_of(event),
                 event_type=event.event_type,
                 error=event.publish_error,
             )
@@ -183,82 +186,3 @@ class OutboxRelay:
             await asyncio.wait(waits, timeout=ms / 1_000, return_when=asyncio.FIRST_COMPLETED)
         finally:
             await cancel_and_wait(*waits)
-
-
-class _Batch:
-    """One batch of events, and the results of publishing it.
-
-    Arguments:
-        has_time: returns whether the claim lasts long enough to publish one more event.
-    """
-
-    def __init__(self, publisher: Publisher, route: Route, has_time: Callable[[], bool]) -> None:
-        self._publisher = publisher
-        self._route = route
-        self._has_time = has_time
-        self._started = 0
-        self._last_published = 0
-        self._unanswered: list[tuple[int, OutboxRow, Unavailable]] = []
-        self.published: list[tuple[OutboxRow, str]] = []
-        self.refused: list[tuple[OutboxRow, str]] = []
-        self.unreadable: list[tuple[OutboxRow, str]] = []
-        self.outage: Unavailable | None = None
-
-    async def publish(self, rows: Sequence[OutboxRow], concurrency: int) -> None:
-        """Publish events: sequentially within an aggregate, up to `concurrency` aggregates in parallel."""
-        lanes: dict[tuple[str, str], list[OutboxRow]] = {}
-        for row in rows:
-            lanes.setdefault((row.event.aggregate_type, row.event.aggregate_id), []).append(row)
-        waiting = iter(lanes.values())
-        async with asyncio.TaskGroup() as workers:
-            for _ in range(min(concurrency, len(lanes))):
-                workers.create_task(self._work(waiting))
-        # If the target stored an event sent later, it is up, and the missing answer is due to this event.
-        for start, row, error in self._unanswered:
-            if start < self._last_published:
-                self.refused.append((row, str(error)))
-            else:
-                self.outage = error
-
-    async def _work(self, lanes: Iterator[list[OutboxRow]]) -> None:
-        for lane in lanes:
-            for row in lane:
-                if self._unanswered or not self._has_time():
-                    return
-                with correlate(_corr_id(row.event)):
-                    is_published = await self._publish_one(row)
-                if not is_published:
-                    break  # later events of this aggregate wait for it
-
-    async def _publish_one(self, row: OutboxRow) -> bool:
-        event = row.event
-        if row.unreadable is not None or row.payload is None:
-            reason = row.unreadable or "its payload can't be read"
-            self.unreadable.append((row, f"The event can't be published: {reason}. Correct or discard it."))
-            return False
-        self._started += 1
-        start = self._started
-        try:
-            subject = self._route.name_of(event)
-            parent = read_context(event.traceparent)
-            with tracer().span(PUBLISH, (subject,), message_id=str(event.id), parent=parent):
-                headers = headers_of(event) | outgoing_headers()
-                headers[self._route.id_header] = headers.pop(MESSAGE_ID)
-                await self._publisher.publish(subject, row.payload, headers)
-        except Unavailable as error:
-            self._unanswered.append((start, row, error))
-            return False
-        except InvalidRequest as error:
-            self.refused.append((row, str(error)))
-            return False
-        except Exception as error:  # one event's defect must not stop the others
-            logger().exception("outbox.defect", outbox_id=str(event.id))
-            self.refused.append((row, summarize(error)))
-            return False
-        self._last_published = max(self._last_published, start)
-        self.published.append((row, subject))
-        return True
-
-
-def _corr_id(event: OutboxEvent) -> str:
-    return str(event.correlation.correlation_id or event.id)

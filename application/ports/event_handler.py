@@ -7,11 +7,12 @@ import msgspec
 from postroom.domain.inbox import HandlerResult
 
 
-class HandlerRequest(msgspec.Struct, frozen=True, omit_defaults=False):
+class HandlerRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     """Request to a handler, with SDS-047's field names (section 12).
 
     Arguments:
         occurred_at: RFC 3339, UTC.
+        attributes: of a CloudEvent; None, and not in the JSON, for messages of other formats.
     """
 
     message_id: str
@@ -22,6 +23,7 @@ class HandlerRequest(msgspec.Struct, frozen=True, omit_defaults=False):
     correlation_id: str | None
     causation_id: str | None
     payload: Any
+    attributes: dict[str, str] | None = None
 
 
 class EventHandler(Protocol):

@@ -7,17 +7,59 @@
 import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Protocol
+from uuid import UUID
 
 import msgspec
 import pytest
 
+from postroom.application.cloudevents.message import NATS
+from postroom.application.outbox.formats import FormatName, new_format
 from postroom.application.ports.publisher import Publisher
 from postroom.domain.errors import InvalidRequest, Unavailable
+from postroom.domain.outbox import OutboxEvent
+from postroom.domain.subject import CorrelationContext
+from tests.support.cloud_events import attributes_of, read_by_sdk
 
 ORDERS = "sea.event.order_placed.v1"
 PATIENT_SECONDS = 240
 SOON_SECONDS = 20
 """Far less than the timeout of `publisher`."""
+
+
+EVENT = OutboxEvent(
+    UUID(int=1),
+    1,
+    "order",
+    'o 1/"ü" 100%',
+    "order_placed",
+    2,
+    1_768_464_000_000_000,
+    CorrelationContext(UUID(int=2), UUID(int=3)),
+    f"00-{'a' * 32}-{'b' * 16}-01",
+    attributes={
+        "Content-Type": "application/x.order+json",
+        "dataschema": "https://shop.example/order.json",
+        "tenant": "Zoë",
+        "X-Tenant": "Zoë",
+    },
+)
+ATTRIBUTES = {
+    "specversion": "1.0",
+    "id": str(UUID(int=1)),
+    "source": "/Zo%C3%AB",
+    "type": "order_placed",
+    "subject": 'order/o 1/"ü" 100%',
+    "time": "2026-01-15T08:00:00.000000Z",
+    "datacontenttype": "application/x.order+json",
+    "dataschema": "https://shop.example/order.json",
+    "partitionkey": 'o 1/"ü" 100%',
+    "eventversion": "2",
+    "correlationid": str(UUID(int=2)),
+    "causationid": str(UUID(int=3)),
+    "traceparent": f"00-{'a' * 32}-{'b' * 16}-01",
+    "tenant": "Zoë",
+}
+"""Attributes of `EVENT` as a CloudEvent."""
 
 
 class Stored(msgspec.Struct, frozen=True):
@@ -56,6 +98,7 @@ class PublisherConformance:
         subject: leads to the target.
         refused: a name that the target refuses, and `refusal` a part of the reason.
         id_header: the header with the id of an event.
+        binding: the headers of CloudEvents.
         in_flight: the number of messages that are published together.
         too_large: the size of a payload that is refused; None if the target's limit is too high for a test.
         stores_once: whether a message that is published again is stored once.
@@ -65,6 +108,7 @@ class PublisherConformance:
     refused = "other.event.made.v1"
     refusal = "no stream|No stream"
     id_header = "Nats-Msg-Id"
+    binding = NATS
     in_flight = 5_000
     too_large: int | None = 1_048_577
     stores_once = True
@@ -76,6 +120,18 @@ class PublisherConformance:
         published = await publisher.publish(self.subject, b"\x00\xff", headers)
         assert not published.duplicate
         assert await stream.messages() == [Stored(self.subject, b"\x00\xff", headers)]
+
+    @pytest.mark.parametrize("name", ["cloudevents-binary", "cloudevents-structured"])
+    async def test_the_official_sdk_reads_a_cloud_event(
+        self, publisher: Publisher, stream: Target, name: FormatName
+    ) -> None:
+        form = new_format(name, "Zoë", self.binding, id_header=self.id_header)
+        message = form.write(EVENT, b'{"total": 1.50}')
+        await publisher.publish(self.subject, message.payload, message.headers)
+        (stored,) = await stream.messages()
+        read = read_by_sdk(self.binding, stored.payload, stored.headers)
+        assert (attributes_of(read), read.get_data()) == (ATTRIBUTES, {"total": 1.5})
+        assert stored.headers["X-Tenant"] == "Zoë"
 
     async def test_messages_in_flight_together_are_stored_in_the_order_they_were_published_in(
         self, publisher: Publisher, stream: Target

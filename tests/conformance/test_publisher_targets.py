@@ -13,7 +13,8 @@ from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-def
 from postroom import ReceivedMessage, connect
 from postroom.adapters.kafka.publisher import KafkaPublisher
 from postroom.adapters.kafka.settings import KafkaSettings
-from postroom.application.outbox.mailbox_publisher import MailboxPublisher
+from postroom.application.cloudevents.message import KAFKA, MAILBOX
+from postroom.application.outbox.mailbox_publisher import JSON, MailboxPublisher
 from postroom.application.ports.mailbox import Mailbox
 from postroom.application.ports.publisher import Publisher
 from postroom.domain.errors import Unavailable
@@ -43,6 +44,7 @@ class MailboxTarget:
                 each.payload,
                 {EVENT_ID: each.message_id}
                 | each.attrs
+                | ({} if each.content_type == JSON else {"Content-Type": each.content_type or ""})
                 | ({"Correlation-Id": each.correlation_id} if each.correlation_id else {}),
             )
             for each in received
@@ -63,6 +65,7 @@ class TestMailboxPublisher(PublisherConformance):
     refused = "sea order"
     refusal = "Topic name 'sea order' must be"
     id_header = EVENT_ID
+    binding = MAILBOX
     in_flight = 500
     too_large = 20 << 20
 
@@ -169,6 +172,7 @@ class TestKafkaPublisher(PublisherConformance):
     refused = "no.such.topic"
     refusal = "Kafka refuses a message for topic no.such.topic: .*create the topic"
     id_header = EVENT_ID
+    binding = KAFKA
     in_flight = 1_000
     stores_once = False
 

@@ -4,6 +4,7 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, suppress
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -17,6 +18,7 @@ from aio_pika.exceptions import CONNECTION_EXCEPTIONS
 from postroom.adapters.rabbitmq.publisher import RabbitmqPublisher
 from postroom.adapters.rabbitmq.settings import RabbitmqSettings
 from postroom.adapters.rabbitmq.source import QueueConsumer, RabbitmqQueueSource
+from postroom.application.cloudevents.message import AMQP, read_message
 from postroom.application.ingest.counts import IngestCounts
 from postroom.application.ingest.namespace import RabbitmqSource
 from postroom.application.ports.publisher import Publisher
@@ -24,6 +26,7 @@ from postroom.domain.errors import InvalidRequest, NotFound, Unavailable
 from tests.conformance.publisher import PublisherConformance, Stored
 from tests.conformance.source import NOTHING_MS, PATIENT_MS, SourceConformance, bodies, fetch
 from tests.integration.ingest_world import ingest, namespace, stored
+from tests.support.archived import ARCHIVED, archived, cloud_events
 from tests.support.servers.rabbitmq import RabbitmqServer
 from tests.support.stores import envelope
 
@@ -175,6 +178,38 @@ async def test_what_can_not_be_stored_goes_to_the_dead_letter_exchange(
     assert await ingest(msgspec.structs.replace(what, source=nowhere)) == IngestCounts(received=1, deferred=1)
 
 
+async def test_cloud_events_are_archived_and_invalid_ones_become_dead_letters(
+    place: RabbitmqPlace, tmp_path: Path
+) -> None:
+    for event in cloud_events(AMQP):
+        headers = dict(event.headers)
+        content_type = headers.pop("content-type")
+        await place.publish(event.payload, headers=headers, content_type=content_type)
+    dead = f"dead-{uuid4().hex}"
+    await place.declare(dead)
+    source = RabbitmqSource(
+        url=place.url, queue=place.queue, consumer_group="archive", dead_letter_routing_key=dead
+    )
+    what = msgspec.structs.replace(namespace("", str(tmp_path / "store.db")), source=source)
+    assert await ingest(what) == IngestCounts(received=5, stored=2, duplicates=1, dead_lettered=2)
+    assert archived(what.store, what.mailbox) == ARCHIVED
+    letter = await (await place.channel.get_queue(dead)).get(timeout=20)
+    assert letter is not None
+    assert letter.content_type == "application/cloudevents-batch+json"
+
+
+async def test_both_prefixes_of_amqp_and_its_types_are_read(place: RabbitmqPlace) -> None:
+    source = await place.open()
+    time = datetime(2026, 1, 15, 8, tzinfo=UTC)
+    headers: Any = {"cloudEvents:id": "1", "cloudEvents_source": "/s", "cloudEvents_specversion": "1.0"}
+    headers |= {"cloudEvents_type": "t", "cloudEvents_time": time, "cloudEvents_urgent": True}
+    await place.publish(b"1", headers=headers)
+    (message,) = await fetch(source, 1)
+    event = read_message(message.header_pairs, message.data)
+    assert (event.attributes["id"], event.attributes["urgent"]) == ("1", "true")
+    assert event.time_us == 1_768_464_000_000_000
+
+
 class RabbitmqTarget:
     """A quorum queue, written to by the default exchange."""
 
@@ -202,6 +237,7 @@ class TestRabbitmqPublisher(PublisherConformance):
     refused = "no.such.queue"
     refusal = "no queue is bound with the routing key no.such.queue; bind one"
     id_header = ID_HEADER
+    binding = AMQP
     in_flight = 100
     too_large = None
     stores_once = False

@@ -14,9 +14,11 @@ import pytest
 from nats.js.api import ConsumerConfig
 
 from postroom.adapters.compose.inbox import InboxSettings
+from postroom.application.cloudevents.message import NATS
 from postroom.application.ports.event_handler import HandlerRequest
 from postroom.domain.errors import NotFound, PoisonMessage, Unavailable
 from tests.integration.inbox_world import CONSUMER, DLQ, EVENTS, SOON, SUBJECT, World, opened_world
+from tests.support.archived import cloud_events
 
 
 @pytest.fixture
@@ -24,6 +26,23 @@ async def world(nats_url: str, messaging_database: str) -> AsyncIterator[World]:
     async with opened_world(nats_url, messaging_database) as world:
         await world.make_streams()
         yield world
+
+
+async def test_cloud_events_are_handled_once_and_invalid_ones_become_dead_letters(world: World) -> None:
+    first, second, again, *invalid = cloud_events(NATS)
+    for event in (first, again, *invalid, second):
+        await world.publish(event.payload, id_="", headers=event.headers)
+    log = Log()
+    worker = await world.work(log)
+    assert worker.counts == {"processed": 1, "duplicate": 1, "dead_lettered": 3}
+    ((request,), letters) = log.seen, await world.dead_letters()
+    assert (request.event_type, request.payload) == ("order.placed", {"total": 12})
+    assert request.attributes is not None
+    assert request.attributes["subject"] == "Größe 100%"
+    assert [(letter.reason, letter.headers) for letter in letters] == [
+        ("unreadable", event.headers) for event in (*invalid, second)
+    ]
+    assert "has data of type image/png" in letters[-1].last_error
 
 
 class Log:

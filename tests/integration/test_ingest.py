@@ -15,6 +15,7 @@ from redis.asyncio import Redis
 
 from postroom.adapters.compose import open_mailbox
 from postroom.adapters.compose.ingest import reload_namespace
+from postroom.application.cloudevents.message import NATS
 from postroom.application.ingest.counts import IngestCounts
 from postroom.application.ingest.namespace import PayloadSchema, RedisSource, SchemaFormat
 from postroom.domain.envelope.v1.envelope_pb2 import PrismEnvelope
@@ -35,6 +36,7 @@ from tests.integration.ingest_world import (
     stored,
     unacked,
 )
+from tests.support.archived import ARCHIVED, archived, cloud_events
 from tests.support.logs import capture_logs
 from tests.support.stores import envelope
 from tests.support.waiting import SECONDS, until
@@ -71,6 +73,21 @@ async def test_another_consumer_of_the_same_messages_adds_nothing(
     await ingest(namespace(nats_url, store))
     counts = await ingest(namespace(nats_url, store, consumer_group="again"))
     assert counts == IngestCounts(received=2, duplicates=2)
+
+
+async def test_cloud_events_are_archived_and_invalid_ones_become_dead_letters(
+    nats_url: str, client: Client, store: str
+) -> None:
+    for event in cloud_events(NATS):
+        await client.jetstream().publish(SUBJECT, event.payload, headers=event.headers)
+    await publish(client, *envelopes(["1"]))
+    what = namespace(nats_url, store, dead_letter_subject=DEAD)
+    assert await ingest(what) == IngestCounts(received=6, stored=3, duplicates=1, dead_lettered=2)
+    assert stored(store) == Counter(["/shop|1", "/shop|2", "1"])
+    assert archived(store, what.mailbox) == ARCHIVED
+    reasons = [headers["Postroom-Reason"] for _, headers in await dead_letters(client)]
+    assert "This is a batch of CloudEvents" in reasons[0]
+    assert reasons[1] == "The CloudEvent has no source."
 
 
 async def test_wildcards_choose_subjects(nats_url: str, client: Client, sqlite: str) -> None:

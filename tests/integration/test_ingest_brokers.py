@@ -11,10 +11,13 @@ from confluent_kafka import Consumer, Producer
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]  # not in its stubs
 from redis.asyncio import Redis
 
+from postroom.application.cloudevents.message import KAFKA
 from postroom.application.ingest.counts import IngestCounts
 from postroom.application.ingest.namespace import KafkaSource, RedisSource
 from tests.integration.ingest_world import DURABLE, ingest, namespace, stored
 from tests.integration.test_ingest import postroom
+from tests.support.archived import ARCHIVED, archived, cloud_events, sdk_event
+from tests.support.cloud_events import write_by_sdk
 from tests.support.logs import capture_logs
 from tests.support.stores import envelope
 
@@ -88,6 +91,28 @@ async def test_kafka_topics_are_ingested_with_dead_letters_and_tombstones(
         "--mailbox", what.mailbox, "--once", "--json",
     )  # fmt: skip
     assert again["received"] == 0
+
+
+async def test_cloud_events_of_kafka_are_archived_also_one_without_data(
+    kafka_servers: str, tmp_path: Path
+) -> None:
+    topic, dead = f"acme-{uuid4().hex}", f"dead-{uuid4().hex}"
+    await asyncio.to_thread(create_topics, kafka_servers, topic, dead)
+    producer = Producer({"bootstrap.servers": kafka_servers})
+    for event in cloud_events(KAFKA):
+        producer.produce(topic, event.payload, headers=list(event.headers.items()))
+    empty = write_by_sdk(sdk_event("3", None), KAFKA, "binary")
+    producer.produce(topic, None, headers=list(empty.headers.items()))
+    assert await asyncio.to_thread(producer.flush, 20) == 0
+    store = str(tmp_path / "store.db")
+    source = KafkaSource(
+        url=f"kafka://{kafka_servers}", topic=topic, consumer_group=DURABLE, dead_letter_topic=dead
+    )
+    what = msgspec.structs.replace(namespace("", store), source=source)
+    assert await ingest(what) == IngestCounts(received=6, stored=3, duplicates=1, dead_lettered=2)
+    assert archived(store, what.mailbox) == [*ARCHIVED, ("order.placed", "/shop|3", None, b"", None)]
+    _, headers = await asyncio.to_thread(read_one, kafka_servers, dead)
+    assert b"This is a batch of CloudEvents" in headers["Postroom-Reason"]
 
 
 def create_topics(servers: str, *topics: str) -> None:

@@ -9,6 +9,7 @@ import urllib.request
 from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -37,6 +38,9 @@ from postroom.adapters.prometheus.text import write_metrics
 from postroom.application.messages import NewMessage
 from postroom.application.metrics import Metric
 from postroom.application.monitor import Monitor
+from postroom.application.outbox.capture import OutboxCapture
+from postroom.application.outbox.capture_metrics import capture_monitor
+from postroom.application.ports.capture import SlotState
 from postroom.application.ports.event_handler import HandlerRequest
 from postroom.application.schedule import Scheduler
 from postroom.application.surface_metrics import SurfaceMetrics
@@ -149,6 +153,26 @@ async def mailbox_metrics() -> list[Metric]:
         return [*await surfaces.collect(), *worker.collect_metrics(), *scheduler.collect_metrics()]
 
 
+class Slot:
+    """A source of captured rows that has a state and no rows."""
+
+    async def state(self) -> SlotState:
+        return SlotState("postroom_outbox", True, 1, 2)
+
+
+async def capture_metrics() -> list[Metric]:
+    """Return the metrics of a capture that published a row, without those of its relay."""
+
+    async def nothing() -> list[Any]:
+        return []
+
+    unused: Any = None
+    source: Any = Slot()
+    capture = OutboxCapture(*[unused] * 9)
+    capture.published_by_type["order_placed"] += 1
+    return [*await capture_monitor(capture, "sea", source, Monitor(nothing, nothing)).collect()]
+
+
 async def admin_metrics() -> list[Metric]:
     """Return the metrics of an admin that granted a lease, and refused another."""
     async with serve_admin(LeaseStores(MemoryLeaseStore()), "127.0.0.1:0") as admin:
@@ -189,7 +213,12 @@ async def test_names_types_and_labels_are_those_of_the_golden_file_and_promtool_
     services: Services, messaging_database: str, tmp_path: Path
 ) -> None:
     record(messaging_database, order_placed("o-1", 1))
-    observed = [*await mailbox_metrics(), *await admin_metrics(), *await proxy_metrics()]
+    observed = [
+        *await mailbox_metrics(),
+        *await admin_metrics(),
+        *await proxy_metrics(),
+        *await capture_metrics(),
+    ]
     metrics = {each.name: each for each in observed}
     async with services.relay() as relay, services.inbox() as inbox, services.ingester() as ingester:
         for monitor, name in (

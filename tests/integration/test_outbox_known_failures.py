@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from postroom.adapters.postgres.messaging.outbox import Outbox
 from postroom.adapters.postgres.messaging.outbox_repository import PostgresClaim, PostgresOutboxRepository
 from postroom.adapters.system.clock import SystemClock
-from postroom.application.outbox import relay as relay_module
+from postroom.application.outbox.publish_batch import PublishBatch
 from postroom.application.outbox.relay import OutboxRelay
 from postroom.application.outbox.settings import OutboxSettings
 from postroom.application.ports.outbox_repository import OutboxRow
@@ -188,15 +188,13 @@ async def test_no_event_overtakes_one_of_its_aggregate_that_was_refused(messagin
 async def test_events_of_an_aggregate_sent_together_would_overtake_it(
     messaging_database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    original = relay_module._Batch.publish
+    original = PublishBatch.publish
 
-    async def publish_together(
-        self: relay_module._Batch, events: Sequence[OutboxRow], concurrency: int
-    ) -> None:
+    async def publish_together(self: PublishBatch, events: Sequence[OutboxRow], concurrency: int) -> None:
         for each in events:  # every event a lane of its own
             await original(self, [each], concurrency)
 
-    monkeypatch.setattr(relay_module._Batch, "publish", publish_together)
+    monkeypatch.setattr(PublishBatch, "publish", publish_together)
     assert await relay_with_one_refusal(messaging_database) == [0, 2, 3, 4, 1]
 
 

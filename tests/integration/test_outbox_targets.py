@@ -1,6 +1,7 @@
 """Relays to a mailbox, to Kafka and to RabbitMQ; for JetStream see `test_outbox_relay.py`."""
 
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
@@ -15,13 +16,16 @@ from postroom.adapters.compose.relay import (
     RabbitmqSettings,
     open_relay,
 )
+from postroom.application.cloudevents.message import MAILBOX
+from postroom.application.outbox.formats import FormatName
 from postroom.domain.errors import InvalidRequest, Unavailable
+from tests.support.cloud_events import read_by_sdk
 from tests.support.outboxes import column, order_placed, record
 
 
-async def relay_all(database: str, target: EventTarget, **settings: str) -> None:
+async def relay_all(database: str, target: EventTarget, **settings: Any) -> None:
     messaging = MessagingSettings(database, "sea")
-    options = OutboxSettings(hints=False, cleanup_every_ms=0, **settings)  # type: ignore[arg-type]
+    options = OutboxSettings(hints=False, cleanup_every_ms=0, **settings)
     async with open_relay(messaging, target, options) as relay:
         while await relay.relay_once():
             pass
@@ -59,10 +63,57 @@ async def test_a_topic_is_filled_in_from_the_event(messaging_database: str, tmp_
     assert (message.payload, message.content_type) == (b'{"n": 1, "order": "o-1"}', "application/json")
 
 
+@pytest.mark.parametrize("name", ["cloudevents-binary", "cloudevents-structured"])
+async def test_events_are_relayed_as_cloud_events(
+    messaging_database: str, tmp_path: Path, name: FormatName
+) -> None:
+    store = str(tmp_path / "mail.db")
+    (id_,) = record(messaging_database, order_placed("o-1", 1, attributes={"tenant": "Zoë"}))
+    target = MailboxTarget(address=store)
+    await relay_all(messaging_database, target, format=name, source="https://shop.example/orders")
+    async with connect(store) as mailbox:
+        (message,) = await mailbox.receive_messages("sea.order")
+    assert (message.message_id, message.attrs["Aggregate-Id"]) == (str(id_), "o-1")
+    headers = message.attrs | {"Content-Type": message.content_type or ""}
+    event = read_by_sdk(MAILBOX, message.payload, headers)
+    assert (event.get_source(), event.get_id()) == ("https://shop.example/orders", str(id_))
+    assert (event.get_data(), event.get_extension("tenant")) == ({"n": 1, "order": "o-1"}, "Zoë")
+
+
+async def test_an_event_that_is_no_cloud_event_is_parked_with_the_reason(
+    messaging_database: str, tmp_path: Path
+) -> None:
+    record(messaging_database, order_placed("o-1", 1, attributes={"CE-id": "5"}), order_placed("o-2", 1))
+    record(messaging_database, order_placed("o-3\x85", 1))
+    target = MailboxTarget(address=str(tmp_path / "mail.db"))
+    await relay_all(messaging_database, target, format="cloudevents-binary", max_attempts=1)
+    errors = column(messaging_database, "publish_error")
+    assert "'CE-id' would be read as one of the CloudEvent; name it differently" in errors[0]
+    assert errors[1] is None
+    assert "The subject of the CloudEvent has control characters" in errors[2]
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"format": "cloudevents"}, "The format 'cloudevents' is not one of postroom, cloudevents-binary"),
+        ({"format": 5}, "format must be"),
+        ({"format": "cloudevents-binary", "source": "a b"}, "The source 'a b' is not a URI"),
+        ({"format": "cloudevents-binary", "source": 5}, "source must be"),
+    ],
+)
+async def test_a_format_that_is_invalid_is_refused_before_anything_is_connected(
+    settings: dict[str, Any], reason: str
+) -> None:
+    target = MailboxTarget(address="/no/such/folder/mail.db")
+    with pytest.raises(InvalidRequest, match=reason):
+        await relay_all("postgresql://127.0.0.1:9/shop", target, **settings)
+
+
 @pytest.mark.parametrize("topic", ["{", "{order}", "{context!r}", "{context:>9}", "{}", "{0}", "{context.x}"])
 async def test_a_topic_that_can_not_be_filled_in_is_refused_before_anything_is_connected(topic: str) -> None:
     target = MailboxTarget(address="/no/such/folder/mail.db")
-    with pytest.raises(InvalidRequest, match="can't be filled in; write text with any of"):
+    with pytest.raises(InvalidRequest, match="is not a valid template; write text with any of"):
         await relay_all("postgresql://127.0.0.1:9/shop", target, topic=topic)
 
 

@@ -15,7 +15,7 @@ from postroom.adapters.postgres.messaging.outbox_repository import PostgresClaim
 from postroom.adapters.sql.transaction import execute, execute_async
 from postroom.application.inbox import dead_letter_admin, delivery, worker
 from postroom.application.inbox.dead_letters import DeadLetterPublisher
-from postroom.application.outbox import relay
+from postroom.application.outbox import formats, publish_batch, relay
 from postroom.application.outbox.message import headers_of
 from postroom.application.ports.outbox_repository import OutboxRow
 from postroom.application.ports.source import SourceMessage
@@ -94,10 +94,12 @@ def an_event_that_is_marked_before_it_is_published(patch: Patch) -> None:
     async def mark_first(self: relay.OutboxRelay, partitions: Sequence[int]) -> int:
         async with self._repository.claim(partitions) as claim:
             stored = await claim.find_unpublished(self._clock.wall(), 4)
-            batch = relay._Batch(self._publisher, self._route, lambda: True)
+            batch = publish_batch.PublishBatch(self._publisher, self._route, self._format, lambda: True)
             batch.published = [(each, self._route.name_of(each.event)) for each in stored]
             await self._record(claim, batch)
-        await relay._Batch(self._publisher, self._route, lambda: True).publish(stored, 4)
+        await publish_batch.PublishBatch(self._publisher, self._route, self._format, lambda: True).publish(
+            stored, 4
+        )
         return len(stored)
 
     patch.setattr(relay.OutboxRelay, "_relay", mark_first)
@@ -151,8 +153,8 @@ def an_event_that_overtakes_a_refused_one(patch: Patch) -> None:
         await publish_one(self, stored)
         return True
 
-    publish_one = relay._Batch._publish_one
-    patch.setattr(relay._Batch, "_publish_one", go_on)
+    publish_one = publish_batch.PublishBatch._publish_one
+    patch.setattr(publish_batch.PublishBatch, "_publish_one", go_on)
 
 
 @defect_seen_in(lambda it: it.relay([("a", "commits")], CrashAt("publish", "after", 1), 0))
@@ -163,7 +165,7 @@ def an_event_whose_message_id_changes_with_each_attempt(patch: Patch) -> None:
     def other_id(event: Any) -> dict[str, str]:
         return headers_of(event) | {"Nats-Msg-Id": f"00000000-0000-4000-8000-{next(attempts):012}"}
 
-    patch.setattr(relay, "headers_of", other_id)
+    patch.setattr(formats, "headers_of", other_id)
 
 
 @defect_seen_in(lambda it: it.consume([("a", "commits")], [], CrashAt("handle", "before", 1), 1_000))

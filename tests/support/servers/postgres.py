@@ -5,10 +5,11 @@ import signal
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from fcntl import LOCK_EX, flock
 from pathlib import Path
 from secrets import token_hex
 from shutil import disk_usage
-from tempfile import TemporaryDirectory
+from tempfile import TemporaryDirectory, gettempdir
 from types import TracebackType
 from urllib.parse import urlsplit
 
@@ -80,6 +81,13 @@ def _strategy(connection: psycopg.Connection[TupleRow]) -> str:
     return "file_copy" if row is not None and Path(row[0]).is_relative_to(MEMORY) else "wal_log"
 
 
+@contextmanager
+def _one_process_at_a_time() -> Iterator[None]:
+    with (Path(gettempdir()) / "postroom-tests-pgserver.lock").open("a") as file:
+        flock(file, LOCK_EX)
+        yield
+
+
 class PostgresServer:
     """A PostgreSQL server on loopback, which keeps its port when restarted.
 
@@ -100,8 +108,9 @@ class PostgresServer:
         folder.mkdir(parents=True, exist_ok=True)
         data = folder / "data"
         data.mkdir(exist_ok=True)
-        installation = Installation(data, cleanup_mode=None)
-        installation.ensure_pgdata_inited()  # as a user of its own when we are root
+        with _one_process_at_a_time():  # as root it creates a user, and in parallel that fails
+            installation = Installation(data, cleanup_mode=None)
+        installation.ensure_pgdata_inited()
         self._port = free_port()
         options = SETTINGS | (settings or {}) | {"listen_addresses": LOOPBACK, "port": str(self._port)}
         command: list[str | Path] = [installation.bin_path / "postgres", "-D", data, "-k", ""]

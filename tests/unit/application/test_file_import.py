@@ -177,9 +177,9 @@ def test_the_data_of_a_cloud_event_becomes_the_payload(fields, payload, content_
     ("line", "reason"),
     [
         (b'{"a": 1}', "not a CloudEvent"),
-        (event(id=...), "without id"),
-        (event(source=""), "without source"),
-        (event(specversion="0.3"), "version 0.3"),
+        (event(id=...), "no id"),
+        (event(source=""), "no source"),
+        (event(specversion="0.3"), "version '0.3'"),
         (event(data=1, data_base64="AA=="), "both data and data_base64"),
         (event(data_base64="?"), "not base64"),
         (event(time="noon"), "not a time"),

@@ -8,8 +8,10 @@ from hypothesis import strategies as st
 
 from postroom.application.inbox.dead_letters import DeadLetterPublisher, read_dead_letter
 from postroom.application.inbox.delivery import identify
+from postroom.application.inbox.partitions import aggregate_key
 from postroom.application.inbox.request import Unreadable, inbox_id, read_request
 from postroom.application.inbox.worker import stream_position
+from postroom.application.ports.event_handler import HandlerRequest
 from postroom.application.ports.publisher import PublishAck
 from postroom.application.ports.source import SourceMessage
 from postroom.domain.errors import InvalidRequest
@@ -53,6 +55,88 @@ def test_a_payload_reaches_the_handler_as_it_was(payload: object) -> None:
 def test_a_version_that_is_none_is_taken_from_the_subject(version: str) -> None:
     request = read_request(message(b"{}", {"Event-Version": version}, "a.event.b.v3"))
     assert request.event_version == 3
+
+
+CLOUD_EVENT = {"ce-specversion": "1.0", "ce-id": "1", "ce-source": "/shop", "ce-type": "order.placed"}
+
+
+def test_a_cloud_event_is_a_request_with_its_attributes_in_both_modes() -> None:
+    more = {
+        "eventversion": "3",
+        "correlationid": "c",
+        "causationid": "b",
+        "time": "2026-01-15T10:00:00+02:00",
+    }
+    headers = CLOUD_EVENT | {f"ce-{name}": value for name, value in more.items()}
+    attributes = {name.removeprefix("ce-"): value for name, value in headers.items()}
+    structured = msgspec.json.encode(attributes | {"data": {"total": 12}})
+    expected = HandlerRequest(
+        "",
+        "a.event.b.v1",
+        "order.placed",
+        3,
+        "2026-01-15T08:00:00.000000Z",
+        "c",
+        "b",
+        {"total": 12},
+        attributes,
+    )
+    assert read_request(message(b'{"total": 12}', headers)) == expected
+    assert read_request(message(structured, {"content-type": "application/cloudevents"})) == expected
+    assert read_request(message(b"", CLOUD_EVENT)).payload is None
+
+
+def test_source_and_id_of_a_cloud_event_identify_it_unless_it_has_a_message_id() -> None:
+    ids = [
+        identify(message(data, headers), "STREAM")
+        for data, headers in (
+            (b"1", CLOUD_EVENT),
+            (b"2", CLOUD_EVENT | {"ce-subject": "x"}),
+            (b"1", CLOUD_EVENT | {"ce-source": "/other"}),
+            (b"1", CLOUD_EVENT | {"Nats-Msg-Id": "1"}),
+        )
+    ]
+    assert ids[0] == ids[1]
+    assert len(set(ids)) == 3
+    assert identify(message(b"1", CLOUD_EVENT | {"ce-id": ""}), "S") == identify(message(b"1", {}), "S")
+
+
+def test_the_partition_key_of_a_cloud_event_is_its_lane() -> None:
+    keyed = CLOUD_EVENT | {"ce-partitionkey": "o-1"}
+    same = keyed | {"ce-id": "2"}
+    assert aggregate_key(message(b"1", keyed)) == aggregate_key(message(b"1", same)) is not None
+    assert aggregate_key(message(b"1", keyed | {"ce-source": "/other"})) != aggregate_key(message(b"1", same))
+    assert aggregate_key(message(b"1", CLOUD_EVENT)) is None
+    assert aggregate_key(message(b"1", keyed | {"ce-type": ""})) is None
+
+
+@pytest.mark.parametrize(
+    ("headers", "data", "reason"),
+    [
+        (CLOUD_EVENT | {"ce-source": ""}, b"1", "has no source"),
+        (CLOUD_EVENT | {"ce-time": "0001-01-01T00:00:00+10:00"}, b"1", "is not a time in RFC 3339"),
+        (CLOUD_EVENT | {"ce-datacontenttype": "image/png"}, b"1", "has data of type image/png"),
+        (
+            CLOUD_EVENT | {"ce-subject": "%C0%A0"},
+            b"1",
+            "'ce-subject' .* not percent-encoded",
+        ),
+        (CLOUD_EVENT, b"{", "is not JSON"),
+        ({"Content-Type": "application/cloudevents+avro"}, b"1", "only JSON can be read"),
+        ({"Content-Type": "application/cloudevents-batch+json"}, b"[]", "is a batch"),
+        ({"Content-Type": "application/cloudevents+json"}, b"[]", "is a batch"),
+        ({"Content-Type": "application/cloudevents+json"}, b"{}", "is not a CloudEvent"),
+    ],
+)
+def test_an_invalid_cloud_event_is_unreadable(headers: dict[str, str], data: bytes, reason: str) -> None:
+    with pytest.raises(Unreadable, match=reason):
+        read_request(message(data, headers))
+
+
+def test_a_message_of_the_relay_is_no_cloud_event_whatever_its_attributes_are() -> None:
+    request = read_request(message(b"1", CLOUD_EVENT | {"Event-Type": "order_placed"}))
+    assert (request.event_type, request.attributes) == ("order_placed", None)
+    assert b"attributes" not in msgspec.json.encode(request)
 
 
 def test_a_uuid_is_its_own_id_and_any_other_text_has_one_of_its_own() -> None:

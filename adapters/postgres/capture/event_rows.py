@@ -1,0 +1,203 @@
+"""Events from rows of a captured table."""
+
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from typing import NamedTuple
+from uuid import UUID, uuid5
+
+import msgspec
+
+from postroom.adapters.postgres.capture.settings import Columns
+from postroom.application.outbox.attributes import check_attributes
+from postroom.application.ports.outbox_repository import OutboxRow
+from postroom.domain.errors import InvalidOutboxEvent
+from postroom.domain.outbox import OutboxEvent, OutboxEventRecorded, RecordOutboxEvent, decide, evolve
+from postroom.domain.subject import CorrelationContext
+
+BYTEA = 17
+_JSON_TYPES = (114, 3802)
+MAX_PAYLOAD_BYTES = 64 << 20
+"""Larger payloads are not published: NATS can't be configured to accept them."""
+FUTURE_US = 60_000_000
+"""How far after its commit an event may have occurred, as in `outbox_events`."""
+UNREADABLE = "unreadable"
+"""Type of an aggregate or event, and id of an aggregate, that can't be read."""
+_IDS = UUID("6f0c4d3a-5c1e-4f6e-9a53-6f2f1d0f8c11")
+"""Namespace of the UUIDs that stand for other ids; it never changes."""
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+class Row(NamedTuple):
+    """An inserted row.
+
+    Arguments:
+        table: `schema.name`.
+        values: texts of the columns by name, None for NULL.
+        types: OIDs of the types of the columns.
+        committed_at: µs since 1970 UTC.
+    """
+
+    table: str
+    values: Mapping[str, bytes | None]
+    types: Mapping[str, int]
+    committed_at: int
+
+
+class EventRows:
+    """Reader of events from rows.
+
+    Arguments:
+        encoding: Python's name of the encoding of the texts.
+    """
+
+    def __init__(self, columns: Columns, encoding: str) -> None:
+        self._names = columns.names()
+        self._constants = columns.constants()
+        self._encoding = encoding
+
+    def read(self, row: Row) -> OutboxRow:
+        """Return the event of a row, or an unreadable one with what could be read and the row as JSON."""
+        try:
+            return self._read(row)
+        except (InvalidOutboxEvent, _InvalidColumn) as error:
+            return self._unreadable(row, str(error))
+
+    def _read(self, row: Row) -> OutboxRow:
+        id_ = self._id(row)
+        payload = self._payload(row)
+        version = self._text(row, "event_version")
+        command = RecordOutboxEvent(
+            id_,
+            self._required(row, "aggregate_type"),
+            self._required(row, "aggregate_id"),
+            self._required(row, "event_type"),
+            1 if version is None else _integer(version),
+            self._occurred_at(row),
+            CorrelationContext(self._uuid(row, "correlation_id"), self._uuid(row, "causation_id")),
+            self._text(row, "traceparent"),
+            self._headers(row, id_),
+            row.types[self._names["payload"]] not in _JSON_TYPES,
+        )
+        # `now` is not checked here: the row is committed, and its time was compared with that of its commit.
+        (recorded,) = decide(command, None, max(row.committed_at, command.occurred_at))
+        return OutboxRow(evolve(None, recorded), payload, has_history=False)
+
+    def _unreadable(self, row: Row, reason: str) -> OutboxRow:
+        texts = {
+            name: None if value is None else value.decode(self._encoding, "backslashreplace")
+            for name, value in row.values.items()
+            if value is None or len(value) <= MAX_PAYLOAD_BYTES
+        }
+        payload = msgspec.json.encode(texts)
+        try:
+            id_ = self._id(row)
+        except _InvalidColumn:
+            id_ = uuid5(_IDS, f"{row.table}/{row.committed_at}/{payload.decode()}")
+        recorded = OutboxEventRecorded(
+            id_.bytes,
+            1,
+            row.committed_at,
+            self._readable(row, "aggregate_type"),
+            self._readable(row, "aggregate_id"),
+            self._readable(row, "event_type"),
+            1,
+            None,
+            None,
+            None,
+            None,
+        )
+        event: OutboxEvent = evolve(None, recorded)
+        return OutboxRow(event, payload, has_history=False, unreadable=reason)
+
+    def _value(self, row: Row, field: str) -> bytes | None:
+        name = self._names.get(field)
+        if name is None:
+            return None
+        if name not in row.values:
+            raise _InvalidColumn(f"the table has no column {name}")
+        return row.values[name]
+
+    def _text(self, row: Row, field: str) -> str | None:
+        if field in self._constants:
+            return self._constants[field]
+        value = self._value(row, field)
+        try:
+            return None if value is None else value.decode(self._encoding)
+        except UnicodeDecodeError:
+            raise _InvalidColumn(f"its {self._names[field]} is not text in {self._encoding}") from None
+
+    def _required(self, row: Row, field: str) -> str:
+        text = self._text(row, field)
+        if text is None:
+            raise _InvalidColumn(f"its {self._names.get(field, field)} is NULL")
+        return text
+
+    def _readable(self, row: Row, field: str) -> str:
+        try:
+            text = self._required(row, field)
+        except _InvalidColumn:
+            return UNREADABLE
+        return text[:512].replace("\x00", "") or UNREADABLE
+
+    def _id(self, row: Row) -> UUID:
+        text = self._required(row, "id")
+        try:
+            return UUID(text)
+        except ValueError:
+            return uuid5(_IDS, f"{row.table}/{text}")
+
+    def _uuid(self, row: Row, field: str) -> UUID | None:
+        text = self._text(row, field)
+        try:
+            return None if text is None else UUID(text)
+        except ValueError:
+            raise _InvalidColumn(f"its {self._names.get(field, field)} is not a UUID") from None
+
+    def _payload(self, row: Row) -> bytes:
+        value = self._value(row, "payload")
+        name = self._names["payload"]
+        if value is None:
+            raise _InvalidColumn(f"its {name} is NULL")
+        if row.types[name] == BYTEA:
+            payload = bytes.fromhex(value[2:].decode())  # \x and hexadecimal digits
+        elif self._encoding == "utf-8":
+            payload = value
+        else:
+            payload = self._required(row, "payload").encode()
+        if len(payload) > MAX_PAYLOAD_BYTES:
+            raise _InvalidColumn(f"its {name} has {len(payload):,} bytes, more than {MAX_PAYLOAD_BYTES:,}")
+        return payload
+
+    def _occurred_at(self, row: Row) -> int:
+        text = self._text(row, "occurred_at")
+        if text is None:
+            return row.committed_at
+        name = self._names.get("occurred_at", "occurred_at")
+        try:
+            at = datetime.fromisoformat(text)
+            at = at if at.tzinfo else at.replace(tzinfo=UTC)
+            micros = (at - _EPOCH) // timedelta(microseconds=1)
+        except (ValueError, OverflowError):
+            raise _InvalidColumn(f"its {name} is not a time of the years 1 to 9999: {text[:80]}") from None
+        if micros > row.committed_at + FUTURE_US:
+            raise _InvalidColumn(f"its {name} is more than a minute after its commit: {text[:80]}")
+        return micros
+
+    def _headers(self, row: Row, id_: UUID) -> dict[str, str]:
+        text = self._text(row, "headers")
+        try:
+            headers = {} if text is None else msgspec.json.decode(text, type=dict[str, str])
+        except (msgspec.MsgspecError, UnicodeError, RecursionError):
+            raise _InvalidColumn(f"its {self._names.get('headers')} is not a JSON object of texts") from None
+        return check_attributes(id_, headers, self._text(row, "content_type"))
+
+
+class _InvalidColumn(Exception):
+    """A column has no value that an event can have."""
+
+
+def _integer(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise _InvalidColumn(f"its version is not an integer: {text[:80]}") from None

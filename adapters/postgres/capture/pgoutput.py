@@ -1,0 +1,122 @@
+"""Decoder of `pgoutput`, protocol version 1: the messages of PostgreSQL's logical replication."""
+
+import struct
+from typing import NamedTuple
+
+EPOCH_US = 946_684_800_000_000
+"""2000-01-01, from which PostgreSQL counts, in µs since 1970 UTC."""
+_BEGIN = struct.Struct(">qqi")
+_COMMIT = struct.Struct(">bqqq")
+_COLUMN = struct.Struct(">ii")
+_SHORT = struct.Struct(">h")
+_INT = struct.Struct(">i")
+_UINT = struct.Struct(">I")
+
+
+class Begin(NamedTuple):
+    """Start of a transaction, and its commit time, µs since 1970 UTC."""
+
+    committed_at: int
+
+
+class Commit(NamedTuple):
+    """End of a transaction, and the position after it."""
+
+    end: int
+
+
+class Relation(NamedTuple):
+    """Name and columns of a table, before its first row and after every change of it.
+
+    Arguments:
+        columns: names and the OIDs of the types; all texts are in the client's encoding.
+    """
+
+    oid: int
+    schema: bytes
+    name: bytes
+    columns: tuple[tuple[bytes, int], ...]
+
+
+class Insert(NamedTuple):
+    """An inserted row: the text of its columns, None for NULL."""
+
+    relation: int
+    values: tuple[bytes | None, ...]
+
+
+class Other(NamedTuple):
+    """A message about something else than inserts, such as an update; `kind` is its first byte."""
+
+    kind: bytes
+
+
+Message = Begin | Commit | Relation | Insert | Other
+
+
+def decode(data: bytes) -> Message:
+    """Return a message.
+
+    Raises: ValueError for a message that is incomplete or has a form of another protocol version.
+    """
+    try:
+        match data[:1]:
+            case b"B":
+                return Begin(_BEGIN.unpack_from(data, 1)[1] + EPOCH_US)
+            case b"C":
+                return Commit(_COMMIT.unpack_from(data, 1)[2])
+            case b"R":
+                return _relation(data)
+            case b"I":
+                return _insert(data)
+            case kind if kind in b"UDTYOM" and kind:
+                return Other(kind)
+    except (struct.error, IndexError) as error:
+        raise ValueError(f"incomplete message of pgoutput: {data[:40]!r}") from error
+    raise ValueError(f"unknown message of pgoutput: {data[:40]!r}")
+
+
+def _relation(data: bytes) -> Relation:
+    (oid,) = _UINT.unpack_from(data, 1)
+    schema, at = _text(data, 5)
+    name, at = _text(data, at)
+    (count,) = _SHORT.unpack_from(data, at + 1)  # after the replica identity
+    at += 3
+    columns = []
+    for _ in range(count):
+        column, at = _text(data, at + 1)  # after the flags
+        type_, _ = _COLUMN.unpack_from(data, at)
+        columns.append((column, type_ & 0xFFFFFFFF))
+        at += _COLUMN.size
+    return Relation(oid, schema or b"pg_catalog", name, tuple(columns))
+
+
+def _insert(data: bytes) -> Insert:
+    (oid,) = _UINT.unpack_from(data, 1)
+    if data[5:6] != b"N":
+        raise ValueError(f"unknown message of pgoutput: {data[:40]!r}")
+    (count,) = _SHORT.unpack_from(data, 6)
+    at = 8
+    values: list[bytes | None] = []
+    for _ in range(count):
+        kind = data[at]
+        at += 1
+        if kind == ord("n"):
+            values.append(None)
+            continue
+        if kind != ord("t"):
+            raise ValueError(f"unexpected form of a column: {kind!r}")
+        (length,) = _INT.unpack_from(data, at)
+        at += 4 + length
+        if length < 0 or at > len(data):
+            raise ValueError(f"incomplete message of pgoutput: {data[:40]!r}")
+        values.append(data[at - length : at])
+    return Insert(oid, tuple(values))
+
+
+def _text(data: bytes, at: int) -> tuple[bytes, int]:
+    """Return a text that ends with a zero byte, and the offset after it."""
+    end = data.find(b"\x00", at)
+    if end < 0:
+        raise ValueError(f"incomplete message of pgoutput: {data[:40]!r}")
+    return data[at:end], end + 1

@@ -1,0 +1,176 @@
+"""The slot, the publication and the table of a capture, on one connection that is opened on demand."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import psycopg
+from psycopg import sql
+
+from postroom.adapters.postgres.capture.settings import CaptureSettings
+from postroom.adapters.postgres.database import AsyncConnection, connect_async, describe, shown
+from postroom.adapters.sql.statements import statements
+from postroom.adapters.sql.transaction import for_psycopg
+from postroom.application.ports.capture import SlotState
+from postroom.domain.errors import InvalidRequest, NotFound, Unavailable
+
+
+class ReplicationSlot:
+    """The replication slot of a capture.
+
+    Arguments:
+        url: the database of the table.
+        name: application name of the connection.
+    """
+
+    def __init__(self, url: str, settings: CaptureSettings, name: str) -> None:
+        self._url = url
+        self._settings = settings
+        self._name = name
+        self._connection: AsyncConnection | None = None
+        self._lock = asyncio.Lock()
+        self._sql = {key: for_psycopg(text) for key, text in statements(__package__, "capture.sql").items()}
+
+    async def create(self) -> bool:
+        """Create the publication and the slot if they are missing; return whether the slot was.
+
+        Raises: InvalidRequest if the database can't be used as configured, Unavailable when it can't be used.
+        """
+        async with self._use() as connection:
+            if await self._describe(connection) is None:
+                table = sql.Identifier(*self._settings.schema_and_name)
+                options = "publish = 'insert', publish_via_partition_root = true"
+                await connection.execute(
+                    sql.SQL("CREATE PUBLICATION {} FOR TABLE {} WITH ({})").format(
+                        sql.Identifier(self._settings.publication), table, sql.SQL(options)
+                    )
+                )
+            if await self._find(connection) is not None:
+                return False
+            await connection.execute(self._sql["create_slot"], {"slot": self._settings.slot})
+            return True
+
+    async def check(self) -> str:
+        """Return the encoding of the database, as PostgreSQL names it.
+
+        Raises: InvalidRequest if slot, publication or table can't be used as configured, NotFound if there is
+            no slot or publication, Unavailable when the database can't be used.
+        """
+        async with self._use() as connection:
+            encoding = await self._describe(connection)
+            if encoding is None or await self._find(connection) is None:
+                what = "publication" if encoding is None else "replication slot"
+                name = self._settings.publication if encoding is None else self._settings.slot
+                raise NotFound(
+                    f"The database {shown(self._url)} has no {what} {name}; create it by "
+                    "`postroom outbox capture --create`. Rows that were committed before that are not "
+                    "published."
+                )
+            return encoding
+
+    async def reader_pid(self) -> int | None:
+        """Return the process id of the connection that reads the slot; None without one."""
+        async with self._use() as connection:
+            slot = await self._find(connection)
+            return None if slot is None else slot[0]
+
+    async def end(self) -> int:
+        """Return the position of the latest commit."""
+        async with self._use() as connection:
+            cursor = await connection.execute(self._sql["end"])
+            ((end,),) = await cursor.fetchall()
+            return int(end)
+
+    async def state(self) -> SlotState:
+        """Return the state of the slot; raises NotFound if there is none."""
+        async with self._use() as connection:
+            slot = await self._find(connection)
+        if slot is None:
+            raise NotFound(f"The database {shown(self._url)} has no replication slot {self._settings.slot}.")
+        pid, lag, retained = slot
+        return SlotState(self._settings.slot, pid is not None, lag, retained)
+
+    async def close(self) -> None:
+        """Release the connection; closing twice is fine."""
+        if self._connection is not None:
+            await self._connection.close()
+            self._connection = None
+
+    async def _describe(self, connection: AsyncConnection) -> str | None:
+        """Return the encoding of the database; None if the publication is missing."""
+        settings = self._settings
+        schema, name = settings.schema_and_name
+        where, table = shown(self._url), f"{schema}.{name}"
+        parameters = {
+            "table": sql.Identifier(schema, name).as_string(None),
+            "schema": schema,
+            "name": name,
+            "publication": settings.publication,
+        }
+        cursor = await connection.execute(self._sql["describe"], parameters)
+        ((wal_level, encoding, columns, publishes_inserts, has_table),) = await cursor.fetchall()
+        if wal_level != "logical":
+            raise InvalidRequest(
+                f"The server of {where} has wal_level = {wal_level}; set wal_level = logical in its "
+                "configuration and restart it."
+            )
+        if columns is None:
+            raise InvalidRequest(f"The database {where} has no table {table}; correct table under [capture].")
+        for field, column in settings.columns.names().items():
+            if column not in columns:
+                raise InvalidRequest(
+                    f"The table {table} has no column {column} for {field}; set {field} under "
+                    "[capture.columns]."
+                )
+        if publishes_inserts is None:
+            return None
+        if not publishes_inserts or not has_table:
+            raise InvalidRequest(
+                f"The publication {settings.publication} of {where} does not publish inserts into {table}; "
+                "alter it, or set publication under [capture] to another one."
+            )
+        return str(encoding)
+
+    async def _find(self, connection: AsyncConnection) -> tuple[int | None, int, int] | None:
+        """Return the reader's process id, the lag and the retained size; None if there is no slot."""
+        slot = self._settings.slot
+        cursor = await connection.execute(self._sql["slot"], {"slot": slot})
+        rows: list[Any] = await cursor.fetchall()
+        if not rows:
+            return None
+        ((plugin, is_here, wal_status, pid, lag, retained),) = rows
+        where = shown(self._url)
+        if plugin != "pgoutput" or not is_here:
+            raise InvalidRequest(
+                f"The replication slot {slot} of {where} is of another database or plugin; set slot under "
+                "[capture] to another name."
+            )
+        if wal_status == "lost" or lag is None or retained is None:
+            raise InvalidRequest(
+                f"The server of {where} removed the write-ahead log that the replication slot {slot} needs "
+                "(see max_slot_wal_keep_size): rows that were committed since its last position are not "
+                f"published. Drop it by SELECT pg_drop_replication_slot('{slot}'), create it by "
+                "`postroom outbox capture --create`, and insert the missing rows again."
+            )
+        return pid, int(lag), int(retained)
+
+    @asynccontextmanager
+    async def _use(self) -> AsyncIterator[AsyncConnection]:
+        async with self._lock:
+            if self._connection is None:
+                self._connection = await connect_async(self._url, self._name)
+            try:
+                yield self._connection
+            except psycopg.Error as error:
+                if self._connection.closed:
+                    self._connection = None
+                raise _explain(error, self._url) from error
+
+
+def _explain(error: psycopg.Error, url: str) -> Unavailable | InvalidRequest:
+    if isinstance(error, psycopg.errors.ConfigurationLimitExceeded):
+        return InvalidRequest(
+            f"The server of {shown(url)} has no free replication slot: raise max_replication_slots."
+        )
+    return describe(error, url)

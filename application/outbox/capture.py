@@ -1,0 +1,237 @@
+"""Capture: publishes the rows of a table of any service, in the order of commit (SDS-047 CMD-050).
+
+The write-ahead log of the database is the outbox: rows are read from a replication slot and published, and
+the slot's position is confirmed once all are settled. What can't be published moves to the outbox table,
+where the relay retries or parks it, with all later events of its aggregate.
+"""
+
+import asyncio
+from base64 import b64encode
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+
+import msgspec
+from msgspec.structs import replace
+
+from postroom.application.background import wait_at_most
+from postroom.application.backoff import OutageBackoff
+from postroom.application.cloudevents.event import JSON
+from postroom.application.metrics import OTHERS
+from postroom.application.monitor import Progress
+from postroom.application.outbox.decisions import decide_on, record_only
+from postroom.application.outbox.formats import MessageFormat
+from postroom.application.outbox.message import CONTENT_TYPE
+from postroom.application.outbox.publish_batch import PublishBatch, correlation_of
+from postroom.application.outbox.relay import MAX_TYPES, OutboxRelay
+from postroom.application.outbox.route import Route
+from postroom.application.outbox.settings import OutboxSettings
+from postroom.application.ports.capture import Aggregate, CaptureSource, HeldEvents, SlotInUse
+from postroom.application.ports.clock import Clock
+from postroom.application.ports.outbox_repository import Decision, OutboxRow
+from postroom.application.ports.publisher import Publisher
+from postroom.application.telemetry import logger
+from postroom.domain.errors import Unavailable
+from postroom.domain.outbox import MS, MarkFailed, OutboxCommand, ParkOutboxEvent
+from postroom.domain.policy import backoff_ms
+
+BACKOFF = OutageBackoff(250, 15_000)
+"""Backoff while the database or the target is down."""
+READ_MS = 1_000
+ONCE_MS = 50
+TAKE_OVER_MS = 1_000
+"""How often a second process tries to take over."""
+
+
+class CaptureCounts(msgspec.Struct):
+    """Numbers of rows that were published, and that were held in the outbox table."""
+
+    published: int = 0
+    held: int = 0
+
+
+class OutboxCapture:
+    """Publisher of the rows that transactions insert into a table.
+
+    Arguments:
+        relay: publishes the events that are held.
+        random: returns uniform random numbers in [0, 1).
+    """
+
+    def __init__(
+        self,
+        source: CaptureSource,
+        held: HeldEvents,
+        relay: OutboxRelay,
+        publisher: Publisher,
+        route: Route,
+        format_: MessageFormat,
+        clock: Clock,
+        random: Callable[[], float],
+        settings: OutboxSettings,
+    ) -> None:
+        self._source = source
+        self._held = held
+        self._relay = relay
+        self._publisher = publisher
+        self._route = route
+        self._format = format_
+        self._clock = clock
+        self._random = random
+        self._settings = settings
+        self._stopping = asyncio.Event()
+        self._right_ends = 0.0
+        self._is_standby = False
+        self.counts = CaptureCounts()
+        self.published_by_type: Counter[str] = Counter()
+        """Rows published by type; the types after the first hundred are counted together."""
+        self.progress = Progress()
+
+    def stop(self) -> None:
+        """Make `run` return after the events that are being published are settled."""
+        self._stopping.set()
+        self._relay.stop()
+
+    async def run(self) -> None:
+        """Publish rows until stopped, through outages of the database and of the target.
+
+        Raises: InvalidRequest when the slot, the publication or the table can't be used as configured.
+        """
+        relaying = asyncio.create_task(self._relay.run())
+        failures = 0
+        try:
+            while not self._stopping.is_set():
+                try:
+                    await self.capture_once(READ_MS, is_patient=True)
+                except Unavailable as error:
+                    failures = await self._wait_out(error, failures)
+                else:
+                    failures, self._is_standby = 0, False
+                    self.progress.succeeded()
+        finally:
+            self._relay.stop()
+            await self._source.close()
+            await relaying
+
+    async def run_once(self) -> None:
+        """Publish all rows that are committed already, and the held events that are due.
+
+        Raises: Unavailable when the database or the target can't be used, InvalidRequest as `run` does.
+        """
+        end = await self._source.end()
+        position = -1
+        while position < end and not self._stopping.is_set():
+            position = await self.capture_once(ONCE_MS) or position
+        while await self._relay.relay_once():
+            pass
+
+    async def capture_once(self, wait_ms: int, *, is_patient: bool = False) -> int | None:
+        """Settle one batch, and return the position that was confirmed; None within a transaction.
+
+        Arguments:
+            is_patient: wait for the end of an outage of the target instead of raising Unavailable.
+
+        Raises: Unavailable when the database or the target can't be used.
+        """
+        try:
+            batch = await self._source.read(self._settings.batch, wait_ms)
+            rows, failures = batch.rows, 0
+            while rows:
+                remaining, outage = await self._settle(rows)
+                if outage is not None:
+                    if not is_patient:
+                        raise outage
+                    failures = await self._wait_out(outage, 0 if len(remaining) < len(rows) else failures)
+                rows = remaining
+                if rows and self._stopping.is_set():
+                    await self._source.close()
+                    return None
+            if batch.position is not None:
+                await self._source.confirm(batch.position)
+        except BaseException:
+            await self._source.close()  # reading again begins after what is confirmed: no row is lost
+            raise
+        return batch.position
+
+    async def _settle(self, rows: Sequence[OutboxRow]) -> tuple[list[OutboxRow], Unavailable | None]:
+        """Publish or hold rows; return those that remain, and the outage that is the cause."""
+        if self._clock.uptime() > self._right_ends - self._settings.claim_ms * MS // 3:
+            now = self._clock.uptime()
+            await self._source.check_reader()
+            self._right_ends = now + self._settings.claim_ms * MS * 2 // 3
+        waiting = await self._held.find_waiting({_aggregate(row) for row in rows})
+        batch = PublishBatch(self._publisher, self._route, self._format, self._has_time)
+        await batch.publish(
+            [row for row in rows if _aggregate(row) not in waiting], self._settings.concurrency
+        )
+        for row, _ in batch.published:
+            self._count(row.event.event_type)
+        published = {id(row) for row, _ in batch.published}
+        remaining = [row for row in rows if id(row) not in published]
+        waiting |= {_aggregate(row) for row, _ in (*batch.refused, *batch.unreadable)}
+        held = [row for row in remaining if _aggregate(row) in waiting]
+        if held and self._has_time():
+            await self._hold(held, {id(row): error for row, error in batch.refused})
+            remaining = [row for row in remaining if _aggregate(row) not in waiting]
+        return remaining, batch.outage
+
+    async def _hold(self, rows: Sequence[OutboxRow], errors: Mapping[int, str]) -> None:
+        """Move rows to the outbox table; `errors` has those of refused rows by the identity of the row."""
+        now = self._clock.wall()
+        events = [_held(row, self._command(row, errors.get(id(row))), now) for row in rows]
+        await self._held.hold(events)
+        self.counts.held += len(events)
+        for row in rows:
+            if row.unreadable is not None:
+                logger().error(
+                    "outbox.capture_unreadable",
+                    outbox_id=str(row.event.id),
+                    corr_id=correlation_of(row.event),
+                    error=row.unreadable,
+                )
+
+    def _command(self, row: OutboxRow, error: str | None) -> OutboxCommand | None:
+        if row.unreadable is not None:
+            return ParkOutboxEvent(
+                f"The row can't be published: {row.unreadable}. Insert a corrected row, and discard this "
+                "event."
+            )
+        return None if error is None else MarkFailed(error, self._settings.policy, self._random())
+
+    def _has_time(self) -> bool:
+        return self._clock.uptime() < self._right_ends
+
+    def _count(self, event_type: str) -> None:
+        self.counts.published += 1
+        is_named = event_type in self.published_by_type or len(self.published_by_type) < MAX_TYPES
+        self.published_by_type[event_type if is_named else OTHERS] += 1
+
+    async def _wait_out(self, error: Unavailable, failures: int) -> int:
+        """Pause after an outage, and return the number of failures in sequence."""
+        pause = TAKE_OVER_MS
+        if isinstance(error, SlotInUse):
+            if not self._is_standby:
+                logger().info("outbox.capture_standby", reason=str(error))
+            self._is_standby = True
+            self.progress.succeeded()
+        else:
+            self.progress.failed()
+            failures += 1
+            pause = backoff_ms(BACKOFF, failures, self._random())
+            logger().warning("outbox.capture_unavailable", error=str(error), pause_ms=pause)
+        await wait_at_most(pause / 1_000, self._stopping.wait())
+        return failures
+
+
+def _aggregate(row: OutboxRow) -> Aggregate:
+    return row.event.aggregate_type, row.event.aggregate_id
+
+
+def _held(row: OutboxRow, command: OutboxCommand | None, now: int) -> tuple[Decision, bytes]:
+    """Return the form in which a row is held: its payload in base64, which is exact, as jsonb is not."""
+    event, payload = row.event, row.payload or b"null"
+    if row.unreadable is None:
+        payload = b'"%s"' % b64encode(payload)
+        json_type = {} if event.is_binary else {CONTENT_TYPE: JSON}
+        event = replace(event, is_binary=True, attributes=json_type | event.attributes)
+    row = row._replace(event=event, has_history=False)
+    return (record_only(row, now) if command is None else decide_on(row, command, now)), payload

@@ -1,0 +1,86 @@
+"""Port: events that are captured from the write-ahead log of a database, and those that are held."""
+
+from collections.abc import Collection, Sequence
+from typing import NamedTuple, Protocol
+
+import msgspec
+
+from postroom.application.ports.outbox_repository import Decision, OutboxRow
+from postroom.domain.errors import Unavailable
+
+Aggregate = tuple[str, str]
+"""Type and id of an aggregate."""
+
+
+class SlotInUse(Unavailable):
+    """Another process reads the replication slot; this one may take over when it ends."""
+
+
+class CapturedBatch(NamedTuple):
+    """Rows in the order of commit.
+
+    Arguments:
+        position: confirm it once all rows are published or held; None within a transaction.
+    """
+
+    rows: Sequence[OutboxRow]
+    position: int | None
+
+
+class SlotState(msgspec.Struct, frozen=True):
+    """State of a replication slot.
+
+    Arguments:
+        active: whether a process reads it.
+        lag_bytes: size of the write-ahead log since the last confirmed position.
+        retained_bytes: size of the write-ahead log that the server keeps for the slot.
+    """
+
+    slot: str
+    active: bool
+    lag_bytes: int
+    retained_bytes: int
+
+
+class CaptureSource(Protocol):
+    """Reader of the rows that are inserted into a table; one process at a time reads it.
+
+    After an error the next read begins again after the last confirmed position.
+
+    Raises: Unavailable when the database can't be used, SlotInUse while another process reads,
+        InvalidRequest when only a change of settings or of the database helps.
+    """
+
+    async def read(self, limit: int, wait_ms: int) -> CapturedBatch:
+        """Return up to `limit` rows, at once if there are any; else after `wait_ms` at the latest."""
+
+    async def confirm(self, position: int) -> None:
+        """Record that rows up to a position need not be read again."""
+
+    async def check_reader(self) -> None:
+        """Raise Unavailable unless this process is the reader of the slot."""
+
+    async def end(self) -> int:
+        """Return the position of the latest commit."""
+
+    async def state(self) -> SlotState:
+        """Return the state of the slot, over a connection of its own."""
+
+    async def close(self) -> None:
+        """Let other processes read; closing twice is fine."""
+
+
+class HeldEvents(Protocol):
+    """Captured events that wait in the outbox table, where the relay publishes them in order.
+
+    Raises: Unavailable when the database can't be used.
+    """
+
+    async def find_waiting(self, aggregates: Collection[Aggregate]) -> set[Aggregate]:
+        """Return those of the aggregates that have unpublished events in the outbox."""
+
+    async def hold(self, events: Sequence[tuple[Decision, bytes]]) -> None:
+        """Add events with their JSON payloads to the outbox, all or none; those that it has are skipped."""
+
+    async def close(self) -> None:
+        """Release the connection; closing twice is fine."""
