@@ -36,11 +36,11 @@ from postroom.adapters.clickhouse.dialect import (
     ScanQuery,
     open_engine,
 )
+from postroom.adapters.files.locks import is_file_locked
 from postroom.adapters.sql.read_models import SqlReadModels, to_message
 from postroom.adapters.sql.search import matching_topics, word_substring
 from postroom.adapters.sql.statistics import AccessPath, facet_values
 from postroom.adapters.sql.tables import ReadModelTables
-from postroom.adapters.sqlite.read_model_file import is_file_locked
 from postroom.application.ports.facets import FACET_VALUES, FacetField
 from postroom.application.ports.read_models import ContextBacklog
 from postroom.domain.errors import NotFound, Unavailable

@@ -1,10 +1,9 @@
 """The read-model file of a SQLite store, and its lock files."""
 
-import fcntl
 import sqlite3
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -159,13 +158,3 @@ def _upgrade(connection: sqlite3.Connection) -> None:
     for name in ("plan", "models"):
         if name not in columns:
             connection.execute(f"ALTER TABLE projection ADD COLUMN {name} TEXT")
-
-
-def is_file_locked(path: Path) -> bool:
-    """Return whether a process holds the lock of a lock file."""
-    with suppress(FileNotFoundError), open(path, "rb") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-    return False

@@ -22,13 +22,13 @@ from sqlalchemy import (
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import QueuePool
 
+from postroom.adapters.files.locks import is_file_locked
 from postroom.adapters.sql.read_models import SqlReadModels
 from postroom.adapters.sql.statements import statements
 from postroom.adapters.sql.tables import ReadModelTables
 from postroom.adapters.sqlite.database import connect_reader
 from postroom.adapters.sqlite.read_model_file import (
     follow_lock_path,
-    is_file_locked,
     rebuild_lock_path,
     views_path,
 )
