@@ -53,7 +53,10 @@ if TYPE_CHECKING:
     from postroom.adapters.rabbitmq.settings import RabbitmqSettings
     from postroom.adapters.sql.mailbox_outbox import AsyncMailboxOutbox, MailboxOutbox
     from postroom.adapters.sync_mailbox import SyncMailbox, SyncMessageStream, SyncReceivedMessage
+    from postroom.application.erasure.policy import SubjectPolicy
+    from postroom.application.erasure.settings import ErasureSettings
     from postroom.application.extras import MissingExtra
+    from postroom.application.inbox.event_handlers import EventHandlers
     from postroom.application.inbox.settings import InboxSettings
     from postroom.application.mailbox.administer import PurgeTopic, RedriveDeadLetters, SetTopicPolicy
     from postroom.application.mailbox.receive import ReceiveMessages
@@ -142,7 +145,9 @@ __all__ = [
     "DeleteOldEvents",
     "DuplicateInboxMessage",
     "EnvelopeProblem",
+    "ErasureSettings",
     "EventFilter",
+    "EventHandlers",
     "EventProjection",
     "Explanation",
     "ExtendVisibility",
@@ -215,6 +220,7 @@ __all__ = [
     "SourceMessage",
     "StaleReceipt",
     "StreamDefinition",
+    "SubjectPolicy",
     "SyncMailbox",
     "SyncMessageStream",
     "SyncReceivedMessage",
@@ -289,7 +295,10 @@ _NAMES = {
     "adapters.rabbitmq.settings": "RabbitmqSettings",
     "adapters.sync_mailbox": "SyncMailbox SyncMessageStream SyncReceivedMessage",
     "adapters.sql.mailbox_outbox": "AsyncMailboxOutbox MailboxOutbox",
+    "application.erasure.policy": "SubjectPolicy",
+    "application.erasure.settings": "ErasureSettings",
     "application.extras": "MissingExtra",
+    "application.inbox.event_handlers": "EventHandlers",
     "application.inbox.settings": "InboxSettings",
     "application.mailbox.administer": "PurgeTopic RedriveDeadLetters SetTopicPolicy",
     "application.mailbox.receive": "ReceiveMessages",

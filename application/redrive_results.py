@@ -1,4 +1,4 @@
-"""Redrive jobs as their callers see them."""
+"""Results of the calls for redrive jobs."""
 
 from typing import Literal
 
@@ -13,7 +13,7 @@ from postroom.domain.redrive.spec import RedriveSpec
 
 
 class RedriveGroup(msgspec.Struct, frozen=True):
-    """Dead letters of a topic with the same fingerprint; `last_error` is that of one of them."""
+    """Dead letters of a topic with the same fingerprint, and the last error of one of them."""
 
     topic: str
     reason: str
@@ -23,13 +23,13 @@ class RedriveGroup(msgspec.Struct, frozen=True):
 
 
 class RedrivePreview(msgspec.Struct, frozen=True):
-    """What a redrive job would select now.
+    """The dead letters that a redrive job would select now.
 
     Arguments:
-        cutoff: end of the log when this was found out.
+        cutoff: end of the log at the time of the preview.
         matched: number of dead letters.
-        groups: the largest groups of them, up to 100.
-        samples: the first of them, up to 10.
+        groups: the largest groups, up to 100.
+        samples: the first dead letters, up to 10.
     """
 
     mailbox: str
@@ -44,11 +44,11 @@ OUTCOMES: tuple[Outcome, ...] = ("redriven", "archived", "purged", "skipped", "u
 
 
 class RedriveMessage(msgspec.Struct, frozen=True):
-    """What a redrive job did with a message that it selected.
+    """The outcome of a message that a redrive job selected.
 
     Arguments:
-        topic: None where the log does not have the message any more.
-        outcome: `undone` if it is a dead letter again, as the job was undone.
+        topic: None if retention removed the message from the log.
+        outcome: `undone` if the job was undone and the message is a dead letter again.
         reason: why it was skipped; see `SkipReason`.
         copy_id: id of the copy that was sent in its place, if the job sends copies.
         at: log time.
@@ -77,10 +77,10 @@ class RedriveReport(msgspec.Struct, frozen=True):
         cutoff: position of the log up to which messages must have been dead-lettered to be selected.
         matched: number of dead letters that matched when it was started.
         moved: number of messages that it redrove, archived or purged.
-        skipped: number of messages that matched, but were no longer dead letters when it was their turn.
-        restored: number of messages that are dead letters again, as the job was undone.
-        retained: number of messages that were received, or removed, before the job was undone.
-        principal: who started it; None for a caller without a capability.
+        skipped: number of messages that matched, but had changed when the job reached them.
+        restored: number of messages that are dead letters again after undo.
+        retained: number of messages that undo left alone, as they had been received or removed.
+        principal: who started the job; None for a caller without a capability.
         started_at, changed_at: log time.
     """
 
@@ -100,12 +100,12 @@ class RedriveReport(msgspec.Struct, frozen=True):
 
     @property
     def is_active(self) -> bool:
-        """Return whether the job is at work."""
+        """Return whether the job is running or being undone."""
         return self.status in ("running", "undoing")
 
 
 def report_of(mailbox: str, job: RedriveJob) -> RedriveReport:
-    """Return a job of a mailbox as callers see it."""
+    """Return the report of a job."""
     return RedriveReport(
         mailbox,
         message_id(job.job),

@@ -53,11 +53,11 @@ async def _permit(operation: Operation) -> None:
 
 
 UNRESTRICTED = Grant(None, frozenset(Operation), None, True, lambda topic: True, _permit)
-"""The grant of a caller who may do everything."""
+"""The grant of an unrestricted caller."""
 
 
 class AuditedRead(Protocol):
-    """Return what `read` returns, or raise what it raises, when that is recorded; see `Auditor.read`."""
+    """Reads, and records the read before it returns; see `Auditor.read`."""
 
     async def __call__(
         self,
@@ -69,33 +69,27 @@ class AuditedRead(Protocol):
         target: str = "",
         criteria: Sequence[str] = (),
     ) -> T:
-        """Read, and record it."""
+        """Return the result of `read`, or raise its error, after the read was recorded."""
 
 
 async def read_unaudited(
-    operation: Operation,
-    read: Callable[[], Awaitable[T]],
-    count: Callable[[T], int],
-    *,
-    topics: Sequence[str] = (),
-    target: str = "",
-    criteria: Sequence[str] = (),
+    operation: Operation, read: Callable[[], Awaitable[T]], count: Callable[[T], int], **labels: object
 ) -> T:
-    """Return what `read` returns; where every caller may do everything, nothing is audited (ADR 0051)."""
+    """Return the result of `read` without a record: unrestricted callers are not audited (ADR 0051)."""
     return await read()
 
 
 class Session(NamedTuple):
-    """What the bearer of one token may use (svc-mailbox I-8).
+    """The service, restricted to the rights of one token (svc-mailbox I-8).
 
     Arguments:
-        mailbox: refuses the calls that the token does not permit.
-        search: searches the read models for what the token permits.
+        mailbox: refuses calls that the token does not permit.
+        search: searches the read models for messages that the token permits.
         require: raises Forbidden unless the token permits an operation on the mailbox as a whole.
         read_headers: returns a message with its history, and its envelope without the payload.
-        grant: what the token permits, to be shown.
-        audit: reads what the mailbox has no query for, such as its log; `read` calls `require`.
-        search_queries: returns the queries around a search, limited to what the token permits.
+        grant: the rights of the token, for display.
+        audit: audits reads for which the mailbox has no query, such as of its log; `read` calls `require`.
+        search_queries: restricts the queries around a search to the token.
     """
 
     mailbox: Mailbox

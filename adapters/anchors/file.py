@@ -1,4 +1,4 @@
-"""Files of anchors: a line of JSON each, oldest first."""
+"""Anchor files: one JSON line per anchor, oldest first."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -16,36 +16,36 @@ MODE = 0o644
 
 
 class AnchorFile:
-    """A file of anchors to which one process at a time appends."""
+    """An anchor file, to which one process at a time appends."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     def read(self) -> list[Anchor]:
-        """Return the anchors, oldest first; a last line that a crash left incomplete is ignored.
+        """Return the anchors, oldest first; an incomplete last line, left by a crash, is ignored.
 
-        Raises: NotFound when the file does not exist, InvalidRequest when it has other lines, Unavailable
-            when it can't be read.
+        Raises: NotFound if the file does not exist, InvalidRequest if a line is no anchor, Unavailable if the
+            file can't be read.
         """
         try:
             with self.path.open("rb") as file:
                 self._check(file.fileno())
                 lines = file.read(MAX_BYTES + 1)
         except FileNotFoundError:
-            raise NotFound(f"There is no file {self.path}; make it with postroom anchor.") from None
+            raise NotFound(f"The file {self.path} does not exist; create it with postroom anchor.") from None
         except OSError as error:
             raise self.failure(error) from error
         return self._decode(lines)
 
     @contextmanager
     def locked(self) -> "Iterator[LockedFile]":
-        """Create the file if it does not exist, and keep other writers out while the context lasts.
+        """Create the file if it does not exist, and lock it for the duration of the context.
 
-        Raises: as `read`; Unavailable when another process appends.
+        Raises: the errors of `read`; Unavailable if another process holds the lock.
         """
         try:
             is_new = not self.path.exists()
-            # Non-blocking: opening a pipe waits for its reader.
+            # Non-blocking, as opening a pipe waits for its reader.
             descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK, MODE)
         except OSError as error:
             raise self.failure(error) from error
@@ -64,7 +64,7 @@ class AnchorFile:
     def _check(self, descriptor: int) -> None:
         status = os.fstat(descriptor)
         if not S_ISREG(status.st_mode) or status.st_size > MAX_BYTES:
-            raise InvalidRequest(f"{self.path} is no file of anchors; name a regular file of up to 1 GiB.")
+            raise InvalidRequest(f"{self.path} is not an anchor file; name a regular file of up to 1 GiB.")
 
     def _decode(self, content: bytes) -> list[Anchor]:
         lines = content.split(b"\n")[:-1]
@@ -76,11 +76,11 @@ class AnchorFile:
 
 
 class LockedFile:
-    """A file of anchors while one process may append.
+    """An anchor file that this process has locked.
 
     Arguments:
-        anchors: those that it has.
-        size: bytes of its complete lines.
+        anchors: the anchors in the file.
+        size: size of the complete lines in bytes.
     """
 
     def __init__(self, file: AnchorFile, descriptor: int, anchors: list[Anchor], size: int) -> None:
@@ -90,10 +90,10 @@ class LockedFile:
         self._size = size
 
     def append(self, anchors: Sequence[Anchor]) -> None:
-        """Append anchors durably; raises Unavailable, and appends none, when that fails."""
+        """Append anchors durably, all or none; raise Unavailable on failure."""
         lines = b"".join(encode_anchor(each) + b"\n" for each in anchors)
         try:
-            os.ftruncate(self._descriptor, self._size)  # what a crash left incomplete
+            os.ftruncate(self._descriptor, self._size)  # removes an incomplete line, left by a crash
             written = os.pwrite(self._descriptor, lines, self._size)
             if written < len(lines):
                 os.ftruncate(self._descriptor, self._size)

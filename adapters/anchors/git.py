@@ -1,4 +1,4 @@
-"""Commits of a file of anchors to the git repository that contains it."""
+"""Commits of an anchor file to the git repository that contains it."""
 
 import subprocess
 from pathlib import Path
@@ -9,15 +9,15 @@ TIMEOUT_SECONDS = 60
 
 
 def check_repository(file: Path) -> None:
-    """Check that a file is to be in the work tree of a git repository; raise InvalidRequest if it is not."""
+    """Raise InvalidRequest unless a file's folder is in the work tree of a git repository."""
     if _git(file, "rev-parse", "--is-inside-work-tree").stdout.strip() != "true":
         raise InvalidRequest(f"{file.parent} is not in a git repository; run git init there, or omit --git.")
 
 
 def commit(file: Path, message: str) -> None:
-    """Commit a file, and nothing else that is staged; no change is no error.
+    """Commit a file, without other staged changes; do nothing if it is unchanged.
 
-    Raises: Unavailable with what git says when it fails.
+    Raises: Unavailable with the output of git if it fails.
     """
     for arguments in (("add", "--", file.name), ("commit", "--quiet", "-m", message, "--", file.name)):
         if (

@@ -1,4 +1,4 @@
-"""Time stamps of anchors by an authority (RFC 3161)."""
+"""Time stamps of anchors by a time stamp authority (RFC 3161)."""
 
 from datetime import datetime
 from pathlib import Path
@@ -25,7 +25,7 @@ HEADERS = {"Content-Type": "application/timestamp-query"}
 async def request_timestamp(url: str, anchor: Anchor) -> bytes:
     """Return an authority's response for an anchor.
 
-    Raises: Unavailable when the authority does not answer, or refuses.
+    Raises: Unavailable if the authority does not answer, or refuses the request.
     """
     builder = TimestampRequestBuilder(anchor.signed_bytes(), HashAlgorithm.SHA512)
     request = builder.build()
@@ -45,22 +45,24 @@ async def request_timestamp(url: str, anchor: Anchor) -> bytes:
         raise Unavailable(f"The time stamp authority {url} answered with {status}; name another.")
     info = decoded.tst_info
     if info.nonce != request.nonce or info.message_imprint.message != request.message_imprint.message:
-        raise Unavailable(f"The time stamp authority {url} answered another request; name another.")
+        raise Unavailable(
+            f"The response of the time stamp authority {url} is for another request; name another."
+        )
     return response
 
 
 def load_certificates(path: Path) -> list[Certificate]:
-    """Return the certificates of a file in PEM; raise InvalidRequest when it has none."""
+    """Return the certificates in a PEM file; raise InvalidRequest if it contains none."""
     try:
         return load_pem_x509_certificates(path.read_bytes())
     except (OSError, ValueError) as error:
-        raise InvalidRequest(f"{path} has no certificate in PEM: {error}") from error
+        raise InvalidRequest(f"{path} has no PEM certificate: {error}") from error
 
 
 def verify_timestamp(anchor: Anchor, roots: list[Certificate]) -> datetime | None:
-    """Return the time that an authority certified for an anchor; None if it has no time stamp.
+    """Return the time in an anchor's time stamp, or None if it has none.
 
-    Raises: IntegrityFailure when the time stamp is of other bytes, or by none of these authorities.
+    Raises: IntegrityFailure if the time stamp is of other bytes, or of another authority.
     """
     if anchor.timestamp is None:
         return None
@@ -73,7 +75,7 @@ def verify_timestamp(anchor: Anchor, roots: list[Certificate]) -> datetime | Non
     except (VerificationError, ValueError) as error:
         raise IntegrityFailure(
             f"The time stamp of the anchor of {anchor.log} at position {anchor.position} is not valid: "
-            f"{error}. Name the certificate of its authority, or restore the file of anchors."
+            f"{error}. Name the certificate of its authority, or restore the anchor file."
         ) from error
     return response.tst_info.gen_time
 

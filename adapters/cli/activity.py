@@ -8,9 +8,9 @@ import msgspec
 from typer import Argument, Option
 
 from postroom.adapters.cli.exit_codes import NOTHING
+from postroom.adapters.cli.filters import From
 from postroom.adapters.cli.session import Session
-from postroom.adapters.cli.time_arguments import parse_moment
-from postroom.adapters.cli.values import WrongUsage
+from postroom.adapters.cli.time_arguments import parse_micros
 
 
 def activity(
@@ -25,6 +25,7 @@ def activity(
     until: Annotated[str | None, Option(metavar="TIME", help="End (exclusive), in the same format.")] = None,
     limit: Annotated[int, Option(help="Rows per page, up to 1000.")] = 100,
     cursor: Annotated[str | None, Option(help="Continue after the page that printed this cursor.")] = None,
+    source: From = None,
 ) -> int | None:
     """Count events by hour or day, topic and type, latest first, as of the read models.
 
@@ -37,12 +38,12 @@ def activity(
         period=period,
         mailbox=session.settings.mailbox,
         topics=tuple(topic or ()),
-        since=_micros("--since", since),
-        until=_micros("--until", until),
+        since=parse_micros("--since", since),
+        until=parse_micros("--until", until),
         limit=limit,
         cursor=cursor,
     )
-    with closing(open_read_models(session.existing_store())) as models:
+    with closing(open_read_models(session.existing_store(), source)) as models:
         page = models.activity(criteria)
     if session.out.as_json:
         session.out.json({"period": period, **msgspec.structs.asdict(page)})
@@ -54,17 +55,6 @@ def activity(
         if page.next_cursor is not None:
             session.out.note(f"There is more; continue with --cursor {page.next_cursor}.")
     return None if page.items else NOTHING
-
-
-def _micros(option: str, text: str | None) -> int | None:
-    if text is None:
-        return None
-    moment = parse_moment(text, datetime.now(UTC))
-    if isinstance(moment, int):
-        raise WrongUsage(
-            f"{option} {text!r} is not a time; write 2026-01-31T08:00:00Z, or an age such as 7d."
-        )
-    return round(moment.timestamp() * 1_000_000)
 
 
 def _start(at: int, period: str) -> str:

@@ -38,13 +38,13 @@ def console(
 ) -> None:
     """Show the mailbox in a browser, until interrupted.
 
-    Prints a link that works once, within ten minutes. Whoever opens it may do everything, or what the token
-    of --token-file or POSTROOM_TOKEN permits. If another process owns the mailbox, the console asks that one.
+    Prints a link that works once, within ten minutes. Its session may do everything, or what the token of
+    --token-file or POSTROOM_TOKEN permits. If another process owns the mailbox, the console calls that one.
     """
     settings = session.settings.section("console", ConsoleSettings, {"read_only": read_only or None})
     settings = settings.validate()
     if not http or http.startswith("unix:"):
-        raise InvalidSettings("--http must be host:port of this machine, which a browser can open.")
+        raise InvalidSettings("--http must be a host:port of this machine that a browser can open.")
     token = find_token_text(session, session.settings.section("client", ClientSettings).token_file)
     access: AbstractAsyncContextManager[Access] = (
         nullcontext(unrestricted) if token is None else checked_access(session)
@@ -64,11 +64,11 @@ async def serve_console(
     """Print the link of the console, and serve it until interrupted.
 
     Arguments:
-        token: of the session that the link starts; None for a caller who needs none.
+        token: token of the session that the link starts; None for an unrestricted session.
     """
     stop = asyncio.Event()
     async with (
-        # A look never replaces an owner that is slow to answer, and sets no policies.
+        # A console must not replace an owner that is slow to answer, and sets no policies.
         session.use(owner_timeout_ms=MAX_DURATION_MS, sets_policies=False) as mailbox,
         opening as access,
     ):
@@ -92,10 +92,9 @@ async def serve_console(
         ) as (address,):
             link = f"{address}{settings.prefix}/start?code={code.text}"
             async with running(session, stop.set):
-                if session.out.as_json:
-                    session.out.json({"mailbox": mailbox.name, "link": link})
-                else:
-                    session.out.line(f"The console of {mailbox.name} is at {link}")
+                session.out.result(
+                    {"mailbox": mailbox.name, "link": link}, f"The console of {mailbox.name} is at {link}"
+                )
                 session.out.flush()
                 await stop.wait()
         session.out.note("Stopping.")

@@ -1,7 +1,7 @@
 """`postroom report`: figures of a store's messages, as a table, JSON, Parquet or an HTML page."""
 
 from collections.abc import Callable, Mapping
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
@@ -11,7 +11,7 @@ from postroom.adapters.cli.exit_codes import NOTHING
 from postroom.adapters.cli.filters import takes
 from postroom.adapters.cli.project import ENGINES, Engine
 from postroom.adapters.cli.session import Session
-from postroom.adapters.cli.time_arguments import Archive, parse_moment
+from postroom.adapters.cli.time_arguments import Archive, parse_micros
 from postroom.adapters.cli.values import WrongUsage, format_duration, parse_duration
 from postroom.application.extras import explain_missing_extra
 from postroom.application.pluralize import pluralize
@@ -22,15 +22,15 @@ if TYPE_CHECKING:
     from postroom.projections.reports.report import Report
     from postroom.projections.spark.options import LogSelection
 
-PERIODS = ("hour", "day")
-
 Since = Annotated[
     str | None, Option("--since", metavar="TIME", help="First event: RFC 3339, or an age such as 7d.")
 ]
 Until = Annotated[str | None, Option("--until", metavar="TIME", help="End (exclusive), in the same format.")]
 Topic = Annotated[
     str | None,
-    Option("--topic", metavar="TOPIC", help="Only this topic; with * at the end, those that begin so."),
+    Option(
+        "--topic", metavar="TOPIC", help="Only this topic, or with * at the end, topics with this prefix."
+    ),
 ]
 Parquet = Annotated[
     str | None,
@@ -41,15 +41,15 @@ Html = Annotated[
     Option("--html", metavar="FILE", help="Also write a page with charts, which needs no network."),
 ]
 Overwrite = Annotated[bool, Option("--overwrite", help="Replace an existing Parquet folder.")]
+By = Annotated[str, Option("--by", metavar="hour|day", help="Period of a row, in UTC.")]
 
 
 class ReportOptions(msgspec.Struct, frozen=True):
-    """Options that all reports have; times in µs."""
+    """Options of all reports; times in µs."""
 
     since: int | None
     until: int | None
     topic: str | None
-    by: str
     archive: str | None
     engine: str
     parquet: str | None
@@ -62,7 +62,6 @@ def report_options(
     since: Since = None,
     until: Until = None,
     topic: Topic = None,
-    by: Annotated[str, Option(metavar="hour|day", help="Period of a row, in UTC.")] = "hour",
     archive: Archive = None,
     engine: Engine = "spark",
     parquet: Parquet = None,
@@ -70,17 +69,14 @@ def report_options(
     overwrite: Overwrite = False,
 ) -> ReportOptions:
     """Return the options; raise WrongUsage for an invalid value."""
-    if by not in PERIODS:
-        raise WrongUsage(f"Unknown --by {by!r}; expected hour or day.")
     if engine not in ENGINES:
         raise WrongUsage(f"Unknown --engine {engine!r}; expected {' or '.join(ENGINES)}.")
     if topic is not None and not topic.strip("*").strip():
         raise WrongUsage("--topic is blank; name a topic, or leave the option out for all.")
     return ReportOptions(
-        _micros("--since", since),
-        _micros("--until", until),
+        parse_micros("--since", since),
+        parse_micros("--until", until),
         topic,
-        by,
         session.archive(archive),
         engine,
         parquet,
@@ -90,27 +86,27 @@ def report_options(
 
 
 @takes(report_options)
-def latency(session: Session, options: ReportOptions) -> int | None:
-    """Report how long messages took from sending to receiving and acking, by topic and the time of sending.
+def latency(session: Session, options: ReportOptions, by: By = "hour") -> int | None:
+    """Report the time from sending to receiving and acking, by topic and time of sending.
 
-    Of each duration, the median, p95 and p99 are the smallest recorded ones that so many do not exceed.
+    Shows the median, p95 and p99 of each duration.
     """
-    return _report(session, "latency", options)
+    return _report(session, "latency", options, by)
 
 
 @takes(report_options)
-def retries(session: Session, options: ReportOptions) -> int | None:
+def retries(session: Session, options: ReportOptions, by: By = "hour") -> int | None:
     """Report failed deliveries by topic, reason and kind of error.
 
-    Errors that differ only in numbers and ids are of one kind, and have the same fingerprint.
+    Errors that differ only in numbers and ids are of the same kind, with the same fingerprint.
     """
-    return _report(session, "retries", options)
+    return _report(session, "retries", options, by)
 
 
 @takes(report_options)
-def traffic(session: Session, options: ReportOptions) -> int | None:
-    """Report how many messages of which sizes were sent, by topic and principal."""
-    return _report(session, "traffic", options)
+def traffic(session: Session, options: ReportOptions, by: By = "hour") -> int | None:
+    """Report the number and sizes of sent messages, by topic and principal."""
+    return _report(session, "traffic", options, by)
 
 
 @takes(report_options)
@@ -118,14 +114,15 @@ def sla(
     session: Session,
     options: ReportOptions,
     within: Annotated[
-        str, Option(metavar="DURATION", help="Time from sending to the ack that is within the bound.")
+        str, Option(metavar="DURATION", help="The bound: maximum time from sending to the ack.")
     ] = "1m",
+    by: By = "hour",
 ) -> int | None:
-    """Report the share of messages that were acked within a bound, by topic and the time of sending.
+    """Report the share of messages that were acked within a bound, by topic and time of sending.
 
-    Messages that are younger than the bound and not acked yet are open; they do not count in the share.
+    Messages that are younger than the bound and not acked yet are open and do not count.
     """
-    return _report(session, "sla", options, {"bound": parse_duration(within) * 1_000})
+    return _report(session, "sla", options, by, {"bound": parse_duration(within) * 1_000})
 
 
 @takes(report_options)
@@ -133,27 +130,40 @@ def run(
     session: Session,
     options: ReportOptions,
     module: Annotated[str, Argument(metavar="MODULE", help="Module that defines REPORT.")],
+    by: By = "hour",
 ) -> int | None:
-    """Make a report that a module of yours defines."""
+    """Run a custom report, which a Python module defines."""
     with explain_missing_extra("reports"):
         from postroom.projections.reports.report import load_report
 
-    return _write(session, load_report(module), options, {})
+    return _write(session, load_report(module), options, by)
 
 
 def _report(
-    session: Session, name: str, options: ReportOptions, parameters: Mapping[str, int] | None = None
+    session: Session,
+    name: str,
+    options: ReportOptions,
+    by: str,
+    parameters: Mapping[str, int] | None = None,
 ) -> int | None:
     with explain_missing_extra("reports"):
         from postroom.projections.reports.catalog import REPORTS
 
-    return _write(session, REPORTS[name], options, parameters or {})
+    return _write(session, REPORTS[name], options, by, parameters)
 
 
 def _write(
-    session: Session, report: "Report", options: ReportOptions, parameters: Mapping[str, int]
+    session: Session,
+    report: "Report",
+    options: ReportOptions,
+    by: str,
+    parameters: Mapping[str, int] | None = None,
 ) -> int | None:
-    rows = compute(session, report, options, parameters)
+    from postroom.projections.reports.report import PERIODS
+
+    if by not in PERIODS:
+        raise WrongUsage(f"Unknown --by {by!r}; expected {' or '.join(PERIODS)}.")
+    rows = compute(session, report, options, {"period": PERIODS[by], **(parameters or {})})
     headings = [name.removesuffix("_ms") for name in rows.column_names]
     cells = [[cell(name, value) for name, value in row.items()] for row in rows.to_pylist()]
     only_wide = [name.removesuffix("_ms") for name in report.only_wide]
@@ -167,7 +177,6 @@ def compute(
     """Return the rows of a report, and write them to the files that the options name."""
     with explain_missing_extra("reports"):
         from postroom.adapters.compose.reports import make_report, write_page, write_parquet
-        from postroom.projections.reports.report import PERIODS as MICROS
 
     store = session.existing_store()
     label = "Starting Spark" if options.engine == "spark" else "Reading"
@@ -179,7 +188,7 @@ def compute(
             topic=options.topic,
             archive=options.archive,
             engine="local" if options.engine == "local" else "spark",
-            parameters={"period": MICROS[options.by], **parameters},
+            parameters=parameters,
         )
     if options.parquet is not None:
         write_parquet(report, rows, options.parquet, overwrite=options.overwrite)
@@ -189,7 +198,7 @@ def compute(
 
 
 def selection_of(session: Session, options: ReportOptions) -> "LogSelection":
-    """Return which part of each log is read."""
+    """Return the part of each log to read."""
     from postroom.projections.spark.options import LogSelection
 
     return LogSelection(session.settings.mailbox, options.since, options.until)
@@ -198,10 +207,10 @@ def selection_of(session: Session, options: ReportOptions) -> "LogSelection":
 def show(
     session: Session, report: "Report", rows: "pa.Table", options: ReportOptions, table: Callable[[], None]
 ) -> None:
-    """Print the rows of a report, and which files were written.
+    """Print the rows of a report, and the names of the files that were written.
 
     Arguments:
-        table: prints them as a table.
+        table: prints the rows as a table.
     """
     if session.out.as_json:
         session.out.json({"report": report.name, "rows": [_json(row) for row in rows.to_pylist()]})
@@ -217,7 +226,7 @@ def _json(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def cell(name: str, value: Any) -> object:
-    """Return a value for a table: times and durations in few characters."""
+    """Return a value for a table, with times and durations abbreviated."""
     from postroom.adapters.cli.tables import Id
 
     match value:
@@ -232,14 +241,3 @@ def cell(name: str, value: Any) -> object:
 
 def _rfc_3339(time: datetime) -> str:
     return time.replace(tzinfo=None).isoformat() + "Z"
-
-
-def _micros(option: str, text: str | None) -> int | None:
-    if text is None:
-        return None
-    moment = parse_moment(text, datetime.now(UTC))
-    if isinstance(moment, int):
-        raise WrongUsage(
-            f"{option} {text!r} is not a time; write 2026-01-31T08:00:00Z, or an age such as 7d."
-        )
-    return round(moment.timestamp() * 1_000_000)

@@ -36,14 +36,14 @@ class ServeSettings(HttpSettings, frozen=True, kw_only=True):
     """Settings of `[serve]`: the addresses, and the limits of the HTTP server.
 
     Arguments:
-        http: `host:port`, or `unix:path`; empty for none.
-        grpc: the same for gRPC; None for none.
-        amnesia: write nothing to a disk, and forget messages when they settle.
-        tls_certificate, tls_key: files in PEM; hosts and ports are served with TLS then.
-        tls_client_ca: file in PEM of the authorities of clients' certificates, which are then required.
-        behind_proxy: a proxy in front speaks TLS.
-        allowed_hosts: names by which clients reach the server, besides those of loopback; `*` is any.
-        console: serve the console, too; None does if its packages are installed.
+        http: `host:port`, or `unix:path`; empty disables HTTP.
+        grpc: the same for gRPC; None disables gRPC.
+        amnesia: write nothing to disk, and forget messages when they settle.
+        tls_certificate, tls_key: PEM files; `host:port` addresses are then served with TLS.
+        tls_client_ca: PEM file of authorities; clients must then have a certificate of one of them.
+        behind_proxy: whether a proxy in front terminates TLS.
+        allowed_hosts: host names of the server besides those of loopback; `*` for any.
+        console: whether to serve the console; None if its packages are installed.
     """
 
     http: str = DEFAULT_HTTP
@@ -57,7 +57,7 @@ class ServeSettings(HttpSettings, frozen=True, kw_only=True):
     console: bool | None = None
 
     def protection(self) -> Protection:
-        """Return how the surfaces are protected; raise InvalidRequest for an unusable certificate."""
+        """Return the protection of the surfaces; raise InvalidRequest for an unusable certificate."""
         tls = None
         if self.tls_certificate is not None and self.tls_key is not None:
             tls = ServerTls(TlsFiles(self.tls_certificate, self.tls_key, self.tls_client_ca))
@@ -132,7 +132,7 @@ def _surfaces(session: Session, settings: ServeSettings, protection: Protection)
 
 
 def checked_access(session: Session) -> AbstractAsyncContextManager[Access]:
-    """Return access by capabilities; raise InvalidRequest when there is no key, before anything is opened."""
+    """Return access by capabilities; raise InvalidRequest without a key, before anything is opened."""
     section = session.settings.section("access", AccessSection)
     keys = open_key_ring(session.store, section.key_file)
     check_keys(keys.root_keys())
@@ -141,12 +141,12 @@ def checked_access(session: Session) -> AbstractAsyncContextManager[Access]:
 
 
 def cache_ttl_ms(session: Session) -> int:
-    """Return how long a verified token is not verified again."""
+    """Return how long the verification of a token is cached."""
     return session.settings.section("access", AccessSection).cap_cache_ttl_ms
 
 
 def tls_certificates(tls: ServerTls) -> Reload:
-    """Return the reload of a server's certificate, which new connections get."""
+    """Return the reload of a server's certificate, for new connections."""
 
     async def apply(settings: Settings) -> None:
         await asyncio.to_thread(tls.reload)
@@ -185,11 +185,11 @@ async def _serve(
             cap_cache_ttl_ms=None if access is unrestricted else cache_ttl_ms(session),
         ) as addresses,
     ):
-        if session.out.as_json:
-            session.out.json({"mailbox": mailbox.name, "addresses": addresses})
-        else:
-            mode, where = " in amnesia mode" if amnesia else "", ", ".join(addresses)
-            session.out.line(f"Serving {mailbox.name} of {session.shown_store}{mode} at {where}.")
+        mode, where = " in amnesia mode" if amnesia else "", ", ".join(addresses)
+        session.out.result(
+            {"mailbox": mailbox.name, "addresses": addresses},
+            f"Serving {mailbox.name} of {session.shown_store}{mode} at {where}.",
+        )
         session.out.flush()
         if isinstance(access, CheckedAccess):
             reloads = [*reloads, principal_quotas(access)]

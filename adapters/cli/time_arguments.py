@@ -42,6 +42,21 @@ def parse_moment(text: str, now: datetime) -> int | datetime:
     return time if time.tzinfo else time.replace(tzinfo=UTC)
 
 
+def parse_micros(option: str, text: str | None) -> int | None:
+    """Return the time that an option names in µs since 1970 UTC, or None without one.
+
+    Raises: WrongUsage for a text that is neither a time nor an age.
+    """
+    if text is None:
+        return None
+    moment = parse_moment(text, datetime.now(UTC))
+    if isinstance(moment, int):
+        raise WrongUsage(
+            f"{option} {text!r} is not a time; write 2026-01-31T08:00:00Z, or an age such as 7d."
+        )
+    return round(moment.timestamp() * 1_000_000)
+
+
 def _age(text: str) -> timedelta:
     try:
         return timedelta(milliseconds=parse_duration(text))

@@ -1,4 +1,4 @@
-"""`postroom report whatif`: what other retry policies would have done to all messages of a store."""
+"""`postroom report whatif`: the effects of other retry policies on all messages of a store."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any
@@ -7,23 +7,8 @@ from typer import Option
 
 from postroom.adapters.cli.exit_codes import NOTHING
 from postroom.adapters.cli.filters import takes
-from postroom.adapters.cli.project import Engine
-from postroom.adapters.cli.report import (
-    Html,
-    Overwrite,
-    Parquet,
-    ReportOptions,
-    Since,
-    Topic,
-    Until,
-    cell,
-    compute,
-    report_options,
-    selection_of,
-    show,
-)
+from postroom.adapters.cli.report import ReportOptions, cell, compute, report_options, selection_of, show
 from postroom.adapters.cli.session import Session
-from postroom.adapters.cli.time_arguments import Archive
 from postroom.adapters.cli.values import WrongUsage, exact_duration, parse_duration
 from postroom.application.extras import explain_missing_extra
 from postroom.application.pluralize import pluralize
@@ -37,42 +22,23 @@ _WIDE_RANGES = ("settled", "dead", "removed", "waiting", "deliveries", "queued_m
 _COUNTS = ("unchanged", "avoided", "pending", "caused", "undecided", "more_deliveries")
 
 
-def whatif_options(
-    session: Session,
-    since: Since = None,
-    until: Until = None,
-    topic: Topic = None,
-    archive: Archive = None,
-    engine: Engine = "spark",
-    parquet: Parquet = None,
-    html: Html = None,
-    overwrite: Overwrite = False,
-) -> ReportOptions:
-    """Return the options; raise WrongUsage for an invalid value."""
-    return report_options(
-        session, since, until, topic, "hour", archive, engine, parquet, html, overwrite=overwrite
-    )
-
-
-@takes(whatif_options)
+@takes(report_options)
 def whatif(
     session: Session,
     options: ReportOptions,
-    attempts: Annotated[
-        str, Option(metavar="N,...", help="Numbers of deliveries before a message is dead-lettered.")
-    ] = "",
+    attempts: Annotated[str, Option(metavar="N,...", help="Maximum deliveries of a message.")] = "",
     backoff: Annotated[
-        str, Option(metavar="D,...", help="First backoffs; they double with each attempt.")
+        str, Option(metavar="D,...", help="First backoffs, which double with each attempt.")
     ] = "",
     backoff_max: Annotated[str, Option(metavar="D,...", help="Longest backoffs.")] = "",
-    visibility: Annotated[str, Option(metavar="D,...", help="Visibilities of a delivery.")] = "",
-    by_topic: Annotated[bool, Option("--by-topic", help="Figures of each topic for itself.")] = False,
+    visibility: Annotated[str, Option(metavar="D,...", help="Visibility timeouts.")] = "",
+    by_topic: Annotated[bool, Option("--by-topic", help="One row per policy and topic.")] = False,
 ) -> int | None:
-    """Report what other retry policies would have done: dead letters, redeliveries and time in queue.
+    """Report the effects of other retry policies: dead letters, redeliveries and time in queue.
 
-    Each combination of the values is a policy, at most 60; omitted options keep their past values. How a
-    delivery that never took place would have ended is unknown, so figures that depend on one are shown as
-    a range, from the best to the worst case. The first row is what actually happened.
+    Each combination of the values is a policy, at most 60; omitted options keep their past values. The
+    outcome of a delivery that never took place is unknown, so figures that depend on one are shown as a
+    range from the best to the worst case. The first row is the actual history.
     """
     policies = _grid(attempts, backoff, backoff_max, visibility)
     with explain_missing_extra("reports"):
@@ -145,7 +111,7 @@ def _table(session: Session, rows: list[dict[str, Any]]) -> None:
 
 
 def _policy_text(row: dict[str, Any]) -> str:
-    """Return what distinguishes the policy of a row."""
+    """Return the values that define the policy of a row."""
     texts = [
         f"{_option(name)}={exact_duration(row[name]) if name.endswith('_ms') else row[name]}"
         for name in _POLICY
@@ -163,7 +129,7 @@ def _heading(name: str) -> str:
 
 
 def _range(name: str, row: dict[str, Any]) -> str:
-    """Return a figure in the best and the worst case; one where both are the same."""
+    """Return a figure as a range from the best to the worst case, or one value if both are equal."""
     stem, unit = name.removesuffix("_ms"), "_ms" if name.endswith("_ms") else ""
     figures = sorted(row[f"{stem}_{case}{unit}"] for case in ("best", "worst"))
     low, high = (f"{each:,}" if isinstance(each, int) else str(cell(name, each)) for each in figures)

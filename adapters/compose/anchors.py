@@ -33,7 +33,7 @@ class Anchoring(NamedTuple):
 def anchor_store(
     store: str, file: Path, *, mailbox: str | None = None, git: bool = False, timestamp_url: str | None = None
 ) -> Anchoring:
-    """Append the ends of a store's logs to a file of anchors.
+    """Append the ends of a store's logs to an anchor file.
 
     Logs that have not changed since their last anchor get none.
 

@@ -18,6 +18,7 @@ from postroom.adapters.local.shared import SharedOwner
 from postroom.adapters.sqlite.database import Durability
 from postroom.adapters.sync_mailbox import SyncMailbox
 from postroom.adapters.system.clock import SystemClock
+from postroom.application.erasure.settings import ErasureSettings
 from postroom.application.ports.mailbox import Mailbox
 from postroom.domain.arguments import check_int, check_path
 from postroom.domain.errors import InvalidRequest
@@ -105,6 +106,7 @@ def connect(
     outboxes: Sequence[str] = (),
     amnesia: bool = False,
     listen: str | None = None,
+    erasure: ErasureSettings | None = None,
 ) -> Connection:
     """Return a connection to a mailbox, opened by `async with`, or by `with` where nothing awaits.
 
@@ -122,8 +124,9 @@ def connect(
         token: sent to a server with each call as `Authorization: Bearer`; a store takes none.
         tls: certificates with which to connect to the `https://` or `grpcs://` URL of a server.
         owner_timeout_ms: time without an answer after which an owner is replaced, even if it still runs.
-        mode, durability, limits, default_policy, owner, archive, accept_clock, amnesia, listen: how this
-            process opens the mailbox if it becomes the owner; see `open_mailbox`.
+        mode, durability, limits, default_policy, owner, archive, accept_clock, amnesia, listen, erasure: how
+            this process opens the mailbox if it becomes the owner; see `open_mailbox`. With `erasure`, an
+            owner that encrypts otherwise is not used.
         outboxes: as for `open_mailbox`; if another process is the owner, it is told of them, and one that
             can't be used is retried.
 
@@ -132,7 +135,17 @@ def connect(
         Calls raise Unavailable, with a retry time, when no owner answers in time.
     """
     settings = OwnerSettings(
-        mode, durability, limits, default_policy, owner, archive, accept_clock, outboxes, amnesia, listen
+        mode,
+        durability,
+        limits,
+        default_policy,
+        owner,
+        archive,
+        accept_clock,
+        outboxes,
+        amnesia,
+        listen,
+        erasure,
     )
 
     def open_() -> AbstractAsyncContextManager[Mailbox]:
@@ -179,6 +192,7 @@ async def share_mailbox(
         timeout_ms=timeout_ms,
         owner_timeout_ms=owner_timeout_ms,
         outboxes=checked.outboxes,
+        subject_policies=None if checked.erasure is None else checked.erasure.topics,
     )
     trace_if_used()
     await owner.open()

@@ -1,4 +1,4 @@
-"""The console: pages for operators, over the handlers and capabilities that HTTP and gRPC use."""
+"""The console: pages for operators, served through the same handlers and capabilities as HTTP and gRPC."""
 
 import time
 from collections import Counter
@@ -46,17 +46,17 @@ MAX_TOKEN_CHARS: Final = 16_384
 REFUSAL: Final = "postroom.refusal"
 ROUTE: Final = "postroom.route"
 RESUME: Final = "resume."
-"""Prefix of the fields of sign-in that hold those of the form that is to be sent again."""
-NO_SESSION: Final = "Your session is over; sign in again."
+"""Prefix of the hidden fields in which the sign-in page carries the fields of an interrupted form."""
+NO_SESSION: Final = "Your session has ended; sign in again."
 
 
 class Console:
     """The console of a service.
 
     Arguments:
-        is_secure: clients use TLS, here or at a proxy.
-        trusts_proxy: `X-Forwarded-Prefix` is that of a proxy.
-        code: starts the session of a local user, who needs no token then.
+        is_secure: whether clients use TLS, here or at a proxy.
+        trusts_proxy: whether `X-Forwarded-Prefix` is trusted.
+        code: starts a session of the local user without a token; None if users sign in with tokens.
     """
 
     def __init__(
@@ -112,19 +112,19 @@ class Console:
                 browser.principal, browser.capability = access.principal, access.nonce.hex()
             if request.method == "POST":
                 if self.settings.read_only:
-                    raise Forbidden("This console is read-only; start one that is not, to change anything.")
+                    raise Forbidden("This console is read-only: it refuses all changes.")
                 if not same(browser.csrf, form.get("csrf")):
                     return self._answer(self._resume(request, browser, base, form, 403), request, cookie)
             response = await handler(Page(self, request, browser, session, base, form))
         except Unauthenticated as error:
             response = await self._ask_to_sign_in(request, base, error, form)
         except PostroomError as error:
-            response = self._explain(request, error)
+            response = self._error_page(request, error)
         except HTTPException as error:
-            response = self._explain(request, InvalidRequest(str(error.detail)))
+            response = self._error_page(request, InvalidRequest(str(error.detail)))
         except Exception:
             logger().exception("http.request_failed")
-            response = self._explain(
+            response = self._error_page(
                 request,
                 InternalError(
                     "The request failed because of a defect; its traceback is in the server's log."
@@ -137,7 +137,7 @@ class Console:
         return self._sessions.find(request.cookies.get(cookie_name(request)), touch=touch)
 
     def base(self, request: Request) -> str:
-        """Return what links begin with."""
+        """Return the prefix of all links."""
         return public_prefix(request, self.settings.proxy_prefix, trusts_proxy=self._trusts_proxy)
 
     def _answer(self, response: Response, request: Request, cookie: str | None) -> Response:
@@ -162,9 +162,9 @@ class Console:
                 raise request.scope[REFUSAL]
             form = await _read_form(request)
         except PostroomError as error:
-            return protect(self._explain(request, error))
+            return protect(self._error_page(request, error))
         except HTTPException as error:
-            return protect(self._explain(request, InvalidRequest(str(error.detail))))
+            return protect(self._error_page(request, InvalidRequest(str(error.detail))))
         token = form.get("token")
         path = return_path(form.get("next"))
         fields = [
@@ -175,7 +175,7 @@ class Console:
         text = token.strip() if isinstance(token, str) else ""
         try:
             if self._code is not None:
-                raise Unauthenticated("This console takes no tokens; open the link that it printed.")
+                raise Unauthenticated("This console accepts no tokens; open the link that it printed.")
             if not text or len(text) > MAX_TOKEN_CHARS:
                 raise Unauthenticated("Enter a capability token.", "missing")
             access = (await self.service.open_session(text)).grant.access
@@ -218,11 +218,11 @@ class Console:
         text = request.query_params.get("code", "")
         if self._code is None or not self._code.use(text):
             error = Unauthenticated(
-                "The link was used before or is too old; start `postroom console` again for another."
+                "The link has been used or has expired; start `postroom console` again for a new one."
             )
             return protect(self._sign_in_page(request, error.status, str(error)))
         cookie, _ = self._sessions.start(self._code.token)
-        # A redirect would have no cookie if a page of another site had the link; the next request has it.
+        # After a redirect from another site's link, browsers would withhold the SameSite=Strict cookie.
         response = HTMLResponse(self._render("start.html", request))
         return self._answer(response, request, cookie)
 
@@ -263,7 +263,7 @@ class Console:
         fields: Sequence[tuple[str, str]],
         status: int,
     ) -> Response:
-        """Return a page that sends a form again when its button is pressed."""
+        """Return a page with a button that submits the form again."""
         facts = {"action": base + path, "path": path, "fields": fields, "csrf": browser.csrf}
         return HTMLResponse(self._render("resume.html", request, **facts), status)
 
@@ -280,18 +280,17 @@ class Console:
 
     # -- errors ---
 
-    def _explain(self, request: Request, error: PostroomError) -> Response:
-        """Return the page of an error."""
+    def _error_page(self, request: Request, error: PostroomError) -> Response:
         self.service.metrics.refused(error)
         facts: Mapping[str, Any] = {"error": error, "corr_id": current_corr_id()}
         template = "error_part.html" if "hx-request" in request.headers else "error.html"
         return HTMLResponse(self._render(template, request, **facts), error.status)
 
-    async def nothing(self, request: Request, error: Exception) -> Response:
-        """Return the page for what the console does not have."""
+    async def show_routing_error(self, request: Request, error: Exception) -> Response:
+        """Return the page for an unknown path or a method that the page does not accept."""
         status = error.status_code if isinstance(error, HTTPException) else 404
-        text = "There is no such page." if status == 404 else "The page does not accept this method."
-        return protect(self._explain(request, NotFound(text) if status == 404 else InvalidRequest(text)))
+        text = "This page does not exist." if status == 404 else "The page does not accept this method."
+        return protect(self._error_page(request, NotFound(text) if status == 404 else InvalidRequest(text)))
 
     async def serve_static(self, request: Request) -> Response:
         """Return a style sheet or script."""
@@ -317,7 +316,7 @@ def make_console(
 ) -> Starlette:
     """Return the ASGI application of the console; see `Console`.
 
-    It expects whole bodies within bounds, and a `root_path`.
+    The server that mounts it buffers and limits request bodies, and sets `root_path`.
     """
     console = Console(
         service,
@@ -341,14 +340,14 @@ def make_console(
         routes += getattr(each, "ROUTES", ())
         nav += [each.NAV] if hasattr(each, "NAV") else []
     console.nav = sorted(nav, key=lambda entry: entry.order)
-    app = Starlette(routes=routes, exception_handlers={404: console.nothing, 405: console.nothing})
+    app = Starlette(routes=routes, exception_handlers=dict.fromkeys((404, 405), console.show_routing_error))
     app.router.redirect_slashes = False
     app.state.console = console
     return app
 
 
 def _path(request: Request) -> str:
-    """Return the path within the console as it was asked for: an id in it may have an escaped slash."""
+    """Return the path within the console, still escaped: an id may contain an escaped slash."""
     path: bytes = request.scope["raw_path"]
     return path.decode("latin-1").removeprefix(request.scope["root_path"])
 
@@ -360,6 +359,6 @@ async def _read_form(request: Request) -> FormData:
 
 
 def _fields(form: FormData | None) -> list[tuple[str, str]]:
-    """Return the fields of a form but its CSRF token."""
+    """Return the fields of a form without its CSRF token."""
     items = form.multi_items() if form is not None else []
     return [(name, value) for name, value in items if isinstance(value, str) and name != "csrf"]

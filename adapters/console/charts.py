@@ -1,4 +1,4 @@
-"""Charts as SVG, drawn by the server; colours are those of the style sheet, by class."""
+"""Charts as SVG, rendered by the server; the style sheet sets their colours by class."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, Final
@@ -18,8 +18,8 @@ def sparkline(values: Sequence[float | None], title: str, *, series: int = 1) ->
 
     Arguments:
         values: at equal distances, oldest first; None where nothing was measured.
-        title: what it shows, for those who don't see it; the last value and the maximum are added.
-        series: number of its colour, 1 to 4.
+        title: description for screen readers, to which the last value and the maximum are appended.
+        series: number of the colour, 1 to 4.
     """
     numbers = [value for value in values if value is not None]
     top = max(numbers, default=0.0)
@@ -37,7 +37,7 @@ def sparkline(values: Sequence[float | None], title: str, *, series: int = 1) ->
 
 
 def _paths(values: Sequence[float | None], top: float, width: float, height: float) -> list[str]:
-    """Return the path of each run of values; a value by itself is a dot."""
+    """Return the SVG path of each run of values; a run of one value is a dot."""
     step = width / max(1, len(values) - 1)
     runs: list[list[str]] = [[]]
     for index, value in enumerate(values):

@@ -1,4 +1,4 @@
-"""What the pages of the console read besides the mailbox of their session."""
+"""Data sources of the console besides the mailbox of a session."""
 
 from collections.abc import Awaitable, Callable, Sequence
 
@@ -16,29 +16,29 @@ from postroom.domain.envelope.v1.envelope_pb2 import PrismEnvelope
 
 Decode = Callable[[str, PrismEnvelope], DecodedPayload]
 Leases = Callable[[], Awaitable[Sequence[LeaseSummary]]]
-"""Return the leases of a cluster, by mailbox; raises Unavailable when no admin answers."""
+"""Returns the leases of a cluster, by mailbox; raises Unavailable if no admin answers."""
 
 
 class ConsoleData(msgspec.Struct, frozen=True, kw_only=True):
-    """What the console reads of a store; what is None, its pages say how to get.
+    """Data sources of the console; for one that is None, the pages say how to provide it.
 
-    The calls of all but `measure` and `leases` block. What they return is not limited to what a capability
-    covers: a page checks that first (`Page.require_all`, `Page.check`).
+    All of them block, except `measure` and `leases`. Their results are not restricted by a capability: a page
+    checks the right first (`Page.require_all`, `Page.check`).
 
     Arguments:
-        store: its name, without a password.
-        measure: metrics of the mailbox, of its owner.
-        read_models: of all mailboxes of the store.
-        search_queries: of the mailbox; `Session.search_queries` limits them to what a token permits.
-        log: of the mailbox.
-        audit: of the store.
-        audit_log: the log of `audit`, to verify it.
-        leases: of the cluster that the process belongs to.
-        control_plane: of that cluster.
-        decode: decodes a payload of a mailbox, by name, by the schemas of its namespace; None goes by the
-            content type alone.
-        mask: what those without the right `admin` do not see.
-        serves_calls: the calls of the HTTP interface are served at the same address.
+        store: name of the store, without a password.
+        measure: returns the metrics of the mailbox's owner.
+        read_models: read models of all mailboxes of the store.
+        search_queries: queries of the mailbox; `Session.search_queries` restricts them to a capability.
+        log: log of the mailbox.
+        audit: reads the audit log of the store.
+        audit_log: the audit log itself, to verify it.
+        leases: returns the leases of the cluster that the process belongs to.
+        control_plane: admin of that cluster.
+        decode: decodes a payload by the schemas of the mailbox's namespace; None decodes by the content type
+            only.
+        mask: headers and fields that are hidden from callers without the right `admin`.
+        serves_calls: whether the HTTP interface is served at the same address.
     """
 
     store: str = ""

@@ -17,7 +17,7 @@ TEXTS: Final = ("message_id", "correlation_id", "trace_id", "namespace", "text",
 TIMES: Final = ("start_time", "end_time")
 PAGING: Final = ("order", "limit", "cursor")
 HEADER: Final = "header"
-"""Parameter of a custom header, as `name=value`; a backslash precedes = and \\ in the name."""
+"""Parameter of a custom header, as `name=value`; a backslash escapes = and \\ in the name."""
 PARAMETERS: Final = frozenset((*LISTS, *TEXTS, *TIMES, *PAGING, HEADER))
 DEFAULT_LIMIT: Final = 50
 MAX_VALUE_CHARS: Final = 8_000
@@ -46,7 +46,7 @@ def parse_filter(pairs: Iterable[tuple[str, str]]) -> EventFilter:
         elif name == HEADER:
             header, text = _parse_header(value)
             if headers.setdefault(header, text) != text:
-                raise InvalidRequest(f"The header {header[:80]!r} is given two values; give one.")
+                raise InvalidRequest(f"The header {header[:80]!r} has two values; give one.")
         elif name in fields:
             raise InvalidRequest(f"The parameter {name} occurs twice; give one value.")
         else:
@@ -62,7 +62,7 @@ def parse_filter(pairs: Iterable[tuple[str, str]]) -> EventFilter:
 
 
 def write_filter(filter_: EventFilter) -> Pairs:
-    """Return the parameters from which `parse_filter` makes the same filter; the mailbox has none."""
+    """Return the parameters that `parse_filter` parses to the same filter, except its mailbox."""
     pairs: Pairs = []
     for name in ("topics", "principals"):
         pairs += [(name, each) for each in getattr(filter_, name)]
@@ -82,7 +82,7 @@ def write_filter(filter_: EventFilter) -> Pairs:
 
 
 def change(filter_: EventFilter, **changes: Any) -> EventFilter:
-    """Return a filter with other criteria, at its first page."""
+    """Return a copy of a filter with changed criteria, at the first page."""
     return msgspec.structs.replace(filter_, **{"cursor": None} | changes)
 
 
@@ -93,7 +93,7 @@ def criteria(filter_: EventFilter) -> Mapping[str, Any]:
 
 
 def check_mask(filter_: EventFilter, mask: Mask) -> None:
-    """Raise Forbidden for a criterion whose matches would tell what is hidden."""
+    """Raise Forbidden for a criterion whose matches would disclose hidden values."""
     names = [name for name in ("correlation_id", "trace_id", "namespace") if getattr(filter_, name)]
     names += [*["principal"] * bool(filter_.principals), *filter_.headers]
     hidden = [name for name in names if mask.covers_header(name)]
@@ -103,8 +103,8 @@ def check_mask(filter_: EventFilter, mask: Mask) -> None:
         hidden.append("words")
     if hidden:
         raise Forbidden(
-            f"Searches by {hidden[0]} are refused, as they would tell values that are hidden here; a token "
-            "with the right admin is needed."
+            f"A search by {hidden[0]} would disclose values that are hidden here; it needs a token with the "
+            "right admin."
         )
 
 

@@ -1,4 +1,4 @@
-"""Filters of templates: times, ages, sizes, numbers and ids."""
+"""Template filters: times, ages, sizes, numbers and ids."""
 
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -16,19 +16,19 @@ _SIZES: Final = ("B", "kB", "MB", "GB", "TB")
 
 
 def finalize(value: Any) -> Any:
-    """Return what a template shows of a value: text with control and bidirectional characters escaped."""
+    """Return a value as templates print it: text with control and bidirectional characters escaped."""
     if value is None:
         return ""
     return printable(value) if type(value) is str else value
 
 
 def verbatim(value: str) -> Markup:
-    """Return text as it is, for what a form sends again; to be shown in fields only."""
+    """Return text unchanged, for the values of form fields only."""
     return Markup(escape(value))
 
 
 def number(value: float | None) -> str:
-    """Return a number with separators of thousands."""
+    """Return a number with thousands separators."""
     if value is None:
         return DASH
     is_small = abs(value) < 10 and value != int(value)
@@ -36,7 +36,7 @@ def number(value: float | None) -> str:
 
 
 def age(microseconds: int | None) -> str:
-    """Return a duration in µs in its largest two units; number and unit stay on one line."""
+    """Return a duration in µs in its two largest units, with no-break spaces."""
     if microseconds is None:
         return DASH
     seconds = max(0, microseconds // US)
@@ -73,7 +73,7 @@ def utc(microseconds: int | None) -> str:
 
 
 def moment(text: str) -> str:
-    """Return a time that is ISO 8601 text in UTC as `utc` writes it."""
+    """Return a time given as ISO 8601 text in UTC in the format of `utc`."""
     try:
         return datetime.fromisoformat(text).strftime("%Y-%m-%d %H:%M:%S.%f")[:-3]
     except ValueError:
@@ -81,7 +81,7 @@ def moment(text: str) -> str:
 
 
 def ident(text: str) -> Markup:
-    """Return an id that stays whole, wraps where it must, and can be copied."""
+    """Return an id as an element that is never truncated."""
     shown = escape(printable(text, multiline=False))
     return Markup('<code class="ident">{}</code>').format(shown)
 

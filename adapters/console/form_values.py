@@ -1,4 +1,4 @@
-"""Values that people write into forms and links, as text."""
+"""Values of form fields and URL parameters."""
 
 from collections.abc import Iterable
 from datetime import UTC, datetime
@@ -19,19 +19,19 @@ class Fields(Protocol):
 
 
 def text_of(fields: Fields, name: str) -> str:
-    """Return the values of a field that are text, one a line."""
+    """Return the text values of a field, one per line."""
     return "\n".join(value for value in fields.getlist(name) if isinstance(value, str))
 
 
 def split_lines(text: str) -> tuple[str, ...]:
-    """Return the lines of a text that are not blank, without blanks around them."""
+    """Return the lines of a text that are not blank, stripped."""
     return tuple(line for each in text.splitlines() if (line := each.strip()))
 
 
 def split_pairs(name: str, text: str) -> dict[str, str]:
-    """Return the lines of a text, each `NAME=VALUE`, as a mapping.
+    """Return a mapping of the lines of a text, each of the form `NAME=VALUE`.
 
-    Raises: InvalidRequest for a line of another form and for a name that occurs twice.
+    Raises: InvalidRequest for a malformed line and for a name that occurs twice.
     """
     pairs: dict[str, str] = {}
     for line in split_lines(text):
@@ -45,7 +45,7 @@ def split_pairs(name: str, text: str) -> dict[str, str]:
 
 
 def parse_number(name: str, text: str) -> int | None:
-    """Return a whole number; None for a blank text; raises InvalidRequest for any other."""
+    """Return a whole number, or None for blank text; raise InvalidRequest for other text."""
     digits = text.strip()
     if not digits:
         return None
@@ -55,10 +55,10 @@ def parse_number(name: str, text: str) -> int | None:
 
 
 def parse_time(name: str, text: str) -> int | None:
-    """Return a time in µs since 1970 UTC; None for a blank text; see `read_time`."""
+    """Return a time in µs since 1970 UTC, or None for blank text; see `read_time`."""
     return read_time(name, text, datetime.now(UTC)) if text.strip() else None
 
 
 def write_time(us: int | None) -> str:
-    """Return a time as text that `parse_time` reads."""
+    """Return a time as text that `parse_time` accepts."""
     return "" if us is None else datetime.fromtimestamp(us / 1e6, UTC).isoformat().replace("+00:00", "Z")

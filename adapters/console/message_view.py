@@ -1,4 +1,4 @@
-"""What the page of a message shows: facts of queries as rows, with what the reader may not see left out."""
+"""The view model of a message's page, without values that are hidden from the reader."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
@@ -14,7 +14,7 @@ from postroom.domain.message import MS
 
 MESSAGE, SEARCH = "message", "search"
 MAX_EVENTS = 500
-"""Number of events that are shown: the first, and the latest."""
+"""Number of events in the timeline: the first, and the latest."""
 MAX_DEAD_LETTERINGS = 50
 
 
@@ -22,8 +22,8 @@ class Header(NamedTuple):
     """A header of a message.
 
     Arguments:
-        link: `message` for the id of another message, `search` for a value that other messages share.
-        parameter: of a search, that the value is for.
+        link: `message` if the value is the id of another message, `search` if it leads to a search.
+        parameter: name of the search's parameter for the value.
     """
 
     name: str
@@ -36,10 +36,10 @@ class TimelineEntry(NamedTuple):
     """An event of a message.
 
     Arguments:
-        why: the reason of a delivery, as a sentence.
-        job: id of the redrive job that caused it.
-        copy: id of the copy that this job sent of the message.
-        original: id of the message of which this one is the copy.
+        why: the reason of a redelivery, as a sentence; empty for other events.
+        job: id of the redrive job that caused the event.
+        copy: id of the copy that the job sent.
+        original: id of the message that this one is a copy of.
     """
 
     position: int
@@ -58,12 +58,12 @@ class MessageView(NamedTuple):
 
     Arguments:
         published_at: µs since 1970 UTC.
-        now: its present state, as a sentence.
-        is_masked: whether the value of a header is hidden.
-        envelope: None if it can't be read, as it was altered.
+        now: the current state, as a sentence.
+        is_masked: whether the value of any header is hidden.
+        envelope: None if it was altered and can't be parsed.
         omitted: number of events that are not in the timeline.
-        dead_letterings: the latest.
-        original_subject: the subject it was ingested from; empty when it was sent directly.
+        dead_letterings: the latest ones.
+        original_subject: the subject that it was ingested from; empty if it was sent directly.
     """
 
     id: str
@@ -97,7 +97,7 @@ def make_view(detail: MessageDetail, explanation: Explanation, mask: Mask) -> Me
     """Return the view of a message.
 
     Arguments:
-        mask: what the reader may not see.
+        mask: headers that are hidden from the reader.
     """
     envelope = read_envelope(detail)
     item = mask.hide_item(detail.item)
@@ -130,7 +130,7 @@ def make_view(detail: MessageDetail, explanation: Explanation, mask: Mask) -> Me
 
 
 def read_envelope(detail: MessageDetail) -> PrismEnvelope | None:
-    """Return the envelope of a message without the auth token; None if its bytes are not one."""
+    """Return the envelope of a message without its auth token, or None if it can't be parsed."""
     try:
         return detail.item.reconstruct_envelope() if detail.item.envelope_blob else None
     except InvalidRequest:
@@ -158,7 +158,7 @@ def hides_headers(detail: MessageDetail, envelope: PrismEnvelope | None, mask: M
 
 
 def _other_headers(envelope: PrismEnvelope) -> dict[str, str]:
-    """Return the headers that searches do not have, those that are set."""
+    """Return the headers that are set and not searchable."""
     content = OpenedEnvelope(envelope)
     values = {
         "causality_parent": content.causality_parent,

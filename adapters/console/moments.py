@@ -1,4 +1,4 @@
-"""The mailbox at a past moment, as pages show it: unsettled messages and dead letters."""
+"""Time travel: the unsettled messages and dead letters of a mailbox at a past moment."""
 
 from collections.abc import Sequence
 from typing import Any, Final
@@ -9,11 +9,11 @@ from postroom.application.query_results import Moment
 from postroom.domain.errors import InvalidRequest, PostroomError
 from postroom.domain.search import topic_matches
 
-SHOWN_LETTERS: Final = 100
+MAX_DEAD_LETTERS: Final = 100
 
 
 def parse_moment(text: str) -> Moment | None:
-    """Return a log position or a time; None for an empty text.
+    """Return a log position or a time, or None for empty text.
 
     Raises: InvalidRequest for anything else.
     """
@@ -24,7 +24,9 @@ def parse_moment(text: str) -> Moment | None:
     try:
         return EPOCH + parse_time("moment", text) * MS
     except OverflowError:
-        raise InvalidRequest(f"The moment {text[:80]!r} is no time of a calendar.") from None
+        raise InvalidRequest(
+            f"The moment {text[:80]!r} is out of range; expected a time from year 1 to 9999."
+        ) from None
 
 
 async def moment_facts(page: Page, at: Moment, topics: Sequence[str]) -> dict[str, Any]:
@@ -36,7 +38,7 @@ async def moment_facts(page: Page, at: Moment, topics: Sequence[str]) -> dict[st
     topic = topics[0] if len(topics) == 1 and "*" not in topics[0] else None
     try:
         backlog = await page.mailbox.get_backlog(topic, at=at)
-        letters = await page.mailbox.list_dead_letters(topic, limit=SHOWN_LETTERS, at=at)
+        letters = await page.mailbox.list_dead_letters(topic, limit=MAX_DEAD_LETTERS, at=at)
     except PostroomError as error:
         return {"error": error}
 
@@ -48,5 +50,5 @@ async def moment_facts(page: Page, at: Moment, topics: Sequence[str]) -> dict[st
         "backlog": backlog,
         "shards": [each for each in backlog.shards if is_shown(each.topic)],
         "letters": [each for each in letters if is_shown(each.topic)],
-        "is_whole": len(letters) < SHOWN_LETTERS,
+        "is_whole": len(letters) < MAX_DEAD_LETTERS,
     }

@@ -1,4 +1,4 @@
-"""The chart of a policy simulation: what happened, and the best and the worst case under other settings."""
+"""Charts of a policy simulation: the recorded outcome, and the best and worst case under another policy."""
 
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
@@ -11,16 +11,16 @@ from postroom.application.queries.simulate_policy import Comparison, Figures
 LABEL_PERCENT: Final = 24
 BAR_PERCENT: Final = 56
 ROW: Final = 24
-"""Height in pixels: widths are shares of the picture's, so that its text has the same size in any window."""
+"""Height in pixels; widths are percentages, so that text has the same size in any window."""
 CASES: Final = (("Recorded", "observed", 1), ("Best case", "best", 2), ("Worst case", "worst", 4))
 
 
 class Measure(NamedTuple):
-    """What the chart compares.
+    """A figure that a chart compares.
 
     Arguments:
-        field: of `Figures`.
-        write: returns a value as text.
+        field: name of the figure's field in `Figures`.
+        write: formats a value.
     """
 
     title: str

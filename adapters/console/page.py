@@ -1,4 +1,4 @@
-"""`Page`: what the handler of a page gets, and `route`, which serves a handler."""
+"""`Page`, the argument of page handlers, and `route`, which serves a handler."""
 
 import re
 from collections import Counter
@@ -17,6 +17,7 @@ from postroom.adapters.console.samples import Samples
 from postroom.adapters.console.sessions import BrowserSession, Sessions
 from postroom.adapters.console.settings import ConsoleSettings
 from postroom.adapters.console.templating import Templates
+from postroom.application.masking import NO_MASK, Mask
 from postroom.application.ports.mailbox import Mailbox
 from postroom.application.query_threads import in_query_thread
 from postroom.application.service import Grant, Service, Session
@@ -26,16 +27,16 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 _CHANGED_IN_PATHS = re.compile(r"(^|/)\.{0,2}(/|$)|[\x00-\x20\x7f\\]")
-"""Segments that are removed from paths, and characters that are refused there or replaced."""
+"""Path segments that browsers remove, and characters that they replace or servers refuse."""
 READS = frozenset((Operation.READ_HEADERS, Operation.READ_PAYLOAD))
 
 
 class Frame(Protocol):
-    """What all pages share: the console of one service.
+    """The console of a service, as pages use it.
 
     Arguments:
-        streams: number of open streams of events by `BrowserSession.bearer`.
-        is_secure: clients use TLS, here or at a proxy.
+        streams: number of open event streams by `BrowserSession.bearer`.
+        is_secure: whether clients use TLS, here or at a proxy.
     """
 
     service: Service
@@ -62,10 +63,10 @@ class NavEntry(NamedTuple):
     """An entry of the navigation.
 
     Arguments:
-        label: its text.
-        path: within the console, such as `/search`.
-        order: entries are sorted by it.
-        operation: shown to callers who may do it only.
+        label: text of the entry.
+        path: path within the console, such as `/search`.
+        order: sort key of the entries.
+        operation: the entry is shown only to callers who may do this.
     """
 
     label: str
@@ -78,11 +79,11 @@ class Page:
     """One request of a browser that is signed in.
 
     Arguments:
-        request: of Starlette; its form has been read and its CSRF token checked.
+        request: the request, whose form has been read and CSRF token checked.
         browser: the session of the browser.
-        session: what the bearer of its token may use, opened for this request.
-        form: fields of a POST; empty otherwise.
-        base: what links begin with.
+        session: the service session of the browser's token, opened for this request.
+        form: fields of a POST; empty for other methods.
+        base: prefix of all links.
     """
 
     def __init__(
@@ -108,18 +109,23 @@ class Page:
 
     @property
     def data(self) -> ConsoleData:
-        """Return what pages read besides the mailbox."""
+        """Return the data sources besides the mailbox."""
         return self.console.data
 
     @property
     def mailbox(self) -> Mailbox:
-        """Return the mailbox as the caller may use it."""
+        """Return the mailbox, restricted to the caller's rights."""
         return self.session.mailbox
 
     @property
     def grant(self) -> Grant:
-        """Return what the caller's token permits."""
+        """Return the caller's rights."""
         return self.session.grant
+
+    @property
+    def mask(self) -> Mask:
+        """Return the headers and payload fields that are hidden from the caller."""
+        return NO_MASK if Operation.ADMIN in self.grant.operations else self.data.mask
 
     @property
     def query(self) -> QueryParams:
@@ -133,7 +139,7 @@ class Page:
 
     @property
     def is_fragment(self) -> bool:
-        """Return whether htmx asks for a part of the page."""
+        """Return whether htmx requests a part of the page."""
         headers = self.request.headers
         return "hx-request" in headers and "hx-history-restore-request" not in headers
 
@@ -155,7 +161,7 @@ class Page:
 
     @property
     def role(self) -> str:
-        """Return what the caller is, by the widest operation: administrator, operator or reader."""
+        """Return the role that the caller's widest operation stands for."""
         if self.may(Operation.ADMIN):
             return "Administrator"
         if self.may(Operation.REDRIVE):
@@ -175,22 +181,22 @@ class Page:
         return await in_query_thread(call, *args, **kwargs)
 
     def url(self, path: str, /, **query: Any) -> str:
-        """Return the link to a path of the console; parameters that are None or empty are left out."""
+        """Return the link to a path of the console, without parameters that are None or empty."""
         pairs = [(name, each) for name, value in query.items() for each in _values(value)]
         return self.base + quote(path, safe="/:@!$&'()*+,;=-._~") + (f"?{urlencode(pairs)}" if pairs else "")
 
     def message_url(self, id_: str) -> str:
-        """Return the link to a message; an id that browsers would change in a path is in the query."""
+        """Return the link to a message, with the id in the query if browsers would change it in a path."""
         is_plain = not _CHANGED_IN_PATHS.search(id_)
         return self.url(f"/messages/{id_}") if is_plain else self.url("/messages", id=id_)
 
     async def render(self, template: str, status: int = 200, /, **facts: Any) -> Response:
-        """Return a page from its template; see `templates/base.html` for what all templates know."""
+        """Render a page; `templates/base.html` lists the variables of all templates."""
         notices, self.browser.notices = self.browser.notices, []
         return HTMLResponse(self.part(template, notices=notices, **facts), status)
 
     def part(self, template: str, /, **facts: Any) -> str:
-        """Return the text of a template, such as a part of a page."""
+        """Render a template to text, such as a part of a page."""
         frame: dict[str, Any] = {
             "base": self.base,
             "page": self,
@@ -203,7 +209,7 @@ class Page:
         return self.console.templates.render(template, **frame | facts)
 
     def redirect(self, path: str, notice: str | None = None, /, **query: Any) -> Response:
-        """Return the answer to a form that leads to a page, with a sentence about what was done."""
+        """Return the redirect that answers a form; the next page shows the notice."""
         if notice is not None:
             self.browser.notices = [*self.browser.notices[-4:], notice]
         return RedirectResponse(self.url(path, **query), 303)
@@ -215,12 +221,12 @@ Handler = Callable[[Page], Awaitable[Response]]
 def route(path: str, handler: Handler, *, method: str = "GET", name: str | None = None) -> Route:
     """Return the route of a handler.
 
-    A request whose session is over leads to sign-in and back; what its form has is not lost. Errors are shown
-    as pages in their words.
+    A request without a session leads to sign-in and back, and keeps the fields of its form. Errors are shown
+    as pages.
 
     Arguments:
-        path: within the console, with placeholders as of Starlette.
-        method: `GET`, or `POST` for an action, whose form must have the session's CSRF token.
+        path: path within the console, with Starlette's placeholders.
+        method: `GET`, or `POST` for an action, whose form must contain the session's CSRF token.
     """
     return Route(path, partial(_serve, path, handler), methods=[method], name=name or f"{method} {path}")
 

@@ -1,4 +1,4 @@
-"""The form of a redrive job: its fields as text, and the specification that they describe."""
+"""The form of a redrive job: its fields, and their conversion to and from a specification."""
 
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple, cast
@@ -23,7 +23,7 @@ class Field(NamedTuple):
     """A field of the form.
 
     Arguments:
-        kind: `text`, `number`, `time`, `lines` (one value a line), `pairs` (`NAME=VALUE` a line) or `json`.
+        kind: `text`, `number`, `time`, `lines` (a value per line), `pairs` (`NAME=VALUE` per line) or `json`.
     """
 
     name: str
@@ -50,7 +50,7 @@ MESSAGE: Final = (
     Field("trace_id", "Trace id"),
     Field("namespace", "Namespace"),
     Field("headers", "Custom headers", "pairs", "NAME=VALUE, one a line"),
-    Field("text", "Text in headers", "text", "Parts that must all occur"),
+    Field("text", "Text in headers", "text", "Substrings, all of which must occur"),
     Field("match", "Words", "text", "In headers and payloads; a final * is any ending"),
 )
 PACE: Final = (
@@ -65,9 +65,9 @@ COPIES: Final = (
     Field("merge_patch", "Change payloads", "json", "JSON object that is merged into payloads (RFC 7396)"),
 )
 CRITERIA: Final = tuple(field.name for field in (*SELECTION, *MESSAGE) if field.name != "dead_until")
-"""Fields without any of which a job selects all dead letters of the mailbox."""
+"""Criteria; if all of them are empty, a job selects all dead letters of the mailbox."""
 _ANY_VALUE: Final = ("text", "match", "merge_patch")
-"""Fields that may have values of any header or payload."""
+"""Fields whose values may come from any header or payload."""
 FIELDS: Final = (*SELECTION, *MESSAGE, *PACE, *COPIES)
 NAMES: Final = ("action", *(field.name for field in FIELDS))
 
@@ -80,7 +80,7 @@ def read_values(fields: Fields) -> dict[str, str]:
 def parse_spec(values: Mapping[str, str]) -> RedriveSpec:
     """Return the specification that the fields describe.
 
-    Raises: InvalidRequest naming the first field that is wrong.
+    Raises: InvalidRequest naming the first invalid field.
     """
     parsed: dict[str, Any] = {field.name: _parse(field, values[field.name]) for field in FIELDS}
     criteria = {name: value for name, value in parsed.items() if value is not None}
@@ -88,10 +88,10 @@ def parse_spec(values: Mapping[str, str]) -> RedriveSpec:
 
 
 def describe_spec(spec: RedriveSpec, mask: Mask = NO_MASK) -> list[tuple[str, str]]:
-    """Return the labels and texts of the fields that a specification has.
+    """Return labels and texts of the fields of a specification that are set.
 
     Arguments:
-        mask: what the reader may not see.
+        mask: headers and fields that are hidden from the reader.
     """
     facts = msgspec.structs.asdict(spec)
     for name in ("headers", "set_headers"):

@@ -1,4 +1,4 @@
-"""The form in which the payload and the headers of a message are edited, to be sent as a new message."""
+"""The form for editing the payload and headers of a message and sending them as a new message."""
 
 from base64 import b64decode, b64encode
 from collections.abc import Mapping
@@ -23,11 +23,11 @@ TEXT, BASE64 = "text", "base64"
 
 
 class Draft(NamedTuple):
-    """A message as its form has it: all of it is text.
+    """The fields of the form, all of them text.
 
     Arguments:
-        encoding: of the payload, `text` or `base64`.
-        headers: names and values of custom headers; empty names count as no header.
+        encoding: encoding of the payload, `text` or `base64`.
+        headers: names and values of custom headers.
     """
 
     topic: str
@@ -43,21 +43,21 @@ class Draft(NamedTuple):
 
     @property
     def rows(self) -> tuple[tuple[str, str], ...]:
-        """Return the headers, with rows for new ones."""
+        """Return the headers, followed by empty rows."""
         return self.headers + (("", ""),) * EMPTY_ROWS
 
 
 def draft_of(envelope: PrismEnvelope, id_: str, topic: str) -> Draft:
-    """Return the draft of a message that is like another one.
+    """Return a draft with the payload and headers of a message.
 
-    The payload is decompressed, as a message that is sent has no content encoding. It is edited as text if no
-    character of it is invisible, else in base64.
+    The payload is decompressed, as new messages have no content encoding. It is edited as text if all of its
+    characters are visible, else in base64.
 
     Arguments:
-        id_: of the other message, its correlation id if it has no other.
+        id_: id of the message, used as correlation id if it has none.
 
-    Raises: InvalidRequest for what no form can contain: a payload that is encrypted or can't be decompressed,
-        too many headers, and a header with a line end; FrameTooLarge for a payload that is too large.
+    Raises: InvalidRequest for a payload that is encrypted or can't be decompressed, for too many headers and
+        for a header with a line end; FrameTooLarge for a payload of more than `MAX_EDIT_BYTES`.
     """
     message = message_like(envelope, id_, topic)
     if len(message.payload) > MAX_EDIT_BYTES:
@@ -76,8 +76,8 @@ def draft_of(envelope: PrismEnvelope, id_: str, topic: str) -> Draft:
         if not _NOT_IN_FIELDS.isdisjoint(text):
             shown = printable(text, multiline=False)[:80]
             raise InvalidRequest(
-                f"A header of message {id_} has a line end or a NUL in {shown!r}, which the field of a form "
-                "can't contain; copy the call for curl or Python, and edit that."
+                f"A header of message {id_} has a line end or a NUL in {shown!r}, which a form field can't "
+                "contain; copy the code for curl or Python, and edit that."
             )
     payload, encoding = _as_text(message.payload)
     return Draft(
@@ -95,10 +95,10 @@ def draft_of(envelope: PrismEnvelope, id_: str, topic: str) -> Draft:
 
 
 def message_like(envelope: PrismEnvelope, id_: str, topic: str) -> NewMessage:
-    """Return a new message with the payload and headers of another one, which caused it.
+    """Return a new message with the payload and headers of another one, which is its causality parent.
 
     Arguments:
-        id_: of the other message, the correlation id if it has no other.
+        id_: id of the other message, used as correlation id if it has none.
 
     Raises: InvalidRequest for a payload that is encrypted or can't be decompressed.
     """
@@ -106,7 +106,7 @@ def message_like(envelope: PrismEnvelope, id_: str, topic: str) -> NewMessage:
     attrs = {name: _as_attr(value) for name, value in sorted(content.extensions.items())}
     return NewMessage(
         topic=topic,
-        payload=edited_payload(envelope),
+        payload=plain_payload(envelope),
         attrs=attrs,
         ttl_seconds=max(content.ttl_seconds, 0),
         content_type=content.content_type,
@@ -118,15 +118,15 @@ def message_like(envelope: PrismEnvelope, id_: str, topic: str) -> NewMessage:
     )
 
 
-def edited_payload(envelope: PrismEnvelope) -> bytes:
-    """Return the payload that a new message has instead of a message's own.
+def plain_payload(envelope: PrismEnvelope) -> bytes:
+    """Return the decompressed payload of a message.
 
     Raises: InvalidRequest for a payload that is encrypted or can't be decompressed.
     """
     if envelope.security.HasField("encryption"):
         raise InvalidRequest(
-            "The payload is encrypted, and a message that is sent here has no key; send it from the program "
-            "that has the key."
+            "The payload is encrypted, and the console can't encrypt it again; send it from the program that "
+            "has the key."
         )
     try:
         return decompress(envelope.payload.value, envelope.metadata.content_encoding)
@@ -135,7 +135,7 @@ def edited_payload(envelope: PrismEnvelope) -> bytes:
 
 
 def read_draft(form: Mapping[str, str]) -> Draft:
-    """Return the draft that a form contains; missing fields are empty."""
+    """Return the draft in a form; missing fields are empty."""
     rows = range(MAX_HEADERS + EMPTY_ROWS)
     names = [(form.get(f"header-name-{row}", ""), form.get(f"header-value-{row}", "")) for row in rows]
     return Draft(
@@ -155,19 +155,20 @@ def read_draft(form: Mapping[str, str]) -> Draft:
 def to_message(
     draft: Draft, original: PrismEnvelope, original_id: str, new_id: str | None, principal: str | None
 ) -> NewMessage:
-    """Return the message of a draft, with the original's id as the message that caused it.
+    """Return the message of a draft, with the original as its causality parent.
 
-    Browsers send every line end of a text as CR LF. Text that has the lines of the original is sent with its
-    line ends, other text with LF, unless the original has CR LF only.
+    Browsers submit every line end as CR LF. Unchanged text keeps the line ends of the original; changed text
+    gets LF, unless all line ends of the original are CR LF.
 
     Arguments:
-        new_id: a UUID, with which a form that is sent twice sends one message; None generates one.
+        new_id: UUID of the message, so that a form that is submitted twice sends one message; None generates
+            one.
 
-    Raises: InvalidRequest naming the field that is malformed.
+    Raises: InvalidRequest naming the malformed field.
     """
     return NewMessage(
         topic=draft.topic,
-        payload=_payload(draft, edited_payload(original)),
+        payload=_payload(draft, plain_payload(original)),
         attrs=_attrs(draft, OpenedEnvelope(original).extensions),
         message_id=new_id,
         ttl_seconds=_number("The time to live", draft.ttl_seconds),
@@ -182,7 +183,7 @@ def to_message(
 
 
 def _as_attr(value: bytes) -> str | bytes:
-    """Return the value of a header as text, if that stands for it."""
+    """Return the value of a header as text, or as bytes if its text would be base64."""
     text = extension_text(value)
     return value if text.startswith(BINARY_PREFIX) else text
 
@@ -218,9 +219,11 @@ def _attrs(draft: Draft, original: Mapping[str, bytes]) -> dict[str, str | bytes
     attrs: dict[str, str | bytes] = {}
     for name, value in draft.headers:
         if not name:
-            raise InvalidRequest(f"A header has the value {value[:80]!r} but no name; name it, or clear it.")
+            raise InvalidRequest(
+                f"A header has the value {value[:80]!r} but no name; name the header, or clear the value."
+            )
         if name in attrs:
-            raise InvalidRequest(f"The header {name[:80]!r} is there twice; leave one of them out.")
+            raise InvalidRequest(f"The header {name[:80]!r} occurs twice; remove one of them.")
         attrs[name] = _attr(name, value, original.get(name, b""))
     return attrs
 

@@ -1,4 +1,4 @@
-"""Measurements of the last minutes, in memory, and the present backlog."""
+"""Metrics of the last minutes, in memory, and the current backlog."""
 
 import asyncio
 import time
@@ -15,11 +15,11 @@ from postroom.domain.errors import PostroomError
 
 EVERY_SECONDS: Final = 5.0
 SAMPLES: Final = 120
-"""Number of samples that are held: ten minutes."""
+"""Number of samples in memory: ten minutes."""
 MAX_TOPICS: Final = 100
 BACKLOG_SECONDS: Final = 2.0
 COST_SHARE: Final = 0.02
-"""Share of the time that counting messages may take: it visits each message that is not settled."""
+"""Share of the time that counting may take, as it visits each unsettled message."""
 MAX_PARTS: Final = 16
 EVENTS: Final = ("sent", "delivered", "acked", "nacked")
 
@@ -32,11 +32,11 @@ class _Sample(NamedTuple):
 
 
 class Samples:
-    """Ring of samples of a mailbox's metrics, and its counts, which all browsers share.
+    """Ring buffer of a mailbox's metrics and a cache of its counts, shared by all browsers.
 
     Arguments:
-        mailbox: permits everything; who shows its counts checks what the caller may see.
-        measure: returns the metrics of the mailbox; None for none.
+        mailbox: the unrestricted mailbox; pages check the caller's rights before they show its counts.
+        measure: returns the metrics of the mailbox; None if they are not available.
     """
 
     def __init__(self, mailbox: Mailbox, measure: Callable[[], Awaitable[Sequence[Metric]]] | None) -> None:
@@ -51,7 +51,7 @@ class Samples:
 
     @property
     def has_rates(self) -> bool:
-        """Return whether there are measurements."""
+        """Return whether metrics are measured."""
         return self._measure is not None
 
     async def run(self, stopping: asyncio.Event) -> None:
@@ -69,7 +69,7 @@ class Samples:
             await wait_at_most(EVERY_SECONDS, stopping.wait())
 
     async def count(self) -> Backlog:
-        """Return the present backlog, or that of a moment ago.
+        """Return the backlog, counted at most a few seconds ago.
 
         Raises: Unavailable when the mailbox can't be used.
         """
@@ -83,25 +83,25 @@ class Samples:
             return self._backlog
 
     def forget(self) -> None:
-        """Count anew at the next request, as after a change."""
+        """Count again at the next request."""
         self._counted_until = 0.0
 
     def find_part(self, key: Hashable) -> str | None:
-        """Return a part of a page that was made of the present samples and counts; None if there is none."""
+        """Return a cached part of a page, or None."""
         return self._parts.get(key)
 
-    def keep_part(self, key: Hashable, text: str) -> None:
-        """Keep a part of a page for other browsers until the next sample or count."""
+    def store_part(self, key: Hashable, text: str) -> None:
+        """Cache a part of a page for other browsers until the next sample or count."""
         if len(self._parts) < MAX_PARTS:
             self._parts[key] = text
 
     def rates(self, event: str) -> list[float | None]:
-        """Return the messages per second between samples, oldest first; None where nothing was measured."""
+        """Return the messages per second between samples, oldest first; None where a sample is missing."""
         samples = list(self._ring)
         return [_rate(before, after, event) for before, after in pairwise(samples)]
 
     def topic_rate(self, event: str, topic: str) -> float | None:
-        """Return the messages of a topic per second between the last two samples; None if not measured."""
+        """Return a topic's messages per second between the last two samples, or None without two samples."""
         before, after = self._previous, self._ring[-1] if self._ring else None
         if before is None or after is None:
             return None
@@ -109,7 +109,7 @@ class Samples:
         return increase / max(0.001, after.at - before.at) if increase >= 0 else None
 
     def depths(self, topic: str) -> list[float | None]:
-        """Return the unsettled messages of a topic, oldest sample first; dead letters are not counted."""
+        """Return the numbers of a topic's unsettled messages without dead letters, oldest sample first."""
         return [None if each is None else each.depths.get(topic, 0.0) for each in self._ring]
 
 
@@ -133,7 +133,7 @@ def _sample(metrics: Sequence[Metric]) -> _Sample:
 
 
 def _rate(before: _Sample | None, after: _Sample | None, event: str) -> float | None:
-    """Return messages per second; None across a change of the owner, with which counting begins anew."""
+    """Return messages per second, or None if the owner changed, as its counters restart at 0."""
     if before is None or after is None or event not in before.counters or event not in after.counters:
         return None
     increase = after.counters[event] - before.counters[event]

@@ -1,4 +1,4 @@
-"""Downloads of all messages that match a search."""
+"""Exports of all messages that match a search."""
 
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
@@ -9,9 +9,7 @@ from starlette.responses import Response, StreamingResponse
 
 from postroom.adapters.console.event_filter import check_mask, parse_filter
 from postroom.adapters.console.page import Page
-from postroom.application.masking import NO_MASK, Mask
 from postroom.application.ports.search_queries import ExportFormat, ExportOptions, ExportPart, SearchQueries
-from postroom.domain.capability.rights import Operation
 from postroom.domain.errors import InvalidRequest
 
 TYPES: Final = {
@@ -29,26 +27,20 @@ SUFFIXES: Final = {
 async def download(page: Page, queries: SearchQueries) -> Response:
     """Return all messages that match the filter of the URL as a file.
 
-    Errors up to its first part are shown as pages; a later one ends the download before its end.
+    An error before the first part is shown as a page; a later one aborts the download.
     """
     try:
         format_ = ExportFormat(page.query.get("format", ""))
     except ValueError:
-        raise InvalidRequest("Unknown format of an export; expected csv, json or parquet.") from None
+        raise InvalidRequest("Unknown export format; expected csv, json or parquet.") from None
     filter_ = parse_filter(page.query.multi_items())
-    mask = mask_of(page)
-    check_mask(filter_, mask)
-    options = ExportOptions(format_, payload=page.query.get("payload") == "1", mask=mask)
+    check_mask(filter_, page.mask)
+    options = ExportOptions(format_, payload=page.query.get("payload") == "1", mask=page.mask)
     opened = AsyncExitStack()
     parts = await opened.enter_async_context(queries.export(filter_, options))
     name = f"messages-{datetime.now(UTC):%Y%m%dT%H%M%SZ}.{SUFFIXES[format_]}"
     headers = {"content-disposition": f'attachment; filename="{name}"'}
     return _Download(opened, _data(parts), media_type=TYPES[format_], headers=headers)
-
-
-def mask_of(page: Page) -> Mask:
-    """Return what the caller may not see."""
-    return NO_MASK if Operation.ADMIN in page.grant.operations else page.data.mask
 
 
 async def _data(parts: AsyncIterator[ExportPart]) -> AsyncIterator[bytes]:
@@ -57,7 +49,7 @@ async def _data(parts: AsyncIterator[ExportPart]) -> AsyncIterator[bytes]:
 
 
 class _Download(StreamingResponse):
-    """A file that is made while it is sent, and ends with its request."""
+    """A file that is generated while it is sent, and closed when the request ends."""
 
     def __init__(self, opened: AsyncExitStack, content: AsyncIterator[bytes], **arguments: Any) -> None:
         super().__init__(content, **arguments)

@@ -1,4 +1,4 @@
-"""The timeline of a search, whose bars are links."""
+"""The timeline of a search, with a link for each bar."""
 
 from collections.abc import Callable
 from typing import Final, NamedTuple
@@ -18,12 +18,12 @@ UNITS: Final = ((DAY_MS, "d"), (3_600_000, "h"), (60_000, "min"), (1_000, "s"), 
 
 
 class TimelineChart(NamedTuple):
-    """A timeline as a picture.
+    """A rendered timeline.
 
     Arguments:
-        note: what was counted.
-        width: of a bar, as text.
-        start, end: of all bars, as text.
+        note: the basis of the counts, as a sentence.
+        width: time that a bar spans, as text.
+        start, end: time that the timeline spans, as text.
     """
 
     svg: Markup
@@ -34,10 +34,10 @@ class TimelineChart(NamedTuple):
 
 
 def chart_of(timeline: Timeline, link: Callable[[int, int], str]) -> TimelineChart:
-    """Return the picture of a timeline that has bars.
+    """Render a timeline of at least one bar.
 
     Arguments:
-        link: returns the link to the messages from one time to another, both included, in ms.
+        link: returns the link to the messages from one time to another, both inclusive, in ms.
     """
     top = max(timeline.counts)
     step = WIDTH / len(timeline.counts)

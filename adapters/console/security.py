@@ -1,4 +1,4 @@
-"""Headers of answers, cookies, and the paths that links begin with."""
+"""Response headers, cookies, and the prefixes of links."""
 
 import re
 from collections.abc import Mapping
@@ -25,7 +25,7 @@ _RETURN_PATH = re.compile(r"/(?![/\\])[!-\[\]-~]{0,4000}\Z")
 
 
 def protect(response: Response, *, is_cacheable: bool = False) -> Response:
-    """Add the headers that all answers have, and return the response."""
+    """Add the security headers to a response, and return it."""
     for name, value in HEADERS.items():
         response.headers[name] = value
     if not is_cacheable:
@@ -34,10 +34,10 @@ def protect(response: Response, *, is_cacheable: bool = False) -> Response:
 
 
 def public_prefix(request: Request, proxy_prefix: str, *, trusts_proxy: bool) -> str:
-    """Return what the links of a page begin with.
+    """Return the prefix of all links of a page.
 
     Arguments:
-        proxy_prefix: the setting; without it, `X-Forwarded-Prefix` counts where a proxy is trusted.
+        proxy_prefix: the setting; if empty, `X-Forwarded-Prefix` is used if a proxy is trusted.
     """
     prefix = proxy_prefix
     if not prefix and trusts_proxy:
@@ -48,18 +48,18 @@ def public_prefix(request: Request, proxy_prefix: str, *, trusts_proxy: bool) ->
 
 
 def return_path(text: object) -> str:
-    """Return the path within the console to which a sign-in leads; the overview for anything else."""
+    """Return a path within the console if the text is one, else that of the overview."""
     return text if isinstance(text, str) and _RETURN_PATH.match(text) else "/"
 
 
 def cookie_name(request: Request) -> str:
-    """Return the name of the session's cookie: cookies don't tell the ports of a host apart."""
+    """Return the name of the session's cookie, which includes the port, as cookies are shared by ports."""
     _, _, port = request.headers.get("host", "").rpartition(":")
     return f"postroom-console-{port}" if port.isdecimal() else "postroom-console"
 
 
 def set_cookie(response: Response, request: Request, prefix: str, value: str, *, is_secure: bool) -> None:
-    """Set the session's cookie, which ends with the browser."""
+    """Set the session's cookie, which the browser deletes when it closes."""
     response.set_cookie(
         cookie_name(request), value, path=prefix, secure=is_secure, httponly=True, samesite="strict"
     )

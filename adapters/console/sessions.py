@@ -1,4 +1,4 @@
-"""Sessions of browsers: a cookie stands for a capability token, which stays in the memory of the server."""
+"""Browser sessions: a cookie identifies a capability token that stays in the server's memory."""
 
 import asyncio
 import hmac
@@ -13,9 +13,9 @@ from postroom.application.background import wait_at_most
 from postroom.domain.errors import NotFound
 
 MAX_SESSIONS: Final = 1_024
-"""Number of sessions above which the one that was idle for longest ends."""
+"""Number of sessions; at the limit, the one that was idle for longest ends."""
 MAX_SESSIONS_OF_CAPABILITY: Final = 64
-"""The same of one capability, so that its bearer can't end the sessions of others."""
+"""The same per capability, so that its bearer can't end the sessions of others."""
 FORGET_SECONDS: Final = 10.0
 CODE_SECONDS: Final = 600.0
 
@@ -24,14 +24,14 @@ class BrowserSession(msgspec.Struct, eq=False):
     """A browser that signed in.
 
     Arguments:
-        token: the capability token; None for a caller who needs none.
-        csrf: text that each form of its pages contains.
+        token: the capability token; None for a local user.
+        csrf: CSRF token that each form contains.
         last_used, started: seconds of the monotonic clock.
-        id: names it to administrators; it opens nothing.
+        id: identifier for administrators, which grants no access.
         principal: to whom the token was issued; None without a token.
-        capability: root nonce of the token, in hex, which those attenuated from it share; empty without one.
-        streams: number of open streams of events.
-        notices: sentences for the next page about what was done.
+        capability: root nonce of the token, in hex; empty without a token.
+        streams: number of open event streams.
+        notices: sentences that the next page shows.
     """
 
     token: str | None
@@ -46,12 +46,12 @@ class BrowserSession(msgspec.Struct, eq=False):
 
     @property
     def bearer(self) -> str:
-        """Return what all sessions of one capability share; without one, the session's id."""
+        """Return the capability, or the session's id without one."""
         return self.capability or self.id
 
 
 class Sessions:
-    """The sessions of all browsers, by a hash of their cookies: a dump of the memory shows no cookie.
+    """The sessions of all browsers, by the hash of their cookies, so that a memory dump contains no cookie.
 
     Arguments:
         clock: monotonic, in seconds.
@@ -62,7 +62,7 @@ class Sessions:
         self._clock = clock
         self._idle = idle_seconds
         self._sessions: dict[bytes, BrowserSession] = {}
-        """The one that was idle for longest first."""
+        """In the order of their last use."""
 
     def __len__(self) -> int:
         """Return the number of sessions in memory."""
@@ -86,10 +86,10 @@ class Sessions:
         return cookie, session
 
     def find(self, cookie: str | None, *, touch: bool = True) -> BrowserSession | None:
-        """Return the session of a cookie; None if there is none or it was idle for too long.
+        """Return the session of a cookie, or None if it has ended.
 
         Arguments:
-            touch: begin the idle time anew; a stream, which asks by itself, does not.
+            touch: whether the request restarts the idle time; the requests of a stream do not.
         """
         self.forget_idle()
         key = _key(cookie) if cookie else b""
@@ -100,31 +100,31 @@ class Sessions:
         return session
 
     def end(self, cookie: str | None) -> None:
-        """End the session of a cookie, if there is one."""
+        """End the session of a cookie, if any."""
         if cookie:
             self._sessions.pop(_key(cookie), None)
 
     def sessions(self) -> list[BrowserSession]:
-        """Return the sessions, the last used first."""
+        """Return the sessions, most recently used first."""
         self.forget_idle()
         return [*self._sessions.values()][::-1]
 
     def end_by_id(self, id_: str) -> BrowserSession:
-        """End a session, and return it.
+        """End a session by its id, and return it.
 
-        Raises: NotFound when there is none of this id.
+        Raises: NotFound if no session has the id.
         """
         for key, each in self._sessions.items():
             if each.id == id_:
                 return self._sessions.pop(key)
-        raise NotFound("There is no such session; it has ended already.")
+        raise NotFound("The session has already ended.")
 
     def age(self, moment: float) -> int:
-        """Return the time since a moment of the sessions' clock, in µs."""
+        """Return the time since a moment of the monotonic clock, in µs."""
         return int((self._clock() - moment) * 1_000_000)
 
     async def run(self, stopping: asyncio.Event) -> None:
-        """Forget the tokens of idle sessions, whether or not anybody asks, until the service stops."""
+        """Forget idle sessions and their tokens every few seconds, until the service stops."""
         while not stopping.is_set():
             self.forget_idle()
             await wait_at_most(FORGET_SECONDS, stopping.wait())
@@ -140,11 +140,11 @@ class Sessions:
 
 
 class OneTimeCode:
-    """A code that starts one session, within some minutes; a link contains it.
+    """A code in a link that starts one session, within ten minutes.
 
     Arguments:
         clock: monotonic, in seconds.
-        token: of the session; None for a caller who needs none.
+        token: token of the session; None for a local user.
     """
 
     def __init__(self, clock: Callable[[], float], token: str | None = None) -> None:
@@ -155,7 +155,7 @@ class OneTimeCode:
         self._is_used = False
 
     def use(self, text: str) -> bool:
-        """Use the code; return whether it is the right one, for the first time and in time."""
+        """Use the code; return whether it matches, is unused and has not expired."""
         is_right = hmac.compare_digest(text.encode("utf-8", "replace"), self.text.encode())
         if not is_right or self._is_used or self._clock() > self._until:
             return False
@@ -164,7 +164,7 @@ class OneTimeCode:
 
 
 def same(secret: str, other: object) -> bool:
-    """Return whether a form has a secret, in constant time."""
+    """Compare a secret with a form's value in constant time."""
     return isinstance(other, str) and hmac.compare_digest(secret.encode(), other.encode("utf-8", "replace"))
 
 

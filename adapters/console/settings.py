@@ -21,12 +21,12 @@ class ConsoleSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     Arguments:
         prefix: path below which the console is served.
-        proxy_prefix: path that a proxy in front removes from the start of each request's path.
+        proxy_prefix: prefix that a reverse proxy strips from request paths.
         read_only: refuse all actions, whatever the caller's capability permits.
         idle_timeout_ms: time without a request after which a session ends.
-        mask_headers: names of headers whose values only callers with the right `admin` see.
-        mask_payload_fields: JSON pointers to fields of payloads that only they see; see `Mask`.
-        namespaces: YAML file of namespaces (see docs/namespaces.md), by whose schemas payloads are decoded.
+        mask_headers: names of headers whose values are hidden from callers without the right `admin`.
+        mask_payload_fields: JSON pointers to payload fields that are hidden from them; see `Mask`.
+        namespaces: YAML file of namespaces (see docs/namespaces.md) whose schemas decode payloads.
     """
 
     prefix: str = DEFAULT_PREFIX
@@ -46,17 +46,17 @@ class ConsoleSettings(msgspec.Struct, frozen=True, kw_only=True):
                 )
         if self.prefix.split("/")[1] in RESERVED:
             raise InvalidRequest(
-                f"[console]: prefix is {self.prefix}, below which the HTTP interface has calls; name another."
+                f"[console]: prefix {self.prefix} is reserved for the HTTP interface; choose another."
             )
         check_int("[console]: idle_timeout_ms", self.idle_timeout_ms, MINUTE_MS, DAY_MS)
         self.mask()
         return self
 
     def mask(self) -> Mask:
-        """Return what those without the right `admin` do not see, or raise InvalidRequest."""
+        """Return the mask for callers without the right `admin`, or raise InvalidRequest."""
         return Mask(self.mask_headers, self.mask_payload_fields).validate()
 
 
 def is_prefix(text: str) -> bool:
-    """Return whether a text is a path that links can begin with."""
+    """Return whether a text is a valid prefix of links."""
     return len(text) <= 255 and _PREFIX.match(text) is not None

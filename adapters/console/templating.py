@@ -20,7 +20,7 @@ TYPES: Final = {
 
 
 class Templates:
-    """The templates; all text that they show is escaped, control and bidirectional characters too."""
+    """The templates, which escape all text, including control and bidirectional characters."""
 
     def __init__(self, static: "StaticFiles") -> None:
         self._environment = Environment(
@@ -43,7 +43,7 @@ class Templates:
 
 
 class StaticFiles:
-    """Style sheets and scripts; links to them contain their hash, so browsers may keep them."""
+    """Style sheets and scripts, cached by browsers, as links to them contain their hash."""
 
     def __init__(self) -> None:
         self._files = {
@@ -56,12 +56,12 @@ class StaticFiles:
         return f"/static/{name}?v={self._hashes[name]}"
 
     def serve(self, request: Request) -> Response:
-        """Return a file, which browsers may keep for a year."""
+        """Return a file, cacheable for a year."""
         name = request.path_params["name"]
         data = self._files.get(name)
         if data is None:
             headers = {"cache-control": "no-store"}
-            return Response("There is no such file.", 404, headers, "text/plain")
+            return Response("This file does not exist.", 404, headers, "text/plain")
         headers = {"cache-control": "no-cache"}
         if request.query_params.get("v") == self._hashes[name]:
             headers["cache-control"] = "public, max-age=31536000, immutable"

@@ -1,4 +1,4 @@
-"""Times that people write into forms."""
+"""Times in form fields."""
 
 import re
 from datetime import UTC, datetime, timedelta
@@ -14,7 +14,7 @@ def read_time(name: str, text: str, now: datetime) -> int:
     """Return a point in time in µs since 1970 UTC.
 
     Arguments:
-        name: of the field, for the error.
+        name: name of the field, for the error.
         text: RFC 3339 (a date alone is its midnight, a time without offset is UTC), or an age such as `2h`.
 
     Raises: InvalidRequest for anything else.

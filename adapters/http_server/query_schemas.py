@@ -156,6 +156,7 @@ class Detail(msgspec.Struct, frozen=True):
     item: dict[str, Any]
     envelope_b64: bytes
     history: list[History]
+    erased: bool
 
 
 class DeadLetters(msgspec.Struct, frozen=True):

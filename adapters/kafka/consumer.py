@@ -1,7 +1,7 @@
-"""A member of a consumer group, whose client is polled by a thread of its own.
+"""A member of a consumer group, whose client is polled by a dedicated thread.
 
-The client must be polled all the time: rebalances wait for every member, and one that does not poll is
-removed. While a thread polls, the client blocks calls of other threads, so that thread makes all calls.
+The client must be polled continuously: rebalances wait for every member, and a member that does not poll is
+removed from the group. The client blocks while a thread polls it, so the same thread makes all other calls.
 """
 
 import asyncio
@@ -21,12 +21,12 @@ from postroom.application.telemetry import logger
 from postroom.domain.errors import InvalidRequest, NotFound, PostroomError, Unavailable
 
 POLL_SECONDS = 0.05
-"""Maximum duration of a poll, which delays requests while no message arrives."""
+"""Maximum duration of a poll, and so the delay of requests while no message arrives."""
 POLL_MESSAGES = 1_000
 STALL_SECONDS = 1.0
-"""Time without space in the buffer after which the partitions are paused."""
+"""Time after which the partitions are paused if the buffer stays full."""
 REVOKE_SECONDS = 5.0
-"""Time for which a rebalance waits until messages in progress are stored."""
+"""Maximum time that a rebalance waits for messages in progress to be stored."""
 PROBE_SECONDS = 1.0
 REQUEST_SECONDS = 5.0
 
@@ -48,11 +48,11 @@ class GroupConsumer:
     """A member of a consumer group of one topic.
 
     Arguments:
-        settings: those of librdkafka.
-        buffer_size: maximum number of messages that arrived and were not taken.
-        max_unsettled: maximum number of messages that arrived and were not settled.
-        on_change: called in the thread when `take` or `check` may have news.
-        on_revoke: called in the thread with the generations of partitions that were revoked.
+        settings: settings of librdkafka.
+        buffer_size: maximum number of received messages that were not taken.
+        max_unsettled: maximum number of received messages that were not settled.
+        on_change: called in the thread when the result of `take` or `check` may have changed.
+        on_revoke: called in the thread with the generations of revoked partitions.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class GroupConsumer:
         self._is_closing = False
         self._failure: PostroomError | None = None
         self.outage: str | None = None
-        """Why no broker can be reached."""
+        """The reason why no broker can be reached, or None."""
         self.has_joined = False
         self._probe_at = 0.0
         self._thread = threading.Thread(target=self._run, name=f"kafka {topic}", daemon=True)
@@ -91,8 +91,8 @@ class GroupConsumer:
     def start(self) -> None:
         """Check that the topic exists, and join the group; blocks for a round trip.
 
-        Raises: NotFound when there is no such topic, InvalidRequest when the broker refuses the credentials,
-            Unavailable when no broker can be reached.
+        Raises: NotFound if the topic does not exist, InvalidRequest if the broker refuses the credentials,
+            Unavailable if no broker can be reached.
         """
         try:
             answer = self._client.list_topics(self._topic, REQUEST_SECONDS).topics[self._topic]
@@ -100,7 +100,7 @@ class GroupConsumer:
                 raise KafkaException(answer.error)
         except KafkaException as error:
             with suppress(KafkaException):
-                self._client.poll(0)  # calls `_note_error`, which knows a refusal
+                self._client.poll(0)  # calls `_note_error`, which records a refusal
             self._note_error(error.args[0])
             failure = self._failure or Unavailable(
                 f"{self._label} can't be opened: {_reason(error)}. Check its URL and that a broker runs."
@@ -113,7 +113,7 @@ class GroupConsumer:
         self._thread.start()
 
     def close(self, seconds: float) -> None:
-        """Leave the group, and wait at most `seconds` for it; blocks."""
+        """Leave the group; blocks for at most `seconds`."""
         with self._lock:
             self._is_closing = True
             self._lock.notify_all()
@@ -134,7 +134,7 @@ class GroupConsumer:
             return self.has_joined and all(each.is_at_end for each in self._partitions.values())
 
     def take(self, limit: int) -> list[tuple[Message, int]]:
-        """Return up to `limit` messages that arrived, with the generations of their partitions."""
+        """Return up to `limit` received messages with the generations of their partitions."""
         with self._lock:
             messages = [self._buffer.popleft() for _ in range(min(limit, len(self._buffer)))]
             for message, _ in messages:
@@ -144,35 +144,35 @@ class GroupConsumer:
         return messages
 
     def mark(self, tokens: Iterable[DeliveryToken], *, is_in_progress: bool) -> None:
-        """Mark messages as in progress, or as waiting for their redelivery."""
+        """Mark messages as in progress, or as waiting for redelivery."""
         with self._lock:
             for partition, offset in self._current(tokens):
                 partition.mark(offset, is_in_progress=is_in_progress)
             self._lock.notify_all()
 
     def settle(self, tokens: Iterable[DeliveryToken]) -> None:
-        """Remove messages that are stored; those of a partition that was revoked are skipped."""
+        """Remove stored messages, except those of revoked partitions."""
         with self._lock:
             for partition, offset in self._current(tokens):
                 partition.settle(offset)
             self._lock.notify_all()
 
     async def commit(self) -> None:
-        """Commit the offsets before which every message is stored.
+        """Commit the offset of each partition before which all messages are stored.
 
-        Raises: Unavailable, to be called again.
+        Raises: Unavailable if it failed and should be repeated.
         """
         await self._request(self._commit_all)
 
     async def count_pending(self) -> int:
         """Return the number of messages of the assigned partitions that were not taken.
 
-        Raises: Unavailable when Kafka does not answer.
+        Raises: Unavailable if Kafka does not answer.
         """
         return await self._request(self._count_pending)
 
     async def _request(self, call: Callable[[], T]) -> T:
-        """Return the result of a call that is made in the thread."""
+        """Make a call in the thread, and return its result."""
         future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         with self._lock:
             if self._has_ended:
@@ -257,7 +257,7 @@ class GroupConsumer:
             return self._has_space()
 
     def _poll_paused(self) -> None:
-        """Remain a member of the group without receiving messages, until there is space for them."""
+        """Poll without receiving messages, to stay in the group, until the buffer has space."""
         paused: list[TopicPartition] = []
         while not self._is_closing and not self._wait_for_space(0):
             if (assigned := self._client.assignment()) != paused:
@@ -293,7 +293,7 @@ class GroupConsumer:
                     partition.reach_end(offset)
 
     def _probe(self) -> None:
-        """Check regularly whether an outage has ended, since a broker without messages sends nothing."""
+        """Check regularly whether an outage has ended, as an idle broker sends nothing."""
         if self.outage is None or time.monotonic() < self._probe_at:
             return
         self._probe_at = time.monotonic() + PROBE_SECONDS
@@ -324,7 +324,7 @@ class GroupConsumer:
         self._on_change()
 
     def _revoke(self, _: Consumer, places: list[TopicPartition]) -> None:
-        """Store and commit what is in progress, so that another member does not receive it again."""
+        """Wait for messages in progress and commit, so that the next member does not receive them again."""
         with self._lock:
             revoked = self._remove_from_buffer(places)
             seconds = 0.0 if self._is_closing else REVOKE_SECONDS
@@ -337,7 +337,7 @@ class GroupConsumer:
         self._forget(revoked)
 
     def _lose(self, _: Consumer, places: list[TopicPartition]) -> None:
-        """Forget messages that the group gave to another member, as this one was paused or cut off."""
+        """Forget partitions that the group reassigned while this member was paused or disconnected."""
         with self._lock:
             lost = self._remove_from_buffer(places)
         logger().warning("source.partitions_lost", topic=self._topic, partitions=sorted(lost))
@@ -384,7 +384,7 @@ class GroupConsumer:
 
 
 def place_of(message: Message) -> tuple[int, int]:
-    """Return partition and offset of a message; that of an error may have none."""
+    """Return the partition and offset of a message; 0 if an error has none."""
     return message.partition() or 0, message.offset() or 0
 
 

@@ -1,4 +1,4 @@
-"""Futures of the event loop that a thread resolves."""
+"""Resolving futures of the event loop from threads."""
 
 import asyncio
 from contextlib import suppress
@@ -9,7 +9,7 @@ from postroom.domain.errors import PostroomError
 def resolve_in_loop(
     future: asyncio.Future[object], error: PostroomError | None, result: object = None
 ) -> None:
-    """Resolve a future of the event loop from the thread."""
+    """Resolve a future of an event loop from another thread."""
 
     def resolve() -> None:
         if future.done():  # its caller was cancelled

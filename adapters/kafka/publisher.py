@@ -14,7 +14,7 @@ from postroom.domain.errors import InvalidRequest, PostroomError, Unavailable
 
 TIMEOUT_MS = 10_000
 METADATA_MS = 5_000
-"""Time after which a topic that the brokers do not know is missing."""
+"""Time after which a topic without metadata counts as missing."""
 POLL_SECONDS = 0.1
 CLOSE_SECONDS = 2.0
 
@@ -31,14 +31,14 @@ _REFUSALS = (
 
 
 class KafkaPublisher:
-    """A publisher to the topics of a Kafka cluster, confirmed by all replicas in sync.
+    """A publisher to the topics of a Kafka cluster; all in-sync replicas confirm each message.
 
-    The producer is idempotent: its own retries store a message once. It is replaced after a message that was
-    not confirmed in time: some brokers refuse to continue its session.
+    The producer is idempotent: its own retries store a message once. It is replaced when a message is not
+    confirmed in time, as some brokers refuse to continue its session.
 
     Arguments:
         timeout_ms: time within which the brokers must confirm a message.
-        key_header: the header whose value is the key, which selects the partition; None has no keys.
+        key_header: header with the message key, which selects the partition; None publishes without keys.
 
     Raises: InvalidRequest for settings that the client refuses.
     """
@@ -54,7 +54,7 @@ class KafkaPublisher:
             "delivery.timeout.ms": timeout_ms,
             "request.timeout.ms": timeout_ms,
             "topic.metadata.propagation.max.ms": min(METADATA_MS, timeout_ms // 2),
-            "partitioner": "murmur2_random",  # as Kafka's own clients
+            "partitioner": "murmur2_random",  # that of Kafka's Java client
             "linger.ms": 0,
             "allow.auto.create.topics": False,
             "log_level": 0,
@@ -101,13 +101,13 @@ class KafkaPublisher:
             raise
 
     async def close(self) -> None:
-        """Disconnect; closing twice is fine."""
+        """Disconnect; further calls have no effect."""
         if not self._is_closed.is_set():
             self._is_closed.set()
             await asyncio.to_thread(self._thread.join, CLOSE_SECONDS)
 
     def _replace(self, client: Producer) -> None:
-        """Begin another session, unless another message that failed has done so."""
+        """Start a new session, unless another failed message has done so."""
         if client is self._client and not self._is_closed.is_set():
             self._client = Producer(self._options)
             self._replaced.append(client)
@@ -116,8 +116,8 @@ class KafkaPublisher:
         while not self._is_closed.is_set():
             while self._replaced:
                 client = self._replaced.popleft()
-                client.purge()  # what it did not send must not overtake what is published again
-                client.flush(POLL_SECONDS)  # tells those who wait for it
+                client.purge()  # unsent messages must not arrive after their repetition
+                client.flush(POLL_SECONDS)  # resolves the futures of purged messages
             self._client.poll(POLL_SECONDS)
 
 

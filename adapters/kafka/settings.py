@@ -18,7 +18,7 @@ class KafkaSettings(BrokerAccess, frozen=True, kw_only=True):
 
     Arguments:
         url: `kafka://host:9092`, or `kafka+ssl://` with TLS; several brokers are separated by commas.
-        sasl_mechanism: how `user` is authenticated.
+        sasl_mechanism: mechanism by which `user` is authenticated.
 
     Raises: InvalidRequest for another scheme or an invalid address; see also `BrokerAccess`.
     """
@@ -32,11 +32,13 @@ class KafkaSettings(BrokerAccess, frozen=True, kw_only=True):
         if scheme not in KAFKA_SCHEMES or not all(map(_is_server, servers.split(","))):
             # The message omits the URL: it may contain a password.
             raise InvalidRequest(
-                "The Kafka URL is invalid; write kafka://host:9092, or kafka+ssl:// with TLS, several "
-                "brokers with commas, and name the user by the setting user."
+                "The Kafka URL is invalid; write kafka://host:9092, or kafka+ssl:// for TLS, with commas "
+                "between several brokers; the user belongs into the setting user."
             )
         if not self.needs_tls and (self.ca is not None or self.certificate is not None):
-            raise InvalidRequest("The Kafka settings ca and certificate need TLS; write kafka+ssl://.")
+            raise InvalidRequest(
+                "The Kafka settings ca and certificate need TLS; write the URL with kafka+ssl://."
+            )
 
     @property
     def needs_tls(self) -> bool:
@@ -50,11 +52,11 @@ class KafkaSettings(BrokerAccess, frozen=True, kw_only=True):
 
     @property
     def shown_url(self) -> str:
-        """Return the URL for messages and logs; it has no secrets."""
+        """Return the URL for messages and logs; it contains no secrets."""
         return self.url
 
     def client_settings(self) -> dict[str, Any]:
-        """Return the settings of librdkafka; raises InvalidRequest when the password can't be read."""
+        """Return the settings of librdkafka; raise InvalidRequest if the password file can't be read."""
         settings: dict[str, Any] = {"bootstrap.servers": self.servers, "client.id": "postroom"}
         settings["security.protocol"] = ("sasl_" if self.user else "") + (
             "ssl" if self.needs_tls else "plaintext"

@@ -21,10 +21,10 @@ from postroom.application.ports.source import Headers, SourceMessage
 from postroom.domain.errors import InvalidRequest, Unavailable
 
 JOIN_SECONDS = 60.0
-"""Maximum time that joining the group takes; a member that was killed delays it by the session timeout."""
+"""Maximum time to join the group; a killed member delays it by the session timeout."""
 SOCKET_TIMEOUT_MS = 10_000
 ROUND_TRIP_SECONDS = 2.0
-"""Time within which a broker answers, in addition to the wait of a fetch."""
+"""Time for a broker to answer, in addition to the wait of a fetch."""
 CLOSE_SECONDS = 10.0
 QUEUE_KBYTES = 16 << 10
 MAX_KEY_CHARS = 255
@@ -37,12 +37,11 @@ class TopicConsumer(msgspec.Struct, frozen=True, kw_only=True):
     """A Kafka topic and one of its consumer groups.
 
     Arguments:
-        group: the consumer group; a new one begins at the beginning of the topic.
-        ack_wait_ms: how long a delivery may stay unsettled before the message is redelivered.
-        max_unsettled: maximum number of messages that were delivered, or are buffered, and not settled.
+        group: the consumer group; a new group starts at the beginning of the topic.
+        ack_wait_ms: time after which an unsettled delivery is redelivered.
+        max_unsettled: maximum number of unsettled messages, delivered or buffered.
         prefetch: maximum number of buffered messages.
-        session_timeout_ms: how long the group waits for a member that is silent, before it gives away its
-            partitions.
+        session_timeout_ms: time after which the group reassigns the partitions of a silent member.
     """
 
     topic: str
@@ -54,10 +53,10 @@ class TopicConsumer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class KafkaTopicSource:
-    """One member of a consumer group, which commits an offset once every message before it was acked.
+    """A member of a consumer group that commits an offset once all messages before it are acked.
 
-    Kafka delivers a message once to a member: what is nacked or not settled in time is redelivered from
-    memory, and after a crash from the committed offset. Created by `open`.
+    Kafka delivers a message to a member once. Messages that are nacked or not settled in time are redelivered
+    from memory; after a crash, delivery resumes at the committed offset. Created by `open`.
     """
 
     def __init__(self, settings: KafkaSettings, consumer: TopicConsumer) -> None:
@@ -98,7 +97,7 @@ class KafkaTopicSource:
         """Connect, and join the group.
 
         Raises:
-            NotFound: there is no such topic.
+            NotFound: the topic does not exist.
             InvalidRequest: a setting is invalid, or the broker refuses the credentials.
             Unavailable: no broker can be reached.
         """
@@ -112,9 +111,9 @@ class KafkaTopicSource:
         return source
 
     async def count_pending(self) -> int:
-        """Return the number of messages that were not delivered yet, of the partitions of this member.
+        """Return the number of undelivered messages in the partitions of this member.
 
-        Raises: Unavailable when Kafka does not answer.
+        Raises: Unavailable if Kafka does not answer.
         """
         return await self._consumer.count_pending()
 
@@ -133,7 +132,7 @@ class KafkaTopicSource:
             if messages := self._take(limit):
                 return messages
             now = self._loop.time()
-            # A topic that is not read to its end may have messages that are on their way.
+            # Before the end of the topic is reached, messages may be in transit.
             until = deadline if self._consumer.is_at_end else max(deadline, deadline + ROUND_TRIP_SECONDS)
             if now >= until:
                 if self._consumer.outage is not None:
@@ -142,7 +141,7 @@ class KafkaTopicSource:
             await wait_at_most(min(until, self._deliveries.next_due) - now, self._news.wait())
 
     async def ack(self, messages: Sequence[SourceMessage]) -> None:
-        """Ack deliveries, and commit what may be committed; see `Source.ack`.
+        """Ack deliveries and commit offsets; see `Source.ack`.
 
         Acks of a partition that was revoked have no effect: its new owner receives the messages again.
         """
@@ -202,15 +201,17 @@ class KafkaTopicSource:
             raise Unavailable(f"{self._label} can't be read: it was closed.")
         self._consumer.check()
 
-    def _unavailable(self, what: str, reason: str) -> Unavailable:
-        return Unavailable(f"{self._label} can't be {what}: {reason}. It is retried when Kafka is available.")
+    def _unavailable(self, participle: str, reason: str) -> Unavailable:
+        return Unavailable(
+            f"{self._label} can't be {participle}: {reason}. It is retried when Kafka is available."
+        )
 
 
 def _read(message: Message, generation: int) -> SourceMessage:
-    """Return a delivery of a message."""
+    """Return the first delivery of a message."""
     partition, offset = place_of(message)
     data, key = message.value(), message.key()
-    raw: Any = message.headers() or ()  # its type lists kinds that no message has
+    raw: Any = message.headers() or ()  # typed wider than the client returns
     headers = Headers([(name, _text(value)) for name, value in raw]) if raw else _NO_HEADERS
     return SourceMessage(
         message.topic() or "",
@@ -231,7 +232,7 @@ def _text(value: str | bytes | None) -> str:
 
 @lru_cache(maxsize=10_000)
 def _sticky_key(key: bytes) -> str:
-    """Return a key as text; one that is no text, or too long, is replaced by its hash."""
+    """Return a key as text, or its hash if it is not UTF-8 or too long."""
     with suppress(UnicodeDecodeError):
         if len(text := key.decode()) <= MAX_KEY_CHARS:
             return text

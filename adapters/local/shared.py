@@ -2,13 +2,14 @@
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from postroom.adapters.local.client import LocalClient, OwnerGone
 from postroom.adapters.local.endpoints import Endpoint, LocalEndpoint, RemoteEndpoint
+from postroom.application.erasure.policy import SubjectPolicy
 from postroom.application.forks import check_not_forked
 from postroom.application.mailbox.group import as_known
 from postroom.application.messages import MessageDelivery
@@ -82,6 +83,7 @@ class SharedOwner:
         timeout_ms: time for each call, besides the wait for messages.
         owner_timeout_ms: time after which an owner that does not answer is replaced.
         outboxes: databases that the owner is to relay; `own` relays them by itself.
+        subject_policies: with which the owner must encrypt messages; None accepts any.
     """
 
     def __init__(
@@ -94,6 +96,7 @@ class SharedOwner:
         timeout_ms: int,
         owner_timeout_ms: int,
         outboxes: Sequence[str] = (),
+        subject_policies: Mapping[str, SubjectPolicy] | None = None,
     ) -> None:
         self.name = name
         self._path = path
@@ -102,6 +105,7 @@ class SharedOwner:
         self._timeout_ms = timeout_ms
         self._owner_timeout_ms = owner_timeout_ms
         self._outboxes = outboxes
+        self._subject_policies = subject_policies
         self._owner: Owner | None = None
         self._is_available = asyncio.Event()
         self._failure: Exception | None = None
@@ -305,6 +309,7 @@ class SharedOwner:
             return None
         try:
             if client.has_greeted:
+                await self._check_policies(client)
                 self._use(client)
                 await self._name_outboxes(client)
                 await client.ended
@@ -312,6 +317,16 @@ class SharedOwner:
             self._drop(client)
             client.close()
         return client
+
+    async def _check_policies(self, client: LocalClient) -> None:
+        """Raise InvalidRequest if the owner would store in the clear what this process has encrypted."""
+        if self._subject_policies is None:
+            return
+        if await client.query("get_subject_policies", (), {}) != self._subject_policies:
+            raise InvalidRequest(
+                f"The owner of mailbox {self.name} encrypts other topics or fields than this process; give "
+                "every process that may own it the same settings of erasure."
+            )
 
     async def _name_outboxes(self, client: LocalClient) -> None:
         if not self._outboxes:

@@ -1,4 +1,4 @@
-"""Connections to RabbitMQ, and the translation of their errors."""
+"""Connections to RabbitMQ, and translation of the client's errors."""
 
 import asyncio
 import logging
@@ -20,22 +20,22 @@ from aio_pika.exceptions import (
 from postroom.adapters.rabbitmq.settings import RabbitmqSettings
 from postroom.domain.errors import InvalidRequest, NotFound, Unavailable
 
-# The client logs lost connections with their tracebacks; they arrive as errors, too.
+# The client logs a traceback for each lost connection, besides raising an error.
 for _logger in ("aio_pika", "aiormq"):
     logging.getLogger(_logger).setLevel(logging.CRITICAL)
 
 T = TypeVar("T")
 
 TIMEOUT_SECONDS = 5.0
-"""Time within which a server answers."""
+"""Time for a server to answer."""
 HEARTBEAT_SECONDS = 10
 
 
 async def connect(settings: RabbitmqSettings, name: str) -> AbstractConnection:
-    """Connect once; the caller connects again when the connection is lost.
+    """Connect; the caller reconnects after the connection is lost.
 
     Arguments:
-        name: shown in the server's list of connections.
+        name: name in the server's list of connections.
     """
     return await aio_pika.connect(
         settings.url_with_user(),
@@ -47,9 +47,9 @@ async def connect(settings: RabbitmqSettings, name: str) -> AbstractConnection:
 
 
 async def at_most(seconds: float, work: Coroutine[Any, Any, T]) -> T:
-    """Return the result of `work`, or raise `TimeoutError` without waiting for it to end.
+    """Return the result of `work`, or raise `TimeoutError` without waiting for `work` to end.
 
-    The client may ignore a cancellation while a server that is paused does not answer.
+    The client may ignore a cancellation while a paused server does not answer.
     """
     task = asyncio.create_task(work)
     task.add_done_callback(_ignore_error)
@@ -63,7 +63,7 @@ async def at_most(seconds: float, work: Coroutine[Any, Any, T]) -> T:
 
 
 async def disconnect(connection: AbstractConnection) -> None:
-    """Close a connection, also to a server that does not answer."""
+    """Close a connection, even if the server does not answer."""
     with suppress(*CONNECTION_EXCEPTIONS, TimeoutError):
         await at_most(TIMEOUT_SECONDS, _close(connection))
 
@@ -78,30 +78,33 @@ def _ignore_error(task: asyncio.Task[Any]) -> None:
 
 
 @asynccontextmanager
-async def translate_errors(label: str, what: str) -> AsyncIterator[None]:
-    """Replace errors of the client.
+async def translate_errors(label: str, participle: str) -> AsyncIterator[None]:
+    """Translate errors of the client to those of Postroom.
 
     Arguments:
-        label: the queue and its server.
-        what: what could not be done, such as `read`.
+        label: the queue or exchange, and its server.
+        participle: the operation, for the message, such as `read`.
 
     Raises: NotFound, InvalidRequest, Unavailable.
     """
     try:
         yield
     except ChannelNotFoundEntity as error:
-        raise NotFound(f"{label} can't be {what}: {_reason(error)}; create it, or name another.") from error
+        raise NotFound(
+            f"{label} can't be {participle}: {_reason(error)}; create it, or name another."
+        ) from error
     except (AuthenticationError, ProbableAuthenticationError) as error:
         raise InvalidRequest(
-            f"{label} can't be {what}: {_reason(error)}; check user, password and virtual host."
+            f"{label} can't be {participle}: {_reason(error)}; check user, password and virtual host."
         ) from error
     except (ChannelPreconditionFailed, MethodNotImplemented) as error:
         raise InvalidRequest(
-            f"{label} can't be {what}: {_reason(error)}; name a queue by queue, and a stream by stream."
+            f"{label} can't be {participle}: {_reason(error)}; use the setting queue for a queue, and "
+            "stream for a stream."
         ) from error
     except (*CONNECTION_EXCEPTIONS, TimeoutError) as error:
         raise Unavailable(
-            f"{label} can't be {what}: {_reason(error)}. It is retried when RabbitMQ is available."
+            f"{label} can't be {participle}: {_reason(error)}. It is retried when RabbitMQ is available."
         ) from error
 
 

@@ -19,15 +19,15 @@ from postroom.application.ports.publisher import PublishAck
 from postroom.domain.errors import InvalidRequest, NotFound, PostroomError, Unavailable
 
 MAX_KEY_BYTES = 255
-"""Size of a routing key in AMQP."""
+"""Maximum size of a routing key in AMQP."""
 
 
 class RabbitmqPublisher:
     """A publisher to an exchange, whose messages are persistent, mandatory and confirmed.
 
     Arguments:
-        exchange: its name; empty for the default exchange, whose routing keys are queues.
-        id_header: the header whose value becomes the message id.
+        exchange: name of the exchange; empty for the default exchange, whose routing keys are queue names.
+        id_header: header whose value becomes the message id.
         timeout_seconds: time within which the server must confirm a message.
     """
 
@@ -80,7 +80,7 @@ class RabbitmqPublisher:
                     f"{self._label} returned a message: no queue is bound with the routing key {subject}; "
                     "bind one."
                 ) from error
-            if not isinstance(error.__cause__, DeliveryError):  # of a full queue, which refuses messages
+            if not isinstance(error.__cause__, DeliveryError):  # a full queue refuses messages
                 self._disconnect(used)
             raise
         except PostroomError:
@@ -90,7 +90,7 @@ class RabbitmqPublisher:
         return PublishAck(self._exchange_name, self._count, False)
 
     async def close(self) -> None:
-        """Disconnect; closing twice is fine."""
+        """Disconnect; further calls have no effect."""
         self._is_closed = True
         if self._connection is not None:
             self._disconnect([self._connection])
@@ -115,7 +115,7 @@ class RabbitmqPublisher:
         return channel.default_exchange
 
     def _disconnect(self, used: list[AbstractConnection]) -> None:
-        """Close a connection unless another call did, without waiting for a server that may be paused."""
+        """Close the connection in the background, as the server may be paused, unless it was closed."""
         for connection in used:
             if connection is self._connection:
                 self._connection = self._exchange = None

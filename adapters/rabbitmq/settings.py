@@ -55,7 +55,7 @@ class RabbitmqSettings(BrokerAccess, frozen=True, kw_only=True):
         return f"{self.url.partition('://')[0]}://{self.shown_address}"
 
     def url_with_user(self) -> str:
-        """Return the URL with user and password; raises InvalidRequest when the password can't be read."""
+        """Return the URL with user and password; raise InvalidRequest if the password file can't be read."""
         if self.user is None or self.password_file is None:
             return self.url
         try:
@@ -69,7 +69,7 @@ class RabbitmqSettings(BrokerAccess, frozen=True, kw_only=True):
         return urlunsplit(parts._replace(netloc=f"{user}@{parts.netloc.rpartition('@')[2]}"))
 
     def tls_context(self) -> ssl.SSLContext | None:
-        """Return how TLS is used, if it is; raises InvalidRequest when a file can't be read."""
+        """Return the TLS context, or None without TLS; raise InvalidRequest if a file can't be read."""
         if not self.needs_tls:
             return None
         try:

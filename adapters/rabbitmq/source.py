@@ -22,23 +22,23 @@ from postroom.application.ports.source import Headers, SourceMessage
 from postroom.domain.errors import InvalidRequest, PostroomError, Unavailable
 
 PROBE_SECONDS = 5.0
-"""Time without messages after which the server is asked whether the queue still exists."""
+"""Time without messages after which the source checks that the queue still exists."""
 ROUND_TRIP_SECONDS = 0.5
-"""Time that the first messages of a new consumer take."""
+"""Time for the first messages of a new consumer to arrive."""
 MAX_PREFETCH = 65_535
 _STREAM_OFFSET = "x-stream-offset"
 _DELIVERY_COUNT = "x-delivery-count"
 
 
 class QueueConsumer(msgspec.Struct, frozen=True, kw_only=True):
-    """A queue of RabbitMQ, and how it is consumed.
+    """A consumer of a RabbitMQ queue or stream.
 
     Arguments:
-        queue: name of a quorum or classic queue, or of a stream; it must exist.
-        group: names the consumer; of a stream, also the offset that is stored.
-        is_stream: whether it is a stream, which a new group reads from its beginning.
-        ack_wait_ms: how long a delivery may stay unsettled before the message is redelivered.
-        prefetch: maximum number of messages that the server delivers before earlier ones are settled.
+        queue: name of an existing quorum or classic queue, or of a stream.
+        group: name of the consumer, and of the stored offset of a stream.
+        is_stream: whether `queue` is a stream; a new group reads it from the beginning.
+        ack_wait_ms: time after which an unsettled delivery is redelivered.
+        prefetch: maximum number of unsettled messages that the server delivers.
     """
 
     queue: str
@@ -49,10 +49,10 @@ class QueueConsumer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RabbitmqQueueSource:
-    """One consumer of a queue, whose deliveries are settled one by one; created by `open`.
+    """A consumer of a queue, whose deliveries are settled individually; created by `open`.
 
-    RabbitMQ neither times out nor delays a delivery: what is nacked or not settled in time is redelivered
-    from memory. When the connection is lost, it delivers everything again that was not acked.
+    RabbitMQ can't delay a delivery: messages that are nacked or not settled in time are redelivered from
+    memory. When the connection is lost, RabbitMQ redelivers all messages that were not acked.
     """
 
     def __init__(self, settings: RabbitmqSettings, consumer: QueueConsumer) -> None:
@@ -65,7 +65,7 @@ class RabbitmqQueueSource:
         self._deliveries = Deliveries(consumer.ack_wait_ms)
         self._buffer: deque[SourceMessage] = deque()
         self._unsettled: dict[int, int] = {}
-        """Offsets in the stream of deliveries that were not acked, by delivery tag."""
+        """Stream offsets of unacked deliveries, by delivery tag."""
         self._news = asyncio.Event()
         self._generation = 0
         self._next_offset = 0
@@ -84,8 +84,8 @@ class RabbitmqQueueSource:
         """Connect, and consume the queue.
 
         Raises:
-            NotFound: there is no such queue.
-            InvalidRequest: a setting is invalid, the server refuses the credentials, or a stream is named
+            NotFound: the queue does not exist.
+            InvalidRequest: a setting is invalid, the server refuses the credentials, or a stream is consumed
                 as a queue.
             Unavailable: the server can't be reached.
         """
@@ -94,9 +94,9 @@ class RabbitmqQueueSource:
         return source
 
     async def count_pending(self) -> int:
-        """Return the number of messages that were not delivered yet; those of a stream are not counted.
+        """Return the number of undelivered messages; of a stream, only buffered ones are counted.
 
-        Raises: Unavailable when RabbitMQ does not answer.
+        Raises: Unavailable if RabbitMQ does not answer.
         """
         return len(self._buffer) + await self._count_ready()
 
@@ -127,7 +127,7 @@ class RabbitmqQueueSource:
             deadline = until
 
     async def ack(self, messages: Sequence[SourceMessage]) -> None:
-        """Ack deliveries; see `Source.ack`. Those of an earlier connection are delivered again."""
+        """Ack deliveries; see `Source.ack`. Messages of an earlier connection are redelivered."""
         if not messages:
             return
         self._check_open()
@@ -163,13 +163,13 @@ class RabbitmqQueueSource:
 
     # -- the connection ---
 
-    async def _ensure_connected(self, what: str) -> None:
+    async def _ensure_connected(self, participle: str) -> None:
         self._check_open()
         if self._channel is not None and not self._channel.is_closed:
             return
         await self._disconnect()
         try:
-            async with translate_errors(self._label, what):
+            async with translate_errors(self._label, participle):
                 await at_most(2 * TIMEOUT_SECONDS, self._connect())
         except BaseException:
             await self._disconnect()
@@ -207,7 +207,7 @@ class RabbitmqQueueSource:
             await disconnect(connection)
 
     async def _count_ready(self) -> int:
-        """Ask for the number of messages in the queue; a server that does not answer is connected anew."""
+        """Return the number of messages in the queue; disconnect if the server does not answer."""
         self._probe_at = _now() + PROBE_SECONDS
         try:
             async with translate_errors(self._label, "read"):
@@ -219,7 +219,7 @@ class RabbitmqQueueSource:
     async def _declare_passively(self) -> int:
         if self._connection is None:
             raise ConnectionError("it is not connected")
-        channel = await self._connection.channel()  # an error would close the consumer's
+        channel = await self._connection.channel()  # an error closes it, but not the consumer's
         queue = await channel.declare_queue(self._consumer.queue, passive=True)
         await channel.close()
         return queue.declaration_result.message_count or 0
@@ -267,7 +267,7 @@ class RabbitmqQueueSource:
         self._news.set()
 
     async def _store_offset(self) -> None:
-        """Store the offset before which the log has every message of the stream."""
+        """Store the offset before which all messages of the stream are acked."""
         if self._offset is None:
             return
         async with self._offset_lock:

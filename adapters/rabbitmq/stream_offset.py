@@ -1,4 +1,4 @@
-"""The offset up to which a stream is stored, in a queue of one message: AMQP 0.9.1 has no other place."""
+"""The offset of a stream's group, stored in a queue of one message, as AMQP 0.9.1 can't store offsets."""
 
 from aio_pika import DeliveryMode, Message
 from aio_pika.abc import AbstractChannel
@@ -7,10 +7,10 @@ from postroom.adapters.rabbitmq.connection import TIMEOUT_SECONDS
 
 
 class StreamOffset:
-    """The next offset of a stream that a group reads.
+    """The next offset that a group reads from a stream.
 
     Arguments:
-        channel: one with publisher confirms.
+        channel: a channel with publisher confirms.
     """
 
     def __init__(self, channel: AbstractChannel, stream: str, group: str) -> None:
@@ -18,7 +18,7 @@ class StreamOffset:
         self._name = f"postroom.offset.{stream}.{group}"
 
     async def load(self) -> int | None:
-        """Return the offset, or None for a group that is new; creates the queue."""
+        """Return the offset, or None for a new group; create the queue if it is missing."""
         queue = await self._channel.declare_queue(
             self._name, durable=True, arguments={"x-max-length": 1, "x-overflow": "drop-head"}
         )
@@ -26,7 +26,7 @@ class StreamOffset:
         if message is None:
             return None
         offset = int(message.body)
-        await self.store(offset)  # first, so that a crash can't lose it
+        await self.store(offset)  # before the ack, so that a crash can't lose the offset
         await message.ack()
         return offset
 

@@ -1,4 +1,4 @@
-"""Charts of reports as SVG, drawn by pygal."""
+"""Charts of reports as SVG, rendered by pygal."""
 
 import sys
 from collections import defaultdict
@@ -13,13 +13,13 @@ from pygal.style import Style
 from postroom.adapters.reports.labels import label_of
 from postroom.projections.reports.report import Chart
 
-# pygal's finder of plug-ins has only the method that Python 3.12 removed; failing imports would warn of it.
+# pygal's plug-in finder lacks find_spec, so on Python 3.12 and later each failing import would warn.
 sys.meta_path[:] = [each for each in sys.meta_path if not isinstance(each, pygal.PluginImportFixer)]
 
 MAX_SERIES = 8
-"""Number of colors, and so of the series of a chart."""
+"""Number of colors, and so the maximum number of series of a chart."""
 MAX_LABELS = 8
-"""Number of labels on the axis of x."""
+"""Maximum number of labels on the x axis."""
 _STYLE = Style(
     background="transparent",
     plot_background="transparent",
@@ -35,12 +35,12 @@ _STYLE = Style(
 
 
 class Drawing(NamedTuple):
-    """A chart that was drawn.
+    """A rendered chart.
 
     Arguments:
-        svg: an element for an HTML page, whose style defines its colors.
+        svg: an element for an HTML page, whose style sheet defines the colors.
         series: names of the series, in the order of colors.
-        omitted: number of series that the chart does not show.
+        omitted: number of series that are not in the chart.
     """
 
     svg: str
@@ -49,7 +49,7 @@ class Drawing(NamedTuple):
 
 
 def draw(chart: Chart, rows: Sequence[Mapping[str, Any]]) -> Drawing:
-    """Draw a chart of a report's rows; of too many series, it shows those with the largest sums."""
+    """Render a chart of a report's rows, with the `MAX_SERIES` series of the largest sums."""
     xs = sorted({row[chart.x] for row in rows})
     series = _series(chart, rows)
     largest = sorted(series, key=lambda name: (-sum(series[name].values()), name))

@@ -1,4 +1,4 @@
-"""Files of reports, which appear when they are complete."""
+"""Report files, which are replaced atomically."""
 
 import os
 from collections.abc import Iterator
@@ -20,11 +20,11 @@ def write_parquet_folder(rows: pa.Table, name: str, folder: Path, *, overwrite: 
     """Write rows as `report.parquet` in a folder, which is created if it is missing.
 
     Arguments:
-        name: of the report, which the file's metadata has.
+        name: name of the report, stored in the file's metadata.
         overwrite: replace the file of an earlier report.
 
-    Raises: InvalidRequest when the folder has other files, or an earlier report that is not to be replaced;
-        Unavailable when the file can't be written.
+    Raises: InvalidRequest if the folder has other files, or has a report and `overwrite` is false;
+        Unavailable if the file can't be written.
     """
     target = folder / FILE
     with _writing(target):
@@ -34,8 +34,8 @@ def write_parquet_folder(rows: pa.Table, name: str, folder: Path, *, overwrite: 
         others = [each for each in names if each != FILE]
         if others:
             raise InvalidRequest(
-                f"The folder {folder} contains files of other origin, such as {others[0]}; name an empty "
-                "folder or one that does not exist yet."
+                f"The folder {folder} contains other files, such as {others[0]}; name an empty folder or one "
+                "that does not exist yet."
             )
         if names and not overwrite:
             raise InvalidRequest(
@@ -50,9 +50,9 @@ def write_parquet_folder(rows: pa.Table, name: str, folder: Path, *, overwrite: 
 
 
 def replace_file(target: Path, content: bytes) -> None:
-    """Write a file, which has the former content until it has all of the new one.
+    """Replace the content of a file atomically and durably.
 
-    Raises: InvalidRequest when the target is a folder; Unavailable when it can't be written.
+    Raises: InvalidRequest if the target is a folder; Unavailable if it can't be written.
     """
     if target.is_dir():
         raise InvalidRequest(f"{target} is a folder; name a file for the report.")

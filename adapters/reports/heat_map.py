@@ -1,4 +1,4 @@
-"""Heat maps of reports as SVG: one for each topic, with a cell for each combination of values."""
+"""Heat maps of reports as SVG: one per topic, with a cell for each combination of values."""
 
 from collections.abc import Mapping, Sequence
 from html import escape
@@ -8,16 +8,16 @@ from postroom.adapters.reports.labels import label_of
 from postroom.projections.reports.report import HeatMap
 
 MAX_MAPS = 8
-"""Number of heat maps that a chart shows."""
+"""Maximum number of heat maps of a chart."""
 WIDTH, HEIGHT, LEFT, TOP = 760, 30, 250, 48
 MIN_OPACITY, MAX_OPACITY = 0.08, 0.6
-"""How the smallest and the largest figure are colored; text stays legible on either."""
+"""Opacity of the cells of the smallest and the largest figure, on which text is legible."""
 
 Row = Mapping[str, Any]
 
 
 def draw_heat_maps(chart: HeatMap, rows: Sequence[Row]) -> tuple[list[str], int]:
-    """Return a heat map for each value of the column `by`, and how many are not shown."""
+    """Return a heat map for each value of the column `by`, and the number of omitted ones."""
     groups: dict[Any, list[Row]] = {}
     for row in rows:
         groups.setdefault(row[chart.by], []).append(row)
@@ -68,9 +68,9 @@ def _draw(chart: HeatMap, name: Any, rows: Sequence[Row]) -> str:
 
 
 def _axes(chart: HeatMap, rows: Sequence[Row]) -> list[str]:
-    """Return the columns that vary, or else have a value, the first of which is that of x."""
+    """Return the columns that have values, those that vary first; the first is the x axis."""
     columns = [name for name in chart.columns if any(row[name] is not None for row in rows)]
-    return sorted(columns, key=lambda name: len({row[name] for row in rows}) < 3)  # with the actual null
+    return sorted(columns, key=lambda name: len({row[name] for row in rows}) < 3)  # null is the actual row's
 
 
 def _is_actual(chart: HeatMap, row: Row) -> bool:

@@ -4,6 +4,6 @@ from typing import Any
 
 
 def label_of(value: Any) -> str:
-    """Return a value as text that XML can have: other characters become `�`."""
+    """Return a value as printable text; other characters, which XML can't contain, become `�`."""
     text = "(none)" if value is None else str(value)
     return "".join(each if each.isprintable() else "�" for each in text)

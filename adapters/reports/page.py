@@ -1,4 +1,4 @@
-"""Pages of reports: one HTML file with charts and rows, which loads nothing and runs no script."""
+"""Report pages: one HTML file with charts and rows, without scripts and external resources."""
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
@@ -15,14 +15,14 @@ from postroom.adapters.reports.labels import label_of
 from postroom.projections.reports.report import Chart, HeatMap, Report
 
 MAX_ROWS = 2_000
-"""Number of rows that a page shows."""
+"""Maximum number of rows in a page."""
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
-"""What a browser may load: even a script that got onto the page would not run."""
+"""Content security policy, which blocks scripts even if one were injected."""
 _SWATCHES = "".join(f".s{n}::before {{ color: var(--series-{n}); }}\n" for n in range(MAX_SERIES))
 
 
 def page_of(report: Report, rows: pa.Table) -> str:
-    """Return the page of a report."""
+    """Render the page of a report."""
     listed = rows.to_pylist()
     style = (files("postroom.adapters.reports") / "page.css").read_text() + _SWATCHES
     charts = [_figure(chart, listed) for chart in report.charts if listed]
@@ -59,7 +59,7 @@ def _heading(chart: Chart | HeatMap) -> str:
 
 
 def _omission(count: int) -> str:
-    return f"<p>{count:,} with smaller figures are not shown.</p>" if count else ""
+    return f"<p>{count:,} series with smaller figures are omitted.</p>" if count else ""
 
 
 def _table(columns: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> str:

@@ -1,7 +1,7 @@
 """The read model store port over targets for other tools: a folder, or ClickHouse.
 
-Tasks stage their rows as Parquet, on a disk shared with the process that rebuilds. When all files are
-complete, the target makes tables of them: see `Target`.
+Tasks stage their rows as Parquet files on a disk that is shared with the rebuilding process. When all files
+are complete, the target creates tables from them; see `Target`.
 """
 
 import shutil
@@ -34,12 +34,14 @@ class Target(Protocol):
     """A place for tables, which are named after model and version, such as `mailbox_v3`.
 
     Arguments:
-        where: its name for messages, without a password.
+        where: name of the target for messages, without a password.
         staging: prefix of the paths of a rebuild's temporary files and folders.
+        search_tables: tables of `search_text` that it contains, too.
     """
 
     where: str
     staging: Path
+    search_tables: Sequence[Projection]
 
     def exists(self) -> bool:
         """Return whether there is a catalog of versions."""
@@ -48,7 +50,7 @@ class Target(Protocol):
         """Open the catalog of versions; create it if it is missing."""
 
     def fill(self, table: str, projection: Projection, files: Sequence[Path]) -> None:
-        """Create a table from files, which may be linked; replace the table of an earlier attempt."""
+        """Create or replace a table from files, which may be hard-linked."""
 
     def count(self, table: str) -> int:
         """Return the number of rows of a table."""
@@ -90,7 +92,7 @@ class TargetReadModelStore:
         with rebuild_lock(lock, self.where), target.catalog() as catalog:
             versions = Versions(catalog)
             active = versions.active_version()
-            if active is not None:  # its publication may have been interrupted
+            if active is not None:  # an earlier publication may have been interrupted
                 target.publish(active.version, active.models)
             version, planned = versions.open(plan, lambda *_: None, restart=restart)
             yield TargetBuild(versions, target, version, planned, make_staging(target.staging, version))
@@ -129,7 +131,11 @@ class TargetBuild(CatalogBuild):
     def writer(self) -> StagingWriter:
         """Return the writer for tasks."""
         return StagingWriter(
-            self._staging, self.version, self.plan, self.plan.projections(), has_search=False
+            self._staging,
+            self.version,
+            self.plan,
+            self.plan.projections(),
+            has_search=bool(self._target.search_tables),
         )
 
     def parts_done(self) -> frozenset[str]:
@@ -140,7 +146,7 @@ class TargetBuild(CatalogBuild):
         """Do nothing: the staged files become the tables."""
 
     def remove_truncated(self, truncated: Truncated) -> None:
-        """Record what retention truncated, for `merge` to omit; see `Build.remove_truncated`."""
+        """Record truncated ranges, which `merge` omits; see `Build.remove_truncated`."""
         self._note_truncated(truncated)
 
     def merge(self) -> None:
@@ -151,6 +157,12 @@ class TargetBuild(CatalogBuild):
                 files = self._staged_messages() if name == MESSAGES else self._merge_staged(projection)
                 self._target.fill(f"{name}_v{self.version}", projection, files)
                 self._versions.mark(self.version, mark, 0)
+        if MESSAGES in self.plan.models:
+            # Rows of messages that were truncated meanwhile match nothing.
+            for each in self._target.search_tables:
+                self._target.fill(
+                    f"{each.name}_v{self.version}", each, staged_files(self._staging, each.name)
+                )
         for file in staged_files(self._staging, "projection_parked"):
             self._park(pl.read_parquet(file))
 
@@ -160,7 +172,7 @@ class TargetBuild(CatalogBuild):
             self._note_indexed()
 
     def counts(self) -> dict[str, int]:
-        """Return how many rows each model has."""
+        """Return the number of rows of each model."""
         return {name: self._target.count(f"{name}_v{self.version}") for name in self.plan.models}
 
     def differences(self) -> list[str]:

@@ -1,4 +1,4 @@
-"""`Auditor`: record who searched and who read payloads, before the answer goes out (RFC-037)."""
+"""`Auditor`: records searches and reads of payloads before their results are returned (RFC-037)."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
@@ -36,14 +36,14 @@ class Auditor:
         target: str = "",
         criteria: Sequence[str] = (),
     ) -> T:
-        """Return what `read` returns, or raise what it raises, when that is recorded.
+        """Return the result of `read`, or raise its error, after the read was recorded.
 
         Arguments:
-            operation: the right that it needs.
-            count: returns the number of messages in an answer.
-            topics, target, criteria: as of `AuditEntry`.
+            operation: the right that the read needs.
+            count: returns the number of messages in a result.
+            topics, target, criteria: fields of the `AuditEntry`.
 
-        Raises: Unavailable when it can't be recorded.
+        Raises: Unavailable if the read can't be recorded.
         """
         matches, outcome = 0, InternalError.code
         try:

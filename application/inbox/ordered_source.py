@@ -1,9 +1,9 @@
 """The source of an ordered worker: its share of the queue in the inbox's database (ADR 0088).
 
-One worker at a time takes the messages of the stream into the queue, in the order of the stream, and
-acknowledges them there. Each worker delivers those of its partitions. Order doesn't rest on leases or clocks:
-messages are added only right after the last one of the queue, and a worker with a message in hand has all
-earlier unsettled ones of its lane in hand, too.
+One worker at a time copies messages from the stream to the queue, in the order of the stream, and
+acknowledges them to the stream. Each worker delivers the messages of its partitions. Order does not depend on
+leases or clocks: messages are only added directly after the last one of the queue, and a worker that holds a
+message also holds all earlier unsettled ones of its lane.
 """
 
 import asyncio
@@ -27,27 +27,27 @@ from postroom.domain.errors import PostroomError, Unavailable
 
 READ_LIMIT = 500
 READ_WAIT_MS = 500
-MOST_QUEUED = 5_000
-"""Length of the queue at which the stream is not read further."""
+MAX_QUEUED = 5_000
+"""Length of the queue at which the stream is not read."""
 TURN_MS = 2_000
 PREFETCH = 100
 """Messages read from the queue at once."""
 POLL_SECONDS = 0.1
-"""Interval at which a worker looks for messages that another one added."""
+"""Interval at which a worker polls the queue for messages that another worker added."""
 PAUSE_SECONDS = 1.0
-"""Pause after stream or database failed."""
+"""Pause after a failure of the stream or the database."""
 SHORT_TICK_SECONDS = 0.25
-"""Interval at which a worker looks at its partitions while they are not its share."""
+"""Interval at which a worker checks its partitions until it has its share."""
 RENEWALS_PER_LEASE = 3
 
 
 class OrderedSource:
-    """Messages of a worker's partitions, each until it is acked; see `Source`. Shared by `sharing`.
+    """The messages of a worker's partitions; see `Source`. `sharing` runs it.
 
     Arguments:
         message_id: returns the id of a message in the inbox.
-        lease_ms: time after which other workers may claim the partitions if they were not renewed.
-        ack_wait_ms: how long a message that is neither settled nor extended stays in hand.
+        lease_ms: time after which other workers may claim partitions that were not renewed.
+        ack_wait_ms: how long the worker holds a message that is neither settled nor extended.
     """
 
     def __init__(
@@ -67,12 +67,12 @@ class OrderedSource:
         self._lease_ms = lease_ms
         self._ack_wait_ms = ack_wait_ms
         self._incarnation = ""
-        self._hand: dict[int, _InHand] = {}
+        self._held: dict[int, _HeldMessage] = {}
         self._buffer: deque[QueuedMessage] = deque()
         self._failed_lanes: Counter[int] = Counter()
         self._postponed_lanes: Counter[int] = Counter()
         self._draining: frozenset[int] = frozenset()
-        self._settling = _Settling(queue)
+        self._settlements = _SettlementWriter(queue)
         self._wake = asyncio.Event()
         self._reads = 0
         self._may_read = True
@@ -87,9 +87,9 @@ class OrderedSource:
     async def fetch(self, limit: int, wait_ms: int) -> Sequence[SourceMessage]:
         """Return up to `limit` messages of this worker's partitions; see `Source.fetch`.
 
-        A worker that reads the stream returns none only after it found none there.
+        While this worker reads the stream, the result is empty only after a read returned no messages.
 
-        Raises: NotFound when the consumer was deleted.
+        Raises: NotFound if the consumer was deleted.
         """
         deadline = self._now() + wait_ms
         reads = self._reads
@@ -117,7 +117,7 @@ class OrderedSource:
         """Return messages to the queue for a delay; see `Source.nack`."""
         tokens = [message.token for message in messages]
         lanes = Counter(each.lane for each in tokens)
-        # Later ones of its lane would be in hand without it.
+        # Later messages of the lane must not be delivered before it.
         self._buffer = deque(each for each in self._buffer if each.lane not in lanes)
         self._failed_lanes += lanes
         retries = [Retry(each.position, each.partition, each.epoch, delay_ms) for each in tokens if delay_ms]
@@ -127,23 +127,23 @@ class OrderedSource:
             self._postponed_lanes += lanes
 
     async def extend(self, messages: Sequence[SourceMessage]) -> None:
-        """Keep messages in hand; see `Source.extend`."""
+        """Hold messages for longer; see `Source.extend`."""
         for message in messages:
-            self._keep(message.token)
+            self._hold(message.token)
 
     async def close(self) -> None:
-        """Do nothing: the context of `sharing` ends it."""
+        """Do nothing, as `sharing` ends it."""
 
-    # -- messages in hand ---
+    # -- messages that the worker holds ---
 
     async def _fill(self, limit: int) -> None:
         now = self._now()
-        for position in [position for position, each in self._hand.items() if each.until <= now]:
-            del self._hand[position]
-        # What was read before a failure was written may have messages that wait for the failed one.
+        for position in [position for position, each in self._held.items() if each.until <= now]:
+            del self._held[position]
+        # Rows that were read before a failure was written may contain messages that must wait for it.
         self._failed_lanes -= self._postponed_lanes
         self._postponed_lanes.clear()
-        rows = await self._queue.next(limit, self._hand, self._draining)
+        rows = await self._queue.next(limit, self._held, self._draining)
         self._buffer.extend(
             each for each in rows if each.lane not in self._failed_lanes and self._may_take(each)
         )
@@ -153,32 +153,32 @@ class OrderedSource:
 
     def _take(self) -> SourceMessage:
         queued = self._buffer.popleft()
-        self._keep(queued)
+        self._hold(queued)
         return msgspec.structs.replace(queued.message, token=queued)
 
-    def _keep(self, queued: QueuedMessage) -> None:
-        self._hand[queued.position] = _InHand(queued.partition, self._now() + self._ack_wait_ms)
+    def _hold(self, queued: QueuedMessage) -> None:
+        self._held[queued.position] = _HeldMessage(queued.partition, self._now() + self._ack_wait_ms)
 
     async def _settle(
         self, acked: Sequence[QueuedMessage], retries: Sequence[Retry], rest: Sequence[int] = ()
     ) -> None:
         positions = [each.position for each in acked]
         try:
-            # Until they are settled in the database they are in hand, so that they are not read from it.
-            await self._settling.settle(positions, retries)
+            # Held until they are settled in the database, so that they are not read again.
+            await self._settlements.settle(positions, retries)
         finally:
             for position in (*positions, *rest):
-                self._hand.pop(position, None)
+                self._held.pop(position, None)
 
     def _now(self) -> int:
         return self._clock.uptime() // 1_000
 
     # -- partitions ---
 
-    async def begin(self) -> None:
-        """Begin to share the queue.
+    async def open(self) -> None:
+        """Open the queue, and claim partitions.
 
-        Raises: NotFound when there is no such consumer, Unavailable when stream or database can't be used.
+        Raises: NotFound if the consumer does not exist, Unavailable if the stream or database can't be used.
         """
         state = await self._stream.state()
         await self._queue.open(state)
@@ -186,7 +186,7 @@ class OrderedSource:
         await self._share()
 
     async def share_partitions(self) -> None:
-        """Renew, claim and release partitions, for ever."""
+        """Renew, claim and release partitions until cancelled."""
         renewed_at = self._now()
         is_settled = False
         while True:
@@ -216,8 +216,8 @@ class OrderedSource:
         order = sorted(self._epochs, key=lambda each: (each in self._draining, each))
         self._draining = frozenset(order[size:])
         self._buffer = deque(filter(self._may_take, self._buffer))
-        # A partition is given up when none of its messages is in hand, so that none is called for twice.
-        free = self._draining - {each.partition for each in self._hand.values()}
+        # A partition is released when none of its messages is held, so that no other worker delivers one too.
+        free = self._draining - {each.partition for each in self._held.values()}
         if free:
             for partition in free:
                 del self._epochs[partition]
@@ -225,26 +225,27 @@ class OrderedSource:
             self._draining -= free
         return len(self._epochs) == size and not self._draining
 
-    async def _check_incarnation(self) -> bool:
-        """Use the stream and consumer as they are now; return True."""
+    async def _check_incarnation(self) -> None:
+        """Open the queue again if the stream or its consumer was recreated."""
         state = await self._stream.state()
         if state.incarnation != self._incarnation:
-            logger().warning("inbox.consumer_replaced", why="the stream or its consumer was created anew")
+            logger().warning("inbox.consumer_replaced", why="the stream or its consumer was recreated")
             await self._queue.open(state)
             self._incarnation = state.incarnation
-        return True
 
     # -- the stream ---
 
     async def read_stream(self) -> None:
-        """Take the messages of the stream into the queue, for ever, while it is this worker's turn."""
-        is_sure = True
+        """Copy messages from the stream to the queue, while it is this worker's turn, until cancelled."""
+        is_checked = True
         while True:
             try:
-                is_sure = is_sure or await self._check_incarnation()
+                if not is_checked:
+                    await self._check_incarnation()
+                    is_checked = True
                 pause = await self._read()
             except Unavailable as error:
-                is_sure = self._may_read = False
+                is_checked = self._may_read = False
                 logger().warning("inbox.source_failed", error=str(error))
                 pause = PAUSE_SECONDS
             except PostroomError as error:
@@ -254,19 +255,19 @@ class OrderedSource:
                 await asyncio.sleep(pause)
 
     async def _read(self) -> float:
-        """Take the next messages into the queue; return how long to wait for the next time, in seconds."""
-        turn = await self._queue.take_turn(TURN_MS, MOST_QUEUED)
+        """Copy the next messages to the queue; return the seconds to wait before the next call."""
+        turn = await self._queue.take_turn(TURN_MS, MAX_QUEUED)
         self._may_read = turn is not None
         if turn is None:
             return TURN_MS / 4_000
-        if turn.queued >= MOST_QUEUED:
+        if turn.queued >= MAX_QUEUED:
             self._reads += 1
             return POLL_SECONDS
         messages = await self._stream.read(turn.sequence, READ_LIMIT, READ_WAIT_MS)
         if messages:
             new = [self._new(message) for message in messages]
             if not await self._queue.add(turn.sequence, int(messages[-1].sequence), new):
-                return 0.0  # another worker had its turn meanwhile; it is asked for again
+                return 0.0  # another worker had a turn meanwhile, so the next call takes a turn again
             await self._stream.ack(messages)
         else:
             self._reads += 1
@@ -282,9 +283,9 @@ class OrderedSource:
 async def sharing(source: OrderedSource, queue: InboxQueue) -> AsyncIterator[None]:
     """Share the queue with other workers for the duration of the context.
 
-    Raises: NotFound when there is no such consumer, Unavailable when stream or database can't be used.
+    Raises: NotFound if the consumer does not exist, Unavailable if the stream or database can't be used.
     """
-    await source.begin()
+    await source.open()
     try:
         async with background_task(source.share_partitions()), background_task(source.read_stream()):
             yield
@@ -293,8 +294,8 @@ async def sharing(source: OrderedSource, queue: InboxQueue) -> AsyncIterator[Non
             await queue.leave()
 
 
-class _InHand(NamedTuple):
-    """A message that the worker has; `until` in ms of uptime, unless it is extended."""
+class _HeldMessage(NamedTuple):
+    """A message that the worker holds, until a time in ms of uptime unless it is extended."""
 
     partition: int
     until: int
@@ -306,8 +307,8 @@ class _Settlement(NamedTuple):
     done: "asyncio.Future[None]"
 
 
-class _Settling:
-    """Settlements that are written together: all that wait while a statement runs are the next one."""
+class _SettlementWriter:
+    """Groups settlements: those that arrive while a statement runs are written by the next one."""
 
     def __init__(self, queue: InboxQueue) -> None:
         self._queue = queue
@@ -321,7 +322,9 @@ class _Settling:
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append(_Settlement(settled, retries, done))
         if self._writer is None or self._writer.done():
-            self._writer = asyncio.create_task(self._write(), context=Context())  # of no message
+            self._writer = asyncio.create_task(
+                self._write(), context=Context()
+            )  # without a message's correlation id
         await done
 
     async def _write(self) -> None:

@@ -8,11 +8,11 @@ from postroom.application.outbox.message import AGGREGATE_ID, AGGREGATE_TYPE
 from postroom.application.ports.source import SourceMessage
 
 PARTITIONS = 64
-"""Partitions of a consumer, for ever: the queue stores the number of each message's."""
+"""Number of partitions of a consumer; it can't change, as the queue stores each message's partition."""
 
 
 def aggregate_key(message: SourceMessage) -> str | None:
-    """Return the type and id of a message's aggregate, or the partition key of a CloudEvent; else None."""
+    """Return a message's aggregate, or the source and partition key of a CloudEvent, or None."""
     headers = message.headers
     if AGGREGATE_ID in headers:
         return f"aggregate {headers.get(AGGREGATE_TYPE, '')}/{headers[AGGREGATE_ID]}"
@@ -25,7 +25,7 @@ def aggregate_key(message: SourceMessage) -> str | None:
 
 
 def lane_of(message: SourceMessage, message_id: UUID) -> int:
-    """Return the hash of a message's lane: of its aggregate, or else of its id."""
+    """Return the hash of a message's lane: of the aggregate, or else of the message id."""
     key = aggregate_key(message) or f"id {message_id}"
     digest = blake2b(key.encode(errors="surrogatepass"), digest_size=8).digest()
     return int.from_bytes(digest, "big", signed=True)
@@ -37,5 +37,5 @@ def partition_of(lane: int) -> int:
 
 
 def share(workers: int) -> int:
-    """Return how many partitions each of some workers may own."""
+    """Return the maximum number of partitions of each worker."""
     return -(-PARTITIONS // max(workers, 1))

@@ -20,7 +20,7 @@ from postroom.application.outbox.route import EVENT_ID
 from postroom.domain.errors import InvalidOutboxEvent
 
 MAX_ATTRIBUTES_BYTES = 16_384
-"""Names and values together; headers count towards the limits of messages."""
+"""Maximum size of all names and values; headers count towards the size limits of messages."""
 RESERVED = frozenset(
     name.lower()
     for name in (
@@ -41,9 +41,9 @@ RESERVED = frozenset(
 )
 """Headers that the outbox sets itself, in lower case."""
 RESERVED_PREFIXES = ("nats-", "postroom-")
-"""Headers with a meaning for NATS, such as one that removes all earlier messages, and for Postroom."""
+"""Prefixes of headers that NATS and Postroom interpret; some of NATS remove earlier messages."""
 
-# What every target accepts: a token of HTTP, and text on one line.
+# Names and values that every target accepts: an HTTP token, and one line of text.
 _NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]{1,255}\Z")
 _VALUE = re.compile(r"[^\x00-\x1f\x7f\ud800-\udfff]*\Z")
 
@@ -52,10 +52,10 @@ def check_attributes(id_: UUID, attributes: object, content_type: object) -> dic
     """Return the headers that an event adds.
 
     Arguments:
-        id_: of the event, for errors.
-        content_type: becomes the header `Content-Type`; None adds none.
+        id_: id of the event, for errors.
+        content_type: value of the header `Content-Type`; None adds none.
 
-    Raises: InvalidOutboxEvent for a name or value that a target would refuse, or a name that is reserved.
+    Raises: InvalidOutboxEvent for a name or value that a target would refuse, and for a reserved name.
     """
     if not isinstance(attributes, Mapping):
         raise InvalidOutboxEvent(f"Outbox event {id_}: attributes must map names to text.")
@@ -63,13 +63,13 @@ def check_attributes(id_: UUID, attributes: object, content_type: object) -> dic
     for name, value in attributes.items():
         if not isinstance(name, str) or not _NAME.match(name):
             raise InvalidOutboxEvent(
-                f"Outbox event {id_}: the attribute {name!r:.80} must be named by 1 to 255 letters, digits "
-                "and -_.!#$%&'*+^`|~."
+                f"Outbox event {id_}: the attribute name {name!r:.80} must have 1 to 255 letters, digits and "
+                "-_.!#$%&'*+^`|~."
             )
         if name.lower() in RESERVED or name.lower().startswith(RESERVED_PREFIXES):
             raise InvalidOutboxEvent(
-                f"Outbox event {id_}: the attribute {name!r:.80} is a header of the outbox or of a target; "
-                "name it differently."
+                f"Outbox event {id_}: the attribute {name!r:.80} is reserved for the outbox or a target; "
+                "rename it."
             )
         headers[name] = _check_value(id_, f"attribute {name}", value)
     if content_type is not None:

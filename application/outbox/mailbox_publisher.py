@@ -1,4 +1,4 @@
-"""The publisher port over a mailbox: each event is sent as a message under the event's own id."""
+"""The publisher port over a mailbox: each event is sent as a message with the event's id."""
 
 from collections.abc import Mapping
 
@@ -21,13 +21,13 @@ from postroom.domain.names import MAX_ID_CHARS
 
 JSON = "application/json"
 _OWN_FIELDS = (EVENT_ID, CONTENT_TYPE, CORRELATION_ID, CAUSATION_ID, TRACEPARENT, "tracestate", "baggage")
-"""Headers that a message has fields for; all others are its custom headers."""
+"""Headers that correspond to fields of a message; all others become custom headers."""
 
 
 class MailboxPublisher:
     """A publisher to the topics of a mailbox, which stores each event once.
 
-    The header `Event-Id` is the message's id, and `Aggregate-Id` its sticky key.
+    The header `Event-Id` becomes the message id, and `Aggregate-Id` the sticky key.
     """
 
     def __init__(self, mailbox: Mailbox) -> None:
@@ -38,7 +38,7 @@ class MailboxPublisher:
     async def publish(self, subject: str, payload: bytes, headers: Mapping[str, str]) -> PublishAck:
         """Send one message to the topic `subject` and return when it is durable; see `Publisher.publish`.
 
-        Its sequence number counts the messages of this publisher.
+        The sequence number counts the messages of this publisher.
         """
         name = self._mailbox.name
         if self._is_closed:
@@ -55,7 +55,7 @@ class MailboxPublisher:
         return PublishAck(name, self._count, sent.duplicate)
 
     async def close(self) -> None:
-        """Refuse further messages; the mailbox is closed by whoever opened it."""
+        """Refuse further messages; the mailbox stays open."""
         self._is_closed = True
 
 
@@ -76,7 +76,7 @@ def _message(topic: str, payload: bytes, headers: Mapping[str, str]) -> NewMessa
 
 
 def _sticky_key(aggregate_id: str | None) -> str | None:
-    """Return the sticky key of an aggregate, as Kafka's keys become sticky keys."""
+    """Return the sticky key of an aggregate: its id, or a hash of a long id."""
     if aggregate_id is None or len(aggregate_id) <= MAX_ID_CHARS:
         return aggregate_id
     return f"b3:{blake3(aggregate_id.encode()).hexdigest()}"

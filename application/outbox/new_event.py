@@ -30,15 +30,15 @@ class NewEvent(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         aggregate_type, aggregate_id: the aggregate that the event is about; its events keep their order. Ids
             that are integers or UUIDs are stored as text.
         event_type: one token of the subject `{context}.event.{event_type}.v{event_version}`.
-        payload: any value that JSON can represent; `msgspec.Raw` holds encoded JSON. Bytes are published as
-            they are if `content_type` says what they are.
+        payload: any value that JSON can represent; `msgspec.Raw` holds encoded JSON. Bytes are published
+            unchanged and need a `content_type`.
         occurred_at: with a time zone; None means now.
-        traceparent: W3C trace context, published as the header of that name; None takes the current one.
+        traceparent: W3C trace context, published as the header of that name; None uses the current one.
         id: globally unique; None generates a UUIDv7.
         content_type: media type of the payload, published as the header `Content-Type`.
-        attributes: further headers, names and values together up to 16 KiB.
-        publish_at: with a time zone; until then the event waits in the outbox, and with it later events of
-            its aggregate. None, and a time in the past, is as soon as possible.
+        attributes: additional headers, up to 16 KiB of names and values.
+        publish_at: with a time zone; the event, and later events of its aggregate, wait in the outbox until
+            then. None or a time in the past publishes it as soon as possible.
     """
 
     aggregate_type: str

@@ -1,4 +1,4 @@
-"""New messages for a mailbox, in the form in which an outbox stores them."""
+"""New messages for a mailbox, as an outbox stores them."""
 
 from collections.abc import Callable, Mapping
 
@@ -13,7 +13,7 @@ from postroom.domain.errors import FrameTooLarge, InvalidRequest
 
 
 class _Stored(NewMessage, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Message as JSON: base64 for the payload and for all attributes, as text and bytes are the same here."""
+    """A message as JSON, with base64 for the payload and for all attributes, both text and bytes."""
 
     attrs: Mapping[str, bytes] = {}
 
@@ -25,7 +25,7 @@ _decode = msgspec.json.Decoder(_Stored).decode
 def record_message(
     message: object, factory: MessageFactory, wall: Callable[[], int], max_bytes: int
 ) -> RecordedMessage:
-    """Validate a `NewMessage` as a send does, and return its row, whose position is not yet known.
+    """Validate a `NewMessage` like a send, and return its row, whose position is not set yet.
 
     The row has a message id and a time of publication, so that sending it twice adds one message.
 
@@ -47,7 +47,7 @@ def record_message(
     fields["message_id"] = request.message_id
     fields["correlation_id"] = request.command.headers.correlation_id
     trace = tracer().current()
-    # The trace flags are not recorded, so a trace that nobody records must not come back as one that is.
+    # Trace flags are not recorded, so an unsampled trace must not be recorded, as it would become sampled.
     if message.trace_id is None and trace is not None and trace.trace_flags & SAMPLED:
         fields["trace_id"], fields["span_id"] = trace.trace_id, trace.span_id
     if message.published_at_us is None:
@@ -61,7 +61,7 @@ def record_message(
 def read_message(recorded: RecordedMessage) -> NewMessage:
     """Return the message of a row.
 
-    Raises: InvalidRequest for a row that `record_message` did not make.
+    Raises: InvalidRequest for a row that `record_message` did not create.
     """
     try:
         message = NewMessage(**msgspec.structs.asdict(_decode(recorded.message)))

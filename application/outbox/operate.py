@@ -116,7 +116,7 @@ class DiscardOutboxEvents:
     async def __call__(self, ids: Sequence[UUID], reason: str) -> int:
         """Discard events, all or none, and return their number.
 
-        If a payload can't be read, it is lost, and the reason in the event's history says so.
+        An unreadable payload is lost, which is added to the reason in the event's history.
 
         Raises: NotFound for an unknown event, InvalidRequest for one that is published.
         """

@@ -1,4 +1,4 @@
-"""Routes: the subject, topic or routing key that an event is published at."""
+"""Routes: the subject, topic or routing key of an event."""
 
 import string
 from functools import lru_cache
@@ -12,20 +12,20 @@ from postroom.domain.subject import EventSubject, check_token
 SUBJECT = "{context}.event.{event_type}.v{event_version}"
 """The form of SDS-047: one subject for each type of event."""
 TOPIC = "{context}.{aggregate_type}"
-"""One topic for each type of aggregate, so that the events of an aggregate keep their order."""
+"""One topic per type of aggregate, so that the events of an aggregate keep their order."""
 EVENT_ID = "Event-Id"
-"""Header with the id of the event where a target has no header of its own for it."""
+"""Header with the id of the event, for targets without a standard header for it."""
 FIELDS = ("context", "aggregate_type", "event_type", "event_version")
 
 
 class Route(msgspec.Struct, frozen=True):
-    """Where the events of a context are published.
+    """The route of the events of a context.
 
     Arguments:
         context: the bounded context, one token of a subject.
-        template: the name that is published at, with fields of `FIELDS` in braces.
+        template: subject, topic or routing key, with `FIELDS` in braces.
 
-    Raises: InvalidRequest for a context that is no token, or a template that can't be filled in.
+    Raises: InvalidRequest for a context that is not a token, or an invalid template.
     """
 
     context: str
@@ -35,17 +35,17 @@ class Route(msgspec.Struct, frozen=True):
         check_token(self.context, "The context")
         if not self.template or not all(map(_is_field, _fields(self.template))):
             raise InvalidRequest(
-                f"The topic {self.template!r} can't be filled in; write text with any of "
+                f"The topic {self.template!r} is not a valid template; write text with any of "
                 f"{', '.join(f'{{{field}}}' for field in FIELDS)}."
             )
 
     def name_of(self, event: OutboxEvent) -> str:
-        """Return the name that an event is published at; raises InvalidRequest if its type is no token."""
+        """Return the name for an event; raise InvalidRequest if its type is not a token."""
         return _fill(self.template, self.context, event.aggregate_type, event.event_type, event.event_version)
 
 
 def _fields(template: str) -> list[str | None]:
-    """Return the placeholders of a template; [None] if it is malformed."""
+    """Return the placeholders of a template, with None for a malformed one."""
     try:
         parts = list(string.Formatter().parse(template))
     except ValueError:

@@ -14,16 +14,15 @@ class OutboxSettings(msgspec.Struct, frozen=True):
     """Configuration of an outbox: `[outbox]` of the settings file; times in ms.
 
     Arguments:
-        to: URL of the target of `postroom outbox relay`; None takes that of `[nats]`.
-        topic: the subject, topic or routing key of an event, with fields in braces (see `Route`); None takes
-            the target's default.
-        exchange: exchange of RabbitMQ; empty for the default exchange, whose routing keys are queues.
+        to: URL of the target of `postroom outbox relay`; None uses the URL of `[nats]`.
+        topic: template of the subject, topic or routing key (see `Route`); None uses the target's default.
+        exchange: exchange of RabbitMQ; empty for the default exchange, whose routing keys are queue names.
         batch: maximum number of events published under one claim.
         concurrency: maximum number of aggregates published in parallel.
         poll_ms: poll interval when no hint arrives.
         claim_ms: duration of a claim; publishing stops after two thirds of it, and a publish may take 5 s.
         max_attempts, backoff_base_ms, backoff_max_ms: see `PublishPolicy`.
-        hints: listen for the hints of outboxes that notify.
+        hints: listen for notifications of new events.
         retention_ms: age at which published events are deleted.
         cleanup_every_ms: interval of cleanups by a relay; 0 leaves them to `postroom outbox cleanup`.
         keep_history: keep the histories of deleted events in `aggregate_events`.

@@ -13,19 +13,19 @@ from postroom.domain.names import message_stream
 MAX_LIMIT = 200
 MAX_POSITION = POSITIONS_PER_MAILBOX - 1
 POSITIONS_PER_PAGE = 5_000
-"""Maximum number of positions of which the events are read for a page of those that match."""
+"""Maximum number of positions that are searched for a page of events."""
 LOOKUPS_PER_PAGE = 300
-"""A page with so many messages whose sends were looked up, for their topics, reads no further positions."""
+"""Maximum number of messages whose topics are looked up for a page, before it ends early."""
 POSITIONS_PER_STEP = 200
-"""Maximum number of positions that are read at once, and so of the lookups that exceed those of a page."""
+"""Maximum number of positions that are read at once, and of lookups beyond `LOOKUPS_PER_PAGE`."""
 
 
 class EventPage(NamedTuple):
-    """Events that match, newest first.
+    """A page of matching events, newest first.
 
     Arguments:
-        first, last: the positions that were read for it; 0 when there were none.
-        before: position before which the next page begins; None when no older events remain.
+        first, last: the positions that were searched; 0 if the log has none.
+        before: position below which the next page starts; None on the last page.
     """
 
     events: tuple[LoggedEvent, ...]
@@ -35,11 +35,11 @@ class EventPage(NamedTuple):
 
 
 class CommitLink(NamedTuple):
-    """A commit, and whether its hash follows from that of the commit before it.
+    """A commit, and whether its chain hash matches the previous commit.
 
     Arguments:
-        previous: chain hash of the commit before; None if retention removed that one.
-        is_linked: whether the chain hash is that of the commit and of `previous`; None if that is unknown.
+        previous: chain hash of the previous commit; None if retention removed it.
+        is_linked: whether the chain hash matches the commit and `previous`; None if `previous` is None.
     """
 
     commit: Commit
@@ -48,24 +48,30 @@ class CommitLink(NamedTuple):
 
 
 class CommitPage(NamedTuple):
-    """Commits without envelopes, newest first; the next page begins before position `before`."""
+    """A page of commits without envelopes, newest first; the next page starts below position `before`."""
 
     commits: tuple[CommitLink, ...]
     before: int | None
 
 
-class BrowseLog:
-    """Queries of a log for people who look through it; calls block.
+def missing_position(log: EventLogReader, position: int) -> NotFound:
+    """Return the error for a position that a log does not have."""
+    first, head = log.first_position(), log.head()
+    extent = "is empty" if head is None else f"has positions {first} to {head.position}"
+    return NotFound(f"The log of mailbox {log.mailbox} has no position {position}; it {extent}.")
 
-    All raise BrokenLog for a commit that can't be read as it was written, and Unavailable when the log can't
-    be read.
+
+class BrowseLog:
+    """Queries of pages of a log; calls block.
+
+    All raise BrokenLog for a commit that was altered, and Unavailable if the log can't be read.
     """
 
     def __init__(self, log: EventLogReader) -> None:
         self._log = log
 
     def bounds(self) -> tuple[int, Head] | None:
-        """Return the first position and the end of the log; None while it is empty."""
+        """Return the first position and the head of the log, or None if it is empty."""
         first, head = self._log.first_position(), self._log.head()
         return None if first is None or head is None else (first, head)
 
@@ -78,13 +84,13 @@ class BrowseLog:
         before: int | None = None,
         limit: int = 50,
     ) -> EventPage:
-        """Return a page of the events that match, with at most `POSITIONS_PER_PAGE` positions read.
+        """Return a page of matching events, after searching at most `POSITIONS_PER_PAGE` positions.
 
-        It ends earlier where the events are of many messages that were sent long before.
-        The events of one message are found by the index, so they are all read.
+        The page ends earlier if its events belong to many messages that were sent long before. The events of
+        a single message are read through the index, without a limit of positions.
 
         Arguments:
-            since: first position; None for that of the log.
+            since: first position; None for the first of the log.
             before: position after the last one; None for the end of the log.
             limit: maximum number of events, 1 to 200.
         """
@@ -115,13 +121,13 @@ class BrowseLog:
     def event(self, position: int) -> LoggedEvent:
         """Return the event at a position.
 
-        Raises: NotFound when the log has no such position, or retention removed it.
+        Raises: NotFound if the log has no such position, or retention removed it.
         """
         check_int("The position", position, 1, MAX_POSITION)
         for each in ReadEvents(self._log)(after=position - 1, through=position):
             if each.record.position == position:
                 return each
-        raise self._absent(position)
+        raise missing_position(self._log, position)
 
     @refuse_altered_records
     def commits(self, *, before: int | None = None, limit: int = 50) -> CommitPage:
@@ -148,12 +154,12 @@ class BrowseLog:
     def commit(self, position: int) -> CommitLink:
         """Return the commit that holds a position, with its envelopes.
 
-        Raises: NotFound when the log has no such position, or retention removed it.
+        Raises: NotFound if the log has no such position, or retention removed it.
         """
         check_int("The position", position, 1, MAX_POSITION)
         commit = next(iter(self._log.commits_of([position])), None)
         if commit is None:
-            raise self._absent(position)
+            raise missing_position(self._log, position)
         return _link_of(commit, self._commit_of(commit.first - 1))
 
     def position_after(self, at: int) -> int:
@@ -176,16 +182,6 @@ class BrowseLog:
 
     def _commit_of(self, position: int) -> Commit | None:
         return next(iter(self._log.commits_of([position], envelopes=False)), None)
-
-    def _absent(self, position: int) -> NotFound:
-        bounds = self.bounds()
-        if bounds is None:
-            return NotFound(f"The log of {self._log.mailbox} is empty, so it has no position {position}.")
-        first, head = bounds
-        return NotFound(
-            f"The log of {self._log.mailbox} has the positions {first} to {head.position}, and not "
-            f"{position}; name one of these."
-        )
 
 
 def _link_of(commit: Commit, previous: Commit | None) -> CommitLink:

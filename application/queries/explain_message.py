@@ -1,4 +1,4 @@
-"""`ExplainMessage`: a message's history and present state as sentences, from the log."""
+"""`ExplainMessage`: the history and current state of a message as sentences, from the log."""
 
 from collections.abc import Callable, Iterator
 from heapq import merge
@@ -6,8 +6,8 @@ from heapq import merge
 from postroom.application.mailbox.fold import refuse_altered_records
 from postroom.application.messages import rfc3339
 from postroom.application.ports.event_log import EventLogReader
+from postroom.application.queries.message_records import read_message
 from postroom.application.query_results import DeliveryExplanation, Explanation, HistoryStep
-from postroom.domain.errors import NotFound
 from postroom.domain.mailbox.events import OwnershipTaken, TopicPolicySet
 from postroom.domain.message import (
     DEFAULT_PRIORITY,
@@ -17,7 +17,7 @@ from postroom.domain.message import (
     MessageSent,
 )
 from postroom.domain.message_history import Delivery, LogPosition, MessageHistory, Round, Takeover, trace
-from postroom.domain.names import mailbox_stream, message_id, message_stream
+from postroom.domain.names import mailbox_stream, message_id
 from postroom.domain.policy import TopicPolicy
 
 HistoryItem = tuple[int, int, MessageEvent | OwnershipTaken, TopicPolicy | None]
@@ -35,15 +35,10 @@ class ExplainMessage:
     def __call__(self, id_: str) -> Explanation:
         """Return the explanation of the message.
 
-        Raises: NotFound when the log has no such message, or retention removed its `MessageSent`.
+        Raises: NotFound if the log has no such message, or retention removed its `MessageSent`.
         """
         log = self._log
-        records = log.read_stream(message_stream(log.mailbox, id_))
-        sent = records[0].event if records else None
-        if not isinstance(sent, MessageSent):
-            raise NotFound(
-                f"Mailbox {log.mailbox} has no message {id_}; check the id, and the mailbox it was sent to."
-            )
+        sent, records = read_message(log, id_)
         own = log.read_stream(mailbox_stream(log.mailbox))
         items = merge(
             ((r.position, r.epoch, r.event) for r in records),
@@ -77,7 +72,7 @@ def explain(mailbox: str, sent: MessageSent, history: MessageHistory, now: int) 
         message_id(sent.stream, sent.headers.message_id),
         sent.topic,
         sent.shard,
-        _present_state(history, now),
+        _current_state(history, now),
         list(_deliveries(history)),
         sorted(_steps(sent, history), key=lambda step: step.position),
     )
@@ -214,6 +209,7 @@ _REMOVED: dict[ExpiryReason, str] = {
     "capacity": "Removed: its topic had more dead letters than dead_capacity, and it was the oldest.",
     "purged": "Removed by an operator, who purged the topic.",
     "archived": "Removed from the dead letters by an operator, who archived it.",
+    "erased": "Removed: the key of its subject was destroyed, so its content can't be read any more.",
     "undone": "Removed: it was the copy of a redrive job that an operator undid.",
 }
 
@@ -273,7 +269,7 @@ def _why(number: int, delivery: Delivery, each: Round, before: Delivery | None) 
 # -- present state ---
 
 
-def _present_state(history: MessageHistory, now: int) -> str:
+def _current_state(history: MessageHistory, now: int) -> str:
     if not history.rounds:
         return "It is archived: it is searchable and never delivered."
     if history.removal is not None:

@@ -1,6 +1,7 @@
 """`VerifyLog`: verify that no event of a log was removed, moved or altered."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import msgspec
@@ -58,20 +59,18 @@ def mailbox_removals(log: EventLogReader) -> Sequence[Removal]:
     return [record.event for record in records if isinstance(record.event, LogTruncated)]
 
 
+@dataclass(frozen=True)
 class VerifyLog:
     """A verification of a log: of its chain, its messages (svc-mailbox I-12), its index and its seal.
 
-    Every event must be decodable, follow from those before it, and be found by the index.
+    Every event must be decodable, valid after those before it, and in the index.
+
+    Arguments:
+        removals: returns the removals that are recorded in a log.
     """
 
-    def __init__(
-        self,
-        log: EventLogReader,
-        removals: Callable[[EventLogReader], Sequence[Removal]] = mailbox_removals,
-    ) -> None:
-        """Take the log, and a function that returns the removals recorded in it."""
-        self._log = log
-        self._removals = removals
+    log: EventLogReader
+    removals: Callable[[EventLogReader], Sequence[Removal]] = mailbox_removals
 
     def __call__(
         self,
@@ -91,15 +90,15 @@ class VerifyLog:
 
         Raises: BrokenLog with the first position that fails.
         """
-        start, chain = start_of(self._log, self._removals)
+        start, chain = start_of(self.log, self.removals)
         last, messages = start, 0
-        own = [each for each in anchors if each.log == self._log.mailbox]
+        own = [each for each in anchors if each.log == self.log.mailbox]
         ends = [(each.position, each.chain) for each in own]
         if expected_last is not None:
             ends.append((expected_last, expected_chain or ""))
-        expected = ExpectedEnds(self._log.mailbox, ends, start, chain)
-        fold, index = FoldCheck(self._log, start), IndexCheck(self._log)
-        for commit in chained(self._log.commits(start), chain, start + 1):
+        expected = ExpectedEnds(self.log.mailbox, ends, start, chain)
+        fold, index = FoldCheck(self.log, start), IndexCheck(self.log)
+        for commit in chained(self.log.commits(start), chain, start + 1):
             expected.check(commit)
             envelopes: list[bytes] = []
             for record in fold.applied(commit, to_records(commit)):
@@ -111,13 +110,11 @@ class VerifyLog:
             if commit.last // PROGRESS_EVENTS > last // PROGRESS_EVENTS:
                 progress(commit.last)
             last, chain = commit.last, commit.chain
-        check_seal(self._log)
+        check_seal(self.log)
         expected.finish(last)
         index.finish(last)
         older = sum(each.position < start for each in own)
-        return Verification(
-            self._log.mailbox, start + 1, last, messages, chain.hex(), len(own) - older, older
-        )
+        return Verification(self.log.mailbox, start + 1, last, messages, chain.hex(), len(own) - older, older)
 
 
 def start_of(

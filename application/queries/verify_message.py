@@ -1,4 +1,4 @@
-"""`VerifyMessage`: the hashes of one message and of the commits with its events, computed again."""
+"""`VerifyMessage`: recomputes the hashes of one message and of the commits with its events."""
 
 import msgspec
 from blake3 import blake3
@@ -6,19 +6,19 @@ from blake3 import blake3
 from postroom.application.mailbox.fold import refuse_altered_records
 from postroom.application.messages import rfc3339
 from postroom.application.ports.event_log import EventLogReader
+from postroom.application.queries.message_records import read_message
 from postroom.domain.commit import GENESIS, Commit, link
 from postroom.domain.envelope.build import open_envelope
-from postroom.domain.errors import InvalidRequest, NotFound
+from postroom.domain.errors import InvalidRequest
 from postroom.domain.integrity import b3, has_intact_headers, hash_chain, payload_hash
 from postroom.domain.message import MessageSent
-from postroom.domain.names import message_stream
 
 MAX_COMMITS = 50
-"""Number of commits that are verified, from the first event of the message on."""
+"""Maximum number of commits to verify, starting with the message's first event."""
 
 
 class HashComparison(msgspec.Struct, frozen=True):
-    """A hash as it is stored, and as it was computed again; None where that is impossible."""
+    """A stored hash and the recomputed one, which is None if it can't be computed."""
 
     name: str
     stored: str
@@ -26,18 +26,18 @@ class HashComparison(msgspec.Struct, frozen=True):
 
     @property
     def matches(self) -> bool:
-        """Return whether both are the same."""
+        """Return whether both are equal."""
         return self.stored == self.computed
 
 
 class CommitVerification(msgspec.Struct, frozen=True):
-    """The commit of some of a message's events.
+    """A commit with events of a message.
 
     Arguments:
-        first, last: its positions.
-        chain: its chain hash.
-        previous: that of the commit before; None when retention removed that commit.
-        matches: whether the commit matches its hash; None when that is unknown.
+        first, last: positions of the commit.
+        chain: chain hash of the commit.
+        previous: chain hash of the previous commit; None if retention removed that commit.
+        matches: whether the commit matches its hash; None if `previous` is None.
     """
 
     first: int
@@ -49,13 +49,13 @@ class CommitVerification(msgspec.Struct, frozen=True):
 
 
 class MessageVerification(msgspec.Struct, frozen=True):
-    """Whether a message is as it was sent.
+    """The verification of a message.
 
     Arguments:
-        hashes: of envelope, payload, and headers with payload (svc-mailbox I-7, I-12).
-        headers_match: whether its searchable headers are those of its envelope.
-        commits: of its events, the oldest first.
-        omitted: number of its events whose commits were not verified.
+        hashes: hashes of the envelope, the payload, and the headers with the payload (svc-mailbox I-7, I-12).
+        headers_match: whether the searchable headers equal those of the envelope.
+        commits: commits of the message's events, oldest first.
+        omitted: number of events whose commits were not verified.
     """
 
     hashes: tuple[HashComparison, ...]
@@ -65,7 +65,7 @@ class MessageVerification(msgspec.Struct, frozen=True):
 
     @property
     def is_intact(self) -> bool:
-        """Return whether nothing was altered, as far as that is known."""
+        """Return whether no mismatch was detected."""
         return (
             self.headers_match
             and all(each.matches for each in self.hashes)
@@ -81,18 +81,13 @@ class VerifyMessage:
 
     @refuse_altered_records
     def __call__(self, id_: str) -> MessageVerification:
-        """Return what was verified of a message.
+        """Verify a message.
 
-        Raises: NotFound when the log has no such message, or retention removed it; BrokenLog when a commit
-            with its events can't be decoded.
+        Raises: NotFound if the log has no such message, or retention removed it; BrokenLog if a commit with
+            its events can't be decoded.
         """
         log = self._log
-        records = log.read_stream(message_stream(log.mailbox, id_))
-        sent = records[0].event if records else None
-        if not isinstance(sent, MessageSent):
-            raise NotFound(
-                f"Mailbox {log.mailbox} has no message {id_}; check the id, and the mailbox it was sent to."
-            )
+        sent, records = read_message(log, id_)
         commits, events = [], 0
         for commit in log.commits_of([each.position for each in records[:MAX_COMMITS]], envelopes=False):
             commits.append(self._verify(commit))
@@ -133,7 +128,7 @@ def _hashes(sent: MessageSent, envelope_hash: bytes) -> tuple[HashComparison, ..
         chain = hash_chain(
             sent.topic, envelope.published_at_us, sent.idem_key, payload_digest, envelope.extensions
         )
-    except InvalidRequest:  # it was altered so that it can't be read
+    except InvalidRequest:  # the envelope was altered and can't be parsed
         pass
     return (
         HashComparison("envelope", b3(envelope_hash), b3(blake3(sent.envelope).digest())),

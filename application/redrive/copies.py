@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+from postroom.application.erasure.protection import Protection
 from postroom.application.mailbox.codec import is_intact
 from postroom.application.mailbox.message_factory import MessageFactory, NewId
 from postroom.application.ports.event_log import EventLogReader
@@ -24,25 +25,32 @@ class CopyFactory:
 
     Arguments:
         mailbox: name of the mailbox.
-        now: returns the time at which they are published, in µs.
+        now: returns the time of publication, in µs.
+        protection: decrypts the originals and encrypts the copies.
     """
 
-    def __init__(self, mailbox: str, now: Callable[[], int], new_id: NewId) -> None:
+    def __init__(
+        self, mailbox: str, now: Callable[[], int], new_id: NewId, protection: Protection | None = None
+    ) -> None:
         self._factory = MessageFactory(mailbox, now, new_id)
         self._now = now
         self._new_id = new_id
+        self._protection = protection
 
     def make(self, spec: RedriveSpec, message: Message, record: Record | None) -> Copy | SkipReason:
-        """Return the copy of a message, which names it as its cause; or why there is none.
+        """Return the copy of a message, with the message as its causality parent, or the reason to skip it.
 
         Arguments:
-            record: of the message's `MessageSent`; None if it can't be read.
+            record: record of the message's `MessageSent`; None if it can't be read.
         """
         sent = None if record is None or not is_intact(record) else record.event
         if not isinstance(sent, MessageSent) or sent.stream != message.stream:
             return "unreadable"
+        content = sent if self._protection is None else self._protection.read_message(sent)
+        if not isinstance(content, MessageSent):
+            return "unreadable"
         try:
-            envelope = parse_envelope(sent.envelope)
+            envelope = parse_envelope(content.envelope)
         except InvalidRequest:
             return "unreadable"
         if spec.merge_patch is not None:
@@ -54,13 +62,13 @@ class CopyFactory:
             envelope.extensions.pop(name, None)
         for name, text in spec.set_headers.items():
             envelope.extensions[name] = extension_bytes(text)
-        if spec.is_edit:  # the publisher did not sign this
+        if spec.is_edit:  # the publisher's signature no longer applies
             envelope.security.ClearField("signature")
             envelope.security.ClearField("signature_algorithm")
         self._address(envelope, spec.destination or message.topic, sent)
         blob = envelope.SerializeToString(deterministic=True)
         send = self._factory.from_envelope(blob, envelope).command
-        return Copy(
+        copy = Copy(
             send.message,
             send.topic,
             send.size,
@@ -71,6 +79,10 @@ class CopyFactory:
             send.priority,
             send.ttl_ms,
         )
+        try:
+            return copy if self._protection is None else self._protection.encrypt_copy(copy, sent)
+        except InvalidRequest:  # without a policy or a subject
+            return "unreadable"
 
     def _address(self, envelope: PrismEnvelope, topic: str, original: MessageSent) -> None:
         metadata, now = envelope.metadata, self._now()
@@ -86,10 +98,10 @@ class CopyFactory:
 def read_copies(
     log: EventLogReader, position: int, event: RedriveAdvanced
 ) -> tuple[tuple[tuple[bytes, int], ...], tuple[Original, ...]]:
-    """Return the copies that a job sent with an event, with their positions, and their originals.
+    """Return the copies that a job sent in the commit of an event, with their positions, and their originals.
 
     Arguments:
-        position: of the event.
+        position: position of the event.
     """
     first = position - event.moved
     records = log.at_positions(range(first - event.moved, position))
@@ -102,7 +114,7 @@ def read_copies(
         if copy is not None and earlier is not None and isinstance(earlier.event, MessageDeadLettered):
             copies.append((copy.stream, copy.position))
             causes.append(Original(record.stream, place, earlier.event.reason))
-        else:  # the log was altered, and the copy stays
+        else:  # the log was altered; the copy stays
             copies.append((record.stream, 0))
             causes.append(Original(record.stream, 0, REPLACED))
     return tuple(copies), tuple(causes)

@@ -33,7 +33,7 @@ MAX_SAMPLES = 10
 MAX_GROUPS = 100
 
 DescribeDeadLetters = Callable[[str, Sequence[Message]], list[DeadLetter]]
-"""Describe dead letters of a mailbox by their records."""
+"""Returns descriptions of dead letters of a mailbox."""
 
 
 class RedriveJobs:
@@ -46,7 +46,7 @@ class RedriveJobs:
         self.runner = RedriveRunner(engine)
 
     async def preview_redrive(self, spec: RedriveSpec, /) -> RedrivePreview:
-        """Return what a job would select now; see `Mailbox.preview_redrive`."""
+        """Return the dead letters that a job would select now; see `Mailbox.preview_redrive`."""
         check_type("The redrive specification", spec, RedriveSpec).validate()
         self._engine.check_process()
         cutoff, matches = await self._select(spec)
@@ -58,7 +58,7 @@ class RedriveJobs:
             groups[key] += 1
             errors[key] = each.last_error
             if number % CHUNK == 0:
-                await asyncio.sleep(0)  # the mailbox goes on
+                await asyncio.sleep(0)  # lets the mailbox run
         return RedrivePreview(
             self._engine.name,
             cutoff,
@@ -78,7 +78,7 @@ class RedriveJobs:
         if job not in self._engine.mailbox.redrives:
             cutoff, matches = await self._select(spec)
             await self._submit(StartRedrive(job, spec, cutoff, len(matches), principal))
-        else:  # a repetition: the same or a refusal
+        else:  # a repeated request: has no effect, or is refused if it differs
             await self._submit(StartRedrive(job, spec, 0, 0, principal))
         return self._report(job)
 
@@ -98,7 +98,7 @@ class RedriveJobs:
         """Return a page of the messages of a job; see `Mailbox.list_redrive_messages`."""
         check_page(outcome, cursor, limit)
         job = find_job(self._stream(job_id), self._engine.mailbox)
-        await self._engine.submit([Sweep()])  # is answered when what was decided before is durable
+        await self._engine.submit([Sweep()])  # returns when earlier decisions are durable
         return await asyncio.to_thread(list_messages, self._engine.log, job, outcome, cursor, limit)
 
     async def change_redrive(

@@ -1,4 +1,4 @@
-"""The messages of a redrive job, with what it did with each, from the log."""
+"""The messages of a redrive job with their outcomes, from the log."""
 
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -17,7 +17,7 @@ from postroom.domain.redrive.job import RedriveJob
 from postroom.domain.redrive.spec import Action
 
 EVENTS_AT_ONCE = 10
-"""Events of a job whose commits are in memory at a time."""
+"""Number of a job's events whose commits are in memory at a time."""
 _OUTCOMES: dict[Action, Outcome] = {"redrive": "redriven", "archive": "archived", "purge": "purged"}
 
 
@@ -25,8 +25,8 @@ class _Entry(msgspec.Struct, frozen=True):
     """A message of a job.
 
     Arguments:
-        version: of the job's event that says so.
-        copy: stream of the copy that was sent.
+        version: version of the job's event for the message.
+        copy: stream id of the copy that was sent.
     """
 
     version: int
@@ -42,7 +42,7 @@ def list_messages(
 ) -> RedriveMessages:
     """Return a page of the messages of a job; see `Mailbox.list_redrive_messages`.
 
-    Raises: InvalidRequest for a cursor that is of no page.
+    Raises: InvalidRequest for a malformed cursor.
     """
     version, offset = _read_cursor(cursor)
     page: list[_Entry] = []
@@ -64,7 +64,7 @@ def list_messages(
 
 
 def _read_cursor(cursor: str | None) -> tuple[int, int]:
-    """Return the version of the job's event with which a page begins, and its messages on earlier pages."""
+    """Return the version of a page's first event, and the number of its messages on earlier pages."""
     if cursor is None:
         return 0, 0
     version, _, offset = cursor.partition(".")
@@ -74,7 +74,7 @@ def _read_cursor(cursor: str | None) -> tuple[int, int]:
 
 
 def _entries(log: EventLogReader, job: RedriveJob, version: int, outcome: Outcome | None) -> Iterator[_Entry]:
-    """Yield the messages of the job's events from a version on."""
+    """Yield the messages of the job's events, starting at a version."""
     undone: dict[int, Record] = {}
     if job.undo_cursor:
         records = log.read_stream(job.job)
@@ -88,7 +88,7 @@ def _entries(log: EventLogReader, job: RedriveJob, version: int, outcome: Outcom
 
 
 def _progress(log: EventLogReader, job: RedriveJob, version: int) -> Iterator[Record]:
-    """Yield the records of the job from a version on, of which a page needs few."""
+    """Yield the records of the job, starting at a version; lazily, as a page needs few."""
     entries = sorted((each.version, each.position) for each in log.index_of([job.job]))
     positions = [position for number, position in entries if number >= version]
     for start in range(0, len(positions), EVENTS_AT_ONCE):
@@ -96,7 +96,7 @@ def _progress(log: EventLogReader, job: RedriveJob, version: int) -> Iterator[Re
 
 
 def _read(log: EventLogReader, positions: Sequence[int]) -> dict[int, Record]:
-    """Return the records at positions, in their order, without their envelopes."""
+    """Return the records at positions, in the same order, without envelopes."""
     commits = log.commits_of(positions, envelopes=False)
     records = {each.position: each for commit in commits for each in to_records(commit)}
     return {position: records[position] for position in positions if position in records}

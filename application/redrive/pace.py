@@ -1,17 +1,17 @@
 """Pace of a redrive job."""
 
 TICK_SECONDS = 0.05
-"""Shortest pause between the steps of a job with a rate."""
+"""Minimum pause between the steps of a job with a rate."""
 CATCH_UP_SECONDS = 1.0
-"""Time for which a job that was held up makes up."""
+"""Maximum backlog of a delayed job, as time at its rate."""
 
 
 class Pace:
-    """Number of messages that a rate permits, as time goes on.
+    """Rate limiter of a job.
 
     Arguments:
-        rate: messages a second; None for no limit.
-        now: a monotonic time, seconds.
+        rate: messages per second; None for no limit.
+        now: monotonic time in seconds.
     """
 
     def __init__(self, rate: int | None, now: float) -> None:
@@ -20,7 +20,7 @@ class Pace:
         self._at = now
 
     def allowance(self, now: float, maximum: int) -> int:
-        """Return how many messages may be changed at a time, up to `maximum`."""
+        """Return the number of messages that may be changed now, up to `maximum`."""
         if self._rate is None:
             return maximum
         self._credit += self._rate * max(0.0, now - self._at)
@@ -29,11 +29,11 @@ class Pace:
         return min(int(self._credit), maximum)
 
     def spend(self, messages: int) -> None:
-        """Count messages that were changed."""
+        """Count changed messages against the rate."""
         self._credit -= messages
 
     def pause(self) -> float:
-        """Return the seconds until a message may be changed."""
+        """Return the seconds until the next message may be changed."""
         if self._rate is None:
             return 0.0
         return max(TICK_SECONDS, (1.0 - self._credit) / self._rate)

@@ -29,23 +29,23 @@ from postroom.domain.redrive.job import ACTIVE, JobStatus, RedriveJob
 from postroom.domain.redrive.spec import SkipReason
 
 BATCH = 500
-"""Messages that are changed in one commit at most, so that senders never wait long."""
+"""Maximum number of messages that one commit changes, which bounds the wait of senders."""
 COPY_BYTES = 4 << 20
-"""Payloads whose copies are sent in one commit, in bytes, unless a single one is larger."""
+"""Maximum size of the copied payloads of one commit; a single larger payload is permitted."""
 FULL_SECONDS = 0.25
-"""Pause of a job whose next message has no room in its shard."""
+"""Pause of a job while the shard of its next message is full."""
 RETRY_SECONDS = 1.0
 """Pause after a failure."""
 
 
 class RedriveRunner:
-    """Runner of the jobs that the state of a mailbox says are active, also after a take-over.
+    """Runner of the active jobs in the state of a mailbox, including those of an earlier owner.
 
-    What a job has done is in the state, with the changes of its messages. In memory are only its queue of
-    matches, which is made again when the state is loaded again, and its pace.
+    The progress of a job is part of the state and is committed with the changes of its messages. Only the
+    queue of matches, which is rebuilt when the state is loaded again, and the pace are in memory.
 
     Arguments:
-        batch: maximum number of messages that are changed in one commit.
+        batch: maximum number of messages that one commit changes.
     """
 
     def __init__(
@@ -53,17 +53,17 @@ class RedriveRunner:
     ) -> None:
         self._engine = engine
         self._batch = batch
-        self._copies = CopyFactory(engine.log.mailbox, engine.now, new_id)
+        self._copies = CopyFactory(engine.log.mailbox, engine.now, new_id, engine.protection)
         self._changed = asyncio.Event()
         self._works: dict[bytes, _Work] = {}
         self._due: dict[bytes, float] = {}
 
     def wake(self) -> None:
-        """Have the jobs looked at now, as one of them changed."""
+        """Check the jobs now, as one of them has changed."""
         self._changed.set()
 
     async def run(self) -> None:
-        """Run the active jobs, which take turns, until cancelled."""
+        """Run the active jobs in turns until cancelled."""
         while True:
             if self._changed.is_set():
                 self._changed.clear()
@@ -77,7 +77,7 @@ class RedriveRunner:
                 await asyncio.sleep(0)
 
     async def _run_once(self) -> float | None:
-        """Do a step of each job that is due; return the seconds until the next, None if no job is active."""
+        """Run a step of each due job; return the seconds until the next step, or None if no job is active."""
         try:
             jobs = [each for each in self._engine.mailbox.redrives.values() if each.status in ACTIVE]
         except PostroomError as error:
@@ -93,7 +93,7 @@ class RedriveRunner:
         return max(0.0, min(self._due.values()) - now()) if jobs else None
 
     async def _attempt(self, job: RedriveJob) -> float:
-        """Do a step of a job; a failure is of this job, and others go on."""
+        """Run a step of a job, and log its failure, so that other jobs continue."""
         try:
             return await self._step(job)
         except PostroomError as error:
@@ -115,7 +115,7 @@ class RedriveRunner:
 
 
 class _Work:
-    """Work on one job: its queue of matches, or of what is to be undone, and its pace."""
+    """Work on one job: its queue of matches, or of events to undo, and its pace."""
 
     def __init__(self, engine: MailboxEngine, job: RedriveJob, batch: int, copies: CopyFactory) -> None:
         self._engine = engine
@@ -133,10 +133,10 @@ class _Work:
     async def advance(self, job: RedriveJob) -> float:
         """Change the next messages; return the seconds until the next step."""
         if self._source is None:
-            await self._fill(job, 0)  # may take seconds, which the pace is not to make up for
+            await self._fill(job, 0)  # may take seconds, for which the pace must not catch up
             self._pace = Pace(job.spec.rate, self._now())
         maximum = self._batch if job.remaining is None else min(self._batch, job.remaining)
-        if self._is_stalled:  # only to see whether there is room again
+        if self._is_stalled:  # checks whether the shard still is full
             maximum = 1
         count = self._pace.allowance(self._now(), max(1, maximum))
         if not count:
@@ -170,7 +170,7 @@ class _Work:
         return tuple(self._copies.make(job.spec, each, records.get(each.position)) for each in messages)
 
     async def _fill(self, job: RedriveJob, count: int) -> bool:
-        """Read on until there are `count` matches; return whether no more can follow them."""
+        """Read until there are more than `count` matches; return whether there are no others."""
         if self._source is None:
             self._source = deque(
                 await find_candidates(job.spec, self._engine.mailbox, job.cutoff, job.cursor)
@@ -180,12 +180,12 @@ class _Work:
                 return True
             chunk = list(islice(self._source, CHUNK))
             self._matches += await find_matches(job.spec, chunk, self._engine.log)
-            for _ in chunk:  # only now: the log may have failed
+            for _ in chunk:  # removed only after the log was read without an error
                 self._source.popleft()
         return False
 
     async def undo(self, job: RedriveJob) -> float:
-        """Undo the next of the job's advances, the oldest first; return the seconds until the next step."""
+        """Undo the oldest of the job's remaining advances; return the seconds until the next step."""
         if self._advances is None:
             self._advances = deque(await asyncio.to_thread(self._read_advances, job))
         messages: tuple[tuple[bytes, int], ...] = ()
@@ -214,7 +214,7 @@ class _Work:
         ]
 
     def _read_messages(self, position: int, event: RedriveAdvanced) -> tuple[tuple[bytes, int], ...]:
-        """Return the messages that were redriven with an event, and the positions of their redrives."""
+        """Return the messages redriven in the commit of an event, and the positions of their redrives."""
         records = self._engine.log.at_positions(range(position - event.moved, position))
         return tuple(
             (record.stream, record.position)
@@ -223,7 +223,7 @@ class _Work:
         )
 
     async def _submit(self, command: RedriveCommand) -> None:
-        """Have the engine decide a command; raises its refusal."""
+        """Submit a command to the engine; raise its refusal."""
         (answer,) = await self._engine.submit([command])
         if isinstance(answer, Rejected):
             raise answer

@@ -15,7 +15,7 @@ from postroom.domain.record import Record
 from postroom.domain.redrive.spec import RedriveSpec, is_dead
 
 CHUNK = 500
-"""Messages that are compared without a break, and that are read from the log at a time."""
+"""Number of messages that are compared without yielding, and read from the log at a time."""
 
 
 class Candidate(NamedTuple):
@@ -28,10 +28,10 @@ class Candidate(NamedTuple):
 async def find_candidates(
     spec: RedriveSpec, mailbox: Mailbox, cutoff: int, cursor: int = 0
 ) -> list[Candidate]:
-    """Return the dead letters that the state of the mailbox does not rule out, by their dead-lettering.
+    """Return the dead letters that match by the state of the mailbox, in the order of their dead-lettering.
 
     Arguments:
-        cutoff, cursor: positions; only what was dead-lettered after `cursor` and up to `cutoff`.
+        cursor, cutoff: positions; only messages dead-lettered after `cursor` and up to `cutoff` match.
     """
     candidates: list[Candidate] = []
     streams = spec.streams(mailbox.name)
@@ -48,7 +48,7 @@ async def find_candidates(
                 and (streams is None or each.stream in streams)
                 and spec.covers_state(each)
             )
-            await asyncio.sleep(0)  # the mailbox goes on
+            await asyncio.sleep(0)  # lets the mailbox run
     candidates.sort(key=lambda each: each.last)
     return candidates
 
@@ -56,9 +56,9 @@ async def find_candidates(
 async def select(
     spec: RedriveSpec, candidates: Sequence[Candidate], log: EventLogReader
 ) -> AsyncIterator[list[Candidate]]:
-    """Yield the candidates that match, for each chunk of them a list.
+    """Yield the candidates that match, in a list per chunk.
 
-    Messages whose records can't be read any more match only if nothing of their records is asked for.
+    Messages whose records can't be read match only if the specification has no criteria for records.
     """
     for start in range(0, len(candidates), CHUNK):
         yield await find_matches(spec, candidates[start : start + CHUNK], log)
@@ -67,14 +67,14 @@ async def select(
 async def find_matches(
     spec: RedriveSpec, candidates: Sequence[Candidate], log: EventLogReader
 ) -> list[Candidate]:
-    """Return those of a chunk of candidates that match; see `select`."""
+    """Return the candidates of a chunk that match; see `select`."""
     if not spec.needs_log:
         return list(candidates)
     return await asyncio.to_thread(_read_matches, spec, candidates, log)
 
 
 def _read_matches(spec: RedriveSpec, candidates: Sequence[Candidate], log: EventLogReader) -> list[Candidate]:
-    """Return the candidates that match by their records; comparing the words of large bodies takes long."""
+    """Return the candidates that match by their records; slow for the words of large payloads."""
     records = read_records(log, [each.message.position for each in candidates])
     return [each for each in candidates if _matches(spec, each, records, log.mailbox)]
 
@@ -90,7 +90,7 @@ def _matches(spec: RedriveSpec, candidate: Candidate, records: dict[int, Record]
 
 
 def read_records(log: EventLogReader, positions: Sequence[int]) -> dict[int, Record]:
-    """Return the records at these positions, without those of commits that can't be decoded."""
+    """Return the records at these positions, except in commits that can't be decoded."""
     try:
         return log.at_positions(positions)
     except BrokenLog:

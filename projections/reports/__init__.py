@@ -1,1 +1,1 @@
-"""Reports: tables of figures that one SQL text computes from the events of a store, in Spark or in DuckDB."""
+"""Reports: tables of figures that one SQL query computes from the events of a store, in Spark or DuckDB."""

@@ -1,15 +1,16 @@
-"""The reports of the product."""
+"""The built-in reports."""
 
 from postroom.domain.fingerprint import fingerprint
 from postroom.projections.reports.report import Addition, Chart, Report, sql_of
 
+_MESSAGES = sql_of("messages")
 _LIFE = ("mailbox", "position", "event", "at", "message_id", "topic", "due")
 
 
 LATENCY = Report(
     "latency",
     "Time from sending to receiving and acking",
-    sql_of("latency"),
+    sql_of("latency").replace("{messages}", _MESSAGES),
     reads=_LIFE,
     events=("MessageSent", "MessageReceived", "MessageAcked"),
     charts=(
@@ -31,7 +32,7 @@ LATENCY = Report(
 SLA = Report(
     "sla",
     "Messages acked within a bound",
-    sql_of("sla"),
+    sql_of("sla").replace("{messages}", _MESSAGES),
     reads=_LIFE,
     events=("MessageSent", "MessageAcked", "MessageExpired"),
     charts=(

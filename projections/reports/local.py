@@ -1,4 +1,4 @@
-"""Reports in this process, by DuckDB: no JVM, for small stores."""
+"""Reports in this process by DuckDB, without a JVM, for small stores."""
 
 import re
 from collections.abc import Iterable, Iterator
@@ -13,7 +13,7 @@ _FUNCTIONS = """
 CREATE MACRO unix_micros(moment) AS epoch_us(moment);
 CREATE MACRO timestamp_micros(micros) AS make_timestamp(CAST(micros AS BIGINT));
 """
-"""Spark's functions that DuckDB names differently."""
+"""Spark functions that have other names in DuckDB."""
 _MESSAGES = """
 SELECT e.mailbox, e.stream, list(struct_pack({fields}) ORDER BY e.position) AS events
 FROM events AS e GROUP BY e.mailbox, e.stream
@@ -28,9 +28,9 @@ def run_report(
     """Return the rows of a report.
 
     Arguments:
-        schema: of the batches, whose times have no time zone and are UTC.
+        schema: schema of the batches; times are UTC without a time zone.
         batches: rows that the report reads.
-        parameters: of the SQL text; times and durations in µs.
+        parameters: parameters of the query; times and durations in µs.
 
     Raises: InvalidRequest for an unknown parameter.
     """
@@ -43,7 +43,7 @@ def run_report(
         database.execute(_FUNCTIONS)
         database.register("rows", schema.empty_table())
         database.execute("CREATE TABLE events AS SELECT * FROM rows")
-        # DuckDB would call an iterator in threads of its own, where a SQLite connection can't be used.
+        # DuckDB would call an iterator in its own threads, where a SQLite connection can't be used.
         for batch in batches:
             database.register("rows", pa.Table.from_batches([batch], schema=schema))
             database.execute("INSERT INTO events SELECT * FROM rows")
@@ -53,14 +53,14 @@ def run_report(
 
 
 def _replace_events(database: duckdb.DuckDBPyConnection, report: Report, rows: MessageRows) -> None:
-    """Replace the table of events by that of the rows that are made of each message."""
+    """Replace the table of events by the rows that `MessageRows` computes for each message."""
     fields = ", ".join(f"{name} := e.{name}" for name in report.event_columns)
     messages = database.sql(_MESSAGES.format(fields=fields)).to_arrow_table()
     database.register("rows", rows.schema.empty_table())
     database.execute("CREATE OR REPLACE TABLE events AS SELECT * FROM rows")
     for batch in messages.to_batches(max_chunksize=MESSAGES_PER_BATCH):
-        made = rows.lists(batch["mailbox"], batch["stream"], batch["events"]).flatten()
-        database.register("rows", pa.Table.from_struct_array(made))
+        results = rows.lists(batch["mailbox"], batch["stream"], batch["events"]).flatten()
+        database.register("rows", pa.Table.from_struct_array(results))
         database.execute("INSERT INTO events SELECT * FROM rows")
 
 

@@ -1,7 +1,7 @@
-"""Reports: what they read, and the SQL text that both engines run.
+"""Reports: the events that they read, and the SQL query that both engines run.
 
-The text is in the SQL that Spark and DuckDB have in common, with Spark's names of functions. `{events}` is
-the table of the report's rows, `:name` a parameter. In DuckDB, `at` is a keyword: write `e.at`.
+A query uses the SQL that Spark and DuckDB have in common, with Spark's function names. `{events}` is the
+table of the report's rows, `:name` a parameter. In DuckDB, `at` is a keyword: write `e.at`.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -19,22 +19,23 @@ from postroom.domain.errors import InvalidRequest
 from postroom.projections.spark.columns import EVENTS
 
 PERIODS = {"hour": 3_600_000_000, "day": 86_400_000_000}
-"""Periods that reports divide time into, in µs; they begin at midnight UTC."""
+"""Periods by which reports group time, in µs, aligned to midnight UTC."""
 BEGINNING, END_OF_TIME = 0, 1 << 62
-"""Bounds (µs) of a report that has none."""
+"""Default bounds of a report, in µs."""
 
 Parameters = Mapping[str, int]
 Merge = Literal["sum", "max"]
 
 
 class Chart(NamedTuple):
-    """A chart of a report's rows by the column `start`, or by `x`.
+    """A chart of a report's rows.
 
     Arguments:
         value: column of the figures.
-        by: column whose values have a line or bar each.
-        merge: how rows of the same `start` and `by` are merged.
-        unit: of the figures, such as `ms`.
+        by: column with a series for each value.
+        merge: how rows with the same `x` and `by` are merged.
+        unit: unit of the figures, such as `ms`.
+        x: column of the x axis.
     """
 
     title: str
@@ -46,13 +47,14 @@ class Chart(NamedTuple):
 
 
 class HeatMap(NamedTuple):
-    """A chart of a report's rows by the combinations of some columns, of which the first varies along x.
+    """Heat maps of a report's rows, with a cell for each combination of values of some columns.
 
     Arguments:
         value: column of the figures.
-        columns: a row with a null in all of them is that of the actual history.
-        by: column with a chart for each value.
-        unit: of the figures, such as `ms`.
+        columns: columns of the axes, the first along x; the row with nulls in all of them is the actual
+            history.
+        by: column with a heat map for each value.
+        unit: unit of the figures, such as `ms`.
     """
 
     title: str
@@ -63,11 +65,11 @@ class HeatMap(NamedTuple):
 
 
 class Addition(NamedTuple):
-    """A text column that is computed from others before the SQL text reads it.
+    """A text column that a Python function computes from others, for the query to read.
 
     Arguments:
-        function: of a module, which Spark's tasks import.
-        arguments: columns.
+        function: a module-level function, as Spark's tasks import it.
+        arguments: names of the columns that it takes.
     """
 
     column: str
@@ -80,13 +82,13 @@ EventRow = tuple[Any, ...]
 
 
 class MessageRows(NamedTuple):
-    """Rows that a Python function makes of the events of each message, for the SQL text to read.
+    """Rows that a Python function computes from the events of each message, for the query to read.
 
-    The report reads the columns `mailbox` and `stream`, and `position` as the first of the others.
+    The report must read the columns `mailbox` and `stream`, and `position` as the first of the others.
 
     Arguments:
-        function: takes mailbox, stream id, and the events in their order; yields rows. It is pickled.
-        schema: of the rows, of texts and integers.
+        function: takes mailbox, stream id, and the events in order of position; yields rows. It is pickled.
+        schema: schema of the rows: texts and integers.
     """
 
     function: Callable[[str, bytes, Iterable[EventRow]], Iterable[tuple[Any, ...]]]
@@ -96,25 +98,25 @@ class MessageRows(NamedTuple):
         """Return the rows of each message as a list of structs.
 
         Arguments:
-            events: a list of structs for each message, in the order of positions.
+            events: a list of structs for each message, in order of position.
         """
         structs = events.flatten()
         columns = [_values(structs.field(number)) for number in range(structs.type.num_fields)]
         rows = zip(*columns, strict=True)
-        made: list[tuple[Any, ...]] = []
+        results: list[tuple[Any, ...]] = []
         offsets = [0]
         messages = (mailboxes.to_pylist(), streams.to_pylist(), pc.list_value_length(events).to_pylist())
         for mailbox, stream, length in zip(*messages, strict=True):
-            made += self.function(mailbox, stream, islice(rows, length))
-            offsets.append(len(made))
-        values = zip(*made, strict=True) if made else ([] for _ in self.schema)
+            results += self.function(mailbox, stream, islice(rows, length))
+            offsets.append(len(results))
+        values = zip(*results, strict=True) if results else ([] for _ in self.schema)
         arrays = [pa.array(each, field.type) for each, field in zip(values, self.schema, strict=True)]
         fields = pa.StructArray.from_arrays(arrays, fields=list(self.schema))
         return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), fields)
 
 
 def _values(array: pa.Array) -> list[Any]:
-    """Return the values of an array, times as µs."""
+    """Return the values of an array, with times in µs."""
     is_time = pa.types.is_timestamp(array.type)
     return pl.Series(array.cast(pa.timestamp("us")).cast(pa.int64()) if is_time else array).to_list()
 
@@ -124,15 +126,15 @@ class Report:
     """A report on the events of a store.
 
     Arguments:
-        sql: the text of the query.
+        sql: the query.
         reads: columns of `postroom_events` that it reads.
-        events: types of the events that it reads; all when empty.
-        charts: of the HTML page.
-        only_wide: columns that a table shows with `--wide` only.
-        follows: whether messages sent before `:until` are followed to the end of the log.
-        addition: a column that no log has.
-        messages: rows of messages, which the text reads instead of events.
-        defaults: of parameters besides `period`, `since` and `until`.
+        events: types of the events that it reads; empty for all.
+        charts: charts of the HTML page.
+        only_wide: columns that a table shows only with `--wide`.
+        follows: whether events after `:until` are read, for the outcomes of messages sent before.
+        addition: a computed column.
+        messages: rows of messages, which the query reads instead of events.
+        defaults: defaults of parameters besides `period`, `since` and `until`.
     """
 
     name: str
@@ -162,9 +164,9 @@ class Report:
         return [name for name in self.reads if name not in ("mailbox", "stream")]
 
     def arguments(self, parameters: Parameters) -> dict[str, int]:
-        """Return the parameters that the SQL text has, with defaults for those that are missing.
+        """Return the parameters that the query uses, with defaults for missing ones.
 
-        Raises: InvalidRequest for a name that it does not have.
+        Raises: InvalidRequest for an unknown name.
         """
         defaults = {"period": PERIODS["hour"], "since": BEGINNING, "until": END_OF_TIME, **self.defaults}
         for name in parameters:
@@ -173,19 +175,19 @@ class Report:
                     f"The report {self.name} has no parameter {name!r}; it has {', '.join(defaults)}."
                 )
         values = {**defaults, **parameters}
-        # Spark compares no boolean with a number.
+        # Spark can't compare a boolean with a number.
         return {name: int(value) for name, value in values.items() if f":{name}" in self.sql}
 
 
 def sql_of(name: str) -> str:
-    """Return the text of a file of this package."""
+    """Return the query in a file of this package."""
     return (files("postroom.projections.reports") / f"{name}.sql").read_text()
 
 
 def load_report(module: str) -> Report:
     """Return the report that a module defines as `REPORT`.
 
-    Raises: InvalidRequest when it can't be imported, or defines none.
+    Raises: InvalidRequest if the module can't be imported, or defines no report.
     """
     try:
         report: Any = import_module(module).REPORT

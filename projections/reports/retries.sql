@@ -1,11 +1,11 @@
--- Deliveries that failed, by reason and kind of error.
+-- Failed deliveries, by reason and kind of error.
 WITH failures AS (
     SELECT
         e.topic, e.reason, e.fingerprint, e.last_error, e.attempt, unix_micros(e.at) AS micros,
         CASE WHEN e.event = 'MessageRequeued' THEN 'requeued' ELSE 'dead' END AS outcome,
         e.mailbox || ' ' || e.message_id AS message
     FROM {events} AS e
-    WHERE coalesce(e.reason, '') <> 'replaced' -- a redrive job sent a copy: nothing failed
+    WHERE coalesce(e.reason, '') <> 'replaced' -- a redrive job sent a copy, so this is no failure
 )
 SELECT
     timestamp_micros(micros - micros % :period) AS start,

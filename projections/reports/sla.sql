@@ -1,24 +1,5 @@
 -- Share of messages that were acked within a bound after sending.
-WITH steps AS (
-    SELECT
-        e.mailbox, e.message_id, e.topic, e.event, unix_micros(e.at) AS micros,
-        -- An id may be sent again after retention removed its message: each time is a message of its own.
-        count(CASE WHEN e.event = 'MessageSent' THEN 1 END)
-            OVER (PARTITION BY e.mailbox, e.message_id ORDER BY e.position) AS sending
-    FROM {events} AS e
-    -- The id is null where retention removed the message; an archived message has no due time.
-    WHERE e.message_id IS NOT NULL AND (e.event <> 'MessageSent' OR e.due IS NOT NULL)
-),
-messages AS (
-    SELECT
-        min(topic) AS topic,
-        min(CASE WHEN event = 'MessageSent' THEN micros END) AS sent_at,
-        max(CASE WHEN event = 'MessageAcked' THEN micros END) AS acked_at,
-        max(CASE WHEN event = 'MessageExpired' THEN micros END) AS removed_at
-    FROM steps
-    WHERE sending > 0
-    GROUP BY mailbox, message_id, sending
-),
+WITH {messages},
 outcomes AS (
     SELECT
         topic,

@@ -12,8 +12,8 @@ def report_frame(report: Report, events: "DataFrame", parameters: Parameters) ->
     """Return a report on events as a DataFrame.
 
     Arguments:
-        events: rows of `postroom_events` with the columns and types of events that the report reads.
-        parameters: of the SQL text; times and durations in µs.
+        events: rows of `postroom_events` with the columns and event types that the report reads.
+        parameters: parameters of the query; times and durations in µs.
 
     Raises: InvalidRequest for an unknown parameter.
     """
@@ -21,7 +21,7 @@ def report_frame(report: Report, events: "DataFrame", parameters: Parameters) ->
     if report.addition is not None:
         from pyspark.sql.functions import udf
 
-        # Python functions over Arrow would need pandas.
+        # A udf over Arrow would need pandas.
         add = udf(report.addition.function, "string", useArrow=False)
         events = events.withColumn(report.addition.column, add(*report.addition.arguments))
     if report.messages is not None:
@@ -30,7 +30,7 @@ def report_frame(report: Report, events: "DataFrame", parameters: Parameters) ->
 
 
 def _rows_of_messages(report: Report, rows: MessageRows, events: "DataFrame") -> "DataFrame":
-    """Return the rows of each message, whose events Spark brings together."""
+    """Group events by message, and return the rows of each message."""
     from pyspark.sql.functions import (  # type: ignore[attr-defined]  # its types lack arrow_udf
         arrow_udf,
         collect_list,

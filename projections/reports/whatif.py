@@ -1,4 +1,4 @@
-"""The report of what other retry policies would have done: rows of outcomes, which its SQL text sums up."""
+"""The report `whatif`: a query over the outcomes of messages under each policy of a grid."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -66,8 +66,8 @@ class PolicyOutcomes:
 
     Arguments:
         grid: the policies.
-        pasts: what happened to each mailbox.
-        default_policy: policy of topics for which the log contains none.
+        pasts: history of each mailbox.
+        default_policy: policy of topics without one in the log.
     """
 
     grid: tuple[Changes, ...]
@@ -77,7 +77,7 @@ class PolicyOutcomes:
     def __call__(self, mailbox: str, stream: bytes, events: Iterable[EventRow]) -> Iterator[tuple[Any, ...]]:
         """Yield the rows of one message; see `MessageRows`."""
         past = self.pasts.get(mailbox)
-        if past is None:  # it was created after the report began
+        if past is None:  # created after the report was started
             return
         for history in past.histories(_events(stream, events)):
             yield from self._rows(history, past.end)
@@ -100,13 +100,13 @@ class PolicyOutcomes:
 def whatif_report(
     grid: Sequence[Changes], pasts: Mapping[str, MailboxPast], default_policy: TopicPolicy
 ) -> Report:
-    """Return the report of what each policy of a grid would have done to messages.
+    """Return the report on the effects of each policy of a grid.
 
     Arguments:
-        pasts: what happened to each mailbox that is read.
-        default_policy: policy of topics for which the log contains none.
+        pasts: history of each mailbox that is read.
+        default_policy: policy of topics without one in the log.
 
-    Raises: InvalidRequest for more than 60 policies, or one that is no `Changes`.
+    Raises: InvalidRequest for more than 60 policies, or a policy that is not a `Changes`.
     """
     for number, changes in enumerate(grid):
         check_type(f"policies[{number}]", changes, Changes)
@@ -146,7 +146,7 @@ def whatif_report(
 
 
 def _cases(*figures: str) -> list[str]:
-    """Return the columns of figures in the best and in the worst case."""
+    """Return the column names of figures in the best and in the worst case."""
     return [
         f"{stem}_{case}{figure.removeprefix(stem)}"
         for figure in figures
@@ -166,21 +166,21 @@ def _events(stream: bytes, rows: Iterable[EventRow]) -> Iterator[tuple[int, int,
         match event:
             case "MessageSent":
                 # Shard, payload and headers have no effect on a simulation.
-                made: MessageEvent = MessageSent(
+                message_event: MessageEvent = MessageSent(
                     *own, topic, 0, due, expires_at, 0, None, b"", b"", _HEADERS, b""
                 )
             case "MessageReceived":
-                made = MessageReceived(*own, attempt, due, None)
+                message_event = MessageReceived(*own, attempt, due, None)
             case "MessageVisibilityExtended":
-                made = MessageVisibilityExtended(*own, attempt, due)
+                message_event = MessageVisibilityExtended(*own, attempt, due)
             case "MessageAcked":
-                made = MessageAcked(*own, attempt)
+                message_event = MessageAcked(*own, attempt)
             case "MessageRequeued":
-                made = MessageRequeued(*own, attempt, due, reason, None)
+                message_event = MessageRequeued(*own, attempt, due, reason, None)
             case "MessageDeadLettered":
-                made = MessageDeadLettered(*own, attempt, reason, None, expires_at)
+                message_event = MessageDeadLettered(*own, attempt, reason, None, expires_at)
             case "MessageRedriven":
-                made = MessageRedriven(*own, due, expires_at)
+                message_event = MessageRedriven(*own, due, expires_at)
             case _:
-                made = MessageExpired(*own, reason)
-        yield position, epoch, made
+                message_event = MessageExpired(*own, reason)
+        yield position, epoch, message_event

@@ -8,7 +8,7 @@ outcomes AS (
         m.best_status, m.best_deliveries, m.best_dead_letterings, m.best_queued,
         m.worst_status, m.worst_deliveries, m.worst_dead_letterings, m.worst_queued
     FROM {events} AS m
-    -- A row is that of all policies whose bits it has.
+    -- Bits of the column policies select the policies that a row belongs to.
     INNER JOIN policies AS p ON (m.policies & p.bit) <> 0
     WHERE m.sent_at >= :since AND m.sent_at < :until
 ),

@@ -1,6 +1,6 @@
-"""Columns of the data sources: their types in Spark, and the comments that `DESCRIBE` shows.
+"""Columns of the data sources, with their Spark types and the comments that `DESCRIBE` shows.
 
-Columns are named like those of the log, from which they are read; times become timestamps.
+They have the names of the log's columns; times are converted to timestamps.
 """
 
 from collections.abc import Collection, Iterable
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 Kind = Literal["text", "number", "bytes", "time", "milliseconds", "map", "document"]
 """How the log stores a value: a time is log time in µs, a map is the text of a JSON object.
 
-A document is text, which may be declared as what it has in JSON.
+A document is text that a query may declare as the type of its JSON value.
 """
 
 SPARK_TYPES: dict[Kind, str] = {
@@ -48,7 +48,7 @@ class SourceColumn(NamedTuple):
     Arguments:
         comment: one sentence about the value.
         required: whether it is never null.
-        default: whether it is read when a query declares no columns.
+        default: whether queries that declare no columns read it.
     """
 
     name: str
@@ -59,13 +59,13 @@ class SourceColumn(NamedTuple):
 
 
 HEADERS = (
-    SourceColumn("timestamp", "milliseconds", "When the message was published, as its envelope says."),
+    SourceColumn("timestamp", "milliseconds", "When the message was published, according to its envelope."),
     SourceColumn("content_type", "text", "Media type of the payload."),
     SourceColumn("schema_url", "text", "Address of the payload's schema."),
     SourceColumn("schema_version", "text", "Version of the payload's schema."),
-    SourceColumn("encryption", "text", "Algorithm by which the payload is encrypted."),
-    SourceColumn("correlation_id", "text", "Id that the messages of one process have in common."),
-    SourceColumn("principal", "text", "Who published the message."),
+    SourceColumn("encryption", "text", "Encryption algorithm of the payload."),
+    SourceColumn("correlation_id", "text", "Id shared by related messages."),
+    SourceColumn("principal", "text", "Publisher of the message."),
     SourceColumn("namespace", "text", "Namespace in the envelope."),
     SourceColumn("trace_id", "text", "Id of the trace."),
     SourceColumn("span_id", "text", "Id of the span within the trace."),
@@ -153,7 +153,7 @@ PAYLOADS = (
     SourceColumn(
         "format", "text", "`json`, `protobuf`, `text`, `binary` or `encrypted`; null if there is no envelope."
     ),
-    SourceColumn("payload", "document", "The payload: text, or JSON, also that of a protobuf message."),
+    SourceColumn("payload", "document", "The payload as text; a protobuf message as JSON."),
     SourceColumn("reason", "text", "Why the payload could not be decoded, or how it violates its schema."),
     SourceColumn(
         "data", "bytes", "The payload's bytes, decompressed; read only if it is declared.", default=False
@@ -180,7 +180,7 @@ def arrow_schema(columns: Iterable[SourceColumn]) -> pa.Schema:
 
 
 def check_schema(source: str, columns: Collection[SourceColumn], schema: "StructType") -> None:
-    """Raise InvalidRequest unless a data source has all columns of a schema, with their types."""
+    """Raise InvalidRequest unless a data source has all columns of a schema with the same types."""
     types = {column.name: SPARK_TYPES[column.kind] for column in columns}
     documents = {column.name for column in columns if column.kind == "document"}
     for field in schema:
@@ -198,7 +198,7 @@ def select_columns(source: str, columns: Iterable[SourceColumn], names: str | No
     """Return the columns that the option `columns` lists.
 
     Arguments:
-        names: separated by commas, or `*` for all; None for those that are read by default.
+        names: names separated by commas, or `*` for all; None for the default columns.
 
     Raises: InvalidRequest for an unknown name.
     """
@@ -216,7 +216,7 @@ def select_columns(source: str, columns: Iterable[SourceColumn], names: str | No
 
 
 def convert(array: pa.Array, kind: Kind, type_: pa.DataType) -> pa.Array:
-    """Return a column of the log with its type in Spark."""
+    """Convert a column of the log to its Spark type."""
     match kind:
         case "time":
             return array.cast(pa.int64()).cast(pa.timestamp("us")).cast(type_)
@@ -228,7 +228,7 @@ def convert(array: pa.Array, kind: Kind, type_: pa.DataType) -> pa.Array:
 
 
 def _maps(texts: pa.Array, type_: pa.DataType) -> pa.Array:
-    """Return JSON objects as maps; each different text is parsed once."""
+    """Convert JSON objects to maps, parsing each distinct text once."""
     encoded = texts.dictionary_encode()
     decode = msgspec.json.Decoder(dict[str, str]).decode
     objects: list[Any] = [list(decode(text).items()) for text in encoded.dictionary.to_pylist()]

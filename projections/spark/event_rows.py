@@ -1,7 +1,7 @@
-"""Rows of `postroom_events`: events of the log, each with the id and the topic of its message.
+"""Rows of `postroom_events`: events of the log, with the id and topic of their messages.
 
-Only `MessageSent` has these in the log. Most of the other events follow it within the range that a task
-reads; for the rest, the distances between the events of a message lead back to it.
+In the log, only `MessageSent` has these. Most other events follow it within the range that a task reads; for
+the rest, the task follows the distances between the events of a message back to it.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -19,9 +19,9 @@ from postroom.projections.ports.log_reader import POSITIONS_PER_READ, LogReader
 from postroom.projections.spark.columns import EVENTS, convert
 
 MAX_MESSAGES = 500_000
-"""Number of messages whose topics a task remembers; those of older ones are read again."""
+"""Maximum number of messages whose topics a task caches; older ones are read again."""
 GAP = 200
-"""Positions that are read in one go with those around them, rather than by two reads."""
+"""Maximum gap between positions that one read spans."""
 _KINDS = {column.name: column.kind for column in EVENTS}
 _OF_MESSAGE = ("message_id", "topic", "shard")
 _RESOLVED = {name: pa.int64() if name == "shard" else pa.string() for name in _OF_MESSAGE}
@@ -30,11 +30,11 @@ _SENT_SCHEMA = pa.schema([("stream", pa.binary()), ("position", pa.int64()), *_R
 
 
 class EventFilter(NamedTuple):
-    """Which events are read.
+    """A filter of events.
 
     Arguments:
         events: names of types; empty for all.
-        topic: a topic, or the beginning of topics followed by `*`; None for all events.
+        topic: a topic, or a prefix followed by `*`; None for all events.
     """
 
     events: tuple[str, ...] = ()
@@ -46,7 +46,7 @@ class EventFilter(NamedTuple):
         return self.events == (SENT,)
 
     def mask(self, events: pa.Array, topics: pa.Array | None) -> pa.Array:
-        """Return which rows match."""
+        """Return a mask of the matching rows."""
         mask = pa.repeat(True, len(events))
         if self.events:
             mask = pc.is_in(events, pa.array(self.events, pa.string()))
@@ -123,7 +123,7 @@ class EventRows:
 
 @dataclass
 class _Messages:
-    """The messages of a mailbox that a task has come across, with what their later events do not repeat."""
+    """The messages of a mailbox that a task has read, to complete their later events."""
 
     log: LogReader
     extent: LogExtent
@@ -133,7 +133,7 @@ class _Messages:
         """Return message id, topic and shard of each event of a batch.
 
         Arguments:
-            batch: with columns `_STEP`.
+            batch: events with the columns `_STEP`.
         """
         is_sent = pc.equal(batch["event"], SENT)
         earlier = self._sent
@@ -147,7 +147,7 @@ class _Messages:
         rows = pc.if_else(is_later, rows, None)
         own = {**{name: batch[name] for name in _OF_MESSAGE}, "message_id": _message_ids(batch)}
         resolved = {
-            # Events of the mailbox may have a topic of their own.
+            # Events of the mailbox may have a topic themselves.
             name: pc.if_else(is_later, self._sent[name].combine_chunks().take(rows), own[name])
             for name in _OF_MESSAGE
         }
@@ -157,16 +157,16 @@ class _Messages:
         return resolved
 
     def _before(self, rows: pa.Array, positions: pa.Array) -> pa.Array:
-        """Return rows of the table whose messages were sent before the events at these positions."""
+        """Return the rows whose messages were sent before the events at these positions, others as null."""
         sent = self._sent["position"].combine_chunks().take(rows)
         return pc.if_else(pc.less(sent, positions).fill_null(False), rows, None)
 
     def _rows_of(self, batch: pa.RecordBatch, is_sent: pa.Array, earlier: pa.Table) -> pa.Array:
-        """Return the row of each event's message in the table; null where it is not there."""
+        """Return the row of each event's message in the table, or null."""
         streams = self._sent["stream"].combine_chunks()
         if pc.count_distinct(streams).as_py() == len(streams):
             return pc.index_in(batch["stream"], streams)
-        # An id may be sent again after retention removed its message: the events that follow are the later's.
+        # An id may be reused after retention removed its message; later events belong to the later message.
         order = pc.sort_indices(earlier["position"]).to_pylist()
         streams_before = earlier["stream"].to_pylist()
         rows = {streams_before[row]: row for row in order}
@@ -179,7 +179,7 @@ class _Messages:
         return pa.array(of_events, pa.int32())
 
     def _latest_rows(self, streams: pa.Array) -> pa.Array:
-        """Return the row that was added last for each stream."""
+        """Return the latest row of each stream."""
         rows = {stream: row for row, stream in enumerate(self._sent["stream"].to_pylist())}
         return pa.array([rows.get(stream) for stream in streams.to_pylist()], pa.int32())
 
@@ -199,14 +199,14 @@ class _Messages:
                 before |= _previous(step.filter(pc.not_equal(step["event"], SENT)))
 
     def _step(self, range_: Range, before: Mapping[bytes, int]) -> Iterator[pa.RecordBatch]:
-        """Yield the events that are at these positions, by stream."""
+        """Yield the events at the given position of each stream."""
         for batch in self.log.read([range_], _STEP):
             pairs = zip(batch["stream"].to_pylist(), batch["position"].to_pylist(), strict=True)
             yield batch.filter(pa.array([before.get(stream) == position for stream, position in pairs]))
 
 
 def _sent_rows(events: pa.RecordBatch) -> pa.Table:
-    """Return events that are all `MessageSent` as rows of messages."""
+    """Return `MessageSent` events as rows of messages."""
     columns = {name: events[name] for name in _SENT_SCHEMA.names}
     return pa.table({**columns, "message_id": _message_ids(events)}, schema=_SENT_SCHEMA)
 
@@ -222,7 +222,7 @@ def _previous(events: pa.RecordBatch) -> dict[bytes, int]:
 
 
 def _ranges(extent: LogExtent, positions: Iterable[int]) -> list[Range]:
-    """Return ranges that contain these positions of a log, without those that retention removed."""
+    """Return ranges that contain these positions of a log, except positions that retention removed."""
     ranges: list[Range] = []
     for position in sorted(each for each in positions if each >= extent.first):
         if ranges and position - ranges[-1].last <= GAP and position - ranges[-1].first < POSITIONS_PER_READ:
@@ -237,7 +237,7 @@ def _is_of_message(events: pa.Array) -> pa.Array:
 
 
 def _message_ids(batch: pa.RecordBatch) -> pa.Array:
-    """Return the ids of messages that were sent: the sender's, or the stream id as a UUID."""
+    """Return the ids of sent messages: the sender's id, or else the stream id as a UUID."""
     streams = pl.DataFrame({"stream": pl.Series(batch["stream"])})
     uuids = streams.select(uuid_text("stream")).to_series().to_arrow().cast(pa.string())
     return pc.coalesce(batch["message_id"], uuids)

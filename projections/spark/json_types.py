@@ -1,4 +1,4 @@
-"""Values of JSON as columns of a declared type."""
+"""JSON values as columns of a declared type."""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -24,14 +24,14 @@ _SCALARS: dict[pa.DataType, Any] = {
     pa.binary(): bytes,
 }
 _UNFIT = (pa.ArrowException, OverflowError)
-"""What Arrow raises for a value that does not fit its type."""
+"""Errors that Arrow raises for a value that does not fit its type."""
 
 
 def check_document_type(place: str, type_: pa.DataType) -> None:
-    """Raise InvalidRequest unless values of JSON can have a type: one of several fields or elements.
+    """Raise InvalidRequest unless a type is a struct, array or map that JSON values can have.
 
     Arguments:
-        place: what has the type, such as `payload.order`.
+        place: name of the value for errors, such as `payload.order`.
     """
     if not (pa.types.is_struct(type_) or pa.types.is_list(type_) or pa.types.is_map(type_)):
         raise InvalidRequest(f"{place} is declared as {type_}; declare a string, struct, array or map.")
@@ -39,14 +39,14 @@ def check_document_type(place: str, type_: pa.DataType) -> None:
 
 
 def json_type(place: str, type_: pa.DataType) -> Any:
-    """Return the type, as msgspec reads it, of JSON values that become values of an Arrow type.
+    """Return the msgspec type that decodes JSON values of an Arrow type.
 
-    Raises: InvalidRequest for a type that JSON has no values for, and for one without nulls.
+    Raises: InvalidRequest for a type without JSON values, and for one that is not nullable.
     """
     if pa.types.is_struct(type_):
         fields = {field.name: _nullable(f"{place}.{field.name}", field) for field in type_}
         if len(fields) != type_.num_fields:
-            raise InvalidRequest(f"{place} is declared with two fields of one name; rename one.")
+            raise InvalidRequest(f"{place} is declared with two fields of the same name; rename one.")
         return TypedDict("Object", fields, total=False)  # type: ignore[operator]  # made of a declared schema
     if pa.types.is_list(type_):
         return list[_nullable(f"{place}[]", type_.value_field)]  # type: ignore[misc]
@@ -59,7 +59,7 @@ def json_type(place: str, type_: pa.DataType) -> Any:
     if type_ in _SCALARS:
         return _SCALARS[type_]
     raise InvalidRequest(
-        f"{place} is declared as {type_}, of which JSON has no values; declare it as string and convert it."
+        f"{place} is declared as {type_}, which JSON lacks; declare it as string and convert it."
     )
 
 
@@ -72,7 +72,7 @@ def _nullable(place: str, field: pa.Field) -> Any:
 
 
 class DocumentColumn:
-    """A column of a declared type, made of JSON documents."""
+    """A column of a declared type, decoded from JSON documents."""
 
     def __init__(self, type_: pa.DataType) -> None:
         """Take a type that `check_document_type` allows."""
@@ -83,9 +83,9 @@ class DocumentColumn:
             self._fields = {field.name: (field.type, _decoder(field.type)) for field in type_}
 
     def array(self, documents: Sequence[str | None]) -> tuple[pa.Array, list[str | None]]:
-        """Return documents as an Arrow array, and of each what is wrong with it.
+        """Return documents as an Arrow array, and the problem of each document or None.
 
-        Of an object, only fields that have other types than declared are null.
+        In an object, only the fields that do not have their declared type are null.
         """
         values, problems = [], []
         for document in documents:
@@ -94,7 +94,7 @@ class DocumentColumn:
             problems.append(problem)
         try:
             return pa.array(values, self._type), problems
-        except _UNFIT:  # such as a decimal number with too many digits: some value does not fit
+        except _UNFIT:  # such as a decimal number with too many digits
             fitting = [self._fit(value) for value in values]
         values = [value for value, _ in fitting]
         problems = [old or new for old, (_, new) in zip(problems, fitting, strict=True)]
@@ -114,7 +114,7 @@ class DocumentColumn:
         ) if self._fields else None, problem
 
     def _fit(self, value: Any) -> tuple[Any, str | None]:
-        """Return a value that Arrow accepts, and what was wrong with it."""
+        """Return a value that Arrow accepts, and the problem of the original or None."""
         try:
             pa.array([value], self._type)
         except _UNFIT as error:

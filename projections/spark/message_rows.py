@@ -18,26 +18,26 @@ from postroom.projections.spark.options import position_of
 from postroom.projections.spark.source import Part
 
 POSITIONS_PER_FOLD = 3_000_000
-"""Number of positions that one task folds: it holds what is not settled within 50,000 positions in memory."""
+"""Positions that one task folds, with messages in memory that are unsettled after 50,000 positions."""
 BUCKETS = 256
-"""The number of values of the last byte of a stream id, which divides messages among tasks."""
+"""Number of values of the last byte of a stream id, by which messages are divided among tasks."""
 _FROM_MODEL = {"sent_at": "created_at", "envelope": "envelope_blob"}
-"""Columns that the read model `mailbox` names differently."""
+"""Columns with another name in the read model `mailbox`."""
 _KINDS = {column.name: column.kind for column in MESSAGES}
 
 
 @dataclass
 class MessagePart(Part):
-    """Whole logs that one task folds; of a large log, the messages of one bucket."""
+    """Whole logs that one task folds, or one bucket of a large log."""
 
     bucket: Bucket | None = None
 
 
 def message_parts(ranges: Sequence[Range], positions: int = POSITIONS_PER_FOLD) -> list[Part]:
-    """Divide logs among tasks: small ones share a task, the messages of a large one are divided by id.
+    """Divide logs among tasks: small logs share a task, the messages of a large log are divided by id.
 
     Arguments:
-        ranges: of whole logs.
+        ranges: ranges of whole logs.
         positions: number of positions of a task; each task of a large log reads all of it.
     """
     parts: list[Part] = []
@@ -59,9 +59,9 @@ def message_parts(ranges: Sequence[Range], positions: int = POSITIONS_PER_FOLD) 
 def extents_as_of(
     log: LogReader, extents: Iterable[LogExtent], position: int | None, time: int | None
 ) -> Iterator[LogExtent]:
-    """Yield the part of each log up to a position or a log time (µs), both included; all of it by default.
+    """Yield the part of each log up to a position or a log time (µs), both inclusive; all of it by default.
 
-    Raises: NotFound when retention removed that part of a log.
+    Raises: NotFound if retention removed that part of a log.
     """
     for extent in extents:
         if position is not None and position < extent.last:
@@ -83,7 +83,7 @@ def extents_as_of(
 def _removed(extent: LogExtent, moment: str) -> NotFound:
     return NotFound(
         f"Retention removed the log of mailbox {extent.name} up to position {extent.first - 1}, and with it "
-        f"{moment}; pass a later one, or read with the archive."
+        f"{moment}; pass a later one, or the option archive."
     )
 
 
@@ -93,8 +93,8 @@ class MessageRows:
 
     Arguments:
         schema: Arrow schema of the rows, with columns of `MESSAGES`.
-        statuses: of the messages to return; empty for all.
-        topic: a topic, or the beginning of topics followed by `*`; None for all.
+        statuses: statuses of the messages to return; empty for all.
+        topic: a topic, or a prefix followed by `*`; None for all.
     """
 
     log: LogReader
@@ -111,7 +111,7 @@ class MessageRows:
                     yield from self._batches(rows)
 
     def _fold(self, log: LogReader, range_: Range, where: Sequence[Condition]) -> Iterator[pl.DataFrame]:
-        """Yield the messages of a log; those that are settled near where they were sent first."""
+        """Yield the messages of a log, first those that are settled near their `MessageSent`."""
         columns = [name for name in messages.READS if name != "envelope" or "envelope" in self.schema.names]
         pieces: list[pl.DataFrame] = []
         for part in split([range_], POSITIONS_PER_READ):

@@ -1,4 +1,4 @@
-"""Options of the data sources, as they are written in Spark."""
+"""Options of the data sources, as text."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,9 +15,9 @@ from postroom.projections.ports.log_reader import LogReader
 from postroom.projections.spark.event_rows import EventFilter
 
 STORE = ("path", "url", "archive", "driver", "allow_gaps")
-"""Options that name the store and say how it is read."""
+"""Options that name the store and how to read it."""
 RANGE = ("mailbox", "since", "until", "from_position", "to_position")
-"""Options that select ranges of logs, which are not read outside."""
+"""Options that select the ranges of logs to read."""
 
 Offset = dict[str, int]
 """The last position that a stream has read, by mailbox name."""
@@ -25,11 +25,11 @@ Offset = dict[str, int]
 
 @dataclass(frozen=True)
 class Options:
-    """The options of a data source, with the errors that invalid ones are refused by.
+    """The options of a data source.
 
     Arguments:
         source: name of the data source, for errors.
-        values: texts by lower-case name.
+        values: values by lower-case name.
     """
 
     source: str
@@ -46,7 +46,7 @@ class Options:
                 )
 
     def text(self, name: str) -> str | None:
-        """Return an option's text, None if it is not set; raise InvalidRequest if it is blank."""
+        """Return an option's text, or None if it is not set; raise InvalidRequest if it is blank."""
         text = self.values.get(name)
         if text is not None and not text.strip():
             raise self._invalid(name, "a text that is not blank")
@@ -61,11 +61,11 @@ class Options:
 
     @property
     def allow_gaps(self) -> bool:
-        """Return whether records that are missing from the log are left out."""
+        """Return whether missing log records are ignored."""
         return self.choice("allow_gaps", "false", "true") == "true"
 
     def number(self, name: str) -> int | None:
-        """Return a number from 1, None if it is not set; raise InvalidRequest for anything else."""
+        """Return a number of 1 or more, or None if it is not set; raise InvalidRequest for other text."""
         text = self.values.get(name)
         if text is None:
             return None
@@ -74,7 +74,7 @@ class Options:
         return int(text)
 
     def time(self, name: str) -> int | None:
-        """Return a time in µs since 1970, None if it is not set; raise InvalidRequest for anything else."""
+        """Return a time in µs since 1970, or None if it is not set; raise InvalidRequest for other text."""
         text = self.values.get(name)
         if text is None:
             return None
@@ -84,7 +84,7 @@ class Options:
             raise self._invalid(name, "a time with its offset, such as 2026-11-23T04:00:00Z") from None
 
     def offset(self, name: str) -> Offset:
-        """Return positions by mailbox, none if it is not set; raise InvalidRequest for anything else."""
+        """Return positions by mailbox, empty if it is not set; raise InvalidRequest for other text."""
         try:
             return msgspec.json.decode(self.values.get(name, "{}"), type=Offset)
         except (msgspec.DecodeError, UnicodeError):
@@ -97,10 +97,10 @@ class Options:
         return None, self.time(name)
 
     def names(self, name: str, choices: Sequence[str]) -> tuple[str, ...]:
-        """Return names separated by commas, none if it is not set; raise InvalidRequest for unknown ones."""
+        """Return names separated by commas, empty if it is not set; raise InvalidRequest for unknown ones."""
         names = tuple(each.strip() for each in (self.text(name) or "").split(",") if each.strip())
         if not set(names) <= set(choices):
-            raise self._invalid(name, f"names separated by commas, out of {', '.join(choices)}")
+            raise self._invalid(name, f"names separated by commas, from {', '.join(choices)}")
         return names
 
     def event_filter(self) -> EventFilter:
@@ -116,12 +116,12 @@ class Options:
 
 @dataclass(frozen=True)
 class LogSelection:
-    """Which part of each log is read.
+    """The part of each log to read.
 
     Arguments:
-        mailbox: name, or the beginning of names followed by `*`; None for all.
-        since, until: log times in µs, the first included, the second not.
-        first, last: positions, both included.
+        mailbox: a name, or a prefix followed by `*`; None for all.
+        since, until: log times in µs, inclusive and exclusive.
+        first, last: positions, both inclusive.
     """
 
     mailbox: str | None = None
@@ -132,7 +132,7 @@ class LogSelection:
 
     @classmethod
     def of(cls, options: Options) -> "LogSelection":
-        """Return what the options `RANGE` select."""
+        """Return the selection of the options `RANGE`."""
         return cls(
             options.text("mailbox"),
             options.time("since"),
@@ -142,7 +142,7 @@ class LogSelection:
         )
 
     def includes(self, mailbox: str) -> bool:
-        """Return whether a mailbox is read."""
+        """Return whether a mailbox is selected."""
         if self.mailbox is None or self.mailbox == mailbox:
             return True
         return self.mailbox.endswith("*") and mailbox.startswith(self.mailbox[:-1])
@@ -151,7 +151,7 @@ class LogSelection:
         """Yield the selected ranges of logs.
 
         Arguments:
-            log: reader of the logs, for the positions of times.
+            log: reader of the logs, to find the positions of times.
         """
         for extent in extents:
             if not self.includes(extent.name):
@@ -169,13 +169,13 @@ WHOLE_LOG = LogSelection()
 
 
 def position_of(log: LogReader, extent: LogExtent, time: int) -> int:
-    """Return the first position of a log whose log time is `time` (µs) or later; after its end if none is."""
+    """Return the first position with a log time of `time` (µs) or later, or else the one after the end."""
     if extent.at < time:
         return extent.last + 1
     low, high = extent.first, extent.last
     while low < high:
         middle = (low + high) // 2
-        # Retention may have removed the commit meanwhile: then its events were earlier than those left.
+        # If retention has removed the commit meanwhile, its events were earlier than the remaining ones.
         commit = next(iter(log.commits(Range(extent, middle, middle), envelopes=False)), None)
         if commit is None or commit.at < time:
             low = middle + 1 if commit is None else commit.last + 1

@@ -1,4 +1,4 @@
-"""Rows of `postroom_payloads`: messages as they were sent, with their payloads decoded."""
+"""Rows of `postroom_payloads`: sent messages with their decoded payloads."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -17,11 +17,11 @@ from postroom.projections.spark.json_types import DocumentColumn, check_document
 
 ROWS_PER_BATCH = 5_000
 BYTES_PER_BATCH = 32 << 20
-"""Size of the decompressed payloads of a batch."""
+"""Maximum size of the decompressed payloads of a batch."""
 DECODED = ("format", "payload", "reason", "data")
-"""Columns for which envelopes are read."""
+"""Columns that are decoded from envelopes."""
 _FROM_EVENT = {"sent_at": "at"}
-"""Columns that `postroom_events` names differently."""
+"""Columns with another name in `postroom_events`."""
 _JSON = (PayloadFormat.JSON, PayloadFormat.PROTOBUF)
 
 
@@ -31,10 +31,10 @@ class PayloadRows:
 
     Arguments:
         schema: Arrow schema of the rows, with columns of `PAYLOADS`.
-        topic: a topic, or the beginning of topics followed by `*`; None for all.
-        fails_fast: whether a payload with a problem ends the read.
+        topic: a topic, or a prefix followed by `*`; None for all.
+        fails_fast: whether a payload with a problem fails the read.
 
-    Raises: InvalidRequest when the column `payload` is declared with a type that JSON can't have.
+    Raises: InvalidRequest if the column `payload` is declared with a type that JSON lacks.
     """
 
     log: LogReader
@@ -50,7 +50,7 @@ class PayloadRows:
     def read(self, ranges: Iterable[Range]) -> Iterator[pa.RecordBatch]:
         """Yield the rows of ranges, in the order of positions.
 
-        Raises: InvalidRequest for the first payload with a problem, if it fails fast.
+        Raises: InvalidRequest for the first payload with a problem, if `fails_fast`.
         """
         is_decoded = self.fails_fast or not set(DECODED).isdisjoint(self.schema.names)
         needed = ("message_id", "mailbox", "position", "envelope") if is_decoded else ()
@@ -130,8 +130,8 @@ class PayloadRows:
             if reason is not None:
                 raise InvalidRequest(
                     f"Message {events['message_id'][row]} at position {events['position'][row]} of mailbox "
-                    f"{events['mailbox'][row]}: {reason} With the option mode=permissive, this is in the "
-                    "column reason instead."
+                    f"{events['mailbox'][row]}: {reason} Set the option mode=permissive to get this in the "
+                    "column reason."
                 )
 
 

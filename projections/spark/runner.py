@@ -35,7 +35,7 @@ class SparkRunner:
         *,
         progress: Callable[[int], None] = lambda _: None,
     ) -> list[Any]:
-        """Run a job with a task for each part and a shuffle before each stage; see `Runner.run`."""
+        """Run a job with a task per part, and a shuffle before each stage; see `Runner.run`."""
         from pyspark import StorageLevel
 
         done = self._context.accumulator(0)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 QUIET = "-Dlog4j2.configurationFile=" + Path(__file__).with_name("log4j2.properties").absolute().as_uri()
-"""The Java option that silences Spark's log."""
+"""Java option that disables Spark's log."""
 
 SCHEDULER_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 """Java options for a JVM that only schedules tasks: less compilation and single-threaded garbage collection
@@ -99,14 +99,14 @@ def start_session(config: Mapping[str, str] | None = None) -> "SparkSession":
 def find_java() -> None:
     """Find Java by `JAVA_HOME` or the path, or else set `JAVA_HOME` to a JDK in Python's environment.
 
-    Raises: Unavailable when there is no Java.
+    Raises: Unavailable if Java is missing.
     """
     if "JAVA_HOME" in os.environ or shutil.which("java"):
         return
     own = Path(sys.prefix) / "jdk"
     if not (own / "bin" / "java").exists():
         raise Unavailable(
-            "Spark needs Java 17 or newer, and none was found; install a JDK (for example "
+            "Spark needs Java 17 or newer, which is not installed; install a JDK (for example "
             "openjdk-17-jre-headless) or set JAVA_HOME."
         )
     os.environ["JAVA_HOME"] = str(own)

@@ -1,4 +1,4 @@
-"""The event log as Spark reads it: in batches by ranges of positions, and as a stream by offsets."""
+"""Spark readers of the event log: batches of ranges of positions, and streams by offsets."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,14 +21,14 @@ from postroom.projections.spark.options import WHOLE_LOG, LogSelection, Offset, 
 __all__ = ["BatchReader", "Part", "RowReader", "StreamReader", "parts_of"]
 
 PARTS_PER_CORE = 3
-"""Number of tasks for each core, so that they end at about the same time."""
+"""Number of tasks per core, so that all cores finish at about the same time."""
 POSITIONS_PER_PART = 150_000
-"""Number of positions in a part where the number of cores is unknown."""
+"""Number of positions in a part if the number of cores is unknown."""
 MAX_POSITIONS_PER_PART = 500_000
 
 
 class RowReader(Protocol):
-    """What reads rows of ranges of the log; it is pickled and sent to tasks."""
+    """A reader of rows of the log; it is pickled and sent to tasks."""
 
     def read(self, ranges: Iterable[Range]) -> Iterator[pa.RecordBatch]:
         """Yield the rows of ranges, in the order of positions."""
@@ -42,11 +42,11 @@ class Part(InputPartition):
 
 
 def parts_of(ranges: Sequence[Range], cores: int | None, partitions: int | None = None) -> list[Part]:
-    """Divide ranges among tasks: large ones are split, small ones share a task.
+    """Divide ranges among tasks: large ranges are split, small ones share a task.
 
     Arguments:
-        cores: number of cores of the cluster, if it is known.
-        partitions: number of tasks, if it is set.
+        cores: number of cores of the cluster, if known.
+        partitions: number of tasks, if set.
     """
     positions = sum(each.size for each in ranges)
     size = POSITIONS_PER_PART
@@ -61,8 +61,8 @@ def parts_of(ranges: Sequence[Range], cores: int | None, partitions: int | None 
 class BatchReader(DataSourceReader):
     """A reader of ranges of a log.
 
-    It takes no filters from Spark. Spark 4.3 keeps the reader of one scan for all scans of a frame, table or
-    view, so a filter of one would be applied to the others, too (ADR 0080).
+    Spark's filters are not pushed down: Spark 4.3 reuses the reader of one scan for all scans of a frame,
+    table or view, so a filter of one would also apply to the others (ADR 0080).
     """
 
     rows: RowReader
@@ -99,9 +99,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
         Arguments:
             start: last position already read, by mailbox.
-            max_rows: maximum number of events in a batch, but one of each mailbox; None for no limit.
-            selection: the mailboxes to read, and where their logs begin.
-            cores: number of cores of the cluster, if it is known.
+            max_rows: maximum number of events in a batch, at least one per mailbox; None for no limit.
+            selection: the mailboxes to read, and where to start in their logs.
+            cores: number of cores of the cluster, if known.
         """
         self._log = log
         self._rows = rows
@@ -121,7 +121,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable() if self._max_rows is None else ReadMaxRows(self._max_rows)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802  # Spark's name
-        """Fix the present end of the logs as the end of the stream."""
+        """Use the current end of the logs as the end of the stream."""
         self._target = self._current_heads()
 
     def reportLatestOffset(self) -> Offset | None:  # noqa: N802  # Spark's name
@@ -175,21 +175,23 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._rows.read(partition.ranges)
 
     def _starts(self, heads: Offset) -> Offset:
-        """Return the position before the first that is read of each of these logs."""
+        """Return the position before the first selected one of each log."""
         if not heads:
             return {}
         ranges = self._selection.ranges(self._log, self._log.extents(heads))
-        return heads | {extent.name: first - 1 for extent, first, _ in ranges}  # of others, nothing is read
+        return heads | {
+            extent.name: first - 1 for extent, first, _ in ranges
+        }  # logs without a range are skipped
 
     def _current_heads(self) -> Offset:
         heads = self._log.heads()
         return {name: head for name, head in heads.items() if self._selection.includes(name)}
 
     def _until_one_time(self, ends: Offset, starts: Offset, pending: Offset) -> Offset:
-        """Return earlier ends, so that no mailbox is read beyond the time up to which all others are read.
+        """Lower the ends to the log time up to which all mailboxes are read.
 
-        A mailbox with a backlog would otherwise send events of the past after those of the others, which a
-        watermark drops.
+        Otherwise, events of a mailbox with a backlog would arrive after later events of other mailboxes, and
+        a watermark would drop them.
         """
         extents = {extent.name: extent for extent in self._log.extents(starts | ends)}
         times = [extents[name].at for name, end in ends.items() if end < starts[name] + pending[name]]
@@ -203,7 +205,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 def _shares(pending: Mapping[str, int], limit: int) -> Offset:
-    """Divide a limit evenly among mailboxes; the unused rest of a share goes to the others."""
+    """Divide a limit evenly among mailboxes; unused parts of a share go to the others."""
     shares: Offset = {}
     for number, name in enumerate(sorted(pending, key=pending.__getitem__)):
         shares[name] = min(pending[name], limit // (len(pending) - number))

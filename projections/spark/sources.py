@@ -39,15 +39,15 @@ READ = ("columns", "partitions")
 class StoreSource(DataSource):
     """A data source of the logs of a store; subclasses open the store and read its rows.
 
-    The columns to read are those of the declared schema, of the option `columns`, or else all but those that
-    have to be asked for: Spark does not tell a Python source which columns a query needs.
+    A query reads the columns of its declared schema, of the option `columns`, or else the default columns:
+    Spark does not pass the columns that a query needs to a Python source.
     """
 
     columns: ClassVar[Sequence[SourceColumn]]
     allowed: ClassVar[Sequence[str]]
     """Names of the options."""
     cores: ClassVar[int | None] = None
-    """Number of cores of the cluster, if `register` could see it."""
+    """Number of cores of the cluster, if known to `register`."""
 
     @abstractmethod
     def open_log(self, options: Options) -> LogReader:
@@ -55,14 +55,14 @@ class StoreSource(DataSource):
 
     @abstractmethod
     def rows(self, log: LogReader, schema: pa.Schema, options: Options) -> Any:
-        """Return the reader of the rows, a `RowReader` where `reader` is not replaced."""
+        """Return the reader of the rows: a `RowReader`, unless a subclass overrides `reader`."""
 
     def schema(self) -> StructType:
-        """Return the columns for queries that declare none.
+        """Return the schema of queries that declare no columns.
 
-        The schema of a table that is being created has the table's options, too.
+        While a table is created, its options are stored in the schema.
 
-        Raises: InvalidRequest when the option `columns` has an unknown name, or a table's store a password.
+        Raises: InvalidRequest if the option `columns` has an unknown name, or a table's store a password.
         """
         of_table = table_options(self.options)
         options = self._options(self.options if of_table is None else of_table)
@@ -189,8 +189,8 @@ class MessagesSource(StoreSource):
     def reader(self, schema: StructType) -> MessageReader:
         """Return the reader of the declared columns, as of the option `as_of`.
 
-        Raises: InvalidRequest for an unknown option or an invalid value, NotFound when retention removed the
-            log as of then.
+        Raises: InvalidRequest for an unknown option or an invalid value, NotFound if retention removed the
+            log as of that moment.
         """
         options = self._options(stored_options(schema, self.options))
         selection, moment = LogSelection(options.text("mailbox")), options.moment("as_of")
@@ -200,8 +200,8 @@ class MessagesSource(StoreSource):
         return MessageReader(rows, message_parts([Range(each, each.first, each.last) for each in extents]))
 
     def streamReader(self, schema: StructType) -> StreamReader:  # noqa: N802  # Spark's name
-        """Refuse a stream, because messages change; raise InvalidRequest."""
-        raise InvalidRequest(f"{self.name()} is read in batches, as messages change; stream postroom_events.")
+        """Raise InvalidRequest, as rows of messages change."""
+        raise InvalidRequest(f"{self.name()} can't be streamed, as its rows change; stream postroom_events.")
 
     def rows(self, log: LogReader, schema: pa.Schema, options: Options) -> MessageRows:
         """Return the reader of messages that match the options `topic` and `status`."""

@@ -1,8 +1,8 @@
 """Options of tables: `CREATE TABLE ... USING postroom_events OPTIONS (...)`.
 
-Spark 4.3 gives the options of a table to `DataSource.schema` when the table is created, but not when it is
-read. The schema is stored with the table, metadata of its columns included, and given to the reader; so it
-takes the options along.
+Spark 4.3 passes the options of a table to `DataSource.schema` when the table is created, but not when it is
+read. It stores the schema with the table, including the metadata of columns, and passes it to the reader; so
+the options are stored in that metadata.
 """
 
 import re
@@ -17,18 +17,18 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 METADATA = "postroom.options"
-"""Name in the metadata of a table's first column."""
+"""Key in the metadata of a table's first column."""
 _OPTION = "option."
-"""Prefix of what was an option, not a property of the table."""
+"""Prefix of options among the properties of a table."""
 _PASSWORD = re.compile(r"//[^/]*:[^/]*@|[?&](ssl)?password=")
 _STORE = ("path", "url")
 
 
 def table_options(values: Mapping[str, str]) -> dict[str, str] | None:
-    """Return the options in what Spark passes while it creates a table; None at any other time.
+    """Return the options of a table while Spark creates it, or None at other times.
 
     Arguments:
-        values: by name, together with the table's properties.
+        values: options and properties of the table, by name.
     """
     if "provider" not in values:
         return None
@@ -42,19 +42,19 @@ def store_options(source: str, schema: "StructType", options: Mapping[str, str])
     Arguments:
         source: name of the data source, for errors.
 
-    Raises: InvalidRequest for a password, which everyone who may see the table could read.
+    Raises: InvalidRequest for a password, as every user of the table could read it.
     """
     for name in _STORE:
         if _PASSWORD.search(options.get(name, "")):
             raise InvalidRequest(
                 f"The option {name} of {source} has a password, which a table would store in clear text; "
-                "leave it out and keep it in ~/.pgpass on every node, or create a temporary view."
+                "remove it and put it into ~/.pgpass on every node, or create a temporary view."
             )
     schema.fields[0].metadata[METADATA] = msgspec.json.encode(options).decode()
 
 
 def stored_options(schema: "StructType", values: Mapping[str, str]) -> dict[str, str]:
-    """Return the options of a query, in addition to those of its table unless they name another store."""
+    """Return the options of a query with those of its table, unless the query names another store."""
     if any(name in values for name in _STORE):
         return dict(values)
     for field in schema.fields:

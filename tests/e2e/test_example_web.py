@@ -31,6 +31,7 @@ ORDERS = 400
 KILLS = 4
 CLIENTS = 16
 WITHIN_SECONDS = 300
+HANG_SECONDS = 3_600
 
 
 class Shop:
@@ -42,7 +43,9 @@ class Shop:
         self.log = folder / "gunicorn.log"
         monkeypatch.setenv("SHOP_MAILBOX", str(self.store))
         command: list[str | Path] = [BIN / "gunicorn", "-w", "4", "-b", f"{LOOPBACK}:{self.port}"]
-        command += ["--chdir", ROOT, "--no-control-socket", *SHOPS[framework]]
+        # Gunicorn would kill a worker that hangs for 30 s, as one that is paused or has no CPU time does.
+        command += ["--timeout", str(HANG_SECONDS), "--chdir", ROOT, "--no-control-socket"]
+        command += SHOPS[framework]
         self.process = ServerProcess("gunicorn", command, self.log)
 
     @contextmanager

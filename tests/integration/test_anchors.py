@@ -182,10 +182,10 @@ def test_a_line_that_a_crash_left_incomplete_is_replaced_by_the_next_anchor(run:
 
 def test_files_that_can_not_be_used_are_refused(run: Run) -> None:
     send()
-    with pytest.raises(NotFound, match="make it with postroom anchor"):
+    with pytest.raises(NotFound, match="create it with postroom anchor"):
         run(inspect.verify, anchor="missing")
     os.mkfifo("pipe")
-    with pytest.raises(InvalidRequest, match="no file of anchors"):
+    with pytest.raises(InvalidRequest, match="not an anchor file"):
         run(anchor.anchor, "pipe")
     with pytest.raises(Unavailable, match="can't be used"):
         run(anchor.anchor, "no/folder")
@@ -250,7 +250,7 @@ def test_a_time_stamp_of_an_unknown_authority_is_refused(
     other.mkdir()
     with timestamp_authority(other) as stranger, pytest.raises(IntegrityFailure, match="is not valid"):
         run(inspect.verify, anchor=str(ANCHORS), timestamp_ca=str(stranger.root))
-    with pytest.raises(InvalidRequest, match="no certificate in PEM"):
+    with pytest.raises(InvalidRequest, match="no PEM certificate"):
         run(inspect.verify, anchor=str(ANCHORS), timestamp_ca="store.db")
     with pytest.raises(WrongUsage, match="--anchor"):
         run(inspect.verify, timestamp_ca=str(authority.root))

@@ -100,9 +100,9 @@ async def test_cloud_events_of_kafka_are_archived_also_one_without_data(
     await asyncio.to_thread(create_topics, kafka_servers, topic, dead)
     producer = Producer({"bootstrap.servers": kafka_servers})
     for event in cloud_events(KAFKA):
-        producer.produce(topic, event.payload, headers=list(event.headers.items()))
+        producer.produce(topic, event.payload, key=b"o-1", headers=list(event.headers.items()))
     empty = write_by_sdk(sdk_event("3", None), KAFKA, "binary")
-    producer.produce(topic, None, headers=list(empty.headers.items()))
+    producer.produce(topic, None, key=b"o-1", headers=list(empty.headers.items()))
     assert await asyncio.to_thread(producer.flush, 20) == 0
     store = str(tmp_path / "store.db")
     source = KafkaSource(

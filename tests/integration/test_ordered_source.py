@@ -50,7 +50,7 @@ async def opened(queue: PostgresInboxQueue) -> OrderedSource:
     source = OrderedSource(
         queue, _Stream(), lambda _: UUID(int=0), SystemClock(), lease_ms=LONG_MS, ack_wait_ms=LONG_MS
     )
-    await source.begin()
+    await source.open()
     source._may_read = False  # nobody reads the stream, so a fetch need not wait for it
     return source
 

@@ -113,7 +113,7 @@ async def test_a_format_that_is_invalid_is_refused_before_anything_is_connected(
 @pytest.mark.parametrize("topic", ["{", "{order}", "{context!r}", "{context:>9}", "{}", "{0}", "{context.x}"])
 async def test_a_topic_that_can_not_be_filled_in_is_refused_before_anything_is_connected(topic: str) -> None:
     target = MailboxTarget(address="/no/such/folder/mail.db")
-    with pytest.raises(InvalidRequest, match="can't be filled in; write text with any of"):
+    with pytest.raises(InvalidRequest, match="is not a valid template; write text with any of"):
         await relay_all("postgresql://127.0.0.1:9/shop", target, topic=topic)
 
 

@@ -117,7 +117,7 @@ def test_a_log_whose_start_retention_removed_is_verified_from_what_it_recorded(
     log.truncate(victim.last, 100)
     first = victim.last + 1
     assert verify_all(log, first=first)[0].first == first
-    with pytest.raises(NotFound, match=f"has the positions {first} to {head.position + 1}, and not 1; name"):
+    with pytest.raises(NotFound, match=f"no position 1; it has positions {first} to {head.position + 1}"):
         VerifyRange(log)(1)
     log.remove(first)
     with pytest.raises(BrokenLog, match=f"starts at position {first + 1}, but no retention is recorded"):
@@ -131,5 +131,5 @@ def test_numbers_out_of_bounds_are_refused(log: AlteredLog, first: int, limit: i
 
 
 def test_an_empty_log_has_no_range() -> None:
-    with pytest.raises(NotFound, match="has no positions, and not 1"):
+    with pytest.raises(NotFound, match="has no position 1; it is empty"):
         VerifyRange(MemoryEventLog(MAILBOX))(1)

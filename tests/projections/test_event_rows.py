@@ -165,7 +165,7 @@ def test_options_select_what_is_read_at_all(kept: Kept, options: dict[str, str])
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"event": "MessageSend"}, "expected names separated by commas, out of .*MessageSent"),
+        ({"event": "MessageSend"}, "expected names separated by commas, from .*MessageSent"),
         ({"mailbox": " "}, "expected a text that is not blank"),
         ({"since": "yesterday"}, "expected a time with its offset"),
         ({"until": "2026-01-01"}, "expected a time with its offset"),

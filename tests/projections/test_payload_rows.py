@@ -205,9 +205,9 @@ def test_payloads_may_be_declared_as_maps_and_arrays_but_text_has_no_fields(tmp_
         (t.StructType().add("a", "long", nullable=False), r"payload\.a is declared as not null"),
         (
             t.ArrayType(t.DayTimeIntervalType()),
-            r"payload\[\] is declared as duration\[us\], of which JSON has",
+            r"payload\[\] is declared as duration\[us\], which JSON lacks",
         ),
-        (t.StructType().add("a", "integer").add("a", "string"), "declared with two fields of one name"),
+        (t.StructType().add("a", "integer").add("a", "string"), "declared with two fields of the same name"),
         (t.MapType(t.IntegerType(), t.StringType()), "payload is declared as map"),
     ],
     ids=["number", "not null", "interval", "two fields", "keys"],

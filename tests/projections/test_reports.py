@@ -140,7 +140,7 @@ def test_a_parquet_folder_is_replaced_only_where_it_is_a_report(store: str, tmp_
     write_parquet(TRAFFIC, rows.slice(0, 1), str(folder), overwrite=True)
     assert pq.read_table(folder / "report.parquet").num_rows == 1
     (folder / "own.txt").write_text("own")
-    with pytest.raises(InvalidRequest, match=r"other origin, such as own\.txt"):
+    with pytest.raises(InvalidRequest, match=r"other files, such as own\.txt"):
         write_parquet(TRAFFIC, rows, str(folder), overwrite=True)
     with pytest.raises(InvalidRequest, match="is a folder; name a file"):
         write_page(TRAFFIC, rows, str(folder))

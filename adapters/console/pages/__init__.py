@@ -1,1 +1,1 @@
-"""Pages of the console; each module has its `ROUTES`, and a `NAV` entry if the navigation shows it."""
+"""Pages of the console; each module defines `ROUTES`, and `NAV` if the navigation lists it."""

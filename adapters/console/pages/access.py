@@ -24,7 +24,7 @@ MEANINGS = {
 
 
 class SessionRow(NamedTuple):
-    """A session as administrators see it; ages in µs."""
+    """A row of the table of sessions; ages in µs."""
 
     id: str
     principal: str
@@ -57,11 +57,11 @@ async def end_session(page: Page) -> Response:
         return page.console.sessions.end_by_id(id_)
 
     ended = await page.session.audit(Operation.ADMIN, end, lambda _: 0, criteria=["session"])
-    return page.redirect("/access", f"The session of {_name(ended)} is over.")
+    return page.redirect("/access", f"The session of {_name(ended)} has ended.")
 
 
 def describe_quota(quota: Quota) -> str:
-    """Return a quota in words."""
+    """Return a quota as text."""
     limits = [
         text
         for text in (

@@ -1,4 +1,4 @@
-"""The audit log: who searched, who read payloads, and who started redrive jobs."""
+"""The audit log: searches, reads of payloads and redrive jobs, with their callers."""
 
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -16,7 +16,7 @@ from postroom.domain.errors import NotFound
 
 ROWS = 100
 READS = 10_000
-"""Number of entries that are compared with the filter for one page."""
+"""Number of entries that are read for one page."""
 FIELDS = ("principal", "capability", "operation", "outcome", "topic", "target", "since", "until")
 
 
@@ -47,39 +47,20 @@ async def show_audit(page: Page) -> Response:
 
 
 async def show_verification(page: Page) -> Response:
-    """Verify a part of the audit log, and offer to go on with the next."""
+    """Verify a part of the audit log, and link to the next."""
     log = page.data.audit_log
     if log is None:
         page.require_all(Operation.ADMIN)
-        raise NotFound("There is no audit log yet; it begins with the first search or read of a payload.")
-    first = optional_position("The first position", page.query.get("from", ""))
-    begin = optional_position("The first position", page.query.get("begin", ""))
-    part, failure = await verify_part(
-        page,
-        log,
-        Operation.ADMIN,
-        first,
-        None,
-        page.query.get("chain") or None,
-        lambda each: VerifyRange(each, removals),
-    )
-    begin = begin or (part.first if part is not None else None)
-    following = None
-    if part is not None and part.following is not None:
-        more = {"from": part.following, "chain": part.chain, "begin": begin}
-        following = page.url("/audit/verify", **more)
-    return await page.render(
-        "log/verify_part.html" if page.is_fragment else "audit/verify.html",
-        part=part,
-        failure=failure,
-        failure_url=None,
-        begin=begin,
-        following=following,
-    )
+        raise NotFound(
+            "The store has no audit log yet; it is created by the first search or read of a payload."
+        )
+    facts = await verify_part(page, log, Operation.ADMIN, verify=lambda each: VerifyRange(each, removals))
+    template = "log/verify_part.html" if page.is_fragment else "audit/verify.html"
+    return await page.render(template, failure_url=None, **facts)
 
 
 def read_filter(fields: Mapping[str, str], now: datetime) -> AuditFilter:
-    """Return what the fields of the form select; raise InvalidRequest for a time that is malformed."""
+    """Return the filter of the form; raise InvalidRequest for a malformed time."""
     values: dict[str, Any] = {name: value or None for name, value in fields.items()}
     for name in ("since", "until"):
         if values[name] is not None:

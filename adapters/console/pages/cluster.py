@@ -14,12 +14,12 @@ from postroom.domain.errors import PostroomError
 from postroom.domain.lease.routing import Route
 
 SECONDS = 3.0
-"""How long a page waits for the admins."""
+"""How long a page waits for an admin."""
 BADGES = {"active": "good", "expiring": "warn", "released": "neutral", "expired": "bad"}
 
 
 class Cluster(NamedTuple):
-    """What the admins answered."""
+    """The state of a cluster, as an admin reports it."""
 
     leases: Sequence[LeaseSummary]
     routes: Sequence[Route]

@@ -1,7 +1,7 @@
-"""Dead letters: groups of them with their trends, and the letters of a group."""
+"""Dead letters: groups with trends, and the dead letters of a group."""
 
-from collections.abc import Mapping
-from typing import Any, Final, cast
+from collections.abc import Callable, Mapping
+from typing import Any, Final, TypeVar, cast
 
 from starlette.responses import Response
 
@@ -40,6 +40,8 @@ GROUPINGS: Final = (
     ("topic", "Topic"),
     ("reason", "Reason"),
 )
+Filter = TypeVar("Filter", DeadLetterFilter, DeadLetterGroupFilter)
+Result = TypeVar("Result")
 ORDERS: Final = (("latest", "Latest first"), ("largest", "Largest first"))
 
 
@@ -48,7 +50,7 @@ async def groups(page: Page) -> Response:
     values = _values(page) | {name: page.query.get(name, "") for name in ("by", "order")}
     by = BY.get(values["by"])
     if by is None:
-        raise InvalidRequest(f"Unknown grouping {values['by'][:40]!r}; choose one of the list.")
+        raise InvalidRequest(f"Unknown grouping {values['by'][:40]!r}; choose one from the list.")
     filter_ = DeadLetterGroupFilter(
         **_criteria(values),
         by=by,
@@ -58,13 +60,11 @@ async def groups(page: Page) -> Response:
         cursor=page.query.get("cursor") or None,
     )
     try:
-        read_models = _read_models(page)
-        visible = await covered_filter(page.session, filter_)
-        result = DeadLetterGroupPage(())
-        if visible is not None:
-            result = await page.blocking(read_models.dead_letter_groups, visible)
+        result, lag = await _read(
+            page, filter_, lambda models: models.dead_letter_groups, DeadLetterGroupPage(())
+        )
     except NotFound as error:
-        return await _show_present(page, values, error)
+        return await _show_without_read_models(page, values, error)
     return await page.render(
         "dead_letters/groups.html",
         values=values,
@@ -73,7 +73,7 @@ async def groups(page: Page) -> Response:
             (each, _letters_link(page, values, each), _redrive_link(page, values, each))
             for each in result.items
         ],
-        lag=await _lag(page, read_models),
+        lag=lag,
         groupings=GROUPINGS,
         orders=ORDERS,
         most=MAX_GROUPED,
@@ -86,29 +86,25 @@ async def letters(page: Page) -> Response:
     values = _values(page)
     filter_ = DeadLetterFilter(**_criteria(values), limit=PAGE_SIZE, cursor=page.query.get("cursor") or None)
     try:
-        read_models = _read_models(page)
-        visible = await covered_filter(page.session, filter_)
-        result = DeadLetterPage(())
-        if visible is not None:
-            result = await page.blocking(read_models.dead_letters, visible)
+        result, lag = await _read(page, filter_, lambda models: models.dead_letters, DeadLetterPage(()))
     except NotFound as error:
-        return await _show_present(page, values, error)
+        return await _show_without_read_models(page, values, error)
     return await page.render(
         "dead_letters/letters.html",
         values=values,
         letters=[(each, _redrive_one(page, each)) for each in result.items],
         redrive=_redrive_link(page, values),
-        lag=await _lag(page, read_models),
+        lag=lag,
         next_page=_next(page, "/dead-letters/letters", values, result.next_cursor),
     )
 
 
-async def _show_present(page: Page, values: dict[str, str], error: NotFound) -> Response:
-    """Show the present dead letters of the mailbox, where there are no read models."""
+async def _show_without_read_models(page: Page, values: dict[str, str], error: NotFound) -> Response:
+    """Show the current dead letters of the mailbox itself."""
     topics = split_lines(values["topics"])
     topic = topics[0] if len(topics) == 1 and "*" not in topics[0] else None
     return await page.render(
-        "dead_letters/present.html",
+        "dead_letters/without_read_models.html",
         error=error,
         topic=topic or "",
         letters=await page.mailbox.list_dead_letters(topic, reason=values["reason"] or None, limit=PAGE_SIZE),
@@ -116,16 +112,26 @@ async def _show_present(page: Page, values: dict[str, str], error: NotFound) -> 
     )
 
 
-def _read_models(page: Page) -> ReadModels:
-    if page.data.read_models is None:
-        raise NotFound("This store has no read models, from which dead letters are grouped.")
-    return page.data.read_models
+async def _read(
+    page: Page,
+    filter_: Filter,
+    query: Callable[[ReadModels], Callable[[Filter], Result]],
+    nothing: Result,
+) -> tuple[Result, int]:
+    """Return the result of a query, and the number of log records that the read models lack.
 
+    Arguments:
+        nothing: result for callers whose topics the filter excludes.
 
-async def _lag(page: Page, read_models: ReadModels) -> int:
-    """Return how many log records the read models of the mailbox are behind."""
-    status = await page.blocking(read_models.status, 1)
-    return sum(each.lag for each in status.lags if each.mailbox == page.mailbox.name)
+    Raises: NotFound if the store has no read models.
+    """
+    models = page.data.read_models
+    if models is None:
+        raise NotFound("This store has no read models, which group dead letters.")
+    visible = await covered_filter(page.session, filter_)
+    result = nothing if visible is None else await page.blocking(query(models), visible)
+    status = await page.blocking(models.status, 1)
+    return result, sum(each.lag for each in status.lags if each.mailbox == page.mailbox.name)
 
 
 def _values(page: Page) -> dict[str, str]:
@@ -148,7 +154,7 @@ def _next(page: Page, path: str, values: Mapping[str, str], cursor: str | None) 
 
 
 def _letters_link(page: Page, values: Mapping[str, str], group: DeadLetterGroup) -> str:
-    """Return the link to the letters of a group."""
+    """Return the link to the dead letters of a group."""
     own = {
         "topics": group.topic or values["topics"],
         "reason": group.reason or values["reason"],
@@ -158,7 +164,7 @@ def _letters_link(page: Page, values: Mapping[str, str], group: DeadLetterGroup)
 
 
 def _redrive_link(page: Page, values: Mapping[str, str], group: DeadLetterGroup | None = None) -> str | None:
-    """Return the link to the form of a redrive job that selects the same dead letters; None if none does."""
+    """Return the link to the form of a redrive job for the same dead letters, or None if no job can be."""
     if not page.may(Operation.REDRIVE):
         return None
     fingerprint = (group.fingerprint if group is not None else None) or values["fingerprint"].strip()

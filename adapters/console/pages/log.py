@@ -10,7 +10,7 @@ from starlette.responses import Response
 from postroom.adapters.console.page import NavEntry, Page, route
 from postroom.adapters.console.times import read_time
 from postroom.application.mailbox.runs import RUNS
-from postroom.application.masking import MASK, NO_MASK, Mask
+from postroom.application.masking import MASK, Mask
 from postroom.application.ports.event_log import EventLogReader
 from postroom.application.queries.browse_log import MAX_POSITION, BrowseLog, EventPage
 from postroom.application.queries.read_events import EventFilter, LoggedEvent
@@ -32,11 +32,11 @@ T = TypeVar("T")
 
 
 class LogQuery(NamedTuple):
-    """What the address of a page of events selects.
+    """The parameters of a page of events.
 
     Arguments:
-        since, until: log times in µs; the former is included, the latter is not.
-        before: position before which the page begins.
+        since, until: log times in µs, inclusive and exclusive.
+        before: position below which the page starts.
     """
 
     criteria: EventFilter
@@ -46,7 +46,7 @@ class LogQuery(NamedTuple):
 
     @property
     def names(self) -> list[str]:
-        """Return the names of the criteria that are used, for the audit log."""
+        """Return the names of the criteria that are set, for the audit log."""
         used = {
             "topic": self.criteria.topic,
             "events": self.criteria.events,
@@ -57,7 +57,7 @@ class LogQuery(NamedTuple):
         return [name for name, value in used.items() if value]
 
     def read(self, browse: BrowseLog) -> EventPage:
-        """Return the page; blocks."""
+        """Read the page from the log; blocks."""
         first = None if self.since is None else browse.position_after(self.since)
         before = self.before
         if self.until is not None:
@@ -96,17 +96,16 @@ async def show_event(page: Page) -> Response:
     """Show one event with its fields."""
     position = read_position("The position", page.path["position"])
     event = await _read(page, lambda log: BrowseLog(log).event(position), lambda _: 1)
-    mask = NO_MASK if Operation.ADMIN in page.grant.operations else page.data.mask
     return await page.render(
         "log/event.html",
         event=event,
-        fields=list(flatten(hide(event.fields(), mask))),
+        fields=list(flatten(hide(event.fields(), page.mask))),
         message_url=event.message_id and page.message_url(event.message_id),
     )
 
 
 async def show_commits(page: Page) -> Response:
-    """Show the commits, newest first, each with its link to the one before."""
+    """Show the commits, newest first, with their links in the hash chain."""
     before = optional_position("The position", page.query.get("before", ""))
     position = optional_position("The position", page.query.get("position", ""))
     if position is not None:
@@ -123,7 +122,7 @@ async def show_commits(page: Page) -> Response:
 
 
 async def show_commit(page: Page) -> Response:
-    """Show one commit, and the events that were decided together."""
+    """Show one commit and its events."""
     position = read_position("The position", page.path["position"])
 
     def read(log: EventLogReader) -> tuple[Any, EventPage]:
@@ -143,43 +142,20 @@ async def show_commit(page: Page) -> Response:
 
 
 async def show_verification(page: Page) -> Response:
-    """Verify a part of a range of the log, and offer to go on with the next."""
-    fields = {name: page.query.get(name, "") for name in ("from", "through", "chain", "begin")}
-    first = optional_position("The first position", fields["from"])
-    through = optional_position("The last position", fields["through"])
-    if first is None and not fields["through"]:
-        bounds = await _read(page, lambda log: BrowseLog(log).bounds(), lambda answer: 0)
-        return await page.render(
-            "log/verify.html",
-            fields=fields,
-            bounds=bounds,
-            part=None,
-            failure=None,
-            part_events=EVENTS_PER_PART,
-        )
-    part, failure = await verify_part(
-        page, _log(page), Operation.READ_HEADERS, first, through, fields["chain"] or None
-    )
-    begin = optional_position("The first position", fields["begin"]) or (
-        part.first if part is not None else None
-    )
-    following = (
-        page.url(
-            "/log/verify", **{"from": part.following, "chain": part.chain, "begin": begin}, through=through
-        )
-        if part is not None and part.following is not None
-        else None
-    )
+    """Verify a part of a range of the log, and link to the next."""
+    through = optional_position("The last position", page.query.get("through", ""))
+    facts: dict[str, Any] = {"bounds": None, "part": None, "failure": None, "failure_url": None}
+    if page.query.get("from", "").strip() or page.query.get("through"):
+        facts |= await verify_part(page, _log(page), Operation.READ_HEADERS, through)
+        if facts["failure"] is not None:
+            facts["failure_url"] = page.url(f"/log/commits/{facts['failure'].position}")
+    else:
+        facts["bounds"] = await _read(page, lambda log: BrowseLog(log).bounds(), lambda answer: 0)
     return await page.render(
         "log/verify_part.html" if page.is_fragment else "log/verify.html",
-        fields=fields,
-        bounds=None,
-        part=part,
-        failure=failure,
-        failure_url=failure and page.url(f"/log/commits/{failure.position}"),
-        begin=begin,
-        following=following,
+        fields={name: page.query.get(name, "") for name in ("from", "through")},
         part_events=EVENTS_PER_PART,
+        **facts,
     )
 
 
@@ -187,24 +163,27 @@ async def verify_part(
     page: Page,
     log: EventLogReader,
     operation: Operation,
-    first: int | None,
-    through: int | None,
-    chain: str | None,
+    through: int | None = None,
     verify: Callable[[EventLogReader], VerifyRange] = VerifyRange,
-) -> tuple[RangeVerification | None, BrokenLog | None]:
-    """Verify a part of a log; return what was verified, or what failed.
+) -> dict[str, Any]:
+    """Verify the part of a log that the URL names; return variables of `log/verify_part.html`.
+
+    The parameter `from` is the first position, `chain` is that of `VerifyRange`, and `begin` is the first
+    position of earlier parts.
 
     Arguments:
-        operation: the right that it needs.
-        first: the first position; None for that of the log.
-        through, chain: as of `VerifyRange`.
+        operation: the right that the caller needs.
+        through: last position; None for the end of the log.
 
     Raises: Saturated while another verification runs in this process, NotFound, Forbidden.
     """
+    first = optional_position("The first position", page.query.get("from", ""))
+    begin = optional_position("The first position", page.query.get("begin", ""))
+    chain = page.query.get("chain") or None
 
     def run() -> RangeVerification:
         if not _verifying.acquire(blocking=False):
-            raise Saturated("Another range is being verified; try again when it is done.", RETRY_MS)
+            raise Saturated("Another verification is running; try again when it has ended.", RETRY_MS)
         try:
             start = first or log.first_position() or 1
             return verify(log)(start, through, chain=chain, limit=EVENTS_PER_PART)
@@ -216,23 +195,28 @@ async def verify_part(
         return await page.blocking(run)
 
     try:
-        return await page.session.audit(operation, read, lambda _: 0), None
+        part = await page.session.audit(operation, read, lambda _: 0)
     except BrokenLog as error:
-        return None, error
+        return {"part": None, "failure": error, "begin": begin, "following": None}
+    begin = begin or part.first
+    more = {"from": part.following, "chain": part.chain, "begin": begin, "through": through}
+    path = page.request.scope["path"].removeprefix(page.request.scope["root_path"])
+    following = None if part.following is None else page.url(path, **more)
+    return {"part": part, "failure": None, "begin": begin, "following": following}
 
 
 def read_query(query: Any, now: datetime) -> LogQuery:
-    """Return what the parameters of an address select.
+    """Return the query of a URL's parameters.
 
     Arguments:
-        query: the parameters, as of Starlette.
+        query: the parameters, as Starlette's `QueryParams`.
 
-    Raises: InvalidRequest naming the field that is malformed.
+    Raises: InvalidRequest naming the malformed field.
     """
     events = [each for each in query.getlist("event") if each]
     for each in events:
         if each not in EVENT_NAMES:
-            raise InvalidRequest(f"There is no event {each[:80]!r}; {describe_choices(each, EVENT_NAMES)}")
+            raise InvalidRequest(f"Unknown event {each[:80]!r}; {describe_choices(each, EVENT_NAMES)}")
     times = [
         read_time(name, query[key], now) if query.get(key) else None
         for name, key in (("Since", "since"), ("Until", "until"))
@@ -246,7 +230,7 @@ def read_query(query: Any, now: datetime) -> LogQuery:
 
 
 def read_position(name: str, text: str) -> int:
-    """Return a position of a log; raise InvalidRequest for other text."""
+    """Parse a position of a log; raise InvalidRequest for other text."""
     digits = text.replace(",", "").strip()
     if digits.isascii() and digits.isdecimal() and len(digits) <= 13 and 1 <= int(digits) <= MAX_POSITION:
         return int(digits)
@@ -254,12 +238,12 @@ def read_position(name: str, text: str) -> int:
 
 
 def optional_position(name: str, text: str) -> int | None:
-    """Return a position of a log, or None for no text."""
+    """Parse a position of a log; return None for blank text."""
     return read_position(name, text) if text.strip() else None
 
 
 def details(event: LoggedEvent) -> Iterator[tuple[str, Any]]:
-    """Yield what a row shows of an event besides its position, time, topic and message."""
+    """Yield names and values for the details column of an event's row."""
     fields = event.fields()
     for name in ("attempt", "reason", "last_error", "consumer", "owner", "through"):
         if name in fields:
@@ -267,7 +251,7 @@ def details(event: LoggedEvent) -> Iterator[tuple[str, Any]]:
 
 
 def flatten(fields: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield names and values of fields, those of fields within fields with the names of both."""
+    """Yield names and values of fields; nested names are joined with a colon."""
     for name, value in fields.items():
         label = prefix + name.replace("_", " ")
         if isinstance(value, Mapping):
@@ -279,7 +263,7 @@ def flatten(fields: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
 
 
 def hide(fields: Mapping[str, Any], mask: Mask) -> dict[str, Any]:
-    """Return the fields of an event without what a mask hides: headers, and hashes of masked payloads."""
+    """Return the fields of an event without masked headers, and without hashes if payloads are masked."""
     shown = {
         name: value
         for name, value in fields.items()
@@ -306,7 +290,7 @@ async def _read(
     target: str = "",
     criteria: Sequence[str] = (),
 ) -> T:
-    """Read the log in a thread; the read is audited, and needs the headers of all topics."""
+    """Run a query of the log in a thread, audited; it needs the right to the headers of all topics."""
     log = _log(page)
 
     async def read() -> T:
@@ -319,7 +303,8 @@ async def _read(
 def _log(page: Page) -> EventLogReader:
     if page.data.log is None:
         raise NotFound(
-            f"The log of {page.mailbox.name} can't be read here; run `postroom log show` where its store is."
+            f"The log of {page.mailbox.name} is not readable from this process; run `postroom log show` on "
+            "the host of its store."
         )
     return page.data.log
 

@@ -1,4 +1,4 @@
-"""The page of one message: headers, payload, history and hashes, and what can be done with it."""
+"""The page of a message: headers, payload, history, hashes and actions."""
 
 import asyncio
 import re
@@ -9,11 +9,11 @@ from http import HTTPStatus
 import uuid_utils
 from starlette.responses import Response, StreamingResponse
 
-from postroom.adapters.console.copies import Copy, Target, read_copies, send_copies
 from postroom.adapters.console.message_view import MessageView, hides_headers, make_view, read_envelope
 from postroom.adapters.console.page import NavEntry, Page, route
 from postroom.adapters.console.resend import Draft, draft_of, message_like, read_draft, to_message
-from postroom.application.masking import NO_MASK, Mask
+from postroom.adapters.console.snippets import Endpoint, Snippet, read_snippets, send_snippets
+from postroom.application.masking import NO_MASK
 from postroom.application.payload_preview import PayloadPreview, decode_bounded, preview_payload
 from postroom.application.queries.verify_message import MessageVerification, VerifyMessage
 from postroom.application.query_results import MessageDetail
@@ -29,9 +29,9 @@ NAV = NavEntry("Message", "/messages", 30)
 
 CHUNK_BYTES = 64 << 10
 FOLD_CHARS = 4_000
-"""Length of a payload's text above which the rest is folded."""
+"""Length of a payload's text above which the rest is collapsed."""
 JOB_POLLS, JOB_SECONDS = 20, 0.05
-"""How often, and at which interval, a page asks whether the job that it started has ended."""
+"""Number and interval of the polls for the end of a job that the page started."""
 _SUFFIXES = {PayloadFormat.JSON: "json", PayloadFormat.TEXT: "txt"}
 _ACTIONS = {
     "redrive": (Operation.REDRIVE, "redriven"),
@@ -41,7 +41,7 @@ _ACTIONS = {
 
 
 async def look_up(page: Page) -> Response:
-    """Show the message of the query's id, or the form for one."""
+    """Show the message whose id is in the query, or the form for an id."""
     id_ = page.query.get("id", "")
     return await _show(page, id_) if id_ else await page.render("message/look_up.html")
 
@@ -53,16 +53,15 @@ async def show(page: Page) -> Response:
 
 async def _show(page: Page, id_: str) -> Response:
     detail = await _read(page, id_)
-    mask = _mask(page)
-    view = make_view(detail, await page.mailbox.explain_message(id_), mask)
+    view = make_view(detail, await page.mailbox.explain_message(id_), page.mask)
     verification: MessageVerification | PostroomError | None = None
     preview: PayloadPreview | None = None
-    copies: list[Copy] = []
+    snippets: list[Snippet] = []
     if _reads_payloads(page):
         if view.envelope is not None:
             decode = partial(_decode, page, view.mailbox)
-            preview = await page.blocking(preview_payload, view.envelope, decode, mask)
-            copies = await page.blocking(_send_copies, page, view, view.envelope, preview)
+            preview = await page.blocking(preview_payload, view.envelope, decode, page.mask)
+            snippets = await page.blocking(_send_snippets, page, view, view.envelope, preview)
         if page.data.log is not None:
             try:
                 verification = await page.blocking(VerifyMessage(page.data.log), id_)
@@ -82,22 +81,22 @@ async def _show(page: Page, id_: str) -> Response:
         verification_error=verification if isinstance(verification, PostroomError) else None,
         hides_digests=view.is_masked or (preview is not None and preview.is_masked),
         correlation_id=_correlation_id(view),
-        read_copies=read_copies(_target(page), view.id),
-        send_copies=copies,
+        read_snippets=read_snippets(_endpoint(page), view.id),
+        send_snippets=snippets,
     )
 
 
 async def download(page: Page) -> Response:
-    """Return the payload as a file: as it was sent, or without the fields that the caller may not see."""
+    """Return the payload as a file, without the fields that are hidden from the caller."""
     id_ = page.query.get("id", "")
     detail = await page.mailbox.get_message(id_)
     envelope = _envelope(detail)
     decoded = await page.blocking(decode_bounded, envelope, partial(_decode, page, detail.mailbox))
-    shown = await page.blocking(_mask(page).hide_fields, decoded)
+    shown = await page.blocking(page.mask.hide_fields, decoded)
     if shown is None:
         raise Forbidden(
-            "Fields of payloads are hidden here, and those of this payload can't be told apart; a token with "
-            "the right admin is needed to download it."
+            "Payload fields are hidden here, and this payload can't be split into fields; to download it, "
+            "use a token with the right admin."
         )
     is_whole = shown is decoded
     data = envelope.payload.value if is_whole else shown.data
@@ -135,7 +134,7 @@ async def act(page: Page) -> Response:
         action=action,  # type: ignore[arg-type]  # one of its literals
         topics=(detail.topic,),
         message_ids=(detail.message_id,),
-        # Jobs leave out those of which there is a copy unless they name that reason.
+        # Jobs skip originals that have been replaced by copies, unless they select that reason.
         reasons=("replaced",) if detail.reason == "replaced" else (),
     )
     job_id = check_uuid("The redrive job id", page.field("job_id"))
@@ -160,39 +159,38 @@ async def resend(page: Page) -> Response:
         message = to_message(draft, envelope, detail.message_id, new_id, page.grant.principal)
         sent = await page.mailbox.send_message(message)
     except IdempotencyConflict:
-        notice = "This form was sent before with another content. Nothing was sent now; send it again to."
+        notice = (
+            "This form was submitted before with other content, so nothing was sent; submit it again to send "
+            "the message below."
+        )
         return await _render_form(page, detail, draft, error=notice)
     except PostroomError as error:
         return await _render_form(page, detail, draft, error=str(error), status=error.status, new_id=new_id)
-    done = "It was sent before, and nothing was added" if sent.duplicate else "It was sent"
+    done = "It had already been sent" if sent.duplicate else "It was sent"
     return redirect_to_message(
         page, sent.message_id, f"{done}: this is the new message, caused by {detail.message_id}."
     )
 
 
 def redirect_to_message(page: Page, id_: str, notice: str) -> Response:
-    """Return the answer to an action, which leads to a message and says what happened."""
+    """Return the redirect to a message that answers an action; the page shows the notice."""
     return page.redirect("/messages", notice, id=id_)
 
 
 async def _read(page: Page, id_: str) -> MessageDetail:
-    """Return a message, with its payload for those who may read it."""
+    """Return a message, with its payload if the caller may read it."""
     if _reads_payloads(page):
         return await page.mailbox.get_message(id_)
     return await page.session.read_headers(id_)
 
 
 def _correlation_id(view: MessageView) -> str:
-    """Return the correlation id that the page links to; empty if there is none, or it is hidden."""
+    """Return the correlation id to link to; empty if the message has none or it is hidden."""
     return next((each.value for each in view.headers if each.parameter == "correlation_id" and each.link), "")
 
 
 def _reads_payloads(page: Page) -> bool:
     return Operation.READ_PAYLOAD in page.grant.operations
-
-
-def _mask(page: Page) -> Mask:
-    return NO_MASK if Operation.ADMIN in page.grant.operations else page.data.mask
 
 
 def _decode(page: Page, mailbox: str, envelope: PrismEnvelope) -> DecodedPayload:
@@ -204,14 +202,14 @@ def _envelope(detail: MessageDetail) -> PrismEnvelope:
     envelope = read_envelope(detail)
     if envelope is None:
         raise NotFound(
-            f"The stored envelope of message {detail.message_id} was altered so that it has no payload; "
-            "restore the store from a backup."
+            f"The stored envelope of message {detail.message_id} was altered and can't be parsed; restore "
+            "the store from a backup."
         )
     return envelope
 
 
 def _suffix(payload: DecodedPayload, envelope: PrismEnvelope) -> str:
-    """Return the end of the name of a payload's file; never one that a browser would open as a page."""
+    """Return the file name extension of a payload, never one that a browser would open as a page."""
     if payload.format == PayloadFormat.ENCRYPTED or payload.text is None:
         return "bin"
     if envelope.metadata.content_encoding not in ("", "identity"):
@@ -230,30 +228,30 @@ async def _chunks(data: bytes) -> AsyncIterator[bytes]:
 def _action(page: Page) -> str:
     action = page.path["action"]
     if action not in _ACTIONS:
-        raise NotFound("There is no such page.")
+        raise NotFound("This page does not exist.")
     return action
 
 
 async def _wait(page: Page, report: RedriveReport) -> RedriveReport:
-    """Return a job when it has ended, or after a second."""
+    """Wait until a job has ended, for a second at most; return its latest report."""
     for _ in range(JOB_POLLS):
         if not report.is_active:
             break
         await asyncio.sleep(JOB_SECONDS)
         try:
             report = await page.mailbox.get_redrive(report.job_id)
-        except Forbidden:  # the right to purge does not include that to see jobs
+        except Forbidden:  # the right admin does not include the right redrive, which shows jobs
             break
     return report
 
 
 def _describe(report: RedriveReport, action: str) -> str:
-    """Return what a job of one message did, as a sentence."""
+    """Return the result of a job of one message, as a sentence."""
     done = _ACTIONS[action][1]
     if report.moved:
         return f"The message was {done}, by job {report.job_id}."
     if report.status == "completed":
-        return f"Nothing was {done}, as the message is no dead letter any more (job {report.job_id})."
+        return f"Nothing was {done}: the message is no longer a dead letter (job {report.job_id})."
     return f"The message is to be {done} by job {report.job_id}, which is {report.status}."
 
 
@@ -265,19 +263,19 @@ def _may_resend(page: Page) -> bool:
 
 
 async def _editable(page: Page, id_: str) -> tuple[MessageDetail, PrismEnvelope]:
-    """Return a message that is edited, with its envelope.
+    """Return a message to edit, with its envelope.
 
-    Raises: Forbidden when parts of it are hidden from the caller, as what is hidden would not be sent.
+    Raises: Forbidden if parts of it are hidden from the caller, as the new message would lack them.
     """
     detail = await page.mailbox.get_message(id_)
     envelope = _envelope(detail)
-    mask = _mask(page)
+    mask = page.mask
     if mask != NO_MASK:
         decoded = await page.blocking(decode_bounded, envelope, partial(_decode, page, detail.mailbox))
         if hides_headers(detail, envelope, mask) or mask.hide_fields(decoded) is not decoded:
             raise Forbidden(
-                "Headers or fields of this message are hidden from you, and would be lost; a token with the "
-                "right admin is needed to edit it."
+                "Headers or fields of this message are hidden from you and would be lost; to edit it, use a "
+                "token with the right admin."
             )
     return detail, envelope
 
@@ -301,30 +299,30 @@ async def _render_form(
     )
 
 
-# -- copies ---
+# -- snippets ---
 
 
-def _target(page: Page) -> Target:
+def _endpoint(page: Page) -> Endpoint:
     if not page.data.serves_calls:
-        return Target("", page.mailbox.name)
+        return Endpoint("", page.mailbox.name)
     host = page.request.headers.get("host", "")
     prefix = page.base.removesuffix(page.request.scope["root_path"])
-    # A proxy in front speaks TLS, and a token must not be sent to it without.
+    # A proxy in front uses TLS, and tokens must not be sent in clear text.
     scheme = "https" if page.console.is_secure else "http"
-    return Target(f"{scheme}://{host}{prefix}", page.mailbox.name, not page.service.is_dev)
+    return Endpoint(f"{scheme}://{host}{prefix}", page.mailbox.name, not page.service.is_dev)
 
 
-def _send_copies(
+def _send_snippets(
     page: Page, view: MessageView, envelope: PrismEnvelope, preview: PayloadPreview
-) -> list[Copy]:
-    """Return the calls that send a message like this one; none if parts of it are hidden or encrypted."""
+) -> list[Snippet]:
+    """Return snippets that send a message like this one; none if parts of it are hidden or encrypted."""
     if preview.is_masked or view.is_masked or preview.format == PayloadFormat.ENCRYPTED:
         return []
     try:
         message = message_like(envelope, view.id, view.topic)
     except PostroomError as error:
-        return [Copy("Send it again", None, str(error))]
-    return send_copies(_target(page), message)
+        return [Snippet("Send it again", None, str(error))]
+    return send_snippets(_endpoint(page), message)
 
 
 ROUTES = [

@@ -1,4 +1,4 @@
-"""The overview: topics, rates, read models, leases and contexts, live by server-sent events."""
+"""The overview: topics, rates, read models, leases and contexts, updated by server-sent events."""
 
 import asyncio
 from collections import Counter
@@ -26,16 +26,16 @@ REFRESH_SECONDS: Final = 2.0
 LEASES_SECONDS: Final = 1.0
 MAX_STREAMS: Final = 64
 MAX_STREAMS_OF_BEARER: Final = 8
-"""The same of one capability: pages of tokens that are limited to topics are made for each alone."""
+"""The same per capability, as each page of a token that is limited to topics is rendered separately."""
 MAX_ROWS: Final = 200
-"""Number of topics shown; the largest."""
+"""Number of topics that are shown, the largest first."""
 _CSRF: Final = token_urlsafe(32)
-"""Stands for the CSRF token of a browser in a part that browsers share."""
+"""Placeholder for the CSRF token of a browser in a part that browsers share."""
 LABELS: Final = {"sent": "In", "delivered": "Out", "acked": "Acked", "nacked": "Nacked"}
 
 
 class TopicRow(NamedTuple):
-    """A topic as the overview shows it; ages in µs, rates in messages per second by `EVENTS`."""
+    """A row of the table of topics; ages in µs, rates in messages per second in the order of `EVENTS`."""
 
     name: str
     paused: bool
@@ -50,7 +50,7 @@ class TopicRow(NamedTuple):
 
 
 async def overview(page: Page) -> Response:
-    """Show the mailbox as it is now."""
+    """Show the current state of the mailbox."""
     return await page.render("overview/page.html", live=Markup(await _live_part(page)))
 
 
@@ -60,13 +60,13 @@ async def live(page: Page) -> Response:
     console = page.console
     streams = console.streams
     if streams.total() >= MAX_STREAMS or streams[page.browser.bearer] >= MAX_STREAMS_OF_BEARER:
-        raise Saturated("The console has its limit of live pages; close some, or reload this one.", 10_000)
+        raise Saturated("Too many live pages are open; close some, or reload this one.", 10_000)
     headers = {"x-accel-buffering": "no"}
     return _LiveResponse(page, _events(page), media_type="text/event-stream", headers=headers)
 
 
 class _LiveResponse(StreamingResponse):
-    """Stream of events that is counted until it ends, however it ends."""
+    """A stream of events that is counted while it is open."""
 
     def __init__(self, page: Page, content: AsyncIterator[str], **arguments: Any) -> None:
         super().__init__(content, **arguments)
@@ -81,7 +81,7 @@ class _LiveResponse(StreamingResponse):
             await super().__call__(scope, receive, send)
         finally:
             streams[bearer] -= 1
-            streams += Counter()  # forgets those without streams
+            streams += Counter()  # removes zero counts
             browser.streams -= 1
 
 
@@ -91,7 +91,7 @@ async def _events(page: Page) -> AsyncIterator[str]:
     last = ""
     while not stopping.is_set():
         if console.find(page.request, touch=False) is not page.browser:
-            yield _event("end", "The session is over.")
+            yield _event("end", "The session has ended.")
             return
         try:
             page.session = await page.service.open_session(page.browser.token)
@@ -102,7 +102,7 @@ async def _events(page: Page) -> AsyncIterator[str]:
         except PostroomError as error:
             yield _event("problem", str(error))
         else:
-            # A part that did not change is not sent, but a comment, which shows that the connection works.
+            # An unchanged part is replaced by a comment, which keeps the connection alive.
             yield _event("live", text) if text != last else ": same\n\n"
             last = text
         await wait_at_most(REFRESH_SECONDS, stopping.wait())
@@ -131,7 +131,7 @@ async def resume(page: Page) -> Response:
 
 
 async def _live_part(page: Page) -> str:
-    """Return the live part; callers who see all topics share one, made once for each sample or count."""
+    """Return the live part; callers who see all topics share one, rendered once per sample or count."""
     await page.check(Operation.READ_HEADERS)
     samples = page.console.samples
     backlog = await samples.count()
@@ -140,12 +140,12 @@ async def _live_part(page: Page) -> str:
     if text is None:
         text = page.part("overview/live.html", csrf=_CSRF, **await _facts(page, backlog))
         if key is not None:
-            samples.keep_part(key, text)
+            samples.store_part(key, text)
     return text.replace(_CSRF, page.browser.csrf)
 
 
 async def _facts(page: Page, backlog: Backlog) -> dict[str, Any]:
-    """Return what the overview shows to this caller."""
+    """Return the variables of the live part for this caller."""
     samples, grant = page.console.samples, page.grant
     now = to_us(datetime.fromisoformat(backlog.as_of))
     shards: dict[str, list[TopicCount]] = {topic: [] for topic in backlog.paused_topics}

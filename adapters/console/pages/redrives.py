@@ -1,4 +1,4 @@
-"""Redrive jobs: start one after a preview, follow its progress, pause, resume, cancel and undo it."""
+"""Redrive jobs: preview, start, progress, pause, resume, cancel and undo."""
 
 from collections.abc import Mapping
 from datetime import datetime
@@ -21,7 +21,6 @@ from postroom.adapters.console.redrive_form import (
     parse_spec,
     read_values,
 )
-from postroom.adapters.console.search_export import mask_of
 from postroom.application.queries.time_travel import to_us
 from postroom.application.redrive_results import OUTCOMES, Outcome, RedriveReport
 from postroom.domain.capability.rights import Operation
@@ -44,18 +43,18 @@ CHANGES: Final[dict[str, tuple[JobAction, ...]]] = {
     "completed": ("undo",),
     "cancelled": ("undo",),
 }
-"""What can be done with a job by its status; only redriven messages can be dead letters again."""
+"""Actions on a job by its status; undo is for jobs that redrive only."""
 NOTICES: Final[dict[JobAction, str]] = {
     "pause": "The job is paused.",
-    "resume": "The job goes on.",
-    "cancel": "The job is cancelled; what it did stays done.",
-    "undo": "The messages of the job become dead letters again, but for those that were received since.",
+    "resume": "The job is running again.",
+    "cancel": "The job is cancelled; its changes stay.",
+    "undo": "The messages of the job become dead letters again, except those that were received since.",
 }
 MESSAGES: Final = 50
 
 
 async def list_jobs(page: Page) -> Response:
-    """Show the jobs, or their table only to htmx."""
+    """Show the jobs; to htmx, only their table."""
     facts = await _list_facts(page)
     if page.is_fragment:
         return HTMLResponse(page.part("redrives/jobs.html", **facts))
@@ -63,20 +62,20 @@ async def list_jobs(page: Page) -> Response:
 
 
 async def show_form(page: Page) -> Response:
-    """Show the form of a job, with the selection of the link."""
+    """Show the form of a job, with the criteria of the URL."""
     await page.check(Operation.REDRIVE)
     return await _form(page, read_values(page.query))
 
 
 async def preview(page: Page) -> Response:
-    """Show what a job would select, and ask whether to start it."""
+    """Show the dead letters that a job would select, and a button to start it."""
     values = read_values(page.form)
     if page.field("change"):
         return await _form(page, values)
     try:
         if not values["dead_until"].strip():
             parse_spec(values)
-            # What fails after this moment is not what the preview shows.
+            # The job must not select messages that are dead-lettered after the preview.
             values["dead_until"] = await _now(page)
         spec = _read_spec(page, values)
     except InvalidRequest as error:
@@ -93,12 +92,12 @@ async def preview(page: Page) -> Response:
 
 
 async def start(page: Page) -> Response:
-    """Start a job; the same form sent twice starts one."""
+    """Start a job; submitting a form twice starts one job."""
     values = read_values(page.form)
     job_id = page.field("job_id")
     if not job_id:
         raise InvalidRequest(
-            "The form has no id of the job; go back to the preview, and start the job there."
+            "The form lacks the id of the job; go back to the preview, and start the job there."
         )
     report = await page.mailbox.start_redrive(_read_spec(page, values), job_id=job_id)
     return page.redirect(
@@ -107,7 +106,7 @@ async def start(page: Page) -> Response:
 
 
 async def show(page: Page) -> Response:
-    """Show a job with its progress, or the progress only to htmx."""
+    """Show a job with its progress; to htmx, only the progress."""
     report = await page.mailbox.get_redrive(page.path["job_id"])
     facts = {"job": report, **_job_facts(page, report)}
     if page.is_fragment:
@@ -123,7 +122,7 @@ async def show(page: Page) -> Response:
     return await page.render(
         "redrives/show.html",
         **facts,
-        spec=describe_spec(report.spec, mask_of(page)),
+        spec=describe_spec(report.spec, page.mask),
         messages=messages.messages,
         outcomes=[("", "All"), *((each, each.capitalize()) for each in OUTCOMES)],
         outcome=outcome or "",
@@ -148,17 +147,17 @@ async def change(page: Page) -> Response:
 def _read_spec(page: Page, values: Mapping[str, str]) -> RedriveSpec:
     """Return the specification of a form.
 
-    Raises: InvalidRequest; Forbidden for criteria whose matches would tell what is hidden from the caller.
+    Raises: InvalidRequest; Forbidden for criteria whose matches would disclose hidden values.
     """
     spec = parse_spec(values)
-    check_mask(spec.filter(), mask_of(page))
+    check_mask(spec.filter(), page.mask)
     return spec
 
 
 def _action(page: Page) -> JobAction:
     action = page.path["action"]
     if action not in JOB_ACTIONS:
-        raise NotFound("There is no such page.")
+        raise NotFound("This page does not exist.")
     return action
 
 

@@ -21,7 +21,7 @@ from postroom.adapters.console.event_filter import (
 )
 from postroom.adapters.console.moments import moment_facts, parse_moment
 from postroom.adapters.console.page import NavEntry, Page, route
-from postroom.adapters.console.search_export import download, mask_of
+from postroom.adapters.console.search_export import download
 from postroom.adapters.console.search_timeline import TimelineChart, chart_of
 from postroom.application.ports.facets import FacetField, Facets, SuggestionField, Timeline
 from postroom.application.ports.search_queries import SearchQueries
@@ -33,7 +33,7 @@ from postroom.domain.search import Cursor, EventFilter, FoundMessage, Order, Sea
 
 NAV: Final = NavEntry("Search", "/search", 10)
 BACK: Final = "back"
-"""Parameter of a page before the cursor."""
+"""Parameter of the link to the previous page, whose cursor is read backwards."""
 LABELS: Final = {
     FacetField.TOPIC: "Topic",
     FacetField.STATUS: "Status",
@@ -56,7 +56,7 @@ CRITERIA: Final = {
     "match": "Words",
 }
 MORE: Final = ("text", "message_id", "correlation_id", "trace_id", "namespace", "at")
-"""Fields that the form shows only if they are set, or opened."""
+"""Fields that the form shows if they are set, or on demand."""
 LIMITS: Final = (25, 50, 100, 250)
 
 
@@ -71,7 +71,7 @@ class Results(NamedTuple):
 
 
 class FacetLink(NamedTuple):
-    """A value of a facet; a link narrows the search to it."""
+    """A value of a facet, with the link that narrows the search to it."""
 
     value: str
     shown_count: str
@@ -96,7 +96,7 @@ async def search(page: Page) -> Response:
     try:
         filter_ = parse_filter(page.query.multi_items())
         at = parse_moment(page.query.get("at", ""))
-        check_mask(filter_, mask_of(page))
+        check_mask(filter_, page.mask)
     except (Forbidden, InvalidRequest) as error:
         facts = _form_facts(page, EventFilter(), error)
         return await page.render("search/page.html", error.status, **facts)
@@ -125,11 +125,11 @@ async def suggest(page: Page) -> Response:
     try:
         field = SuggestionField(page.path["field"])
     except ValueError:
-        raise NotFound("There are no suggestions for this field.") from None
+        raise NotFound("This field has no suggestions.") from None
     texts = [value for name, value in page.query.multi_items() if name != BACK]
     queries = _queries(page)
     values: Sequence[str] = ()
-    if queries is not None and not mask_of(page).covers_header(field.value):
+    if queries is not None and not page.mask.covers_header(field.value):
         values = await queries.suggest(field, texts[-1] if texts else "")
     if field == SuggestionField.HEADER:
         values = [write_header(each, "") for each in values]
@@ -140,7 +140,7 @@ async def export(page: Page) -> Response:
     """Download all messages that match."""
     queries = _queries(page)
     if queries is None:
-        raise NotFound("Exports read the read models, and there are none; run `postroom project rebuild`.")
+        raise NotFound("Exports need read models, which this store lacks; run `postroom project rebuild`.")
     return await download(page, queries)
 
 
@@ -161,7 +161,7 @@ async def _nothing() -> None:
 
 
 async def _or_error(awaitable: Awaitable[Any]) -> Any:
-    """Return an answer; None for an error, which the search itself shows."""
+    """Return the result, or None for an error, which the search itself reports."""
     try:
         return await awaitable
     except PostroomError:
@@ -169,7 +169,7 @@ async def _or_error(awaitable: Awaitable[Any]) -> Any:
 
 
 async def _results(page: Page, filter_: EventFilter, queries: SearchQueries | None) -> Results:
-    """Return the messages; without read models, those that are unsettled."""
+    """Return the messages that match; without read models, only unsettled ones."""
     is_back = BACK in page.query and filter_.cursor is not None
     asked = filter_
     if is_back:
@@ -194,7 +194,7 @@ def _linked(page: Page, filter_: EventFilter, result: SearchPage, *, is_back: bo
     previous = following = None
     cursor = result.next_cursor or filter_.cursor
     if items and cursor is not None:
-        # A cursor has the place of a message: its mailbox's, and its position.
+        # A cursor contains the place of a message: its mailbox's number and its position.
         base = Cursor.decode(cursor).id // POSITIONS_PER_MAILBOX * POSITIONS_PER_MAILBOX
         first, last = (
             Cursor(each.timestamp, base + each.position).encode() for each in (items[0], items[-1])
@@ -205,8 +205,7 @@ def _linked(page: Page, filter_: EventFilter, result: SearchPage, *, is_back: bo
             following = _link(page, msgspec.structs.replace(filter_, cursor=last))
     elif filter_.cursor is not None:
         previous = _link(page, change(filter_))
-    mask = mask_of(page)
-    return Results([mask.hide_item(each) for each in items], previous, following, is_live)
+    return Results([page.mask.hide_item(each) for each in items], previous, following, is_live)
 
 
 def _link(page: Page, filter_: EventFilter, *others: tuple[str, str], path: str = "/search") -> str:
@@ -215,7 +214,7 @@ def _link(page: Page, filter_: EventFilter, *others: tuple[str, str], path: str 
 
 
 def _form_facts(page: Page, filter_: EventFilter, error: PostroomError | None) -> dict[str, Any]:
-    """Return what the query builder shows, as it was typed if it is malformed."""
+    """Return the variables of the query builder; malformed input is shown as it was typed."""
     typed = page.query.multi_items()
     values = {name: [value for key, value in typed if key == name and value] for name in (*LISTS, HEADER)}
     single = {name: page.query.get(name, "") for name in (*CRITERIA, "at") if name not in LISTS}
@@ -263,9 +262,8 @@ def _criteria(page: Page, filter_: EventFilter) -> list[tuple[str, str, str]]:
 
 def _facet_lists(page: Page, filter_: EventFilter, facets: Facets) -> list[FacetList]:
     lists = []
-    mask = mask_of(page)
     for facet in facets.facets:
-        if mask.covers_header(facet.field.value):
+        if page.mask.covers_header(facet.field.value):
             continue
         links = []
         for each in facet.values:
@@ -279,7 +277,7 @@ def _facet_lists(page: Page, filter_: EventFilter, facets: Facets) -> list[Facet
 
 
 def _narrow(filter_: EventFilter, field: FacetField, value: str) -> tuple[EventFilter | None, bool]:
-    """Return the filter of one value of a facet, None without such a criterion, and whether it is set."""
+    """Return the filter for a value of a facet, or None if filters lack the field, and whether it is set."""
     match field:
         case FacetField.TOPIC:
             return change(filter_, topics=(value,)), filter_.topics == (value,)

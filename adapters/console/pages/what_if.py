@@ -1,4 +1,4 @@
-"""What another retry policy would have done: the policy simulator, over the latest part of the log."""
+"""The policy simulator: replays the latest events of the log under another retry policy."""
 
 from typing import Any, Final, NamedTuple
 from weakref import WeakSet
@@ -19,13 +19,13 @@ from postroom.domain.policy_simulation import Changes
 NAV: Final = NavEntry("What-if", "/what-if", 60)
 EVENTS: Final = 5_000
 SIZES: Final = (1_000, EVENTS, 20_000, 100_000)
-"""How many of the latest events of the log are replayed."""
+"""Choices for the number of the latest events to replay."""
 TOPIC_CHARS: Final = 255
 RETRY_MS: Final = 2_000
 
 
 class Slider(NamedTuple):
-    """A field of a policy; its slider covers common values, and its number any that is valid."""
+    """A field of a policy; the slider covers common values, the number field all valid ones."""
 
     name: str
     label: str
@@ -43,7 +43,7 @@ SLIDERS: Final = (
     ),
 )
 _busy: WeakSet[object] = WeakSet()
-"""Consoles in which a simulation runs, of which each runs one: it takes much of a processor."""
+"""Consoles in which a simulation is running; each runs one at a time, as it is CPU-bound."""
 
 
 class Replay(NamedTuple):
@@ -55,7 +55,7 @@ class Replay(NamedTuple):
 
 
 async def what_if(page: Page) -> Response:
-    """Show the form, and the outcome if a field is changed; its part only to htmx."""
+    """Show the form, and the outcome if a field is set; to htmx, only the outcome."""
     await page.check(Operation.READ_HEADERS)
     values = {
         name: page.query.get(name, "") for name in ("topic", "events", *(each.name for each in SLIDERS))
@@ -95,7 +95,9 @@ async def what_if(page: Page) -> Response:
 async def _replay(page: Page, topic: str, changes: Changes, size: int) -> Replay:
     log = page.data.log
     if log is None:
-        raise NotFound("The log of this mailbox can't be read here, so there is no history to replay.")
+        raise NotFound(
+            "The log of this mailbox is not readable from this process, so its history can't be replayed."
+        )
     if page.console in _busy:
         raise Saturated(
             "Another simulation is running in this console; try again in a few seconds.", RETRY_MS
@@ -139,7 +141,7 @@ def _simulate(
 
 
 async def _policy(page: Page, topic: str) -> TopicPolicy:
-    """Return the present policy of a topic, or the default one."""
+    """Return the current policy of a topic, or the default policy."""
     if topic and "*" not in topic and page.grant.covers(topic):
         try:
             return await page.mailbox.get_topic_policy(topic) or page.service.default_policy
@@ -149,7 +151,7 @@ async def _policy(page: Page, topic: str) -> TopicPolicy:
 
 
 def _check_topic(page: Page, topic: str) -> None:
-    """Raise unless the caller may read what happened to the messages of a topic, or of all."""
+    """Raise unless the caller may read the history of a topic, or of all topics."""
     if len(topic) > TOPIC_CHARS:
         raise InvalidRequest(f"The topic has {len(topic):,} characters; give at most {TOPIC_CHARS}.")
     if not page.grant.covers_all_topics and (not topic or not page.grant.covers(topic)):
@@ -159,7 +161,7 @@ def _check_topic(page: Page, topic: str) -> None:
 def _size(text: str) -> int:
     size = parse_number("Events", text)
     if size not in SIZES:
-        raise InvalidRequest(f"The number of events is {text[:40]!r}; choose one of the list.")
+        raise InvalidRequest(f"The number of events is {text[:40]!r}; choose one from the list.")
     return size
 
 

@@ -9,9 +9,9 @@
     const steps = Number(slider.max);
 
     function follow() {
-      const value = Number(field.value || slider.dataset.present);
+      const value = Number(field.value || slider.dataset.current);
       slider.value = String(Math.round((steps * (Math.log(Math.max(1, value)) - low)) / (high - low)));
-      slider.setAttribute("aria-valuetext", field.value || `${slider.dataset.present}, as now`);
+      slider.setAttribute("aria-valuetext", field.value || `${slider.dataset.current} (current)`);
     }
 
     slider.hidden = false;

@@ -55,10 +55,10 @@ async def test_administrators_see_who_is_signed_in_and_end_sessions(place: Memor
         assert sessions.keys() >= {"olga"}
         assert (await other.get("/")).status == 200
         page = await admin.post("/access/end", session=sessions["olga"])
-        assert "The session of olga is over." in page.text
+        assert "The session of olga has ended." in page.text
         assert (await other.get("/")).status == 401
         page = await admin.post("/access/end", session=sessions["olga"])
-        assert (page.status, "no such session" in page.text) == (404, True)
+        assert (page.status, "already ended" in page.text) == (404, True)
         assert (await admin.get("/")).status == 200
     ends = [each for each in place.audit.entries if each.criteria == ("session",)]
     assert [(each.principal, each.outcome) for each in ends] == [

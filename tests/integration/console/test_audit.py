@@ -75,7 +75,7 @@ async def test_a_filter_that_matches_nothing_reads_a_bounded_number_of_entries_a
 ) -> None:
     monkeypatch.setattr(audit_page, "READS", 2)
     page = await auditor.get("/audit", params={"target": "m-1"})
-    assert "Older entries were not read yet" in page.text
+    assert "Older entries have not been read yet" in page.text
     assert 'rel="next"' in page.text
 
 
@@ -109,5 +109,5 @@ async def test_the_audit_log_needs_admin_and_its_reads_are_audited(
 
 async def test_a_store_without_an_audit_log_says_so(stored: Stored, stored_browser: Browser) -> None:
     await stored_browser.sign_in(stored.issue())
-    assert "Nothing was audited yet" in (await stored_browser.get("/audit")).text
+    assert "Nothing has been audited yet" in (await stored_browser.get("/audit")).text
     assert (await stored_browser.get("/audit/verify")).status == 404

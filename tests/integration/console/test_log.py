@@ -96,7 +96,7 @@ async def test_a_filter_that_matches_little_reads_a_bounded_part_of_the_log_a_pa
     page: Answer | None = await stored_browser.get("/log", params={"event": "MailboxCreated"})
     pages = 0
     while page is not None and not positions(page):
-        assert "were read" in page.text
+        assert "This page searched" in page.text
         page, pages = await following(stored_browser, page), pages + 1
     assert page is not None
     assert positions(page) == [1]
@@ -199,7 +199,7 @@ async def test_one_range_is_verified_at_a_time(stored: Stored, stored_browser: B
     await stored_browser.sign_in(stored.issue())
     with log_page._verifying:  # as another request does
         page = await stored_browser.get("/log/verify?from=1")
-    assert (page.status, "Another range is being verified" in page.text) == (429, True)
+    assert (page.status, "Another verification is running" in page.text) == (429, True)
     assert (await stored_browser.get("/log/verify?from=1")).status == 200
 
 

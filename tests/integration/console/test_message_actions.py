@@ -87,9 +87,9 @@ async def test_a_second_operator_is_told_that_nothing_is_left_to_do(
     page = await browser.get("/message/redrive?id=a%2Fb%3Fc")
     await place.mailbox.redrive_dead_letters("orders")
     page = await browser.send("/message/redrive", fields_of(page))
-    assert "Nothing was redriven, as the message is no dead letter any more" in page.text
+    assert "Nothing was redriven: the message is no longer a dead letter" in page.text
     page = await browser.get("/message/redrive?id=a%2Fb%3Fc")
-    assert "there is nothing to redrive" in page.text
+    assert "This message is not a dead letter" in page.text
     assert "<button" not in page.text.rpartition("<h1>")[2]
 
 
@@ -103,7 +103,7 @@ async def test_an_original_and_its_copy_name_each_other(place: MemoryPlace, brow
     page = await browser.get(f"/messages/{copy}")
     assert 'copy of</dt><dd><a href="/console/messages/a/b%3Fc"' in page.text
     page = await browser.get("/message/archive?id=a%2Fb%3Fc")
-    assert "A redrive job sent a copy of it" in page.text
+    assert "A redrive job has sent a copy of this message" in page.text
     page = await browser.send("/message/archive", fields_of(page))
     assert "The message was archived" in page.text
 
@@ -161,9 +161,9 @@ async def test_an_edited_message_is_a_new_one_that_the_original_caused(
     )
     assert await status(place) == "dead"
     again = await browser.send("/message/resend", form | edits)
-    assert "It was sent before, and nothing was added" in again.text
+    assert "It had already been sent" in again.text
     other = await browser.send("/message/resend", form | edits | {"payload": "other"})
-    assert "Nothing was sent now" in other.text
+    assert "nothing was sent" in other.text
     assert fields_of(other)["payload"] == "other"
     assert fields_of(other)["new_id"] != form["new_id"]
 

@@ -70,7 +70,7 @@ async def copies_of(site: Site, id_: str) -> list[str]:
     """Return the calls of a message's page: three that read it, and three that send it again."""
     page = await site.browser.get(f"/messages?id={quote(id_, safe='')}")
     assert site.variables["POSTROOM_TOKEN"] not in page.text
-    calls = [unescape(each) for each in re.findall(r'<pre id="copy-[^>]*>([^<]*)</pre>', page.text)]
+    calls = [unescape(each) for each in re.findall(r'<pre id="snippet-[^>]*>([^<]*)</pre>', page.text)]
     for each in calls:
         assert not set(each) & {RTL, "\x1b", "\0"}
     return calls

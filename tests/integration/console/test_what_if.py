@@ -42,7 +42,7 @@ async def test_the_size_of_the_sample_is_said(desk: Desk, monkeypatch: pytest.Mo
     monkeypatch.setattr(what_if, "SIZES", (10, 5_000))
     page = await desk.browser.get("/what-if?max_attempts=3&events=10")
     assert "the latest 10 of " in page.text
-    assert ": a sample." in page.text
+    assert " (a sample)." in page.text
     page = await desk.browser.get("/what-if?max_attempts=3&topic=none")
     assert "No message to replay" in page.text
 

@@ -1,29 +1,39 @@
 """Starting streaming queries."""
 
+import time
 from collections.abc import Callable
+from typing import TypeVar
 
 from pyspark.errors import StreamingQueryException
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-MAX_STARTS = 5
+T = TypeVar("T")
+START_SECONDS = 600
+"""Below the time that a test may take."""
 
 
 def start(writer: DataStreamWriter, wait: Callable[[StreamingQuery], object]) -> StreamingQuery:
-    """Start a query, wait for its first batches, and return it.
+    """Start a query, wait for its first batches, and return it."""
 
-    Spark gives the Python process of a source 10 s to connect, which a busy machine may exceed: such a query,
-    which has read nothing yet, is started again.
-    """
-    for _ in range(MAX_STARTS - 1):
+    def run() -> StreamingQuery:
         query = writer.start()
+        wait(query)
+        return query
+
+    return repeat_until_connected(run)
+
+
+def repeat_until_connected(run: Callable[[], T]) -> T:
+    """Run what starts a query, again while the Python process of its source does not connect to Spark.
+
+    Spark gives the process 10 s, which a busy machine may exceed: such a query has read nothing yet.
+    """
+    deadline = time.monotonic() + START_SECONDS
+    while True:
         try:
-            wait(query)
+            return run()
         except StreamingQueryException as error:
-            if "Python worker failed to connect back" not in str(error):
+            is_late = "Python worker failed to connect back" in str(error)
+            if not is_late or time.monotonic() > deadline:
                 raise
-        else:
-            return query
-    query = writer.start()
-    wait(query)
-    return query

@@ -4,15 +4,13 @@ import json
 import re
 from contextlib import redirect_stdout
 from io import StringIO
-from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
-from tests.integration.spark.streams import MAX_STARTS
+from tests.integration.spark.streams import repeat_until_connected
 
 ROOT = Path(__file__).parents[3]
 NOTEBOOK = ROOT / "docs" / "examples" / "notebook" / "webhooks.ipynb"
@@ -20,18 +18,14 @@ PAGE = ROOT / "docs" / "spark-data.md"
 
 
 def run(code: str, names: dict[str, Any]) -> str:
-    """Run a cell, and return what it prints; one whose query Spark could not start is run again."""
-    printed = StringIO()
-    for starts in count(1):
-        printed = StringIO()
-        try:
-            with redirect_stdout(printed):
-                exec(code, names)
-            break
-        except StreamingQueryException as error:
-            if starts == MAX_STARTS or "Python worker failed to connect back" not in str(error):
-                raise
-    return printed.getvalue()
+    """Run a cell, and return what it prints."""
+
+    def execute() -> str:
+        with redirect_stdout(StringIO()) as printed:
+            exec(code, names)
+        return printed.getvalue()
+
+    return repeat_until_connected(execute)
 
 
 @pytest.mark.usefixtures("spark")  # the session of this run, as `getOrCreate` returns it

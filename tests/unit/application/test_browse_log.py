@@ -129,14 +129,14 @@ def test_the_link_to_a_commit_that_retention_removed_is_unknown() -> None:
     log.truncate(41, 100)
     page = BrowseLog(log).commits()
     assert (page.commits[-1].commit.first, page.commits[-1].is_linked, page.before) == (42, None, None)
-    with pytest.raises(NotFound, match="has the positions 42 to 48, and not 41"):
+    with pytest.raises(NotFound, match="no position 41; it has positions 42 to 48"):
         BrowseLog(log).commit(41)
 
 
 @pytest.mark.parametrize("position", [49, 10**12])
 def test_a_position_that_the_log_does_not_have_is_named_with_those_that_it_has(position: int) -> None:
     for query in (BrowseLog(LOG).event, BrowseLog(LOG).commit):
-        with pytest.raises(NotFound, match=f"has the positions 1 to 48, and not {position}; name one of"):
+        with pytest.raises(NotFound, match=f"no position {position}; it has positions 1 to 48"):
             query(position)
 
 

@@ -86,7 +86,7 @@ def test_binary_payloads_and_those_with_invisible_characters_are_edited_in_base6
     [
         ({"encoding": BASE64, "payload": "not base64!"}, "not base64"),
         ({"header-name-0": "", "header-value-0": "x"}, "no name"),
-        ({"header-name-0": "a", "header-name-1": "a"}, "there twice"),
+        ({"header-name-0": "a", "header-name-1": "a"}, "occurs twice"),
         ({"header-name-0": "a", "header-value-0": "base64:!"}, "not base64"),
         ({"priority": "-1"}, "priority must be a number"),
         ({"ttl_seconds": "1e9"}, "time to live must be a number"),

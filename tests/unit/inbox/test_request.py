@@ -71,7 +71,7 @@ def test_a_cloud_event_is_a_request_with_its_attributes_in_both_modes() -> None:
     attributes = {name.removeprefix("ce-"): value for name, value in headers.items()}
     structured = msgspec.json.encode(attributes | {"data": {"total": 12}})
     expected = HandlerRequest(
-        "",
+        "/shop|1",
         "a.event.b.v1",
         "order.placed",
         3,
@@ -98,6 +98,7 @@ def test_source_and_id_of_a_cloud_event_identify_it_unless_it_has_a_message_id()
     ]
     assert ids[0] == ids[1]
     assert len(set(ids)) == 3
+    assert inbox_id(read_request(message(b"1", CLOUD_EVENT)).message_id) == ids[0]
     assert identify(message(b"1", CLOUD_EVENT | {"ce-id": ""}), "S") == identify(message(b"1", {}), "S")
 
 

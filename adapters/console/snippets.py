@@ -1,6 +1,6 @@
-"""Calls that read a message or send it again, as text to be pasted into a shell or into Python.
+"""Snippets of shell and Python code that read a message or send it again, to be copied and pasted.
 
-No token is in them: they take it from the variable `POSTROOM_TOKEN`.
+They contain no token, but read it from the environment variable `POSTROOM_TOKEN`.
 """
 
 import json
@@ -15,12 +15,12 @@ from postroom.application.messages import NewMessage
 from postroom.application.printable import printable
 from postroom.domain.envelope.headers import BINARY_PREFIX
 
-MAX_COPY_BYTES = 32 << 10
-"""Size of a payload above which it is not part of a call."""
-MAX_COPY_CHARS = 100_000
-"""Length of a call, which is less than the 128 KiB that Linux permits for a word of a command."""
-BELOW_PATH = "Clients need the mailbox at the root of a host, and a proxy serves it below a path."
-NOT_SERVED = "This server has no calls to answer; serve the mailbox by postroom serve."
+MAX_PAYLOAD_BYTES = 32 << 10
+"""Largest payload that a snippet contains."""
+MAX_CHARS = 100_000
+"""Longest snippet, below the 128 KiB to which Linux limits an argument of a command."""
+BELOW_PATH = "Clients expect the mailbox at the root of a host, but a proxy serves it below a path."
+NOT_SERVED = "This server has no HTTP interface; serve the mailbox with postroom serve."
 _CURL = "curl -sS --fail-with-body --globoff --path-as-is"
 _AUTHORIZATION = '-H "Authorization: Bearer $POSTROOM_TOKEN"'
 _DEFAULTS = NewMessage(topic="", payload=b"")
@@ -34,18 +34,18 @@ _OPTIONS = (
 )
 _TOO_LONG: dict[str, Any] = {
     "text": None,
-    "reason": "Its headers and payload make the call too long; download the payload, and write the call.",
+    "reason": "The headers and payload are too long for a snippet; download the payload, and write the call.",
 }
 _UNPRINTABLE = re.compile(r"[^\x20-\x7e]")
 
 
-class Target(NamedTuple):
-    """Where the calls go.
+class Endpoint(NamedTuple):
+    """The HTTP interface that snippets call.
 
     Arguments:
-        url: base of the HTTP interface, without a slash at its end; empty if it is not served.
+        url: base URL without a trailing slash; empty if the interface is not served.
         mailbox: name of the mailbox.
-        needs_token: whether calls have a token.
+        needs_token: whether calls need a token.
     """
 
     url: str
@@ -54,57 +54,65 @@ class Target(NamedTuple):
 
     @property
     def obstacle(self) -> str:
-        """Return why clients can't connect, as a sentence; empty if they can."""
+        """Return the reason why clients can't connect, as a sentence; empty if they can."""
         if not self.url:
             return NOT_SERVED
         return BELOW_PATH if urlsplit(self.url).path else ""
 
 
-class Copy(NamedTuple):
-    """A call as text, or the reason why there is none, as a sentence."""
+class Snippet(NamedTuple):
+    """Code that calls a mailbox.
+
+    Arguments:
+        name: language or tool.
+        text: the code; None if it can't be generated.
+        reason: why it can't, as a sentence.
+    """
 
     name: str
     text: str | None
     reason: str = ""
 
 
-def read_copies(target: Target, id_: str) -> list[Copy]:
-    """Return the calls that read a message by its id."""
-    url = shell_quote(f"{target.url}/v1/messages/{quote_id(id_)}")
-    curl = " ".join([_CURL, *_headers(target), url]) if target.url else None
-    python = _python(target, f"print(mailbox.get_message({python_text(id_)}))", "connect")
-    mailbox = f"--mailbox={shell_quote(target.mailbox)}"
+def read_snippets(endpoint: Endpoint, id_: str) -> list[Snippet]:
+    """Return snippets that read a message by its id."""
+    url = shell_quote(f"{endpoint.url}/v1/messages/{quote_id(id_)}")
+    curl = " ".join([_CURL, *_headers(endpoint), url]) if endpoint.url else None
+    python = _python(endpoint, f"print(mailbox.get_message({python_text(id_)}))", "connect")
+    mailbox = f"--mailbox={shell_quote(endpoint.mailbox)}"
     show = None if "\0" in id_ else f"postroom {mailbox} show -- {shell_quote(id_)}"
     return [
-        Copy("curl", curl, NOT_SERVED),
-        Copy("Command line, where the store is", show, "Its id has a NUL, which no argument can contain."),
-        Copy("Python", None if target.obstacle else python, target.obstacle),
+        Snippet("curl", curl, NOT_SERVED),
+        Snippet(
+            "Command line, on the host of the store", show, "The id has a NUL, which no argument can contain."
+        ),
+        Snippet("Python", None if endpoint.obstacle else python, endpoint.obstacle),
     ]
 
 
-def send_copies(target: Target, message: NewMessage) -> list[Copy]:
-    """Return the calls that send a message with the payload and headers of another one."""
-    if len(message.payload) > MAX_COPY_BYTES:
-        reason = f"The payload has more than {MAX_COPY_BYTES:,} bytes; download it, and send the file."
-        return [Copy(name, None, reason) for name in ("curl", "Command line", "Python")]
-    command, reason = _send_command(target, message)
-    copies = [
-        Copy("curl", _send_curl(target, message) if target.url else None, NOT_SERVED),
-        Copy("Command line", command, reason),
-        Copy("Python", None if target.obstacle else _send_python(target, message), target.obstacle),
+def send_snippets(endpoint: Endpoint, message: NewMessage) -> list[Snippet]:
+    """Return snippets that send a message."""
+    if len(message.payload) > MAX_PAYLOAD_BYTES:
+        reason = f"The payload has more than {MAX_PAYLOAD_BYTES:,} bytes; download it, and send the file."
+        return [Snippet(name, None, reason) for name in ("curl", "Command line", "Python")]
+    command, reason = _send_command(endpoint, message)
+    snippets = [
+        Snippet("curl", _send_curl(endpoint, message) if endpoint.url else None, NOT_SERVED),
+        Snippet("Command line", command, reason),
+        Snippet("Python", None if endpoint.obstacle else _send_python(endpoint, message), endpoint.obstacle),
     ]
-    return [each if len(each.text or "") <= MAX_COPY_CHARS else each._replace(**_TOO_LONG) for each in copies]
+    return [each if len(each.text or "") <= MAX_CHARS else each._replace(**_TOO_LONG) for each in snippets]
 
 
 def quote_id(id_: str) -> str:
-    """Return a message id as one segment of the path of a URL."""
+    """Return a message id escaped as one path segment of a URL."""
     return quote(id_, safe="").replace(".", "%2E") if id_.strip(".") == "" else quote(id_, safe="")
 
 
 def shell_quote(text: str) -> str:
-    """Return text as one word of bash, zsh or ksh, in which nothing is invisible.
+    """Quote text as one word of bash, zsh or ksh, with invisible characters escaped.
 
-    Text without control and bidirectional characters is quoted for every POSIX shell.
+    Text without control and bidirectional characters is quoted for any POSIX shell.
     """
     if printable(text, multiline=False) == text:
         return shlex.quote(text)
@@ -113,7 +121,7 @@ def shell_quote(text: str) -> str:
 
 
 def python_text(text: str) -> str:
-    """Return a literal of Python, in ASCII."""
+    """Return a Python string literal in ASCII."""
     return ascii(text)
 
 
@@ -121,12 +129,12 @@ def _octal(character: str) -> str:
     return "".join(f"\\{byte:03o}" for byte in character.encode())
 
 
-def _headers(target: Target) -> list[str]:
-    return [_AUTHORIZATION] if target.needs_token else []
+def _headers(endpoint: Endpoint) -> list[str]:
+    return [_AUTHORIZATION] if endpoint.needs_token else []
 
 
 def _fields(message: NewMessage) -> dict[str, Any]:
-    """Return the headers of a message that are set, but its topic, payload and attributes."""
+    """Return the fields of a message that are set, without topic, payload and attributes."""
     values = {name: getattr(message, name) for name in NewMessage.__struct_fields__}
     return {
         name: value
@@ -135,7 +143,7 @@ def _fields(message: NewMessage) -> dict[str, Any]:
     }
 
 
-def _send_curl(target: Target, message: NewMessage) -> str:
+def _send_curl(endpoint: Endpoint, message: NewMessage) -> str:
     body: dict[str, Any] = {"topic": message.topic, "payload_b64": b64encode(message.payload).decode()}
     texts, binaries = _split(message.attrs)
     if texts:
@@ -144,18 +152,18 @@ def _send_curl(target: Target, message: NewMessage) -> str:
         body["attrs_b64"] = {name: b64encode(value).decode() for name, value in binaries.items()}
     json_text = json.dumps(body | _fields(message))  # in ASCII
     media = "-H 'Content-Type: application/json'"
-    url = shell_quote(f"{target.url}/v1/send")
-    return " ".join([_CURL, *_headers(target), media, "--data-raw", shell_quote(json_text), url])
+    url = shell_quote(f"{endpoint.url}/v1/send")
+    return " ".join([_CURL, *_headers(endpoint), media, "--data-raw", shell_quote(json_text), url])
 
 
-def _send_command(target: Target, message: NewMessage) -> tuple[str | None, str]:
-    if target.url and target.obstacle:
-        return None, target.obstacle
+def _send_command(endpoint: Endpoint, message: NewMessage) -> tuple[str | None, str]:
+    if endpoint.url and endpoint.obstacle:
+        return None, endpoint.obstacle
     texts, binaries = _split(message.attrs)
     if any(each.startswith(BINARY_PREFIX) for each in texts.values()) or binaries:
-        return None, "It has a binary header, which the command line can't write."
+        return None, "The message has a binary header, which the command line can't send."
     if any("=" in name for name in texts):
-        return None, "The name of a header has an equals sign, which the command line can't write."
+        return None, "The name of a header has an equals sign, which the command line can't send."
     words = [f"--attr={shell_quote(f'{name}={value}')}" for name, value in texts.items()]
     fields = _fields(message)
     words += [f"{option}={shell_quote(fields[name])}" for name, option in _OPTIONS if name in fields]
@@ -170,28 +178,32 @@ def _send_command(target: Target, message: NewMessage) -> tuple[str | None, str]
             payload, pipe = shell_quote(text), ""
     except UnicodeDecodeError:
         pass  # it is piped
-    where = f"--store={shell_quote(target.url)}" if target.url else f"--mailbox={shell_quote(target.mailbox)}"
+    where = (
+        f"--store={shell_quote(endpoint.url)}"
+        if endpoint.url
+        else f"--mailbox={shell_quote(endpoint.mailbox)}"
+    )
     call = f"postroom {where} send"
     command = f"{pipe}{' '.join([call, *words, '--', shell_quote(message.topic), payload])}"
     if any("\0" in each for each in (*texts, *texts.values(), *map(str, fields.values()))):
-        return None, "It has a header with a NUL, which no argument can contain."
+        return None, "A header has a NUL, which no argument can contain."
     return command, ""
 
 
-def _send_python(target: Target, message: NewMessage) -> str:
+def _send_python(endpoint: Endpoint, message: NewMessage) -> str:
     attrs = f", attrs={dict(message.attrs)!a}" if message.attrs else ""
     fields = "".join(f", {name}={value!a}" for name, value in _fields(message).items())
     new = f"NewMessage(topic={python_text(message.topic)}, payload={message.payload!r}{attrs}{fields})"
-    return _python(target, f"print(mailbox.send_message({new}).message_id)", "NewMessage, connect")
+    return _python(endpoint, f"print(mailbox.send_message({new}).message_id)", "NewMessage, connect")
 
 
-def _python(target: Target, line: str, names: str) -> str:
-    token = ', token=os.environ["POSTROOM_TOKEN"]' if target.needs_token else ""
+def _python(endpoint: Endpoint, line: str, names: str) -> str:
+    token = ', token=os.environ["POSTROOM_TOKEN"]' if endpoint.needs_token else ""
     lines = ["import os", "", f"from postroom import {names}", ""]
     return "\n".join(
         [
             *lines[0 if token else 2 :],
-            f"with connect({python_text(target.url)}{token}) as mailbox:",
+            f"with connect({python_text(endpoint.url)}{token}) as mailbox:",
             f"    {line}",
             "",
         ]
