@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from postroom.application.erasure.policy import SubjectPolicy
     from postroom.application.erasure.settings import ErasureSettings
     from postroom.application.extras import MissingExtra
+    from postroom.application.inbox.event_handlers import EventHandlers
     from postroom.application.inbox.settings import InboxSettings
     from postroom.application.mailbox.administer import PurgeTopic, RedriveDeadLetters, SetTopicPolicy
     from postroom.application.mailbox.receive import ReceiveMessages
@@ -146,6 +147,7 @@ __all__ = [
     "EnvelopeProblem",
     "ErasureSettings",
     "EventFilter",
+    "EventHandlers",
     "EventProjection",
     "Explanation",
     "ExtendVisibility",
@@ -296,6 +298,7 @@ _NAMES = {
     "application.erasure.policy": "SubjectPolicy",
     "application.erasure.settings": "ErasureSettings",
     "application.extras": "MissingExtra",
+    "application.inbox.event_handlers": "EventHandlers",
     "application.inbox.settings": "InboxSettings",
     "application.mailbox.administer": "PurgeTopic RedriveDeadLetters SetTopicPolicy",
     "application.mailbox.receive": "ReceiveMessages",

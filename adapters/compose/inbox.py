@@ -7,6 +7,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from postroom.adapters.compose.tracing import trace_if_used
 from postroom.adapters.http.event_handler import HttpEventHandler
 from postroom.adapters.http.signature import read_keys
+from postroom.adapters.memory.event_handler import FunctionEventHandler
 from postroom.adapters.nats.connection import connect
 from postroom.adapters.nats.consumers import ensure_consumer
 from postroom.adapters.nats.dead_letter_queue import JetStreamDeadLetterQueue
@@ -27,8 +28,10 @@ from postroom.application.cleanup import Cleanup
 from postroom.application.inbox.dead_letter_admin import DeadLetterAdmin, InboxDeadLetter
 from postroom.application.inbox.dead_letters import DeadLetterPublisher
 from postroom.application.inbox.delivery import Delivery, identify
+from postroom.application.inbox.dispatcher import EventDispatcher
+from postroom.application.inbox.event_handlers import EventHandlers
 from postroom.application.inbox.get_backlog import GetInboxBacklog, InboxBacklog
-from postroom.application.inbox.metrics import MeasuredHandler, inbox_monitor
+from postroom.application.inbox.metrics import inbox_monitor
 from postroom.application.inbox.ordered_source import OrderedSource, sharing
 from postroom.application.inbox.settings import InboxSettings
 from postroom.application.inbox.worker import InboxWorker
@@ -82,7 +85,7 @@ async def open_worker(
     consumer: ConsumerDefinition,
     settings: InboxSettings,
     *,
-    handler: EventHandler | None = None,
+    handler: EventHandler | EventHandlers | None = None,
 ) -> AsyncIterator[InboxWorker]:
     """Open a worker; see `open_monitored_worker`."""
     async with open_monitored_worker(messaging, nats, consumer, settings, handler=handler) as (worker, _):
@@ -96,14 +99,14 @@ async def open_monitored_worker(
     consumer: ConsumerDefinition,
     settings: InboxSettings,
     *,
-    handler: EventHandler | None = None,
+    handler: EventHandler | EventHandlers | None = None,
 ) -> AsyncIterator[tuple[InboxWorker, Monitor]]:
     """Open a worker that delivers messages of a consumer to their handler, with its monitor.
 
     The consumer is created if it is missing, without a server limit on deliveries.
 
     Arguments:
-        handler: handles the messages; None posts them to the URL of the settings.
+        handler: handles the messages; None posts them to the URLs of the settings.
 
     Raises:
         InvalidRequest, Forbidden: the settings are invalid.
@@ -113,7 +116,7 @@ async def open_monitored_worker(
     check_token(messaging.context, "The context")
     trace_if_used()
     async with AsyncExitStack() as stack:
-        events = MeasuredHandler(handler or _handler(settings))
+        events = _dispatcher(settings, handler)
         stack.push_async_callback(events.close)
         client = await stack.enter_async_context(connect(nats, f"postroom inbox {consumer.durable}"))
         await JetStreamDeadLetterQueue(client).check(f"{messaging.context}.dlq.>")
@@ -199,7 +202,7 @@ async def open_dead_letters(
     settings: InboxSettings,
     *,
     can_redrive: bool = True,
-    handler: EventHandler | None = None,
+    handler: EventHandler | EventHandlers | None = None,
 ) -> AsyncIterator[DeadLetterAdmin]:
     """Open the dead letters of a context for operators.
 
@@ -207,7 +210,7 @@ async def open_dead_letters(
         can_redrive: connect to a handler; without one, dead letters can only be listed and discarded.
     """
     async with AsyncExitStack() as stack:
-        events = handler or _handler(settings) if can_redrive else None
+        events = _dispatcher(settings, handler) if can_redrive else None
         if events is not None:
             stack.push_async_callback(events.close)
         client = await stack.enter_async_context(connect(nats, "postroom inbox dlq"))
@@ -228,11 +231,27 @@ async def _refuse_beside_ordered(queue: PostgresInboxQueue, consumer: str) -> No
         )
 
 
-def _handler(settings: InboxSettings) -> HttpEventHandler:
-    if not settings.handler:
-        raise InvalidRequest("No handler is configured; pass --handler URL, or set handler under [inbox].")
+def _dispatcher(settings: InboxSettings, handler: EventHandler | EventHandlers | None) -> EventDispatcher:
+    """Return the dispatcher to functions, to one handler of all events, or else to URLs of the settings."""
+    if isinstance(handler, EventHandlers):
+        return EventDispatcher(
+            {
+                event_type: FunctionEventHandler(function, timeout_ms=settings.timeout_ms)
+                for event_type, function in handler.functions.items()
+            },
+            unhandled=handler.unhandled,
+        )
+    if handler is not None:
+        return EventDispatcher({"*": handler})
+    urls = settings.urls
+    by_url = {url: _http_handler(settings, url) for url in urls.values()}
+    handlers = {event_type: by_url[url] for event_type, url in urls.items()}
+    return EventDispatcher(handlers, unhandled=settings.unhandled)
+
+
+def _http_handler(settings: InboxSettings, url: str) -> HttpEventHandler:
     return HttpEventHandler(
-        settings.handler,
+        url,
         allow=settings.allowed,
         keys=read_keys(settings),
         timeout_ms=settings.timeout_ms,

@@ -145,6 +145,8 @@ def _measure(figures: Figures, folder: Path, _: int) -> None:
                     connection.execute("SELECT pg_drop_replication_slot(%s)", [CAPTURE.slot])
     figures.add("outbox.capture", median(rates["capture"]), "events/s")
     figures.add("outbox.capture.relay", median(rates["relay"]), "events/s")
+    ratios = [capture / relay for capture, relay in zip(rates["capture"], rates["relay"], strict=True)]
+    figures.add("outbox.capture.of_relay", median(ratios), "times")
     for name, values in latencies.items():
         figures.add(f"outbox.capture.latency.{name}.p50", median(values), "ms")
         figures.add(f"outbox.capture.latency.{name}.p99", quantiles(values, n=100)[98], "ms")

@@ -28,7 +28,7 @@ from tests.support.captures import LOGICAL, TABLE, ServiceDatabase, capturing, i
 from tests.support.memory_stream import MemoryStream
 from tests.support.outboxes import column, numbers
 from tests.support.servers.postgres import PostgresServer, postgres_folder
-from tests.support.waiting import until
+from tests.support.waiting import SECONDS, until
 
 TEMPLATE = "template_messaging"
 
@@ -50,7 +50,7 @@ def database(server: PostgresServer) -> Iterator[ServiceDatabase]:
 
 
 async def capture_all(database: ServiceDatabase, stream: MemoryStream, **options: Any) -> None:
-    async with capturing(database, stream, **options) as capture:
+    async with capturing(database, stream, **options) as capture, asyncio.timeout(SECONDS):
         await capture.run_once()
 
 
@@ -151,6 +151,43 @@ async def test_a_huge_transaction_is_read_in_batches(database: ServiceDatabase) 
         n, order = (part.split(b": ")[1] for part in payload.strip(b"{}").split(b", "))
         per_order.setdefault(order, []).append(int(n))
     assert all(values == sorted(values) for values in per_order.values())
+
+
+async def test_a_transaction_that_is_interrupted_is_published_again_from_its_beginning(
+    database: ServiceDatabase,
+) -> None:
+    stream = MemoryStream()
+    database.insert("o-0", 0)
+    database.insert("o-1", *range(1_200))
+    async with capturing(database, stream) as capture:
+        while len(stream.published) < 500:
+            await capture.capture_once(50)
+    assert len(stream.published) < 1_201
+    await capture_all(database, stream)
+    assert numbers(stream.payloads, "o-1") == list(range(1_200))
+    assert stream.published.count(b'{"n": 0, "order": "o-0"}') == 1  # its transaction was confirmed
+
+
+async def test_a_row_that_is_captured_twice_is_held_once(
+    database: ServiceDatabase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refuse(*_: object) -> None:
+        raise InvalidRequest("The stream is full.")
+
+    async def fail(*_: object) -> None:
+        raise Unavailable("The process ended here.")
+
+    database.insert("o-1", 0, 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(PostgresCaptureSource, "confirm", fail)
+        with pytest.raises(Unavailable, match="ended here"):
+            await capture_all(database, MemoryStream(refuse), random=lambda: 0.9)
+    stream = MemoryStream()
+    await capture_all(database, stream)
+    assert stream.published == []
+    database.execute("UPDATE outbox_retries SET retry_at = now()")
+    await capture_all(database, stream)
+    assert numbers(stream.published, "o-1") == [0, 1]
 
 
 async def test_a_row_that_is_refused_is_held_with_its_aggregate_and_published_in_order_later(
@@ -440,11 +477,28 @@ async def test_the_outbox_table_itself_is_refused(database: ServiceDatabase) -> 
 
 @pytest.mark.parametrize(
     "settings",
-    [{"table": ""}, {"table": "a."}, {"table": "a", "slot": "a-b"}, {"table": "a", "publication": ""}],
+    [
+        {"table": ""},
+        {"table": "a."},
+        {"table": "a", "slot": "a-b"},
+        {"table": "a", "publication": ""},
+        {"table": 5},
+        {"table": "a", "columns": {}},
+        {"table": "a", "slot": None},
+        {"table": "a", "database": 1},
+    ],
 )
 def test_a_name_that_postgresql_would_refuse_is_refused(settings: dict[str, Any]) -> None:
     with pytest.raises(InvalidRequest, match="must be"):
         CaptureSettings(**settings)
+
+
+@pytest.mark.parametrize(
+    "columns", [{"id": "=1"}, {"id": ""}, {"headers": ""}, {"id": 5}, {"event_type": None}]
+)
+def test_a_column_that_no_table_can_have_is_refused(columns: dict[str, Any]) -> None:
+    with pytest.raises(InvalidRequest, match="must be"):
+        Columns(**columns)
 
 
 async def test_without_logical_decoding_the_setting_is_named(messaging_database: str) -> None:
