@@ -10,7 +10,7 @@ import msgspec
 from typer import Argument, Option
 
 from postroom.adapters.cli.exit_codes import REFUSED
-from postroom.adapters.cli.messaging import show_backlog, show_cleanup
+from postroom.adapters.cli.messaging import Database, Nats, show_backlog, show_cleanup
 from postroom.adapters.cli.monitoring import MetricsPort, monitoring
 from postroom.adapters.cli.python_object import load_object
 from postroom.adapters.cli.running import running
@@ -34,14 +34,10 @@ if TYPE_CHECKING:
 EXTRAS = "http,nats,postgres"
 """Of the commands of the inbox, together, so that one installation is enough."""
 
-Database = Annotated[
-    str | None, Option("--database", metavar="URL", help="Database of the service. [messaging.database]")
-]
 Context = Annotated[
     str | None,
     Option("--context", metavar="NAME", help="Context of the inbox, such as sea. [messaging.context]"),
 ]
-Nats = Annotated[str | None, Option("--nats", metavar="URL", help="NATS URL. [nats.url]")]
 Consumer = Annotated[
     str | None,
     Option(

@@ -6,7 +6,7 @@ Both are accessed with clickhouse-connect. Statements that read one revision rea
 import sqlite3
 import time
 from base64 import b64decode
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from tempfile import gettempdir
@@ -176,10 +176,6 @@ class ClickHouseDatabase:
         """Return the qualified name of a table."""
         return f"{quoted(self.name)}.{quoted(name)}"
 
-    def has_catalog(self) -> bool:
-        """Return whether a rebuild of this release began in the database."""
-        return self.may_exist() and {CATALOG, CURSOR, PARKED} <= {*self.tables()}
-
     def tables(self) -> list[str]:
         """Return the names of all tables."""
         with self.client() as client:
@@ -234,8 +230,16 @@ class ClickHouseDatabase:
         """
         return SQL["visible"].format(column=column, cursor=self.table(CURSOR), revision=revision, own=own)
 
-    def read_catalog(self, client: Client) -> "Catalog":
-        """Return the catalog with the follower's cursors; the caller closes it."""
+    def read_catalog(self, client: Client, tables: Collection[str]) -> "Catalog":
+        """Return the catalog with the follower's cursors; the caller closes it.
+
+        Arguments:
+            tables: the names of all tables; the catalog is empty before the first rebuild of this release.
+        """
+        if not {CATALOG, CURSOR, PARKED} <= {*tables}:
+            connection = sqlite3.connect(":memory:", isolation_level=None)
+            connection.executescript(script(SQLITE, "catalog.sql"))
+            return Catalog(connection, 0, 0)
         rows = client.query(SQL["read_catalog"].format(table=self.table(CATALOG))).result_rows
         number, image = rows[0] if rows else (0, "")
         connection = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)

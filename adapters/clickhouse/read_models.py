@@ -22,9 +22,6 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import StaticPool
 
 from postroom.adapters.clickhouse.database import (
-    CATALOG,
-    CURSOR,
-    PARKED,
     SQL,
     ClickHouseDatabase,
     Client,
@@ -102,10 +99,7 @@ class ClickHouseReadModels(SqlReadModels):
         )
 
     def _exists(self) -> bool:
-        if not self._database.may_exist():
-            return False
-        with self._connect() as db:
-            return {CATALOG, CURSOR, PARKED} <= self._table_names(db)
+        return self._database.may_exist()
 
     @contextmanager
     def _connect(self) -> Iterator[Connection]:
@@ -120,17 +114,15 @@ class ClickHouseReadModels(SqlReadModels):
     def _transaction(self) -> Iterator[Connection]:
         with self._connect() as db:
             client: Client = db.connection.dbapi_connection.client  # type: ignore[union-attr]
-            catalog = self._database.read_catalog(client)
+            tables = frozenset(db.scalars(text(SQL["names"]), {"database": self._database.name}))
+            catalog = self._database.read_catalog(client, tables)
             engine = create_engine("sqlite://", creator=lambda: catalog.connection, poolclass=StaticPool)
             try:
                 with engine.connect() as connection:
-                    db.info[_SNAPSHOT] = _Snapshot(connection, catalog.revision, self._table_names(db))
+                    db.info[_SNAPSHOT] = _Snapshot(connection, catalog.revision, tables)
                     yield db
             finally:
                 engine.dispose()
-
-    def _table_names(self, db: Connection) -> frozenset[str]:
-        return frozenset(db.scalars(text(SQL["names"]), {"database": self._database.name}))
 
     def _catalog(self, db: Connection) -> Connection:
         return _snapshot(db).catalog

@@ -90,7 +90,7 @@ class ReplicationSlot:
             return int(end)
 
     async def state(self) -> SlotState:
-        """Return the state of the slot; raises NotFound if there is none."""
+        """Return the state of the slot; raise NotFound if it does not exist."""
         async with self._use() as connection:
             slot = await self._find(connection)
         if slot is None:

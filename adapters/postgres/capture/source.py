@@ -67,7 +67,7 @@ class PostgresCaptureSource:
         return await self._slot.end()
 
     async def state(self) -> SlotState:
-        """Return the state of the slot; raises NotFound if there is none."""
+        """Return the state of the slot; raise NotFound if it does not exist."""
         return await self._metrics_slot.state()
 
     async def close(self) -> None:
@@ -155,7 +155,7 @@ class _Stream:
         await self._connection.close()
 
     def _next(self) -> bytes | None:
-        """Return a message that has arrived; None if there is none."""
+        """Return a message that has arrived, or None."""
         try:
             length, data = self._pg.get_copy_data(1)
             if length == -1:  # the server ended the stream

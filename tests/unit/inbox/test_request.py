@@ -1,3 +1,4 @@
+import json
 from collections.abc import Mapping
 from uuid import UUID
 
@@ -49,6 +50,24 @@ def test_any_message_is_a_request_or_unreadable(data: bytes, headers: dict[str, 
 @given(JSON)
 def test_a_payload_reaches_the_handler_as_it_was(payload: object) -> None:
     assert read_request(message(msgspec.json.encode(payload), {})).payload == payload
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from(["id", "time", "subject", "eventversion", "data", "x"]), JSON | st.floats()
+    )
+)
+def test_any_structured_cloud_event_is_a_request_that_can_be_sent_or_unreadable(
+    fields: dict[str, object],
+) -> None:
+    required = {"specversion": "1.0", "id": "1", "source": "/shop", "type": "order.placed"}
+    document = json.dumps(required | fields).encode()
+    event = message(document, {"Content-Type": "application/cloudevents+json"})
+    assert identify(event, "STREAM") == identify(event, "STREAM")
+    try:
+        msgspec.json.encode(read_request(event))
+    except Unreadable:
+        return
 
 
 @pytest.mark.parametrize("version", ["", "x", "-1", "1.5", "9" * 5_000, "²"])
