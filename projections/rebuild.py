@@ -117,7 +117,7 @@ def rebuild(
         bodies: topics whose bodies are searched for words.
         restart: begin a new version instead of continuing an interrupted rebuild.
         verify: check the hashes of all commits and envelopes.
-        allow_gaps: go on when records are missing from the log.
+        allow_gaps: ignore missing log records.
         progress: called repeatedly, from this thread.
 
     Raises: NotFound when the store does not exist; InvalidRequest for an unknown model or position;

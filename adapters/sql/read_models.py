@@ -120,7 +120,7 @@ class SqlReadModels(SqlStatistics, ABC):
 
     @abstractmethod
     def log_time_after(self, mailbox: str, position: int) -> int | None:
-        """Return the log time (µs) of a mailbox's first record after a position; None if there is none."""
+        """Return the log time (µs) of a mailbox's first record after a position, or None without one."""
 
     @abstractmethod
     def is_following(self, target: str = "") -> bool:
