@@ -90,7 +90,7 @@ def merge(metrics: Iterable[Metric]) -> list[Metric]:
 
 
 def label(name: str, sources: Mapping[str, Iterable[Metric]]) -> list[Metric]:
-    """Return the metrics of several sources, one for each name; a label tells the sources apart.
+    """Return the metrics of several sources, one for each name, with a label for the source.
 
     Arguments:
         name: of the label.

@@ -50,7 +50,7 @@ def list_topics(session: Session) -> None:
 
 
 async def pause(session: Session, topic: Topic) -> None:
-    """Deliver no more messages of a topic until it is resumed; sends and acks go on."""
+    """Stop the delivery of a topic's messages until it is resumed; sends and acks continue."""
     async with use_mailbox(session) as postroom:
         await postroom.pause_topic(topic)
     session.out.result({"topic": topic, "paused": True}, f"{topic} is paused")

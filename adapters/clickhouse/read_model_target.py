@@ -46,7 +46,7 @@ class ClickHouseTarget:
 
     def exists(self) -> bool:
         """Return whether there is a catalog."""
-        return self._database.has_catalog()
+        return self._database.may_exist() and CATALOG in self._database.tables()
 
     @contextmanager
     def catalog(self) -> Iterator["ClickHouseCatalog"]:
@@ -57,7 +57,7 @@ class ClickHouseTarget:
             database.command("create_catalog", table=database.table(CATALOG))
             database.command("create_cursor", table=database.table(CURSOR))
             database.command("create_parked", table=database.table(PARKED))
-            catalog = database.read_catalog(client)
+            catalog = database.read_catalog(client, database.tables())
             with closing(catalog.connection):
                 yield ClickHouseCatalog(self, catalog.connection, catalog.number)
 

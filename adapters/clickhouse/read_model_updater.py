@@ -122,15 +122,12 @@ class ClickHouseReadModelUpdater:
 
     @contextmanager
     def _catalog(self) -> Iterator[tuple[sqlite3.Connection | None, int]]:
-        """Yield the catalog, or None before the first rebuild, and the visible revision."""
+        """Yield the catalog, or None if there is no database, and the visible revision."""
         if not self._database.may_exist():
             yield None, 0
             return
         with self._database.client() as client:
-            if not self._database.has_catalog():
-                yield None, 0
-                return
-            catalog = self._database.read_catalog(client)
+            catalog = self._database.read_catalog(client, self._database.tables())
             with closing(catalog.connection):
                 yield catalog.connection, catalog.revision
 

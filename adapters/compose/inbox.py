@@ -9,7 +9,7 @@ from postroom.adapters.http.event_handler import HttpEventHandler
 from postroom.adapters.http.signature import read_keys
 from postroom.adapters.memory.event_handler import FunctionEventHandler
 from postroom.adapters.nats.connection import connect
-from postroom.adapters.nats.consumers import ensure_consumer
+from postroom.adapters.nats.consumers import InboxConsumer, ensure_consumer
 from postroom.adapters.nats.dead_letter_queue import JetStreamDeadLetterQueue
 from postroom.adapters.nats.definitions import ConsumerDefinition
 from postroom.adapters.nats.metrics import nats_metrics
@@ -133,22 +133,7 @@ async def open_monitored_worker(
         clock = SystemClock()
         stream = await JetStreamSource.open(nats, PullConsumer(durable=actual.durable, stream=actual.stream))
         stack.push_async_callback(stream.close)
-        queue = PostgresInboxQueue(messaging.database, f"{actual.stream}/{actual.durable}", messaging.tables)
-        stack.push_async_callback(queue.close)
-        source: Source = stream
-        if settings.ordered:
-            ordered = OrderedSource(
-                queue,
-                JetStreamOrderedStream(stream, actual.stream, actual.durable),
-                lambda message: identify(message, actual.stream),
-                clock,
-                lease_ms=settings.lease_ms,
-                ack_wait_ms=stream.ack_wait_ms,
-            )
-            await stack.enter_async_context(sharing(ordered, queue))
-            source = ordered
-        else:
-            await _refuse_beside_ordered(queue, actual.durable)
+        source = await _open_source(stack, messaging, settings, stream, actual)
         if settings.cleanup_every_ms:
             connection = _repository(messaging, settings)
             stack.push_async_callback(connection.close)
@@ -157,9 +142,6 @@ async def open_monitored_worker(
         dead_letters = DeadLetterPublisher(
             JetStreamPublisher(client), messaging.context, actual.stream, actual.durable
         )
-        concurrency = settings.concurrency
-        if not settings.ordered:
-            concurrency = min(concurrency, actual.max_ack_pending)
         worker = InboxWorker(
             source,
             Delivery(
@@ -218,6 +200,34 @@ async def open_dead_letters(
         stack.push_async_callback(repository.close)
         queue = JetStreamDeadLetterQueue(client)
         yield DeadLetterAdmin(queue, repository, events, SystemClock(), messaging.context)
+
+
+async def _open_source(
+    stack: AsyncExitStack,
+    messaging: MessagingSettings,
+    settings: InboxSettings,
+    stream: JetStreamSource,
+    consumer: InboxConsumer,
+) -> Source:
+    """Return the source of a worker: the stream itself, or a share of the queue of ordered workers.
+
+    Raises: InvalidRequest for a worker that is not ordered beside ordered workers.
+    """
+    queue = PostgresInboxQueue(messaging.database, f"{consumer.stream}/{consumer.durable}", messaging.tables)
+    stack.push_async_callback(queue.close)
+    if not settings.ordered:
+        await _refuse_beside_ordered(queue, consumer.durable)
+        return stream
+    source = OrderedSource(
+        queue,
+        JetStreamOrderedStream(stream, consumer.stream, consumer.durable),
+        lambda message: identify(message, consumer.stream),
+        SystemClock(),
+        lease_ms=settings.lease_ms,
+        ack_wait_ms=stream.ack_wait_ms,
+    )
+    await stack.enter_async_context(sharing(source, queue))
+    return source
 
 
 async def _refuse_beside_ordered(queue: PostgresInboxQueue, consumer: str) -> None:

@@ -46,7 +46,7 @@ class Store(Protocol):
         """
 
     def existing_log(self, mailbox: str) -> EventLogReader:
-        """Open the log of a mailbox for reading; raise NotFound when there is none."""
+        """Open the log of a mailbox for reading; raise NotFound if it does not exist."""
 
     def ownership(self) -> Ownership:
         """Return the ownership of mailboxes."""

@@ -103,7 +103,7 @@ class ForwardingHandlers(grpc.GenericRpcHandler):
         )
 
     def end_waits(self) -> None:
-        """End streams and long polls, with an error that tells their callers to connect again."""
+        """End streams and long polls, with an error that makes their callers reconnect."""
         self._is_stopping = True
         for task in self._waiting:
             task.cancel()

@@ -106,7 +106,7 @@ class LocalServer:
             ) from error
 
     async def _watch(self) -> None:
-        """Listen anew when the socket was deleted, such as by a job that cleans folders."""
+        """Listen again if the socket was deleted, such as by a job that cleans folders."""
         while True:
             await asyncio.sleep(WATCH_SECONDS)
             if self._server is None or self._path.exists():

@@ -17,7 +17,7 @@ class FunctionEventHandler:
     any other error is a failure that is retried.
 
     Arguments:
-        timeout_ms: how long the function may take, after which it is cancelled and has failed; None for ever.
+        timeout_ms: time after which the function is cancelled and has failed; None for no limit.
     """
 
     def __init__(

@@ -50,7 +50,7 @@ class _IdleConnections:
         self._is_closed = False
 
     def take(self) -> Any | None:
-        """Return a connection, which the server may have ended; None if there is none."""
+        """Return an idle connection, which the server may have closed, or None."""
         with self._lock:
             return self._connections.pop() if self._connections else None
 

@@ -47,7 +47,7 @@ class Quotas:
         self._usages: dict[tuple[object, int], _Usage] = {}
 
     def reconfigure(self, settings: AccessSettings) -> None:
-        """Apply other quotas of principals to what `limits_of` returns from now on; usage goes on."""
+        """Apply other quotas of principals to what `limits_of` returns from now on; usage is kept."""
         self._settings = settings
 
     def limits_of(self, access: Access) -> list[Limit]:

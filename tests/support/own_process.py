@@ -21,6 +21,8 @@ def run_own_process(module: str) -> None:
     """
     pytest_ = Path(sys.executable).with_name("pytest")
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    if environment.get("HYPOTHESIS_PROFILE", "gate") == "gate":
+        environment["HYPOTHESIS_PROFILE"] = "brief"
     done = run(
         [pytest_, "-q", module],
         env=environment | {OWN_PROCESS: "1"},
