@@ -11,7 +11,7 @@ from typing import Any
 import psycopg
 from psycopg.types.json import Jsonb
 
-from postroom.adapters.compose.capture import CaptureSettings, Columns, create_slot, open_capture
+from postroom.adapters.compose.capture import CaptureColumns, CaptureSettings, create_slot, open_capture
 from postroom.adapters.compose.outbox import MessagingSettings, NewEvent, Outbox, OutboxSettings
 from postroom.adapters.compose.postgres import migrate_messaging
 from postroom.adapters.compose.relay import NatsSettings, open_relay
@@ -41,7 +41,7 @@ CREATE TABLE events (
     event_type text DEFAULT 'order_placed', payload jsonb, occurred_at timestamptz DEFAULT now()
 )
 """
-CAPTURE = CaptureSettings(table="events", columns=Columns(occurred_at="occurred_at"))
+CAPTURE = CaptureSettings(table="events", columns=CaptureColumns(occurred_at="occurred_at"))
 SETTINGS = OutboxSettings(cleanup_every_ms=0)
 
 Record = Callable[[psycopg.Connection[Any], int], None]

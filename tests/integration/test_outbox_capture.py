@@ -13,8 +13,8 @@ import pytest
 
 from postroom import connect
 from postroom.adapters.compose.capture import (
+    CaptureColumns,
     CaptureSettings,
-    Columns,
     MessagingSettings,
     create_slot,
     open_capture,
@@ -237,7 +237,7 @@ async def test_a_row_that_is_refused_is_held_with_its_aggregate_and_published_in
         ),
         ("'o-1', 'order_placed', '1', now(), 0, NULL", "its version must be at least 1; it was 0"),
         ("'o-1', 'order_placed', '1', now(), 1, '[1]'", "its headers is not a JSON object of texts"),
-        ("'o-1', 'order_placed', '1', now(), 1, '{\"Event-Id\": \"1\"}'", "is a header of the outbox"),
+        ("'o-1', 'order_placed', '1', now(), 1, '{\"Event-Id\": \"1\"}'", "the attribute 'Event-Id'"),
         ("e'o\\n1', 'order_placed', '1', now(), 1, NULL", "its aggregate's id must be 1 to 512 characters"),
     ],
 )
@@ -353,7 +353,7 @@ CREATE TABLE events (
 
 
 async def test_tables_of_any_types_are_published(server: PostgresServer) -> None:
-    columns = Columns(
+    columns = CaptureColumns(
         id="Größe id",
         aggregate_type="=Größe",
         aggregate_id="who",
@@ -395,7 +395,7 @@ async def test_the_rows_of_partitions_are_published(server: PostgresServer) -> N
     PARTITION BY LIST (aggregate_type);
     CREATE TABLE orders PARTITION OF events DEFAULT
     """
-    with service_database(server, TEMPLATE, columns=Columns(), create_table=table) as database:
+    with service_database(server, TEMPLATE, columns=CaptureColumns(), create_table=table) as database:
         await database.create_slot()
         database.execute("""INSERT INTO events VALUES ('é', 'order', 'o-1', 'made', '{"a":  1}')""")
         stream = MemoryStream()
@@ -434,7 +434,7 @@ async def test_texts_are_read_in_the_encoding_of_the_database(server: PostgresSe
     ("changes", "message"),
     [
         ({"table": "no_such"}, "has no table public.no_such; correct table under"),
-        ({"columns": Columns(payload="body")}, "has no column body for payload; set payload under"),
+        ({"columns": CaptureColumns(payload="body")}, "has no column body for payload; set payload under"),
         (
             {"publication": "no_such"},
             "has no publication no_such; create it by `postroom outbox capture --create`",
@@ -462,6 +462,33 @@ async def test_what_can_not_be_captured_is_refused_with_the_remedy(
             await capture_all(database, MemoryStream())
     finally:
         database.drop_slot()
+
+
+async def test_a_table_that_is_renamed_is_captured_and_then_refused(database: ServiceDatabase) -> None:
+    stream = MemoryStream()
+    async with capturing(database, stream) as capture:
+        running = asyncio.create_task(capture.run())
+        database.insert("o-1", 0)
+        await until(lambda: stream.messages)
+        with psycopg.connect(database.url) as connection:
+            connection.execute("ALTER TABLE events RENAME TO renamed")
+            connection.execute("INSERT INTO renamed (aggregate_id, payload) VALUES ('o-1', '1')")
+        await until(lambda: len(stream.messages) == 2)
+        capture._right_ends = 0  # as if the time of the next check had come
+        with pytest.raises(InvalidRequest, match=r"has no table public\.events"):
+            await asyncio.wait_for(running, SECONDS)
+
+
+async def test_a_publication_that_is_dropped_ends_an_idle_capture(
+    database: ServiceDatabase,
+) -> None:
+    async with capturing(database, MemoryStream()) as capture:
+        running = asyncio.create_task(capture.run())
+        await until(lambda: capture._right_ends)
+        database.execute("DROP PUBLICATION postroom_outbox")
+        capture._right_ends = 0
+        with pytest.raises(NotFound, match="has no publication postroom_outbox"):
+            await asyncio.wait_for(running, SECONDS)
 
 
 async def test_a_slot_is_created_once(database: ServiceDatabase) -> None:
@@ -498,7 +525,7 @@ def test_a_name_that_postgresql_would_refuse_is_refused(settings: dict[str, Any]
 )
 def test_a_column_that_no_table_can_have_is_refused(columns: dict[str, Any]) -> None:
     with pytest.raises(InvalidRequest, match="must be"):
-        Columns(**columns)
+        CaptureColumns(**columns)
 
 
 async def test_without_logical_decoding_the_setting_is_named(messaging_database: str) -> None:

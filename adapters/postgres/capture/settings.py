@@ -13,7 +13,7 @@ _COLUMNS = ("id", "aggregate_id", "payload")
 _REQUIRED = (*_COLUMNS, "aggregate_type", "event_type")
 
 
-class Columns(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class CaptureColumns(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Where the fields of an event are: names of columns, or `=` and a constant.
 
     Arguments:
@@ -72,10 +72,10 @@ class CaptureSettings(msgspec.Struct, frozen=True):
     database: str | None = None
     slot: str = "postroom_outbox"
     publication: str = "postroom_outbox"
-    columns: Columns = Columns()
+    columns: CaptureColumns = CaptureColumns()
 
     def __post_init__(self) -> None:
-        check_type("columns", self.columns, Columns)
+        check_type("columns", self.columns, CaptureColumns)
         if self.database is not None:
             check_type("database", self.database, str)
         check_type("table", self.table, str)
