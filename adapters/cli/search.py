@@ -38,7 +38,7 @@ def search(
     if order not in list(Order):
         raise WrongUsage(f"Unknown --order {order!r}; expected {' or '.join(Order)}.")
     criteria = msgspec.structs.replace(criteria, order=Order(order), limit=limit, cursor=cursor)
-    with read_projections(session.existing_store()) as projections:
+    with read_projections(session.existing_store(), erasure=session.erasure_settings()) as projections:
         count = _show_pages(session, projections, criteria, every, envelope)
         if not session.out.as_json:
             _note_lag(session, projections)
