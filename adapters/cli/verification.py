@@ -94,7 +94,7 @@ def show_erasures(session: Session, erasures: "ErasureVerification | None") -> N
     )
     if erasures.ends:
         session.out.line(
-            f"  {erasures.ends_in_logs} of {pluralize(erasures.ends, 'end')} of logs are in the logs"
+            f"  {erasures.ends_in_logs} of {erasures.ends} log ends of the records are in the logs"
         )
 
 

@@ -18,6 +18,7 @@ from postroom.adapters.compose.erasure import open_master_key
 from postroom.adapters.compose.erasures import SUFFIX, Erasures
 from postroom.adapters.compose.queries import read_mailbox
 from postroom.adapters.subject_keys.erasure_log import FileErasureLog
+from postroom.adapters.subject_keys.master_key import LocalMasterKey
 from postroom.adapters.subject_keys.sqlite import SqliteSubjectKeys
 from postroom.application.erasure.records import ErasureRecord, SubjectMessages
 from postroom.application.mailbox.erase_messages import EraseMessages
@@ -192,11 +193,15 @@ def test_every_change_of_the_records_is_detected(scene: Scene) -> None:
     scene.erase("bob")
     lines = scene.records.read_bytes().splitlines(keepends=True)
     assert len(lines) == 3
-    forged = msgspec.json.decode(lines[1], type=ErasureRecord)
+    forged, last = (msgspec.json.decode(each, type=ErasureRecord) for each in lines[1:])
+    other_key = LocalMasterKey(bytes(32))
+    other_signer = msgspec.structs.replace(last, public_key=other_key.public_key.hex()).sign(other_key)
     altered = [
         [lines[0], lines[1].replace(b'"removed":', b'"removed":1'), lines[2]],
         [lines[0], msgspec.structs.replace(forged, removed=0).encode() + b"\n", lines[2]],
         [lines[0], msgspec.structs.replace(forged, signature="zz").encode() + b"\n", lines[2]],
+        [*lines[:2], msgspec.structs.replace(last, removed=0).encode() + b"\n"],
+        [*lines[:2], other_signer.encode() + b"\n"],
         [lines[0], lines[2]],
         lines[1:],
         lines[:2],
