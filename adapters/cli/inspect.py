@@ -1,6 +1,7 @@
-"""`postroom backlog`, `show` and `verify`: queries on the logs of a store, not on its read models."""
+"""`postroom backlog`, `show` and `verify`: queries on the logs of a store."""
 
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -8,6 +9,7 @@ import msgspec
 from typer import Argument, Option
 
 from postroom.adapters.cli.exit_codes import INTEGRITY
+from postroom.adapters.cli.filters import From
 from postroom.adapters.cli.session import Session
 from postroom.adapters.cli.time_arguments import Archive, At, parse_moment
 from postroom.adapters.cli.topic import note_unknown_topic
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+BACKLOG_COLUMNS = ("mailbox", "topic", "shard", "ready", "delayed", "in flight", "dead", "oldest")
 MAX_CANDIDATES = 10
 
 
@@ -41,12 +44,18 @@ def backlog(
     topic: Annotated[str | None, Argument(help="Only this topic.")] = None,
     at: At = None,
     archive: Archive = None,
+    source: From = None,
 ) -> None:
     """Count ready, delayed, in-flight and dead messages by topic and shard, now or at an earlier time.
 
     A log position is exact to the event; a time is log time and includes every event up to it. Both are
-    computed from the log and its archive.
+    computed from the log and its archive. With --from, the read models answer, as of their last update.
     """
+    if source is not None:
+        if at is not None or archive is not None:
+            raise WrongUsage("--from reads the current backlog of read models; omit --at and --archive.")
+        _show_stored_backlog(session, topic, source)
+        return
     from postroom.adapters.cli.tables import Time
 
     moment = None if at is None else parse_moment(at, datetime.now(UTC))
@@ -63,7 +72,7 @@ def backlog(
         session.out.json({"mailboxes": backlogs})
         return
     session.out.table(
-        ("mailbox", "topic", "shard", "ready", "delayed", "in flight", "dead", "oldest"),
+        BACKLOG_COLUMNS,
         [
             (
                 each.mailbox,
@@ -92,12 +101,45 @@ def backlog(
             session.out.line(f"  paused: {', '.join(each.paused_topics)}")
 
 
+def _show_stored_backlog(session: Session, topic: str | None, source: str) -> None:
+    from postroom.adapters.cli.tables import Time
+    from postroom.adapters.compose.queries import open_read_models
+    from postroom.application.ports.paging import MAX_LIMIT
+    from postroom.application.ports.read_models import BacklogFilter, ShardBacklog
+
+    criteria = BacklogFilter(
+        mailbox=session.settings.mailbox, topics=() if topic is None else (topic,), limit=MAX_LIMIT
+    )
+    shards: list[ShardBacklog] = []
+    with closing(open_read_models(session.existing_store(), source)) as models:
+        while True:
+            page = models.backlog(criteria)
+            shards += page.items
+            if page.next_cursor is None:
+                break
+            criteria = msgspec.structs.replace(criteria, cursor=page.next_cursor)
+    if session.out.as_json:
+        session.out.json({"shards": shards})
+        return
+    session.out.table(
+        BACKLOG_COLUMNS,
+        [
+            (
+                *(each.mailbox, each.topic, each.shard),
+                *(each.ready, each.delayed, each.in_flight, each.dead),
+                None if each.oldest_at is None else Time(each.oldest_at),
+            )
+            for each in shards
+        ],
+    )
+
+
 def show(
     session: Session,
     message_id: Annotated[str, Argument(help="Message id, or the beginning of one.")],
     payload: Annotated[bool, Option("--payload", help="Write only the payload, byte for byte.")] = False,
     why: Annotated[
-        bool, Option("--why", help="Explain its history and its present state in sentences.")
+        bool, Option("--why", help="Explain its history and its current state in sentences.")
     ] = False,
     archive: Archive = None,
 ) -> int | None:

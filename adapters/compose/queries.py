@@ -96,15 +96,18 @@ def read_mailbox(
 
 
 @contextmanager
-def read_projections(store: str, *, erasure: ErasureSettings | None = None) -> Iterator[Projections]:
+def read_projections(
+    store: str, source: str | None = None, *, erasure: ErasureSettings | None = None
+) -> Iterator[Projections]:
     """Query the read models of a store.
 
     Arguments:
+        source: where they were built into; see `open_read_models`.
         erasure: finds encrypted messages by their subjects.
 
     Raises: Unavailable when they can't be read; the queries raise NotFound before the first rebuild.
     """
-    read_models = open_read_models(store)
+    read_models = open_read_models(store, source)
     try:
         yield Projections(read_models, None if erasure is None else open_protection(erasure))
     finally:
@@ -112,9 +115,23 @@ def read_projections(store: str, *, erasure: ErasureSettings | None = None) -> I
 
 
 @explain_missing_extra()
-def open_read_models(store: str) -> ReadModels:
-    """Return the read models of a store: a SQLite file or a PostgreSQL database."""
-    return open_store(store).read_models()
+def open_read_models(store: str, source: str | None = None) -> ReadModels:
+    """Return the read models of a store: a SQLite file or a PostgreSQL database.
+
+    Arguments:
+        source: `clickhouse:` or `chdb:` address into which they were built; None for the store's own.
+
+    Raises: InvalidRequest for any other address.
+    """
+    read_models = open_store(store).read_models()
+    if source is None:
+        return read_models
+    from postroom.adapters.compose.targets import open_clickhouse  # polars and the driver are slow to import
+
+    database = open_clickhouse(source, "can't be queried")
+    from postroom.adapters.clickhouse.read_models import ClickHouseReadModels
+
+    return ClickHouseReadModels(database, read_models)
 
 
 async def describe_mailboxes(store: str) -> list[MailboxSummary]:

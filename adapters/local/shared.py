@@ -70,11 +70,11 @@ Owner = _Here | LocalClient
 
 
 class SharedOwner:
-    """The owner of a mailbox, be it this process or another, through changes of owner.
+    """The owner of a mailbox, in this process or another, across changes of owner.
 
-    A background task connects to the owner, or becomes it if there is none. Calls wait for an owner, and are
-    repeated with the next one when theirs goes. That is safe for all commands but redriving and purging: a
-    message that is sent again has the id of the first attempt, which the log has once.
+    A background task connects to the owner, or becomes the owner if the mailbox has none. Calls wait for an
+    owner, and are repeated with the next one if theirs ends. That is safe for all commands except redriving
+    and purging: a message that is sent again has the id of the first attempt, which the log stores once.
 
     Arguments:
         path: the socket of the mailbox; None if other processes can't reach it. An owner without a socket
@@ -358,7 +358,7 @@ class SharedOwner:
         return True
 
     async def _note_incumbent(self) -> None:
-        """Note whom to replace if the silence goes on, so that no later owner is taken for it."""
+        """Record the owner to replace if the silence lasts, so that no later owner is mistaken for it."""
         with suppress(PostroomError):
             self._incumbent = await self._ownership.incumbent(self.name)
 
@@ -382,7 +382,7 @@ class SharedOwner:
 
 
 def _socket_id(path: Path) -> tuple[int, int] | None:
-    """Return what tells the socket at a path from its successors; None if there is none."""
+    """Return the identity of the socket at a path, which its successors lack, or None."""
     try:
         status = path.stat()
     except OSError:  # whoever opens the store says why it can't be used

@@ -112,7 +112,7 @@ class DeadLetterQuery:
         )
 
     def _extent(self, db: Connection) -> _Extent | None:
-        """Return what is read of the dead letters within the filter's times; None if there are none."""
+        """Return the columns of the dead letters within the filter's times, or None without dead letters."""
         table = self._table
         times = self._newest_first(select(table.c.last_seen).where(*self._times()))
         last = db.scalar(times.limit(1))

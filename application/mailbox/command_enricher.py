@@ -185,7 +185,7 @@ class CommandEnricher:
             return list(loaded)
         try:
             results = await asyncio.to_thread(protection.read_messages, loaded)
-        except Unavailable as error:  # the rest of the group goes on
+        except Unavailable as error:  # the rest of the group continues
             raise Saturated(str(error), error.retry_after_ms) from error
         for stream, result in results.items():
             if result == "altered":

@@ -328,7 +328,7 @@ class MailboxEngine:
                 return
 
     def _sleep_seconds(self) -> float | None:
-        """Return the time until the next timer; None if there is none."""
+        """Return the time until the next timer, or None without one."""
         if not self._may_append():
             return LEASE_CHECK_SECONDS
         state = self._state

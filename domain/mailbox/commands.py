@@ -138,7 +138,7 @@ class SetPolicy(msgspec.Struct, frozen=True, gc=False):
 
 
 class Pause(msgspec.Struct, frozen=True, gc=False):
-    """Command to deliver no more messages of a topic; everything else goes on."""
+    """Command to stop the delivery of a topic's messages; other operations continue."""
 
     topic: str
 

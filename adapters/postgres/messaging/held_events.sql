@@ -21,7 +21,7 @@ WITH held AS MATERIALIZED (
         causation_id, publish_attempts, publish_error
     )
     SELECT id, aggregate_type, aggregate_id, event_type, event_version, payload,
-           coalesce(occurred_at, '-infinity'), correlation_id, causation_id, attempts, error
+           coalesce(least(occurred_at, now() + interval '1 minute'), '-infinity'), correlation_id, causation_id, attempts, error
     FROM held
     ON CONFLICT (id) DO NOTHING
     RETURNING id, aggregate_type, aggregate_id, position
