@@ -137,7 +137,7 @@ def show(
     message_id: Annotated[str, Argument(help="Message id, or the beginning of one.")],
     payload: Annotated[bool, Option("--payload", help="Write only the payload, byte for byte.")] = False,
     why: Annotated[
-        bool, Option("--why", help="Explain its history and its present state in sentences.")
+        bool, Option("--why", help="Explain its history and its current state in sentences.")
     ] = False,
     archive: Archive = None,
 ) -> int | None:

@@ -6,7 +6,7 @@ Both are accessed with clickhouse-connect. Statements that read one revision rea
 import sqlite3
 import time
 from base64 import b64decode
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from tempfile import gettempdir
@@ -85,20 +85,27 @@ def _embedded(folder: str) -> "ClickHouseDatabase":
 
 
 def _on_server(url: str) -> "ClickHouseDatabase":
-    parts = urlsplit(url)
-    where = parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
+    expected = "use clickhouse://user@host:8123/database"
+    try:
+        parts = urlsplit(url)
+        where = parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
+        port = parts.port
+    except ValueError as error:
+        raise InvalidRequest(f"The address of ClickHouse is malformed: {error}; {expected}.") from None
     if not parts.hostname:
-        raise InvalidRequest(f"{where} names no host; use clickhouse://user@host:8123/database.")
+        raise InvalidRequest(f"{where} names no host; {expected}.")
     is_secure = parts.scheme == "clickhouses"
 
     def connect() -> Client:
         return clickhouse_connect.get_client(
             interface="https" if is_secure else "http",
             host=parts.hostname,
-            port=parts.port or (8443 if is_secure else 8123),
+            port=port or (8443 if is_secure else 8123),
             username=parts.username,
             password=parts.password or "",
             settings=_SETTINGS,
+            # A session would remain locked while the server ends a scan that was given up.
+            autogenerate_session_id=False,
         )
 
     staging = Path(gettempdir(), f"postroom-{blake3(where.encode()).hexdigest(8)}-staging")
@@ -195,12 +202,8 @@ class ClickHouseDatabase:
 
     def read(self, query: str, schema: pl.Schema | dict[str, pl.DataType]) -> Iterator[pl.DataFrame]:
         """Yield the rows of a query in batches."""
-        with (
-            self.client() as client,
-            client.raw_stream(query, settings=_READING, fmt="ArrowStream") as stream,
-        ):
-            for batch in pa.ipc.open_stream(stream):
-                yield pl.DataFrame(batch).cast(schema)  # type: ignore[arg-type]
+        with self.client() as client:
+            yield from read_frames(client, query, schema)
 
     def live(
         self,
@@ -255,6 +258,25 @@ class ClickHouseDatabase:
         parked = SQL["read_parked"].format(table=self.table(PARKED), visible=self.visible("since"))
         catalog.executemany(SQL["add_parked"], client.query(parked).result_rows)
         return max((row[-1] for row in cursors), default=0)
+
+
+def read_frames(
+    client: Client,
+    query: str,
+    schema: pl.Schema | dict[str, pl.DataType],
+    parameters: Mapping[str, Any] | None = None,
+    rows: int | None = None,
+) -> Iterator[pl.DataFrame]:
+    """Yield the rows of a query in batches, as they are computed.
+
+    Arguments:
+        parameters: values of `%(name)s` in the query.
+        rows: maximum number of rows in a batch.
+    """
+    settings = _READING if rows is None else _READING | {"max_block_size": rows}
+    with client.raw_stream(query, parameters, settings=settings, fmt="ArrowStream") as stream:
+        for batch in pa.ipc.open_stream(stream):
+            yield pl.DataFrame(batch).cast(schema)  # type: ignore[arg-type]
 
 
 def ended(table: str) -> str:

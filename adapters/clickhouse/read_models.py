@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple
 
-import msgspec
+import polars as pl
 from clickhouse_connect.driver.exceptions import ClickHouseError
 from sqlalchemy import (
     Column,
@@ -26,6 +26,7 @@ from postroom.adapters.clickhouse.database import (
     ClickHouseDatabase,
     Client,
     ended,
+    read_frames,
 )
 from postroom.adapters.clickhouse.dialect import (
     Blob,
@@ -37,16 +38,18 @@ from postroom.adapters.files.locks import is_file_locked
 from postroom.adapters.sql.read_models import SqlReadModels, to_message
 from postroom.adapters.sql.search import matching_topics, word_substring
 from postroom.adapters.sql.statistics import AccessPath, facet_values
-from postroom.adapters.sql.tables import ReadModelTables
+from postroom.adapters.sql.tables import MESSAGE_COLUMNS, ReadModelTables
 from postroom.application.ports.facets import FACET_VALUES, FacetField
 from postroom.application.ports.read_models import ContextBacklog
 from postroom.domain.errors import NotFound, Unavailable
-from postroom.domain.search import Cursor, EventFilter, FoundMessage
+from postroom.domain.search import EventFilter, FoundMessage
 from postroom.domain.tokenizer import Word
 from postroom.projections.fold import MESSAGES
+from postroom.projections.models.messages import PROJECTION
 from postroom.projections.projection import load_projections
 
 SCAN_PAGE_ROWS = 500
+_SCANNED = {name: PROJECTION.schema[name] for name in MESSAGE_COLUMNS} | {"envelope_blob": pl.String()}
 _SNAPSHOT = "snapshot"
 
 
@@ -113,9 +116,8 @@ class ClickHouseReadModels(SqlReadModels):
     @contextmanager
     def _transaction(self) -> Iterator[Connection]:
         with self._connect() as db:
-            client: Client = db.connection.dbapi_connection.client  # type: ignore[union-attr]
             tables = frozenset(db.scalars(text(SQL["names"]), {"database": self._database.name}))
-            catalog = self._database.read_catalog(client, tables)
+            catalog = self._database.read_catalog(_client(db), tables)
             engine = create_engine("sqlite://", creator=lambda: catalog.connection, poolclass=StaticPool)
             try:
                 with engine.connect() as connection:
@@ -192,20 +194,16 @@ class ClickHouseReadModels(SqlReadModels):
     def _scan_pages(
         self, db: Connection, tables: ReadModelTables, filter_: EventFilter
     ) -> Iterator[Sequence[FoundMessage]]:
-        """Yield pages: the driver would read the result of one statement as a whole."""
         topics = matching_topics(db, tables, filter_.topics)
         if topics == {}:
             return
-        filter_ = msgspec.structs.replace(filter_, limit=SCAN_PAGE_ROWS)
-        while True:
-            query = self._query(filter_, tables, topics)
-            rows = db.execute(query.all_rows(query.leads()[0]).limit(SCAN_PAGE_ROWS)).all()
-            if rows:
-                yield list(map(to_message, rows))
-            if len(rows) < SCAN_PAGE_ROWS:
-                return
-            cursor = Cursor(rows[-1].timestamp, rows[-1].id).encode()
-            filter_ = msgspec.structs.replace(filter_, cursor=cursor)
+        query = self._query(filter_, tables, topics)
+        statement = query.all_rows(query.leads()[0])
+        compiled = statement.compile(dialect=db.dialect, compile_kwargs={"render_postcompile": True})
+        # The driver's cursor would read the whole result before the first row.
+        for rows in read_frames(_client(db), str(compiled), _SCANNED, compiled.params, SCAN_PAGE_ROWS):
+            page = rows.with_columns(pl.col("envelope_blob").str.decode("base64"))
+            yield list(map(to_message, page.rows()))
 
     def _size(self, db: Connection) -> int:
         return int(db.scalar(text(SQL["size"]), {"database": self._database.name}) or 0)
@@ -216,6 +214,10 @@ class ClickHouseReadModels(SqlReadModels):
 
     def _is_rebuild_running(self) -> bool:
         return is_file_locked(self._database.staging.with_name(f"{self._database.staging.name}-lock"))
+
+
+def _client(db: Connection) -> Client:
+    return db.connection.dbapi_connection.client  # type: ignore[union-attr]
 
 
 def _snapshot(db: Connection) -> _Snapshot:

@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING
 
 from postroom.adapters.targets.read_model_store import Target, TargetReadModelStore
 from postroom.application.extras import explain_missing_extra
+from postroom.domain.arguments import check_path
 from postroom.domain.errors import InvalidRequest
 from postroom.projections.ports.read_model_store import ReadModelStore
 
@@ -29,7 +30,7 @@ def open_target(into: str) -> ReadModelStore:
 
     Raises: InvalidRequest for any other address. MissingExtra when a library is not installed.
     """
-    kind, _, place = into.partition(":")
+    kind, _, place = check_path("into", into).partition(":")
     if kind not in _EXTRAS or not place.strip("/"):
         raise InvalidRequest(
             f"Read models can't be built into {kind}:...; name parquet:FOLDER, delta:FOLDER, chdb:FOLDER or "
@@ -48,7 +49,7 @@ def open_clickhouse(address: str, refusal: str) -> "ClickHouseDatabase":
 
     Raises: InvalidRequest for any other address. MissingExtra when a library is not installed.
     """
-    kind, _, place = address.partition(":")
+    kind, _, place = check_path("address", address).partition(":")
     if _EXTRAS.get(kind) != "clickhouse" or not place.strip("/"):
         raise InvalidRequest(
             f"Read models in {kind}:... {refusal}; name clickhouse://user@host:8123/database or chdb:FOLDER."

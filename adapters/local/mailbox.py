@@ -42,7 +42,7 @@ class SharedMailbox(CommandHandlers):
         return count
 
     async def preview_redrive(self, spec: RedriveSpec, /) -> RedrivePreview:
-        """Return what a job would select; see `Mailbox.preview_redrive`."""
+        """Return the dead letters that a job would select; see `Mailbox.preview_redrive`."""
         preview: RedrivePreview = await self._owner.query("preview_redrive", check_spec(spec))
         return preview
 

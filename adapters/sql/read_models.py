@@ -321,8 +321,8 @@ def _parked(db: Connection, version: int, shown: int) -> tuple[int, tuple[Parked
     )
 
 
-def to_message(row: Row[Any]) -> FoundMessage:
-    """Return the message of a row."""
+def to_message(row: Row[Any] | tuple[Any, ...]) -> FoundMessage:
+    """Return the message of a row of `MESSAGE_COLUMNS`."""
     headers = row[_HEADERS_COLUMN]  # a position is found faster than a name
     return FoundMessage(
         **dict(zip(_ITEM_FIELDS, _item_values(row), strict=True)),

@@ -40,7 +40,7 @@ def check_side_files(store: Path) -> None:
 
 
 def log_ends(store: Path) -> Ends:
-    """Return where each log of a store ends, to be compared by `replace_store`."""
+    """Return the ends of a store's logs, for comparison by `replace_store`."""
     with _unavailable(store), closing(open_file(store, "ro")) as connection:
         return _ends(connection)
 

@@ -81,7 +81,7 @@ def encrypt(
     headers: Headers,
     idem_key: str | None,
 ) -> StoredContent:
-    """Return what is stored of a message: its encrypted envelope, and what is computed from that.
+    """Return the stored form of a message: its encrypted envelope, and the values computed from it.
 
     All original headers are encrypted together. Of these, the stored envelope has those in the clear that the
     policy does not name, but no auth token, signature, baggage or unknown field.
