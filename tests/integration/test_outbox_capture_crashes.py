@@ -62,7 +62,7 @@ class Captures:
 
     def run(self, *arguments: str) -> bytes:
         """Return what a command prints."""
-        command = [SCRIPT, *arguments]
+        command = [str(SCRIPT), *arguments]
         return subprocess.run(
             command, cwd=self._folder, env=self._environment, stdout=subprocess.PIPE, timeout=240, check=True
         ).stdout
