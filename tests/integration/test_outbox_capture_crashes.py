@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import msgspec
 import psycopg
 import pytest
 
@@ -58,6 +59,13 @@ class Captures:
             f'[outbox]\npoll = "20ms"\nbatch = 50\nclaim = "20s"\n'
             f'[capture]\ntable = "events"\nslot = "{database.settings.slot}"\n'
         )
+
+    def run(self, *arguments: str) -> bytes:
+        """Return what a command prints."""
+        command = [str(SCRIPT), *arguments]
+        return subprocess.run(
+            command, cwd=self._folder, env=self._environment, stdout=subprocess.PIPE, timeout=240, check=True
+        ).stdout
 
     @contextmanager
     def start(self, *arguments: str) -> Iterator["subprocess.Popen[bytes]"]:
@@ -183,3 +191,9 @@ def test_a_capture_that_gets_sigterm_ends_at_once_and_reports_its_counts(
             out, _ = process.communicate(timeout=240)
         assert (process.returncode, out) == (0, b'{"published":250,"held":0}\n')
         check(service, nats.url, 2)
+        backlog = msgspec.json.decode(captures.run("outbox", "backlog", "--json"))
+        slot = backlog.pop("slot")
+        assert backlog == {"context": "sea", "count": 0, "oldest_at": None}
+        assert slot.keys() == {"slot", "active", "lag_bytes", "retained_bytes"}
+        assert slot["slot"] == service.settings.slot
+        assert b"retained_bytes" in captures.run("outbox", "backlog")
