@@ -121,6 +121,9 @@ class MasterKey(Protocol):
     def sign(self, record: bytes) -> bytes:
         """Return an Ed25519 signature, 64 bytes."""
 
+    def verify(self, record: bytes, signature: bytes) -> bool:
+        """Return whether `sign` returned this signature of a record."""
+
     @property
     def public_key(self) -> bytes:
         """Return the public key that verifies `sign`, 32 bytes."""
