@@ -58,7 +58,7 @@ def replace_store(file: Path, store: Path, ends: Ends | None) -> None:
     nothing more (`StoreReplaced`).
 
     Arguments:
-        ends: where the logs of the old store ended when it was examined; None if there was no store.
+        ends: ends of the logs of the old store when it was examined; None without an old store.
 
     Raises: Unavailable when another process uses the old store, or has appended to it since.
     """

@@ -143,7 +143,7 @@ class ReplicationSlot:
         return CapturedTable(oid, encoding)
 
     async def _find(self, connection: AsyncConnection) -> tuple[int | None, int, int] | None:
-        """Return the reader's process id, the lag and the retained size; None if there is no slot."""
+        """Return the reader's process id, the lag and the retained size; None without a slot."""
         slot = self._settings.slot
         cursor = await connection.execute(self._sql["slot"], {"slot": slot})
         rows: list[Any] = await cursor.fetchall()
