@@ -52,7 +52,7 @@ class Metric(msgspec.Struct, frozen=True):
 
 
 Measure = Callable[[], Awaitable[Sequence[Metric]]]
-"""Return the present metrics; raises a PostroomError when they can't be read."""
+"""Returns the current metrics; raises a PostroomError if they can't be read."""
 
 
 def counter(name: str, text: str, value: float) -> Metric:

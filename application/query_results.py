@@ -55,7 +55,7 @@ class HistoryEntry(msgspec.Struct, frozen=True):
 
 
 class MessageDetail(msgspec.Struct, frozen=True):
-    """A message with its present state, headers and history.
+    """A message with its current state, headers and history.
 
     Arguments:
         erased: whether the key of its subject was destroyed; the payload in `item` is ciphertext then.
@@ -102,7 +102,7 @@ class DeliveryExplanation(msgspec.Struct, frozen=True):
 
 
 class Explanation(msgspec.Struct, frozen=True):
-    """A message's history, its deliveries, and its present state with the reason for it."""
+    """A message's history, its deliveries, and its current state with the reason for it."""
 
     mailbox: str
     message_id: str

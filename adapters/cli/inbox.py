@@ -318,7 +318,7 @@ def _consumer(session: Session, name: str) -> "ConsumerDefinition":
 
 
 def _stop_or_cancel(stop: asyncio.Event) -> Callable[[], None]:
-    """Return what finishes the messages in progress at its first call, and cancels them at its second."""
+    """Return a function that stops the worker at its first call, and cancels its messages at the second."""
     task = asyncio.current_task()
     assert task is not None
 

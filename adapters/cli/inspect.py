@@ -21,7 +21,9 @@ from postroom.adapters.cli.verification import (
     load_anchors,
     parse_expectation,
     show_anchors,
+    show_erasures,
     show_verifications,
+    verify_erasures,
 )
 from postroom.domain.errors import InvalidRequest, NotFound
 
@@ -137,7 +139,7 @@ def show(
     message_id: Annotated[str, Argument(help="Message id, or the beginning of one.")],
     payload: Annotated[bool, Option("--payload", help="Write only the payload, byte for byte.")] = False,
     why: Annotated[
-        bool, Option("--why", help="Explain its history and its present state in sentences.")
+        bool, Option("--why", help="Explain its history and its current state in sentences.")
     ] = False,
     archive: Archive = None,
 ) -> int | None:
@@ -162,7 +164,8 @@ def verify(
 ) -> None:
     """Recompute the hashes of all logs, check their events and indexes, and report the range that is intact.
 
-    Without --mailbox, the logs of audited accesses and of capabilities are verified as well.
+    Without --mailbox, the logs of audited accesses and of capabilities are verified as well. With settings of
+    erasure, so are the signed records of erasures.
     """
     names = session.mailboxes()
     # Before the logs: they must have reached what was anchored by now.
@@ -186,11 +189,14 @@ def verify(
         from postroom.adapters.compose.audit import verify_reserved_logs
 
         others = verify_reserved_logs(session.existing_store(), anchors.anchors)
+    erasures = verify_erasures(session)
     if session.out.as_json:
-        session.out.json({"mailboxes": verifications, "logs": others, "timestamps": anchors.times})
+        facts = {"mailboxes": verifications, "logs": others, "timestamps": anchors.times}
+        session.out.json(facts | ({} if erasures is None else {"erasures": erasures._asdict()}))
     else:
         show_verifications(session, [*verifications, *others])
         show_anchors(session, anchors, [*verifications, *others])
+        show_erasures(session, erasures)
 
 
 def find_message(session: Session, message_id: str, archive: str | None = None) -> "MessageDetail":

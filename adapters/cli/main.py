@@ -50,6 +50,7 @@ COMMANDS: Entries = {
     "activity": Command("activity:activity", QUERIES),
     "verify": Command("inspect:verify", OPERATIONS),
     "anchor": Command("anchor:anchor", OPERATIONS),
+    "erase": Command("erase:erase", OPERATIONS),
     "erasure": Group(
         "Keys with which messages of data subjects are encrypted: create their store.",
         {"init": Command("erasure:init")},

@@ -189,7 +189,7 @@ class Session:
             yield reader
 
     def why_empty(self, topic: str) -> str | None:
-        """Return why a receive from a topic would deliver nothing; None if it would change the mailbox.
+        """Return the reason why a receive would deliver nothing, or None if it would change the mailbox.
 
         Raises: NotFound when the store or the mailbox is missing.
         """

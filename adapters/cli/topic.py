@@ -71,7 +71,7 @@ async def policy(
         Argument(metavar="[NAME=VALUE]...", help="Fields to change, such as visibility=30s max_attempts=3."),
     ] = None,
 ) -> None:
-    """Show the policy of a topic, or change it for its present and future messages."""
+    """Show the policy of a topic, or change it for its current and future messages."""
     if changes and topic in session.settings.topics:
         raise InvalidRequest(
             f'The policy of {topic} is set in {session.settings.file}; change [topics."{topic}"] there.'

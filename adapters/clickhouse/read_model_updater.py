@@ -123,7 +123,7 @@ class ClickHouseReadModelUpdater:
 
     @contextmanager
     def _catalog(self) -> Iterator[tuple[sqlite3.Connection | None, int]]:
-        """Yield the catalog, or None if there is no database, and the visible revision."""
+        """Yield the catalog, or None without a database, and the visible revision."""
         if not self._database.may_exist():
             yield None, 0
             return

@@ -24,10 +24,13 @@ from postroom.adapters.system.clock import SystemClock
 from postroom.application.background import background_task
 from postroom.application.cluster.lease_term import LeaseTerm, own_by_lease
 from postroom.application.daemon_executor import DaemonExecutor
+from postroom.application.erasure.protection import Protection
+from postroom.application.erasure.search import as_stored
 from postroom.application.erasure.settings import ErasureSettings
 from postroom.application.extras import explain_missing_extra
 from postroom.application.mailbox.engine import MailboxEngine
 from postroom.application.mailbox.envelope_cache import CACHE_BYTES
+from postroom.application.mailbox.erase_messages import EraseMessages
 from postroom.application.mailbox.handlers import CommandHandlers
 from postroom.application.mailbox.memory_bound import MemoryBound
 from postroom.application.mailbox.ownership_watch import watch_ownership
@@ -71,6 +74,7 @@ class Postroom(CommandHandlers, OwnerQueries):
         self.engine = engine
         self.retention = Retention(engine, archive)
         self.delete_old_events = DeleteOldEvents(self.retention)
+        self.erase_messages = EraseMessages(engine)
         self.redrives = RedriveJobs(engine, self.describe_dead_letters, uuid_utils.uuid7)
         self.preview_redrive = self.redrives.preview_redrive
         self.start_redrive = self.redrives.start_redrive
@@ -261,7 +265,7 @@ async def own_mailbox(
         epoch = None if lease is None else lease.epoch
         await engine.open(owner, settings.mode, accept_clock=settings.accept_clock, epoch=epoch)
         opened.push_async_callback(engine.close)
-        postroom = Postroom(engine, clock, log_archive, make_search(store))
+        postroom = Postroom(engine, clock, log_archive, make_search(store, protection))
         run = postroom.retention.run() if bound is None else bound.run(engine)
         await opened.enter_async_context(background_task(run))
         await opened.enter_async_context(background_task(watch_ownership(engine)))
@@ -306,14 +310,19 @@ async def _close_log(log: EventLog) -> None:
         thread.shutdown(wait=False)
 
 
-def make_search(store: Store) -> Search | None:
-    """Return the search of a store's read models; None in memory, where there are none."""
+def make_search(store: Store, protection: Protection | None = None) -> Search | None:
+    """Return the search of a store's read models; None in memory, where there are none.
+
+    Arguments:
+        protection: finds encrypted messages by their subjects.
+    """
     if store.identity == MEMORY:
         return None
 
     def search(filter_: EventFilter) -> SearchPage:
+        stored = filter_ if protection is None else as_stored(filter_, protection)
         with explain_missing_extra(), closing(store.read_models()) as read_models:
-            return read_models.search(filter_)
+            return read_models.search(stored)
 
     async def search_in_thread(filter_: EventFilter) -> SearchPage:
         return await in_query_thread(search, filter_)

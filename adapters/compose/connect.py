@@ -11,6 +11,7 @@ from typing import Generic, TypeVar
 import uuid_utils
 
 from postroom.adapters.compose import OwnerSettings, make_search, open_owner_store, own_mailbox, socket_path
+from postroom.adapters.compose.erasure import open_protection
 from postroom.adapters.compose.remote import ClientTls, connect_remote, is_remote
 from postroom.adapters.compose.tracing import trace_if_used
 from postroom.adapters.local.mailbox import SharedMailbox
@@ -195,9 +196,12 @@ async def share_mailbox(
         subject_policies=None if checked.erasure is None else checked.erasure.topics,
     )
     trace_if_used()
+    protection = None
+    if checked.erasure is not None:
+        protection = await asyncio.to_thread(open_protection, checked.erasure)
     await owner.open()
     try:
-        shared = SharedMailbox(owner, SystemClock().wall, uuid_utils.uuid7, make_search(place))
+        shared = SharedMailbox(owner, SystemClock().wall, uuid_utils.uuid7, make_search(place, protection))
         if checked.mode is not None:
             await shared.check_mode(checked.mode)
         yield shared

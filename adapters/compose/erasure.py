@@ -11,7 +11,7 @@ from postroom.application.ports.subject_keys import MasterKey, SubjectKeys
 
 
 def open_protection(settings: ErasureSettings) -> Protection:
-    """Return what encrypts and decrypts the messages of a mailbox, after trying the key store.
+    """Return the protection of a mailbox's messages, after a test of the key store.
 
     Raises: InvalidRequest for wrong settings or another master key, NotFound when the key store or the master
         key does not exist, Unavailable when they can't be used, MissingExtra without `cryptography`.

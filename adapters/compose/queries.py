@@ -59,8 +59,8 @@ class Reader:
 class Projections:
     """The queries on the read models of a store, which show the log as of the last rebuild or update."""
 
-    def __init__(self, read_models: ReadModels) -> None:
-        self.search_messages = SearchMessages(read_models)
+    def __init__(self, read_models: ReadModels, protection: Protection | None = None) -> None:
+        self.search_messages = SearchMessages(read_models, protection)
         self.group_dead_letters = GroupDeadLetters(read_models)
         self.get_table_stats = GetTableStats(read_models)
         self.get_projection_status = GetProjectionStatus(read_models)
@@ -96,17 +96,20 @@ def read_mailbox(
 
 
 @contextmanager
-def read_projections(store: str, source: str | None = None) -> Iterator[Projections]:
+def read_projections(
+    store: str, source: str | None = None, *, erasure: ErasureSettings | None = None
+) -> Iterator[Projections]:
     """Query the read models of a store.
 
     Arguments:
         source: where they were built into; see `open_read_models`.
+        erasure: finds encrypted messages by their subjects.
 
     Raises: Unavailable when they can't be read; the queries raise NotFound before the first rebuild.
     """
     read_models = open_read_models(store, source)
     try:
-        yield Projections(read_models)
+        yield Projections(read_models, None if erasure is None else open_protection(erasure))
     finally:
         read_models.close()
 

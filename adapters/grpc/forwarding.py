@@ -261,7 +261,7 @@ class ForwardingHandlers(grpc.GenericRpcHandler):
 
 
 def _function(handler: "grpc.RpcMethodHandler[Any, Any] | None") -> Handler | None:
-    """Return what a handler of gRPC calls."""
+    """Return the function of a gRPC handler, or None without a handler."""
     if handler is None:
         return None
     return cast("Handler", handler.unary_stream if handler.response_streaming else handler.unary_unary)

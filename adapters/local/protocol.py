@@ -280,6 +280,7 @@ _RESULTS: dict[str, Callable[[msgspec.Raw], Any]] = {
     name: msgspec.msgpack.Decoder(type_).decode
     for name, type_ in {
         "delete_old_events": int,
+        "erase_messages": int,
         "explain_message": Explanation,
         "get_backlog": Backlog,
         "get_message": MessageDetail,

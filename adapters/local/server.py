@@ -125,7 +125,7 @@ class LocalServer:
         return (await asyncio.shield(self._served))[0]
 
     async def outboxes(self) -> Outboxes:
-        """Return what relays outboxes once the mailbox is open."""
+        """Return the relays of outboxes once the mailbox is open."""
         return (await asyncio.shield(self._served))[1]
 
     def make_connection(self) -> asyncio.Protocol:

@@ -99,7 +99,7 @@ class PostgresLogReader:
             return {name: end[0] for name, end in ends if end is not None}
 
     def bounds(self) -> dict[str, LogBounds]:
-        """Return what is recorded of the ends of logs; see `LogReader.bounds`."""
+        """Return the recorded bounds of logs; see `LogReader.bounds`."""
         with self._reader() as connection:
             return {name: LogBounds(*bounds) for name, *bounds in connection.execute(_SQL["bounds"])}
 

@@ -211,7 +211,7 @@ class DeadLetterQuery:
 
 
 def _common_value(row: Row[Any], name: str) -> str | None:
-    """Return the value that all dead letters of a group have; None if there are several."""
+    """Return the value that all dead letters of a group have, or None if they differ."""
     fields = row._mapping
     if name in fields:
         return str(fields[name])

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from secrets import token_bytes
 
-from cryptography.exceptions import InvalidTag
+from cryptography.exceptions import InvalidSignature, InvalidTag
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
@@ -70,6 +70,14 @@ class LocalMasterKey:
     def sign(self, record: bytes) -> bytes:
         """Return an Ed25519 signature; see `MasterKey.sign`."""
         return self._signing_key.sign(record)
+
+    def verify(self, record: bytes, signature: bytes) -> bool:
+        """Return whether this key signed a record; see `MasterKey.verify`."""
+        try:
+            self._signing_key.public_key().verify(signature, record)
+        except InvalidSignature:
+            return False
+        return True
 
     @property
     def public_key(self) -> bytes:

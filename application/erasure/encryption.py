@@ -46,9 +46,12 @@ def is_encrypted(headers: Headers) -> bool:
     return headers.encryption == ALGORITHM
 
 
-def pseudonym_of(envelope: PrismEnvelope) -> str | None:
-    """Return the pseudonym of the subject of a stored message, or None if Postroom did not encrypt it."""
-    encryption = envelope.security.encryption
+def read_pseudonym(sent: MessageSent) -> str | None:
+    """Return the pseudonym of a stored message's subject, or None if Postroom did not encrypt the message."""
+    try:
+        encryption = parse_envelope(sent.envelope).security.encryption
+    except InvalidRequest:  # altered on disk
+        return None
     return encryption.key_id if encryption.algorithm == ALGORITHM else None
 
 
@@ -81,7 +84,7 @@ def encrypt(
     headers: Headers,
     idem_key: str | None,
 ) -> StoredContent:
-    """Return what is stored of a message: its encrypted envelope, and what is computed from that.
+    """Return the stored form of a message: its encrypted envelope, and the values computed from it.
 
     All original headers are encrypted together. Of these, the stored envelope has those in the clear that the
     policy does not name, but no auth token, signature, baggage or unknown field.

@@ -10,7 +10,7 @@ from postroom.application.erasure.encryption import (
     decrypt,
     encrypt,
     is_encrypted,
-    pseudonym_of,
+    read_pseudonym,
     read_subject,
 )
 from postroom.application.erasure.policy import ANY_TOPIC, SubjectPolicy
@@ -105,7 +105,7 @@ class Protection:
         for sent in messages:
             results[sent.stream] = sent
             if is_encrypted(sent.headers):
-                pseudonym = _read_pseudonym(sent)
+                pseudonym = read_pseudonym(sent)
                 if pseudonym is None:
                     results[sent.stream] = "altered"
                 else:
@@ -164,13 +164,6 @@ def _encrypt(message: M, idem_key: str | None, plaintext: _Plaintext, keys: Mapp
         idem_key=idem_key,
     )
     return msgspec.structs.replace(message, **content._asdict())
-
-
-def _read_pseudonym(sent: MessageSent) -> str | None:
-    try:
-        return pseudonym_of(parse_envelope(sent.envelope))
-    except InvalidRequest:
-        return None
 
 
 def _decrypt(sent: MessageSent, key: SubjectKey | None) -> MessageSent | Unreadable:

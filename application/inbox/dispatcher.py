@@ -78,7 +78,7 @@ def find_handler(handlers: Mapping[str, object], event_type: str) -> str | None:
 
 
 def no_handler(event_type: str) -> str:
-    """Return why an event can't be handled."""
+    """Return the reason why an event can't be handled."""
     return f"No handler is registered for the event type {event_type[:200]!r}; register one, and redrive it."
 
 

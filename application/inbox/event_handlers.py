@@ -53,7 +53,7 @@ class EventHandlers:
 
     @property
     def unhandled(self) -> Unhandled:
-        """Return what happens to an event whose type has no function."""
+        """Return the result for an event whose type has no function."""
         return self._unhandled
 
     def on(self, event_type: str) -> Callable[[_Function], _Function]:

@@ -186,7 +186,7 @@ class Mailbox(Redrives, Protocol):
         """
 
     async def explain_message(self, id_: str, /) -> Explanation:
-        """Return a message's history as sentences, its deliveries and its present state.
+        """Return a message's history as sentences, its deliveries and its current state.
 
         Raises: NotFound when the log has no such message, or retention removed it.
         """

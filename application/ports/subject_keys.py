@@ -23,7 +23,7 @@ class SubjectKey(Protocol):
         """Return the plaintext; raise IntegrityFailure for a ciphertext that `encrypt` did not return."""
 
     def token(self, name: str, value: bytes) -> str:
-        """Return what stands for a header's value, so that equal values of the subject can be searched for.
+        """Return the token of a header's value, by which equal values of the subject can be searched.
 
         Arguments:
             name: of the header; equal values of two headers have different tokens.
@@ -104,7 +104,7 @@ class MasterKey(Protocol):
 
     @property
     def key_id(self) -> str:
-        """Return what identifies the key in errors and in the key store."""
+        """Return the id of the key in errors and in the key store."""
 
     def wrap(self, data_key: bytes, pseudonym: str) -> bytes:
         """Return a data key encrypted and bound to its pseudonym."""
@@ -120,6 +120,9 @@ class MasterKey(Protocol):
 
     def sign(self, record: bytes) -> bytes:
         """Return an Ed25519 signature, 64 bytes."""
+
+    def verify(self, record: bytes, signature: bytes) -> bool:
+        """Return whether `sign` returned this signature of a record."""
 
     @property
     def public_key(self) -> bytes:

@@ -266,7 +266,7 @@ def _why(number: int, delivery: Delivery, each: Round, before: Delivery | None) 
     )
 
 
-# -- present state ---
+# -- current state ---
 
 
 def _current_state(history: MessageHistory, now: int) -> str:

@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable
 from typing import ParamSpec, TypeVar
 
 from postroom.application.erasure.policy import SubjectPolicy
+from postroom.application.erasure.search import as_stored
 from postroom.application.mailbox.engine import MailboxEngine
 from postroom.application.metrics import Metric
 from postroom.application.queries.explain_message import ExplainMessage
@@ -122,6 +123,8 @@ class OwnerQueries:
 
     async def search_unsettled(self, filter_: EventFilter) -> SearchPage:
         """Return a page of the unsettled messages that match, without read models."""
+        if self._engine.protection is not None:
+            filter_ = await asyncio.to_thread(as_stored, filter_, self._engine.protection)
         messages = list(self._engine.mailbox.messages.values())
         return await asyncio.to_thread(self._search_unsettled, filter_, messages)
 

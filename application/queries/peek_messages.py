@@ -97,7 +97,7 @@ class WhyEmpty:
 
 
 def explain_empty(topic: str, topics: Iterable[TopicSummary], mailbox: str) -> str:
-    """Return why a topic of which nothing was received has no messages to deliver.
+    """Return the reason why a topic has no messages to deliver.
 
     Arguments:
         topics: of the mailbox.

@@ -63,3 +63,27 @@ def test_a_wrong_setting_is_refused_by_name(encrypting, line, problem):
     assert "[erasure] in postroom.toml" in done.error["message"]
     assert problem in done.error["message"]
     assert not encrypting.store.exists()
+
+
+def test_a_subject_is_erased_after_a_dry_run_and_a_confirmation(encrypting):
+    encrypting.ok("erasure", "init")
+    encrypting.ok(*SEND)
+    encrypting.ok("send", "orders", "for-bob", "--principal", "bob", "--id", "m2")
+    preview = encrypting.ok("erase", "--subject", "alice", "--dry-run", "--json").json
+    assert preview["messages"] == [
+        {"mailbox": "main@local", "topic": "orders", "status": "ready", "messages": 1}
+    ]
+    for wrong in ((), ("--pending", "--subject", "alice"), ("--subject", "alice")):
+        assert encrypting("erase", "--json", *wrong).code == 2
+    assert encrypting("--json", "erase", "--subject", "carol", "--yes").error["code"] == "E_NOT_FOUND"
+    (record,) = encrypting.ok("erase", "--subject", "alice", "--yes", "--json").json["erasures"]
+    assert (record["pseudonym"], record["removed"]) == (preview["subject"]["pseudonym"], 1)
+    assert "erased" in encrypting.ok("show", "m1").out
+    shown = encrypting.ok("show", "m1", "--json").json
+    assert (shown["status"], shown["erased"], shown["payload"]) == ("expired", True, None)
+    assert "was erased" in encrypting("show", "m1", "--payload").err
+    assert encrypting.ok("show", "m2", "--payload").out == "for-bob"
+    verified = encrypting.ok("verify", "--json").json["erasures"]
+    assert (verified["records"], verified["encrypted"], verified["erased"]) == (1, 2, 1)
+    assert "1 of 1 log ends" in encrypting.ok("verify").out
+    assert encrypting.ok("erase", "--pending", "--json").json == {"erasures": []}

@@ -6,13 +6,15 @@ import shutil
 import sqlite3
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
 from postroom.adapters.compose import open_mailbox
 from postroom.adapters.compose.connect import connect
-from postroom.adapters.compose.queries import read_mailbox
+from postroom.adapters.compose.export import export_messages
+from postroom.adapters.compose.projections import LocalRunner, rebuild_projections
+from postroom.adapters.compose.queries import read_mailbox, read_projections
 from postroom.adapters.subject_keys.master_key import create_master_key, read_master_key
 from postroom.application.erasure.policy import SubjectPolicy
 from postroom.application.erasure.settings import ErasureSettings
@@ -29,11 +31,13 @@ from postroom.domain.message import MessageSent
 from postroom.domain.names import message_stream
 from postroom.domain.policy import TopicPolicy
 from postroom.domain.redrive.spec import RedriveSpec
+from postroom.domain.search import EventFilter
 from tests.support.erasure import ORDERS, files_with, keys_of, new_erasure
 from tests.support.redrives import ended
 from tests.support.stores import envelope
 
 ALICE, MAIL, CORRELATION, PAYLOAD = "Alice-Quentin", "alice@example.org", "visit-of-alice", "order-of-alice"
+FORMATS: tuple[Literal["parquet", "csv", "json"], ...] = ("parquet", "csv", "json")
 SECRETS = [ALICE, MAIL, CORRELATION, PAYLOAD]
 
 
@@ -70,9 +74,16 @@ async def use_every_file(folder: Path, erasure: ErasureSettings | None) -> None:
         await mailbox.nack_messages([each.receipt for each in received[100:]], reason="failed")
         await mailbox.engine.take_snapshot(whole=True)
         await mailbox.delete_old_events(older_than=mailbox.engine.now() + 1)
+        await asyncio.to_thread(write_views_and_exports, str(folder / "store.db"), folder)
         shutil.copytree(
             folder, folder / "running", ignore=lambda _, names: [n for n in names if "socket" in n]
         )
+
+
+def write_views_and_exports(store: str, folder: Path) -> None:
+    _build_read_models(store, str(folder / "archive"))
+    for format_ in FORMATS:
+        export_messages(store, EventFilter(), format_, folder / "exports" / format_, payload=True)
 
 
 async def test_no_file_ever_contains_what_is_encrypted(tmp_path: Path, erasure: ErasureSettings) -> None:
@@ -83,8 +94,9 @@ async def test_no_file_ever_contains_what_is_encrypted(tmp_path: Path, erasure: 
     await use_every_file(tmp_path / "encrypted", erasure)
     plain = files_with(tmp_path / "plain", SECRETS)
     assert plain["store.db"] == SECRETS
-    assert {path.partition("/")[0] for path in plain} == {"store.db", "archive", "running"}
-    assert {Path(path).suffix for path in plain} >= {".db", ".db-wal", ".parquet"}
+    folders = {path.partition("/")[0] for path in plain}
+    assert folders == {"store.db", "store.db-views", "archive", "running", "exports"}
+    assert {Path(path).suffix for path in plain} >= {".db", ".db-wal", ".parquet", ".csv", ".json"}
     assert files_with(tmp_path / "encrypted", SECRETS) == {}
     assert files_with(tmp_path / "secrets", SECRETS) == {}
 
@@ -285,6 +297,41 @@ async def test_an_owner_encrypts_for_processes_without_settings_and_one_without_
                 async with connect(store, erasure=erasure, timeout_ms=5_000):
                     pass
     assert files_with(tmp_path, SECRETS) == {}
+
+
+async def test_messages_are_found_by_their_subject_and_then_by_encrypted_fields(
+    tmp_path: Path, erasure: ErasureSettings
+) -> None:
+    """In the read models and, without them, among the unsettled messages (RFC-037 `QueryEvents`)."""
+    store = str(tmp_path / "store.db")
+    matching = [
+        EventFilter(principals=(ALICE,)),
+        EventFilter(principals=(ALICE, "nobody"), headers={"email": MAIL, "region": "eu"}),
+        EventFilter(principals=(ALICE,), correlation_id=CORRELATION),
+    ]
+    others = [
+        EventFilter(principals=("nobody",)),
+        EventFilter(principals=(ALICE,), headers={"email": "other"}),
+        EventFilter(correlation_id=CORRELATION),  # a token depends on the subject
+        EventFilter(text=ALICE),
+    ]
+    for address in (store, "memory:"):
+        async with open_mailbox(address, erasure=erasure) as mailbox:
+            sent = await mailbox.send_message(order())
+            await mailbox.send_message(order("of-bob", principal="bob"))
+            if address == store:
+                await asyncio.to_thread(_build_read_models, store)
+            for filter_ in matching:
+                page = await mailbox.search_messages(filter_)
+                assert [each.message_id for each in page.items] == [sent.message_id], filter_
+            for filter_ in others:
+                assert (await mailbox.search_messages(filter_)).items == (), filter_
+    with read_projections(store, erasure=erasure) as projections:
+        assert len(projections.search_messages(EventFilter(principals=("bob",))).items) == 1
+
+
+def _build_read_models(store: str, archive: str | None = None) -> None:
+    rebuild_projections(store, runner=LocalRunner(), archive=archive)
 
 
 async def test_concurrent_sends_are_stored_in_the_order_of_their_calls(erasure: ErasureSettings) -> None:

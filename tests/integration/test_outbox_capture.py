@@ -257,7 +257,10 @@ async def test_a_row_that_can_not_be_read_is_parked_with_the_reason_and_others_g
     assert reason in error
     assert "Insert a corrected row" in error
     assert set(payload) >= {"aggregate_id", "event_type", "payload"}
+    database.execute("UPDATE outbox_retries SET retry_at = now()")
+    await capture_all(database, stream)  # parks it again
     assert database.execute("SELECT retry_at FROM outbox_retries") == [(None,)]
+    assert len(stream.published) == 2
 
 
 async def test_an_outage_of_the_target_loses_nothing(database: ServiceDatabase) -> None:

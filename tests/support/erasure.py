@@ -40,7 +40,7 @@ def files_with(folder: Path, texts: list[str]) -> dict[str, list[str]]:
     files = {path: path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
     hits: dict[str, list[str]] = {}
     for path, file in files.items():
-        contents = [file, *_cells(path)]
+        contents = [file, *_cells(path, file)]
         contents += [each for content in contents for each in _decompressed(content)]
         present = [text for text in texts if any(_contains(each, text) for each in contents)]
         if present:
@@ -64,11 +64,11 @@ def _decompressed(content: bytes) -> Iterator[bytes]:
         start = content.find(ZSTD_MAGIC, start + 1)
 
 
-def _cells(path: Path) -> Iterator[bytes]:
+def _cells(path: Path, file: bytes) -> Iterator[bytes]:
     """Yield the values of a SQLite or Parquet file, whose pages split or encode them."""
     if path.suffix == ".parquet":
         yield from (_bytes(value) for row in pq.read_table(path).to_pylist() for value in row.values())
-    elif path.suffix == ".db":
+    elif file.startswith(b"SQLite format 3"):
         with closing(sqlite3.connect(path)) as connection:
             tables = connection.execute("SELECT name FROM sqlite_schema WHERE type = 'table'").fetchall()
             for (table,) in tables:

@@ -66,14 +66,10 @@ class ReplicationSlot:
         """
         async with self._use() as connection:
             table = await self._describe(connection)
-            if table is None or await self._find(connection) is None:
-                what = "publication" if table is None else "replication slot"
-                name = self._settings.publication if table is None else self._settings.slot
-                raise NotFound(
-                    f"The database {shown(self._url)} has no {what} {name}; create it by "
-                    "`postroom outbox capture --create`. Rows that were committed before that are not "
-                    "published."
-                )
+            if table is None:
+                raise self._missing("publication")
+            if await self._find(connection) is None:
+                raise self._missing("replication slot")
             return table
 
     async def reader_pid(self) -> int | None:
@@ -94,7 +90,7 @@ class ReplicationSlot:
         async with self._use() as connection:
             slot = await self._find(connection)
         if slot is None:
-            raise NotFound(f"The database {shown(self._url)} has no replication slot {self._settings.slot}.")
+            raise self._missing("replication slot")
         pid, lag, retained = slot
         return SlotState(self._settings.slot, pid is not None, lag, retained)
 
@@ -103,6 +99,13 @@ class ReplicationSlot:
         if self._connection is not None:
             await self._connection.close()
             self._connection = None
+
+    def _missing(self, what: str) -> NotFound:
+        name = self._settings.publication if what == "publication" else self._settings.slot
+        return NotFound(
+            f"The database {shown(self._url)} has no {what} {name}; create it by `postroom outbox capture "
+            "--create`. Rows that were committed before that are not published."
+        )
 
     async def _describe(self, connection: AsyncConnection) -> CapturedTable | None:
         """Return what a reader must know of the table; None if the publication is missing."""
@@ -140,7 +143,7 @@ class ReplicationSlot:
         return CapturedTable(oid, encoding)
 
     async def _find(self, connection: AsyncConnection) -> tuple[int | None, int, int] | None:
-        """Return the reader's process id, the lag and the retained size; None if there is no slot."""
+        """Return the reader's process id, the lag and the retained size; None without a slot."""
         slot = self._settings.slot
         cursor = await connection.execute(self._sql["slot"], {"slot": slot})
         rows: list[Any] = await cursor.fetchall()
