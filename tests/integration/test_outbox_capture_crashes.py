@@ -114,6 +114,14 @@ def check(database: ServiceDatabase, nats_url: str, rounds: int) -> None:
     assert column(database.url, "id") == []
 
 
+def is_available(database: ServiceDatabase) -> bool:
+    try:
+        database.execute("SELECT 1")
+    except psycopg.OperationalError:
+        return False
+    return True
+
+
 @pytest.fixture
 def database() -> Iterator[tuple[PostgresServer, ServiceDatabase]]:
     with postgres_folder() as folder, PostgresServer(folder, LOGICAL) as server:
@@ -138,7 +146,7 @@ def test_captures_nats_and_postgresql_that_are_killed_and_paused_lose_and_reorde
             for process in (first, second):  # one reads, the other waits
                 process.kill()
                 process.wait()
-        with captures.start(), captures.start():
+        with captures.start() as first, captures.start() as second:
             insert_round(service, 1)
             nats.kill()
             time.sleep(0.3)
@@ -148,6 +156,12 @@ def test_captures_nats_and_postgresql_that_are_killed_and_paused_lose_and_reorde
             server.start()
             insert_round(service, 3)
             check(service, nats.url, 4)
+            (pid,) = (pid for (pid,) in service.execute("SELECT pid FROM pg_stat_replication"))
+            os.kill(pid, signal.SIGKILL)  # the server ends all connections and recovers
+            wait_until(lambda: is_available(service))
+            insert_round(service, 4)
+            check(service, nats.url, 5)
+            assert (first.poll(), second.poll()) == (None, None)
 
 
 def test_a_paused_capture_is_replaced_and_reorders_nothing_when_it_resumes(

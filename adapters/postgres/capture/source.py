@@ -103,7 +103,8 @@ class _Stream:
         self._readable = asyncio.Event()
         self.pid = self._pg.backend_pid
         """Process id of the server's end."""
-        asyncio.get_running_loop().add_reader(self._pg.socket, self._readable.set)
+        self._socket = self._pg.socket  # a lost connection has none
+        asyncio.get_running_loop().add_reader(self._socket, self._readable.set)
         self._reporting = asyncio.create_task(self._report())
 
     @classmethod
@@ -149,9 +150,9 @@ class _Stream:
 
     async def close(self) -> None:
         """Close the connection, which frees the slot."""
+        # Before anything else runs: of a lost connection, the number of the socket may be in use again.
+        asyncio.get_running_loop().remove_reader(self._socket)
         await cancel_and_wait(self._reporting)
-        with suppress(ValueError, OSError):
-            asyncio.get_running_loop().remove_reader(self._pg.socket)
         await self._connection.close()
 
     def _next(self) -> bytes | None:
